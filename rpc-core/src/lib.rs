@@ -1,0 +1,1 @@
+//! RPC over RDMA: annotate a trait, call it from another process.

@@ -1,0 +1,1 @@
+//! The `#[service]` attribute of `rpc-core`.

@@ -1,0 +1,220 @@
+//! Addresses: one scheme per way to reach a peer.
+//!
+//! Owns parsing, printing and the errors a person sees for a mistyped address. Never resolves
+//! names or opens anything.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Longest shm name or path, bytes: `sun_path` is 108, less the leading NUL or trailing NUL and
+/// the prefix of abstract names.
+const MAX_SHM_NAME_BYTES: usize = 90;
+
+/// Where a server listens, or a client connects.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Address {
+    /// `rdma://host:port`: verbs, connected through rdma_cm.
+    Rdma(HostPort),
+    /// `tcp://host:port`: the software device over TCP.
+    Tcp(HostPort),
+    /// `shm://name`: the software device over shared memory, rendezvous at an abstract socket of
+    /// this network namespace.
+    ShmName(String),
+    /// `shm:///path`: the same, rendezvous at a socket file.
+    ShmPath(PathBuf),
+    /// `mem://name`: the software device inside this process.
+    Mem(String),
+    /// `auto://host:port`: the best of shm, rdma and tcp, chosen by the first exchange over TCP.
+    Auto(HostPort),
+}
+
+/// A host (name, IPv4 or bracketed IPv6 address) and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// Host name or address, without brackets.
+    pub host: String,
+    /// Port; 0 lets a listener choose.
+    pub port: u16,
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl From<std::net::SocketAddr> for HostPort {
+    fn from(address: std::net::SocketAddr) -> Self {
+        let host = match address {
+            std::net::SocketAddr::V6(v6) if v6.scope_id() != 0 => {
+                format!("{}%{}", v6.ip(), v6.scope_id())
+            }
+            other => other.ip().to_string(),
+        };
+        Self { host, port: address.port() }
+    }
+}
+
+/// A text that is not an address. The message says what is wrong and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("bad address `{text}`: {reason}")]
+pub struct AddressError {
+    text: String,
+    reason: String,
+}
+
+impl Address {
+    /// The scheme: `rdma`, `tcp`, `shm`, `mem` or `auto`.
+    #[must_use]
+    pub fn scheme(&self) -> &'static str {
+        match self {
+            Self::Rdma(_) => "rdma",
+            Self::Tcp(_) => "tcp",
+            Self::ShmName(_) | Self::ShmPath(_) => "shm",
+            Self::Mem(_) => "mem",
+            Self::Auto(_) => "auto",
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        parse(text).map_err(|reason| AddressError { text: text.to_owned(), reason })
+    }
+}
+
+fn parse(text: &str) -> Result<Address, String> {
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return Err("a scheme is missing; write auto://host:port, rdma://host:port, \
+                    tcp://host:port, shm://name, shm:///path or mem://name"
+            .to_owned());
+    };
+    match scheme {
+        "rdma" => host_port(rest).map(Address::Rdma),
+        "tcp" => host_port(rest).map(Address::Tcp),
+        "auto" => host_port(rest).map(Address::Auto),
+        "shm" => shm(rest),
+        "mem" => plain_name(rest).map(Address::Mem),
+        other => Err(format!("unknown scheme `{other}`; use auto, rdma, tcp, shm or mem")),
+    }
+}
+
+fn host_port(text: &str) -> Result<HostPort, String> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']').ok_or("`[` without `]`")?;
+            let port = rest.strip_prefix(':').ok_or("a port is missing after `]`")?;
+            (host, port)
+        }
+        None => text.rsplit_once(':').ok_or("a port is missing; write host:port")?,
+    };
+    if host.is_empty() {
+        return Err("the host is missing; write 0.0.0.0 to listen everywhere".to_owned());
+    }
+    if host.contains(':') && !text.starts_with('[') {
+        return Err("put an IPv6 address in brackets: [::1]:7471".to_owned());
+    }
+    if host.contains(['/', ' ']) {
+        return Err(format!("`{host}` is not a host name"));
+    }
+    let port =
+        port.parse().map_err(|_| format!("port `{port}` is not a number from 0 to 65535"))?;
+    Ok(HostPort { host: host.to_owned(), port })
+}
+
+fn shm(rest: &str) -> Result<Address, String> {
+    if rest.starts_with('/') {
+        if rest.len() > MAX_SHM_NAME_BYTES {
+            return Err(format!(
+                "a socket path has at most {MAX_SHM_NAME_BYTES} bytes, this one {}",
+                rest.len()
+            ));
+        }
+        if rest.ends_with('/') {
+            return Err("a socket file is needed, this is a directory".to_owned());
+        }
+        return Ok(Address::ShmPath(PathBuf::from(rest)));
+    }
+    plain_name(rest).map(Address::ShmName)
+}
+
+fn plain_name(name: &str) -> Result<String, String> {
+    if name.is_empty() {
+        return Err("a name is missing".to_owned());
+    }
+    if name.len() > MAX_SHM_NAME_BYTES {
+        return Err(format!(
+            "a name has at most {MAX_SHM_NAME_BYTES} bytes, this one {}",
+            name.len()
+        ));
+    }
+    if name.bytes().any(|byte| byte == 0 || byte == b'/' || byte.is_ascii_control()) {
+        return Err("a name has no `/` and no control characters; \
+                    a socket file is written shm:///path"
+            .to_owned());
+    }
+    Ok(name.to_owned())
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rdma(at) => write!(f, "rdma://{at}"),
+            Self::Tcp(at) => write!(f, "tcp://{at}"),
+            Self::Auto(at) => write!(f, "auto://{at}"),
+            Self::ShmName(name) => write!(f, "shm://{name}"),
+            Self::ShmPath(path) => write!(f, "shm://{}", path.display()),
+            Self::Mem(name) => write!(f, "mem://{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scheme_prints_as_it_was_written() {
+        for text in [
+            "rdma://10.0.0.7:7471",
+            "tcp://localhost:0",
+            "auto://[::1]:7471",
+            "shm://kv",
+            "shm:///run/kv.sock",
+            "mem://test",
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, part) in [
+            ("10.0.0.7:7471", "a scheme is missing"),
+            ("http://x:1", "unknown scheme `http`"),
+            ("tcp://x", "a port is missing"),
+            ("tcp://x:65536", "port `65536`"),
+            ("tcp://:80", "the host is missing"),
+            ("tcp://::1:80", "in brackets"),
+            ("tcp://[::1:80", "`[` without `]`"),
+            ("shm://", "a name is missing"),
+            ("shm://a/b", "shm:///path"),
+            ("shm:///tmp/", "directory"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+            assert!(error.contains(text), "{error}");
+        }
+        let long = format!("shm:///{}", "x".repeat(200));
+        assert!(long.parse::<Address>().unwrap_err().to_string().contains("at most"));
+    }
+}

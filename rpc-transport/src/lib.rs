@@ -1,0 +1,11 @@
+//! Transport of an RPC framework over RDMA: devices behind one seam, links with credit flow
+//! control on top of them, and the driver that moves bytes between the two.
+//!
+//! Knows nothing of calls, methods or codecs: those live in `rpc-core`, the crate to depend on.
+
+pub mod address;
+pub mod error;
+pub mod memory;
+pub mod message;
+pub mod outbound;
+pub mod provider;

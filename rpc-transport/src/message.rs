@@ -1,0 +1,132 @@
+//! Received bytes: a message that the layers above own, wherever its bytes lie.
+//!
+//! Owns the choice between private memory (copied out, RECV reposted at once) and a lent RECV
+//! buffer (zero-copy, comes home when the message is dropped). Readers see `&[u8]` either way.
+//!
+//! Invariants:
+//! 1. `start <= end <= length of the storage`.
+//! 2. A lent buffer has no remote access ([`Buffer`]'s invariant 1), so the peer cannot change it.
+
+use std::fmt;
+use std::ops::Deref;
+
+use crate::memory::Buffer;
+use crate::outbound::{keep_storage, take_storage};
+
+enum Storage {
+    Private(Vec<u8>),
+    Lent(Buffer),
+}
+
+/// A received message. Dereferences to the bytes not yet consumed.
+pub struct Message {
+    storage: Storage,
+    start: usize,
+    end: usize,
+}
+
+impl Message {
+    /// Copies `bytes` out; storage comes from a per-thread list.
+    #[must_use]
+    pub fn copied(bytes: &[u8]) -> Self {
+        let mut storage = take_storage();
+        storage.extend_from_slice(bytes);
+        Self::private(storage)
+    }
+
+    /// Takes bytes that are private already.
+    #[must_use]
+    pub fn private(bytes: Vec<u8>) -> Self {
+        let end = bytes.len();
+        Self { storage: Storage::Private(bytes), start: 0, end }
+    }
+
+    /// Lends the first `len` bytes of a RECV buffer.
+    ///
+    /// # Panics
+    /// When `len` exceeds the buffer.
+    #[must_use]
+    pub fn lent(buffer: Buffer, len: usize) -> Self {
+        assert!(len <= buffer.len(), "message of {len} bytes in a buffer of {}", buffer.len());
+        Self { storage: Storage::Lent(buffer), start: 0, end: len }
+    }
+
+    /// Whether a RECV buffer is lent.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        matches!(self.storage, Storage::Lent(_))
+    }
+
+    /// Drops the first `count` bytes (a header that has been read).
+    ///
+    /// # Panics
+    /// When fewer bytes are left.
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.len(), "advance past the end of a message");
+        self.start += count;
+    }
+
+    /// The remaining bytes as an owned `Vec`; free of copying when private and never advanced.
+    #[must_use]
+    pub fn into_vec(mut self) -> Vec<u8> {
+        match &mut self.storage {
+            Storage::Private(bytes) if self.start == 0 => {
+                bytes.truncate(self.end);
+                std::mem::take(bytes)
+            }
+            _ => self.to_vec(),
+        }
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let all: &[u8] = match &self.storage {
+            Storage::Private(bytes) => bytes,
+            Storage::Lent(buffer) => buffer,
+        };
+        &all[self.start..self.end]
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        if let Storage::Private(bytes) = &mut self.storage {
+            keep_storage(std::mem::take(bytes));
+        }
+    }
+}
+
+impl Default for Message {
+    fn default() -> Self {
+        Self::private(Vec::new())
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_lent() { "lent" } else { "private" };
+        write!(f, "Message({} bytes, {kind})", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consumed_headers_are_not_part_of_the_message() {
+        let mut message = Message::copied(b"headerbody");
+        message.advance(6);
+        assert_eq!(&*message, b"body");
+        assert_eq!(message.into_vec(), b"body");
+    }
+
+    #[test]
+    #[should_panic(expected = "advance past the end")]
+    fn advancing_past_the_end_is_a_bug_of_the_caller() {
+        Message::copied(b"ab").advance(3);
+    }
+}

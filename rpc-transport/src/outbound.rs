@@ -1,0 +1,196 @@
+//! Outgoing bytes: one growable buffer with room in front for headers.
+//!
+//! Owns the bytes of a message from the moment it is encoded until it has been posted, so that the
+//! layers below put their headers in front without copying. Never registered memory: a device that
+//! needs that copies the frame into a send buffer when posting.
+//!
+//! Invariants:
+//! 1. `start <= bytes.len()`; the message is `bytes[start..]`.
+//! 2. Storage comes from and returns to a bounded per-thread list, so that a steady stream of
+//!    small messages allocates nothing.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+
+/// Room for headers in front of a fresh message, bytes: link and session headers with all their
+/// fixed optional blocks.
+pub const HEADROOM_BYTES: usize = 96;
+
+/// Storage above this size is given back to the allocator instead of the list, bytes.
+const KEEP_BYTES: usize = 16 * 1024;
+/// Most buffers that a thread keeps.
+const KEEP_COUNT: usize = 64;
+
+thread_local! {
+    static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes an empty `Vec` from the thread's list.
+pub(crate) fn take_storage() -> Vec<u8> {
+    FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten().unwrap_or_default()
+}
+
+/// Puts a `Vec` on the thread's list, unless it is large or the list is full.
+pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
+    if bytes.capacity() == 0 || bytes.capacity() > KEEP_BYTES {
+        return;
+    }
+    bytes.clear();
+    // A thread that is being torn down has no list any more; the storage is then just freed.
+    let _ = FREE.try_with(|free| {
+        let mut free = free.borrow_mut();
+        if free.len() < KEEP_COUNT {
+            free.push(bytes);
+        }
+    });
+}
+
+/// A message on its way out.
+pub struct OutBuf {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl OutBuf {
+    /// An empty message with [`HEADROOM_BYTES`] in front.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut bytes = take_storage();
+        bytes.resize(HEADROOM_BYTES, 0);
+        Self { bytes, start: HEADROOM_BYTES }
+    }
+
+    /// Length of the message, bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len() - self.start
+    }
+
+    /// Whether the message has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends bytes.
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Reserves room for `additional` bytes at the end.
+    pub fn reserve(&mut self, additional: usize) {
+        self.bytes.reserve(additional);
+    }
+
+    /// Cuts the message back to `len` bytes (to drop a failed encoding).
+    pub fn truncate(&mut self, len: usize) {
+        self.bytes.truncate(self.start + len);
+    }
+
+    /// Puts `header` in front. Moves the message only when the headroom is used up.
+    pub fn prepend(&mut self, header: &[u8]) {
+        if header.len() > self.start {
+            self.grow_front(header.len() - self.start + HEADROOM_BYTES);
+        }
+        self.start -= header.len();
+        self.bytes[self.start..self.start + header.len()].copy_from_slice(header);
+    }
+
+    #[cold]
+    fn grow_front(&mut self, additional: usize) {
+        self.bytes.splice(0..0, std::iter::repeat_n(0, additional));
+        self.start += additional;
+    }
+
+    /// Overwrites bytes from `offset` on, for headers completed late.
+    ///
+    /// # Panics
+    /// When the span lies outside the message.
+    pub fn patch(&mut self, offset: usize, bytes: &[u8]) {
+        let at = self.start + offset;
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The tail of the message as a growable `Vec`, for encoders that write to one. What stands
+    /// before the current end must not be touched.
+    pub fn as_vec_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+}
+
+impl Default for OutBuf {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Deref for OutBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+impl Drop for OutBuf {
+    fn drop(&mut self) {
+        keep_storage(std::mem::take(&mut self.bytes));
+    }
+}
+
+impl io::Write for OutBuf {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.extend_from_slice(buf);
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for OutBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OutBuf({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_go_in_front_in_reverse_order() {
+        let mut out = OutBuf::new();
+        out.extend_from_slice(b"payload");
+        out.prepend(b"session");
+        out.prepend(b"link");
+        assert_eq!(&*out, b"linksessionpayload");
+        out.patch(0, b"LINK");
+        assert_eq!(&*out, b"LINKsessionpayload");
+    }
+
+    #[test]
+    fn a_header_larger_than_the_headroom_moves_the_message() {
+        let mut out = OutBuf::new();
+        out.extend_from_slice(b"payload");
+        let header = vec![7; HEADROOM_BYTES * 3 + 1];
+        out.prepend(&header);
+        assert_eq!(out.len(), header.len() + 7);
+        assert_eq!(&out[..header.len()], &header[..]);
+        assert_eq!(&out[header.len()..], b"payload");
+    }
+
+    #[test]
+    fn storage_is_reused_on_the_same_thread() {
+        let mut first = OutBuf::new();
+        first.extend_from_slice(&[1; 100]);
+        let address = first.bytes.as_ptr();
+        drop(first);
+        let second = OutBuf::new();
+        assert_eq!(second.bytes.as_ptr(), address);
+        assert!(second.is_empty());
+    }
+}
