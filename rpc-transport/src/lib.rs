@@ -4,8 +4,14 @@
 //! Knows nothing of calls, methods or codecs: those live in `rpc-core`, the crate to depend on.
 
 pub mod address;
+pub mod config;
+pub mod credit;
 pub mod error;
+pub mod frame;
+pub mod handshake;
+pub mod link;
 pub mod memory;
 pub mod message;
 pub mod outbound;
+pub mod protocol_error;
 pub mod provider;
