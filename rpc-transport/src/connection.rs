@@ -200,6 +200,7 @@ impl<P: Protocol> Connection<P> {
     pub(crate) fn abandon(&mut self, cq: &mut dyn CompletionQueue) {
         if let Some(pipe) = self.pipe.take() {
             let _ = cq.destroy_qp(pipe.qp);
+            self.protocol.on_released();
         }
     }
 
@@ -286,12 +287,12 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now.
-    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
+    /// Sends all that may be sent now. True when the QP was destroyed.
+    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
         }
-        self.finish_drain(cq, now);
+        self.finish_drain(cq, now)
     }
 
     fn try_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
@@ -328,16 +329,17 @@ impl<P: Protocol> Connection<P> {
         Ok(())
     }
 
-    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        let Some(pipe) = &self.pipe else { return };
-        let Phase::Draining { until } = pipe.phase else { return };
-        if !pipe.is_drained() && now < until {
-            return;
-        }
+    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
+        let Some(pipe) = &self.pipe else { return false };
+        let Phase::Draining { until } = pipe.phase else { return false };
         if !pipe.is_drained() {
+            if now < until {
+                return false;
+            }
             tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
         }
         self.abandon(cq);
+        true
     }
 
     pub(crate) fn owes_idle_ack(&self) -> bool {

@@ -59,6 +59,9 @@ pub trait Protocol: Send + Sized + 'static {
     /// The transport is gone; nothing can be sent or will arrive any more. Called once.
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>);
 
+    /// The QP has been destroyed, after [`Protocol::on_closed`]. Called once.
+    fn on_released(&mut self);
+
     /// Whether nothing is in flight, so that a graceful close may go on.
     fn is_idle(&self) -> bool;
 }

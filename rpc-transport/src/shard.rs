@@ -123,7 +123,48 @@ impl<P: Protocol> Shard<P> {
 
     /// Connections whose QP exists.
     pub fn connection_count(&self) -> usize {
-        self.state.lock().connections.iter().filter(|(_, entry)| entry.has_qp()).count()
+        self.state.lock().qp_count
+    }
+
+    /// Whether the CQ has room for another connection that takes `entries` of it.
+    pub fn has_room(&self, entries: u32) -> bool {
+        let mut state = self.state.lock();
+        let used = u64::from(entries) * state.qp_count as u64;
+        !state.is_driver_gone() && used + u64::from(entries) <= u64::from(state.cq().capacity())
+    }
+
+    /// Whether every connection is idle in its protocol's eyes, or gone.
+    pub fn is_quiet(&self) -> bool {
+        let state = self.state.lock();
+        state.connections.iter().all(|(_, entry)| !entry.has_qp() || entry.protocol.is_idle())
+    }
+
+    /// Runs `step` on every connection's protocol. The step must not run user code.
+    pub fn for_each(&self, mut step: impl FnMut(&mut P)) {
+        let mut state = self.state.lock();
+        for index in state.indices() {
+            step(&mut state.connections[index as usize].protocol);
+            state.mark_dirty(index);
+        }
+        Self::finish(state);
+    }
+
+    /// Closes every connection in order.
+    pub fn close_all(&self, reason: &CloseReason) {
+        let mut state = self.state.lock();
+        for index in state.indices() {
+            state.connections[index as usize].close(reason.clone());
+            state.mark_dirty(index);
+        }
+        Self::finish(state);
+    }
+
+    /// Ends every connection at once, and the driver after them.
+    pub fn shutdown_now(&self) {
+        let mut state = self.state.lock();
+        state.fail_all(&CloseCause::Local);
+        Self::finish(state);
+        self.shutdown();
     }
 
     /// Lets the driver end once the last connection is gone. Connections must be released apart.
@@ -183,6 +224,7 @@ pub struct State<P: Protocol> {
     now: Instant,
     driver: DriverState,
     closing: bool,
+    qp_count: usize,
 }
 
 impl<P: Protocol> State<P> {
@@ -200,6 +242,7 @@ impl<P: Protocol> State<P> {
             now: Instant::now(),
             driver: DriverState::Running,
             closing: false,
+            qp_count: 0,
         }
     }
 
@@ -214,6 +257,7 @@ impl<P: Protocol> State<P> {
             self.by_qp.resize(at + 1, NO_CONNECTION);
         }
         self.by_qp[at] = index;
+        self.qp_count += 1;
         ConnectionKey { index, generation }
     }
 
@@ -323,7 +367,9 @@ impl<P: Protocol> State<P> {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.dirty = false;
         let key = ConnectionKey { index, generation: connection.generation };
-        connection.pump(&mut *self.cq, self.now);
+        if connection.pump(&mut *self.cq, self.now) {
+            self.qp_count -= 1;
+        }
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));
         }
@@ -398,11 +444,14 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
-        let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
-        for index in indices {
-            self.connections[index].fail(&mut *self.cq, cause);
-            self.mark_dirty(narrow(index));
+        for index in self.indices() {
+            self.connections[index as usize].fail(&mut *self.cq, cause);
+            self.mark_dirty(index);
         }
+    }
+
+    fn indices(&self) -> Vec<u32> {
+        self.connections.iter().map(|(index, _)| narrow(index)).collect()
     }
 
     /// Runs the timers that are due.
@@ -464,6 +513,7 @@ impl<P: Protocol> State<P> {
         for (_, connection) in &mut self.connections {
             connection.abandon(&mut *self.cq);
         }
+        self.qp_count = 0;
         self.pump_dirty();
         self.cq.flush();
     }
