@@ -260,7 +260,8 @@ impl<P: Protocol> Connection<P> {
             Inbound::Assembled(message) => message,
             Inbound::Closed(reason) => return Err(CloseCause::Peer(reason.to_string().into())),
         };
-        self.protocol.on_message(now, message).map_err(CloseCause::Protocol)
+        self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
+            .map_err(CloseCause::Protocol)
     }
 
     pub(crate) fn on_send_completion(
