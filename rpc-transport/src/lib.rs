@@ -9,3 +9,4 @@ pub mod memory;
 pub mod message;
 pub mod outbound;
 pub mod provider;
+pub mod soft;
