@@ -18,4 +18,8 @@ pub mod outbound;
 pub mod protocol;
 pub mod protocol_error;
 pub mod provider;
+pub mod schemes;
+pub mod setup;
+pub mod shard;
 pub mod soft;
+pub mod spin;

@@ -195,7 +195,7 @@ impl<P: Protocol> Shard<P> {
             if let Err(cause) = connection.post_recv(cq, buffer) {
                 connection.held = false;
                 connection.fail(cq, &cause);
-                Self::finish(state);
+                self.finish(state);
                 let (what, message) = ("post the receives", cause.to_string());
                 return Err(ProviderError::Resources { what, message });
             }
@@ -243,7 +243,7 @@ impl<P: Protocol> Shard<P> {
         connection.protocol.on_established(&peer, agreed.remote.max_message_bytes);
         connection.establish();
         state.mark_dirty_key(key);
-        Self::finish(state);
+        self.finish(state);
         Ok(())
     }
 }
