@@ -17,6 +17,9 @@
 //!    [`CLOSE_TEXT_MAX_BYTES`].
 //! 3. What is written here parses to the same values.
 
+#[cfg(test)]
+mod tests;
+
 use crate::credit::Grant;
 use crate::outbound::OutBuf;
 use crate::protocol_error::ProtocolError;

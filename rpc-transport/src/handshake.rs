@@ -16,6 +16,8 @@
 //! 3. A later version may append fields: what is beyond the fields known here is skipped.
 
 mod reject;
+#[cfg(test)]
+mod tests;
 
 pub use self::reject::{REJECT_TEXT_MAX_BYTES, Reject, RejectCode};
 use crate::config::{self, ConfigError, LinkConfig};

@@ -137,7 +137,7 @@ pub struct LinkMetrics {
     pub assembly_bytes: usize,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Phase {
     Open,
     CloseDue(CloseReason),
@@ -224,7 +224,7 @@ impl Link {
     /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
     #[inline]
     pub fn submit(&mut self, lane: Lane, tag: u64, message: OutBuf) -> Result<(), SubmitError> {
-        if self.phase != Phase::Open {
+        if self.is_closing() {
             return Err(SubmitError::Closed);
         }
         let mut lane = lane;
@@ -253,7 +253,7 @@ impl Link {
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
-        if self.phase != Phase::Open {
+        if self.is_closing() {
             return self.poll_close();
         }
         match self.next_source() {
@@ -268,7 +268,7 @@ impl Link {
     /// Credit rule 6: an Ack below its threshold, for when this end is about to sleep with
     /// nothing left to transmit.
     pub fn poll_idle_ack(&mut self) -> Option<Transmit<'_>> {
-        if self.phase != Phase::Open {
+        if self.is_closing() {
             return None;
         }
         self.credits.poll_idle_ack().map(|stamp| self.ack(stamp))
@@ -277,7 +277,7 @@ impl Link {
     /// A signaled WR completed: frees its slot and those before it. Then pump.
     #[inline]
     pub fn on_send_completion(&mut self, token: u64) {
-        if token & CLOSE_TOKEN != 0 && self.phase == Phase::CloseSent {
+        if token & CLOSE_TOKEN != 0 && matches!(self.phase, Phase::CloseSent) {
             self.phase = Phase::CloseCompleted;
         }
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is the mark")]
@@ -343,7 +343,7 @@ impl Link {
     /// When [`Link::on_timeout`] wants to be called; moves later with each frame received.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.phase == Phase::Open { self.keep_alive.next_deadline() } else { None }
+        if self.is_closing() { None } else { self.keep_alive.next_deadline() }
     }
 
     /// Time has passed. Then pump: a Ping may be due.
@@ -351,27 +351,28 @@ impl Link {
     /// # Errors
     /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.
     pub fn on_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
-        if self.phase == Phase::Open { self.keep_alive.on_timeout(now) } else { Ok(()) }
+        if self.is_closing() { Ok(()) } else { self.keep_alive.on_timeout(now) }
     }
 
     /// Ends this direction: Close is the next and last frame. What is queued stays behind, to be
     /// revoked; drain first ([`Link::is_idle`]) to have it sent. Only the first reason counts.
     pub fn close(&mut self, reason: CloseReason) {
-        if self.phase == Phase::Open {
+        if !self.is_closing() {
             self.phase = Phase::CloseDue(reason);
         }
     }
 
     /// Whether [`Link::close`] was called.
+    #[inline]
     #[must_use]
     pub fn is_closing(&self) -> bool {
-        self.phase != Phase::Open
+        !matches!(self.phase, Phase::Open)
     }
 
     /// Whether the Close frame has completed, so that the peer's device has it.
     #[must_use]
     pub fn is_close_completed(&self) -> bool {
-        self.phase == Phase::CloseCompleted
+        matches!(self.phase, Phase::CloseCompleted)
     }
 
     /// Whether all that was submitted has been handed out for posting.
