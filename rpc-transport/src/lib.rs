@@ -5,7 +5,9 @@
 
 pub mod address;
 pub mod config;
+mod connection;
 pub mod credit;
+pub mod driver;
 pub mod error;
 pub mod frame;
 pub mod handshake;
@@ -13,5 +15,9 @@ pub mod link;
 pub mod memory;
 pub mod message;
 pub mod outbound;
+pub mod protocol;
 pub mod protocol_error;
 pub mod provider;
+pub mod setup;
+pub mod shard;
+pub mod spin;
