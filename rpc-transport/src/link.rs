@@ -19,7 +19,7 @@
 //! Invariants:
 //! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
 //!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered.
-//! 2. No frame is longer than the peer's receive buffer, and none leaves without its credit.
+//! 2. No frame is longer than either end's receive buffer, and none leaves without its credit.
 //! 3. Close leaves once, spends no credit, and is the last frame.
 //! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), one
 //!    Pong, counters.
@@ -160,6 +160,8 @@ pub struct Link {
     peer_closed: bool,
     /// Acks travel as SEND_WITH_IMM.
     immediates: bool,
+    /// Longest frame, bytes.
+    frame_bytes: u32,
     /// SQ slots in all, WRs.
     slots: u32,
     /// Longest message of one frame, bytes.
@@ -186,7 +188,8 @@ impl Link {
     pub fn new(config: &LinkConfig, agreed: &Agreed, now: Instant) -> Result<Self, WindowError> {
         let remote = &agreed.remote;
         let budget = config.send_queue_budget();
-        let frame_bytes = remote.receive_buffer_bytes;
+        // The peer's offer must not size this end's send buffers.
+        let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer_bytes);
         let payload_bytes = |header| (frame_bytes as usize).saturating_sub(header);
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,
@@ -204,10 +207,18 @@ impl Link {
             phase: Phase::Open,
             peer_closed: false,
             immediates: agreed.features.contains(Features::ACK_IMMEDIATE),
+            frame_bytes,
             slots: u32::from(budget.data_slots) + u32::from(budget.ack_slots),
             eager_bytes: payload_bytes(HEADER_BYTES),
             max_message_bytes: remote.max_message_bytes,
         })
+    }
+
+    /// Longest frame that [`Link::poll_transmit`] gives, bytes: the smaller of both ends' receive
+    /// buffers.
+    #[must_use]
+    pub fn frame_bytes(&self) -> u32 {
+        self.frame_bytes
     }
 
     /// Longest message that leaves as one frame, bytes; longer ones take the bulk lane.
@@ -346,7 +357,8 @@ impl Link {
         if self.is_closing() { None } else { self.keep_alive.next_deadline() }
     }
 
-    /// Time has passed. Then pump: a Ping may be due.
+    /// Time has passed. Then pump: a Ping may be due. Take in first what has arrived already: after
+    /// a pause of this process it is the proof that the peer lives.
     ///
     /// # Errors
     /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.

@@ -104,7 +104,8 @@ impl End {
         // One slot more is the beacon's.
         assert!(self.sq.len() < budget.sq_len() as usize, "SQ overrun");
         let len = self.wire.back().map_or(0, |packet| packet.bytes.len());
-        let max = usize::try_from(self.remote.receive_buffer_bytes).expect("small");
+        let max = self.remote.receive_buffer_bytes.min(self.own.receive_buffer_bytes);
+        let max = usize::try_from(max).expect("small");
         assert!((1..=max).contains(&len), "frame of {len} bytes");
         if kind != Kind::Ack as u8 && kind != Kind::Close as u8 {
             self.data_frames.push(flag & flags::SEGMENT != 0);
