@@ -27,12 +27,30 @@ impl Random {
 }
 
 /// Prints its seed when dropped by a panic.
-pub(crate) struct PrintSeed(pub(crate) u64);
+pub(crate) struct PrintSeed(u64);
 
 impl Drop for PrintSeed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("failed with LINK_MODEL_SEED={}", self.0);
+            eprintln!("failed with MODEL_SEED={}", self.0);
         }
+    }
+}
+
+/// A number from the environment.
+pub(crate) fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+/// Runs `body` for many seeds from `base` on, or for the one that `MODEL_SEED` names;
+/// `MODEL_RUNS` overrides how many.
+pub(crate) fn for_seeds(base: u64, runs: u64, mut body: impl FnMut(&mut Random)) {
+    let mut run = |seed| {
+        let _print = PrintSeed(seed);
+        body(&mut Random::new(seed));
+    };
+    match variable("MODEL_SEED") {
+        Some(seed) => run(seed),
+        None => (base..base + variable("MODEL_RUNS").unwrap_or(runs)).for_each(run),
     }
 }
