@@ -16,7 +16,7 @@ use std::time::Instant;
 use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
 use crate::frame::CloseReason;
-use crate::link::{FrameBytes, Inbound, Link, LinkError, Revoked, Transmit};
+use crate::link::{FrameBytes, Inbound, Link, LinkError, LinkMetrics, Revoked, Transmit};
 use crate::memory::{Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke};
@@ -147,6 +147,10 @@ impl<P: Protocol> Connection<P> {
         self.cause.as_ref()
     }
 
+    pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.link.as_ref().map(Link::metrics)
+    }
+
     pub(crate) fn has_link(&self) -> bool {
         self.link.is_some()
     }
@@ -260,7 +264,8 @@ impl<P: Protocol> Connection<P> {
             Inbound::Assembled(message) => message,
             Inbound::Closed(reason) => return Err(CloseCause::Peer(reason.to_string().into())),
         };
-        self.protocol.on_message(now, message).map_err(CloseCause::Protocol)
+        self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
+            .map_err(CloseCause::Protocol)
     }
 
     pub(crate) fn on_send_completion(

@@ -19,6 +19,4 @@ pub mod outbound;
 pub mod protocol;
 pub mod protocol_error;
 pub mod provider;
-pub mod setup;
-pub mod shard;
-pub mod spin;
+pub mod soft;

@@ -39,7 +39,7 @@ pub trait Protocol: Send + Sized + 'static {
     ///
     /// # Errors
     /// The broken rule, when the peer is out of protocol: the connection is then closed.
-    fn on_message(&mut self, now: Instant, message: Message) -> Result<(), Arc<str>>;
+    fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>>;
 
     /// The link did not take a message; it has been dropped.
     fn on_refused(&mut self, tag: u64, error: &SubmitError);

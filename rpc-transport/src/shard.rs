@@ -25,6 +25,7 @@ use slab::Slab;
 use crate::connection::Connection;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
+use crate::link::LinkMetrics;
 use crate::memory::ProtectionDomain;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
@@ -119,6 +120,11 @@ impl<P: Protocol> Shard<P> {
     pub fn close_cause(&self, key: ConnectionKey) -> Option<CloseCause> {
         let mut state = self.state.lock();
         state.connection(key)?.cause().cloned()
+    }
+
+    /// Credits, queue depths and slots of a connection's link, while it has one.
+    pub fn link_metrics(&self, key: ConnectionKey) -> Option<LinkMetrics> {
+        self.state.lock().connection(key)?.link_metrics()
     }
 
     /// Connections whose QP exists.
