@@ -62,7 +62,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Data,
             2 => Self::Ack,

@@ -1,6 +1,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::credit::CreditError;
 use crate::frame::{CloseCode, Segment};
@@ -413,4 +415,43 @@ fn a_peer_that_breaks_a_rule_is_told_which() {
     }
     let text = ProtocolError::MessageTooLarge { total: 2, max: 1 }.to_string();
     assert!(text.contains("max_message_bytes"), "{text}");
+}
+
+proptest! {
+    /// Whatever a peer sends, in whatever state: a named error at worst, and bounded memory.
+    #[test]
+    fn a_hostile_peer_is_harmless(
+        frames in prop::collection::vec((0_u8..8, 0_u16..4, 0_u16..3, 0_u8..8, 0_usize..120), 1..60),
+        random in prop::collection::vec(any::<u8>(), 120),
+    ) {
+        let now = Instant::now();
+        let config = small_config().max_message_bytes(1000);
+        let mut end = link(&config, &config, now);
+        let mut offset = 0;
+        for (index, (kind, data, ack, what, len)) in frames.into_iter().enumerate() {
+            let lane = if index % 2 == 0 { Lane::Small } else { Lane::Bulk };
+            end.submit(lane, index as u64, out(1, 10 + 5 * len)).unwrap();
+            while end.poll_transmit().is_some() {}
+            let grant = crate::credit::Grant { data, ack };
+            let kind = Kind::from_byte(kind).unwrap_or(Kind::Data);
+            let mut bytes = match what {
+                // Segments that might fit the ones before.
+                0..4 => {
+                    let number = u32::from(what == 3);
+                    let total = if what == 2 { 99 } else { 1000 };
+                    let segment = Segment { number, last: what == 1, abort: false, offset, total };
+                    offset += len as u64;
+                    frame::segment_header(grant, segment).to_vec()
+                }
+                _ => frame::header(kind, grant).to_vec(),
+            };
+            bytes.extend_from_slice(&random[..if what == 7 { 0 } else { len }]);
+            let imm = (kind == Kind::Ack).then_some(grant.to_imm());
+            if let Err(error) = end.on_frame(now, imm, &mut Message::copied(&bytes)) {
+                prop_assert!(!error.to_string().is_empty());
+                break;
+            }
+            prop_assert!(end.metrics().assembly_bytes <= 1000);
+        }
+    }
 }
