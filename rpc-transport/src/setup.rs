@@ -211,10 +211,11 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<(), ConnectError> {
         let link = Link::new(config, agreed, Instant::now())
             .map_err(|error| ConnectError::Config(error.to_string()))?;
+        let frame_bytes = link.frame_bytes();
         if let Some(connection) = self.lock().connection(key) {
             connection.set_link(link);
             if let Some(pipe) = connection.pipe_mut() {
-                pipe.send_buffer_bytes = agreed.remote.receive_buffer_bytes;
+                pipe.send_buffer_bytes = frame_bytes;
             }
         }
         Ok(())
