@@ -220,6 +220,6 @@ fn tick_after(base: Instant, at: Instant) -> u64 {
 }
 
 /// Whole microseconds; `Duration::as_micros` would go through 128 bits.
-fn micros(duration: Duration) -> u64 {
+pub(super) fn micros(duration: Duration) -> u64 {
     duration.as_secs().saturating_mul(1_000_000).saturating_add(duration.subsec_micros().into())
 }

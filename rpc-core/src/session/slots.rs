@@ -61,6 +61,11 @@ impl Slots {
         self.busy
     }
 
+    /// Slots that were ever used.
+    pub(super) fn made(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Slots whose caller has gone.
     pub(super) fn zombies(&self) -> u32 {
         self.zombies
