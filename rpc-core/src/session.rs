@@ -74,6 +74,8 @@ enum Timer {
 pub struct Session<W, H> {
     role: Role,
     limits: SessionLimits,
+    /// The hello is on its way or sent: other frames may follow.
+    may_speak: bool,
     peer: Option<Hello>,
     calls: Calls<W>,
     slots: Slots,
@@ -99,6 +101,7 @@ impl<W, H> Session<W, H> {
         let mut session = Self {
             role,
             limits,
+            may_speak: false,
             peer: None,
             calls: Calls::new(),
             slots: Slots::new(),
@@ -119,7 +122,8 @@ impl<W, H> Session<W, H> {
     }
 
     fn say_hello(&mut self) {
-        self.frames.push_control(Control::Hello(Hello {
+        self.may_speak = true;
+        self.frames.push_first(Control::Hello(Hello {
             min_version: wire::VERSION,
             max_version: wire::VERSION,
             max_calls: self.limits.max_incoming_calls,

@@ -19,8 +19,8 @@ use super::outgoing::{CallHead, Stage, Timed};
 use super::slots::Proof;
 use super::transmit::{Control, Side, tag};
 use super::{
-    CallId, Deadline, Event, Failure, NotStarted, Outcome, Reply, Revoke, Role, Session,
-    SessionError, StartCall, StartError, Timer, Transmit,
+    CallId, Deadline, Event, Failure, NotStarted, Outcome, Reply, Revoke, Session, SessionError,
+    StartCall, StartError, Timer, Transmit,
 };
 use crate::wire::{self, RequestHead, ResponseHead, WireId};
 
@@ -185,11 +185,13 @@ impl<W, H> Session<W, H> {
 impl<W, H> Session<W, H> {
     /// The next frame for the link. `now` is asked only for a call with a deadline.
     pub fn poll_transmit(&mut self, now: impl FnOnce() -> Instant) -> Option<Transmit> {
+        if !self.may_speak {
+            return None;
+        }
         if let Some(transmit) = self.frames.pop() {
             return Some(transmit);
         }
-        let may_speak = self.role == Role::Client || self.peer.is_some();
-        if self.calls.unsent_len() == 0 || !may_speak {
+        if self.calls.unsent_len() == 0 {
             return None;
         }
         self.next_request(now)
