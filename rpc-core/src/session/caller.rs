@@ -95,7 +95,8 @@ impl<W, H> Session<W, H> {
         outcome
     }
 
-    /// Takes a call's outcome, or registers who waits for it, in place of who did before.
+    /// Takes a call's outcome, or registers who waits for it. Drops who did before: see
+    /// [`set_waiter`](Self::set_waiter) for waiters that must not be dropped under a lock.
     pub fn poll_call(&mut self, id: CallId, waiter: impl FnOnce() -> W) -> Option<Outcome> {
         let outcome = self.take_outcome(id);
         if outcome.is_none() {
@@ -104,8 +105,8 @@ impl<W, H> Session<W, H> {
         outcome
     }
 
-    /// Registers who waits for a call. Gives back who did before, or `waiter` itself when the id
-    /// names no call, to be dropped outside the lock.
+    /// Registers who waits for a call that has no outcome yet. Gives back who did before, or
+    /// `waiter` itself when there is nothing to wait for, to be dropped outside the lock.
     pub fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
         self.calls.set_waiter(id, waiter)
     }
