@@ -295,6 +295,18 @@ fn dropping_a_call_stops_its_handler_and_the_proof_waits_for_its_end() {
 }
 
 #[test]
+fn a_request_cancelled_before_anybody_took_it_never_runs() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    carry(&mut client, &mut server);
+    client.cancel(id, &mut too_late);
+    carry(&mut client, &mut server);
+    assert!(matches!(parsed(&mut server)[..], [Frame::Cancelled(_)]));
+    assert!(server.poll_event().is_none());
+    assert_eq!(server.incoming_calls(), 0);
+}
+
+#[test]
 fn a_dropped_call_that_the_link_still_has_is_taken_back() {
     let (mut client, mut server) = pair();
     let id = start(&mut client);
