@@ -415,6 +415,19 @@ impl Link {
         }
     }
 
+    /// What most pumps find; spares them the choice between lanes.
+    #[inline]
+    fn has_nothing_queued(&self) -> bool {
+        self.lanes.is_empty() && !self.segmenter.has_work() && !self.keep_alive.is_due()
+    }
+
+    /// Data credits owed to the peer.
+    #[inline]
+    #[must_use]
+    pub fn owed_data(&self) -> u16 {
+        self.credits.counters().owed.data
+    }
+
     #[inline]
     fn next_source(&mut self) -> Source {
         if !self.credits.can_send(FRAME_SLOTS) {

@@ -101,6 +101,12 @@ impl<P: Protocol> Shard<P> {
         result
     }
 
+    /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
+    /// reason to. `None` when the connection is gone from the shard.
+    pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        Some(step(&mut self.state.lock().connection(key)?.protocol))
+    }
+
     /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
     /// driver's stead for a few hundred nanoseconds: a lone call needs no task switch. Does not
     /// spin where spinning was not asked for, nor when others wait for the lock.
