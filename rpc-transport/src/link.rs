@@ -267,6 +267,9 @@ impl Link {
         if self.is_closing() {
             return self.poll_close();
         }
+        if self.has_nothing_queued() {
+            return self.credits.poll_ack().map(|stamp| self.ack(stamp));
+        }
         match self.next_source() {
             Source::Whole(queued, lane) => self.send_whole(queued, lane),
             Source::Segment => self.send_segment(),
