@@ -3,6 +3,7 @@
 #[doc(hidden)]
 #[path = "private.rs"]
 pub mod __private;
+mod blob;
 pub mod blocking;
 pub mod client;
 pub mod codec;
@@ -11,8 +12,7 @@ pub mod handler;
 pub mod metadata;
 mod recycled;
 pub mod service;
-#[doc(hidden)]
-pub mod shape;
+mod shape;
 pub mod status;
 
 pub use crate::client::{Call, Channel, ConnectError};

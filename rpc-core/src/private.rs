@@ -25,6 +25,7 @@ use rpc_transport::message::Message;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::blocking::BlockingChannel;
 pub use crate::client::{Call, Channel, ConnectError};
 pub use crate::codec::CodecError;
@@ -33,7 +34,7 @@ pub use crate::service::{
     Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,
     assert_distinct_ids,
 };
-pub use crate::shape::{Plain, Probe, ProbePlain, Put, PutShape, Take, TakeShape};
+pub use crate::shape::{Blob, OwnedBlob, Plain, Probe, ProbePlain, Put, PutShape, Take, TakeShape};
 pub use crate::status::{CallError, Status};
 
 use crate::codec::Codec;

@@ -263,3 +263,41 @@ impl fmt::Debug for ReplyParts {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_fnv_1a() {
+        // The published test values of the function.
+        assert_eq!(method_id(""), 0x811c_9dc5);
+        assert_eq!(method_id("a"), 0xe40c_292c);
+        assert_eq!(method_id("foobar"), 0xbf9c_f968);
+        assert_eq!(signature_hash(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(signature_hash("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(signature_hash("foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn methods_in_use_number_without_gaps() {
+        static METHODS: [MethodDescriptor; 3] = [
+            MethodDescriptor::new("A.a", "() -> ()", &[]),
+            MethodDescriptor::new("A.b", "() -> ()", &[]),
+            MethodDescriptor::new("A.c", "() -> ()", &[]),
+        ];
+        let assign = |at: usize| std::thread::spawn(move || METHODS[at].dense_index());
+        let threads: Vec<_> = [0, 1, 2, 2, 1, 0, 0, 2].map(assign).into();
+        let mut seen: Vec<usize> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        assert_eq!(seen[0], METHODS[0].dense_index());
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen, [0, 1, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "have the same id")]
+    fn methods_with_one_id_are_refused() {
+        assert_distinct_ids(&["A.a", "A.b", "A.a"]);
+    }
+}
