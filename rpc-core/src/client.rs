@@ -93,6 +93,9 @@ impl Channel {
         let Prepared { args, method, decode, deadline, metadata } = prepared;
         let codec = self.0.codec;
         let handler = match args {
+            Ok(_) if deadline.is_some_and(|at| at <= Instant::now()) => {
+                Err(Status::deadline_exceeded("the deadline had passed before the call"))
+            }
             Ok(body) => {
                 let context = Context::new()
                     .with_deadline(deadline)

@@ -22,3 +22,8 @@ pub use crate::metadata::Metadata;
 pub use crate::status::{CallError, Code, Status};
 #[cfg(feature = "macros")]
 pub use rpc_macros::service;
+
+/// Byte strings that are cheap to clone, as arguments and results.
+pub use bytes;
+/// What argument and result types implement.
+pub use serde;

@@ -86,7 +86,7 @@ impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
 
 /// A value with the shape to encode it in.
 #[derive(Debug)]
-pub struct Put<'a, T: ?Sized, H>(pub &'a T, pub H);
+pub(crate) struct Put<'a, T: ?Sized, H>(pub(crate) &'a T, pub(crate) H);
 
 impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
     #[inline]
@@ -96,12 +96,12 @@ impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
 }
 
 /// A shape to decode a `T` in.
-pub struct Take<T, H>(H, PhantomData<fn() -> T>);
+pub(crate) struct Take<T, H>(H, PhantomData<fn() -> T>);
 
 impl<T, H> Take<T, H> {
     /// Decodes a `T` in shape `shape`.
     #[inline]
-    pub fn new(shape: H) -> Self {
+    pub(crate) fn new(shape: H) -> Self {
         Self(shape, PhantomData)
     }
 }
@@ -119,6 +119,25 @@ impl<'de, T, H: TakeShape<'de, T>> DeserializeSeed<'de> for Take<T, H> {
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
         self.0.take(deserializer)
     }
+}
+
+/// A value to be encoded in shape `shape`.
+///
+/// Opaque, so that generated code that names a type serde cannot encode is wrong here alone.
+#[inline]
+pub fn put<'a, T: ?Sized, H: PutShape<T>>(
+    value: &'a T,
+    shape: H,
+) -> impl Serialize + use<'a, T, H> {
+    Put(value, shape)
+}
+
+/// A seed that decodes a `T` in shape `shape`. Opaque for the same reason as [`put`].
+#[inline]
+pub fn seed<'de, T, H: TakeShape<'de, T>>(
+    shape: H,
+) -> impl DeserializeSeed<'de, Value = T> + use<'de, T, H> {
+    Take::new(shape)
 }
 
 /// Finds the shape of a type; see the module's documentation.
@@ -202,22 +221,24 @@ pub trait ProbePlain {
 
 impl<T: ?Sized> ProbePlain for Probe<T> {}
 
-/// Tuples of shapes are the shapes of tuples: of a method's arguments, and of tuples among them.
+/// The seed of a tuple: a tuple of seeds.
+#[derive(Debug)]
+pub struct Seeds<S>(pub S);
+
+/// Tuples of shapes are the shapes of tuples.
 macro_rules! tuples {
     ($($len:literal: $($type:ident $shape:ident $at:tt),*;)*) => {$(
-        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
-            for ($($shape,)*)
-        {
+        impl<'de, $($type: DeserializeSeed<'de>),*> DeserializeSeed<'de> for Seeds<($($type,)*)> {
+            type Value = ($($type::Value,)*);
+
             #[inline]
-            fn take<De: Deserializer<'de>>(self, d: De) -> Result<($($type,)*), De::Error> {
-                d.deserialize_tuple($len, TupleVisitor(self, PhantomData::<fn() -> ($($type,)*)>))
+            fn deserialize<De: Deserializer<'de>>(self, d: De) -> Result<Self::Value, De::Error> {
+                d.deserialize_tuple($len, self)
             }
         }
 
-        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> Visitor<'de>
-            for TupleVisitor<($($shape,)*), ($($type,)*)>
-        {
-            type Value = ($($type,)*);
+        impl<'de, $($type: DeserializeSeed<'de>),*> Visitor<'de> for Seeds<($($type,)*)> {
+            type Value = ($($type::Value,)*);
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(concat!("a tuple of ", $len))
@@ -230,9 +251,18 @@ macro_rules! tuples {
             {
                 Ok(($(
                     elements
-                        .next_element_seed(Take::<$type, $shape>::new(self.0.$at))?
-                        .ok_or_else(|| Acc::Error::invalid_length($at, &self))?,
+                        .next_element_seed(self.0.$at)?
+                        .ok_or_else(|| Acc::Error::invalid_length($at, &"all elements"))?,
                 )*))
+            }
+        }
+
+        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
+            for ($($shape,)*)
+        {
+            #[inline]
+            fn take<De: Deserializer<'de>>(self, d: De) -> Result<($($type,)*), De::Error> {
+                Seeds(($(Take::<$type, $shape>::new(self.$at),)*)).deserialize(d)
             }
         }
 
@@ -249,8 +279,6 @@ macro_rules! tuples {
         }
     )*};
 }
-
-struct TupleVisitor<H, T>(H, PhantomData<fn() -> T>);
 
 tuples! {
     0: ;

@@ -7,11 +7,10 @@
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::ext::IdentExt;
-use syn::spanned::Spanned;
 use syn::{Attribute, Type};
 
 use crate::model::{Argument, Method, Returns, Service};
-use crate::types::{self, bare};
+use crate::types::{self, located, span_of};
 
 /// `quote!` whose own names the user's code cannot see or shadow.
 macro_rules! quote {
@@ -89,7 +88,8 @@ fn trait_method(krate: &syn::Path, method: &Method) -> TokenStream {
         syn::ReturnType::Default => syn::parse_quote!(()),
         syn::ReturnType::Type(_, ty) => (**ty).clone(),
     };
-    let span = output.span().resolved_at(Span::mixed_site());
+    let span = span_of(&output);
+    let krate = located(krate, span);
     let future = quote_spanned! {span=>
         impl #krate::__private::Future<Output = #output> + #krate::__private::Send
     };
@@ -281,11 +281,13 @@ fn dispatch_arm(service: &Service, at: usize, method: &Method) -> TokenStream {
     let locals: Vec<Ident> = (0..method.arguments.len())
         .map(|at| format_ident!("argument{at}", span = Span::mixed_site()))
         .collect();
-    let decoded = method.arguments.iter().map(|argument| &argument.decoded.ty);
-    let shapes = method
-        .arguments
-        .iter()
-        .map(|argument| types::shape(&argument.decoded.ty, "take_shape", krate));
+    let seeds = method.arguments.iter().map(|argument| {
+        let ty = &argument.decoded.ty;
+        let shape = types::shape(ty, "take_shape", krate);
+        let span = span_of(ty);
+        let krate = located(krate, span);
+        quote_spanned!(span=> #krate::__private::seed::<#ty, _>(#shape))
+    });
     let passed = method.arguments.iter().zip(&locals).map(|(argument, local)| {
         if argument.decoded.lent { quote!(&#local) } else { quote!(#local) }
     });
@@ -295,9 +297,8 @@ fn dispatch_arm(service: &Service, at: usize, method: &Method) -> TokenStream {
         let service = #krate::__private::Clone::clone(&self.service);
         let (context, incoming) = #krate::__private::split(request);
         #krate::__private::Handler::new(context, async move {
-            let arguments: #krate::__private::Result<(#(#decoded,)*), #krate::__private::Reply> =
-                incoming.arguments(&#descriptor, (#(#shapes,)*));
-            match arguments {
+            let seeds = #krate::__private::Seeds((#(#seeds,)*));
+            match incoming.arguments(&#descriptor, seeds) {
                 #krate::__private::Result::Err(reply) => reply,
                 #krate::__private::Result::Ok((#(#locals,)*)) => {
                     let output = <__Service as #the_trait>::#name(&*service, #(#passed),*).await;
@@ -310,34 +311,51 @@ fn dispatch_arm(service: &Service, at: usize, method: &Method) -> TokenStream {
 
 /// Encodes what the method returned.
 fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream {
-    let value = |value: TokenStream, ty: &Type| {
-        let shape = result_shape(ty, "put_shape", krate);
-        let span = ty.span().resolved_at(Span::mixed_site());
-        quote_spanned!(span=> incoming.reply(&#descriptor, #value, #shape))
+    let value = |value: TokenStream, ty: &Type, span: Span| {
+        let shape = types::shape(ty, "put_shape", krate);
+        let krate = located(krate, span);
+        let put = quote_spanned!(span=> #krate::__private::put(#value, #shape));
+        quote!(incoming.reply(&#descriptor, &#put))
     };
-    let split = |ok: TokenStream, error_span: Span| {
-        let error = quote_spanned!(error_span.resolved_at(Span::mixed_site())=>
-            incoming.reply_error(&#descriptor, &error));
+    let split = |output: TokenStream, ok: TokenStream, span: Span| {
+        let krate = located(krate, span);
+        let put = quote_spanned! {span=>
+            #krate::__private::put(&error, #krate::__private::Plain)
+        };
         quote! {
-            match output {
+            match #output {
                 #krate::__private::Result::Ok(value) => #ok,
-                #krate::__private::Result::Err(error) => #error,
+                #krate::__private::Result::Err(error) => incoming.reply_error(&#descriptor, &#put),
             }
         }
     };
     match &method.returns {
-        Returns::Plain(ty) => value(quote!(&output), ty),
-        Returns::Result { ok, error } => split(value(quote!(&value), ok), error.span()),
+        Returns::Plain(ty) => value(quote!(&output), ty, span_of(ty)),
+        Returns::Result { ok, error } => {
+            split(quote!(output), value(quote!(&value), ok, span_of(ok)), span_of(error))
+        }
         Returns::Alias(ty) => {
-            let ok: Type = syn::parse_quote!(<#ty as #krate::__private::IsResult>::Ok);
-            split(value(quote!(&value), &ok), ty.span())
+            let span = span_of(ty);
+            let (ok, _) = alias_parts(krate, ty);
+            let output = {
+                let krate = located(krate, span);
+                quote_spanned!(span=> <#ty as #krate::__private::IsResult>::into_result(output))
+            };
+            split(output, value(quote!(&value), &ok, span), span)
         }
     }
 }
 
-/// The shape of a result; its elided lifetimes are inferred.
-fn result_shape(ty: &Type, how: &str, krate: &syn::Path) -> TokenStream {
-    types::shape(bare(ty), how, krate)
+/// The two types behind an alias of a `Result`.
+fn alias_parts(krate: &syn::Path, ty: &Type) -> (Type, Type) {
+    let span = span_of(ty);
+    let krate = located(krate, span);
+    let part = |part: &str| {
+        let part = format_ident!("{part}", span = span);
+        let tokens = quote_spanned!(span=> <#ty as #krate::__private::IsResult>::#part);
+        Type::Verbatim(tokens)
+    };
+    (part("Ok"), part("Err"))
 }
 
 /// What the client's method returns, and the function that decodes it.
@@ -345,11 +363,12 @@ fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStr
     match returns {
         Returns::Plain(ty) => {
             let ty = types::client_result(ty);
-            let shape = result_shape(&ty, "take_owned_shape", krate);
-            let span = ty.span().resolved_at(Span::mixed_site());
+            let shape = types::shape(&ty, "take_owned_shape", krate);
+            let span = span_of(&ty);
+            let there = located(krate, span);
             (
                 quote!(#krate::__private::Result<#ty, #krate::__private::Status>),
-                quote_spanned!(span=> #krate::__private::plain::<#ty, _>(#shape)),
+                quote_spanned!(span=> #there::__private::plain::<#ty, _>(#shape)),
             )
         }
         Returns::Result { ok, error } => {
@@ -358,20 +377,19 @@ fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStr
             result_parts(krate, &ok, &error)
         }
         Returns::Alias(ty) => {
-            let ty = types::client_result(ty);
-            let ok: Type = syn::parse_quote!(<#ty as #krate::__private::IsResult>::Ok);
-            let error: Type = syn::parse_quote!(<#ty as #krate::__private::IsResult>::Err);
+            let (ok, error) = alias_parts(krate, &types::client_result(ty));
             result_parts(krate, &ok, &error)
         }
     }
 }
 
 fn result_parts(krate: &syn::Path, ok: &Type, error: &Type) -> (TokenStream, TokenStream) {
-    let shape = result_shape(ok, "take_owned_shape", krate);
-    let span = ok.span().resolved_at(Span::mixed_site());
+    let shape = types::shape(ok, "take_owned_shape", krate);
+    let span = span_of(ok);
+    let there = located(krate, span);
     (
         quote!(#krate::__private::Result<#ok, #krate::__private::CallError<#error>>),
-        quote_spanned!(span=> #krate::__private::result::<#ok, #error, _>(#shape)),
+        quote_spanned!(span=> #there::__private::result::<#ok, #error, _>(#shape)),
     )
 }
 
@@ -379,8 +397,9 @@ fn result_parts(krate: &syn::Path, ok: &Type, error: &Type) -> (TokenStream, Tok
 fn put_arguments(krate: &syn::Path, arguments: &[Argument]) -> TokenStream {
     let puts = arguments.iter().map(|Argument { ident, ty, .. }| {
         let shape = types::shape(ty, "put_shape", krate);
-        let span = ty.span().resolved_at(Span::mixed_site());
-        quote_spanned!(span=> #krate::__private::Put(&#ident, #shape))
+        let span = span_of(ty);
+        let krate = located(krate, span);
+        quote_spanned!(span=> #krate::__private::put(&#ident, #shape))
     });
     quote!(&(#(#puts,)*))
 }

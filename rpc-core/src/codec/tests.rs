@@ -13,7 +13,10 @@ use serde::{Deserialize, Serialize};
 use super::*;
 use crate::shape::{Blob, OwnedBlob, Plain, Put, Take};
 
-const CODECS: [Codec; 2] = [Codec::Bincode, Codec::Postcard];
+/// Those that are compiled in.
+fn codecs() -> impl Iterator<Item = Codec> {
+    [Codec::Bincode, Codec::Postcard].into_iter().filter(|codec| codec.is_compiled_in())
+}
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Everything {
@@ -83,7 +86,7 @@ fn huge_count(codec: Codec, count: u64) -> Vec<u8> {
 
 #[test]
 fn values_come_back() {
-    for codec in CODECS {
+    for codec in codecs() {
         let value = everything();
         let bytes = encoded(codec, &value);
         assert_eq!(codec.decode::<Everything>(&bytes), Ok(value), "{codec:?}");
@@ -94,23 +97,19 @@ fn values_come_back() {
 #[test]
 fn encodings_do_not_change() {
     let value = (300_u32, "ab", Some(-1_i64), [1_u16, 2], Shape::Tuple(7, "x".to_owned()));
-    assert_eq!(
-        encoded(Codec::Bincode, &value),
-        [251, 44, 1, 2, b'a', b'b', 1, 1, 1, 2, 2, 7, 1, b'x']
-    );
-    assert_eq!(
-        encoded(Codec::Postcard, &value),
-        [172, 2, 2, b'a', b'b', 1, 1, 1, 2, 2, 7, 1, b'x']
-    );
     let bytes = Put(&&[9_u8, 8][..], Blob);
-    assert_eq!(encoded(Codec::Bincode, &bytes), [2, 9, 8]);
-    assert_eq!(encoded(Codec::Postcard, &bytes), [2, 9, 8]);
+    for codec in codecs() {
+        let number: &[u8] = if codec == Codec::Bincode { &[251, 44, 1] } else { &[172, 2] };
+        let rest = [2, b'a', b'b', 1, 1, 1, 2, 2, 7, 1, b'x'];
+        assert_eq!(encoded(codec, &value), [number, &rest].concat(), "{codec:?}");
+        assert_eq!(encoded(codec, &bytes), [2, 9, 8]);
+    }
 }
 
 #[test]
 fn ids_are_those_of_the_wire_format() {
-    assert_eq!(CODECS.map(Codec::id), [1, 2]);
-    for codec in CODECS {
+    assert_eq!((Codec::Bincode.id(), Codec::Postcard.id()), (1, 2));
+    for codec in codecs() {
         assert_eq!(Codec::from_id(codec.id()), Ok(codec));
     }
     for id in [0, 3, 255] {
@@ -123,7 +122,7 @@ fn ids_are_those_of_the_wire_format() {
 
 #[test]
 fn encoding_appends_and_a_failed_one_leaves_nothing() {
-    for codec in CODECS {
+    for codec in codecs() {
         let mut out = OutBuf::new();
         out.extend_from_slice(b"before");
         codec.encode(&7_u8, &mut out).unwrap();
@@ -135,7 +134,7 @@ fn encoding_appends_and_a_failed_one_leaves_nothing() {
 
 #[test]
 fn trailing_bytes_are_refused() {
-    for codec in CODECS {
+    for codec in codecs() {
         let mut bytes = encoded(codec, &("k", 5_u32));
         bytes.extend_from_slice(&[0, 0, 0]);
         let kind = decode_error::<(String, u32)>(codec, &bytes);
@@ -145,7 +144,7 @@ fn trailing_bytes_are_refused() {
 
 #[test]
 fn a_message_cut_anywhere_is_refused() {
-    for codec in CODECS {
+    for codec in codecs() {
         let bytes = encoded(codec, &everything());
         for len in 0..bytes.len() {
             let error = codec.decode::<Everything>(&bytes[..len]).unwrap_err();
@@ -171,7 +170,7 @@ fn damaged_messages_never_panic() {
         state ^= state << 17;
         usize::try_from(state >> 33).unwrap()
     };
-    for codec in CODECS {
+    for codec in codecs() {
         let good = encoded(codec, &everything());
         for _ in 0..20_000 {
             let mut bytes = good.clone();
@@ -191,7 +190,7 @@ fn damaged_messages_never_panic() {
 
 #[test]
 fn counts_larger_than_the_message_are_refused_before_they_are_believed() {
-    for codec in CODECS {
+    for codec in codecs() {
         for count in [1_000_000, u64::from(u32::MAX), u64::MAX / 2, u64::MAX] {
             let bytes = huge_count(codec, count);
             let refused = CodecErrorKind::TooManyElements { limit: bytes.len() };
@@ -217,7 +216,7 @@ fn counts_larger_than_the_message_are_refused_before_they_are_believed() {
 
 #[test]
 fn elements_are_counted_over_all_sequences_of_a_message() {
-    for codec in CODECS {
+    for codec in codecs() {
         // Four times three elements that take nothing, in a message of five bytes.
         let bytes = encoded(codec, &(3_u8, 3_u8, 3_u8, 3_u8, 0_u8));
         type Lists = (Vec<()>, Vec<()>, Vec<()>, Vec<()>, u8);
@@ -233,7 +232,7 @@ fn elements_are_counted_over_all_sequences_of_a_message() {
 
 #[test]
 fn elements_without_bytes_are_refused_by_the_sender() {
-    for codec in CODECS {
+    for codec in codecs() {
         let mut out = OutBuf::new();
         let error = codec.encode(&vec![(); 5], &mut out).unwrap_err();
         assert_eq!(*error.kind(), CodecErrorKind::TooManyElements { limit: 1 });
@@ -260,7 +259,7 @@ fn on_a_small_stack(test: impl FnOnce() + Send + 'static) {
 #[test]
 fn deep_nesting_is_refused_without_using_the_stack_up() {
     on_a_small_stack(|| {
-        for codec in CODECS {
+        for codec in codecs() {
             // Each byte opens one more level: one element, or variant 1.
             let bytes = vec![1_u8; 1_000_000];
             assert_eq!(decode_error::<Tree>(codec, &bytes), CodecErrorKind::TooDeep);
@@ -275,7 +274,7 @@ fn the_sender_refuses_what_is_too_deep_for_the_receiver() {
         (0..levels).fold(Chain::End, |chain, _| Chain::Link(Box::new(chain)))
     }
     on_a_small_stack(|| {
-        for codec in CODECS {
+        for codec in codecs() {
             let deepest = chain(MAX_DEPTH - 1);
             assert_eq!(codec.decode(&encoded(codec, &deepest)), Ok(deepest));
             let error = codec.encode(&chain(MAX_DEPTH), &mut OutBuf::new()).unwrap_err();
@@ -301,7 +300,7 @@ fn what_a_format_cannot_express_is_refused_by_the_sender() {
     struct Newtypes {
         a: u8,
     }
-    for codec in CODECS {
+    for codec in codecs() {
         let mut out = OutBuf::new();
         let skipping = (1, Skipping { kept: 1, skipped: None });
         let error = codec.encode(&skipping, &mut out).unwrap_err();
@@ -323,7 +322,7 @@ fn types_that_ask_the_format_are_refused_with_the_reason() {
     enum Untagged {
         Number(u32),
     }
-    for codec in CODECS {
+    for codec in codecs() {
         let bytes = encoded(codec, &Untagged::Number(5));
         let kind = decode_error::<Untagged>(codec, &bytes);
         assert_eq!(kind, CodecErrorKind::NotSelfDescribing);
@@ -342,7 +341,7 @@ fn an_error_says_where() {
     struct Item {
         flag: bool,
     }
-    for codec in CODECS {
+    for codec in codecs() {
         let value = ("k", Outer { id: 0, items: vec![Item { flag: true }, Item { flag: true }] });
         let mut bytes = encoded(codec, &value);
         *bytes.last_mut().unwrap() = 2;
@@ -363,9 +362,12 @@ fn the_types_own_complaints_are_passed_on() {
             Err(serde::ser::Error::custom("not today"))
         }
     }
-    let error = Codec::Bincode.encode(&(1, Picky), &mut OutBuf::new()).unwrap_err();
-    assert_eq!(error.to_string(), "[1]: not today");
-    Codec::Postcard.encode(&(1, Picky), &mut OutBuf::new()).unwrap_err();
+    for codec in codecs() {
+        let error = codec.encode(&(1, Picky), &mut OutBuf::new()).unwrap_err().to_string();
+        // postcard's errors have no room for a text.
+        let reason = if codec == Codec::Bincode { "not today" } else { "the type refuses" };
+        assert!(error.starts_with(&format!("[1]: {reason}")), "{error}");
+    }
 }
 
 #[test]
@@ -374,7 +376,7 @@ fn byte_strings_have_the_same_bytes_either_way() {
     where
         T: Serialize + crate::blob::PutBlob,
     {
-        for codec in CODECS {
+        for codec in codecs() {
             assert_eq!(encoded(codec, &Put(value, Blob)), encoded(codec, &Put(value, Plain)));
         }
     }
@@ -398,7 +400,7 @@ fn byte_strings_come_back_in_every_form() {
         T: crate::blob::PutBlob + crate::blob::TakeOwnedBlob + PartialEq + Debug,
         for<'a> T: crate::blob::TakeBlob<'a>,
     {
-        for codec in CODECS {
+        for codec in codecs() {
             let bytes = encoded(codec, &Put(&value, Blob));
             assert_eq!(codec.decode_seed(Take::<T, _>::new(Blob), &bytes).unwrap(), value);
             assert_eq!(codec.decode_seed(Take::<T, _>::new(OwnedBlob), &bytes).unwrap(), value);
@@ -417,7 +419,7 @@ fn byte_strings_come_back_in_every_form() {
 #[test]
 fn borrowed_values_lie_in_the_message() {
     type Borrowed<'a> = (&'a str, &'a [u8], Cow<'a, [u8]>, Cow<'a, str>, Option<&'a [u8]>);
-    for codec in CODECS {
+    for codec in codecs() {
         let bytes = encoded(codec, &("text", "one", "two", "three", Some("four")));
         let shapes = (Plain, Blob, Blob, Blob, Blob);
         let (text, one, two, three, four) =
