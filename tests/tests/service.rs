@@ -1,5 +1,5 @@
 //! Services as a server and a client see them: options, identity, failures, contexts.
-#![allow(missing_docs, reason = "the services here are examples")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "the services here are examples")]
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

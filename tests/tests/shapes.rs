@@ -1,6 +1,6 @@
 //! Every shape of argument and result there and back, over the in-process channel, with every
 //! codec.
-#![allow(missing_docs, reason = "the services here are examples")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "the services here are examples")]
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -43,6 +43,7 @@ pub type Outcome<T> = Result<T, Mistake>;
 pub type Maybe = Outcome<Blob>;
 
 #[rpc_core::service]
+#[allow(clippy::too_many_arguments, clippy::ptr_arg, reason = "that is what is tested")]
 pub trait Arguments {
     async fn none(&self);
     async fn text(&self, borrowed: &str, owned: String, cow: Cow<str>, boxed: Box<str>) -> String;
