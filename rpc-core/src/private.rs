@@ -23,7 +23,7 @@ pub use std::vec::Vec;
 
 use rpc_transport::message::Message;
 use serde::Serialize;
-use serde::de::{DeserializeOwned, DeserializeSeed};
+use serde::de::DeserializeSeed;
 
 pub use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::blocking::BlockingChannel;
@@ -165,7 +165,7 @@ where
 pub fn result<T, E, H>(_shape: H) -> fn(ReplyParts) -> Result<T, CallError<E>>
 where
     H: for<'de> TakeShape<'de, T> + Default,
-    E: DeserializeOwned,
+    Plain: for<'de> TakeShape<'de, E>,
 {
     decode_result::<T, E, H>
 }
@@ -194,7 +194,7 @@ where
 pub fn decode_result<T, E, H>(parts: ReplyParts) -> Result<T, CallError<E>>
 where
     H: for<'de> TakeShape<'de, T> + Default,
-    E: DeserializeOwned,
+    Plain: for<'de> TakeShape<'de, E>,
 {
     let ReplyParts { codec, method, outcome } = parts;
     match outcome {

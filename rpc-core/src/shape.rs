@@ -32,6 +32,11 @@ pub struct Blob;
 pub struct OwnedBlob;
 
 /// Encodes a `T`.
+#[diagnostic::on_unimplemented(
+    message = "`{T}` cannot be sent: it does not implement serde's `Serialize`",
+    label = "does not implement `serde::Serialize`",
+    note = "derive `serde::Serialize` for it, or send a type that has it"
+)]
 pub trait PutShape<T: ?Sized>: Copy {
     /// Encodes it.
     ///
@@ -41,6 +46,11 @@ pub trait PutShape<T: ?Sized>: Copy {
 }
 
 /// Decodes a `T` that may borrow for `'de`.
+#[diagnostic::on_unimplemented(
+    message = "`{T}` cannot be received: it does not implement serde's `Deserialize`",
+    label = "does not implement `serde::Deserialize`",
+    note = "derive `serde::Deserialize` for it, or receive a type that has it"
+)]
 pub trait TakeShape<'de, T>: Copy {
     /// Decodes it.
     ///
@@ -49,6 +59,7 @@ pub trait TakeShape<'de, T>: Copy {
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error>;
 }
 
+#[diagnostic::do_not_recommend]
 impl<T: Serialize + ?Sized> PutShape<T> for Plain {
     #[inline]
     fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
@@ -56,6 +67,7 @@ impl<T: Serialize + ?Sized> PutShape<T> for Plain {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -63,6 +75,7 @@ impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
     #[inline]
     fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
@@ -70,6 +83,7 @@ impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -77,6 +91,7 @@ impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -257,6 +272,7 @@ macro_rules! tuples {
             }
         }
 
+        #[diagnostic::do_not_recommend]
         impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
             for ($($shape,)*)
         {
@@ -266,6 +282,7 @@ macro_rules! tuples {
             }
         }
 
+        #[diagnostic::do_not_recommend]
         impl<$($type, $shape: PutShape<$type>),*> PutShape<($($type,)*)> for ($($shape,)*) {
             #[inline]
             #[allow(clippy::unused_unit, unused_variables, reason = "the empty tuple")]
