@@ -130,3 +130,31 @@ fn refuse_inside_a_runtime() {
          asynchronous client here, or move the call to tokio::task::spawn_blocking"
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_ends_with_its_driver() {
+        let driver = Driver::start().unwrap();
+        let alive = Arc::new(());
+        let held = Arc::clone(&alive);
+        driver.wait(async move {
+            tokio::spawn(async move {
+                let _held = held;
+                std::future::pending::<()>().await;
+            });
+        });
+        assert_eq!(Arc::strong_count(&alive), 2);
+        drop(driver);
+        assert_eq!(Arc::strong_count(&alive), 1, "the thread is gone, and its tasks with it");
+    }
+
+    #[test]
+    fn a_driver_dropped_inside_a_runtime_blocks_nobody() {
+        let driver = Driver::start().unwrap();
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async move { drop(driver) });
+    }
+}
