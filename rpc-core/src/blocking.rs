@@ -38,10 +38,23 @@ impl BlockingChannel {
     /// # Panics
     /// Inside a runtime (see [`BlockingChannel::call`]).
     pub fn connect(address: impl AsRef<str>) -> Result<Self, ConnectError> {
+        Self::connect_with(Channel::connect(address))
+    }
+
+    /// Starts the thread and connects in another way: with the options of a builder, say.
+    ///
+    /// # Errors
+    /// Those of `connecting`, and when no thread can be started.
+    ///
+    /// # Panics
+    /// Inside a runtime (see [`BlockingChannel::call`]).
+    pub fn connect_with(
+        connecting: impl Future<Output = Result<Channel, ConnectError>>,
+    ) -> Result<Self, ConnectError> {
         refuse_inside_a_runtime();
         let driver = Driver::start()
             .map_err(|error| ConnectError::Config(format!("cannot start a thread: {error}")))?;
-        let channel = driver.wait(Channel::connect(address))?;
+        let channel = driver.wait(connecting)?;
         Ok(Self { channel, timeout: None, driver: Arc::new(driver) })
     }
 

@@ -35,7 +35,7 @@ pub use crate::service::{
     assert_distinct_ids,
 };
 pub use crate::shape::{
-    Blob, OwnedBlob, Plain, Probe, ProbePlain, PutShape, Seeds, TakeShape, put, seed,
+    Blob, OwnedBlob, Plain, Probe, ProbePlain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
 };
 pub use crate::status::{CallError, Status};
 
@@ -67,6 +67,32 @@ impl<T, E> IsResult for Result<T, E> {
     #[inline]
     fn into_result(self) -> Self {
         self
+    }
+}
+
+/// How a method's own error becomes a reply.
+#[diagnostic::on_unimplemented(
+    message = "`{E}` cannot be sent: it does not implement serde's `Serialize`",
+    label = "does not implement `serde::Serialize`",
+    note = "derive `serde::Serialize` for it, or send a type that has it"
+)]
+pub trait PutError<E>: Copy {
+    /// Makes the reply.
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: Serialize> PutError<E> for Plain {
+    #[inline]
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply {
+        incoming.encode(method, ReplyKind::UserError, error)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl PutError<Status> for StatusShape {
+    fn reply(self, _: &Incoming, _: &'static MethodDescriptor, status: &Status) -> Reply {
+        Reply::status(status)
     }
 }
 
@@ -114,8 +140,13 @@ impl Incoming {
 
     /// Encodes a method's own error.
     #[inline]
-    pub fn reply_error(&self, method: &'static MethodDescriptor, error: &impl Serialize) -> Reply {
-        self.encode(method, ReplyKind::UserError, error)
+    pub fn reply_error<E, H: PutError<E>>(
+        &self,
+        method: &'static MethodDescriptor,
+        error: &E,
+        shape: H,
+    ) -> Reply {
+        shape.reply(self, method, error)
     }
 
     #[inline]
@@ -162,12 +193,12 @@ where
 
 /// The same for a method with an error type of its own.
 #[inline]
-pub fn result<T, E, H>(_shape: H) -> fn(ReplyParts) -> Result<T, CallError<E>>
+pub fn result<T, E, H, F>(_shape: H, _error: F) -> fn(ReplyParts) -> Result<T, CallError<E>>
 where
     H: for<'de> TakeShape<'de, T> + Default,
-    Plain: for<'de> TakeShape<'de, E>,
+    F: for<'de> TakeShape<'de, E> + Default,
 {
-    decode_result::<T, E, H>
+    decode_result::<T, E, H, F>
 }
 
 /// Decodes the reply of a method without an error type.
@@ -191,15 +222,15 @@ where
 ///
 /// # Errors
 /// That error, or the status that the call ended with.
-pub fn decode_result<T, E, H>(parts: ReplyParts) -> Result<T, CallError<E>>
+pub fn decode_result<T, E, H, F>(parts: ReplyParts) -> Result<T, CallError<E>>
 where
     H: for<'de> TakeShape<'de, T> + Default,
-    Plain: for<'de> TakeShape<'de, E>,
+    F: for<'de> TakeShape<'de, E> + Default,
 {
     let ReplyParts { codec, method, outcome } = parts;
     match outcome {
         Ok((ReplyKind::UserError, message)) => {
-            let error: E = take(codec, method, seed::<E, _>(Plain), &message)?;
+            let error: E = take(codec, method, seed::<E, F>(F::default()), &message)?;
             Err(CallError::User(error))
         }
         outcome => {

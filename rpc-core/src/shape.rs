@@ -8,7 +8,8 @@
 //! types that [`Blob`] knows, which method lookup prefers to the same method of a trait that every
 //! type has. That works only where the type is known, which in generated code it is.
 //!
-//! Which types [`Blob`] knows is the business of [`crate::blob`].
+//! Which types [`Blob`] knows is the business of [`crate::blob`]. A method whose error type is
+//! [`Status`] is told from others in the same way: [`StatusShape`].
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,6 +19,7 @@ use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
 use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
+use crate::status::Status;
 
 /// serde's own way with a type.
 #[derive(Debug, Clone, Copy, Default)]
@@ -30,6 +32,10 @@ pub struct Blob;
 /// Byte strings in one piece, decoded into owners.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OwnedBlob;
+
+/// A [`Status`] as a method's own error: it travels as what it is, not as a body.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StatusShape;
 
 /// Encodes a `T`.
 #[diagnostic::on_unimplemented(
@@ -96,6 +102,13 @@ impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
         T::take_owned_blob(deserializer)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<'de> TakeShape<'de, Status> for StatusShape {
+    fn take<D: Deserializer<'de>>(self, _: D) -> Result<Status, D::Error> {
+        Err(D::Error::custom("a status does not travel as a method's own error"))
     }
 }
 
@@ -195,6 +208,15 @@ impl<T: PutBlob + ?Sized> Probe<T> {
     }
 }
 
+impl Probe<Status> {
+    /// How this error travels.
+    #[inline]
+    #[must_use]
+    pub fn error_shape(&self) -> StatusShape {
+        StatusShape
+    }
+}
+
 impl<'de, T: TakeBlob<'de>> Probe<T> {
     /// The shape to decode in, borrowing.
     #[inline]
@@ -218,6 +240,12 @@ pub trait ProbePlain {
     /// The shape to encode in.
     #[inline]
     fn put_shape(&self) -> Plain {
+        Plain
+    }
+
+    /// How this error travels.
+    #[inline]
+    fn error_shape(&self) -> Plain {
         Plain
     }
 

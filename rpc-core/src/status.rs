@@ -117,8 +117,8 @@ impl fmt::Display for Code {
 
 /// Why a call failed: a code, a text for people, details for programs.
 ///
-/// Cheap to clone. Handlers of methods without an error type of their own cannot fail otherwise
-/// than by panicking; those with one put a [`CallError`] or an error of their own into the result.
+/// Cheap to clone. A method that returns `Result<T, Status>` ends a call with a status of its
+/// choice; the caller sees [`CallError::Status`], as for any other status.
 #[derive(Clone)]
 pub struct Status {
     code: Code,
@@ -389,6 +389,15 @@ impl<E> CallError<E> {
 impl<E> From<Status> for CallError<E> {
     fn from(status: Status) -> Self {
         Self::Status(status)
+    }
+}
+
+/// A method that returns `Result<T, Status>` has no other errors than statuses.
+impl From<CallError<Status>> for Status {
+    fn from(error: CallError<Status>) -> Self {
+        match error {
+            CallError::User(status) | CallError::Status(status) => status,
+        }
     }
 }
 

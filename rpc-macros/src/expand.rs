@@ -317,31 +317,33 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
         let put = quote_spanned!(span=> #krate::__private::put(#value, #shape));
         quote!(incoming.reply(&#descriptor, &#put))
     };
-    let split = |output: TokenStream, ok: TokenStream, span: Span| {
+    let split = |output: TokenStream, ok: TokenStream, error: &Type, span: Span| {
+        let shape = types::shape_of_error(error, krate);
         let krate = located(krate, span);
-        let put = quote_spanned! {span=>
-            #krate::__private::put(&error, #krate::__private::Plain)
+        let reply = quote_spanned! {span=>
+            #krate::__private::Incoming::reply_error(&incoming, &#descriptor, &error, #shape)
         };
         quote! {
             match #output {
                 #krate::__private::Result::Ok(value) => #ok,
-                #krate::__private::Result::Err(error) => incoming.reply_error(&#descriptor, &#put),
+                #krate::__private::Result::Err(error) => #reply,
             }
         }
     };
     match &method.returns {
         Returns::Plain(ty) => value(quote!(&output), ty, span_of(ty)),
         Returns::Result { ok, error } => {
-            split(quote!(output), value(quote!(&value), ok, span_of(ok)), span_of(error))
+            let ok = value(quote!(&value), ok, span_of(ok));
+            split(quote!(output), ok, error, span_of(error))
         }
         Returns::Alias(ty) => {
             let span = span_of(ty);
-            let (ok, _) = alias_parts(krate, ty);
+            let (ok, error) = alias_parts(krate, ty);
             let output = {
                 let krate = located(krate, span);
                 quote_spanned!(span=> <#ty as #krate::__private::IsResult>::into_result(output))
             };
-            split(output, value(quote!(&value), &ok, span), span)
+            split(output, value(quote!(&value), &ok, span), &error, span)
         }
     }
 }
@@ -385,11 +387,13 @@ fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStr
 
 fn result_parts(krate: &syn::Path, ok: &Type, error: &Type) -> (TokenStream, TokenStream) {
     let shape = types::shape(ok, "take_owned_shape", krate);
+    let error_shape = types::shape_of_error(error, krate);
     let span = span_of(ok);
     let there = located(krate, span);
     (
         quote!(#krate::__private::Result<#ok, #krate::__private::CallError<#error>>),
-        quote_spanned!(span=> #there::__private::result::<#ok, #error, _>(#shape)),
+        quote_spanned!(span=>
+            #there::__private::result(#shape, #error_shape)),
     )
 }
 

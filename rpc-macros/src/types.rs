@@ -255,6 +255,15 @@ pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> TokenStream {
         let shapes = tuple.elems.iter().map(|element| shape(element, how, krate));
         return quote!((#(#shapes,)*));
     }
+    probe(ty, how, krate)
+}
+
+/// The expression that finds how a method's own error travels.
+pub(crate) fn shape_of_error(ty: &Type, krate: &Path) -> TokenStream {
+    probe(ty, "error_shape", krate)
+}
+
+fn probe(ty: &Type, how: &str, krate: &Path) -> TokenStream {
     let span = span_of(ty);
     let krate = located(krate, span);
     let how = format_ident!("{how}", span = span);

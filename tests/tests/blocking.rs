@@ -52,7 +52,8 @@ fn calls_wait_for_their_replies() {
 #[test]
 fn a_timeout_ends_the_wait() {
     let address = offer("blocking-timeout", KvServer::new(Store));
-    let channel = BlockingChannel::connect(address).unwrap();
+    let connecting = rpc_core::Channel::connect(address);
+    let channel = BlockingChannel::connect_with(connecting).unwrap();
     let client = KvBlockingClient::new(channel.with_timeout(Duration::from_millis(5)));
     assert_eq!(client.wait().unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(client.put("k", b"1"), Ok(1), "and the next call works");

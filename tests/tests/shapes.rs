@@ -226,6 +226,7 @@ pub trait Results {
     async fn alias(&self, input: u32) -> Outcome<Record>;
     #[rpc(result)]
     async fn deep_alias(&self, input: u32) -> Maybe;
+    async fn refused(&self, input: u32) -> Result<u32, Status>;
     #[rpc(plain)]
     async fn plain(&self, input: u32) -> Result<u32, Mistake>;
     #[rpc(plain)]
@@ -299,6 +300,9 @@ impl Results for Giver {
     async fn deep_alias(&self, input: u32) -> Maybe {
         Ok(vec![3; check(input)? as usize])
     }
+    async fn refused(&self, input: u32) -> Result<u32, Status> {
+        check(input).map_err(|_| Status::not_found("no").with_details(&b"d"[..]))
+    }
     async fn plain(&self, input: u32) -> Result<u32, Mistake> {
         check(input)
     }
@@ -352,6 +356,11 @@ async fn the_methods_own_errors_come_back() {
         assert_eq!(client.alias(12).await, Err(large.clone()));
         assert_eq!(client.deep_alias(2).await, Ok(vec![3; 2]));
         assert_eq!(client.deep_alias(12).await, Err(large));
+        assert_eq!(client.refused(5).await, Ok(5));
+        let status = Status::not_found("no").with_details(&b"d"[..]);
+        let refused = client.refused(0).await.unwrap_err();
+        assert_eq!(refused, CallError::Status(status.clone()), "not a body, but a status");
+        assert_eq!(Status::from(refused), status);
         let plain: Result<Result<u32, Mistake>, Status> = client.plain(0).await;
         assert_eq!(plain, Ok(Err(Mistake::Small)));
         assert_eq!(client.plain_alias(5).await, Ok(Ok(5)));
