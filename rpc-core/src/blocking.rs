@@ -18,7 +18,9 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-use crate::client::{Channel, ConnectError};
+use rpc_transport::error::ConnectError;
+
+use crate::client::Channel;
 use crate::service::{MethodDescriptor, ReplyParts};
 
 /// A channel whose calls block. Cheap to clone; clones share one connection and its thread.

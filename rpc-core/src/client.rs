@@ -1,262 +1,271 @@
-//! Channels and calls, inside one process.
+//! Channels: connections that calls go through.
 //!
-//! Owns the client half of a call: encode, dispatch, wait, decode. Requests go straight to the
-//! services of a [`Channel::in_process`] channel; `Channel::connect` finds those that were offered
-//! under a `mem://` name.
+//! Owns connecting, and the one connection behind a [`Channel`]. Generated clients wrap a channel.
+//!
+//! Invariant: a channel's connection is released when the last clone and the last call on it are
+//! gone; its driver ends by itself after that.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, LazyLock};
-use std::task::{Context as TaskContext, Poll, ready};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::Bytes;
-use parking_lot::Mutex;
 use rpc_transport::address::Address;
-pub use rpc_transport::error::ConnectError;
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::config::LinkConfig;
+use rpc_transport::driver::Driver;
+use rpc_transport::error::{CloseCause, ConnectError};
+use rpc_transport::link::LinkMetrics;
 use rpc_transport::provider::PeerIdentity;
+use rpc_transport::schemes::{self, Resolved};
+use rpc_transport::setup::completions_per_connection;
+use rpc_transport::shard::ConnectionKey;
+use rpc_transport::spin::PollMode;
 use serde::Serialize;
 
+use crate::call::Call;
 use crate::codec::Codec;
-use crate::context::Context;
-use crate::handler::Handler;
-use crate::metadata::Metadata;
-use crate::service::{Dispatch, MethodDescriptor, Reply, ReplyParts, Request};
-use crate::status::Status;
+use crate::executor::Handlers;
+use crate::peer::{Peer, RpcShard};
+use crate::service::{MethodDescriptor, ReplyParts};
+use crate::session::{Role, SessionLimits};
+use crate::status::{Code, Status};
 
-static OFFERED: LazyLock<Mutex<HashMap<Address, Channel>>> = LazyLock::new(Mutex::default);
+/// One connection, as calls see it.
+pub(crate) struct Connection {
+    pub(crate) shard: Arc<RpcShard>,
+    pub(crate) key: ConnectionKey,
+    pub(crate) codec: Codec,
+    pub(crate) default_timeout: Option<Duration>,
+    path: Path,
+}
 
-/// A way to call services. Cheap to clone.
+impl Connection {
+    /// Why nothing can be sent any more.
+    #[cold]
+    pub(crate) fn unavailable(&self) -> Status {
+        let cause = self.shard.close_cause(self.key).unwrap_or(CloseCause::DriverGone);
+        Status::new(Code::Unavailable, format!("connection to {}: {cause}", self.path.address))
+            .with_source(Arc::new(cause) as Arc<dyn std::error::Error + Send + Sync>)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.shard.release(self.key);
+        self.shard.shutdown();
+    }
+}
+
+/// The way that a channel took to its peer, and why.
+#[derive(Debug, Clone)]
+pub struct Path {
+    /// The address that was connected; for `auto://` the one that was chosen.
+    pub address: Address,
+    /// The device, for instance `soft-shm`.
+    pub device: String,
+    /// Why this way and no other.
+    pub reason: String,
+    /// Who answered.
+    pub peer: PeerIdentity,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {} ({})", self.address, self.device, self.reason)
+    }
+}
+
+/// A connection to a server. Cheap to clone; clones share the connection, and calls of all clones
+/// are in flight together.
 #[derive(Clone)]
-pub struct Channel(Arc<Inner>);
-
-struct Inner {
-    services: Vec<Arc<dyn Dispatch>>,
-    codec: Codec,
-    peer: Arc<PeerIdentity>,
+pub struct Channel {
+    connection: Arc<Connection>,
 }
 
 impl Channel {
-    /// A channel to services of this process.
-    #[must_use]
-    pub fn in_process(services: Vec<Arc<dyn Dispatch>>, codec: Codec) -> Self {
-        Self(Arc::new(Inner { services, codec, peer: Arc::new(PeerIdentity::SameProcess) }))
-    }
-
-    /// Lets [`Channel::connect`] find this channel under an address.
+    /// Connects to an address (`auto://host:port`, `shm://name`, `tcp://host:port`, ...) with the
+    /// defaults. The connection is driven by a task on the current runtime.
     ///
     /// # Errors
-    /// A text that is no address.
-    pub fn offer(&self, address: &str) -> Result<(), ConnectError> {
-        OFFERED.lock().insert(address.parse()?, self.clone());
-        Ok(())
-    }
-
-    /// Connects.
+    /// [`ConnectError`]: bad address, nothing listening, refused, no answer.
     ///
-    /// # Errors
-    /// Nothing is offered there.
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
     pub async fn connect(address: impl AsRef<str>) -> Result<Self, ConnectError> {
-        let address: Address = address.as_ref().parse()?;
-        let found = OFFERED.lock().get(&address).cloned();
-        found.ok_or_else(|| ConnectError::Refused { address, reason: "not offered".to_owned() })
+        Self::builder().connect(address).await
     }
 
-    /// Calls a method. Arguments are encoded at once; nothing is sent before the call is polled
-    /// or started.
+    /// Configures a channel before connecting.
+    #[must_use]
+    pub fn builder() -> ChannelBuilder {
+        ChannelBuilder::default()
+    }
+
+    /// The way that the connection took, and why.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.connection.path
+    }
+
+    /// Credits, queue depths and send slots of the connection; `None` once it has ended.
+    #[must_use]
+    pub fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.connection.shard.link_metrics(self.connection.key)
+    }
+
+    /// Why the connection ended, once it has.
+    #[must_use]
+    pub fn close_cause(&self) -> Option<CloseCause> {
+        self.connection.shard.close_cause(self.connection.key)
+    }
+
+    /// Makes a call; generated clients do. The arguments are encoded at once, nothing is sent
+    /// until the call is awaited or started.
     pub fn call<O>(
         &self,
         method: &'static MethodDescriptor,
         args: &impl Serialize,
         decode: fn(ReplyParts) -> O,
     ) -> Call<'_, O> {
-        let mut body = OutBuf::new();
-        let args = match self.0.codec.encode(args, &mut body) {
-            Ok(()) => Ok(body),
-            Err(error) => Err(crate::__private::unencodable_arguments(method, error)),
-        };
-        let prepared = Prepared {
-            args,
-            method,
-            decode,
-            deadline: Context::current_deadline(),
-            metadata: Metadata::new(),
-        };
-        Call { channel: self, state: State::Prepared(prepared) }
-    }
-
-    fn begin<O>(&self, prepared: Prepared<O>) -> StartedCall<O> {
-        let Prepared { args, method, decode, deadline, metadata } = prepared;
-        let codec = self.0.codec;
-        let handler = match args {
-            Ok(_) if deadline.is_some_and(|at| at <= Instant::now()) => {
-                Err(Status::deadline_exceeded("the deadline had passed before the call"))
-            }
-            Ok(body) => {
-                let context = Context::new()
-                    .with_deadline(deadline)
-                    .with_metadata(metadata)
-                    .with_peer(Arc::clone(&self.0.peer))
-                    .with_method(method);
-                Ok(self.dispatch(method, Request::new(Message::copied(&body), codec, context)))
-            }
-            Err(status) => Err(status),
-        };
-        let expiry = deadline.map(|at| Box::pin(tokio::time::sleep_until(at.into())));
-        StartedCall { handler: Some(handler), expiry, codec, method, decode }
-    }
-
-    fn dispatch(&self, method: &'static MethodDescriptor, request: Request) -> Handler {
-        for service in &self.0.services {
-            let descriptor = service.descriptor();
-            let Some(position) = descriptor.position(method.id) else { continue };
-            let theirs = descriptor.methods[position];
-            if theirs.signature_hash != method.signature_hash {
-                let text = format!(
-                    "{}: the caller's {} is not the service's {}",
-                    method.name, method.signature, theirs.signature
-                );
-                return Handler::ready(Reply::status(&Status::unimplemented(text)));
-            }
-            return service.dispatch(position, request);
-        }
-        let text = format!("no service has a method {}", method.name);
-        Handler::ready(Reply::status(&Status::unimplemented(text)))
+        let mut body = rpc_transport::outbound::OutBuf::new();
+        let encoded = self.connection.codec.encode(args, &mut body);
+        let body = encoded
+            .map(|()| body)
+            .map_err(|error| crate::__private::unencodable_arguments(method, error));
+        Call::new(&self.connection, method, body, decode)
     }
 }
 
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.services.iter().map(|s| s.descriptor().name)).finish()
+        f.debug_struct("Channel").field("path", &self.connection.path).finish()
     }
 }
 
-struct Prepared<O> {
-    args: Result<OutBuf, Status>,
-    method: &'static MethodDescriptor,
-    decode: fn(ReplyParts) -> O,
-    deadline: Option<Instant>,
-    metadata: Metadata,
-}
-
-/// A call: a future, and a builder of what goes with it.
-#[must_use = "a call is made when it is awaited or started"]
-pub struct Call<'a, O> {
-    channel: &'a Channel,
-    state: State<O>,
-}
-
-enum State<O> {
-    Prepared(Prepared<O>),
-    Started(StartedCall<O>),
-    Done,
-}
-
-impl<O> Call<'_, O> {
-    fn prepared(&mut self) -> Option<&mut Prepared<O>> {
-        match &mut self.state {
-            State::Prepared(prepared) => Some(prepared),
-            _ => None,
-        }
-    }
-
-    /// Sets how long to wait.
-    pub fn timeout(self, timeout: Duration) -> Self {
-        match Instant::now().checked_add(timeout) {
-            Some(deadline) => self.deadline(deadline),
-            None => self,
-        }
-    }
-
-    /// Sets when to stop waiting; never later than an inherited deadline.
-    pub fn deadline(mut self, deadline: Instant) -> Self {
-        if let Some(prepared) = self.prepared() {
-            prepared.deadline = Some(prepared.deadline.map_or(deadline, |at| at.min(deadline)));
-        }
-        self
-    }
-
-    /// Sends a value beside the arguments. A bad name or too much of it fails the call.
-    pub fn metadata(mut self, name: &str, value: impl Into<Bytes>) -> Self {
-        if let Some(prepared) = self.prepared()
-            && let Err(error) = prepared.metadata.insert(name, value)
-        {
-            prepared.args = Err(Status::invalid_argument(error.to_string()));
-        }
-        self
-    }
-
-    /// Sends the request now.
-    pub fn start(self) -> StartedCall<O> {
-        match self.state {
-            State::Prepared(prepared) => self.channel.begin(prepared),
-            State::Started(started) => started,
-            State::Done => panic!("a call was started after it had finished"),
-        }
-    }
-}
-
-impl<O> Future for Call<'_, O> {
-    type Output = O;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
-        let mut started = match std::mem::replace(&mut self.state, State::Done) {
-            State::Prepared(prepared) => self.channel.begin(prepared),
-            State::Started(started) => started,
-            State::Done => panic!("a call was polled after it had finished"),
-        };
-        let polled = Pin::new(&mut started).poll(cx);
-        if polled.is_pending() {
-            self.state = State::Started(started);
-        }
-        polled
-    }
-}
-
-impl<O> fmt::Debug for Call<'_, O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").finish_non_exhaustive()
-    }
-}
-
-/// A call whose request is on its way. Dropping it cancels the call.
-#[must_use = "dropping a started call cancels it"]
-pub struct StartedCall<O> {
-    handler: Option<Result<Handler, Status>>,
-    expiry: Option<Pin<Box<tokio::time::Sleep>>>,
+/// Configuration of a [`Channel`].
+#[derive(Debug, Clone)]
+pub struct ChannelBuilder {
     codec: Codec,
-    method: &'static MethodDescriptor,
-    decode: fn(ReplyParts) -> O,
+    link: LinkConfig,
+    limits: SessionLimits,
+    poll_mode: PollMode,
+    connect_timeout: Duration,
+    default_timeout: Option<Duration>,
 }
 
-impl<O> Future for StartedCall<O> {
-    type Output = O;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
-        let this = &mut *self;
-        let expired =
-            this.expiry.as_mut().is_some_and(|expiry| expiry.as_mut().poll(cx).is_ready());
-        let outcome = match this.handler.as_mut() {
-            Some(Ok(_)) if expired => Err(Status::deadline_exceeded("no reply in time")),
-            Some(Ok(handler)) => {
-                let reply = ready!(handler.poll_caught(cx));
-                Ok((reply.kind, Message::copied(&reply.body)))
-            }
-            Some(Err(status)) => Err(status.clone()),
-            None => panic!("a call was polled after it had finished"),
-        };
-        this.handler = None;
-        let parts = ReplyParts { codec: this.codec, method: this.method, outcome };
-        Poll::Ready((this.decode)(parts))
+impl Default for ChannelBuilder {
+    fn default() -> Self {
+        Self {
+            codec: Codec::default(),
+            link: LinkConfig::default(),
+            limits: SessionLimits { max_incoming_calls: 0, ..SessionLimits::default() },
+            poll_mode: PollMode::default(),
+            connect_timeout: Duration::from_secs(10),
+            default_timeout: None,
+        }
     }
 }
 
-impl<O> fmt::Debug for StartedCall<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StartedCall").field("method", &self.method.name).finish_non_exhaustive()
+impl ChannelBuilder {
+    /// Codec of arguments and results. Default [`Codec::Bincode`]; servers take all that they
+    /// were compiled with.
+    #[must_use]
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.codec = codec;
+        self
+    }
+
+    /// Credits, buffers, message size and keep-alive of this end.
+    #[must_use]
+    pub fn link(mut self, link: LinkConfig) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// Calls that may exist at once on the channel. Default 65,536; more fail at once with
+    /// [`Code::ResourceExhausted`].
+    #[must_use]
+    pub fn max_calls(mut self, count: u32) -> Self {
+        self.limits.max_outgoing_calls = count;
+        self
+    }
+
+    /// How the connection's driver waits. Default [`PollMode::Adaptive`].
+    #[must_use]
+    pub fn poll_mode(mut self, mode: PollMode) -> Self {
+        self.poll_mode = mode;
+        self
+    }
+
+    /// Longest time for the whole of connecting. Default 10 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Deadline of calls that set none themselves. Default none.
+    #[must_use]
+    pub fn default_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.default_timeout = timeout;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn connect(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
+        let address: Address = address.as_ref().parse()?;
+        self.link.validate().map_err(|error| ConnectError::Config(error.to_string()))?;
+        if !self.codec.is_compiled_in() {
+            let text = format!("codec {} is not compiled in", self.codec.name());
+            return Err(ConnectError::Config(text));
+        }
+        let timeout = self.connect_timeout;
+        let connecting = self.connect_to(&address);
+        match tokio::time::timeout(timeout, connecting).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(ConnectError::TimedOut { address, after: timeout }),
+        }
+    }
+
+    async fn connect_to(&self, address: &Address) -> Result<Channel, ConnectError> {
+        let Resolved { outgoing, address, reason } = schemes::resolve(address).await?;
+        let device = Arc::clone(outgoing.device());
+        let domain = device.allocate_pd()?;
+        let entries = completions_per_connection(&self.link);
+        let shard = RpcShard::new(Arc::clone(&device), domain, entries)?;
+        let handlers = Handlers::without_services(Arc::clone(&shard));
+        let driver = Driver::new(Arc::clone(&shard), handlers, self.poll_mode)
+            .map_err(|error| ConnectError::Config(format!("no driver: {error}")))?;
+        tokio::spawn(driver);
+        let guard = ShutdownOnDrop(Arc::clone(&shard));
+        let peer = Peer::new(Role::Client, self.limits);
+        let timeout = self.connect_timeout;
+        let connected = shard.connect(outgoing, &address, &self.link, timeout, peer).await?;
+        std::mem::forget(guard);
+        let device = device.attributes().name.clone();
+        let path = Path { address, device, reason, peer: connected.peer };
+        tracing::info!(%path, "connected");
+        let connection = Connection {
+            shard,
+            key: connected.key,
+            codec: self.codec,
+            default_timeout: self.default_timeout,
+            path,
+        };
+        Ok(Channel { connection: Arc::new(connection) })
+    }
+}
+
+/// Ends the driver of a shard whose connection never came up.
+struct ShutdownOnDrop(Arc<RpcShard>);
+
+impl Drop for ShutdownOnDrop {
+    fn drop(&mut self) {
+        self.0.shutdown();
     }
 }

@@ -27,7 +27,8 @@ use serde::de::DeserializeSeed;
 
 pub use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::blocking::BlockingChannel;
-pub use crate::client::{Call, Channel, ConnectError};
+pub use crate::call::Call;
+pub use crate::client::Channel;
 pub use crate::codec::CodecError;
 pub use crate::handler::Handler;
 pub use crate::service::{
@@ -38,6 +39,7 @@ pub use crate::shape::{
     Blob, OwnedBlob, Plain, Probe, ProbePlain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
 };
 pub use crate::status::{CallError, Status};
+pub use rpc_transport::error::ConnectError;
 
 use crate::codec::Codec;
 use crate::context::Context;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpc_core::blocking::BlockingChannel;
 use rpc_core::{CallError, Code, ConnectError};
-use tests::offer;
+use tests::serve_elsewhere;
 
 #[rpc_core::service]
 pub trait Kv {
@@ -34,7 +34,7 @@ impl Kv for Store {
 
 #[test]
 fn calls_wait_for_their_replies() {
-    let address = offer("blocking-calls", KvServer::new(Store));
+    let address = serve_elsewhere(KvServer::new(Store));
     let client = KvBlockingClient::connect(address).unwrap();
     assert_eq!(client.get("k"), Ok(Some(b"k".to_vec())));
     assert_eq!(client.put("k", b"123"), Ok(3));
@@ -51,12 +51,13 @@ fn calls_wait_for_their_replies() {
 
 #[test]
 fn a_timeout_ends_the_wait() {
-    let address = offer("blocking-timeout", KvServer::new(Store));
+    let address = serve_elsewhere(KvServer::new(Store));
     let connecting = rpc_core::Channel::connect(address);
     let channel = BlockingChannel::connect_with(connecting).unwrap();
-    let client = KvBlockingClient::new(channel.with_timeout(Duration::from_millis(5)));
-    assert_eq!(client.wait().unwrap_err().code(), Code::DeadlineExceeded);
-    assert_eq!(client.put("k", b"1"), Ok(1), "and the next call works");
+    let hurried = KvBlockingClient::new(channel.clone().with_timeout(Duration::from_millis(5)));
+    assert_eq!(hurried.wait().unwrap_err().code(), Code::DeadlineExceeded);
+    let patient = KvBlockingClient::new(channel);
+    assert_eq!(patient.put("k", b"1"), Ok(1), "the connection lives on");
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn panic_text(body: impl FnOnce() + std::panic::UnwindSafe) -> String {
 
 #[test]
 fn inside_a_runtime_it_says_so() {
-    let address = offer("blocking-inside", KvServer::new(Store));
+    let address = serve_elsewhere(KvServer::new(Store));
     let client = KvBlockingClient::connect(&address).unwrap();
     for runtime in [
         tokio::runtime::Builder::new_current_thread().build().unwrap(),
@@ -102,7 +103,7 @@ fn inside_a_runtime_it_says_so() {
 
 #[tokio::test]
 async fn threads_that_may_block_may_use_it() {
-    let address = offer("blocking-allowed", KvServer::new(Store));
+    let address = serve_elsewhere(KvServer::new(Store));
     let work = move || {
         let client = KvBlockingClient::connect(address).unwrap();
         let value = client.get("k");

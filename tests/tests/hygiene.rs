@@ -48,7 +48,7 @@ mod bare {
 #[tokio::test]
 async fn without_a_prelude() {
     let client =
-        bare::KvClient::new(in_process(bare::KvServer::new(bare::Store), Codec::default()));
+        bare::KvClient::new(in_process(bare::KvServer::new(bare::Store), Codec::default()).await);
     assert_eq!(client.get("k").await, Ok(Some(b"k".to_vec())));
     assert_eq!(client.put("k", &[1, 2]).await, Ok(3));
     assert_eq!(client.nothing().await, Ok(()));
@@ -138,7 +138,7 @@ mod shadowed {
 async fn types_with_well_known_names() {
     use shadowed::*;
     for codec in tests::CODECS {
-        let client = KvClient::new(in_process(KvServer::new(Store), codec));
+        let client = KvClient::new(in_process(KvServer::new(Store), codec).await);
         let sum = client.a(Result(1), Option(2), Status(3), Future(4), Box(5)).await;
         assert!(matches!(sum, ::std::result::Result::Ok(String(15))));
         let sum = client.b(Vec(1), Bytes(2), &Arc(3), &[Send(4)], Sync(5)).await;
@@ -208,7 +208,7 @@ mod methods {
 #[tokio::test]
 async fn methods_with_well_known_names() {
     use methods::{Numbers, TakenClient, TakenServer};
-    let channel = in_process(TakenServer::new(Numbers), Codec::default());
+    let channel = in_process(TakenServer::new(Numbers), Codec::default()).await;
     let client: TakenClient = channel.into();
     assert_eq!(client.new().await, Ok(1));
     assert_eq!(client.connect("a").await, Ok(2));
@@ -272,7 +272,7 @@ mod arguments {
 #[tokio::test]
 async fn arguments_with_well_known_names() {
     use arguments::{NamedClient, NamedServer, Sum};
-    let client = NamedClient::new(in_process(NamedServer::new(Sum), Codec::default()));
+    let client = NamedClient::new(in_process(NamedServer::new(Sum), Codec::default()).await);
     assert_eq!(client.a(1, 2, "123", 4, 5).await, Ok(15));
     assert_eq!(client.b(1, 2, 3, 4, "12345").await, Ok(15));
     assert_eq!(client.c(1, 2, 3, 4, b"12345").await, Ok(15));
@@ -288,7 +288,7 @@ async fn services_in_odd_places() {
 
     struct Empty;
     impl r#Loop for Empty {}
-    let _: LoopClient = in_process(LoopServer::new(Empty), Codec::default()).into();
+    let _: LoopClient = in_process(LoopServer::new(Empty), Codec::default()).await.into();
     let _ = inner::RestrictedClient::get;
 
     mod inner {

@@ -1,11 +1,9 @@
-//! Services as a server and a client see them: options, identity, failures, contexts.
+//! Services as a server and a client see them, over `mem://`: options, identity, failures,
+//! contexts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "the services here are examples")]
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use rpc_core::service::{Dispatch, MethodDescriptor, Request};
@@ -13,6 +11,7 @@ use rpc_core::{CallError, Channel, Code, Codec, Context, Status};
 use rpc_transport::message::Message;
 use serde::{Deserialize, Serialize};
 use tests::{CODECS, in_process};
+use tokio::sync::Notify;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum KvError {
@@ -48,7 +47,7 @@ impl Kv for Store {
 #[tokio::test]
 async fn calls_come_back() {
     for codec in CODECS {
-        let kv = KvClient::new(in_process(KvServer::new(Store), codec));
+        let kv = KvClient::new(in_process(KvServer::new(Store), codec).await);
         assert_eq!(kv.get("k").timeout(Duration::from_secs(5)).await, Ok(Some(b"k".to_vec())));
         assert_eq!(kv.get("missing").await, Ok(None));
         assert_eq!(kv.put("k", b"12345").await, Ok(5));
@@ -63,7 +62,7 @@ fn is_a_good_future<F: Future + Send + Unpin>(future: F) -> F {
 
 #[tokio::test]
 async fn a_call_is_a_future_like_any_other() {
-    let kv = KvClient::new(in_process(KvServer::new(Store), Codec::default()));
+    let kv = KvClient::new(in_process(KvServer::new(Store), Codec::default()).await);
     let call = is_a_good_future(kv.get("a"));
     let started = is_a_good_future(kv.get("b").start());
     let spawned = tokio::spawn(started);
@@ -129,7 +128,7 @@ async fn options_reach_the_descriptor() {
     assert_eq!(named.arguments, ["value", "type"]);
     assert_eq!(service.position(named.id), Some(2));
 
-    let client = OptionsClient::new(in_process(server, Codec::default()));
+    let client = OptionsClient::new(in_process(server, Codec::default()).await);
     assert_eq!(client.named(b"abc", 5).await, Ok(vec![5; 3]));
     assert_eq!(client.kept().await, Ok(2), "positions skip what is left out");
 }
@@ -164,16 +163,16 @@ mod later {
 
 #[tokio::test]
 async fn what_has_not_changed_still_works() {
-    let kv = later::KvClient::new(in_process(KvServer::new(Store), Codec::default()));
+    let kv = later::KvClient::new(in_process(KvServer::new(Store), Codec::default()).await);
     assert_eq!(kv.get("k".to_owned()).await, Ok(Some(b"k".to_vec())), "same bytes, same signature");
     let Err(CallError::Status(status)) = kv.put("k", b"").await else { panic!("no status") };
-    assert_eq!(status.code(), Code::Unimplemented);
+    assert_eq!(status.code(), Code::FailedPrecondition);
     for part in ["Kv.put", "(str, bytes) -> u32 / KvError", "(str, bytes) -> u64 / KvError"] {
         assert!(status.message().contains(part), "{status}");
     }
     let status = kv.delete("k").await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
-    assert!(status.message().contains("Kv.delete"), "{status}");
+    assert!(status.message().contains("the services here are: Kv"), "{status}");
 }
 
 /// What a server answers to a request with these bytes.
@@ -228,14 +227,16 @@ impl<'de> Deserialize<'de> for Picky {
 
 #[derive(Default)]
 struct Bad {
-    running: Arc<AtomicUsize>,
+    started: Arc<Notify>,
+    dropped: Arc<Notify>,
 }
 
-struct Running(Arc<AtomicUsize>);
+/// Tells when it is dropped.
+struct Running(Arc<Notify>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.notify_one();
     }
 }
 
@@ -260,8 +261,8 @@ impl Unlucky for Bad {
     }
 
     async fn waits(&self) {
-        self.running.fetch_add(1, Ordering::SeqCst);
-        let _running = Running(Arc::clone(&self.running));
+        let _running = Running(Arc::clone(&self.dropped));
+        self.started.notify_one();
         std::future::pending().await
     }
 
@@ -271,7 +272,8 @@ impl Unlucky for Bad {
 #[tokio::test]
 async fn a_panic_stays_at_home() {
     for codec in CODECS {
-        let client = UnluckyClient::new(in_process(UnluckyServer::new(Bad::default()), codec));
+        let client =
+            UnluckyClient::new(in_process(UnluckyServer::new(Bad::default()), codec).await);
         let panicked = Status::internal("the handler panicked");
         assert_eq!(client.panics(true).await, Err(panicked.clone()));
         assert_eq!(client.panics(false).await, Err(panicked.clone()));
@@ -283,7 +285,8 @@ async fn a_panic_stays_at_home() {
 #[tokio::test]
 async fn values_that_cannot_be_encoded_are_named() {
     for codec in CODECS {
-        let client = UnluckyClient::new(in_process(UnluckyServer::new(Bad::default()), codec));
+        let client =
+            UnluckyClient::new(in_process(UnluckyServer::new(Bad::default()), codec).await);
         let status = client.takes(1, vec![(); 100]).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().starts_with("cannot encode the arguments of Unlucky.takes: "));
@@ -300,15 +303,13 @@ async fn values_that_cannot_be_encoded_are_named() {
 #[tokio::test]
 async fn dropping_a_call_drops_its_handler() {
     let bad = Bad::default();
-    let running = Arc::clone(&bad.running);
-    let client = UnluckyClient::new(in_process(UnluckyServer::new(bad), Codec::default()));
-    {
-        let mut call = pin!(client.waits());
-        let polled = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
-        assert!(polled.is_pending());
-        assert_eq!(running.load(Ordering::SeqCst), 1);
-    }
-    assert_eq!(running.load(Ordering::SeqCst), 0);
+    let (started, dropped) = (Arc::clone(&bad.started), Arc::clone(&bad.dropped));
+    let client = UnluckyClient::new(in_process(UnluckyServer::new(bad), Codec::default()).await);
+    let call = client.waits().start();
+    let limit = Duration::from_secs(30);
+    tokio::time::timeout(limit, started.notified()).await.expect("the handler starts");
+    drop(call);
+    tokio::time::timeout(limit, dropped.notified()).await.expect("the handler is dropped");
 }
 
 #[rpc_core::service]
@@ -352,9 +353,9 @@ impl Inspect for Inspector {
     }
 }
 
-fn inspector(codec: Codec) -> InspectClient {
+async fn inspector(codec: Codec) -> InspectClient {
     let inspector = Arc::new(Inspector(std::sync::OnceLock::new()));
-    let channel = in_process(InspectServer::from_arc(Arc::clone(&inspector)), codec);
+    let channel = in_process(InspectServer::from_arc(Arc::clone(&inspector)), codec).await;
     inspector.0.set(channel.clone()).unwrap();
     InspectClient::new(channel)
 }
@@ -362,7 +363,7 @@ fn inspector(codec: Codec) -> InspectClient {
 #[tokio::test]
 async fn a_handler_knows_its_call() {
     for codec in CODECS {
-        let client = inspector(codec);
+        let client = inspector(codec).await;
         let name = "Inspect.describe".to_owned();
         let peer = "SameProcess".to_owned();
         let described = client.describe().metadata("tenant", "t1").await.unwrap();
@@ -378,7 +379,7 @@ async fn a_handler_knows_its_call() {
 
 #[tokio::test]
 async fn calls_of_a_handler_inherit_its_deadline() {
-    let client = inspector(Codec::default());
+    let client = inspector(Codec::default()).await;
     let remaining = client.nested_ms().timeout(Duration::from_secs(60)).await.unwrap().unwrap();
     assert!(remaining <= 60_000, "{remaining}");
     assert_eq!(client.remaining_ms().await, Ok(None));

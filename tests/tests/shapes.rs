@@ -1,5 +1,4 @@
-//! Every shape of argument and result there and back, over the in-process channel, with every
-//! codec.
+//! Every shape of argument and result there and back, over `mem://`, with every codec.
 #![allow(missing_docs, clippy::unwrap_used, reason = "the services here are examples")]
 
 use std::borrow::Cow;
@@ -166,7 +165,7 @@ fn total<'a>(blobs: impl IntoIterator<Item = &'a [u8]>) -> u64 {
 #[tokio::test]
 async fn arguments_arrive() {
     for codec in CODECS {
-        let client = ArgumentsClient::new(in_process(ArgumentsServer::new(Taker), codec));
+        let client = ArgumentsClient::new(in_process(ArgumentsServer::new(Taker), codec).await);
         assert_eq!(client.none().await, Ok(()));
         let cow = Cow::Borrowed("c");
         let text = client.text("a", "b".to_owned(), cow, "d".into());
@@ -316,7 +315,7 @@ async fn results_come_back() {
     for codec in CODECS {
         let giver = Arc::new(Giver { text: "text".to_owned() });
         let server = ResultsServer::from_arc(giver).clone();
-        let client = ResultsClient::from(in_process(server, codec));
+        let client = ResultsClient::from(in_process(server, codec).await);
         assert_eq!(client.unit().await, Ok(()));
         assert_eq!(client.record().await, Ok(record()));
         assert_eq!(client.vec().await, Ok(vec![1, 2, 255]));
@@ -338,7 +337,7 @@ async fn results_come_back() {
 async fn the_methods_own_errors_come_back() {
     for codec in CODECS {
         let server = ResultsServer::new(Giver { text: "text".to_owned() });
-        let client = ResultsClient::new(in_process(server, codec));
+        let client = ResultsClient::new(in_process(server, codec).await);
         assert_eq!(client.checked(5).await, Ok(5));
         assert_eq!(client.checked(0).await, Err(CallError::User(Mistake::Small)));
         let large = CallError::User(Mistake::Large { by: 2 });
