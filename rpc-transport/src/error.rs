@@ -45,8 +45,12 @@ pub enum ConnectError {
     Rejected {
         /// Where.
         address: Address,
-        /// The peer's reason.
+        /// What the device knows: the application refused, or its listener dropped the request.
         reason: String,
+        /// Private data of the rejection, zero-padded to
+        /// [`REJ_PRIVATE_DATA_BYTES`](crate::provider::REJ_PRIVATE_DATA_BYTES); empty when the
+        /// peer's device refused by itself.
+        private_data: Vec<u8>,
     },
     /// The peer answered out of protocol.
     #[error("{address} does not speak this protocol: {reason}")]
