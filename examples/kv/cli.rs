@@ -8,9 +8,9 @@ use clap::builder::RangedU64ValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use examples::options::{CodecName, Poll, between_processes};
 use examples::units::parse_bytes;
-use rpc_core::transport::address::Address;
+use rpc_core::Address;
 
-use crate::service::Version;
+use super::service::Version;
 
 /// A key-value store in memory, and the commands to use it.
 ///
@@ -330,7 +330,7 @@ mod tests {
             (&["serve", "shm://a", "--max-bytes", "lots"], "is not a size"),
             (&["get", "shm://a"], "<KEY>"),
             (&["get", "shm://a", "k", "--timeout", "0"], "more than 0"),
-            (&["get", "shm://a", "k", "--timeout", "-1"], "more than 0"),
+            (&["get", "shm://a", "k", "--timeout=-1"], "more than 0"),
             (&["cas", "shm://a", "k", "new", "v"], "or `absent`"),
             (&["import", "shm://a", "d", "--in-flight", "0"], "1..=4096"),
             (&["list", "shm://a", "--long", "--null"], "cannot be used with"),

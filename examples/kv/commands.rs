@@ -6,16 +6,17 @@ use std::path::Path;
 
 use examples::units::{bytes, count, counted};
 
-use crate::cli::{CasArgs, DelArgs, GetArgs, ListArgs, PutArgs, StatsArgs, ValueArgs};
-use crate::connect::connect;
-use crate::error::CommandError;
-use crate::key_path::Printable;
-use crate::service::{KvError, Listed, MAX_PAGE_KEYS, MAX_VALUE_BYTES, Stats};
+use super::cli::{CasArgs, DelArgs, GetArgs, ListArgs, PutArgs, StatsArgs, ValueArgs};
+use super::connect::connect;
+use super::error::CommandError;
+use super::key_path::Printable;
+use super::service::{KvError, Listed, MAX_PAGE_KEYS, MAX_VALUE_BYTES, Stats};
 
 /// `kv get`.
 pub(crate) async fn get(args: &GetArgs) -> Result<(), CommandError> {
     let client = connect(&args.connect).await?;
-    let value = client.get(&args.key).await.map_err(|error| CommandError::call(&args.key, error))?;
+    let value =
+        client.get(&args.key).await.map_err(|error| CommandError::call(&args.key, error))?;
     if args.show_version {
         eprintln!("version {}", value.version);
     }
@@ -137,7 +138,7 @@ fn read_value(key: &str, args: &ValueArgs) -> Result<Vec<u8>, CommandError> {
         (Some(path), _) => read_file(path).map_err(CommandError::file(path))?,
         (None, Some(value)) if value != "-" => value.clone().into_bytes(),
         (None, _) => {
-            read_limited(io::stdin().lock()).map_err(CommandError::file(Path::new("stdin")))?
+            read_limited(io::stdin().lock(), 0).map_err(CommandError::file(Path::new("stdin")))?
         }
     };
     if value.len() > MAX_VALUE_BYTES {
@@ -149,26 +150,31 @@ fn read_value(key: &str, args: &ValueArgs) -> Result<Vec<u8>, CommandError> {
 }
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    read_limited(fs::File::open(path)?)
+    let file = fs::File::open(path)?;
+    let expected = usize::try_from(file.metadata()?.len()).unwrap_or(0).min(MAX_VALUE_BYTES);
+    read_limited(file, expected)
 }
 
-/// Reads to the end, or one byte more than a value may have.
-pub(crate) fn read_limited(from: impl Read) -> io::Result<Vec<u8>> {
-    let mut value = Vec::new();
+/// Reads to the end, or one byte more than a value may have. Room is made for `expected` bytes.
+pub(crate) fn read_limited(from: impl Read, expected: usize) -> io::Result<Vec<u8>> {
+    let mut value = Vec::with_capacity(expected + 1);
     from.take(MAX_VALUE_BYTES as u64 + 1).read_to_end(&mut value)?;
     Ok(value)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::service::{Requests, Version};
     use super::*;
-    use crate::service::{Requests, Version};
 
     #[test]
     fn the_uptime_is_read_like_a_clock() {
-        for (seconds, text) in
-            [(0, "00:00:00"), (3_725, "01:02:05"), (86_400, "1 day 00:00:00"), (200_000, "2 days 07:33:20")]
-        {
+        for (seconds, text) in [
+            (0, "00:00:00"),
+            (3_725, "01:02:05"),
+            (86_400, "1 day 00:00:00"),
+            (200_000, "2 days 07:33:20"),
+        ] {
             assert_eq!(uptime(seconds), text);
         }
     }
@@ -195,8 +201,8 @@ mod tests {
             (Some("--null"), "a\nb\0"),
         ] {
             let line = ["kv", "list", "shm://a"].into_iter().chain(option);
-            let cli = crate::cli::Cli::parse_from(line);
-            let crate::cli::Command::List(args) = cli.command else { panic!() };
+            let cli = super::super::cli::Cli::parse_from(line);
+            let super::super::cli::Command::List(args) = cli.command else { panic!() };
             let mut out = Vec::new();
             print_key(&mut out, &args, &listed).unwrap();
             assert_eq!(String::from_utf8(out).unwrap(), text);

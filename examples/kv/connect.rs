@@ -1,11 +1,11 @@
 //! Connecting a command to its server.
 
 use rpc_core::Channel;
-use rpc_core::transport::config::LinkConfig;
+use rpc_core::LinkConfig;
 
-use crate::cli::ConnectArgs;
-use crate::error::CommandError;
-use crate::service::{KvClient, MAX_MESSAGE_BYTES};
+use super::cli::ConnectArgs;
+use super::error::CommandError;
+use super::service::{KvClient, MAX_MESSAGE_BYTES};
 
 /// Both ends take the largest value in one message.
 pub(crate) fn link() -> LinkConfig {

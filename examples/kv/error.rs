@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rpc_core::{CallError, ConnectError, ListenError, Status};
 
-use crate::key_path::Printable;
-use crate::service::KvError;
+use super::key_path::Printable;
+use super::service::KvError;
 
 /// How a command fails.
 #[derive(Debug, thiserror::Error)]

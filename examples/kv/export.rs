@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use rpc_core::{CallError, Status};
 
-use crate::cli::ExportArgs;
-use crate::connect::connect;
-use crate::error::CommandError;
-use crate::key_path::{KeyPath, Printable};
-use crate::service::{KvClient, KvError, Listed, MAX_PAGE_KEYS};
-use crate::target_dir::TargetDir;
-use crate::transfer::{FileError, Moved, Transfer};
+use super::cli::ExportArgs;
+use super::connect::connect;
+use super::error::CommandError;
+use super::key_path::{KeyPath, Printable};
+use super::service::{KvClient, KvError, Listed, MAX_PAGE_KEYS};
+use super::target_dir::TargetDir;
+use super::transfer::{FileError, Moved, Transfer};
 
 /// Exports.
 pub(crate) async fn export(args: &ExportArgs) -> Result<(), CommandError> {
@@ -110,7 +110,8 @@ async fn fetch(
         let path = KeyPath::parse(&item.key[skip..]).map_err(|error| error.to_string())?;
         target.write(&path, &value).map_err(|error| error.to_string())
     });
-    let written = writing.await.map_err(|error| io::Error::other(error).to_string()).flatten();
+    let written =
+        writing.await.map_err(|error| io::Error::other(error).to_string()).and_then(|inner| inner);
     match written {
         Ok(()) => Ok(moved),
         Err(error) => Err(FileError::Failed(format!("{shown}: {error}"))),
@@ -119,8 +120,8 @@ async fn fetch(
 
 #[cfg(test)]
 mod tests {
+    use super::super::service::Version;
     use super::*;
-    use crate::service::Version;
 
     fn plan(keys: &[(&str, u64)], skip: usize) -> (Vec<String>, Vec<String>) {
         let listed = |&(key, bytes): &(&str, u64)| Listed {
@@ -135,7 +136,8 @@ mod tests {
 
     #[test]
     fn a_key_that_is_file_and_directory_is_refused_and_what_is_below_is_written() {
-        let keys = [("a", 1), ("a-b", 1), ("a/b", 1), ("a/b/c/d", 1), ("b", 1), ("b/", 0), ("c/", 0)];
+        let keys =
+            [("a", 1), ("a-b", 1), ("a/b", 1), ("a/b/c/d", 1), ("b", 1), ("b/", 0), ("c/", 0)];
         let (items, refused) = plan(&keys, 0);
         assert_eq!(items, ["a-b", "a/b/c/d", "b/", "c/"]);
         assert_eq!(

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use examples::units::bytes;
 use rustix::fs::OFlags;
 
-use crate::cli::ImportArgs;
-use crate::commands::read_limited;
-use crate::connect::connect;
-use crate::error::CommandError;
-use crate::service::{KvClient, MAX_VALUE_BYTES};
-use crate::transfer::{FileError, Moved, Transfer};
-use crate::walk::{Found, walk};
+use super::cli::ImportArgs;
+use super::commands::read_limited;
+use super::connect::connect;
+use super::error::CommandError;
+use super::service::{KvClient, MAX_VALUE_BYTES};
+use super::transfer::{FileError, Moved, Transfer};
+use super::walk::{Found, walk};
 
 /// A key to be stored: that of a file, or that of an empty directory.
 struct Item {
@@ -61,7 +61,7 @@ async fn store(client: &KvClient, prefix: &str, item: Item) -> Result<Moved, Fil
     };
     let shown = path.display().to_string();
     let reading = tokio::task::spawn_blocking(move || read(&path));
-    let value = reading.await.map_err(io::Error::other).flatten();
+    let value = reading.await.map_err(io::Error::other).and_then(|inner| inner);
     let value = value.map_err(|error| FileError::Failed(format!("{shown}: {error}")))?;
     put(client, &key, &value, &shown).await?;
     Ok(Moved::File(value.len() as u64))
@@ -79,15 +79,21 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     // What was a regular file when the tree was read may be a pipe or a link by now.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file any more"));
     }
-    let value = read_limited(file)?;
-    if value.len() > MAX_VALUE_BYTES {
-        let max = bytes(MAX_VALUE_BYTES as u64);
-        return Err(io::Error::other(format!("it is larger than the {max} that one key holds")));
-    }
-    Ok(value)
+    // The file may grow while it is read, so both its size and what was read are checked.
+    let value = match usize::try_from(metadata.len()) {
+        Ok(size) if size <= MAX_VALUE_BYTES => read_limited(file, size)?,
+        _ => return Err(too_large()),
+    };
+    if value.len() > MAX_VALUE_BYTES { Err(too_large()) } else { Ok(value) }
+}
+
+fn too_large() -> io::Error {
+    let max = bytes(MAX_VALUE_BYTES as u64);
+    io::Error::other(format!("it is larger than the {max} that one key holds"))
 }
 
 #[cfg(test)]
@@ -95,8 +101,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
+    use super::super::scratch::Scratch;
     use super::*;
-    use crate::scratch::Scratch;
 
     #[test]
     fn what_is_no_regular_file_any_more_is_not_read() {

@@ -32,8 +32,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use examples::signals::EndSignals;
 
-use crate::cli::{Cli, Command};
-use crate::error::CommandError;
+use self::cli::{Cli, Command};
+use self::error::CommandError;
 
 #[tokio::main]
 async fn main() -> ExitCode {

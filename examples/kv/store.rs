@@ -20,7 +20,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use parking_lot::RwLock;
 
-use crate::service::{
+use super::service::{
     KvError, Listed, MAX_KEY_BYTES, MAX_PAGE_BYTES, MAX_PAGE_KEYS, MAX_VALUE_BYTES, Page, Requests,
     Stats, Value, Version,
 };
@@ -158,8 +158,8 @@ impl Store {
     }
 
     fn shard(&self, key: &str) -> &Shard {
-        let hash = self.hasher.hash_one(key);
-        &self.shards[(hash % SHARD_COUNT as u64) as usize]
+        let [byte, ..] = self.hasher.hash_one(key).to_le_bytes();
+        &self.shards[usize::from(byte) % SHARD_COUNT]
     }
 
     fn write(

@@ -15,13 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
-use crate::key_path::{KeyPath, Printable};
+use super::key_path::{KeyPath, Printable};
 
 /// How a directory is opened below the root.
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// How a temporary file is created.
 const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::CREATE)
@@ -148,8 +146,8 @@ impl Drop for Temporary<'_> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use super::super::scratch::Scratch;
     use super::*;
-    use crate::scratch::Scratch;
 
     fn write(dir: &Scratch, key: &str, bytes: &[u8]) -> Result<(), WriteError> {
         TargetDir::open(dir.path()).unwrap().write(&KeyPath::parse(key).unwrap(), bytes)

@@ -15,8 +15,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rpc_core::{CallError, Channel, Status};
 use tokio::sync::Semaphore;
 
-use crate::error::CommandError;
-use crate::service::KvError;
+use super::error::CommandError;
+use super::service::KvError;
 
 /// Bytes of files in flight at once, in units; a larger file goes alone.
 const BUDGET_UNITS: u32 = 1024;

@@ -142,8 +142,8 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
+    use super::super::scratch::Scratch;
     use super::*;
-    use crate::scratch::Scratch;
 
     fn keys(tree: &Tree) -> Vec<&str> {
         tree.files.iter().map(|file| &*file.key).collect()
@@ -160,7 +160,7 @@ mod tests {
         let tree = walk(dir.path()).unwrap();
         assert_eq!(keys(&tree), ["-rf", "a.x", "a/b/c", "a/z", "b", "é \n"]);
         assert!(tree.files.iter().all(|file| fs::read(&file.path).unwrap() == file.key.as_bytes()));
-        assert_eq!(tree.bytes(), 21);
+        assert_eq!(tree.bytes(), 19);
         assert!(tree.empty_dirs.is_empty() && tree.skipped.is_empty() && tree.failed.is_empty());
     }
 
