@@ -71,11 +71,6 @@ pub(crate) async fn rate(
     duration: Duration,
 ) -> Result<f64> {
     let start = Instant::now();
-    let ch = client.channel().clone();
-    std::thread::spawn(move || {
-        std::thread::sleep(duration * 4 + Duration::from_secs(1));
-        eprintln!("WATCH {:?}", ch.link_metrics());
-    });
     let mut tasks = FuturesUnordered::new();
     for _ in 0..in_flight {
         let client = client.clone();

@@ -4,6 +4,7 @@
 //! Knows nothing of calls, methods or codecs: those live in `rpc-core`, the crate to depend on.
 
 pub mod address;
+pub mod arena;
 pub mod config;
 mod connection;
 pub mod credit;
@@ -18,4 +19,8 @@ pub mod outbound;
 pub mod protocol;
 pub mod protocol_error;
 pub mod provider;
+pub mod schemes;
+pub mod setup;
+pub mod shard;
 pub mod soft;
+pub mod spin;
