@@ -40,22 +40,59 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a store until Ctrl-C; prints `READY <address>` for each address once it accepts
+    #[command(after_help = "Examples:
+  kv serve auto://127.0.0.1:7471                     for this machine
+  kv serve auto://0.0.0.0:7471 --max-bytes 8G        for all others too
+  kv serve shm://kv tcp://127.0.0.1:0                two ways to the same store")]
     Serve(ServeArgs),
     /// Print the value of a key
     Get(GetArgs),
     /// Set the value of a key; prints its new version
+    #[command(
+        override_usage = "kv put [OPTIONS] <ADDRESS> <KEY> <VALUE | --file <FILE>>",
+        after_help = "Examples:
+  kv put auto://127.0.0.1:7471 greeting hello
+  kv put auto://127.0.0.1:7471 photo --file cat.jpg
+  date | kv put auto://127.0.0.1:7471 now -"
+    )]
     Put(PutArgs),
     /// Remove a key
     Del(DelArgs),
     /// Set the value of a key if it has the version that you expect (compare and swap)
+    #[command(
+        override_usage = "kv cas [OPTIONS] <ADDRESS> <KEY> <EXPECTED> <VALUE | --file <FILE>>",
+        after_help = "Examples:
+  kv cas auto://127.0.0.1:7471 leader absent me
+  kv cas auto://127.0.0.1:7471 leader 7 somebody-else"
+    )]
     Cas(CasArgs),
     /// List keys in order
     List(ListArgs),
     /// Show what the server holds and has done
     Stats(StatsArgs),
     /// Store every file of a directory tree
+    ///
+    /// A file's key is its path below DIR with `/` between the names. An empty directory is stored
+    /// as a key that ends in `/`. Contents are kept byte for byte; modes, owners and times are not.
+    ///
+    /// Symbolic links, pipes, sockets and devices are named and skipped. Names that are not UTF-8
+    /// and files above the size of a value are errors. What fails is named, the rest goes on, and
+    /// the exit status is 1 then.
+    #[command(after_help = "Examples:
+  kv import auto://127.0.0.1:7471 ./photos
+  kv import auto://127.0.0.1:7471 ./photos --prefix photos/ --in-flight 8")]
     Import(ImportArgs),
     /// Write keys as the files of a directory tree
+    ///
+    /// DIR is created if it is not there. Files that are there already are replaced, others are
+    /// left alone. A key that ends in `/` becomes a directory. A file appears whole or not at all.
+    ///
+    /// Nothing is ever written outside DIR: absolute keys and those with `.`, `..` or empty path
+    /// components are refused, and symbolic links below DIR are not followed. What fails is named,
+    /// the rest goes on, and the exit status is 1 then.
+    #[command(after_help = "Examples:
+  kv export auto://127.0.0.1:7471 ./copy
+  kv export auto://127.0.0.1:7471 ./photos --prefix photos/")]
     Export(ExportArgs),
 }
 
@@ -203,12 +240,6 @@ pub(crate) struct StatsArgs {
     pub(crate) connect: ConnectArgs,
 }
 
-/// Stores every regular file below DIR.
-///
-/// A file's key is its path below DIR with `/` between the names. An empty directory is stored as a
-/// key that ends in `/`. Contents are kept byte for byte; modes, owners and times are not. Symbolic
-/// links, pipes, sockets and devices are named and skipped; names that are not UTF-8 are errors.
-/// What fails is named, the rest goes on, and the exit status is 1 then.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
@@ -226,12 +257,6 @@ pub(crate) struct ImportArgs {
     pub(crate) transfer: TransferArgs,
 }
 
-/// Writes every key as a file below DIR, which is created if it is not there.
-///
-/// Files that are there already are replaced, others are left alone. Nothing is ever written
-/// outside DIR: absolute keys and those with `.`, `..` or empty path components are refused, and
-/// symbolic links below DIR are not followed. Files appear whole or not at all. What fails is
-/// named, the rest goes on, and the exit status is 1 then.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]

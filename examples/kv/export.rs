@@ -120,7 +120,17 @@ async fn fetch(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use clap::Parser;
+    use rpc_core::Address;
+
+    use super::super::cli::{Cli, Command};
+    use super::super::import::import;
+    use super::super::serve::builder;
     use super::super::service::Version;
+    use super::super::store::Store;
+    use super::super::testing::{Scratch, limited};
     use super::*;
 
     fn plan(keys: &[(&str, u64)], skip: usize) -> (Vec<String>, Vec<String>) {
@@ -179,5 +189,43 @@ mod tests {
                 "p/a: cannot be a file: other keys need the directory `a/`",
             ]
         );
+    }
+
+    /// Runs a command of the command line against a server in this process.
+    async fn run(address: &str, line: &[&str]) -> Result<(), CommandError> {
+        let line = ["kv"].iter().chain(&line[..1]).chain(&["shm://replaced"]).chain(&line[1..]);
+        let address: Address = address.parse().unwrap();
+        match Cli::parse_from(line).command {
+            Command::Import(mut args) => {
+                args.connect.address = address;
+                import(&args).await
+            }
+            Command::Export(mut args) => {
+                args.connect.address = address;
+                export(&args).await
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tree_comes_back_and_a_full_store_names_what_it_refused() {
+        limited(async {
+            let address = "mem://kv-export";
+            let server = builder(&Arc::new(Store::new(Some(100)))).bind(address).await.unwrap();
+            tokio::spawn(server.serve());
+            let (from, to) = (Scratch::new(), Scratch::new());
+            let (from, to) = (from.path(), to.path());
+            fs::create_dir_all(from.join("a/empty")).unwrap();
+            fs::write(from.join("a/file"), "content").unwrap();
+            run(address, &["import", from.to_str().unwrap()]).await.unwrap();
+            fs::write(from.join("large"), [0; 100]).unwrap();
+            let error = run(address, &["import", from.to_str().unwrap()]).await.unwrap_err();
+            assert_eq!(error.to_string(), "1 entry failed, see above");
+            run(address, &["export", to.to_str().unwrap()]).await.unwrap();
+            assert_eq!(fs::read(to.join("a/file")).unwrap(), b"content");
+            assert!(to.join("a/empty").is_dir() && !to.join("large").exists());
+        })
+        .await;
     }
 }

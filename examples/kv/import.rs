@@ -101,7 +101,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use super::super::scratch::Scratch;
+    use super::super::testing::Scratch;
     use super::*;
 
     #[test]

@@ -18,12 +18,12 @@ mod error;
 mod export;
 mod import;
 mod key_path;
-#[cfg(test)]
-mod scratch;
 mod serve;
 mod service;
 mod store;
 mod target_dir;
+#[cfg(test)]
+mod testing;
 mod transfer;
 mod walk;
 

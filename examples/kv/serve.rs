@@ -92,6 +92,7 @@ mod tests {
 
     use super::super::connect::link;
     use super::super::service::{KvClient, MAX_VALUE_BYTES};
+    use super::super::testing::limited;
     use super::*;
 
     async fn client(name: &str, max_bytes: Option<u64>) -> KvClient {
@@ -103,40 +104,49 @@ mod tests {
 
     #[tokio::test]
     async fn every_method_answers() {
-        let kv = client("kv-methods", None).await;
-        let first = kv.put("a", b"1").await.unwrap();
-        let second = kv.compare_and_swap("a", Some(first), b"2").await.unwrap();
-        assert_eq!(kv.get("a").await.unwrap(), Value { version: second, bytes: "2".into() });
-        let page = kv.list("", "", 10).await.unwrap();
-        assert_eq!((page.keys.len(), page.keys[0].version, page.next), (1, second, None));
-        assert_eq!(kv.delete("a").await, Ok(second));
-        let stats = kv.stats().await.unwrap();
-        assert_eq!((stats.keys, stats.requests.total()), (0, 5));
+        limited(async {
+            let kv = client("kv-methods", None).await;
+            let first = kv.put("a", b"1").await.unwrap();
+            let second = kv.compare_and_swap("a", Some(first), b"2").await.unwrap();
+            assert_eq!(kv.get("a").await.unwrap(), Value { version: second, bytes: "2".into() });
+            let page = kv.list("", "", 10).await.unwrap();
+            assert_eq!((page.keys.len(), page.keys[0].version, page.next), (1, second, None));
+            assert_eq!(kv.delete("a").await, Ok(second));
+            let stats = kv.stats().await.unwrap();
+            assert_eq!((stats.keys, stats.requests.total()), (0, 5));
+        })
+        .await;
     }
 
     #[tokio::test]
     async fn refusals_are_errors_of_the_service_and_not_of_the_call() {
-        let kv = client("kv-refusals", Some(10)).await;
-        assert_eq!(kv.get("a").await, Err(CallError::User(KvError::NotFound)));
-        assert_eq!(kv.delete("a").await, Err(CallError::User(KvError::NotFound)));
-        let mismatch = KvError::VersionMismatch { current: None };
-        assert_eq!(
-            kv.compare_and_swap("a", Some(Version(1)), b"").await,
-            Err(CallError::User(mismatch))
-        );
-        let full = KvError::Full { used: 0, max: 10, needed: 11 };
-        assert_eq!(kv.put("a", &[0; 10]).await, Err(CallError::User(full)));
-        let bad = KvError::BadKey { bytes: 0, max: 4096 };
-        assert_eq!(kv.put("", b"").await, Err(CallError::User(bad)));
+        limited(async {
+            let kv = client("kv-refusals", Some(10)).await;
+            assert_eq!(kv.get("a").await, Err(CallError::User(KvError::NotFound)));
+            assert_eq!(kv.delete("a").await, Err(CallError::User(KvError::NotFound)));
+            let mismatch = KvError::VersionMismatch { current: None };
+            assert_eq!(
+                kv.compare_and_swap("a", Some(Version(1)), b"").await,
+                Err(CallError::User(mismatch))
+            );
+            let full = KvError::Full { used: 0, max: 10, needed: 11 };
+            assert_eq!(kv.put("a", &[0; 10]).await, Err(CallError::User(full)));
+            let bad = KvError::BadKey { bytes: 0, max: 4096 };
+            assert_eq!(kv.put("", b"").await, Err(CallError::User(bad)));
+        })
+        .await;
     }
 
     #[tokio::test]
     async fn values_beyond_the_usual_message_size_pass_whole() {
-        const { assert!(MAX_VALUE_BYTES > 100 << 20) };
-        let kv = client("kv-large", None).await;
-        let value: Vec<u8> =
-            (0..100_u32 << 20).map(|at| (at ^ (at >> 8)).to_le_bytes()[0]).collect();
-        kv.put("large", &value).await.unwrap();
-        assert!(kv.get("large").await.unwrap().bytes == value);
+        limited(async {
+            const { assert!(MAX_VALUE_BYTES > 100 << 20) };
+            let kv = client("kv-large", None).await;
+            let value: Vec<u8> =
+                (0..100_u32 << 20).map(|at| (at ^ (at >> 8)).to_le_bytes()[0]).collect();
+            kv.put("large", &value).await.unwrap();
+            assert!(kv.get("large").await.unwrap().bytes == value);
+        })
+        .await;
     }
 }

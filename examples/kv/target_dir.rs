@@ -146,7 +146,7 @@ impl Drop for Temporary<'_> {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::super::scratch::Scratch;
+    use super::super::testing::Scratch;
     use super::*;
 
     fn write(dir: &Scratch, key: &str, bytes: &[u8]) -> Result<(), WriteError> {

@@ -142,7 +142,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
-    use super::super::scratch::Scratch;
+    use super::super::testing::Scratch;
     use super::*;
 
     fn keys(tree: &Tree) -> Vec<&str> {

@@ -1,7 +1,13 @@
-//! Directories for tests, removed at the end.
+//! For tests: directories that are removed at the end, and an end for what is stuck.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Runs what could wait for ever; met only by what is stuck.
+pub(crate) async fn limited<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(120), work).await.expect("stuck")
+}
 
 /// A new, empty directory.
 pub(crate) struct Scratch(PathBuf);
