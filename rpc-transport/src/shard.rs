@@ -16,7 +16,6 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -63,8 +62,6 @@ pub struct Shard<P: Protocol> {
     state: Mutex<State<P>>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
-    /// The driver is running effects, so it will not poll (and flush) right away.
-    executing: AtomicBool,
 }
 
 impl<P: Protocol> Shard<P> {
@@ -79,7 +76,7 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
         let state = Mutex::new(State::new(cq));
-        Ok(Arc::new(Self { state, device, domain, executing: AtomicBool::new(false) }))
+        Ok(Arc::new(Self { state, device, domain }))
     }
 
     /// The device of the CQ.
@@ -99,6 +96,12 @@ impl<P: Protocol> Shard<P> {
         let result = state.with(key, step);
         self.finish(state);
         result
+    }
+
+    /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
+    /// reason to. `None` when the connection is gone from the shard.
+    pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        Some(step(&mut self.state.lock().connection(key)?.protocol))
     }
 
     /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
@@ -241,19 +244,10 @@ impl<P: Protocol> Shard<P> {
         self.state.lock()
     }
 
-    pub(crate) fn set_executing(&self, executing: bool) {
-        self.executing.store(executing, Ordering::Release);
-    }
-
     /// Ends a visit: everything is sent, and the driver woken if it must look.
-    ///
-    /// A driver that is polling flushes with its next poll, in a moment when nobody waits for the
-    /// fence that this takes.
     pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
-        if waker.is_some() || !state.is_driver_polling() || self.executing.load(Ordering::Acquire) {
-            state.cq.flush();
-        }
+        state.cq.flush();
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -463,23 +457,41 @@ impl<P: Protocol> State<P> {
     }
 
     /// Polls the CQ once and handles what it has; returns the number of completions and events.
+    #[inline]
     pub(crate) fn poll(&mut self) -> usize {
+        match self.cq.poll(&mut self.completions, POLL_BATCH) {
+            Ok(0) => match self.cq.poll_event() {
+                None => 0,
+                Some(event) => self.on_events(event),
+            },
+            Ok(_) => self.on_completions(),
+            Err(error) => {
+                self.fail_all(&CloseCause::Device(error.to_string().into()));
+                self.pump_dirty();
+                0
+            }
+        }
+    }
+
+    fn on_completions(&mut self) -> usize {
         let mut completions = std::mem::take(&mut self.completions);
-        let polled = self.cq.poll(&mut completions, POLL_BATCH);
-        let mut count = completions.len();
+        let count = completions.len();
         for completion in completions.drain(..) {
             self.on_completion(completion);
         }
         self.completions = completions;
-        match polled {
-            Err(error) => self.fail_all(&CloseCause::Device(error.to_string().into())),
-            Ok(polled) if polled < POLL_BATCH => {
-                while let Some(event) = self.cq.poll_event() {
-                    count += 1;
-                    self.on_event(event);
-                }
-            }
-            Ok(_) => {}
+        self.pump_dirty();
+        count
+    }
+
+    /// Events wait until no completion is left: what arrived before a disconnect is delivered.
+    #[cold]
+    fn on_events(&mut self, first: QpEvent) -> usize {
+        let mut count = 1;
+        self.on_event(first);
+        while let Some(event) = self.cq.poll_event() {
+            count += 1;
+            self.on_event(event);
         }
         self.pump_dirty();
         count
@@ -551,10 +563,6 @@ impl<P: Protocol> State<P> {
             }
         }
         self.pump_dirty();
-    }
-
-    fn is_driver_polling(&self) -> bool {
-        matches!(self.driver, DriverState::Running)
     }
 
     /// Whether callers polled since the last time: the driver then counts it as its own progress.

@@ -33,11 +33,13 @@ pub(super) enum Op {
     Ack = 8,
     /// The packet after those acknowledged was refused ([`Nak`] in [`Extension::Word`]).
     Nak = 9,
+    /// Carries nothing: asks for an acknowledgement of what went before.
+    Probe = 10,
 }
 
 impl Op {
     fn decode(value: u8) -> Option<Self> {
-        const ALL: [Op; 9] = [
+        const ALL: [Op; 10] = [
             Op::Send,
             Op::Write,
             Op::Placed,
@@ -47,6 +49,7 @@ impl Op {
             Op::MapAnswer,
             Op::Ack,
             Op::Nak,
+            Op::Probe,
         ];
         ALL.get(usize::from(value).checked_sub(1)?).copied()
     }

@@ -334,6 +334,13 @@ impl QueuePair {
         }
     }
 
+    /// The peer has rung. That spends the arming: the peer will not ring for it again.
+    pub(super) fn on_bell(&mut self) {
+        if self.armed {
+            self.disarm();
+        }
+    }
+
     #[cold]
     fn disarm(&mut self) {
         self.armed = false;

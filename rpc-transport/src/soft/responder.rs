@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::provider::{Completion, CompletionKind, QpHandle, RecvWr, RemoteSlice, Status};
+use crate::provider::{Completion, CompletionKind, QpHandle, RecvWr, Status};
 
 use super::domain::{DomainTable, Memory, Registered};
 use super::packet::{Extension, Flags, Head, Nak, Op, Span};
@@ -119,6 +119,7 @@ impl Responder {
                 }
                 no_payload(head)
             }
+            (Op::Probe, _) if matches!(self.message, Message::None) => no_payload(head),
             (Op::ReadRequest, Extension::Span(span)) => self.begin_read(head, span),
             (Op::MapRequest, Extension::Span(span)) => self.begin_map(head, span),
             _ => Err(Refusal::Protocol),
@@ -367,7 +368,7 @@ fn send_map(
     if !*passed {
         let file = region.as_ref().and_then(|region| region.memory.file());
         if let Some((file, _)) = file {
-            match wire.pass_file(file) {
+            match wire.pass_file(span.rkey, file) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 // Without the file the peer writes through the engine.
@@ -379,10 +380,4 @@ fn send_map(
     let whole = Flags::FIRST.with(Flags::LAST);
     let extension = Extension::Span(*span);
     wire.send_copied(Op::MapAnswer, whole, extension, [Piece::EMPTY; 2]).is_some()
-}
-
-/// What a requester asks for when it wants to access a region directly.
-pub(super) fn map_request(remote: RemoteSlice, len: u64, write: bool) -> Extension {
-    let RemoteSlice { address, rkey } = remote;
-    Extension::Span(Span { address, rkey, aux: u32::from(write), len })
 }
