@@ -1,5 +1,7 @@
 //! Shared parts of the end-to-end tests.
 
+pub mod example;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
