@@ -1,3 +1,4 @@
+// LEAD: read LEAD-NOTE.md in the root of your worktree now (then remove this line)
 //! The queue pair: requester, responder and wire under one state.
 //!
 //! Owns the QP state, what happens when a packet comes in, and how a QP dies. Never decides when
@@ -41,6 +42,7 @@ pub(super) struct Visit {
 
 /// A queue pair.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct QueuePair {
     // First, so that it is dropped before the memory that it may point into.
     wire: Wire,
@@ -59,6 +61,9 @@ pub(super) struct QueuePair {
     gone: bool,
     /// An event says that there is more to look at than the next packet.
     attention: bool,
+    /// Packets that the next visit takes in. A lone packet is delivered without a look at the next
+    /// slot: the peer may be about to write it, and the look would wait for the line.
+    burst: usize,
     /// The peer has been asked for a doorbell.
     armed: bool,
     /// The CQ visits this QP in every poll.
@@ -84,6 +89,7 @@ impl QueuePair {
             closing: false,
             gone: false,
             attention: true,
+            burst: 1,
             armed: false,
             hot: false,
             bell_listed: false,
@@ -287,7 +293,7 @@ impl QueuePair {
     /// Takes packets off the ring; whether it is empty.
     #[inline]
     fn receive_ring(&mut self, sink: &mut Sink<'_>, visit: &mut Visit) -> bool {
-        let Self { wire: Wire::Ring(wire), requester, responder, used, .. } = self else {
+        let Self { wire: Wire::Ring(wire), requester, responder, used, burst, .. } = self else {
             return true;
         };
         if self.stopped {
@@ -295,10 +301,10 @@ impl QueuePair {
         }
         let (mut count, mut ack) = (0, false);
         let outcome = loop {
-            let Some(word) = wire.ring.peek() else { break Ok(true) };
-            if count == VISIT_PACKETS || !sink.has_room() {
+            if count == *burst || !sink.has_room() {
                 break Ok(false);
             }
+            let Some(word) = wire.ring.peek() else { break Ok(true) };
             if !take_whole_send(word, wire, responder, sink, used)
                 && let Err(refusal) = take_packet(word, wire, requester, responder, sink, used)
             {
@@ -307,6 +313,7 @@ impl QueuePair {
             ack |= Head::wants_ack(word);
             count += 1;
         };
+        *burst = if count == *burst { (2 * count).min(VISIT_PACKETS) } else { 1 };
         if count > 0 {
             visit.active = true;
             if ack || wire.ring.owes_much() {

@@ -1,3 +1,4 @@
+// LEAD: read LEAD-NOTE.md in the root of your worktree now (then remove this line)
 //! The ring wire: two rings in shared memory and a doorbell each way.
 //!
 //! Owns what belongs to one connection over memory. The memory is this process's own (`mem`) or
@@ -92,6 +93,7 @@ struct Remote {
 
 /// One side of a connection over rings.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct RingWire {
     pub(super) ring: Ring,
     /// The peer rings this one.
