@@ -25,6 +25,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::doorbell::{Ringer, Sleeper};
+
 use super::mapping::{Mapping, PAGE_BYTES};
 use super::packet::{Extension, Flags, Head, Nak, Op};
 
@@ -100,14 +102,12 @@ pub(super) struct Ring {
     overwritten: Box<[u64]>,
     /// Something was sent or accepted that the peer may wait for.
     bell_due: bool,
-    /// The peer's arming that was answered with a doorbell already.
-    rung: u32,
+    ringer: Ringer,
     /// Position of the next packet to receive, in slots.
     head: u64,
     /// `head` as the peer knows it.
     published: u64,
-    /// Number of the last arming.
-    armings: u32,
+    sleeper: Sleeper,
 }
 
 impl Ring {
@@ -128,10 +128,10 @@ impl Ring {
             awaited: 0,
             overwritten: vec![0; slots.div_ceil(64)].into_boxed_slice(),
             bell_due: false,
-            rung: 0,
+            ringer: Ringer::default(),
             head: 0,
             published: 0,
-            armings: 0,
+            sleeper: Sleeper::default(),
         }
     }
 
@@ -304,12 +304,7 @@ impl Ring {
         if !std::mem::take(&mut self.bell_due) {
             return false;
         }
-        let armed = Self::control(&self.peer, ARMED).load(Ordering::Relaxed);
-        if armed == 0 || armed == self.rung {
-            return false;
-        }
-        self.rung = armed;
-        true
+        self.ringer.wants_bell(Self::control(&self.peer, ARMED))
     }
 
     // ---- receiving ----
@@ -404,13 +399,12 @@ impl Ring {
     /// Asks the peer for a doorbell; a sequentially consistent fence must follow, and then another
     /// look at the ring.
     pub(super) fn arm(&mut self) {
-        self.armings = self.armings.wrapping_add(1).max(1);
-        Self::control(&self.own, ARMED).store(self.armings, Ordering::Relaxed);
+        self.sleeper.arm(Self::control(&self.own, ARMED));
     }
 
     /// Asks for no doorbell any more.
     pub(super) fn disarm(&self) {
-        Self::control(&self.own, ARMED).store(0, Ordering::Relaxed);
+        self.sleeper.disarm(Self::control(&self.own, ARMED));
     }
 
     // ---- closing ----

@@ -1,0 +1,244 @@
+//! A running handler: what a service's dispatch hands to the server.
+//!
+//! Owns the rule that nothing a handler does reaches the peer but its reply: a panic becomes an
+//! `Internal` status, its text goes to the log.
+//!
+//! Invariants:
+//! 1. The future is dropped as soon as it has finished or panicked, so that what it holds (the
+//!    request's message above all) is free when the reply goes out.
+//! 2. Dropping a handler never panics.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{self, Poll};
+
+use crate::context::Context;
+use crate::recycled::Recycled;
+use crate::service::Reply;
+use crate::status::Status;
+
+/// A handler at work. Dropping it cancels it.
+#[must_use = "a handler does nothing unless polled"]
+pub struct Handler(Stage);
+
+enum Stage {
+    Running(Recycled<Reply>),
+    Ready(Reply),
+    Done,
+}
+
+impl Handler {
+    /// A handler that runs `future` with `context` current.
+    pub fn new<F>(context: Context, future: F) -> Self
+    where
+        F: Future<Output = Reply> + Send + 'static,
+    {
+        Self(Stage::Running(Recycled::new(context.scope(future))))
+    }
+
+    /// A handler that has its reply already.
+    pub fn ready(reply: Reply) -> Self {
+        Self(Stage::Ready(reply))
+    }
+
+    /// Polls; a panic of the handler is a reply too: `Internal`, with the panic's own text in the
+    /// log only.
+    ///
+    /// # Panics
+    /// When polled after it was ready.
+    pub fn poll_caught(&mut self, cx: &mut task::Context<'_>) -> Poll<Reply> {
+        let polled = match &mut self.0 {
+            Stage::Running(future) => catch_unwind(AssertUnwindSafe(|| Pin::new(future).poll(cx))),
+            Stage::Ready(_) | Stage::Done => Ok(Pin::new(&mut *self).poll(cx)),
+        };
+        match polled {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(reply)) => {
+                self.finish();
+                Poll::Ready(reply)
+            }
+            Err(panic) => {
+                log_panic(panic);
+                self.finish();
+                Poll::Ready(Reply::Status(Status::internal("the handler panicked")))
+            }
+        }
+    }
+
+    /// Drops what is left of the future (invariants 1 and 2).
+    fn finish(&mut self) {
+        let stage = std::mem::replace(&mut self.0, Stage::Done);
+        if let Stage::Running(future) = stage
+            && let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(future)))
+        {
+            log_panic(panic);
+        }
+    }
+}
+
+#[cold]
+fn log_panic(panic: Box<dyn Any + Send>) {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(not a text)");
+    tracing::error!(panic = text, "a handler panicked");
+    // What was thrown may itself panic when dropped; it is of no further use.
+    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(second);
+    }
+}
+
+/// Like [`Handler::poll_caught`], but lets panics through.
+impl Future for Handler {
+    type Output = Reply;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Reply> {
+        match std::mem::replace(&mut self.0, Stage::Done) {
+            Stage::Running(mut future) => {
+                let polled = Pin::new(&mut future).poll(cx);
+                if polled.is_pending() {
+                    self.0 = Stage::Running(future);
+                }
+                polled
+            }
+            Stage::Ready(reply) => Poll::Ready(reply),
+            Stage::Done => panic!("a handler was polled after it had finished"),
+        }
+    }
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+impl fmt::Debug for Handler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.0 {
+            Stage::Running(_) => "Handler(running)",
+            Stage::Ready(_) => "Handler(ready)",
+            Stage::Done => "Handler(done)",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::panic::panic_any;
+    use std::task::Waker;
+
+    use rpc_transport::outbound::OutBuf;
+
+    use super::*;
+    use crate::status::Code;
+
+    fn poll(handler: &mut Handler) -> Poll<Reply> {
+        handler.poll_caught(&mut task::Context::from_waker(Waker::noop()))
+    }
+
+    fn ok() -> Reply {
+        Reply::Ok(OutBuf::new())
+    }
+
+    fn expect_internal(polled: Poll<Reply>) {
+        let Poll::Ready(Reply::Status(status)) = polled else {
+            panic!("no status");
+        };
+        assert_eq!(status, Status::internal("the handler panicked"));
+    }
+
+    /// Panics when dropped.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("dropped on purpose");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_there_needs_no_future() {
+        let mut handler = Handler::ready(Reply::Status(Status::from(Code::NotFound)));
+        let Poll::Ready(reply) = poll(&mut handler) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Status(status) if status.code() == Code::NotFound));
+    }
+
+    #[test]
+    fn a_panic_is_an_internal_status_without_its_text() {
+        let mut handler = Handler::new(Context::new(), async { panic!("secret") });
+        expect_internal(poll(&mut handler));
+        let mut handler = Handler::new(Context::new(), async { panic_any(5_u8) });
+        expect_internal(poll(&mut handler));
+    }
+
+    #[test]
+    fn even_what_was_thrown_may_panic() {
+        let mut handler = Handler::new(Context::new(), async { panic_any(Bomb) });
+        expect_internal(poll(&mut handler));
+    }
+
+    #[test]
+    fn a_finished_future_is_dropped_before_its_reply_is_given_out() {
+        let (held, seen) = {
+            let held = std::sync::Arc::new(());
+            (held.clone(), held)
+        };
+        let mut handler = Handler::new(
+            Context::new(),
+            std::future::poll_fn(move |_| {
+                let _held = &held;
+                Poll::Ready(ok())
+            }),
+        );
+        let Poll::Ready(_reply) = poll(&mut handler) else { panic!("not ready") };
+        assert_eq!(std::sync::Arc::strong_count(&seen), 1);
+    }
+
+    #[test]
+    fn a_drop_that_panics_does_not_get_out() {
+        let with_bomb = |wait: bool| {
+            let bomb = Bomb;
+            Handler::new(
+                Context::new(),
+                std::future::poll_fn(move |_| {
+                    let _bomb = &bomb;
+                    if wait { Poll::Pending } else { Poll::Ready(ok()) }
+                }),
+            )
+        };
+        let Poll::Ready(reply) = poll(&mut with_bomb(false)) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Ok(_)));
+        let mut waiting = with_bomb(true);
+        assert!(poll(&mut waiting).is_pending());
+        drop(waiting);
+    }
+
+    #[test]
+    #[should_panic(expected = "after it had finished")]
+    fn a_finished_handler_is_not_polled_again() {
+        let mut handler = Handler::ready(ok());
+        assert!(poll(&mut handler).is_ready());
+        let _ = poll(&mut handler);
+    }
+
+    #[test]
+    fn the_context_is_current_in_the_handler() {
+        let deadline = std::time::Instant::now();
+        let context = Context::new().with_deadline(Some(deadline));
+        let mut handler = Handler::new(context, async move {
+            assert_eq!(Context::current().deadline(), Some(deadline));
+            ok()
+        });
+        let Poll::Ready(reply) = poll(&mut handler) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Ok(_)));
+        let mut waiting = Handler::new(Context::new(), pending());
+        assert!(poll(&mut waiting).is_pending());
+    }
+}

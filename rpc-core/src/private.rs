@@ -1,0 +1,276 @@
+//! What generated code is made of: `rpc_core::__private`.
+//!
+//! Owns the contract between `#[service]` and this crate. Public because generated code lives in
+//! the user's crate; not part of the API, and changes with the macro's version, which is pinned to
+//! this crate's. Generated code names nothing but this module and the types that users see.
+//!
+//! Server side: the macro's dispatch calls [`split`], and in the handler's future
+//! [`Incoming::arguments`], the user's method, and [`Incoming::reply`] or
+//! [`Incoming::reply_error`]. Client side: `Channel::call` with the arguments as a tuple of
+//! [`put`], and one of [`decode_plain`], [`decode_result`] through [`plain`], [`result`].
+
+pub use std::clone::Clone;
+pub use std::convert::{AsRef, From};
+pub use std::default::Default;
+pub use std::fmt;
+pub use std::future::Future;
+pub use std::marker::{Send, Sync};
+pub use std::option::Option;
+pub use std::result::Result;
+pub use std::string::String;
+pub use std::sync::Arc;
+pub use std::vec::Vec;
+
+use rpc_transport::message::Message;
+use serde::Serialize;
+use serde::de::DeserializeSeed;
+
+pub use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
+pub use crate::blocking::BlockingChannel;
+pub use crate::call::Call;
+pub use crate::client::Channel;
+pub use crate::codec::CodecError;
+pub use crate::handler::Handler;
+pub use crate::service::{
+    Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,
+    assert_distinct_ids,
+};
+pub use crate::shape::{
+    Blob, OwnedBlob, Plain, Probe, ProbePlain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
+};
+pub use crate::status::{CallError, Status};
+pub use rpc_transport::error::ConnectError;
+
+use crate::codec::Codec;
+use crate::context::Context;
+
+/// A type that is a [`Result`], behind an alias.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no alias of a `Result`",
+    label = "marked #[rpc(result)], and is none",
+    note = "remove #[rpc(result)]: the method's result is this type itself"
+)]
+pub trait IsResult {
+    /// What it holds on success.
+    type Ok;
+    /// What it holds on failure.
+    type Err;
+    /// Looks behind the alias.
+    ///
+    /// # Errors
+    /// The method's own.
+    fn into_result(self) -> Result<Self::Ok, Self::Err>;
+}
+
+impl<T, E> IsResult for Result<T, E> {
+    type Ok = T;
+    type Err = E;
+
+    #[inline]
+    fn into_result(self) -> Self {
+        self
+    }
+}
+
+/// How a method's own error becomes a reply.
+#[diagnostic::on_unimplemented(
+    message = "`{E}` cannot be sent: it does not implement serde's `Serialize`",
+    label = "does not implement `serde::Serialize`",
+    note = "derive `serde::Serialize` for it, or send a type that has it"
+)]
+pub trait PutError<E>: Copy {
+    /// Makes the reply.
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: Serialize> PutError<E> for Plain {
+    #[inline]
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply {
+        incoming.encode(method, ReplyKind::UserError, error)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl PutError<Status> for StatusShape {
+    fn reply(self, _: &Incoming, _: &'static MethodDescriptor, status: &Status) -> Reply {
+        Reply::Status(status.clone())
+    }
+}
+
+/// The part of a request that its handler's future owns.
+#[derive(Debug)]
+pub struct Incoming {
+    message: Message,
+    codec: Codec,
+}
+
+/// Parts a request between the handler and its future.
+#[must_use]
+pub fn split(request: Request) -> (Context, Incoming) {
+    let Request { message, codec, context } = request;
+    (context, Incoming { message, codec })
+}
+
+/// The handler for a position that no method has.
+pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Handler {
+    let text = format!("service {} has no method at position {method}", service.name);
+    Handler::ready(Reply::Status(Status::unimplemented(text)))
+}
+
+impl Incoming {
+    /// Decodes the arguments, which may borrow from this.
+    ///
+    /// # Errors
+    /// The reply that says what is wrong with them.
+    #[inline]
+    pub fn arguments<'de, S: DeserializeSeed<'de>>(
+        &'de self,
+        method: &'static MethodDescriptor,
+        seeds: S,
+    ) -> Result<S::Value, Reply> {
+        self.codec
+            .decode_seed(seeds, &self.message)
+            .map_err(|error| undecodable_arguments(method, error))
+    }
+
+    /// Encodes what a method without an error type returned.
+    #[inline]
+    pub fn reply(&self, method: &'static MethodDescriptor, value: &impl Serialize) -> Reply {
+        self.encode(method, ReplyKind::Ok, value)
+    }
+
+    /// Encodes a method's own error.
+    #[inline]
+    pub fn reply_error<E, H: PutError<E>>(
+        &self,
+        method: &'static MethodDescriptor,
+        error: &E,
+        shape: H,
+    ) -> Reply {
+        shape.reply(self, method, error)
+    }
+
+    #[inline]
+    fn encode<T: Serialize + ?Sized>(
+        &self,
+        method: &'static MethodDescriptor,
+        kind: ReplyKind,
+        value: &T,
+    ) -> Reply {
+        let mut body = rpc_transport::outbound::OutBuf::new();
+        match self.codec.encode(value, &mut body) {
+            Ok(()) => match kind {
+                ReplyKind::Ok => Reply::Ok(body),
+                ReplyKind::UserError => Reply::UserError(body),
+            },
+            Err(error) => unencodable_result(method, error),
+        }
+    }
+}
+
+#[cold]
+fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
+    let what = error.describe(method.arguments);
+    Reply::Status(Status::invalid_argument(format!(
+        "cannot decode the arguments of {}: {what}",
+        method.name
+    )))
+}
+
+#[cold]
+fn unencodable_result(method: &'static MethodDescriptor, error: CodecError) -> Reply {
+    tracing::error!(method = method.name, %error, "cannot encode a result");
+    Reply::Status(Status::internal(format!("cannot encode the result of {}: {error}", method.name)))
+}
+
+/// The decoder of a method's reply, for a result of shape `shape`.
+#[inline]
+pub fn plain<T, H>(_shape: H) -> fn(ReplyParts) -> Result<T, Status>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+{
+    decode_plain::<T, H>
+}
+
+/// The same for a method with an error type of its own.
+#[inline]
+pub fn result<T, E, H, F>(_shape: H, _error: F) -> fn(ReplyParts) -> Result<T, CallError<E>>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+    F: for<'de> TakeShape<'de, E> + Default,
+{
+    decode_result::<T, E, H, F>
+}
+
+/// Decodes the reply of a method without an error type.
+///
+/// # Errors
+/// The status that the call ended with.
+pub fn decode_plain<T, H>(parts: ReplyParts) -> Result<T, Status>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+{
+    match parts.outcome? {
+        (ReplyKind::Ok, message) => {
+            take(parts.codec, parts.method, seed::<T, H>(H::default()), &message)
+        }
+        (ReplyKind::UserError, _) => Err(unexpected_user_error(parts.method)),
+    }
+}
+
+/// Decodes the reply of a method with an error type of its own.
+///
+/// # Errors
+/// That error, or the status that the call ended with.
+pub fn decode_result<T, E, H, F>(parts: ReplyParts) -> Result<T, CallError<E>>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+    F: for<'de> TakeShape<'de, E> + Default,
+{
+    let ReplyParts { codec, method, outcome } = parts;
+    match outcome {
+        Ok((ReplyKind::UserError, message)) => {
+            let error: E = take(codec, method, seed::<E, F>(F::default()), &message)?;
+            Err(CallError::User(error))
+        }
+        outcome => {
+            let parts = ReplyParts { codec, method, outcome };
+            decode_plain::<T, H>(parts).map_err(CallError::Status)
+        }
+    }
+}
+
+#[inline]
+fn take<'de, S: DeserializeSeed<'de>>(
+    codec: Codec,
+    method: &'static MethodDescriptor,
+    seed: S,
+    message: &'de Message,
+) -> Result<S::Value, Status> {
+    codec.decode_seed(seed, message).map_err(|error| undecodable_reply(method, error))
+}
+
+#[cold]
+fn undecodable_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    let text = format!("cannot decode the reply of {}: {error}", method.name);
+    Status::internal(text)
+        .with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
+}
+
+#[cold]
+fn unexpected_user_error(method: &'static MethodDescriptor) -> Status {
+    Status::internal(format!(
+        "{} answered with an error of its own, which the method has not here",
+        method.name
+    ))
+}
+
+/// The status of a call whose arguments cannot be encoded.
+#[cold]
+#[must_use]
+pub fn unencodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    let what = error.describe(method.arguments);
+    Status::invalid_argument(format!("cannot encode the arguments of {}: {what}", method.name))
+        .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
+}

@@ -1,0 +1,300 @@
+//! The words in which a session is spoken to: calls started, their outcomes, calls that arrived,
+//! their answers, and what is to be done.
+//!
+//! Owns plain data only; the rules are in the session's other files.
+
+use std::fmt;
+use std::time::Instant;
+
+use rpc_transport::message::Message;
+use rpc_transport::outbound::OutBuf;
+
+use crate::wire::{self, ReplyKind};
+
+/// Bounds of one end of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// Calls of this end that may exist at once, waiting ones included. Default 65,536.
+    pub max_outgoing_calls: u32,
+    /// Calls of the peer that this end has in flight at once; announced in the hello. 0: this end
+    /// takes no calls. Default 1,024.
+    pub max_incoming_calls: u32,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        Self { max_outgoing_calls: 65_536, max_incoming_calls: 1024 }
+    }
+}
+
+/// Which end of the connection this is. Both may call; the client says hello first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Connected.
+    Client,
+    /// Accepted: sends nothing before the client's hello has arrived.
+    Server,
+}
+
+/// A point in time by which a call must have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline {
+    /// When.
+    pub at: Instant,
+    /// The time at which the call is started.
+    pub now: Instant,
+}
+
+/// What a call is, but for its body.
+#[derive(Debug, Clone, Copy)]
+pub struct StartCall<'a> {
+    /// Stable id of the method: hash of "Service.method".
+    pub method: u32,
+    /// This process's dense index of the method, from 0: remembers per connection whether the
+    /// signature must still be sent. Two methods never share one.
+    pub method_index: u32,
+    /// Signature hash of the method.
+    pub signature: u64,
+    /// Codec of the body.
+    pub codec: u8,
+    /// When the call ends unanswered; `None`: never.
+    pub deadline: Option<Deadline>,
+    /// Dropping the call neither takes it back nor cancels its handler.
+    pub no_cancel: bool,
+    /// Encoded metadata, at most 65,535 bytes; empty costs nothing on the wire.
+    pub metadata: &'a [u8],
+}
+
+/// Names a call of this end, from `start` until its outcome was taken or it was cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CallId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+/// Why a call was not started. Nothing of it exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The connection is closed.
+    #[error("the connection is closed")]
+    Closed,
+    /// The peer has said go-away: another connection may serve the call.
+    #[error("the peer takes no new calls")]
+    PeerGoingAway,
+    /// This end has stopped calling.
+    #[error("this end is shutting down")]
+    Stopped,
+    /// The peer's hello says that it takes no calls.
+    #[error("the peer takes no calls")]
+    PeerTakesNoCalls,
+    /// [`SessionLimits::max_outgoing_calls`] calls exist.
+    #[error("too many calls at once on one connection")]
+    TooManyCalls,
+    /// The metadata is longer than its block can be.
+    #[error("metadata of {0} bytes, the longest is {max}", max = wire::MAX_METADATA_BYTES)]
+    MetadataTooLong(usize),
+    /// The deadline had passed already.
+    #[error("the deadline had passed before the call was started")]
+    DeadlineExceeded,
+}
+
+/// A call that was not started, with its body for another try.
+#[derive(Debug)]
+pub struct NotStarted {
+    /// Why.
+    pub error: StartError,
+    /// The body, as it was handed in.
+    pub body: OutBuf,
+}
+
+/// How a call ended. Every call has exactly one, unless it was cancelled by this end.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The peer answered.
+    Reply(Reply),
+    /// It ended without an answer.
+    Failed {
+        /// Why.
+        reason: Failure,
+        /// The peer never saw the request: trying again cannot run it twice.
+        never_sent: bool,
+    },
+}
+
+/// Why a call ended without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The deadline passed.
+    DeadlineExceeded,
+    /// The connection closed; `Session::close_cause` says why.
+    Closed,
+    /// The peer said go-away while the call was waiting.
+    PeerGoingAway,
+    /// The peer's hello said that it takes no calls while the call was waiting.
+    PeerTakesNoCalls,
+    /// The id names no call: its outcome was taken or it was cancelled before.
+    NoSuchCall,
+}
+
+/// A peer's answer.
+#[derive(Debug)]
+pub struct Reply {
+    /// What the message is.
+    pub kind: ReplyKind,
+    /// The body: of a status, its details and then its text.
+    pub message: Message,
+}
+
+impl Reply {
+    /// Details of a status; empty for others.
+    #[must_use]
+    pub fn details(&self) -> &[u8] {
+        &self.message[..self.details_bytes()]
+    }
+
+    /// Text of a status; empty for others.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self.kind {
+            ReplyKind::Status { .. } => {
+                // Checked when it was parsed.
+                std::str::from_utf8(&self.message[self.details_bytes()..]).unwrap_or_default()
+            }
+            ReplyKind::Ok | ReplyKind::UserError => "",
+        }
+    }
+
+    fn details_bytes(&self) -> usize {
+        match self.kind {
+            ReplyKind::Status { details_bytes, .. } => {
+                usize::try_from(details_bytes).unwrap_or(usize::MAX).min(self.message.len())
+            }
+            ReplyKind::Ok | ReplyKind::UserError => 0,
+        }
+    }
+}
+
+/// Names a call of the peer while it is in flight here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IncomingId(pub(super) wire::WireId);
+
+/// A call that arrived.
+#[derive(Debug)]
+pub struct Incoming {
+    /// For everything that is said about it later.
+    pub id: IncomingId,
+    /// Hash of "Service.method".
+    pub method: u32,
+    /// Codec of the body.
+    pub codec: u8,
+    /// To be compared with the method's own; `None`: accepted earlier on this connection.
+    pub signature: Option<u64>,
+    /// When the caller stops waiting.
+    pub deadline: Option<Instant>,
+    pub(super) metadata_bytes: usize,
+    pub(super) message: Message,
+}
+
+impl Incoming {
+    /// The caller's encoded metadata; empty if there is none.
+    #[must_use]
+    pub fn metadata(&self) -> &[u8] {
+        &self.message[..self.metadata_bytes]
+    }
+
+    /// The encoded arguments.
+    #[must_use]
+    pub fn body(&self) -> &[u8] {
+        &self.message[self.metadata_bytes..]
+    }
+
+    /// The message, positioned at the encoded arguments.
+    #[must_use]
+    pub fn into_body(mut self) -> Message {
+        self.message.advance(self.metadata_bytes);
+        self.message
+    }
+}
+
+/// What a handler answers.
+#[derive(Debug)]
+pub enum Answer<'a> {
+    /// The encoded result.
+    Ok(OutBuf),
+    /// The encoded error of the method's own type.
+    UserError(OutBuf),
+    /// A status.
+    Status {
+        /// 1 to 16; others are sent as 2, unknown.
+        code: u8,
+        /// Trying again can help.
+        retryable: bool,
+        /// For people.
+        text: &'a str,
+        /// For programs; empty costs nothing on the wire.
+        details: &'a [u8],
+    },
+}
+
+/// The caller is no longer there: it cancelled, its deadline passed, or the connection closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the caller is gone")]
+pub struct Gone;
+
+/// What became of a message that was to be taken back from the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Revoked {
+    /// All of it was still queued: nothing was sent.
+    Whole,
+    /// Parts were sent; the peer's link drops them, so its session never sees the message.
+    Aborted,
+    /// It is on the wire, or unknown.
+    TooLate,
+}
+
+impl Revoked {
+    /// Whether the peer's session never sees the message.
+    #[must_use]
+    pub fn is_unsent(self) -> bool {
+        !matches!(self, Self::TooLate)
+    }
+}
+
+/// A frame for the link.
+#[derive(Debug)]
+pub struct Transmit {
+    /// Goes ahead of frames that wait for room.
+    pub urgent: bool,
+    /// Names the frame when it is to be taken back; 0: it never is.
+    pub tag: u64,
+    /// The frame, with room in front for the link's header.
+    pub frame: OutBuf,
+}
+
+/// Something to be done outside the session. None of it may be done under the session's lock.
+pub enum Event<W, H> {
+    /// A call's outcome is there: wake who waits for it.
+    Wake(W),
+    /// Run a handler.
+    Request(Incoming),
+    /// Stop a handler, then report `handler_ended`.
+    CancelHandler(H),
+    /// The peer takes no new calls; those in flight go on.
+    PeerGoingAway,
+    /// After `go_away`: nothing is in flight in either direction, and the peer starts nothing.
+    Drained,
+}
+
+impl<W, H> fmt::Debug for Event<W, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wake(_) => f.write_str("Wake"),
+            Self::Request(incoming) => f.debug_tuple("Request").field(incoming).finish(),
+            Self::CancelHandler(_) => f.write_str("CancelHandler"),
+            Self::PeerGoingAway => f.write_str("PeerGoingAway"),
+            Self::Drained => f.write_str("Drained"),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Calls of the peer: which run, which are being stopped, which were answered.
+//!
+//! Owns the callee's half of the slot table. Whether and what is sent is decided by the session
+//! from what the table says.
+//!
+//! Invariants:
+//! 1. A call is answered exactly once: by a response, or by a cancelled frame after a cancel.
+//! 2. That answer is given only when no handler of the call runs any more, so handlers are as
+//!    bounded as slots, even against a peer that starts and cancels without pause.
+//! 3. A handler is told to stop at most once.
+//! 4. The table grows no further than the announced limit.
+
+use super::SessionError;
+use super::deadlines::TimerKey;
+use super::slots::INITIAL_CALLS;
+use crate::wire::{RequestHead, WireId};
+
+#[derive(Debug)]
+enum Stage<H> {
+    Free,
+    /// The request waits to be taken by `poll_event`.
+    Arrived,
+    /// Taken; the handler's handle once it has one.
+    Running(Option<H>),
+    /// The handler was told to stop, or will be when it is attached.
+    Stopping {
+        cancelled: bool,
+    },
+    /// The answer is with the link or on its way.
+    Answered,
+}
+
+#[derive(Debug)]
+struct Entry<H> {
+    generation: u32,
+    method: u32,
+    no_cancel: bool,
+    signature_accepted: bool,
+    timer: Option<TimerKey>,
+    stage: Stage<H>,
+}
+
+/// What a cancel, a passed deadline or the end of the connection does to a call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stopped<H> {
+    /// No handler has seen it: it can be answered at once.
+    NeverRan,
+    /// The handler's handle, to stop it by; none if it is not attached yet.
+    Handler(Option<H>),
+    /// Was being stopped already.
+    Already,
+    /// Was answered already; the answer may still be with the link.
+    Answered,
+    /// No call of that id, or it must not be stopped.
+    Nothing,
+}
+
+/// What the end of a handler means.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The caller still waits: answer.
+    Reply { signature_accepted: bool },
+    /// It cancelled: confirm.
+    Cancelled,
+    /// The deadline passed: say so.
+    DeadlineExceeded,
+    /// No such call, or it was answered before.
+    Nothing,
+}
+
+/// The table of the peer's calls.
+#[derive(Debug)]
+pub(super) struct IncomingCalls<H> {
+    entries: Vec<Entry<H>>,
+    limit: u32,
+    in_flight: u32,
+}
+
+impl<H> IncomingCalls<H> {
+    pub(super) fn new(max_incoming_calls: u32) -> Self {
+        let limit = max_incoming_calls.max(INITIAL_CALLS);
+        Self { entries: Vec::new(), limit, in_flight: 0 }
+    }
+
+    /// Calls that were not answered yet.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Slots are below this.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Takes a request's slot.
+    ///
+    /// # Errors
+    /// The slot is out of range or in use, or the generation is the one before.
+    #[inline]
+    pub(super) fn admit(&mut self, head: &RequestHead) -> Result<(), SessionError> {
+        let WireId { slot, generation } = head.id;
+        if slot as usize >= self.entries.len() {
+            self.grow(slot)?;
+        }
+        let entry = &mut self.entries[slot as usize];
+        if !matches!(entry.stage, Stage::Free | Stage::Answered) {
+            return Err(SessionError::SlotInUse(head.id));
+        }
+        if entry.generation == generation {
+            return Err(SessionError::GenerationRepeated(head.id));
+        }
+        entry.generation = generation;
+        entry.method = head.method;
+        entry.no_cancel = head.no_cancel;
+        entry.signature_accepted = false;
+        entry.stage = Stage::Arrived;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn grow(&mut self, slot: u32) -> Result<(), SessionError> {
+        if slot >= self.limit {
+            return Err(SessionError::SlotOutOfRange { slot, limit: self.limit });
+        }
+        self.entries.resize_with(slot as usize + 1, || Entry {
+            generation: 0,
+            method: 0,
+            no_cancel: false,
+            signature_accepted: false,
+            timer: None,
+            stage: Stage::Free,
+        });
+        Ok(())
+    }
+
+    #[inline]
+    fn find(&mut self, id: WireId) -> Option<&mut Entry<H>> {
+        self.entries.get_mut(id.slot as usize).filter(|entry| entry.generation == id.generation)
+    }
+
+    pub(super) fn set_timer(&mut self, id: WireId, timer: TimerKey) {
+        if let Some(entry) = self.find(id) {
+            entry.timer = Some(timer);
+        }
+    }
+
+    /// The timer, which has fired or is to be removed.
+    #[inline]
+    pub(super) fn take_timer(&mut self, slot: u32) -> Option<TimerKey> {
+        self.entries.get_mut(slot as usize)?.timer.take()
+    }
+
+    /// The id of the slot's present call.
+    pub(super) fn id(&self, slot: u32) -> WireId {
+        WireId { slot, generation: self.entries[slot as usize].generation }
+    }
+
+    /// Whether the request still wants a handler; it then counts as running.
+    #[inline]
+    pub(super) fn take_arrived(&mut self, id: WireId) -> bool {
+        match self.find(id) {
+            Some(entry) if matches!(entry.stage, Stage::Arrived) => {
+                entry.stage = Stage::Running(None);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Names the handler of a running call.
+    ///
+    /// # Errors
+    /// The handle, when the call is not running any more.
+    pub(super) fn attach(&mut self, id: WireId, handler: H) -> Result<(), H> {
+        match self.find(id) {
+            Some(Entry { stage: Stage::Running(slot), .. }) => {
+                *slot = Some(handler);
+                Ok(())
+            }
+            _ => Err(handler),
+        }
+    }
+
+    /// The method's signature was accepted with this call. Returns the method.
+    pub(super) fn accept_signature(&mut self, id: WireId) -> Option<u32> {
+        let entry = self.find(id)?;
+        entry.signature_accepted = true;
+        Some(entry.method)
+    }
+
+    /// Whether the call was declared not to be cancelled.
+    pub(super) fn is_no_cancel(&mut self, id: WireId) -> bool {
+        self.find(id).is_some_and(|entry| entry.no_cancel)
+    }
+
+    /// The peer cancels (`cancelled`), or the deadline has passed.
+    pub(super) fn stop(&mut self, id: WireId, cancelled: bool) -> Stopped<H> {
+        let Some(entry) = self.find(id) else { return Stopped::Nothing };
+        match &mut entry.stage {
+            Stage::Free => Stopped::Nothing,
+            Stage::Answered => Stopped::Answered,
+            Stage::Stopping { .. } => Stopped::Already,
+            Stage::Arrived => {
+                entry.stage = Stage::Answered;
+                self.in_flight -= 1;
+                Stopped::NeverRan
+            }
+            Stage::Running(handler) => {
+                let handler = handler.take();
+                entry.stage = Stage::Stopping { cancelled };
+                Stopped::Handler(handler)
+            }
+        }
+    }
+
+    /// The handler has ended, with or without a reply.
+    #[inline]
+    pub(super) fn end(&mut self, id: WireId) -> Ended {
+        let Some(entry) = self.find(id) else { return Ended::Nothing };
+        let ended = match entry.stage {
+            Stage::Free | Stage::Answered => return Ended::Nothing,
+            Stage::Arrived | Stage::Running(_) => {
+                Ended::Reply { signature_accepted: entry.signature_accepted }
+            }
+            Stage::Stopping { cancelled: true } => Ended::Cancelled,
+            Stage::Stopping { cancelled: false } => Ended::DeadlineExceeded,
+        };
+        entry.stage = Stage::Answered;
+        self.in_flight -= 1;
+        ended
+    }
+
+    /// The connection is gone: forgets every call but those that must not be stopped, which end
+    /// by themselves. Returns the handlers to stop.
+    pub(super) fn clear(&mut self) -> impl Iterator<Item = H> {
+        let in_flight = &mut self.in_flight;
+        self.entries.iter_mut().filter_map(move |entry| {
+            if matches!(entry.stage, Stage::Running(_)) && entry.no_cancel {
+                return None;
+            }
+            match std::mem::replace(&mut entry.stage, Stage::Free) {
+                Stage::Free | Stage::Answered => None,
+                Stage::Arrived | Stage::Stopping { .. } => {
+                    *in_flight -= 1;
+                    None
+                }
+                Stage::Running(handler) => {
+                    *in_flight -= 1;
+                    handler
+                }
+            }
+        })
+    }
+}

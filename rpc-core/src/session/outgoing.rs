@@ -1,0 +1,384 @@
+//! Calls of this end: who waits for what.
+//!
+//! Owns each call from `start` to its one outcome, and the queue of those that wait for a slot.
+//! Knows slots only by index; what a slot is worth is in `slots`.
+//!
+//! Invariants:
+//! 1. A call gets exactly one outcome: a sent call's slot is settled once, and `fail` on a call
+//!    that has its outcome does nothing.
+//! 2. An index is reused only with another generation, so an old id never finds a new call.
+//! 3. A detached call has nobody who waits; it leaves the table when it is sent or fails.
+//! 4. The queue holds every unsent call once, and at most as many stale ids as live ones + 64.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rpc_transport::message::Message;
+use rpc_transport::outbound::OutBuf;
+
+use super::call::{CallId, Failure, Outcome, Reply};
+use super::deadlines::TimerKey;
+use crate::wire::{self, ReplyKind, RequestHead, WireId};
+
+/// Stale ids that the queue may hold before it is cleaned.
+const STALE_SLACK: usize = 64;
+
+/// A call's deadline while it is in the wheel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timed {
+    pub(super) at: Instant,
+    pub(super) key: TimerKey,
+}
+
+/// Where a call is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stage {
+    Free,
+    /// Waits for a slot, or just for `poll_transmit`.
+    Unsent,
+    /// With the link, under this slot.
+    Sent(u32),
+    /// Waits to be taken; the reply's head takes that many bytes of its message.
+    Replied {
+        kind: ReplyKind,
+        head_bytes: usize,
+    },
+    /// Waits to be taken.
+    Failed {
+        reason: Failure,
+        never_sent: bool,
+    },
+}
+
+/// What a request's header is made of, and what the answer needs to know.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallHead {
+    pub(super) method: u32,
+    pub(super) method_index: u32,
+    pub(super) signature: u64,
+    pub(super) codec: u8,
+    pub(super) no_cancel: bool,
+    pub(super) has_metadata: bool,
+}
+
+/// Request and reply lie beside the stage, not in it: each is moved once in and once out, which is
+/// what a small call spends its time on.
+#[derive(Debug)]
+struct Call<W> {
+    generation: u32,
+    detached: bool,
+    head: CallHead,
+    stage: Stage,
+    deadline: Option<Timed>,
+    waiter: Option<W>,
+    request: Option<OutBuf>,
+    reply: Option<Message>,
+}
+
+/// A call that may go out now.
+pub(super) struct Ready {
+    pub(super) id: CallId,
+    pub(super) deadline: Option<Timed>,
+}
+
+/// Where a call was when it was taken out of the table.
+pub(super) struct Taken<W> {
+    pub(super) stage: Stage,
+    pub(super) deadline: Option<Timed>,
+    pub(super) waiter: Option<W>,
+}
+
+/// The table of this end's calls.
+#[derive(Debug)]
+pub(super) struct Calls<W> {
+    calls: Vec<Call<W>>,
+    free: Vec<u32>,
+    unsent: VecDeque<CallId>,
+    unsent_live: usize,
+}
+
+impl<W> Calls<W> {
+    pub(super) const fn new() -> Self {
+        Self { calls: Vec::new(), free: Vec::new(), unsent: VecDeque::new(), unsent_live: 0 }
+    }
+
+    /// Calls in the table, finished ones included until they are taken.
+    pub(super) fn len(&self) -> usize {
+        self.calls.len() - self.free.len()
+    }
+
+    /// Calls that wait to be sent.
+    pub(super) fn unsent_len(&self) -> usize {
+        self.unsent_live
+    }
+
+    /// Adds a call to the end of the queue.
+    #[inline]
+    pub(super) fn insert(&mut self, head: CallHead, request: OutBuf, waiter: Option<W>) -> CallId {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.make(head),
+        };
+        let call = &mut self.calls[index as usize];
+        call.request = Some(request);
+        call.head = head;
+        call.waiter = waiter;
+        call.stage = Stage::Unsent;
+        let id = CallId { index, generation: call.generation };
+        self.unsent.push_back(id);
+        self.unsent_live += 1;
+        id
+    }
+
+    fn make(&mut self, head: CallHead) -> u32 {
+        let index = u32::try_from(self.calls.len()).unwrap_or(u32::MAX);
+        self.calls.push(Call {
+            generation: 1,
+            detached: false,
+            head,
+            stage: Stage::Free,
+            deadline: None,
+            waiter: None,
+            request: None,
+            reply: None,
+        });
+        index
+    }
+
+    pub(super) fn set_deadline(&mut self, id: CallId, deadline: Timed) {
+        self.calls[id.index as usize].deadline = Some(deadline);
+    }
+
+    /// The call that has waited longest.
+    #[inline]
+    pub(super) fn next_unsent(&mut self) -> Option<Ready> {
+        while let Some(&id) = self.unsent.front() {
+            if let Some(Call { stage: Stage::Unsent, deadline, .. }) = self.find(id) {
+                return Some(Ready { id, deadline: *deadline });
+            }
+            self.unsent.pop_front();
+        }
+        None
+    }
+
+    /// Hands over the request of the call that [`next_unsent`](Self::next_unsent) named, with its
+    /// head in front, and says whether the call is detached: it is then gone, and its deadline the
+    /// caller's to remove.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        call: CallId,
+        id: WireId,
+        remaining_micros: Option<u64>,
+        signature_accepted: bool,
+    ) -> Option<(OutBuf, bool)> {
+        self.unsent.pop_front();
+        self.unsent_live -= 1;
+        let Call { stage, request, detached, head, .. } = &mut self.calls[call.index as usize];
+        let (detached, has_metadata) = (*detached, head.has_metadata);
+        *stage = Stage::Sent(id.slot);
+        let head = RequestHead {
+            id,
+            method: head.method,
+            codec: head.codec,
+            no_cancel: head.no_cancel,
+            remaining_micros,
+            signature: if signature_accepted { None } else { Some(head.signature) },
+        };
+        let mut frame = request.take()?;
+        wire::prepend_request(&mut frame, &head, has_metadata);
+        if detached {
+            self.calls[call.index as usize].deadline = None;
+            self.free(call.index);
+        }
+        Some((frame, detached))
+    }
+
+    #[inline]
+    fn find(&self, id: CallId) -> Option<&Call<W>> {
+        self.calls.get(id.index as usize).filter(|call| call.generation == id.generation)
+    }
+
+    #[inline]
+    fn find_mut(&mut self, id: CallId) -> Option<&mut Call<W>> {
+        self.calls.get_mut(id.index as usize).filter(|call| call.generation == id.generation)
+    }
+
+    #[inline]
+    pub(super) fn head(&self, index: u32) -> CallHead {
+        self.calls[index as usize].head
+    }
+
+    #[inline]
+    pub(super) fn stage(&self, index: u32) -> Stage {
+        self.calls[index as usize].stage
+    }
+
+    /// Whether the id names a call.
+    pub(super) fn contains(&self, id: CallId) -> bool {
+        self.find(id).is_some()
+    }
+
+    /// Registers who waits; gives back who waited before, or who would wait for nothing.
+    pub(super) fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
+        match self.find_mut(id) {
+            Some(Call { stage: Stage::Replied { .. } | Stage::Failed { .. }, .. }) | None => {
+                Some(waiter)
+            }
+            Some(call) => call.waiter.replace(waiter),
+        }
+    }
+
+    pub(super) fn waiter(&self, id: CallId) -> Option<&W> {
+        self.find(id)?.waiter.as_ref()
+    }
+
+    /// Takes the outcome, and the call out of the table.
+    #[inline]
+    pub(super) fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
+        let call = self.find_mut(id)?;
+        let outcome = match call.stage {
+            Stage::Replied { kind, head_bytes } => {
+                let mut message = call.reply.take().unwrap_or_default();
+                message.advance(head_bytes);
+                Outcome::Reply(Reply { kind, message })
+            }
+            Stage::Failed { reason, never_sent } => Outcome::Failed { reason, never_sent },
+            Stage::Free | Stage::Unsent | Stage::Sent(_) => return None,
+        };
+        self.free(id.index);
+        Some(outcome)
+    }
+
+    /// The reply to a sent call. Its head takes the message's first `head_bytes`.
+    #[inline]
+    pub(super) fn reply(&mut self, index: u32, kind: ReplyKind, head_bytes: usize, reply: Message) {
+        let call = &mut self.calls[index as usize];
+        call.reply = Some(reply);
+        call.stage = Stage::Replied { kind, head_bytes };
+    }
+
+    /// What the end of a sent call is to be told to: its deadline, to be removed, and who waits,
+    /// to be woken.
+    #[inline]
+    pub(super) fn take_interest(&mut self, index: u32) -> (Option<Timed>, Option<W>) {
+        let call = &mut self.calls[index as usize];
+        (call.deadline.take(), call.waiter.take())
+    }
+
+    /// Ends a call without a reply, unless it has an outcome (invariant 1). Returns its deadline,
+    /// to be removed, and who waits, to be woken.
+    pub(super) fn fail(
+        &mut self,
+        index: u32,
+        reason: Failure,
+        never_sent: bool,
+    ) -> (Option<Timed>, Option<W>) {
+        let call = &mut self.calls[index as usize];
+        match call.stage {
+            Stage::Free | Stage::Replied { .. } | Stage::Failed { .. } => return (None, None),
+            Stage::Unsent => self.unsent_live -= 1,
+            Stage::Sent(_) => {}
+        }
+        call.request = None;
+        call.stage = Stage::Failed { reason, never_sent };
+        let interest = (call.deadline.take(), call.waiter.take());
+        if call.detached {
+            self.free(index);
+        }
+        self.clean_queue();
+        interest
+    }
+
+    /// Takes a call out of the table, whatever its stage.
+    pub(super) fn remove(&mut self, id: CallId) -> Option<Taken<W>> {
+        let call = self.find_mut(id)?;
+        let (deadline, waiter) = (call.deadline.take(), call.waiter.take());
+        let taken = Taken { stage: call.stage, deadline, waiter };
+        call.request = None;
+        call.reply = None;
+        if matches!(taken.stage, Stage::Unsent) {
+            self.unsent_live -= 1;
+        }
+        self.free(id.index);
+        self.clean_queue();
+        Some(taken)
+    }
+
+    /// Lets an unsent call go on without anybody who waits (invariant 3).
+    pub(super) fn detach(&mut self, id: CallId) -> Option<W> {
+        let call = self.find_mut(id)?;
+        debug_assert!(matches!(call.stage, Stage::Unsent), "only unsent calls are detached");
+        call.detached = true;
+        call.waiter.take()
+    }
+
+    /// Indices of calls that have no outcome yet.
+    pub(super) fn pending(&self) -> impl Iterator<Item = u32> + use<W> {
+        let pending: Vec<u32> = (0u32..)
+            .zip(&self.calls)
+            .filter(|(_, call)| matches!(call.stage, Stage::Unsent | Stage::Sent(_)))
+            .map(|(index, _)| index)
+            .collect();
+        pending.into_iter()
+    }
+
+    #[inline]
+    fn free(&mut self, index: u32) {
+        let call = &mut self.calls[index as usize];
+        call.stage = Stage::Free;
+        call.detached = false;
+        call.generation = call.generation.wrapping_add(1);
+        self.free.push(index);
+    }
+
+    /// Keeps invariant 4 at constant cost per call.
+    #[inline]
+    fn clean_queue(&mut self) {
+        if self.unsent.len() > 2 * self.unsent_live + STALE_SLACK {
+            let mut queue = std::mem::take(&mut self.unsent);
+            queue.retain(|id| {
+                self.find(*id).is_some_and(|call| matches!(call.stage, Stage::Unsent))
+            });
+            self.unsent = queue;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: CallHead = CallHead {
+        method: 1,
+        method_index: 0,
+        signature: 0,
+        codec: 0,
+        no_cancel: false,
+        has_metadata: false,
+    };
+
+    #[test]
+    fn removed_calls_do_not_gather_in_the_queue() {
+        let mut calls: Calls<()> = Calls::new();
+        let kept = calls.insert(HEAD, OutBuf::new(), None);
+        for _ in 0..1000 {
+            let id = calls.insert(HEAD, OutBuf::new(), None);
+            assert!(calls.remove(id).is_some());
+            assert!(calls.unsent.len() <= 2 * calls.unsent_live + STALE_SLACK + 1);
+        }
+        assert_eq!(calls.next_unsent().map(|ready| ready.id), Some(kept));
+        assert_eq!((calls.len(), calls.unsent_len()), (1, 1));
+    }
+
+    #[test]
+    fn an_old_id_never_finds_a_new_call() {
+        let mut calls: Calls<()> = Calls::new();
+        let old = calls.insert(HEAD, OutBuf::new(), None);
+        calls.remove(old);
+        let new = calls.insert(HEAD, OutBuf::new(), None);
+        assert_eq!(old.index, new.index);
+        assert!(!calls.contains(old) && calls.remove(old).is_none() && calls.contains(new));
+        assert_eq!(calls.set_waiter(old, ()), Some(()));
+    }
+}

@@ -1,0 +1,58 @@
+//! Which methods' signatures have been checked on a connection, from either end.
+//!
+//! Owns the two memories that let most calls leave the signature out. Never compares signatures:
+//! that is the callee's dispatch, which knows its methods.
+//!
+//! Invariants:
+//! 1. The caller leaves a signature out only after a response said that the callee accepted it.
+//! 2. The callee forgets nothing that it accepted while the connection lives, and holds at most
+//!    as many methods as it has itself.
+
+/// The caller's side: what the peer has accepted, by the process's dense method index.
+#[derive(Debug, Default)]
+pub(super) struct AcceptedByPeer {
+    by_index: Vec<bool>,
+}
+
+impl AcceptedByPeer {
+    #[inline]
+    pub(super) fn contains(&self, method_index: u32) -> bool {
+        self.by_index.get(method_index as usize).copied().unwrap_or(false)
+    }
+
+    pub(super) fn insert(&mut self, method_index: u32) {
+        let index = method_index as usize;
+        if index >= self.by_index.len() {
+            self.by_index.resize(index + 1, false);
+        }
+        self.by_index[index] = true;
+    }
+}
+
+/// The callee's side: which method ids it has accepted a signature for.
+#[derive(Debug, Default)]
+pub(super) struct AcceptedHere {
+    sorted: Vec<u32>,
+    /// Most callers call one method many times in a row.
+    last: Option<u32>,
+}
+
+impl AcceptedHere {
+    #[inline]
+    pub(super) fn contains(&mut self, method: u32) -> bool {
+        if self.last == Some(method) {
+            return true;
+        }
+        let found = self.sorted.binary_search(&method).is_ok();
+        if found {
+            self.last = Some(method);
+        }
+        found
+    }
+
+    pub(super) fn insert(&mut self, method: u32) {
+        if let Err(at) = self.sorted.binary_search(&method) {
+            self.sorted.insert(at, method);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Slots: the ids of this end's calls on the wire, and their quarantine.
+//!
+//! Owns which slot and generation a call goes out under and what a frame that comes back for it
+//! proves. Knows nothing of callers: a slot names its call by index, or nobody.
+//!
+//! Invariants:
+//! 1. A slot is reused only after its proof: the call's response, its cancelled frame after a
+//!    cancel, or the link's word that the request never reached the peer.
+//! 2. Each use of a slot has a generation other than the one before, and never 0.
+//! 3. Slots lie below the limit that the peer announced, and below [`INITIAL_CALLS`] before it did.
+//! 4. A proof frees a slot exactly once; a second one is a protocol error of the peer.
+
+use super::SessionError;
+use crate::wire::WireId;
+
+/// Calls that either end may have in flight before it has seen the other's hello. Every session
+/// tolerates slots below this, whatever smaller limit it announces.
+pub const INITIAL_CALLS: u32 = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Free,
+    /// The call waits for its response.
+    Call(u32),
+    /// Nobody waits any more; only the proof is missing.
+    Zombie {
+        cancel_sent: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    holder: Holder,
+}
+
+/// What came back for a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Proof {
+    Response,
+    Cancelled,
+}
+
+/// The slot table of one end.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    limit: u32,
+    busy: u32,
+    zombies: u32,
+}
+
+impl Slots {
+    pub(super) const fn new() -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), limit: INITIAL_CALLS, busy: 0, zombies: 0 }
+    }
+
+    /// Slots in use, zombies included.
+    pub(super) fn busy(&self) -> u32 {
+        self.busy
+    }
+
+    /// Slots that were ever used.
+    pub(super) fn made(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Slots whose caller has gone.
+    pub(super) fn zombies(&self) -> u32 {
+        self.zombies
+    }
+
+    /// The most calls that may be in flight.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The peer has announced its limit.
+    pub(super) fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+        self.free.retain(|slot| *slot < limit);
+        // Slots that were out of the limit before have never been made.
+    }
+
+    /// Takes a slot for the call, if the peer takes another one now.
+    #[inline]
+    pub(super) fn take(&mut self, call: u32) -> Option<WireId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => self.make()?,
+        };
+        let slot = &mut self.slots[index as usize];
+        slot.holder = Holder::Call(call);
+        self.busy += 1;
+        Some(WireId { slot: index, generation: slot.generation })
+    }
+
+    fn make(&mut self) -> Option<u32> {
+        let index = u32::try_from(self.slots.len()).ok()?;
+        if index >= self.limit {
+            return None;
+        }
+        self.slots.push(Slot { generation: 1, holder: Holder::Free });
+        Some(index)
+    }
+
+    /// Whether a slot could be taken.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.slots.len() < self.limit as usize
+    }
+
+    /// The id under which a slot's present call went out.
+    pub(super) fn id(&self, index: u32) -> WireId {
+        WireId { slot: index, generation: self.slots[index as usize].generation }
+    }
+
+    /// The call has no caller any more, and its request is on the wire: quarantine.
+    pub(super) fn abandon(&mut self, index: u32, cancel_sent: bool) {
+        let slot = &mut self.slots[index as usize];
+        debug_assert!(matches!(slot.holder, Holder::Call(_)), "only a waiting call is abandoned");
+        slot.holder = Holder::Zombie { cancel_sent };
+        self.zombies += 1;
+    }
+
+    /// The request never reached the peer: the slot is free at once (invariant 1).
+    pub(super) fn release_unsent(&mut self, index: u32) {
+        debug_assert!(matches!(self.slots[index as usize].holder, Holder::Call(_)));
+        self.release(index);
+    }
+
+    /// Takes the proof for a call: who waited for it, if anybody still does.
+    ///
+    /// # Errors
+    /// The frame answers no call, or confirms a cancel that was never sent.
+    #[inline]
+    pub(super) fn settle(&mut self, id: WireId, proof: Proof) -> Result<Option<u32>, SessionError> {
+        let slot = self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation);
+        let holder = slot.map_or(Holder::Free, |slot| slot.holder);
+        let owner = match (holder, proof) {
+            (Holder::Call(call), Proof::Response) => Some(call),
+            (Holder::Zombie { .. }, Proof::Response)
+            | (Holder::Zombie { cancel_sent: true }, Proof::Cancelled) => {
+                self.zombies -= 1;
+                None
+            }
+            (Holder::Free, Proof::Response) => return Err(SessionError::ResponseToNoCall(id)),
+            (Holder::Free, Proof::Cancelled) => return Err(SessionError::CancelledNoCall(id)),
+            (_, Proof::Cancelled) => return Err(SessionError::CancelledUnasked(id)),
+        };
+        self.release(id.slot);
+        Ok(owner)
+    }
+
+    /// The connection is gone, and with it all that could still come back.
+    pub(super) fn clear(&mut self) {
+        self.slots.clear();
+        self.free.clear();
+        (self.busy, self.zombies, self.limit) = (0, 0, 0);
+    }
+
+    #[inline]
+    fn release(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.holder = Holder::Free;
+        slot.generation = slot.generation.checked_add(1).unwrap_or(1);
+        self.busy -= 1;
+        if index < self.limit {
+            self.free.push(index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_is_never_0_and_never_repeats_at_once() {
+        let mut slots = Slots::new();
+        let first = slots.take(5).expect("room");
+        assert_eq!(first, WireId { slot: 0, generation: 1 });
+        slots.slots[0].generation = u32::MAX;
+        let last = WireId { slot: 0, generation: u32::MAX };
+        assert_eq!(slots.settle(last, Proof::Response), Ok(Some(5)));
+        assert_eq!(slots.take(6), Some(first));
+    }
+
+    #[test]
+    fn a_lower_limit_retires_slots_as_they_come_home() {
+        let mut slots = Slots::new();
+        let ids: Vec<WireId> = (0..3).filter_map(|call| slots.take(call)).collect();
+        assert_eq!(slots.settle(ids[2], Proof::Response), Ok(Some(2)));
+        slots.set_limit(1);
+        assert!(!slots.has_room());
+        assert_eq!(slots.settle(ids[1], Proof::Response), Ok(Some(1)));
+        assert_eq!(slots.take(9), None);
+        assert_eq!(slots.settle(ids[0], Proof::Response), Ok(Some(0)));
+        assert_eq!(slots.take(9), Some(WireId { slot: 0, generation: 2 }));
+        assert_eq!((slots.busy(), slots.take(9)), (1, None));
+    }
+}

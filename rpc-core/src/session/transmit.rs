@@ -1,0 +1,104 @@
+//! Frames on their way to the link, but for requests, which wait with their calls.
+//!
+//! Owns their order: control before responses. A frame that is still here is taken back without a
+//! trace.
+//!
+//! Invariants:
+//! 1. At most one control frame or response is here per slot and direction, so a correct peer
+//!    bounds the queue by the limits in the hellos.
+
+use std::collections::VecDeque;
+
+use rpc_transport::outbound::OutBuf;
+
+use super::call::{Revoked, Transmit};
+use crate::wire::{self, Hello, WireId};
+
+/// Frames that only head a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Control {
+    Hello(Hello),
+    Cancel(WireId),
+    Cancelled(WireId),
+    GoAway { drained: bool },
+}
+
+/// Who a frame belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Request = 0,
+    Response = 1,
+}
+
+/// Names a request or response to the link. Unique until the call's proof has arrived, never 0.
+#[inline]
+pub(super) fn tag(side: Side, id: WireId) -> u64 {
+    u64::from(id.generation) << 32 | u64::from(id.slot) << 1 | side as u64
+}
+
+/// The queue.
+#[derive(Debug, Default)]
+pub(super) struct FrameQueue {
+    control: VecDeque<Control>,
+    responses: VecDeque<(u64, OutBuf)>,
+}
+
+impl FrameQueue {
+    pub(super) fn push_control(&mut self, control: Control) {
+        self.control.push_back(control);
+    }
+
+    pub(super) fn push_first(&mut self, control: Control) {
+        self.control.push_front(control);
+    }
+
+    #[inline]
+    pub(super) fn push_response(&mut self, id: WireId, frame: OutBuf) {
+        self.responses.push_back((tag(Side::Response, id), frame));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.control.is_empty() && self.responses.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.control.len() + self.responses.len()
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Transmit> {
+        if let Some(control) = self.control.pop_front() {
+            return Some(transmit_control(control));
+        }
+        let (tag, frame) = self.responses.pop_front()?;
+        Some(Transmit { urgent: false, tag, frame })
+    }
+
+    /// Takes a response back, if it is still here.
+    pub(super) fn revoke_response(&mut self, id: WireId) -> Revoked {
+        let tag = tag(Side::Response, id);
+        match self.responses.iter().rposition(|(queued, _)| *queued == tag) {
+            Some(at) => {
+                self.responses.remove(at);
+                Revoked::Whole
+            }
+            None => Revoked::TooLate,
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.control.clear();
+        self.responses.clear();
+    }
+}
+
+#[cold]
+fn transmit_control(control: Control) -> Transmit {
+    let frame = match control {
+        Control::Hello(content) => wire::hello(&content),
+        Control::Cancel(id) => wire::cancel(id),
+        Control::Cancelled(id) => wire::cancelled(id),
+        Control::GoAway { drained } => wire::go_away(drained),
+    };
+    Transmit { urgent: true, tag: 0, frame }
+}

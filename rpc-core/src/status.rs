@@ -1,0 +1,419 @@
+//! How a call fails.
+//!
+//! Owns the codes, the status that a failed call ends with, and the error
+//! type of methods that have errors of their own. Never knows a codec, nor the wire: the session
+//! writes its code, text and details.
+//!
+//! Invariants:
+//! 1. What travels is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
+//!    [`MAX_DETAILS_BYTES`] stay at home.
+//! 2. A status without text and details allocates nothing and is 16 bytes.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// Longest text of a status on the wire, bytes. Longer ones are cut at a character.
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
+/// Longest details of a status on the wire, bytes. Longer ones are not sent.
+pub const MAX_DETAILS_BYTES: usize = 64 * 1024;
+
+macro_rules! codes {
+    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $text:literal;)*) => {
+        /// Why a call failed: the codes of gRPC, with the same numbers.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Code {
+            $($(#[doc = $doc])+ $name = $number,)*
+        }
+
+        impl Code {
+            /// All codes, in the order of their numbers.
+            pub const ALL: [Self; 17] = [$(Self::$name),*];
+
+            /// The number on the wire.
+            #[must_use]
+            pub const fn number(self) -> u8 {
+                self as u8
+            }
+
+            /// The code with that number, if there is one.
+            #[must_use]
+            pub const fn from_number(number: u8) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// What it means, in a few words.
+            #[must_use]
+            pub const fn description(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// No failure.
+    Ok = 0, "ok";
+    /// The call was cancelled, usually by the caller.
+    Cancelled = 1, "cancelled";
+    /// No better code fits.
+    Unknown = 2, "unknown error";
+    /// The arguments are wrong whatever the state of the service.
+    InvalidArgument = 3, "invalid argument";
+    /// The deadline passed. The call may have been carried out.
+    DeadlineExceeded = 4, "deadline exceeded";
+    /// What was asked for does not exist.
+    NotFound = 5, "not found";
+    /// What should be created exists.
+    AlreadyExists = 6, "already exists";
+    /// The caller may not do this.
+    PermissionDenied = 7, "permission denied";
+    /// Something has run out: memory, quota, queue.
+    ResourceExhausted = 8, "resource exhausted";
+    /// The service is not in the state that the call needs.
+    FailedPrecondition = 9, "failed precondition";
+    /// A conflict; the caller may start over.
+    Aborted = 10, "aborted";
+    /// Past the end.
+    OutOfRange = 11, "out of range";
+    /// There is no such service or method, or not in this form.
+    Unimplemented = 12, "unimplemented";
+    /// Something that must not happen did.
+    Internal = 13, "internal error";
+    /// The service cannot be reached now.
+    Unavailable = 14, "unavailable";
+    /// Data is lost or corrupt.
+    DataLoss = 15, "data loss";
+    /// The caller is not known.
+    Unauthenticated = 16, "unauthenticated";
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.description())
+    }
+}
+
+/// Why a call failed: a code, a text for people, details for programs.
+///
+/// Cheap to clone. A method that returns `Result<T, Status>` ends a call with a status of its
+/// choice; the caller sees [`CallError::Status`], as for any other status.
+#[derive(Clone)]
+pub struct Status {
+    code: Code,
+    retryable: bool,
+    rest: Option<Arc<Rest>>,
+}
+
+#[derive(Clone, Default)]
+struct Rest {
+    message: Cow<'static, str>,
+    details: Bytes,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+macro_rules! constructors {
+    ($($name:ident => $code:ident),* $(,)?) => {$(
+        #[doc = concat!("A status with [`Code::", stringify!($code), "`].")]
+        #[must_use]
+        pub fn $name(message: impl Into<Cow<'static, str>>) -> Self {
+            Self::new(Code::$code, message)
+        }
+    )*};
+}
+
+impl Status {
+    /// A status with a text.
+    #[must_use]
+    pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
+        let mut status = Self::from(code);
+        let message = message.into();
+        if !message.is_empty() {
+            status.rest_mut().message = message;
+        }
+        status
+    }
+
+    constructors! {
+        cancelled => Cancelled,
+        unknown => Unknown,
+        invalid_argument => InvalidArgument,
+        deadline_exceeded => DeadlineExceeded,
+        not_found => NotFound,
+        already_exists => AlreadyExists,
+        permission_denied => PermissionDenied,
+        resource_exhausted => ResourceExhausted,
+        failed_precondition => FailedPrecondition,
+        aborted => Aborted,
+        out_of_range => OutOfRange,
+        unimplemented => Unimplemented,
+        internal => Internal,
+        unavailable => Unavailable,
+        data_loss => DataLoss,
+        unauthenticated => Unauthenticated,
+    }
+
+    /// Adds details for programs; at most [`MAX_DETAILS_BYTES`] travel.
+    #[must_use]
+    pub fn with_details(mut self, details: impl Into<Bytes>) -> Self {
+        self.rest_mut().details = details.into();
+        self
+    }
+
+    /// Says whether the same call may succeed when it is made again, later.
+    #[must_use]
+    pub fn with_retryable(mut self, retryable: bool) -> Self {
+        self.retryable = retryable;
+        self
+    }
+
+    /// Adds the cause, which stays in this process.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Arc<dyn Error + Send + Sync>>) -> Self {
+        self.rest_mut().source = Some(source.into());
+        self
+    }
+
+    /// The code.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// The text; may be empty.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        self.rest.as_ref().map_or("", |rest| &rest.message)
+    }
+
+    /// The details; may be empty.
+    #[must_use]
+    pub fn details(&self) -> &[u8] {
+        self.rest.as_ref().map_or(&[], |rest| &rest.details)
+    }
+
+    /// Whether the same call may succeed when it is made again, later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.retryable
+    }
+
+    fn rest_mut(&mut self) -> &mut Rest {
+        Arc::make_mut(self.rest.get_or_insert_default())
+    }
+
+    /// The text as it travels: at most [`MAX_MESSAGE_BYTES`], cut at a character.
+    #[must_use]
+    pub(crate) fn sent_message(&self) -> &str {
+        cut(self.message())
+    }
+
+    /// The details as they travel: none when they are longer than [`MAX_DETAILS_BYTES`].
+    #[must_use]
+    pub(crate) fn sent_details(&self) -> &[u8] {
+        let details = self.details();
+        if details.len() <= MAX_DETAILS_BYTES {
+            return details;
+        }
+        tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
+        &[]
+    }
+}
+
+/// Cuts a text to what may travel, at a character.
+fn cut(message: &str) -> &str {
+    let mut end = message.len().min(MAX_MESSAGE_BYTES);
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    &message[..end]
+}
+
+impl From<Code> for Status {
+    fn from(code: Code) -> Self {
+        Self { code, retryable: false, rest: None }
+    }
+}
+
+/// Compares what travels: code, text, details, retryable.
+impl PartialEq for Status {
+    fn eq(&self, other: &Self) -> bool {
+        self.code == other.code
+            && self.retryable == other.retryable
+            && self.message() == other.message()
+            && self.details() == other.details()
+    }
+}
+
+impl Eq for Status {}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.message() {
+            "" => write!(f, "{}", self.code),
+            message => write!(f, "{}: {message}", self.code),
+        }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Status");
+        debug.field("code", &self.code).field("message", &self.message());
+        if !self.details().is_empty() {
+            debug.field("details", &self.details().len());
+        }
+        debug.field("retryable", &self.retryable);
+        if let Some(source) = self.source() {
+            debug.field("source", &source);
+        }
+        debug.finish()
+    }
+}
+
+impl Error for Status {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.rest.as_ref()?.source.as_deref().map(|source| source as &(dyn Error + 'static))
+    }
+}
+
+/// How a call to a method with an error type of its own fails.
+///
+/// `?` turns a [`Status`] into it; for `?` on the method's own error, see [`CallError::user`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallError<E> {
+    /// The method ran and returned its own error.
+    User(E),
+    /// The call failed.
+    Status(Status),
+}
+
+impl<E> CallError<E> {
+    /// The method's own error, if it is one.
+    #[must_use]
+    pub fn user(self) -> Option<E> {
+        match self {
+            Self::User(error) => Some(error),
+            Self::Status(_) => None,
+        }
+    }
+
+    /// The status, if the call itself failed.
+    #[must_use]
+    pub fn status(&self) -> Option<&Status> {
+        match self {
+            Self::User(_) => None,
+            Self::Status(status) => Some(status),
+        }
+    }
+
+    /// Converts the method's own error.
+    pub fn map_user<F>(self, convert: impl FnOnce(E) -> F) -> CallError<F> {
+        match self {
+            Self::User(error) => CallError::User(convert(error)),
+            Self::Status(status) => CallError::Status(status),
+        }
+    }
+}
+
+impl<E> From<Status> for CallError<E> {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+/// A method that returns `Result<T, Status>` has no other errors than statuses.
+impl From<CallError<Status>> for Status {
+    fn from(error: CallError<Status>) -> Self {
+        match error {
+            CallError::User(status) | CallError::Status(status) => status,
+        }
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for CallError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(error) => error.fmt(f),
+            Self::Status(status) => status.fmt(f),
+        }
+    }
+}
+
+impl<E: Error + 'static> Error for CallError<E> {
+    /// The error itself is shown by `Display`, so its source comes next.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::User(error) => error.source(),
+            Self::Status(status) => status.source(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_grpcs() {
+        for (number, code) in (0_u8..).zip(Code::ALL) {
+            assert_eq!(code.number(), number);
+            assert_eq!(Code::from_number(number), Some(code));
+        }
+        for number in 17..=255 {
+            assert_eq!(Code::from_number(number), None);
+        }
+        assert_eq!((Code::Unimplemented.number(), Code::Unauthenticated.number()), (12, 16));
+    }
+
+    #[test]
+    fn a_bare_status_is_small() {
+        assert_eq!(size_of::<Status>(), 16);
+        assert_eq!(size_of::<Result<u64, Status>>(), 16);
+        assert!(Status::from(Code::Cancelled).rest.is_none());
+        assert!(Status::cancelled("").rest.is_none());
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
+        let long = "ä".repeat(MAX_MESSAGE_BYTES);
+        let status = Status::internal(format!("x{long}"));
+        assert_eq!(status.sent_message().len(), MAX_MESSAGE_BYTES - 1);
+        assert!(status.message().starts_with(status.sent_message()));
+        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES + 1]);
+        assert_eq!((status.sent_message(), status.sent_details()), ("m", &[][..]));
+        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES]);
+        assert_eq!(status.sent_details().len(), MAX_DETAILS_BYTES);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::fmt::Error);
+
+    #[test]
+    fn one_question_mark_is_enough() {
+        fn call(fail: bool) -> Result<(), CallError<Outer>> {
+            if fail {
+                Err(Status::unavailable("down"))?;
+            }
+            Err(CallError::User(Outer(std::fmt::Error)))
+        }
+        fn caller(fail: bool) -> Result<(), Box<dyn Error>> {
+            call(fail)?;
+            Ok(())
+        }
+        assert_eq!(caller(true).unwrap_err().to_string(), "unavailable: down");
+        let error = caller(false).unwrap_err();
+        assert_eq!(error.to_string(), "outer");
+        assert!(error.source().unwrap().is::<std::fmt::Error>());
+    }
+}

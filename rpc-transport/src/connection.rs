@@ -1,0 +1,480 @@
+//! One connection of a shard: a protocol, its link, and the QP below.
+//!
+//! Owns the life of a QP from its creation to its destruction, and the translation between frames
+//! and work requests. Lives under the shard's lock; never blocks.
+//!
+//! Invariants:
+//! 1. Every RECV of the window is posted while the connection is up; a buffer is lent to a message
+//!    only when another one takes its place.
+//! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
+//!    have been flushed, at the latest after `DRAIN_LIMIT`.
+//! 3. The protocol hears of the end exactly once.
+
+use std::fmt;
+use std::time::Instant;
+
+use crate::driver::DRAIN_LIMIT;
+use crate::error::CloseCause;
+use crate::frame::CloseReason;
+use crate::link::{FrameBytes, Inbound, Link, LinkError, LinkMetrics, Revoked, Transmit};
+use crate::memory::{Buffer, BufferPool, ProtectionDomain};
+use crate::message::Message;
+use crate::protocol::{Protocol, Revoke};
+use crate::provider::{
+    Completion, CompletionQueue, QpHandle, RecvWr, SendOp, SendWr, Source, Status,
+};
+
+/// Messages up to this size are copied out and their RECV is reposted at once, bytes.
+const COPY_OUT_BYTES: usize = 1024;
+/// An idle ack is sent when at least one of this many parts of the window is owed.
+const IDLE_ACK_FRACTION: u32 = 4;
+/// The link's tokens are below 2^33; what is above counts send WRs.
+const TOKEN_BITS: u32 = 33;
+
+/// The transport half of a connection, as long as its QP exists.
+pub(crate) struct Pipe {
+    pub(crate) qp: QpHandle,
+    pub(crate) max_inline_bytes: usize,
+    pub(crate) recv_pool: BufferPool,
+    /// Registered send buffers, for frames that the device cannot take inline.
+    pub(crate) send_pool: Option<BufferPool>,
+    /// Size of each send buffer: the peer's receive buffer, bytes.
+    pub(crate) send_buffer_bytes: u32,
+    /// SQ slots, WRs.
+    pub(crate) send_slots: u32,
+    pub(crate) posted_recv: u32,
+    // Send WRs posted and retired, modulo 2^31.
+    posted_send: u32,
+    retired_send: u32,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Created; RECVs may complete, nothing may be sent yet.
+    Setup,
+    Up,
+    /// In ERR, waiting for the flush.
+    Draining {
+        until: Instant,
+    },
+}
+
+impl Pipe {
+    pub(crate) fn new(
+        qp: QpHandle,
+        max_inline_bytes: u32,
+        send_slots: u32,
+        recv_pool: BufferPool,
+    ) -> Self {
+        Self {
+            qp,
+            max_inline_bytes: max_inline_bytes as usize,
+            recv_pool,
+            send_pool: None,
+            send_buffer_bytes: 0,
+            send_slots,
+            posted_recv: 0,
+            posted_send: 0,
+            retired_send: 0,
+            phase: Phase::Setup,
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.posted_recv == 0 && self.posted_send == self.retired_send
+    }
+}
+
+/// One connection.
+pub(crate) struct Connection<P: Protocol> {
+    pub(crate) protocol: P,
+    domain: ProtectionDomain,
+    data_credits: u32,
+    link: Option<Link>,
+    pipe: Option<Pipe>,
+    cause: Option<CloseCause>,
+    /// An orderly close that waits for the link to drain.
+    closing: Option<CloseReason>,
+    registered_deadline: Option<Instant>,
+    pub(crate) generation: u32,
+    pub(crate) dirty: bool,
+    pub(crate) warm: bool,
+    /// Somebody outside the shard holds the key.
+    pub(crate) held: bool,
+}
+
+impl<P: Protocol> Connection<P> {
+    /// A connection in set-up.
+    pub(crate) fn new(
+        protocol: P,
+        domain: ProtectionDomain,
+        pipe: Pipe,
+        data_credits: u16,
+        held: bool,
+    ) -> Self {
+        Self {
+            protocol,
+            domain,
+            data_credits: data_credits.into(),
+            link: None,
+            pipe: Some(pipe),
+            cause: None,
+            closing: None,
+            registered_deadline: None,
+            generation: 0,
+            dirty: false,
+            warm: false,
+            held,
+        }
+    }
+
+    /// The peer's offer is known: frames may arrive from now on.
+    pub(crate) fn set_link(&mut self, link: Link) {
+        self.link = Some(link);
+    }
+
+    /// Set-up is complete: sending may begin.
+    pub(crate) fn establish(&mut self) {
+        if let Some(pipe) = &mut self.pipe
+            && pipe.phase == Phase::Setup
+        {
+            pipe.phase = Phase::Up;
+        }
+    }
+
+    pub(crate) fn cause(&self) -> Option<&CloseCause> {
+        self.cause.as_ref()
+    }
+
+    pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.link.as_ref().map(Link::metrics)
+    }
+
+    pub(crate) fn has_link(&self) -> bool {
+        self.link.is_some()
+    }
+
+    pub(crate) fn has_qp(&self) -> bool {
+        self.pipe.is_some()
+    }
+
+    pub(crate) fn is_on(&self, qp: QpHandle) -> bool {
+        self.pipe.as_ref().is_some_and(|pipe| pipe.qp == qp)
+    }
+
+    pub(crate) fn is_removable(&self) -> bool {
+        self.pipe.is_none() && !self.held
+    }
+
+    pub(crate) fn pipe_mut(&mut self) -> Option<&mut Pipe> {
+        self.pipe.as_mut()
+    }
+
+    pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
+        let link = &mut self.link;
+        step(&mut self.protocol, &mut |tag| match link {
+            Some(link) => link.revoke(tag),
+            None => Revoked::TooLate,
+        })
+    }
+
+    /// Starts an orderly close: the reason goes out behind what is queued.
+    pub(crate) fn close(&mut self, reason: CloseReason) {
+        self.closing.get_or_insert(reason);
+    }
+
+    /// Ends the connection: the protocol is told, the QP goes to ERR (invariants 2 and 3).
+    pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
+        let Some(pipe) = &mut self.pipe else { return };
+        if matches!(pipe.phase, Phase::Draining { .. }) {
+            return;
+        }
+        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
+        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
+        let _ = cq.modify_to_error(pipe.qp);
+        if self.cause.is_none() {
+            self.cause = Some(cause.clone());
+            self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
+        }
+        self.link = None;
+    }
+
+    /// Gives the QP up without waiting for its flush: nobody will poll any more.
+    pub(crate) fn abandon(&mut self, cq: &mut dyn CompletionQueue) {
+        if let Some(pipe) = self.pipe.take() {
+            let _ = cq.destroy_qp(pipe.qp);
+            self.protocol.on_released();
+        }
+    }
+
+    /// Posts one RECV.
+    pub(crate) fn post_recv(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        buffer: Buffer,
+    ) -> Result<(), CloseCause> {
+        let Some(pipe) = &mut self.pipe else { return Ok(()) };
+        cq.post_recv(pipe.qp, RecvWr { wr_id: 0, buffer })
+            .map_err(|(error, _)| CloseCause::Device(error.to_string().into()))?;
+        pipe.posted_recv += 1;
+        Ok(())
+    }
+
+    pub(crate) fn on_recv_completion(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        now: Instant,
+        mut completion: Completion,
+    ) {
+        let Some(pipe) = &mut self.pipe else { return };
+        pipe.posted_recv -= 1;
+        let draining = matches!(pipe.phase, Phase::Draining { .. });
+        let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
+        if completion.status != Status::Success {
+            self.fail(cq, &cause_of(completion.status));
+            return;
+        }
+        let len = completion.byte_len as usize;
+        let (mut message, repost) = copy_or_lend(&pipe.recv_pool, buffer, len);
+        let outcome = self
+            .post_recv(cq, repost)
+            .and_then(|()| self.on_frame(now, completion.imm, &mut message));
+        if let Err(cause) = outcome {
+            self.fail(cq, &cause);
+        }
+    }
+
+    /// A frame has arrived and its RECV is posted again (credit rule 2).
+    fn on_frame(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        message: &mut Message,
+    ) -> Result<(), CloseCause> {
+        let Some(link) = &mut self.link else {
+            return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
+        };
+        let inbound = link
+            .on_frame(now, imm, message)
+            .map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
+        let message = match inbound {
+            Inbound::None => return Ok(()),
+            Inbound::Message => std::mem::take(message),
+            Inbound::Assembled(message) => message,
+            Inbound::Closed(reason) => return Err(CloseCause::Peer(reason.to_string().into())),
+        };
+        self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
+            .map_err(CloseCause::Protocol)
+    }
+
+    pub(crate) fn on_send_completion(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        completion: &Completion,
+    ) {
+        let Some(pipe) = &mut self.pipe else { return };
+        let (sequence, token) = split_wr_id(completion.wr_id);
+        pipe.retired_send = sequence;
+        if matches!(pipe.phase, Phase::Draining { .. }) {
+            return;
+        }
+        if completion.status != Status::Success {
+            self.fail(cq, &cause_of(completion.status));
+            return;
+        }
+        let closed = self.link.as_mut().is_some_and(|link| {
+            link.on_send_completion(token);
+            link.is_close_completed()
+        });
+        if closed {
+            self.fail(cq, &CloseCause::Local);
+        }
+    }
+
+    /// Sends all that may be sent now. True when the QP was destroyed.
+    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
+        if let Err(cause) = self.try_pump(cq) {
+            self.fail(cq, &cause);
+        }
+        self.finish_drain(cq, now)
+    }
+
+    fn try_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else {
+            return Ok(());
+        };
+        if pipe.phase != Phase::Up {
+            return Ok(());
+        }
+        while let Some(submission) = self.protocol.poll_transmit() {
+            let tag = submission.tag;
+            if let Err(error) = link.submit(submission.lane, tag, submission.frame) {
+                self.protocol.on_refused(tag, &error);
+            }
+        }
+        while let Some(transmit) = link.poll_transmit() {
+            post(cq, &self.domain, pipe, transmit)?;
+        }
+        if self.closing.is_some() && link.is_idle() {
+            self.begin_close(cq)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn begin_close(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return Ok(()) };
+        if let Some(reason) = self.closing.take() {
+            link.close(reason);
+        }
+        while let Some(transmit) = link.poll_transmit() {
+            post(cq, &self.domain, pipe, transmit)?;
+        }
+        Ok(())
+    }
+
+    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
+        let Some(pipe) = &self.pipe else { return false };
+        let Phase::Draining { until } = pipe.phase else { return false };
+        if !pipe.is_drained() {
+            if now < until {
+                return false;
+            }
+            tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
+        }
+        self.abandon(cq);
+        true
+    }
+
+    pub(crate) fn owes_idle_ack(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| {
+            u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= self.data_credits
+        })
+    }
+
+    pub(crate) fn send_idle_ack(&mut self, cq: &mut dyn CompletionQueue) {
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return };
+        if pipe.phase != Phase::Up {
+            return;
+        }
+        let Some(transmit) = link.poll_idle_ack() else { return };
+        if let Err(cause) = post(cq, &self.domain, pipe, transmit) {
+            self.fail(cq, &cause);
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let drain = match self.pipe.as_ref().map(|pipe| pipe.phase) {
+            Some(Phase::Draining { until }) => Some(until),
+            _ => None,
+        };
+        let link = self.link.as_ref().and_then(Link::next_deadline);
+        [drain, link, self.protocol.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// The deadline, when the shard does not look by then already. The link's own only moves
+    /// later, but for in `on_timeout`, which clears what is registered.
+    #[inline]
+    pub(crate) fn deadline_to_register(&mut self) -> Option<Instant> {
+        if let Some(registered) = self.registered_deadline
+            && self.link.is_some()
+            && self.protocol.next_deadline().is_none_or(|at| registered <= at)
+        {
+            return None;
+        }
+        let deadline = self.deadline()?;
+        if self.registered_deadline.is_some_and(|registered| registered <= deadline) {
+            return None;
+        }
+        self.registered_deadline = Some(deadline);
+        Some(deadline)
+    }
+
+    pub(crate) fn on_timeout(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
+        self.registered_deadline = None;
+        if self.protocol.next_deadline().is_some_and(|at| at <= now) {
+            self.with_revoke(|protocol, revoke| protocol.on_timeout(now, revoke));
+        }
+        let Some(link) = &mut self.link else { return };
+        if link.next_deadline().is_some_and(|at| at <= now)
+            && let Err(dead) = link.on_timeout(now)
+        {
+            let LinkError::PingTimeout(after) = dead;
+            self.fail(cq, &CloseCause::PingTimeout(after));
+        }
+    }
+}
+
+impl<P: Protocol> fmt::Debug for Connection<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = self.pipe.as_ref().map(|pipe| pipe.phase);
+        f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
+    }
+}
+
+/// Copies a small message out, or lends its buffer if another one can be posted in its place.
+fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
+    if len > COPY_OUT_BYTES
+        && let Some(spare) = pool.take()
+    {
+        return (Message::lent(buffer, len), spare);
+    }
+    (Message::copied(&buffer[..len]), buffer)
+}
+
+/// Posts one frame as a SEND: inline if the device takes it so, else from a registered buffer.
+fn post(
+    cq: &mut dyn CompletionQueue,
+    domain: &ProtectionDomain,
+    pipe: &mut Pipe,
+    transmit: Transmit<'_>,
+) -> Result<(), CloseCause> {
+    let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
+    let (first, second) = transmit.frame.parts();
+    let source = if first.len() + second.len() <= pipe.max_inline_bytes {
+        Source::InlineGather(first, second)
+    } else {
+        staged(domain, pipe, &transmit.frame)?
+    };
+    pipe.posted_send = (pipe.posted_send + 1) & SEQUENCE_MASK;
+    let wr_id = u64::from(pipe.posted_send) << TOKEN_BITS | transmit.token;
+    let wr = SendWr { wr_id, op, signaled: transmit.signaled, source };
+    cq.post_send(pipe.qp, &mut [wr]).map_err(|error| CloseCause::Device(error.to_string().into()))
+}
+
+/// Copies a frame into a registered send buffer. There is one for each slot of the SQ.
+fn staged<'a>(
+    domain: &ProtectionDomain,
+    pipe: &mut Pipe,
+    frame: &FrameBytes<'_>,
+) -> Result<Source<'a>, CloseCause> {
+    let failed = |text: String| CloseCause::Device(text.into());
+    if pipe.send_pool.is_none() {
+        let pool = BufferPool::allocate(domain, pipe.send_buffer_bytes, pipe.send_slots);
+        pipe.send_pool = Some(pool.map_err(|error| failed(error.to_string()))?);
+    }
+    let buffer = pipe.send_pool.as_ref().and_then(BufferPool::take);
+    let mut buffer =
+        buffer.ok_or_else(|| failed("no send buffer is left for a free slot".into()))?;
+    let (first, second) = frame.parts();
+    buffer[..first.len()].copy_from_slice(first);
+    buffer[first.len()..first.len() + second.len()].copy_from_slice(second);
+    let len = u32::try_from(frame.len()).map_err(|error| failed(error.to_string()))?;
+    Ok(Source::Buffer { buffer, start: 0, len })
+}
+
+const SEQUENCE_MASK: u32 = (1 << (64 - TOKEN_BITS)) - 1;
+
+#[allow(clippy::cast_possible_truncation, reason = "31 bits are left above the token")]
+fn split_wr_id(wr_id: u64) -> (u32, u64) {
+    ((wr_id >> TOKEN_BITS) as u32, wr_id & ((1 << TOKEN_BITS) - 1))
+}
+
+fn cause_of(status: Status) -> CloseCause {
+    match status {
+        // The QP was moved to ERR below us: the peer went away.
+        Status::FlushError | Status::RetryExceeded => CloseCause::Disconnected,
+        other => CloseCause::WorkRequest(other),
+    }
+}

@@ -1,0 +1,627 @@
+//! Credits: the flow control of one end of a connection.
+//!
+//! **Owns** the counters of one end: the credits it may spend at the peer, the credits it owes the
+//! peer, the free slots of its send queue, and the choice of which WR is signaled.
+//!
+//! **Never** posts, polls, waits, allocates or reads a clock: `on_*` takes an event, [`Credits::send`]
+//! and `poll_*` say what may be posted now. It does not see messages, only how many slots they take.
+//!
+//! Two classes, each a *window* of receives that the receiver offers: data (`D`) and acks (`I`). A
+//! send spends one credit of its class. The receiver reposts the RECV, then owes the credit, and
+//! gives it back by a [`Grant`], which rides in every data header or in an explicit Ack.
+//!
+//! The rules, which `rpc-transport/tests/credit_model` checks by exhaustive search:
+//!
+//! - **Rule 1** send: one data credit and all SQ slots of the message at once; the header carries
+//!   everything owed. The WR that takes the last credit, or leaves fewer slots than the largest
+//!   message needs, is signaled: else nothing would ever sweep the SQ. (To signal just the WR that
+//!   takes the last slot is not enough: with one slot left, a message of two waits for ever.)
+//! - **Rule 2** data received: repost, then [`Credits::on_data`], then pump.
+//! - **Rule 3** Ack received: repost, then [`Credits::on_ack`], then pump.
+//! - **Rule 4** send completion: [`Credits::on_send_completion`], then pump.
+//! - **Rule 5** pump: queued messages first, as their headers carry grants for nothing; then
+//!   [`Credits::poll_ack`].
+//! - **Rule 6** about to sleep: [`Credits::poll_idle_ack`], which never spends the last ack credit.
+//! - **Rule 7** a grant or a message beyond its window is a [`CreditError`]: close the connection.
+//!
+//! Invariants (`I3` and `I7` need the queues and are kept by the link, which sizes and drains them):
+//!
+//! - **I1** per class, credits held + messages in flight + owed + grants in flight = the window.
+//! - **I2** the RECVs posted are never fewer than the messages that the peer may have sent: no RNR.
+//! - **I3** SQ slots used never pass the budget, unpolled completions never pass SQ + RQ.
+//! - **I4** after a pump nothing is owed at its threshold, unless no ack credit or ack slot is left.
+//! - **I5** with nothing in flight and all completions polled, at least `D - T + 1` data credits
+//!   are held and the largest message fits the SQ, whatever the peer's application does.
+//! - **I6** at most `D / T` unread Acks were sent because of the data threshold.
+//! - **I7** both queues are first in, first out.
+//! - **I8** while the largest message cannot be sent, a signaled WR is or was behind all data posted,
+//!   so that its completion frees every data slot and every send buffer.
+//!
+//! Why the thresholds are what they are, and why grants ride in data headers: with grants in Acks
+//! only, both ends can get stuck for ever iff `I <= D / T`, each waiting for an ack credit that only
+//! an Ack could bring; and Acks below the threshold (rule 6) get stuck even with a larger `I`.
+
+#[cfg(any(test, feature = "model"))]
+mod rules;
+mod window;
+
+use thiserror::Error;
+
+#[cfg(any(test, feature = "model"))]
+pub use self::rules::Rules;
+pub use self::window::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Side, Window, WindowError};
+
+/// Ack credits that an optional Ack must leave untouched (rule 6).
+const IDLE_ACK_RESERVE: u16 = 1;
+
+/// Credits given back to the peer: in every data header, and the whole content of an Ack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Grant {
+    /// Data credits (`a`).
+    pub data: u16,
+    /// Ack credits (`b`).
+    pub ack: u16,
+}
+
+impl Grant {
+    /// The immediate of an Ack, `ack << 16 | data`, in host order.
+    #[inline]
+    #[must_use]
+    pub const fn to_imm(self) -> u32 {
+        (self.ack as u32) << 16 | self.data as u32
+    }
+
+    /// Reads what [`Grant::to_imm`] wrote; every value is a grant, [`Credits`] judges it.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "each half of the immediate is a u16")]
+    pub const fn from_imm(imm: u32) -> Self {
+        Self { data: imm as u16, ack: (imm >> 16) as u16 }
+    }
+
+    #[inline]
+    const fn is_empty(self) -> bool {
+        self.data == 0 && self.ack == 0
+    }
+}
+
+/// A position in the send queue: all slots ever posted up to and including one WR, modulo 2^16.
+///
+/// It travels in the `wr_id`, so that one signaled completion frees its own slots and those of the
+/// unsignaled WRs before it, without a list of what was posted. Unambiguous, as a budget is less
+/// than 2^16 slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct SendQueueMark {
+    /// Data slots.
+    pub data: u16,
+    /// Ack slots.
+    pub ack: u16,
+}
+
+impl SendQueueMark {
+    /// Packs the mark into half of a `wr_id`.
+    #[inline]
+    #[must_use]
+    pub const fn to_bits(self) -> u32 {
+        (self.ack as u32) << 16 | self.data as u32
+    }
+
+    /// Reads what [`SendQueueMark::to_bits`] wrote.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "each half of the word is a u16")]
+    pub const fn from_bits(bits: u32) -> Self {
+        Self { data: bits as u16, ack: (bits >> 16) as u16 }
+    }
+}
+
+/// What a message or an Ack must be posted with; the credit and the slots are already spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use = "the credit and the slots are spent, so the message has to be posted"]
+pub struct Stamp {
+    /// For the header of the data message, or the content of the Ack.
+    pub grant: Grant,
+    /// The last WR of the message must be signaled. Signaling more WRs than asked is harmless.
+    pub signaled: bool,
+    /// For the `wr_id` of the last WR, and so for [`Credits::on_send_completion`].
+    pub mark: SendQueueMark,
+}
+
+/// Everything that changes while a connection lives; a snapshot for metrics and tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Data credits held: messages that may be sent now.
+    pub data_credits: u16,
+    /// Ack credits held: Acks that may be sent now.
+    pub ack_credits: u16,
+    /// Credits of the peer whose RECVs were reposted, but which are not granted yet.
+    pub owed: Grant,
+    /// Free SQ slots for data, in WRs.
+    pub data_slots: u16,
+    /// Free SQ slots for Acks, in WRs.
+    pub ack_slots: u16,
+    /// Slots of both classes posted since the last signaled WR, in WRs.
+    pub unsignaled: u16,
+    /// Slots ever posted, modulo 2^16.
+    pub posted: SendQueueMark,
+}
+
+/// The credits of one end. See the [module](self) for the rules.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Credits {
+    limits: Limits,
+    now: Counters,
+}
+
+/// What stays as negotiated.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Limits {
+    local: Window,
+    remote: Window,
+    sq: SendQueueBudget,
+    due: Grant,
+    #[cfg(any(test, feature = "model"))]
+    rules: Rules,
+}
+
+impl Credits {
+    /// Starts with the full window that the peer offers (`remote`), nothing owed, an empty SQ.
+    ///
+    /// `local` is what this end offers; its RECVs must be posted before the peer may send.
+    ///
+    /// # Errors
+    /// A [`WindowError`] if a window or the budget is out of its range.
+    pub fn new(local: Window, remote: Window, sq: SendQueueBudget) -> Result<Self, WindowError> {
+        let limits = Limits {
+            local: local.validate(Side::Local)?,
+            remote: remote.validate(Side::Remote)?,
+            sq: sq.validate()?,
+            due: Grant { data: local.data_threshold(), ack: local.ack_threshold() },
+            #[cfg(any(test, feature = "model"))]
+            rules: Rules::default(),
+        };
+        Ok(Self::full(limits))
+    }
+
+    const fn full(limits: Limits) -> Self {
+        let now = Counters {
+            data_credits: limits.remote.data,
+            ack_credits: limits.remote.ack,
+            owed: Grant { data: 0, ack: 0 },
+            data_slots: limits.sq.data_slots,
+            ack_slots: limits.sq.ack_slots,
+            unsignaled: 0,
+            posted: SendQueueMark { data: 0, ack: 0 },
+        };
+        Self { limits, now }
+    }
+
+    /// Whether a message of `slots` WRs (its WRITEs + 1 SEND) may be posted now.
+    ///
+    /// Always false for 0 slots and for more than [`SendQueueBudget::message_slots`]: such a message
+    /// has to be split.
+    #[inline]
+    #[must_use]
+    pub const fn can_send(&self, slots: u16) -> bool {
+        slots != 0
+            && slots <= self.limits.sq.message_slots
+            && slots <= self.now.data_slots
+            && self.now.data_credits != 0
+    }
+
+    /// Rule 1: spends one data credit and `slots` SQ slots, or `None` if [`Credits::can_send`] is
+    /// false. The message must be posted, as one list of WRs, before anything else is stamped.
+    #[inline]
+    pub fn send(&mut self, slots: u16) -> Option<Stamp> {
+        if !self.can_send(slots) {
+            return None;
+        }
+        let now = &mut self.now;
+        now.data_credits -= 1;
+        now.data_slots -= slots;
+        now.posted.data = now.posted.data.wrapping_add(slots);
+        let grant = self.take_header_grant();
+        let sweep = self.data_send_must_sweep();
+        Some(self.stamp(grant, slots, sweep))
+    }
+
+    /// Rule 2: a data message with this grant in its header was received.
+    ///
+    /// Call it *after* the RECV was reposted: the credit counted here may leave with the next
+    /// message, and the peer may spend it at once. Then pump (rule 5).
+    ///
+    /// # Errors
+    /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
+    #[inline]
+    pub fn on_data(&mut self, grant: Grant) -> Result<(), CreditError> {
+        if self.now.owed.data >= self.limits.local.data {
+            return Err(CreditError::DataBeyondWindow { window: self.limits.local.data });
+        }
+        self.credit(grant)?;
+        self.now.owed.data += 1;
+        Ok(())
+    }
+
+    /// Rule 3: an Ack was received. Call it *after* the RECV was reposted, then pump (rule 5).
+    ///
+    /// # Errors
+    /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
+    #[inline]
+    pub fn on_ack(&mut self, grant: Grant) -> Result<(), CreditError> {
+        if grant.is_empty() {
+            return Err(CreditError::EmptyAck);
+        }
+        if self.now.owed.ack >= self.limits.local.ack {
+            return Err(CreditError::AckBeyondWindow { window: self.limits.local.ack });
+        }
+        self.credit(grant)?;
+        self.now.owed.ack += 1;
+        Ok(())
+    }
+
+    /// Rule 4: a signaled WR completed; frees its slots and those of every WR before it.
+    ///
+    /// Then pump (rule 5), though nothing arrived: an owed Ack may have waited for a slot.
+    #[inline]
+    pub fn on_send_completion(&mut self, mark: SendQueueMark) {
+        let (sq, now) = (&self.limits.sq, &mut self.now);
+        let data_behind = now.posted.data.wrapping_sub(mark.data);
+        let ack_behind = now.posted.ack.wrapping_sub(mark.ack);
+        debug_assert!(data_behind <= sq.data_slots - now.data_slots, "I3: mark of no posted WR");
+        debug_assert!(ack_behind <= sq.ack_slots - now.ack_slots, "I3: mark of no posted WR");
+        // `max`: a stale mark frees nothing, and can never take slots away.
+        now.data_slots = now.data_slots.max(sq.data_slots.saturating_sub(data_behind));
+        now.ack_slots = now.ack_slots.max(sq.ack_slots.saturating_sub(ack_behind));
+    }
+
+    /// Rule 5: the Ack that has to be posted now, if one is due and has a credit and a slot.
+    ///
+    /// Call it after queued messages were sent, whenever [`Credits::on_data`], [`Credits::on_ack`]
+    /// or [`Credits::on_send_completion`] was called. Once is enough: an Ack leaves nothing owed.
+    #[inline]
+    pub fn poll_ack(&mut self) -> Option<Stamp> {
+        let Counters { owed, ack_credits, .. } = self.now;
+        let due = owed.data >= self.limits.due.data || owed.ack >= self.limits.due.ack;
+        if due && ack_credits != 0 { self.post_ack() } else { None }
+    }
+
+    /// Rule 6: an Ack below the threshold, for when this end is about to sleep.
+    ///
+    /// Only for owed *data* (else idle ends would answer each other's Acks for ever), and never
+    /// with the last ack credit, which belongs to rule 5.
+    #[inline]
+    pub fn poll_idle_ack(&mut self) -> Option<Stamp> {
+        let spare = self.now.ack_credits > self.idle_ack_reserve();
+        if spare && self.now.owed.data != 0 { self.post_ack() } else { None }
+    }
+
+    /// A snapshot of all that moves, for metrics and tests.
+    #[inline]
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.now
+    }
+
+    /// The window that this end offers.
+    #[inline]
+    #[must_use]
+    pub const fn local(&self) -> Window {
+        self.limits.local
+    }
+
+    /// The window that the peer offers.
+    #[inline]
+    #[must_use]
+    pub const fn remote(&self) -> Window {
+        self.limits.remote
+    }
+
+    /// Adds a grant, all of it or nothing (rule 7).
+    #[inline]
+    fn credit(&mut self, grant: Grant) -> Result<(), CreditError> {
+        let Window { data: data_cap, ack: ack_cap } = self.limits.remote;
+        // Compared this way round, nothing that a peer sends can overflow.
+        let (data_held, ack_held) = (self.now.data_credits, self.now.ack_credits);
+        if grant.data > data_cap - data_held {
+            return Err(CreditError::DataCreditAboveCap {
+                held: data_held,
+                granted: grant.data,
+                cap: data_cap,
+            });
+        }
+        if grant.ack > ack_cap - ack_held {
+            return Err(CreditError::AckCreditAboveCap {
+                held: ack_held,
+                granted: grant.ack,
+                cap: ack_cap,
+            });
+        }
+        self.now.data_credits += grant.data;
+        self.now.ack_credits += grant.ack;
+        Ok(())
+    }
+
+    #[inline]
+    fn post_ack(&mut self) -> Option<Stamp> {
+        let now = &mut self.now;
+        now.ack_slots = now.ack_slots.checked_sub(1)?;
+        now.ack_credits -= 1;
+        now.posted.ack = now.posted.ack.wrapping_add(1);
+        let grant = std::mem::take(&mut now.owed);
+        let sweep = self.ack_must_sweep();
+        Some(self.stamp(grant, 1, sweep))
+    }
+
+    /// Decides on the signal. `sweep`: this end may not be able to post another WR of this class
+    /// before a completion frees slots, so this WR has to bring that completion.
+    #[inline]
+    fn stamp(&mut self, grant: Grant, slots: u16, sweep: bool) -> Stamp {
+        let unsignaled = self.now.unsignaled.saturating_add(slots);
+        let signaled = sweep || unsignaled >= self.limits.sq.signal_interval;
+        self.now.unsignaled = if signaled { 0 } else { unsignaled };
+        Stamp { grant, signaled, mark: self.now.posted }
+    }
+
+    #[inline]
+    fn take_header_grant(&mut self) -> Grant {
+        let owed = &mut self.now.owed;
+        #[cfg(any(test, feature = "model"))]
+        if let Some(grant) = self.limits.rules.take_part(owed) {
+            return grant;
+        }
+        std::mem::take(owed)
+    }
+
+    /// The last credit: a sender that waits for the peer holds no buffer without need. Too few
+    /// slots for the largest message: it would wait for a completion that nobody asked for.
+    #[inline]
+    fn data_send_must_sweep(&self) -> bool {
+        let now = &self.now;
+        #[cfg(any(test, feature = "model"))]
+        if let Some(sweep) =
+            self.limits.rules.sweep(now.data_credits, now.data_slots, self.limits.sq.message_slots)
+        {
+            return sweep;
+        }
+        now.data_credits == 0 || now.data_slots < self.limits.sq.message_slots
+    }
+
+    #[inline]
+    fn ack_must_sweep(&self) -> bool {
+        let now = &self.now;
+        #[cfg(any(test, feature = "model"))]
+        if let Some(sweep) = self.limits.rules.sweep(now.ack_credits, now.ack_slots, 1) {
+            return sweep;
+        }
+        now.ack_credits == 0 || now.ack_slots == 0
+    }
+
+    #[inline]
+    const fn idle_ack_reserve(&self) -> u16 {
+        #[cfg(any(test, feature = "model"))]
+        if self.limits.rules.idle_spends_last {
+            return 0;
+        }
+        IDLE_ACK_RESERVE
+    }
+}
+
+/// A rule of flow control that the peer broke: close the connection with this as its reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CreditError {
+    /// The peer gave back more data credits than were spent.
+    #[error("peer granted {granted} data credits on top of {held}, its window is {cap}")]
+    DataCreditAboveCap {
+        /// Credits held before the grant.
+        held: u16,
+        /// Credits granted.
+        granted: u16,
+        /// The window of the peer.
+        cap: u16,
+    },
+    /// The peer gave back more ack credits than were spent.
+    #[error("peer granted {granted} ack credits on top of {held}, its window is {cap}")]
+    AckCreditAboveCap {
+        /// Credits held before the grant.
+        held: u16,
+        /// Credits granted.
+        granted: u16,
+        /// The window of the peer.
+        cap: u16,
+    },
+    /// A data message arrived for which the peer held no credit.
+    #[error("peer sent data beyond our window of {window} unreturned messages")]
+    DataBeyondWindow {
+        /// The data window of this end.
+        window: u16,
+    },
+    /// An Ack arrived for which the peer held no credit.
+    #[error("peer sent an ack beyond our window of {window} unreturned acks")]
+    AckBeyondWindow {
+        /// The ack window of this end.
+        window: u16,
+    },
+    /// An Ack that gives nothing back; no rule sends one.
+    #[error("peer sent an ack that grants nothing")]
+    EmptyAck,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: Window = Window { data: 4, ack: 2 };
+    const BUDGET: SendQueueBudget =
+        SendQueueBudget { data_slots: 8, ack_slots: 2, message_slots: 2, signal_interval: 3 };
+    const NOTHING: Grant = Grant { data: 0, ack: 0 };
+
+    fn credits() -> Credits {
+        Credits::new(WINDOW, WINDOW, BUDGET).expect("valid")
+    }
+
+    #[test]
+    fn grants_and_marks_survive_their_encoding() {
+        for (data, ack) in [(0, 0), (1, 2), (0xffff, 0), (0, 0xffff), (0xabcd, 0x1234)] {
+            let grant = Grant { data, ack };
+            assert_eq!(Grant::from_imm(grant.to_imm()), grant);
+            let mark = SendQueueMark { data, ack };
+            assert_eq!(SendQueueMark::from_bits(mark.to_bits()), mark);
+        }
+        assert_eq!(Grant { data: 0xabcd, ack: 0x1234 }.to_imm(), 0x1234_abcd);
+    }
+
+    #[test]
+    fn only_messages_that_fit_are_sent() {
+        let mut credits = credits();
+        assert!(!credits.can_send(0) && credits.can_send(2) && !credits.can_send(3));
+        assert!(credits.send(3).is_none());
+        assert_eq!(credits.counters().data_credits, 4);
+    }
+
+    #[test]
+    fn signals_at_the_interval_and_at_the_last_credit() {
+        let mut credits = credits();
+        let signals = [(); 4].map(|()| credits.send(1).expect("credit and slot").signaled);
+        assert_eq!(signals, [false, false, true, true]);
+        assert!(!credits.can_send(1));
+
+        let wide = Window { data: 8, ..WINDOW };
+        let mut credits = Credits::new(WINDOW, wide, BUDGET).expect("valid");
+        let signals = [(); 6].map(|()| credits.send(1).expect("credit and slot").signaled);
+        assert_eq!(signals, [false, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn ack_with_the_last_credit_is_signaled() {
+        let budget = SendQueueBudget { ack_slots: 9, signal_interval: 100, ..BUDGET };
+        let mut credits = Credits::new(WINDOW, WINDOW, budget).expect("valid");
+        let signals = [(); 2].map(|()| {
+            (0..3).for_each(|_| credits.on_data(NOTHING).expect("in the window"));
+            credits.poll_ack().expect("due, with a credit").signaled
+        });
+        assert_eq!(signals, [false, true]);
+    }
+
+    #[test]
+    fn signals_before_the_largest_message_is_short_of_slots() {
+        let budget = SendQueueBudget { data_slots: 3, signal_interval: 100, ..BUDGET };
+        let mut credits = Credits::new(WINDOW, WINDOW, budget).expect("valid");
+        assert!(!credits.send(1).expect("3 slots").signaled);
+        assert!(credits.send(1).expect("2 slots").signaled);
+    }
+
+    #[test]
+    fn one_completion_frees_all_slots_before_it() {
+        let mut credits = credits();
+        credits.now.posted = SendQueueMark { data: u16::MAX, ack: u16::MAX };
+        let first = credits.send(2).expect("slots");
+        let second = credits.send(2).expect("slots");
+        credits.on_send_completion(first.mark);
+        assert_eq!(credits.counters().data_slots, 6);
+        credits.on_send_completion(second.mark);
+        assert_eq!(credits.counters().data_slots, 8);
+    }
+
+    #[test]
+    fn header_takes_all_that_is_owed() {
+        let mut credits = credits();
+        let _first = credits.send(1).expect("credit");
+        credits.on_data(NOTHING).expect("in the window");
+        credits.on_ack(Grant { data: 1, ack: 0 }).expect("in the window");
+        assert_eq!(credits.send(1).expect("credit").grant, Grant { data: 1, ack: 1 });
+        assert_eq!(credits.send(1).expect("credit").grant, NOTHING);
+    }
+
+    #[test]
+    fn ack_is_due_at_more_than_half() {
+        let mut credits = credits();
+        for _ in 0..2 {
+            credits.on_data(NOTHING).expect("in the window");
+            assert!(credits.poll_ack().is_none());
+        }
+        credits.on_data(NOTHING).expect("in the window");
+        let ack = credits.poll_ack().expect("3 of 4 are owed");
+        assert_eq!(ack.grant, Grant { data: 3, ack: 0 });
+        assert!(credits.poll_ack().is_none());
+    }
+
+    #[test]
+    fn idle_ack_leaves_the_last_credit() {
+        let mut credits = credits();
+        assert!(credits.poll_idle_ack().is_none(), "nothing is owed");
+        let _data = credits.send(1).expect("credit");
+        credits.on_ack(Grant { data: 1, ack: 0 }).expect("in the window");
+        assert!(credits.poll_idle_ack().is_none(), "an ack alone is not worth an ack");
+        credits.on_data(NOTHING).expect("in the window");
+        assert!(!credits.poll_idle_ack().expect("two ack credits").signaled);
+        credits.on_data(NOTHING).expect("in the window");
+        assert!(credits.poll_idle_ack().is_none());
+        assert_eq!(credits.counters().ack_credits, 1);
+    }
+
+    #[test]
+    fn every_broken_rule_of_the_peer_has_its_error() {
+        let fresh = credits();
+        let refused = |mut credits: Credits, event: fn(&mut Credits) -> Result<(), CreditError>| {
+            let before = credits.clone();
+            let error = event(&mut credits).expect_err("a broken rule");
+            assert_eq!(credits, before, "unchanged by {error}");
+            error
+        };
+        let over = |held, cap| CreditError::DataCreditAboveCap { held, granted: 1, cap };
+        let data = Grant { data: 1, ack: 0 };
+        assert_eq!(refused(fresh.clone(), |c| c.on_data(Grant { data: 1, ack: 0 })), over(4, 4));
+        assert_eq!(
+            refused(fresh.clone(), |c| c.on_ack(Grant { data: 0, ack: u16::MAX })),
+            CreditError::AckCreditAboveCap { held: 2, granted: u16::MAX, cap: 2 }
+        );
+        assert_eq!(refused(fresh.clone(), |c| c.on_ack(NOTHING)), CreditError::EmptyAck);
+
+        let mut full = fresh;
+        for _ in 0..WINDOW.data {
+            full.on_data(NOTHING).expect("in the window");
+        }
+        assert_eq!(
+            refused(full.clone(), |c| c.on_data(NOTHING)),
+            CreditError::DataBeyondWindow { window: 4 }
+        );
+        full.now.data_credits = 0;
+        for _ in 0..WINDOW.ack {
+            full.on_ack(data).expect("in the window");
+        }
+        assert_eq!(
+            refused(full, |c| c.on_ack(Grant { data: 1, ack: 0 })),
+            CreditError::AckBeyondWindow { window: 2 }
+        );
+    }
+
+    /// Nothing that a peer sends panics or moves a counter out of its range.
+    #[test]
+    fn hostile_grants_are_harmless() {
+        let mut credits = credits();
+        let mut random = 1_u32;
+        for _ in 0..100_000 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let wild = Grant::from_imm(random);
+            let tame = Grant { data: wild.ack >> 14, ack: wild.ack >> 12 & 1 };
+            let grant = if random & 1 << 20 == 0 { tame } else { wild };
+            let _refused = match random >> 24 & 3 {
+                0 => credits.on_data(grant),
+                1 => credits.on_ack(grant),
+                2 => credits.send(1).map_or(Ok(()), |stamp| {
+                    credits.on_send_completion(stamp.mark);
+                    Ok(())
+                }),
+                _ => credits.poll_ack().map_or(Ok(()), |stamp| {
+                    credits.on_send_completion(stamp.mark);
+                    Ok(())
+                }),
+            };
+            let now = credits.counters();
+            assert!(now.data_credits <= 4 && now.ack_credits <= 2);
+            assert!(now.owed.data <= 4 && now.owed.ack <= 2);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Broken rules: what the model checker breaks to show that each rule of [`Credits`] is needed.
+//!
+//! Owns the switches and what a broken rule does instead. Never part of a production build: compiled
+//! for tests and with the feature `model` only, and all rules hold by default.
+
+use super::{Credits, Grant, Limits, SendQueueBudget, SendQueueMark, Window};
+
+/// Switches that break single rules, so that the model checker can show that each rule is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rules {
+    /// Data headers carry owed data credits.
+    pub piggyback_data: bool,
+    /// Data headers carry owed ack credits.
+    pub piggyback_acks: bool,
+    /// The WR that takes the last credit is signaled.
+    pub signal_last_credit: bool,
+    /// A WR that leaves fewer slots than this is signaled; `None` is the rule, `Some(1)` the naive
+    /// "last slot", `Some(0)` never.
+    pub slot_reserve: Option<u16>,
+    /// An idle Ack may spend the last ack credit.
+    pub idle_spends_last: bool,
+    /// `T`, in credits, instead of [`Window::data_threshold`].
+    pub data_threshold: Option<u16>,
+    /// The threshold of acks, in credits, instead of [`Window::ack_threshold`].
+    pub ack_threshold: Option<u16>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            piggyback_data: true,
+            piggyback_acks: true,
+            signal_last_credit: true,
+            slot_reserve: None,
+            idle_spends_last: false,
+            data_threshold: None,
+            ack_threshold: None,
+        }
+    }
+}
+
+impl Rules {
+    /// What a header takes of `owed`, or `None` for all of it.
+    pub(super) fn take_part(&self, owed: &mut Grant) -> Option<Grant> {
+        if self.piggyback_data && self.piggyback_acks {
+            return None;
+        }
+        let data = if self.piggyback_data { std::mem::take(&mut owed.data) } else { 0 };
+        let ack = if self.piggyback_acks { std::mem::take(&mut owed.ack) } else { 0 };
+        Some(Grant { data, ack })
+    }
+
+    /// Whether a WR that leaves so many credits and slots is signaled, or `None` for the rule;
+    /// `reserve` is what the rule keeps in `slot_reserve`.
+    pub(super) fn sweep(&self, credits: u16, slots: u16, reserve: u16) -> Option<bool> {
+        if self.signal_last_credit && self.slot_reserve.is_none() {
+            return None;
+        }
+        let last_credit = self.signal_last_credit && credits == 0;
+        Some(last_credit || slots < self.slot_reserve.unwrap_or(reserve))
+    }
+}
+
+impl Credits {
+    /// Starts with some rules broken and with windows that [`Credits::new`] refuses.
+    #[must_use]
+    pub fn with_rules(local: Window, remote: Window, sq: SendQueueBudget, rules: Rules) -> Self {
+        let due = Grant {
+            data: rules.data_threshold.unwrap_or(local.data_threshold()),
+            ack: rules.ack_threshold.unwrap_or(local.ack_threshold()),
+        };
+        Self::full(Limits { local, remote, sq, due, rules })
+    }
+
+    /// Moves the origin of all marks to the present, so that states that differ only in how much
+    /// was ever posted become equal.
+    pub fn rebase_marks(&mut self) {
+        self.now.posted = SendQueueMark::default();
+    }
+}

@@ -1,0 +1,524 @@
+//! The link: messages over one QP, as a state machine.
+//!
+//! **Owns** what one end of a connection may send now and what a received frame means: credits,
+//! lanes, segments, keep-alive and the orderly close.
+//!
+//! **Never** posts, polls, waits or reads a clock: `on_*` takes an event, `poll_*` says what to
+//! post, time is an argument. It does not look at messages.
+//!
+//! How to drive it, per connection and under one lock:
+//!
+//! 1. *Received.* Repost the RECV **first** (credit rule 2: the credit counted here may leave with
+//!    the next frame and be spent at once), then [`Link::on_frame`], in the order of completions.
+//! 2. *Sent.* [`Link::on_send_completion`] for the token of every *signaled* WR that completes.
+//! 3. *Pump.* After any of these, and after [`Link::submit`], [`Link::revoke`], [`Link::close`] and
+//!    [`Link::on_timeout`]: [`Link::poll_transmit`] until it gives `None`. Every [`Transmit`] **must**
+//!    be posted, in order, as one SEND: its credit and its slot are spent.
+//! 4. *About to sleep.* [`Link::poll_idle_ack`] once, and a timer for [`Link::next_deadline`].
+//!
+//! Invariants:
+//! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
+//!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered.
+//! 2. No frame is longer than either end's receive buffer, and none leaves without its credit.
+//! 3. Close leaves once, spends no credit, and is the last frame.
+//! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), one
+//!    Pong, counters.
+
+mod assembly;
+mod bulk_window;
+mod keepalive;
+mod lanes;
+mod segmenter;
+#[cfg(test)]
+mod tests;
+mod transmit;
+
+use std::time::{Duration, Instant};
+
+use self::assembly::Assembly;
+use self::bulk_window::BulkWindow;
+use self::keepalive::{Due, KeepAlive};
+use self::lanes::{Lanes, Queued};
+use self::segmenter::Segmenter;
+pub use self::transmit::{FrameBytes, Transmit};
+use crate::config::LinkConfig;
+use crate::credit::{Counters, Credits, SendQueueMark, Stamp, WindowError};
+use crate::frame::{self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES};
+use crate::handshake::{Agreed, Features};
+use crate::message::Message;
+use crate::outbound::OutBuf;
+use crate::protocol_error::ProtocolError;
+
+/// SQ slots of a data frame, WRs.
+const FRAME_SLOTS: u16 = 1;
+/// Marks the token of the Close frame; the lower 32 bits are a [`SendQueueMark`].
+const CLOSE_TOKEN: u64 = 1 << 32;
+
+/// A queue of messages. Lanes order only between calls: what must arrive in order takes one lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// Control of the session: leaves before all else.
+    Urgent,
+    /// Messages of one frame.
+    Small,
+    /// Messages of any size, one at a time; never holds more than about half of the credits.
+    Bulk,
+}
+
+/// What became of a message that the session wants back.
+#[derive(Debug)]
+pub enum Revoked {
+    /// Nothing of it was sent; here it is.
+    Whole(OutBuf),
+    /// A part was sent; the rest is not, and the peer drops what it has.
+    Aborted,
+    /// All of it was sent, or no such message was submitted.
+    TooLate,
+}
+
+/// What a received frame brought.
+#[derive(Debug)]
+#[must_use]
+#[non_exhaustive]
+pub enum Inbound {
+    /// Nothing for the session.
+    None,
+    /// A message: the received one, its header passed.
+    Message,
+    /// A message put together from segments.
+    Assembled(Message),
+    /// The peer closed in order; no further frame of it is valid.
+    Closed(CloseReason),
+}
+
+/// Why a message was not taken. Everything else lives on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// The peer does not take messages of this size.
+    #[error("message of {len} bytes exceeds the peer's max_message_bytes = {max}")]
+    TooLarge {
+        /// Its length, bytes.
+        len: usize,
+        /// The peer's limit, bytes.
+        max: u64,
+    },
+    /// The link is closed, or about to be.
+    #[error("the link is closed")]
+    Closed,
+}
+
+/// Why this end gives the connection up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The peer is silent.
+    #[error("the peer did not answer a ping within {0:?}")]
+    PingTimeout(Duration),
+}
+
+/// A snapshot of a link, for metrics and tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkMetrics {
+    /// Credits held and owed, free SQ slots.
+    pub counters: Counters,
+    /// Messages that wait in the urgent lane.
+    pub urgent_count: usize,
+    /// Messages that wait in the small lane.
+    pub small_count: usize,
+    /// Messages that wait in the bulk lane, the one being sent not counted.
+    pub bulk_count: usize,
+    /// Bytes left of the bulk message being sent.
+    pub bulk_unsent_bytes: usize,
+    /// Data credits that bulk frames hold, as of the last bulk frame.
+    pub bulk_credits_out: usize,
+    /// Bytes held of a message that is arriving in segments.
+    pub assembly_bytes: usize,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Open,
+    CloseDue(CloseReason),
+    CloseSent,
+    CloseCompleted,
+}
+
+/// One end of a connection. See the [module](self) for how to drive it.
+#[derive(Debug)]
+pub struct Link {
+    credits: Credits,
+    lanes: Lanes,
+    segmenter: Segmenter,
+    bulk_window: BulkWindow,
+    /// Data frames sent, modulo 2^32.
+    sent: u32,
+    keep_alive: KeepAlive,
+    assembly: Assembly,
+    phase: Phase,
+    peer_closed: bool,
+    /// Acks travel as SEND_WITH_IMM.
+    immediates: bool,
+    /// Longest frame, bytes.
+    frame_bytes: u32,
+    /// SQ slots in all, WRs.
+    slots: u32,
+    /// Longest message of one frame, bytes.
+    eager_bytes: usize,
+    /// The peer's `max_message_bytes`.
+    max_message_bytes: u64,
+}
+
+/// Where the next frame comes from.
+enum Source {
+    KeepAlive(Due),
+    Whole(Queued, Lane),
+    Segment,
+    Nothing,
+}
+
+impl Link {
+    /// Starts with the full window that the peer offers. `config` is this end's own, and must be
+    /// the one that was offered in the handshake.
+    ///
+    /// # Errors
+    /// [`WindowError`] if a window or the SQ budget is out of range; never for a valid config and
+    /// an offer that passed the handshake.
+    pub fn new(config: &LinkConfig, agreed: &Agreed, now: Instant) -> Result<Self, WindowError> {
+        let remote = &agreed.remote;
+        let budget = config.send_queue_budget();
+        // The peer's offer must not size this end's send buffers.
+        let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer_bytes);
+        let payload_bytes = |header| (frame_bytes as usize).saturating_sub(header);
+        Ok(Self {
+            credits: Credits::new(config.window(), remote.window, budget)?,
+            lanes: Lanes::default(),
+            segmenter: Segmenter::new(payload_bytes(SEGMENT_HEADER_BYTES)),
+            bulk_window: BulkWindow::new(
+                remote.window,
+                budget,
+                config.bulk_queue_bytes,
+                frame_bytes,
+            ),
+            sent: 0,
+            keep_alive: KeepAlive::new(config, now),
+            assembly: Assembly::new(config.max_message_bytes),
+            phase: Phase::Open,
+            peer_closed: false,
+            immediates: agreed.features.contains(Features::ACK_IMMEDIATE),
+            frame_bytes,
+            slots: u32::from(budget.data_slots) + u32::from(budget.ack_slots),
+            eager_bytes: payload_bytes(HEADER_BYTES),
+            max_message_bytes: remote.max_message_bytes,
+        })
+    }
+
+    /// Longest frame that [`Link::poll_transmit`] gives, bytes: the smaller of both ends' receive
+    /// buffers.
+    #[must_use]
+    pub fn frame_bytes(&self) -> u32 {
+        self.frame_bytes
+    }
+
+    /// Longest message that leaves as one frame, bytes; longer ones take the bulk lane.
+    #[must_use]
+    pub fn eager_bytes(&self) -> usize {
+        self.eager_bytes
+    }
+
+    /// Queues a message. `tag` is the caller's name for it, to [`Link::revoke`] it by; with equal
+    /// tags the first is revoked. A message longer than [`Link::eager_bytes`] is queued in the bulk
+    /// lane whatever lane is asked for: what has to stay in order behind it must take that lane too.
+    ///
+    /// # Errors
+    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
+    #[inline]
+    pub fn submit(&mut self, lane: Lane, tag: u64, message: OutBuf) -> Result<(), SubmitError> {
+        if self.is_closing() {
+            return Err(SubmitError::Closed);
+        }
+        let mut lane = lane;
+        if message.len() > self.eager_bytes {
+            if message.len() as u64 > self.max_message_bytes {
+                let len = message.len();
+                return Err(SubmitError::TooLarge { len, max: self.max_message_bytes });
+            }
+            lane = Lane::Bulk;
+        }
+        self.lanes.push(lane, Queued { tag, message });
+        Ok(())
+    }
+
+    /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
+    /// Also after [`Link::close`], to learn what never left.
+    pub fn revoke(&mut self, tag: u64) -> Revoked {
+        if self.segmenter.current_tag() == Some(tag) {
+            self.segmenter.give_up();
+            return Revoked::Aborted;
+        }
+        self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
+    }
+
+    /// The next frame to post now, if any. Call it until it gives `None`.
+    #[inline]
+    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+        self.segmenter.reap();
+        if self.is_closing() {
+            return self.poll_close();
+        }
+        if self.has_nothing_queued() {
+            return self.credits.poll_ack().map(|stamp| self.ack(stamp));
+        }
+        match self.next_source() {
+            Source::Whole(queued, lane) => self.send_whole(queued, lane),
+            Source::Segment => self.send_segment(),
+            Source::KeepAlive(due) => self.send_keep_alive(due),
+            // Credit rule 5: messages first, as their headers carry grants for nothing.
+            Source::Nothing => self.credits.poll_ack().map(|stamp| self.ack(stamp)),
+        }
+    }
+
+    /// Credit rule 6: an Ack below its threshold, for when this end is about to sleep with
+    /// nothing left to transmit.
+    pub fn poll_idle_ack(&mut self) -> Option<Transmit<'_>> {
+        if self.is_closing() {
+            return None;
+        }
+        self.credits.poll_idle_ack().map(|stamp| self.ack(stamp))
+    }
+
+    /// A signaled WR completed: frees its slot and those before it. Then pump.
+    #[inline]
+    pub fn on_send_completion(&mut self, token: u64) {
+        if token & CLOSE_TOKEN != 0 && matches!(self.phase, Phase::CloseSent) {
+            self.phase = Phase::CloseCompleted;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is the mark")]
+        let mark = SendQueueMark::from_bits(token as u32);
+        self.credits.on_send_completion(mark);
+        self.bulk_window.on_send_completion(mark);
+    }
+
+    /// A frame was received, and its RECV **has been reposted**. `imm` is the immediate of its
+    /// completion. Then pump.
+    ///
+    /// For [`Inbound::Message`] the message that was passed in is the payload, in place; in all
+    /// other cases it may be dropped.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]: the peer broke a rule; close the connection.
+    #[inline]
+    pub fn on_frame(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        message: &mut Message,
+    ) -> Result<Inbound, ProtocolError> {
+        let (frame, payload_at) = frame::parse(message, imm)?;
+        if self.peer_closed {
+            return Err(ProtocolError::AfterClose(frame.kind()));
+        }
+        self.keep_alive.on_received(now);
+        if let Frame::Data(grant) = frame {
+            self.credits.on_data(grant)?;
+            message.advance(payload_at);
+            return Ok(Inbound::Message);
+        }
+        self.on_other_frame(frame, &message[payload_at..])
+    }
+
+    fn on_other_frame(&mut self, frame: Frame, payload: &[u8]) -> Result<Inbound, ProtocolError> {
+        match frame {
+            Frame::Data(grant) => self.credits.on_data(grant)?,
+            Frame::Segment(grant, segment) => {
+                self.credits.on_data(grant)?;
+                if let Some(bytes) = self.assembly.on_segment(segment, payload)? {
+                    return Ok(Inbound::Assembled(Message::private(bytes)));
+                }
+            }
+            Frame::Ack(grant) => self.credits.on_ack(grant)?,
+            Frame::Ping(grant) => {
+                self.credits.on_data(grant)?;
+                self.keep_alive.on_ping()?;
+            }
+            Frame::Pong(grant) => {
+                self.credits.on_data(grant)?;
+                self.keep_alive.on_pong()?;
+            }
+            Frame::Close(reason) => {
+                self.peer_closed = true;
+                return Ok(Inbound::Closed(reason));
+            }
+        }
+        Ok(Inbound::None)
+    }
+
+    /// When [`Link::on_timeout`] wants to be called; moves later with each frame received.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.is_closing() { None } else { self.keep_alive.next_deadline() }
+    }
+
+    /// Time has passed. Then pump: a Ping may be due. Take in first what has arrived already: after
+    /// a pause of this process it is the proof that the peer lives.
+    ///
+    /// # Errors
+    /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.
+    pub fn on_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
+        if self.is_closing() { Ok(()) } else { self.keep_alive.on_timeout(now) }
+    }
+
+    /// Ends this direction: Close is the next and last frame. What is queued stays behind, to be
+    /// revoked; drain first ([`Link::is_idle`]) to have it sent. Only the first reason counts.
+    pub fn close(&mut self, reason: CloseReason) {
+        if !self.is_closing() {
+            self.phase = Phase::CloseDue(reason);
+        }
+    }
+
+    /// Whether [`Link::close`] was called.
+    #[inline]
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        !matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether the Close frame has completed, so that the peer's device has it.
+    #[must_use]
+    pub fn is_close_completed(&self) -> bool {
+        matches!(self.phase, Phase::CloseCompleted)
+    }
+
+    /// Whether all that was submitted has been handed out for posting.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.lanes.is_empty() && !self.segmenter.has_work() && !self.keep_alive.is_pong_due()
+    }
+
+    /// SQ slots posted and not known to be complete, WRs. Unsignaled WRs at the tail stay in
+    /// flight until a later signaled one completes; Close is always signaled.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        let free = self.credits.counters();
+        self.slots - u32::from(free.data_slots) - u32::from(free.ack_slots)
+    }
+
+    /// A snapshot.
+    #[must_use]
+    pub fn metrics(&self) -> LinkMetrics {
+        LinkMetrics {
+            counters: self.credits.counters(),
+            urgent_count: self.lanes.count(Lane::Urgent),
+            small_count: self.lanes.count(Lane::Small),
+            bulk_count: self.lanes.count(Lane::Bulk),
+            bulk_unsent_bytes: self.segmenter.unsent_bytes(),
+            bulk_credits_out: self.bulk_window.credits_out(),
+            assembly_bytes: self.assembly.held_bytes(),
+        }
+    }
+
+    /// What most pumps find; spares them the choice between lanes.
+    #[inline]
+    fn has_nothing_queued(&self) -> bool {
+        self.lanes.is_empty() && !self.segmenter.has_work() && !self.keep_alive.is_due()
+    }
+
+    /// Data credits owed to the peer.
+    #[inline]
+    #[must_use]
+    pub fn owed_data(&self) -> u16 {
+        self.credits.counters().owed.data
+    }
+
+    #[inline]
+    fn next_source(&mut self) -> Source {
+        if !self.credits.can_send(FRAME_SLOTS) {
+            return Source::Nothing;
+        }
+        if let Some(due) = self.keep_alive.take_due() {
+            return Source::KeepAlive(due);
+        }
+        let (segmenter, window) = (&mut self.segmenter, &mut self.bulk_window);
+        let counters = self.credits.counters();
+        let out = self.credits.remote().data - counters.data_credits;
+        let returned = self.sent.wrapping_sub(u32::from(out));
+        let lane = self.lanes.choose(|lanes| {
+            (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk)) && window.allows(returned)
+        });
+        match lane {
+            None => Source::Nothing,
+            Some(Lane::Bulk) => self.next_bulk(),
+            Some(lane) => {
+                self.lanes.pop(lane).map_or(Source::Nothing, |queued| Source::Whole(queued, lane))
+            }
+        }
+    }
+
+    fn next_bulk(&mut self) -> Source {
+        if !self.segmenter.has_work() {
+            match self.lanes.pop(Lane::Bulk) {
+                None => return Source::Nothing,
+                Some(queued) if queued.message.len() <= self.eager_bytes => {
+                    return Source::Whole(queued, Lane::Bulk);
+                }
+                Some(queued) => self.segmenter.start(queued),
+            }
+        }
+        Source::Segment
+    }
+
+    /// Spends the credit of a data frame; `next_source` has seen that it is there.
+    #[inline]
+    fn spend(&mut self) -> Option<Stamp> {
+        let stamp = self.credits.send(FRAME_SLOTS)?;
+        self.sent = self.sent.wrapping_add(1);
+        Some(stamp)
+    }
+
+    #[inline]
+    fn send_whole(&mut self, queued: Queued, lane: Lane) -> Option<Transmit<'_>> {
+        let number = self.sent;
+        let mut stamp = self.spend()?;
+        let mut message = queued.message;
+        message.prepend(&frame::header(Kind::Data, stamp.grant));
+        if lane == Lane::Bulk {
+            stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, message.len());
+        }
+        Some(Transmit::data(FrameBytes::Message(message), stamp))
+    }
+
+    fn send_segment(&mut self) -> Option<Transmit<'_>> {
+        let number = self.sent;
+        let mut stamp = self.spend()?;
+        let (segment, payload) = self.segmenter.next()?;
+        let bytes = SEGMENT_HEADER_BYTES + payload.len();
+        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, bytes);
+        let header = frame::segment_header(stamp.grant, segment);
+        Some(Transmit::data(FrameBytes::Segment { header, payload }, stamp))
+    }
+
+    fn send_keep_alive(&mut self, due: Due) -> Option<Transmit<'_>> {
+        let stamp = self.spend()?;
+        let kind = if due == Due::Ping { Kind::Ping } else { Kind::Pong };
+        Some(Transmit::data(FrameBytes::Control(frame::header(kind, stamp.grant)), stamp))
+    }
+
+    fn ack(&self, stamp: Stamp) -> Transmit<'static> {
+        let frame = FrameBytes::Control(frame::header(Kind::Ack, stamp.grant));
+        let imm = self.immediates.then_some(stamp.grant.to_imm());
+        Transmit { imm, ..Transmit::data(frame, stamp) }
+    }
+
+    #[cold]
+    fn poll_close(&mut self) -> Option<Transmit<'_>> {
+        let Phase::CloseDue(reason) = &self.phase else {
+            return None;
+        };
+        let frame = FrameBytes::Message(frame::close_frame(reason));
+        self.phase = Phase::CloseSent;
+        // In order behind all that was posted, so its completion frees all of that.
+        let token = CLOSE_TOKEN | u64::from(self.credits.counters().posted.to_bits());
+        Some(Transmit { frame, imm: None, signaled: true, token })
+    }
+}

@@ -1,0 +1,68 @@
+//! What a link wants posted: one frame, and how its WR is to be marked.
+//!
+//! Owns the shapes in which a frame's bytes are handed out. Never copies a payload.
+
+use crate::credit::Stamp;
+use crate::frame::{HEADER_BYTES, SEGMENT_HEADER_BYTES};
+use crate::outbound::OutBuf;
+
+/// A frame to post as one SEND, before anything else is polled from the link.
+#[derive(Debug)]
+#[must_use = "its credit and its slot are spent, so the frame has to be posted"]
+pub struct Transmit<'a> {
+    /// The bytes.
+    pub frame: FrameBytes<'a>,
+    /// Post as SEND_WITH_IMM with this immediate; `None` as SEND.
+    pub imm: Option<u32>,
+    /// Whether the WR must be signaled. Signaling more is harmless.
+    pub signaled: bool,
+    /// For [`Link::on_send_completion`](super::Link::on_send_completion); below 2^33.
+    pub token: u64,
+}
+
+impl<'a> Transmit<'a> {
+    #[inline]
+    pub(super) fn data(frame: FrameBytes<'a>, stamp: Stamp) -> Self {
+        let Stamp { signaled, mark, .. } = stamp;
+        Self { frame, imm: None, signaled, token: u64::from(mark.to_bits()) }
+    }
+}
+
+/// Where the bytes of a frame lie. Never empty.
+#[derive(Debug)]
+pub enum FrameBytes<'a> {
+    /// A whole message with its header in front, or a Close frame.
+    Message(OutBuf),
+    /// A part of a message that stays queued.
+    Segment {
+        /// Goes first.
+        header: [u8; SEGMENT_HEADER_BYTES],
+        /// Follows; empty for an abort.
+        payload: &'a [u8],
+    },
+    /// An Ack, Ping or Pong.
+    Control([u8; HEADER_BYTES]),
+}
+
+impl FrameBytes<'_> {
+    /// The bytes as two slices to gather; the second may be empty, the first never is.
+    #[inline]
+    #[must_use]
+    pub fn parts(&self) -> (&[u8], &[u8]) {
+        match self {
+            Self::Message(message) => (message, &[]),
+            Self::Segment { header, payload } => (header, payload),
+            Self::Control(header) => (header, &[]),
+        }
+    }
+
+    /// Length of the frame, bytes.
+    // A frame is never empty.
+    #[allow(clippy::len_without_is_empty)]
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let (first, second) = self.parts();
+        first.len() + second.len()
+    }
+}

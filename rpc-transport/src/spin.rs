@@ -1,0 +1,154 @@
+//! How a driver waits: spin, yield the core, park.
+//!
+//! Owns the adaptive wait policy. Pure: told what happened and how long it took, it answers what to
+//! do next. A wake-up across cores costs tens of microseconds on a virtual machine, a busy core
+//! that yields costs another thread nothing, and a core that somebody else wants should not be
+//! spun on: each fixed policy loses by orders of magnitude somewhere.
+//!
+//! Invariants:
+//! 1. An endpoint that hears nothing parks: no sequence of idle answers spins for longer than
+//!    `SPIN_BUDGET`.
+//! 2. Budgets shrink to nothing after `FAILURES_UNTIL_PARK` fruitless spins, and come back after a
+//!    park that was shorter than the budget would have been.
+
+use std::time::Duration;
+
+/// How a connection's owner waits for the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum PollMode {
+    /// Spins for about the price of a wake-up, shares the core, then parks. An idle endpoint uses
+    /// no CPU.
+    #[default]
+    Adaptive,
+    /// Never parks: the lowest latency, one core per shard at 100 %.
+    Busy,
+    /// Parks at once: for tests, and for machines whose cores belong to somebody else.
+    Event,
+}
+
+/// Spinning beyond this gains nothing over parking: about one wake-up across cores.
+const SPIN_BUDGET: Duration = Duration::from_micros(50);
+/// Time before the core is offered to others.
+const QUIET_SPIN: Duration = Duration::from_micros(1);
+/// A yield that took longer than this means that somebody else wants the core.
+const SLOW_YIELD: Duration = Duration::from_micros(20);
+/// Fruitless spins in a row after which the budget is dropped.
+const FAILURES_UNTIL_PARK: u8 = 3;
+/// A park shorter than this would have been worth a spin.
+const SHORT_PARK: Duration = Duration::from_micros(120);
+
+/// What to do while nothing arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Poll again at once.
+    Spin,
+    /// Call `sched_yield`, report how long it took, poll again.
+    Yield,
+    /// Arm and sleep.
+    Park,
+}
+
+/// State of the wait policy of one driver.
+#[derive(Debug)]
+pub(crate) struct SpinPolicy {
+    mode: PollMode,
+    failures: u8,
+    core_is_wanted: bool,
+}
+
+impl SpinPolicy {
+    pub(crate) fn new(mode: PollMode) -> Self {
+        Self { mode, failures: 0, core_is_wanted: false }
+    }
+
+    /// Whether it never waits otherwise than by polling.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.mode == PollMode::Busy
+    }
+
+    /// Nothing has arrived for `idle_for`.
+    pub(crate) fn on_idle(&mut self, idle_for: Duration) -> Wait {
+        match self.mode {
+            PollMode::Busy => Wait::Spin,
+            PollMode::Event => Wait::Park,
+            PollMode::Adaptive => self.adaptive(idle_for),
+        }
+    }
+
+    fn adaptive(&mut self, idle_for: Duration) -> Wait {
+        if self.failures >= FAILURES_UNTIL_PARK || self.core_is_wanted {
+            return Wait::Park;
+        }
+        if idle_for < QUIET_SPIN {
+            Wait::Spin
+        } else if idle_for < SPIN_BUDGET {
+            Wait::Yield
+        } else {
+            self.failures += 1;
+            Wait::Park
+        }
+    }
+
+    /// A `sched_yield` took this long.
+    pub(crate) fn on_yielded(&mut self, took: Duration) {
+        self.core_is_wanted = took > SLOW_YIELD;
+    }
+
+    /// Something arrived while spinning.
+    pub(crate) fn on_progress(&mut self) {
+        self.failures = 0;
+        self.core_is_wanted = false;
+    }
+
+    /// Something arrived `parked_for` after parking.
+    pub(crate) fn on_woken(&mut self, parked_for: Duration) {
+        self.core_is_wanted = false;
+        if parked_for < SHORT_PARK {
+            self.failures = self.failures.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: fn(u64) -> Duration = Duration::from_micros;
+
+    #[test]
+    fn an_idle_adaptive_driver_spins_yields_and_parks() {
+        let mut policy = SpinPolicy::new(PollMode::Adaptive);
+        assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+        assert_eq!(policy.on_idle(US(10)), Wait::Yield);
+        assert_eq!(policy.on_idle(US(60)), Wait::Park);
+    }
+
+    #[test]
+    fn fruitless_spins_end_spinning_and_short_parks_bring_it_back() {
+        let mut policy = SpinPolicy::new(PollMode::Adaptive);
+        for _ in 0..FAILURES_UNTIL_PARK {
+            assert_eq!(policy.on_idle(US(60)), Wait::Park);
+        }
+        assert_eq!(policy.on_idle(US(0)), Wait::Park);
+        policy.on_woken(Duration::from_millis(10));
+        assert_eq!(policy.on_idle(US(0)), Wait::Park);
+        policy.on_woken(US(30));
+        assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+    }
+
+    #[test]
+    fn a_slow_yield_parks_until_something_arrives() {
+        let mut policy = SpinPolicy::new(PollMode::Adaptive);
+        policy.on_yielded(US(500));
+        assert_eq!(policy.on_idle(US(2)), Wait::Park);
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(2)), Wait::Yield);
+    }
+
+    #[test]
+    fn busy_never_parks_and_event_never_spins() {
+        assert_eq!(SpinPolicy::new(PollMode::Busy).on_idle(Duration::from_secs(9)), Wait::Spin);
+        assert_eq!(SpinPolicy::new(PollMode::Event).on_idle(US(0)), Wait::Park);
+    }
+}
