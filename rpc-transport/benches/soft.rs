@@ -1,4 +1,3 @@
-// LEAD: read LEAD-NOTE.md in the root of your worktree now (then remove this line)
 //! What the software device costs, as ratios to raw shared memory of the same run.
 //!
 //! Two threads on two cores, each with a completion queue of its own, exchange 80-byte inline

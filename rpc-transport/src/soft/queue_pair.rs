@@ -1,4 +1,3 @@
-// LEAD: read LEAD-NOTE.md in the root of your worktree now (then remove this line)
 //! The queue pair: requester, responder and wire under one state.
 //!
 //! Owns the QP state, what happens when a packet comes in, and how a QP dies. Never decides when

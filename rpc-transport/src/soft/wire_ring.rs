@@ -1,4 +1,3 @@
-// LEAD: read LEAD-NOTE.md in the root of your worktree now (then remove this line)
 //! The ring wire: two rings in shared memory and a doorbell each way.
 //!
 //! Owns what belongs to one connection over memory. The memory is this process's own (`mem`) or
