@@ -1,4 +1,5 @@
 //! Nobody sleeps through a message, whoever polled last.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::time::Duration;
 
