@@ -97,6 +97,8 @@ pub(crate) struct Connection<P: Protocol> {
     /// An orderly close that waits for the link to drain.
     closing: Option<CloseReason>,
     registered_deadline: Option<Instant>,
+    /// The link's deadline since a Ping fell due. Any frame changes it, and may bring it nearer.
+    ping_deadline: Option<Instant>,
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
@@ -122,6 +124,7 @@ impl<P: Protocol> Connection<P> {
             cause: None,
             closing: None,
             registered_deadline: None,
+            ping_deadline: None,
             generation: 0,
             dirty: false,
             warm: false,
@@ -293,8 +296,9 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now. True when the QP was destroyed.
-    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
+    /// Sends all that may be sent now. Says when the QP was destroyed, and whether all its WRs had
+    /// been flushed.
+    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
         }
@@ -335,17 +339,18 @@ impl<P: Protocol> Connection<P> {
         Ok(())
     }
 
-    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
-        let Some(pipe) = &self.pipe else { return false };
-        let Phase::Draining { until } = pipe.phase else { return false };
-        if !pipe.is_drained() {
+    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
+        let pipe = self.pipe.as_ref()?;
+        let Phase::Draining { until } = pipe.phase else { return None };
+        let drained = pipe.is_drained();
+        if !drained {
             if now < until {
-                return false;
+                return None;
             }
             tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
         }
         self.abandon(cq);
-        true
+        Some(drained)
     }
 
     pub(crate) fn owes_idle_ack(&self) -> bool {
@@ -370,39 +375,58 @@ impl<P: Protocol> Connection<P> {
             Some(Phase::Draining { until }) => Some(until),
             _ => None,
         };
-        let link = self.link.as_ref().and_then(Link::next_deadline);
-        [drain, link, self.protocol.next_deadline()].into_iter().flatten().min()
+        [drain, self.link_deadline(), self.protocol.next_deadline()].into_iter().flatten().min()
     }
 
-    /// The deadline, when the shard does not look by then already. The link's own only moves
-    /// later, but for in `on_timeout`, which clears what is registered.
+    /// The deadline, when the shard does not look by then already, and the one that it replaces.
+    /// The link's own only moves later, but for a Ping's answer, and in `on_timeout`, when nothing is
+    /// registered.
     #[inline]
-    pub(crate) fn deadline_to_register(&mut self) -> Option<Instant> {
+    pub(crate) fn deadline_to_register(&mut self) -> Option<(Instant, Option<Instant>)> {
         if let Some(registered) = self.registered_deadline
+            && self.ping_deadline.is_none()
             && self.link.is_some()
             && self.protocol.next_deadline().is_none_or(|at| registered <= at)
         {
             return None;
         }
+        if self.ping_deadline.is_some() && self.link_deadline() != self.ping_deadline {
+            self.ping_deadline = None;
+        }
         let deadline = self.deadline()?;
         if self.registered_deadline.is_some_and(|registered| registered <= deadline) {
             return None;
         }
-        self.registered_deadline = Some(deadline);
-        Some(deadline)
+        Some((deadline, self.registered_deadline.replace(deadline)))
+    }
+
+    /// The shard looks, or forgets the connection: nothing is registered any more.
+    pub(crate) fn take_registered_deadline(&mut self) -> Option<Instant> {
+        self.registered_deadline.take()
+    }
+
+    /// Whether the link's deadline has passed, which may mean that the peer is dead.
+    pub(crate) fn is_silence_judged(&self, now: Instant) -> bool {
+        self.link_deadline().is_some_and(|at| at <= now)
+    }
+
+    fn link_deadline(&self) -> Option<Instant> {
+        self.link.as_ref().and_then(Link::next_deadline)
     }
 
     pub(crate) fn on_timeout(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        self.registered_deadline = None;
         if self.protocol.next_deadline().is_some_and(|at| at <= now) {
             self.with_revoke(|protocol, revoke| protocol.on_timeout(now, revoke));
         }
+        if !self.is_silence_judged(now) {
+            return;
+        }
         let Some(link) = &mut self.link else { return };
-        if link.next_deadline().is_some_and(|at| at <= now)
-            && let Err(dead) = link.on_timeout(now)
-        {
-            let LinkError::PingTimeout(after) = dead;
-            self.fail(cq, &CloseCause::PingTimeout(after));
+        match link.on_timeout(now) {
+            Ok(()) => self.ping_deadline = link.next_deadline(),
+            Err(LinkError::PingTimeout(after)) => {
+                self.fail(cq, &CloseCause::PingTimeout(after));
+            }
         }
     }
 }

@@ -12,8 +12,7 @@
 //! 4. The registered deadline of a connection is never later than its real one, so a driver that
 //!    sleeps until the earliest registered one misses none.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
@@ -26,6 +25,8 @@ use crate::connection::Connection;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
 use crate::link::LinkMetrics;
+#[cfg(any(test, feature = "model"))]
+use crate::memory::BufferPool;
 use crate::memory::ProtectionDomain;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
@@ -255,6 +256,49 @@ impl<P: Protocol> Shard<P> {
     }
 }
 
+/// Sizes of what a shard holds, for tests.
+#[cfg(any(test, feature = "model"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holdings {
+    /// Connections, those without a QP included.
+    pub entries: usize,
+    /// Connections with a QP.
+    pub queue_pairs: usize,
+    /// Deadlines that the driver waits for.
+    pub deadlines: usize,
+    /// Effects that the driver has not taken.
+    pub effects: usize,
+    /// Whether the driver sleeps.
+    pub is_parked: bool,
+    /// QPs that were destroyed before all their work requests had been flushed.
+    pub unflushed: u64,
+}
+
+#[cfg(any(test, feature = "model"))]
+impl<P: Protocol> Shard<P> {
+    /// What the shard holds.
+    pub fn holdings(&self) -> Holdings {
+        let state = self.state.lock();
+        Holdings {
+            entries: state.connections.len(),
+            queue_pairs: state.qp_count,
+            deadlines: state.deadlines.len(),
+            effects: state.effects.len(),
+            is_parked: matches!(state.driver, DriverState::Parked { .. }),
+            unflushed: state.unflushed,
+        }
+    }
+
+    /// The receive and send buffers of a connection, while it has a QP.
+    pub fn pools(&self, key: ConnectionKey) -> Vec<BufferPool> {
+        let mut state = self.state.lock();
+        let pipe = state.connection(key).and_then(Connection::pipe_mut);
+        pipe.map_or_else(Vec::new, |pipe| {
+            std::iter::once(pipe.recv_pool.clone()).chain(pipe.send_pool.clone()).collect()
+        })
+    }
+}
+
 impl<P: Protocol> fmt::Debug for Shard<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").field("device", &self.device.attributes().name).finish()
@@ -280,7 +324,8 @@ pub struct State<P: Protocol> {
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
     dirty: Vec<u32>,
-    deadlines: BinaryHeap<Reverse<(Instant, u32)>>,
+    // One for each connection that has any: what its `registered_deadline` says.
+    deadlines: BTreeSet<(Instant, u32)>,
     effects: Vec<(ConnectionKey, P::Effect)>,
     // Touched since the driver last parked: may owe acks.
     warm: Vec<u32>,
@@ -288,6 +333,7 @@ pub struct State<P: Protocol> {
     driver: DriverState,
     closing: bool,
     qp_count: usize,
+    unflushed: u64,
     may_spin: bool,
     caller_progress: bool,
 }
@@ -301,13 +347,14 @@ impl<P: Protocol> State<P> {
             by_qp: Vec::new(),
             completions: Vec::with_capacity(POLL_BATCH),
             dirty: Vec::new(),
-            deadlines: BinaryHeap::new(),
+            deadlines: BTreeSet::new(),
             effects: Vec::new(),
             warm: Vec::new(),
             now: Instant::now(),
             driver: DriverState::Running,
             closing: false,
             qp_count: 0,
+            unflushed: 0,
             may_spin: false,
             caller_progress: false,
         }
@@ -405,8 +452,7 @@ impl<P: Protocol> State<P> {
     pub(crate) fn settle(&mut self) -> Option<Waker> {
         self.pump_dirty();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
-        let earliest = self.deadlines.peek().map(|Reverse((at, _))| *at);
-        let sooner = earliest.is_some_and(|at| until.is_none_or(|until| at < until));
+        let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
         // Whoever polls takes events that the sleeping driver armed for: it must arm again.
         if !sooner && self.effects.is_empty() && !self.caller_progress {
             return None;
@@ -434,14 +480,18 @@ impl<P: Protocol> State<P> {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.dirty = false;
         let key = ConnectionKey { index, generation: connection.generation };
-        if connection.pump(&mut *self.cq, self.now) {
+        if let Some(drained) = connection.pump(&mut *self.cq, self.now) {
             self.qp_count -= 1;
+            self.unflushed += u64::from(!drained);
         }
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));
         }
-        if let Some(at) = connection.deadline_to_register() {
-            self.deadlines.push(Reverse((at, index)));
+        if let Some((at, earlier)) = connection.deadline_to_register() {
+            self.deadlines.insert((at, index));
+            if let Some(earlier) = earlier {
+                self.deadlines.remove(&(earlier, index));
+            }
         }
         if connection.owes_idle_ack() && !connection.warm {
             connection.warm = true;
@@ -453,7 +503,10 @@ impl<P: Protocol> State<P> {
     }
 
     fn remove(&mut self, index: u32) {
-        self.connections.remove(index as usize);
+        let mut gone = self.connections.remove(index as usize);
+        if let Some(at) = gone.take_registered_deadline() {
+            self.deadlines.remove(&(at, index));
+        }
         self.warm.retain(|other| *other != index);
     }
 
@@ -539,20 +592,41 @@ impl<P: Protocol> State<P> {
         self.connections.iter().map(|(index, _)| narrow(index)).collect()
     }
 
-    /// Runs the timers that are due.
+    /// Runs the timers that are due. Before a peer's silence is judged, all is taken in that has
+    /// arrived by now: this process may have been stopped for a while.
     pub(crate) fn run_timers(&mut self) {
-        while let Some(Reverse((at, index))) = self.deadlines.peek().copied() {
+        let mut taken_in = false;
+        while let Some(&(at, index)) = self.deadlines.first() {
             if at > self.now {
                 break;
             }
-            self.deadlines.pop();
-            // The entry may be of an earlier holder of the slot; looking too early is harmless.
-            if let Some(connection) = self.connections.get_mut(index as usize) {
-                connection.on_timeout(&mut *self.cq, self.now);
-                self.mark_dirty(index);
+            let judged = self
+                .connections
+                .get(index as usize)
+                .is_some_and(|connection| connection.is_silence_judged(self.now));
+            if judged && !std::mem::replace(&mut taken_in, true) {
+                self.take_in();
+                continue;
             }
+            self.deadlines.pop_first();
+            let Some(connection) = self.connections.get_mut(index as usize) else { continue };
+            connection.take_registered_deadline();
+            connection.on_timeout(&mut *self.cq, self.now);
+            self.mark_dirty(index);
         }
         self.pump_dirty();
+    }
+
+    /// Polls until nothing is left of what had arrived; what arrives meanwhile need not end.
+    fn take_in(&mut self) {
+        let mut left = self.cq.capacity() as usize;
+        loop {
+            let count = self.poll();
+            if count == 0 || count >= left {
+                return;
+            }
+            left -= count;
+        }
     }
 
     /// Sends the acks that are owed below the threshold, before going to sleep (credit rule 6).
@@ -581,7 +655,7 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.peek().map(|Reverse((at, _))| *at)
+        self.deadlines.first().map(|(at, _)| *at)
     }
 
     pub(crate) fn take_effects(&mut self, into: &mut Vec<(ConnectionKey, P::Effect)>) {
