@@ -454,7 +454,8 @@ impl<P: Protocol> State<P> {
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
         // Whoever polls takes events that the sleeping driver armed for: it must arm again.
-        if !sooner && self.effects.is_empty() && !self.caller_progress {
+        let must_look = sooner || !self.effects.is_empty() || self.caller_progress;
+        if !must_look && !self.is_finished() {
             return None;
         }
         self.take_driver_waker()
@@ -483,6 +484,9 @@ impl<P: Protocol> State<P> {
         if let Some(drained) = connection.pump(&mut *self.cq, self.now) {
             self.qp_count -= 1;
             self.unflushed += u64::from(!drained);
+            if let Some(at) = connection.take_registered_deadline() {
+                self.deadlines.remove(&(at, index));
+            }
         }
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));

@@ -1,9 +1,10 @@
 //! How connections end: in order, by a peer that vanishes, by a runtime that goes away.
 
 use rpc_transport::config::LinkConfig;
+use rpc_transport::error::CloseCause;
 
 use crate::probe::Habit;
-use crate::world::{Options, Pair, WIRES, run, unspawned};
+use crate::world::{Options, Pair, WIRES, parked, run, unspawned};
 
 /// A Close that the peer's device does not accept, or that waits behind messages which the peer
 /// takes none of, kept the connection and its driver for ever.
@@ -41,5 +42,23 @@ fn an_orderly_close_waits_for_a_peer_that_is_slow() {
             assert_eq!(pair.server.events().received, 1);
             pair.end().await;
         }
+    });
+}
+
+/// The last connection of a shard that was shut down may leave when its driver sleeps: the driver
+/// must hear of it, to end.
+#[test]
+fn a_driver_ends_when_the_last_handle_is_given_up() {
+    run("last handle", async {
+        let pair = Pair::new("mem").await;
+        pair.server.shard.fail(pair.server.key, &CloseCause::Local);
+        assert_eq!(pair.client.cause().await.to_string(), "the peer is gone");
+        pair.client.gone().await;
+        pair.client.shard.shutdown();
+        parked(&pair.client.shard).await;
+        assert_eq!(pair.client.shard.holdings().entries, 1);
+        pair.client.shard.release(pair.client.key);
+        let [ours, _theirs] = pair.drivers;
+        ours.await.unwrap();
     });
 }

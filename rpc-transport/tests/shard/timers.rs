@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rpc_transport::config::LinkConfig;
 
-use crate::world::{ByHand, Options, Pair, run, unspawned};
+use crate::world::{ByHand, Options, Pair, parked, run, unspawned};
 
 const MILL: Duration = Duration::from_millis(1);
 const FAR: Duration = Duration::from_secs(3600);
@@ -20,20 +20,13 @@ fn a_deadline_earlier_than_the_one_slept_on_wakes_the_driver() {
             if let Some(before) = before {
                 pair.client.with(|probe| probe.deadlines.push(Instant::now() + before));
             }
-            parked(&pair).await;
+            parked(&pair.client.shard).await;
             pair.client.with(|probe| probe.deadlines.push(Instant::now() + 5 * MILL));
             passed += 1;
             pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
         }
         pair.end().await;
     });
-}
-
-/// Waits until the client's driver sleeps.
-async fn parked(pair: &Pair) {
-    while !pair.client.shard.holdings().is_parked {
-        tokio::time::sleep(MILL).await;
-    }
 }
 
 /// A far deadline was put into the heap again each time that a near one had passed.

@@ -262,6 +262,13 @@ impl ByHand {
     }
 }
 
+/// Waits until the driver sleeps.
+pub(crate) async fn parked(shard: &ProbeShard) {
+    while !shard.holdings().is_parked {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// Connects one more pair of ends between two shards.
 pub(crate) async fn join(
     client: &ProbeShard,
