@@ -9,10 +9,12 @@
 //! 2. While it sleeps, the one timer it holds is the shard's earliest deadline.
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
 //!    [`CloseCause::DriverGone`](crate::error::CloseCause::DriverGone).
+//! 4. A panic of user code ends neither the driver nor the effects behind it.
 
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -128,7 +130,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         }
         let mut woke = false;
         for (key, effect) in self.effects.drain(..) {
-            woke |= self.executor.execute(key, effect);
+            woke |= caught(|| self.executor.execute(key, effect)).unwrap_or_default();
         }
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
@@ -280,9 +282,16 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
             state.take_effects(&mut effects);
         }
         for (_, effect) in effects {
-            self.executor.discard(effect);
+            caught(|| self.executor.discard(effect));
         }
     }
+}
+
+/// Runs user code. A panic of it is its own: the other effects have owners, too.
+fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(run))
+        .inspect_err(|_| tracing::error!("a panic in a waker or a dispatcher was caught"))
+        .ok()
 }
 
 impl<P: Protocol, E: Executor<P>> std::fmt::Debug for Driver<P, E> {

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod ends;
+mod panics;
 mod probe;
 #[path = "../support/random.rs"]
 mod random;
