@@ -9,11 +9,13 @@
 //! 2. A connection whose state changed is on the dirty list until it has been pumped, and the lock
 //!    is never released with the list non-empty.
 //! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
-//! 4. The registered deadline of a connection is never later than its real one, so a driver that
+//! 4. A panic under the lock ends every connection of the shard.
+//! 5. The registered deadline of a connection is never later than its real one, so a driver that
 //!    sleeps until the earliest registered one misses none.
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -93,16 +95,18 @@ impl<P: Protocol> Shard<P> {
     /// Runs `step` on a connection's protocol, then sends what it wants sent. `None` when the
     /// connection is gone from the shard. The step must not run user code.
     pub fn with<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
-        let mut state = self.state.lock();
-        let result = state.with(key, step);
-        self.finish(state);
-        result
+        self.visit(|state| state.with(key, step))
     }
 
     /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
     /// reason to. `None` when the connection is gone from the shard.
     pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
-        Some(step(&mut self.state.lock().connection(key)?.protocol))
+        let on_panic = EndOnPanic(self);
+        let mut state = self.state.lock();
+        let result = state.connection(key).map(|connection| step(&mut connection.protocol));
+        drop(state);
+        std::mem::forget(on_panic);
+        result
     }
 
     /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
@@ -116,28 +120,23 @@ impl<P: Protocol> Shard<P> {
         step: impl FnOnce(&mut P) -> R,
         mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
     ) -> Option<(R, Option<T>)> {
-        let mut state = self.state.lock();
-        let result = state.with(key, step)?;
-        state.pump_dirty();
-        let mut found = None;
-        let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
-        loop {
-            match wanted(&mut state.connection(key)?.protocol, &result) {
-                Progress::Done(value) => {
-                    found = Some(value);
-                    break;
+        self.visit(|state| {
+            let result = state.with(key, step)?;
+            state.pump_dirty();
+            let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
+            loop {
+                match wanted(&mut state.connection(key)?.protocol, &result) {
+                    Progress::Done(value) => return Some((result, Some(value))),
+                    Progress::Wait if polls > 0 && !state.has_effects() => {}
+                    Progress::Wait | Progress::GiveUp => return Some((result, None)),
                 }
-                Progress::Wait if polls > 0 && !state.has_effects() => {}
-                Progress::Wait | Progress::GiveUp => break,
+                polls -= 1;
+                state.poll();
+                state.caller_progress = true;
+                MutexGuard::bump(state);
+                std::hint::spin_loop();
             }
-            polls -= 1;
-            state.poll();
-            state.caller_progress = true;
-            MutexGuard::bump(&mut state);
-            std::hint::spin_loop();
-        }
-        self.finish(state);
-        Some((result, found))
+        })
     }
 
     /// Like [`Shard::with`], but hands the step the connection, so that it can revoke messages.
@@ -146,31 +145,22 @@ impl<P: Protocol> Shard<P> {
         key: ConnectionKey,
         step: impl FnOnce(&mut P, Revoke<'_>) -> R,
     ) -> Option<R> {
-        let mut state = self.state.lock();
-        let result = state.with_revoke(key, step);
-        self.finish(state);
-        result
+        self.visit(|state| state.with_revoke(key, step))
     }
 
     /// Closes a connection in order: what is queued already is sent first, then the reason.
     pub fn close(&self, key: ConnectionKey, reason: CloseReason) {
-        let mut state = self.state.lock();
-        state.close(key, reason);
-        self.finish(state);
+        self.visit(|state| state.close(key, reason));
     }
 
     /// Ends a connection at once with `cause`.
     pub fn fail(&self, key: ConnectionKey, cause: &CloseCause) {
-        let mut state = self.state.lock();
-        state.fail(key, cause);
-        self.finish(state);
+        self.visit(|state| state.fail(key, cause));
     }
 
     /// Gives up the handle of a connection: it is closed, and forgotten once its QP is gone.
     pub fn release(&self, key: ConnectionKey) {
-        let mut state = self.state.lock();
-        state.release(key);
-        self.finish(state);
+        self.visit(|state| state.release(key));
     }
 
     /// Why a connection ended, once it has.
@@ -204,29 +194,27 @@ impl<P: Protocol> Shard<P> {
 
     /// Runs `step` on every connection's protocol. The step must not run user code.
     pub fn for_each(&self, mut step: impl FnMut(&mut P)) {
-        let mut state = self.state.lock();
-        for index in state.indices() {
-            step(&mut state.connections[index as usize].protocol);
-            state.mark_dirty(index);
-        }
-        self.finish(state);
+        self.visit(|state| {
+            for index in state.indices() {
+                step(&mut state.connections[index as usize].protocol);
+                state.mark_dirty(index);
+            }
+        });
     }
 
     /// Closes every connection in order.
     pub fn close_all(&self, reason: &CloseReason) {
-        let mut state = self.state.lock();
-        for index in state.indices() {
-            state.connections[index as usize].close(reason.clone());
-            state.mark_dirty(index);
-        }
-        self.finish(state);
+        self.visit(|state| {
+            for index in state.indices() {
+                state.connections[index as usize].close(reason.clone());
+                state.mark_dirty(index);
+            }
+        });
     }
 
     /// Ends every connection at once, and the driver after them.
     pub fn shutdown_now(&self) {
-        let mut state = self.state.lock();
-        state.fail_all(&CloseCause::Local);
-        self.finish(state);
+        self.visit(|state| state.fail_all(&CloseCause::Local));
         self.shutdown();
     }
 
@@ -243,6 +231,17 @@ impl<P: Protocol> Shard<P> {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State<P>> {
         self.state.lock()
+    }
+
+    /// One visit of a caller: what `step` changed is sent, also where it found nothing to do.
+    #[inline]
+    fn visit<R>(&self, step: impl FnOnce(&mut MutexGuard<'_, State<P>>) -> R) -> R {
+        let on_panic = EndOnPanic(self);
+        let mut state = self.state.lock();
+        let result = step(&mut state);
+        self.finish(state);
+        std::mem::forget(on_panic);
+        result
     }
 
     /// Ends a visit: everything is sent, and the driver woken if it must look.
@@ -302,6 +301,20 @@ impl<P: Protocol> Shard<P> {
 impl<P: Protocol> fmt::Debug for Shard<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").field("device", &self.device.attributes().name).finish()
+    }
+}
+
+/// Ends every connection when a panic leaves their states in doubt: the lock poisons nothing, and
+/// what a poll had taken from the CQ is lost.
+struct EndOnPanic<'a, P: Protocol>(&'a Shard<P>);
+
+impl<P: Protocol> Drop for EndOnPanic<'_, P> {
+    #[cold]
+    fn drop(&mut self) {
+        tracing::error!("a panic under the lock of a shard: its connections end");
+        let mut state = self.0.state.lock();
+        state.fail_all(&CloseCause::Panicked);
+        self.0.finish(state);
     }
 }
 
@@ -448,7 +461,7 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Pumps; returns the driver's waker if it must look (invariants 2 and 4).
+    /// Pumps; returns the driver's waker if it must look (invariants 2 and 5).
     pub(crate) fn settle(&mut self) -> Option<Waker> {
         self.pump_dirty();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
@@ -587,7 +600,12 @@ impl<P: Protocol> State<P> {
 
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
         for index in self.indices() {
-            self.connections[index as usize].fail(&mut *self.cq, cause);
+            let (connection, cq) = (&mut self.connections[index as usize], &mut *self.cq);
+            // A protocol whose step panicked may do so again; the others still have to be told.
+            let told = catch_unwind(AssertUnwindSafe(|| connection.fail(cq, cause)));
+            if told.is_err() {
+                tracing::error!("a protocol panicked when it was told of its end");
+            }
             self.mark_dirty(index);
         }
     }
