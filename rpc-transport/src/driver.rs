@@ -35,7 +35,7 @@ const POLLS_PER_SPIN: u32 = 16;
 /// Rounds after which the coarse clock is read again under load.
 const ROUNDS_PER_CLOCK: u32 = 64;
 
-/// Drives one shard until the shard is closed and empty. Spawn it on a tokio runtime with I/O and
+/// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio runtime with I/O and
 /// time enabled.
 #[must_use = "a driver does nothing until it is spawned"]
 pub struct Driver<P: Protocol, E: Executor<P>> {
@@ -166,9 +166,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             state.run_timers();
             state.send_idle_acks();
             let _ = state.settle();
-            // A dead CQ fails every connection at the next poll; there is nothing to arm then.
-            let armed = state.cq().arm().is_ok();
-            if state.poll() > 0 || state.has_effects() || !armed && !state.is_empty() {
+            // A CQ that cannot be armed is dead, which the poll finds out.
+            let _ = state.cq().arm();
+            if state.poll() > 0 || state.has_effects() || state.is_finished() {
                 let _ = state.settle();
                 return None;
             }

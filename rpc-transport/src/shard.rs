@@ -345,6 +345,8 @@ pub struct State<P: Protocol> {
     now: Instant,
     driver: DriverState,
     closing: bool,
+    /// The CQ has died.
+    dead: bool,
     qp_count: usize,
     unflushed: u64,
     may_spin: bool,
@@ -366,6 +368,7 @@ impl<P: Protocol> State<P> {
             now: Instant::now(),
             driver: DriverState::Running,
             closing: false,
+            dead: false,
             qp_count: 0,
             unflushed: 0,
             may_spin: false,
@@ -536,12 +539,16 @@ impl<P: Protocol> State<P> {
                 Some(event) => self.on_events(event),
             },
             Ok(_) => self.on_completions(),
-            Err(error) => {
-                self.fail_all(&CloseCause::Device(error.to_string().into()));
-                self.pump_dirty();
-                0
-            }
+            Err(error) => self.on_dead_cq(&error),
         }
+    }
+
+    /// No completion will come any more: waiting for a flush would be in vain.
+    #[cold]
+    fn on_dead_cq(&mut self, error: &ProviderError) -> usize {
+        self.dead = true;
+        self.end_all(&CloseCause::Device(error.to_string().into()));
+        0
     }
 
     fn on_completions(&mut self) -> usize {
@@ -700,7 +707,11 @@ impl<P: Protocol> State<P> {
     /// The driver's runtime has gone: nothing will be polled any more.
     pub(crate) fn driver_gone(&mut self) {
         self.driver = DriverState::Gone;
-        self.fail_all(&CloseCause::DriverGone);
+        self.end_all(&CloseCause::DriverGone);
+    }
+
+    fn end_all(&mut self, cause: &CloseCause) {
+        self.fail_all(cause);
         for (_, connection) in &mut self.connections {
             connection.abandon(&mut *self.cq);
         }
@@ -713,12 +724,9 @@ impl<P: Protocol> State<P> {
         matches!(self.driver, DriverState::Gone)
     }
 
+    /// Whether there is nothing left to drive.
     pub(crate) fn is_finished(&self) -> bool {
-        self.closing && self.connections.is_empty()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.connections.is_empty()
+        self.dead || self.closing && self.connections.is_empty()
     }
 }
 

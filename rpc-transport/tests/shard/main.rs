@@ -3,10 +3,12 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod ends;
+mod faulty;
 mod panics;
 mod probe;
 #[path = "../support/random.rs"]
 mod random;
+mod setup;
 mod timers;
 mod traffic;
 mod world;
