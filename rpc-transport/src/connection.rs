@@ -22,7 +22,7 @@ use crate::memory::{Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
-    Completion, CompletionQueue, QpHandle, RecvWr, SendOp, SendWr, Source, Status,
+    Completion, CompletionKind, CompletionQueue, QpHandle, RecvWr, SendOp, SendWr, Source, Status,
 };
 
 /// Messages up to this size are copied out and their RECV is reposted at once, bytes.
@@ -149,6 +149,9 @@ impl<P: Protocol> Connection<P> {
 
     /// The peer's offer is known: frames may arrive from now on.
     pub(crate) fn set_link(&mut self, link: Link) {
+        if let Some(pipe) = &mut self.pipe {
+            pipe.send_buffer_bytes = link.frame_bytes();
+        }
         self.link = Some(link);
     }
 
@@ -167,10 +170,6 @@ impl<P: Protocol> Connection<P> {
 
     pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
         self.link.as_ref().map(Link::metrics)
-    }
-
-    pub(crate) fn has_link(&self) -> bool {
-        self.link.is_some()
     }
 
     pub(crate) fn has_qp(&self) -> bool {
@@ -255,6 +254,11 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         let len = completion.byte_len as usize;
+        if completion.kind == CompletionKind::RecvWrite || len > buffer.len() {
+            // Its length says nothing about the buffer.
+            self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
+            return;
+        }
         let (mut message, repost) = copy_or_lend(&pipe.recv_pool, buffer, len);
         let outcome = self
             .post_recv(cq, repost)

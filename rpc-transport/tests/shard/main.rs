@@ -4,10 +4,12 @@
 
 mod ends;
 mod faulty;
+mod hostile;
 mod panics;
 mod probe;
 #[path = "../support/random.rs"]
 mod random;
+mod raw;
 mod setup;
 mod timers;
 mod traffic;
