@@ -184,8 +184,12 @@ impl<P: Protocol> Connection<P> {
         self.pipe.is_none() && !self.held
     }
 
-    pub(crate) fn pipe_mut(&mut self) -> Option<&mut Pipe> {
-        self.pipe.as_mut()
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn pools(&self) -> Vec<BufferPool> {
+        let pools = |pipe: &Pipe| {
+            [Some(pipe.recv_pool.clone()), pipe.send_pool.clone()].into_iter().flatten()
+        };
+        self.pipe.iter().flat_map(pools).collect()
     }
 
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
