@@ -32,7 +32,8 @@ pub trait Protocol: Send + Sized + 'static {
     /// What must happen outside the shard's lock.
     type Effect: Send + Unpin + 'static;
 
-    /// Set-up is complete. Messages above `max_message_bytes` must not be submitted.
+    /// The peer is known, and messages may arrive from now on; what is submitted leaves when set-up
+    /// is complete. Messages above `max_message_bytes` must not be submitted.
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64);
 
     /// A whole message has arrived.
