@@ -46,6 +46,12 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         connections: usize,
     },
+    /// 64-byte echo between two threads of one process over mem://, for profiling.
+    Mem {
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 2000)]
+        millis: u64,
+    },
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
@@ -82,8 +88,36 @@ fn main() -> Result<()> {
             })
         }
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
+        Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Idle { connections } => idle::run(&runtime, connections),
     }
+}
+
+fn mem(runtime: &tokio::runtime::Runtime, duration: Duration) -> Result<()> {
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        cores::pin(1);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let server = ours::bind("mem://bench", PollMode::Busy).await?;
+            ready.send(())?;
+            Ok::<(), anyhow::Error>(server.serve().await?)
+        })
+    });
+    is_ready.recv()?;
+    let floor = floor::message_round_trip(duration / 4)?;
+    cores::pin(0);
+    runtime.block_on(async {
+        let client = ours::connect("mem://bench", PollMode::Busy).await?;
+        let task = client.clone();
+        let histogram =
+            tokio::spawn(async move { ours::latency(&task, 64, duration).await }).await??;
+        let p50 = quantile(&histogram, 0.5);
+        row("mem busy p50, against the floor", format!("{p50:.0} ns"), at_most(p50 / floor, 2.5));
+        let rate = ours::rate(&client, 64, 32, duration).await?;
+        row("mem busy, 32 in flight, million calls/s", "", at_least(rate / 1e6, 1.5));
+        Ok(())
+    })
 }
 
 #[derive(Default)]
@@ -154,7 +188,11 @@ fn print_echo(samples: Samples) {
     row("tarpc unix p50", us(tarpc), "");
     row("shm busy p50, against tarpc unix", us(busy), at_most(busy / tarpc, 1.0 / 40.0));
     let adaptive = median(samples.adaptive_p50);
-    row("shm adaptive p50, against tarpc unix", us(adaptive), at_most(adaptive / tarpc, 1.0 / 40.0));
+    row(
+        "shm adaptive p50, against tarpc unix",
+        us(adaptive),
+        at_most(adaptive / tarpc, 1.0 / 40.0),
+    );
     let event = median(samples.event_p50);
     row("shm event p50, against tarpc unix", us(event), at_most(event / tarpc, 1.1));
     row("shm busy, 32 in flight, million calls/s", "", at_least(rate / 1e6, 1.5));

@@ -24,14 +24,15 @@ impl Echo for Plain {
 
 /// Serves echo at `address` until the process is killed; prints `READY <address>`.
 pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
-    let server = Server::builder()
-        .add_service(EchoServer::new(Plain))
-        .poll_mode(mode)
-        .bind(address)
-        .await?;
+    let server = bind(address, mode).await?;
     println!("READY {}", server.local_address());
     server.serve().await?;
     Ok(())
+}
+
+pub(crate) async fn bind(address: &str, mode: PollMode) -> Result<Server> {
+    let builder = Server::builder().add_service(EchoServer::new(Plain)).poll_mode(mode);
+    Ok(builder.bind(address).await?)
 }
 
 pub(crate) async fn connect(address: &str, mode: PollMode) -> Result<EchoClient> {

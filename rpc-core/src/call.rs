@@ -18,11 +18,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
+use rpc_transport::shard::Progress;
 
 use crate::client::Connection;
 use crate::context::Context as CallContext;
 use crate::metadata::Metadata;
-use crate::peer::revoked;
+use crate::peer::{Peer, revoked};
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::{self, CallId, Deadline, Failure, NotStarted, Outcome, StartCall, StartError};
 use crate::status::{Code, Status};
@@ -53,6 +54,8 @@ enum State {
     Ready(OutBuf),
     /// Sent; the session knows it.
     InFlight(CallId),
+    /// Answered before anybody waited.
+    Answered(Box<Answer>),
     /// Over before it began: the arguments could not be encoded, or the channel is down.
     Failed(Status),
     /// The outcome has been taken.
@@ -119,7 +122,9 @@ impl<'a, O> Call<'a, O> {
     /// Sends the request now and detaches from the channel's borrow: a call to spawn, or to wait
     /// for beside others.
     pub fn start(mut self) -> Call<'static, O> {
-        self.send(None);
+        if let Some(answer) = self.send(false) {
+            self.state = State::Answered(Box::new(answer));
+        }
         let connection = Arc::clone(self.via.connection());
         Call {
             via: Via::Owned(connection),
@@ -131,16 +136,21 @@ impl<'a, O> Call<'a, O> {
         }
     }
 
-    /// Hands the request to the session. Afterwards the state is not `Ready`.
-    fn send(&mut self, waker: Option<std::task::Waker>) {
-        let State::Ready(body) = std::mem::replace(&mut self.state, State::Done) else { return };
-        self.state = match self.try_send(body, waker) {
-            Ok(call) => State::InFlight(call),
-            Err(status) => State::Failed(status),
+    /// Hands the request to the session. Afterwards the state is not `Ready`. Gives the answer if it
+    /// came at once.
+    fn send(&mut self, may_wait: bool) -> Option<Answer> {
+        let State::Ready(body) = std::mem::replace(&mut self.state, State::Done) else {
+            return None;
         };
+        match self.try_send(body, may_wait) {
+            Ok((call, None)) => self.state = State::InFlight(call),
+            Ok((_, Some(outcome))) => return Some(self.answer(outcome)),
+            Err(status) => self.state = State::Failed(status),
+        }
+        None
     }
 
-    fn try_send(&self, body: OutBuf, waker: Option<std::task::Waker>) -> Result<CallId, Status> {
+    fn try_send(&self, body: OutBuf, may_wait: bool) -> Result<(CallId, Option<Outcome>), Status> {
         let connection = self.via.connection();
         let metadata = self.encoded_metadata();
         let call = StartCall {
@@ -152,16 +162,25 @@ impl<'a, O> Call<'a, O> {
             no_cancel: self.method.no_cancel,
             metadata: metadata.as_deref().unwrap_or_default(),
         };
-        let started = connection.shard.with(connection.key, |peer| {
+        let start = |peer: &mut Peer| {
             if let Some(why) = peer.too_large(body.len()) {
                 return Err(Err(why));
             }
-            peer.session.start(call, body, waker).map_err(Ok)
-        });
-        match started {
-            Some(Ok(call)) => Ok(call),
-            Some(Err(Ok(NotStarted { error, .. }))) => Err(self.start_failed(&error)),
-            Some(Err(Err(why))) => {
+            peer.session.start(call, body, None).map_err(Ok)
+        };
+        // A call that is alone polls for itself; where others wait too, the driver serves them all.
+        let wanted = |peer: &mut Peer, started: &Result<CallId, _>| match started {
+            Ok(call) => match peer.session.take_outcome(*call) {
+                Some(outcome) => Progress::Done(outcome),
+                None if may_wait && peer.session.outgoing_calls() == 1 => Progress::Wait,
+                None => Progress::GiveUp,
+            },
+            Err(_) => Progress::GiveUp,
+        };
+        match connection.shard.with_progress(connection.key, start, wanted) {
+            Some((Ok(call), outcome)) => Ok((call, outcome)),
+            Some((Err(Ok(NotStarted { error, .. })), _)) => Err(self.start_failed(&error)),
+            Some((Err(Err(why)), _)) => {
                 let text = format!("{}: the request {why}", self.method.name);
                 Err(Status::resource_exhausted(text))
             }
@@ -302,9 +321,11 @@ impl<O> Future for Call<'_, O> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         let this = self.get_mut();
         if matches!(this.state, State::Ready(_)) {
-            this.send(Some(cx.waker().clone()));
-            if matches!(this.state, State::InFlight(_)) {
-                return Poll::Pending;
+            // A loop of calls that are answered at once must not starve its thread.
+            let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+            if let Some(answer) = this.send(true) {
+                may_wait.made_progress();
+                return Poll::Ready(this.finish(answer));
             }
         }
         let outcome = match &mut this.state {
@@ -313,6 +334,7 @@ impl<O> Future for Call<'_, O> {
                 std::task::ready!(this.poll_outcome(call, cx))
             }
             State::Failed(status) => Err(status.clone()),
+            State::Answered(answer) => std::mem::replace(&mut **answer, Err(Code::Unknown.into())),
             State::Ready(_) => return Poll::Pending,
             State::Done => panic!("`Call` polled after completion"),
         };
@@ -337,6 +359,7 @@ impl<O> fmt::Debug for Call<'_, O> {
             State::Ready(_) => "ready",
             State::InFlight(_) => "in flight",
             State::Failed(_) => "failed",
+            State::Answered(_) => "answered",
             State::Done => "done",
         };
         f.debug_struct("Call").field("method", &self.method.name).field("state", &state).finish()

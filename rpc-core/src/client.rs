@@ -13,6 +13,7 @@ use rpc_transport::address::Address;
 use rpc_transport::config::LinkConfig;
 use rpc_transport::driver::Driver;
 use rpc_transport::error::{CloseCause, ConnectError};
+use rpc_transport::link::LinkMetrics;
 use rpc_transport::provider::PeerIdentity;
 use rpc_transport::schemes::{self, Resolved};
 use rpc_transport::setup::completions_per_connection;
@@ -103,6 +104,12 @@ impl Channel {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.connection.path
+    }
+
+    /// Credits, queue depths and send slots of the connection; `None` once it has ended.
+    #[must_use]
+    pub fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.connection.shard.link_metrics(self.connection.key)
     }
 
     /// Why the connection ended, once it has.

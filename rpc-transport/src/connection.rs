@@ -16,7 +16,7 @@ use std::time::Instant;
 use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
 use crate::frame::CloseReason;
-use crate::link::{FrameBytes, Inbound, Link, LinkError, Revoked, Transmit};
+use crate::link::{FrameBytes, Inbound, Link, LinkError, LinkMetrics, Revoked, Transmit};
 use crate::memory::{Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke};
@@ -145,6 +145,10 @@ impl<P: Protocol> Connection<P> {
 
     pub(crate) fn cause(&self) -> Option<&CloseCause> {
         self.cause.as_ref()
+    }
+
+    pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.link.as_ref().map(Link::metrics)
     }
 
     pub(crate) fn has_link(&self) -> bool {

@@ -67,7 +67,11 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn new(shard: Arc<Shard<P>>, executor: E, mode: PollMode) -> io::Result<Self> {
-        let fd = shard.lock().cq().event_fd().try_clone_to_owned()?;
+        let fd = {
+            let mut state = shard.lock();
+            state.allow_spinning(mode != PollMode::Event);
+            state.cq().event_fd().try_clone_to_owned()?
+        };
         // The concern is a type whose fd changes or closes early; an `OwnedFd` does neither.
         #[allow(deprecated, reason = "its successor is an unsafe fn, which has no place here")]
         let events = AsyncFd::with_interest(fd, Interest::READABLE)?;
@@ -99,6 +103,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 found += 1;
             }
             let _ = state.settle();
+            found += usize::from(state.take_caller_progress());
+            // Each poll flushes what was posted before it.
             for _ in 0..POLLS_PER_SPIN {
                 let count = state.poll();
                 found += count;
@@ -107,10 +113,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 }
                 std::hint::spin_loop();
             }
-            if found > 0 {
-                let _ = state.settle();
+            if state.has_effects() {
+                state.take_effects(&mut self.effects);
+                self.shard.set_executing(true);
             }
-            state.take_effects(&mut self.effects);
         }
         self.run_effects(found)
     }
@@ -123,11 +129,16 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         for (key, effect) in self.effects.drain(..) {
             woke |= self.executor.execute(key, effect);
         }
+        self.shard.set_executing(false);
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
 
     /// What to do when nothing was found. `None` means: look again.
     fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
+        if self.spin.is_busy() {
+            cx.waker().wake_by_ref();
+            return Some(Poll::Pending);
+        }
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert(now);
         match self.spin.on_idle(now - since) {

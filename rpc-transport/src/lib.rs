@@ -4,6 +4,7 @@
 //! Knows nothing of calls, methods or codecs: those live in `rpc-core`, the crate to depend on.
 
 pub mod address;
+pub mod arena;
 pub mod config;
 mod connection;
 pub mod credit;

@@ -16,6 +16,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -25,6 +26,7 @@ use slab::Slab;
 use crate::connection::Connection;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
+use crate::link::LinkMetrics;
 use crate::memory::ProtectionDomain;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
@@ -34,6 +36,20 @@ use crate::provider::{
 /// Completions taken from the CQ in one go.
 const POLL_BATCH: usize = 64;
 const NO_CONNECTION: u32 = u32::MAX;
+
+/// Polls of a lone caller before it leaves waiting to the driver: more than a round trip takes.
+const LONE_CALL_POLLS: u32 = 64;
+
+/// What a caller that polls for itself finds.
+#[derive(Debug)]
+pub enum Progress<T> {
+    /// What it was waiting for.
+    Done(T),
+    /// Nothing yet; polling on may bring it.
+    Wait,
+    /// Nothing yet, and this is no time to poll for it.
+    GiveUp,
+}
 
 /// Names a connection of a [`Shard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,6 +63,8 @@ pub struct Shard<P: Protocol> {
     state: Mutex<State<P>>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
+    /// The driver is running effects, so it will not poll (and flush) right away.
+    executing: AtomicBool,
 }
 
 impl<P: Protocol> Shard<P> {
@@ -60,7 +78,8 @@ impl<P: Protocol> Shard<P> {
         cq_entries: u32,
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
-        Ok(Arc::new(Self { state: Mutex::new(State::new(cq)), device, domain }))
+        let state = Mutex::new(State::new(cq));
+        Ok(Arc::new(Self { state, device, domain, executing: AtomicBool::new(false) }))
     }
 
     /// The device of the CQ.
@@ -78,8 +97,43 @@ impl<P: Protocol> Shard<P> {
     pub fn with<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
         let mut state = self.state.lock();
         let result = state.with(key, step);
-        Self::finish(state);
+        self.finish(state);
         result
+    }
+
+    /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
+    /// driver's stead for a few hundred nanoseconds: a lone call needs no task switch. Does not
+    /// spin where spinning was not asked for, nor when others wait for the lock.
+    ///
+    /// `None` when the connection is gone; the inner `None` when `wanted` gave nothing.
+    pub fn with_progress<R, T>(
+        &self,
+        key: ConnectionKey,
+        step: impl FnOnce(&mut P) -> R,
+        mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
+    ) -> Option<(R, Option<T>)> {
+        let mut state = self.state.lock();
+        let result = state.with(key, step)?;
+        state.pump_dirty();
+        let mut found = None;
+        let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
+        loop {
+            match wanted(&mut state.connection(key)?.protocol, &result) {
+                Progress::Done(value) => {
+                    found = Some(value);
+                    break;
+                }
+                Progress::Wait if polls > 0 && !state.has_effects() => {}
+                Progress::Wait | Progress::GiveUp => break,
+            }
+            polls -= 1;
+            state.poll();
+            state.caller_progress = true;
+            MutexGuard::bump(&mut state);
+            std::hint::spin_loop();
+        }
+        self.finish(state);
+        Some((result, found))
     }
 
     /// Like [`Shard::with`], but hands the step the connection, so that it can revoke messages.
@@ -90,7 +144,7 @@ impl<P: Protocol> Shard<P> {
     ) -> Option<R> {
         let mut state = self.state.lock();
         let result = state.with_revoke(key, step);
-        Self::finish(state);
+        self.finish(state);
         result
     }
 
@@ -98,27 +152,32 @@ impl<P: Protocol> Shard<P> {
     pub fn close(&self, key: ConnectionKey, reason: CloseReason) {
         let mut state = self.state.lock();
         state.close(key, reason);
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Ends a connection at once with `cause`.
     pub fn fail(&self, key: ConnectionKey, cause: &CloseCause) {
         let mut state = self.state.lock();
         state.fail(key, cause);
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Gives up the handle of a connection: it is closed, and forgotten once its QP is gone.
     pub fn release(&self, key: ConnectionKey) {
         let mut state = self.state.lock();
         state.release(key);
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Why a connection ended, once it has.
     pub fn close_cause(&self, key: ConnectionKey) -> Option<CloseCause> {
         let mut state = self.state.lock();
         state.connection(key)?.cause().cloned()
+    }
+
+    /// Credits, queue depths and slots of a connection's link, while it has one.
+    pub fn link_metrics(&self, key: ConnectionKey) -> Option<LinkMetrics> {
+        self.state.lock().connection(key)?.link_metrics()
     }
 
     /// Connections whose QP exists.
@@ -146,7 +205,7 @@ impl<P: Protocol> Shard<P> {
             step(&mut state.connections[index as usize].protocol);
             state.mark_dirty(index);
         }
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Closes every connection in order.
@@ -156,14 +215,14 @@ impl<P: Protocol> Shard<P> {
             state.connections[index as usize].close(reason.clone());
             state.mark_dirty(index);
         }
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Ends every connection at once, and the driver after them.
     pub fn shutdown_now(&self) {
         let mut state = self.state.lock();
         state.fail_all(&CloseCause::Local);
-        Self::finish(state);
+        self.finish(state);
         self.shutdown();
     }
 
@@ -182,9 +241,19 @@ impl<P: Protocol> Shard<P> {
         self.state.lock()
     }
 
+    pub(crate) fn set_executing(&self, executing: bool) {
+        self.executing.store(executing, Ordering::Release);
+    }
+
     /// Ends a visit: everything is sent, and the driver woken if it must look.
-    pub(crate) fn finish(mut state: MutexGuard<'_, State<P>>) {
+    ///
+    /// A driver that is polling flushes with its next poll, in a moment when nobody waits for the
+    /// fence that this takes.
+    pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
+        if waker.is_some() || !state.is_driver_polling() || self.executing.load(Ordering::Acquire) {
+            state.cq.flush();
+        }
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -225,6 +294,8 @@ pub struct State<P: Protocol> {
     driver: DriverState,
     closing: bool,
     qp_count: usize,
+    may_spin: bool,
+    caller_progress: bool,
 }
 
 impl<P: Protocol> State<P> {
@@ -243,6 +314,8 @@ impl<P: Protocol> State<P> {
             driver: DriverState::Running,
             closing: false,
             qp_count: 0,
+            may_spin: false,
+            caller_progress: false,
         }
     }
 
@@ -334,10 +407,9 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Pumps and flushes; returns the driver's waker if it must look (invariants 2 and 4).
+    /// Pumps; returns the driver's waker if it must look (invariants 2 and 4).
     pub(crate) fn settle(&mut self) -> Option<Waker> {
         self.pump_dirty();
-        self.cq.flush();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let earliest = self.deadlines.peek().map(|Reverse((at, _))| *at);
         let sooner = earliest.is_some_and(|at| until.is_none_or(|until| at < until));
@@ -479,6 +551,20 @@ impl<P: Protocol> State<P> {
             }
         }
         self.pump_dirty();
+    }
+
+    fn is_driver_polling(&self) -> bool {
+        matches!(self.driver, DriverState::Running)
+    }
+
+    /// Whether callers polled since the last time: the driver then counts it as its own progress.
+    pub(crate) fn take_caller_progress(&mut self) -> bool {
+        std::mem::take(&mut self.caller_progress)
+    }
+
+    /// Whether callers may poll in the driver's stead.
+    pub(crate) fn allow_spinning(&mut self, allowed: bool) {
+        self.may_spin = allowed;
     }
 
     pub(crate) fn set_now(&mut self, now: Instant) {
