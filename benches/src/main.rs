@@ -52,6 +52,13 @@ enum Command {
         #[arg(long, default_value_t = 2000)]
         millis: u64,
     },
+    /// 64-byte echo with both ends on one thread, for counting instructions
+    /// (`valgrind --tool=callgrind`): divide by the number of calls.
+    Count {
+        /// Calls.
+        #[arg(long, default_value_t = 20_000)]
+        calls: u32,
+    },
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
@@ -89,6 +96,18 @@ fn main() -> Result<()> {
         }
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
+        Command::Count { calls } => runtime.block_on(async {
+            let server = ours::bind("mem://bench", PollMode::Busy).await?;
+            tokio::spawn(server.serve());
+            let client = ours::connect("mem://bench", PollMode::Busy).await?;
+            for _ in 0..calls / 8 {
+                let batch: Vec<_> = (0..8).map(|_| client.echo(&[7; 64]).start()).collect();
+                for call in batch {
+                    call.await?;
+                }
+            }
+            Ok(())
+        }),
         Command::Idle { connections } => idle::run(&runtime, connections),
     }
 }

@@ -29,7 +29,7 @@ use crate::spin::{PollMode, SpinPolicy, Wait};
 /// Rounds with progress before other tasks of the worker get their turn.
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
-const POLLS_PER_SPIN: u32 = 4;
+const POLLS_PER_SPIN: u32 = 16;
 /// Rounds after which the coarse clock is read again under load.
 const ROUNDS_PER_CLOCK: u32 = 64;
 
@@ -111,6 +111,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 if count > 0 || state.has_effects() {
                     break;
                 }
+                // Callers that wait for the lock go first.
+                parking_lot::MutexGuard::bump(&mut state);
                 std::hint::spin_loop();
             }
             if state.has_effects() {

@@ -463,23 +463,41 @@ impl<P: Protocol> State<P> {
     }
 
     /// Polls the CQ once and handles what it has; returns the number of completions and events.
+    #[inline]
     pub(crate) fn poll(&mut self) -> usize {
+        match self.cq.poll(&mut self.completions, POLL_BATCH) {
+            Ok(0) => match self.cq.poll_event() {
+                None => 0,
+                Some(event) => self.on_events(event),
+            },
+            Ok(_) => self.on_completions(),
+            Err(error) => {
+                self.fail_all(&CloseCause::Device(error.to_string().into()));
+                self.pump_dirty();
+                0
+            }
+        }
+    }
+
+    fn on_completions(&mut self) -> usize {
         let mut completions = std::mem::take(&mut self.completions);
-        let polled = self.cq.poll(&mut completions, POLL_BATCH);
-        let mut count = completions.len();
+        let count = completions.len();
         for completion in completions.drain(..) {
             self.on_completion(completion);
         }
         self.completions = completions;
-        match polled {
-            Err(error) => self.fail_all(&CloseCause::Device(error.to_string().into())),
-            Ok(polled) if polled < POLL_BATCH => {
-                while let Some(event) = self.cq.poll_event() {
-                    count += 1;
-                    self.on_event(event);
-                }
-            }
-            Ok(_) => {}
+        self.pump_dirty();
+        count
+    }
+
+    /// Events wait until no completion is left: what arrived before a disconnect is delivered.
+    #[cold]
+    fn on_events(&mut self, first: QpEvent) -> usize {
+        let mut count = 1;
+        self.on_event(first);
+        while let Some(event) = self.cq.poll_event() {
+            count += 1;
+            self.on_event(event);
         }
         self.pump_dirty();
         count
