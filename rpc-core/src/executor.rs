@@ -185,8 +185,9 @@ impl Handlers {
             return;
         }
         let shard = Arc::clone(&self.shard);
+        // Made here, not in the task: an abort before the task's first poll must be told too.
+        let mut ended = HandlerEnded { shard, key, id, replied: false };
         let task = tokio::spawn(async move {
-            let mut ended = HandlerEnded { shard, key, id, replied: false };
             let reply = std::future::poll_fn(|cx| handler.poll_caught(cx)).await;
             ended.reply(reply);
         });
