@@ -28,6 +28,8 @@ impl Echo for Plain {
 
 /// Serves until the process is killed; prints `READY <path>`.
 pub(crate) async fn serve(path: &Path) -> Result<()> {
+    // A killed server leaves its socket file behind.
+    let _ = std::fs::remove_file(path);
     let mut incoming = tarpc::serde_transport::unix::listen(path, Bincode::default).await?;
     println!("READY {}", path.display());
     while let Some(transport) = incoming.next().await {

@@ -272,7 +272,7 @@ impl<'a, O> Call<'a, O> {
 
     fn poll_outcome(&self, call: CallId, cx: &Context<'_>) -> Poll<Answer> {
         let connection = self.via.connection();
-        let polled = connection.shard.with(connection.key, |peer| {
+        let polled = connection.shard.look(connection.key, |peer| {
             let outcome = peer.session.take_outcome(call);
             let known = || peer.session.waiter(call).is_some_and(|it| it.will_wake(cx.waker()));
             (outcome.is_some() || known()).then_some(outcome)

@@ -32,8 +32,11 @@ use crate::service::{Dispatch, MethodDescriptor, Reply, ReplyKind, Request};
 use crate::session::{Answer, Gone, Incoming, IncomingId};
 use crate::status::{Code, Status};
 
-/// An inline poll longer than this makes its method run as tasks from then on.
+/// Two timed inline polls in a row that are longer than this make their method run as tasks from
+/// then on.
 const LONG_POLL: Duration = Duration::from_micros(50);
+/// An inline poll longer than this does so at once.
+const BLOCKING_POLL: Duration = Duration::from_millis(5);
 /// One in so many inline polls is timed.
 const TIMED_POLLS: u32 = 64;
 
@@ -64,6 +67,8 @@ struct Route {
     method: &'static MethodDescriptor,
     spawn: AtomicBool,
     polls: AtomicU32,
+    /// Timed polls in a row that were long. The first calls of a method are slow by nature.
+    long_polls: AtomicU32,
 }
 
 /// The methods of a server, by id.
@@ -81,8 +86,8 @@ impl Router {
         for (position, method) in service.descriptor().methods.iter().enumerate() {
             let spawn = AtomicBool::new(method.spawn);
             let service = Arc::clone(&service);
-            let polls = AtomicU32::new(0);
-            let route = Route { service, position, method, spawn, polls };
+            let (polls, long_polls) = (AtomicU32::new(0), AtomicU32::new(0));
+            let route = Route { service, position, method, spawn, polls, long_polls };
             if let Some(other) = self.routes.insert(method.id, route) {
                 return Err(format!(
                     "{} and {} have the same id {:#x}; add each service once, or give one method \
@@ -229,7 +234,9 @@ fn poll_inline(route: &Route, handler: &mut Handler) -> Poll<Reply> {
     let started = Instant::now();
     let polled = handler.poll_caught(&mut cx);
     let took = started.elapsed();
-    if took > LONG_POLL {
+    if took <= LONG_POLL {
+        route.long_polls.store(0, Ordering::Relaxed);
+    } else if took > BLOCKING_POLL || route.long_polls.fetch_add(1, Ordering::Relaxed) >= 1 {
         tracing::debug!(method = route.method.name, ?took, "runs long: spawned from now on");
         route.spawn.store(true, Ordering::Relaxed);
     }

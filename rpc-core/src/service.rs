@@ -263,3 +263,41 @@ impl fmt::Debug for ReplyParts {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_fnv_1a() {
+        // The published test values of the function.
+        assert_eq!(method_id(""), 0x811c_9dc5);
+        assert_eq!(method_id("a"), 0xe40c_292c);
+        assert_eq!(method_id("foobar"), 0xbf9c_f968);
+        assert_eq!(signature_hash(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(signature_hash("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(signature_hash("foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn each_method_in_use_has_a_number() {
+        static METHODS: [MethodDescriptor; 3] = [
+            MethodDescriptor::new("A.a", "() -> ()", &[]),
+            MethodDescriptor::new("A.b", "() -> ()", &[]),
+            MethodDescriptor::new("A.c", "() -> ()", &[]),
+        ];
+        let assign = |at: usize| std::thread::spawn(move || METHODS[at].dense_index());
+        let threads: Vec<_> = [0, 1, 2, 2, 1, 0, 0, 2].map(assign).into();
+        let seen: Vec<u32> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        let [a, b, c] = [0, 1, 2].map(|at: usize| METHODS[at].dense_index());
+        assert_eq!(seen, [a, b, c, c, b, a, a, c]);
+        assert!(a != b && b != c && c != a, "{seen:?}");
+        assert!(seen.iter().all(|&index| index < NEXT_INDEX.load(Ordering::Relaxed)));
+    }
+
+    #[test]
+    #[should_panic(expected = "have the same id")]
+    fn methods_with_one_id_are_refused() {
+        assert_distinct_ids(&["A.a", "A.b", "A.a"]);
+    }
+}

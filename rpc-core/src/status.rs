@@ -117,8 +117,8 @@ impl fmt::Display for Code {
 
 /// Why a call failed: a code, a text for people, details for programs.
 ///
-/// Cheap to clone. Handlers of methods without an error type of their own cannot fail otherwise
-/// than by panicking; those with one put a [`CallError`] or an error of their own into the result.
+/// Cheap to clone. A method that returns `Result<T, Status>` ends a call with a status of its
+/// choice; the caller sees [`CallError::Status`], as for any other status.
 #[derive(Clone)]
 pub struct Status {
     code: Code,
@@ -392,6 +392,15 @@ impl<E> From<Status> for CallError<E> {
     }
 }
 
+/// A method that returns `Result<T, Status>` has no other errors than statuses.
+impl From<CallError<Status>> for Status {
+    fn from(error: CallError<Status>) -> Self {
+        match error {
+            CallError::User(status) | CallError::Status(status) => status,
+        }
+    }
+}
+
 impl<E: fmt::Display> fmt::Display for CallError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -408,5 +417,111 @@ impl<E: Error + 'static> Error for CallError<E> {
             Self::User(error) => error.source(),
             Self::Status(status) => status.source(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(status: &Status) -> Vec<u8> {
+        let mut out = OutBuf::new();
+        status.encode_body(&mut out);
+        out.to_vec()
+    }
+
+    fn back(status: &Status) -> Status {
+        Status::decode_body(status.code(), &body(status)).unwrap()
+    }
+
+    #[test]
+    fn codes_are_grpcs() {
+        for (number, code) in (0_u8..).zip(Code::ALL) {
+            assert_eq!(code.number(), number);
+            assert_eq!(Code::from_number(number), Some(code));
+        }
+        for number in 17..=255 {
+            assert_eq!(Code::from_number(number), None);
+        }
+        assert_eq!((Code::Unimplemented.number(), Code::Unauthenticated.number()), (12, 16));
+    }
+
+    #[test]
+    fn a_bare_status_is_small() {
+        assert_eq!(size_of::<Status>(), 16);
+        assert_eq!(size_of::<Result<u64, Status>>(), 16);
+        assert!(Status::from(Code::Cancelled).rest.is_none());
+        assert!(Status::cancelled("").rest.is_none());
+    }
+
+    #[test]
+    fn the_body_is_byte_for_byte_as_documented() {
+        let status = Status::not_found("gone").with_retryable(true).with_details(&b"\x01\x02"[..]);
+        assert_eq!(body(&status), b"\x01\x04\0\0\0gone\x01\x02");
+        assert_eq!(body(&Status::from(Code::Aborted)), b"\0\0\0\0\0");
+        assert_eq!(back(&status), status);
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
+        let long = "ä".repeat(MAX_MESSAGE_BYTES);
+        let status = Status::internal(format!("x{long}"));
+        let arrived = back(&status);
+        assert_eq!(arrived.message().len(), MAX_MESSAGE_BYTES - 1);
+        assert!(status.message().starts_with(arrived.message()));
+        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES + 1]);
+        assert_eq!(back(&status), Status::internal("m"));
+        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES]);
+        assert_eq!(back(&status), status);
+    }
+
+    #[test]
+    fn malformed_bodies_are_refused_by_name() {
+        let long = u32::try_from(MAX_MESSAGE_BYTES + 1).unwrap().to_le_bytes();
+        let too_long = [&[0][..], &long, &[b'x'; MAX_MESSAGE_BYTES + 1]].concat();
+        let details = [&[0; HEADER_BYTES][..], &vec![0; MAX_DETAILS_BYTES + 1]].concat();
+        for (bytes, error) in [
+            (&b""[..], StatusBodyError::Truncated),
+            (b"\0\0\0\0", StatusBodyError::Truncated),
+            (b"\0\x02\0\0\0a", StatusBodyError::Truncated),
+            (b"\0\xff\xff\xff\xff", StatusBodyError::MessageTooLong),
+            (&too_long, StatusBodyError::MessageTooLong),
+            (&details, StatusBodyError::DetailsTooLong),
+            (b"\x02\0\0\0\0", StatusBodyError::UnknownFlags(2)),
+            (b"\0\x02\0\0\0\xff\xfe", StatusBodyError::NotUtf8),
+        ] {
+            assert_eq!(Status::decode_body(Code::Internal, bytes), Err(error));
+        }
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::fmt::Error);
+
+    #[test]
+    fn one_question_mark_is_enough() {
+        fn call(fail: bool) -> Result<(), CallError<Outer>> {
+            if fail {
+                Err(Status::unavailable("down"))?;
+            }
+            Err(CallError::User(Outer(std::fmt::Error)))
+        }
+        fn caller(fail: bool) -> Result<(), Box<dyn Error>> {
+            call(fail)?;
+            Ok(())
+        }
+        assert_eq!(caller(true).unwrap_err().to_string(), "unavailable: down");
+        let error = caller(false).unwrap_err();
+        assert_eq!(error.to_string(), "outer");
+        assert!(error.source().unwrap().is::<std::fmt::Error>());
+    }
+
+    #[test]
+    fn the_source_stays_here() {
+        let source: Arc<dyn Error + Send + Sync> = Arc::new(std::fmt::Error);
+        let status = Status::internal("m").with_source(source);
+        assert!(status.source().unwrap().is::<std::fmt::Error>());
+        assert_eq!(status, back(&status));
+        assert!(back(&status).source().is_none());
     }
 }

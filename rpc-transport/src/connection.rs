@@ -349,8 +349,7 @@ impl<P: Protocol> Connection<P> {
 
     pub(crate) fn owes_idle_ack(&self) -> bool {
         self.link.as_ref().is_some_and(|link| {
-            let owed = link.metrics().counters.owed.data;
-            u32::from(owed) * IDLE_ACK_FRACTION >= self.data_credits
+            u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= self.data_credits
         })
     }
 
@@ -374,8 +373,16 @@ impl<P: Protocol> Connection<P> {
         [drain, link, self.protocol.next_deadline()].into_iter().flatten().min()
     }
 
-    /// The deadline, when the shard does not look by then already.
+    /// The deadline, when the shard does not look by then already. The link's own only moves
+    /// later, but for in `on_timeout`, which clears what is registered.
+    #[inline]
     pub(crate) fn deadline_to_register(&mut self) -> Option<Instant> {
+        if let Some(registered) = self.registered_deadline
+            && self.link.is_some()
+            && self.protocol.next_deadline().is_none_or(|at| registered <= at)
+        {
+            return None;
+        }
         let deadline = self.deadline()?;
         if self.registered_deadline.is_some_and(|registered| registered <= deadline) {
             return None;

@@ -117,7 +117,6 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             if state.has_effects() {
                 state.take_effects(&mut self.effects);
-                self.shard.set_executing(true);
             }
         }
         self.run_effects(found)
@@ -131,7 +130,6 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         for (key, effect) in self.effects.drain(..) {
             woke |= self.executor.execute(key, effect);
         }
-        self.shard.set_executing(false);
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
 

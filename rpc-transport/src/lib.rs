@@ -8,6 +8,7 @@ pub mod arena;
 pub mod config;
 mod connection;
 pub mod credit;
+mod doorbell;
 pub mod driver;
 pub mod error;
 pub mod frame;

@@ -267,6 +267,9 @@ impl Link {
         if self.is_closing() {
             return self.poll_close();
         }
+        if self.has_nothing_queued() {
+            return self.credits.poll_ack().map(|stamp| self.ack(stamp));
+        }
         match self.next_source() {
             Source::Whole(queued, lane) => self.send_whole(queued, lane),
             Source::Segment => self.send_segment(),
@@ -413,6 +416,19 @@ impl Link {
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
         }
+    }
+
+    /// What most pumps find; spares them the choice between lanes.
+    #[inline]
+    fn has_nothing_queued(&self) -> bool {
+        self.lanes.is_empty() && !self.segmenter.has_work() && !self.keep_alive.is_due()
+    }
+
+    /// Data credits owed to the peer.
+    #[inline]
+    #[must_use]
+    pub fn owed_data(&self) -> u16 {
+        self.credits.counters().owed.data
     }
 
     #[inline]

@@ -26,7 +26,10 @@ pub struct Resolved {
 pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
     let outgoing = match address {
         Address::Mem(_) => soft::MemConnector.resolve(address).await?,
-        Address::ShmName(_) | Address::ShmPath(_) | Address::Tcp(_) | Address::Auto(_) => {
+        Address::ShmName(_) | Address::ShmPath(_) => {
+            soft::ShmConnector::default().resolve(address).await?
+        }
+        Address::Tcp(_) | Address::Auto(_) => {
             let reason = "this scheme is not built yet".to_owned();
             return Err(ConnectError::Unavailable { scheme: address.scheme(), reason });
         }
@@ -43,7 +46,8 @@ pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
 pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     match address {
         Address::Mem(name) => soft::listen_mem(name),
-        Address::ShmName(_) | Address::ShmPath(_) | Address::Tcp(_) | Address::Auto(_) => {
+        Address::ShmName(_) | Address::ShmPath(_) => soft::listen_shm(address),
+        Address::Tcp(_) | Address::Auto(_) => {
             let reason = "this scheme is not built yet".to_owned();
             Err(ListenError::Unavailable { scheme: address.scheme(), reason })
         }

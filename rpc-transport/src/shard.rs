@@ -16,7 +16,6 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -63,8 +62,6 @@ pub struct Shard<P: Protocol> {
     state: Mutex<State<P>>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
-    /// The driver is running effects, so it will not poll (and flush) right away.
-    executing: AtomicBool,
 }
 
 impl<P: Protocol> Shard<P> {
@@ -79,7 +76,7 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
         let state = Mutex::new(State::new(cq));
-        Ok(Arc::new(Self { state, device, domain, executing: AtomicBool::new(false) }))
+        Ok(Arc::new(Self { state, device, domain }))
     }
 
     /// The device of the CQ.
@@ -99,6 +96,12 @@ impl<P: Protocol> Shard<P> {
         let result = state.with(key, step);
         self.finish(state);
         result
+    }
+
+    /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
+    /// reason to. `None` when the connection is gone from the shard.
+    pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        Some(step(&mut self.state.lock().connection(key)?.protocol))
     }
 
     /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
@@ -241,19 +244,10 @@ impl<P: Protocol> Shard<P> {
         self.state.lock()
     }
 
-    pub(crate) fn set_executing(&self, executing: bool) {
-        self.executing.store(executing, Ordering::Release);
-    }
-
     /// Ends a visit: everything is sent, and the driver woken if it must look.
-    ///
-    /// A driver that is polling flushes with its next poll, in a moment when nobody waits for the
-    /// fence that this takes.
     pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
-        if waker.is_some() || !state.is_driver_polling() || self.executing.load(Ordering::Acquire) {
-            state.cq.flush();
-        }
+        state.cq.flush();
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -569,10 +563,6 @@ impl<P: Protocol> State<P> {
             }
         }
         self.pump_dirty();
-    }
-
-    fn is_driver_polling(&self) -> bool {
-        matches!(self.driver, DriverState::Running)
     }
 
     /// Whether callers polled since the last time: the driver then counts it as its own progress.

@@ -23,6 +23,17 @@ impl Bell {
         Ok(Self(Arc::new(fd)))
     }
 
+    /// Takes a peer's doorbell over.
+    ///
+    /// # Errors
+    /// Those of `fcntl(2)`.
+    pub(super) fn received(fd: OwnedFd) -> io::Result<Self> {
+        // Ringing must not block, whatever the peer has sent.
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(fd)))
+    }
+
     /// Rings it. A bell that cannot be rung has a peer that broke it, and wakes nobody.
     pub(super) fn ring(&self) {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());

@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! 1. A QP outside the hot list is armed, and was found without work after the fence behind arming.
-//! 2. After [`CompletionQueue::arm`] every QP is armed, with a fence behind it.
+//! 2. After [`CompletionQueue::arm`], until a poll gives completions or events are cleared, every
+//!    QP is armed with a fence behind it, or the event fd is readable.
 //! 3. One fence and one look at each doorbell per batch, never per message.
 //! 4. Reserved entries never exceed the capacity (contract rule 13), so the CQ cannot overflow.
 
@@ -43,6 +44,7 @@ const EVENT_BATCH: usize = 64;
 /// What an event of the epoll set is about.
 const KIND_OWN_BELL: u64 = 0;
 const KIND_QP_BELL: u64 = 1;
+const KIND_HANGUP: u64 = 2;
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -134,9 +136,10 @@ impl SoftCompletionQueue {
         let clock = self.clock;
         let qp = find(&mut self.entries, handle).ok_or(ProviderError::UnknownQp)?;
         if let Wire::Ring(ring) = &wire {
-            let flags = EventFlags::IN | EventFlags::ET;
-            let data = event_data(KIND_QP_BELL, handle);
-            epoll::add(&self.epoll, &ring.own_bell, data, flags).map_err(|e| no_fds(&e))?;
+            watch(&self.epoll, ring.own_bell.as_fd(), KIND_QP_BELL, handle, EventFlags::IN)?;
+            if let Some(socket) = ring.socket() {
+                watch(&self.epoll, socket, KIND_HANGUP, handle, EventFlags::RDHUP)?;
+            }
         }
         qp.attach(wire);
         qp.last_active = clock;
@@ -165,13 +168,14 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// Visits hot QPs until the caller's list has taken `room` completions more.
+    /// Visits hot QPs until the caller's list has taken `room` completions more; whether anything
+    /// happened.
     #[inline]
-    fn visit_hot(&mut self, completions: &mut Vec<Completion>, room: usize) {
+    fn visit_hot(&mut self, completions: &mut Vec<Completion>, room: usize) -> bool {
         let count = self.hot.len();
         let quiet = QUIET_VISITS / (count as u64).max(1);
         let mut sink = Sink { polled: Some((completions, room)), queue: &mut self.queue };
-        let mut cooling = false;
+        let (mut cooling, mut active) = (false, false);
         for step in 0..count {
             let at = self.cursor + step;
             let at = if at < count { at } else { at - count };
@@ -186,6 +190,7 @@ impl SoftCompletionQueue {
                 self.bells.push(index);
             }
             if visit.active {
+                active = true;
                 qp.last_active = self.clock;
             } else {
                 cooling |= self.clock - qp.last_active > quiet;
@@ -197,6 +202,7 @@ impl SoftCompletionQueue {
         if self.cursor >= self.hot.len() {
             self.cursor = 0;
         }
+        active
     }
 
     /// Takes QPs that were quiet for long off the hot list (invariant 1).
@@ -234,12 +240,16 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// Takes events from the epoll set and puts their QPs on the hot list.
-    fn take_events(&mut self) {
+    /// Takes events from the epoll set and puts their QPs on the hot list; whether there were any.
+    fn take_events(&mut self) -> bool {
+        let mut any = false;
         loop {
             let mut buffer = [const { MaybeUninit::<Event>::uninit() }; EVENT_BATCH];
             let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&zero)) else { return };
+            let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&zero)) else {
+                return any;
+            };
+            any |= !ready.is_empty();
             for event in ready.iter() {
                 let data = event.data.u64();
                 if data & 0xff != KIND_OWN_BELL {
@@ -247,7 +257,7 @@ impl SoftCompletionQueue {
                 }
             }
             if ready.len() < EVENT_BATCH {
-                return;
+                return any;
             }
         }
     }
@@ -259,6 +269,12 @@ impl SoftCompletionQueue {
             Some(qp) if event_data(data & 0xff, qp.handle()).u64() == data => qp.handle(),
             _ => return,
         };
+        if let Some(qp) = find(&mut self.entries, handle) {
+            match data & 0xff {
+                KIND_HANGUP => qp.wire().on_hangup(),
+                _ => qp.on_bell(),
+            }
+        }
         self.heat(handle);
     }
 
@@ -278,25 +294,17 @@ impl SoftCompletionQueue {
         Some(result)
     }
 
-    /// Something was added that no doorbell tells of.
+    /// Wakes the owner if it has armed: something was added that no doorbell tells of, or a poll
+    /// has spent what would have woken it and gave nothing.
     #[cold]
     fn fire(&mut self) {
-        if std::mem::take(&mut self.armed) {
+        if self.armed {
             self.own_bell.ring();
-        }
-    }
-
-    #[inline]
-    fn list_bell(&mut self, handle: QpHandle) {
-        if let Some(qp) = find(&mut self.entries, handle)
-            && !std::mem::replace(&mut qp.bell_listed, true)
-        {
-            self.bells.push(handle.index);
         }
     }
 }
 
-#[inline]
+#[inline(always)]
 fn find(entries: &mut [Entry], handle: QpHandle) -> Option<&mut QueuePair> {
     let entry = entries.get_mut(handle.index as usize)?;
     if entry.generation != handle.generation {
@@ -308,6 +316,18 @@ fn find(entries: &mut [Entry], handle: QpHandle) -> Option<&mut QueuePair> {
 fn event_data(kind: u64, handle: QpHandle) -> EventData {
     let generation = u64::from(handle.generation & 0x00ff_ffff);
     EventData::new_u64(kind | generation << 8 | u64::from(handle.index) << 32)
+}
+
+/// Puts a QP's file descriptor into the epoll set, edge-triggered: nobody reads it.
+fn watch(
+    epoll: &OwnedFd,
+    fd: BorrowedFd<'_>,
+    kind: u64,
+    handle: QpHandle,
+    flags: EventFlags,
+) -> Result<(), ProviderError> {
+    let data = event_data(kind, handle);
+    epoll::add(epoll, fd, data, flags | EventFlags::ET).map_err(|error| no_fds(&error))
 }
 
 fn entries_of(capacity: QpCapacity) -> Result<u32, ProviderError> {
@@ -343,21 +363,23 @@ impl CompletionQueue for SoftCompletionQueue {
         let start = completions.len();
         self.clock += 1;
         self.ring_bells();
-        if self.clock.is_multiple_of(EVENTS_EVERY) {
-            self.take_events();
-        }
+        let mut disturbed = self.clock.is_multiple_of(EVENTS_EVERY) && self.take_events();
         if !self.queue.is_empty() {
             self.drain_queue(completions, max);
         }
         let room = max - (completions.len() - start);
         if room > 0 {
             let events = self.events.len();
-            self.visit_hot(completions, room);
-            if self.events.len() > events {
-                self.fire();
-            }
+            disturbed |= self.visit_hot(completions, room);
+            disturbed |= self.events.len() > events;
         }
-        Ok(completions.len() - start)
+        let polled = completions.len() - start;
+        if polled > 0 {
+            self.armed = false;
+        } else if disturbed {
+            self.fire();
+        }
+        Ok(polled)
     }
 
     fn arm(&mut self) -> Result<(), ProviderError> {
@@ -377,6 +399,7 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn clear_events(&mut self) -> Result<(), ProviderError> {
+        self.armed = false;
         self.take_events();
         Ok(())
     }
@@ -386,23 +409,34 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
-        let unknown = PostError { posted: 0, kind: PostErrorKind::UnknownQp };
-        let result = self.with_qp(qp, |qp, sink| qp.post_send(wrs, sink)).ok_or(unknown)?;
-        self.list_bell(qp);
+        let index = qp.index;
+        let Some(qp) = find(&mut self.entries, qp) else {
+            return Err(PostError { posted: 0, kind: PostErrorKind::UnknownQp });
+        };
+        let before = self.queue.len();
+        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let result = qp.post_send(wrs, &mut sink);
+        if !std::mem::replace(&mut qp.bell_listed, true) {
+            self.bells.push(index);
+        }
+        if self.queue.len() > before {
+            self.fire();
+        }
         result
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
-        let mut wr = Some(wr);
-        let posted = self.with_qp(qp, |qp, sink| match wr.take() {
-            Some(wr) => qp.post_recv(wr, sink),
-            None => Ok(()),
-        });
-        match (posted, wr) {
-            (Some(result), _) => result,
-            (None, Some(wr)) => Err((PostError { posted: 0, kind: PostErrorKind::UnknownQp }, wr)),
-            (None, None) => Ok(()),
+        let refused = |kind, wr| Err((PostError { posted: 0, kind }, wr));
+        let Some(found) = find(&mut self.entries, qp) else {
+            return refused(PostErrorKind::UnknownQp, wr);
+        };
+        if let Err((kind, wr)) = found.post_recv(wr) {
+            return refused(kind, wr);
         }
+        if found.state() == QpState::Error {
+            self.with_qp(qp, QueuePair::flush_recvs);
+        }
+        Ok(())
     }
 
     fn flush(&mut self) {

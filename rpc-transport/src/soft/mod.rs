@@ -11,7 +11,8 @@
 //! | `packet` | what one QP says to the other, on any wire |
 //! | `domain`, `mapping` | keys and registered memory |
 //! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
-//! | `setup`, `mem` | connecting |
+//! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
+//! | `setup`, `pending`, `mem`, `shm`, `socket` | connecting |
 
 mod bell;
 mod cq;
@@ -19,12 +20,16 @@ mod domain;
 mod mapping;
 mod mem;
 mod packet;
+mod pending;
 mod queue_pair;
+mod regions;
 mod requester;
 mod responder;
 mod ring;
 mod setup;
+mod shm;
 mod sink;
+mod socket;
 mod wire;
 mod wire_ring;
 
@@ -34,6 +39,7 @@ use crate::memory::ProtectionDomain;
 use crate::provider::{Capabilities, CompletionQueue, Device, DeviceAttributes, ProviderError};
 
 pub use mem::{MemConnector, listen_mem};
+pub use shm::{ShmConnector, listen_shm};
 
 /// Most inline bytes of one WR. Posting copies into the wire anyway, so there is no reason for a
 /// small limit.
@@ -92,5 +98,11 @@ impl Device for SoftDevice {
 /// The device behind `mem://`.
 pub fn mem_device() -> &'static Arc<dyn Device> {
     static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| SoftDevice::open("soft-mem"));
+    &DEVICE
+}
+
+/// The device behind `shm://`.
+pub fn shm_device() -> &'static Arc<dyn Device> {
+    static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| SoftDevice::open("soft-shm"));
     &DEVICE
 }

@@ -33,11 +33,13 @@ pub(super) enum Op {
     Ack = 8,
     /// The packet after those acknowledged was refused ([`Nak`] in [`Extension::Word`]).
     Nak = 9,
+    /// Carries nothing: asks for an acknowledgement of what went before.
+    Probe = 10,
 }
 
 impl Op {
     fn decode(value: u8) -> Option<Self> {
-        const ALL: [Op; 9] = [
+        const ALL: [Op; 10] = [
             Op::Send,
             Op::Write,
             Op::Placed,
@@ -47,6 +49,7 @@ impl Op {
             Op::MapAnswer,
             Op::Ack,
             Op::Nak,
+            Op::Probe,
         ];
         ALL.get(usize::from(value).checked_sub(1)?).copied()
     }
@@ -157,6 +160,20 @@ impl Head {
     /// As the 32 bits that wires carry: op, flags, body length from the low byte on.
     pub(super) fn encode(self) -> u32 {
         u32::from(self.op as u8) | u32::from(self.flags.0) << 8 | u32::from(self.body_bytes) << 16
+    }
+
+    /// Body length of a SEND without immediate that is one packet; `None` for any other.
+    #[inline(always)]
+    pub(super) fn whole_send_bytes(word: u32) -> Option<usize> {
+        const WHOLE: u32 = Op::Send as u32 | (Flags::FIRST.0 as u32 | Flags::LAST.0 as u32) << 8;
+        const ANY_ACK: u32 = (Flags::ACK.0 as u32) << 8;
+        ((word & 0xffff) & !ANY_ACK == WHOLE).then_some((word >> 16) as usize)
+    }
+
+    /// Whether the requester waits for the acknowledgement of an encoded head.
+    #[inline(always)]
+    pub(super) fn wants_ack(word: u32) -> bool {
+        word & (Flags::ACK.0 as u32) << 8 != 0
     }
 
     /// Decodes; `None` for an unknown operation or a body too short for its extension.

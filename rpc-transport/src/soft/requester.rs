@@ -100,7 +100,7 @@ struct Waiting {
     sent: u64,
     /// Whether the first packet has gone out.
     begun: bool,
-    /// Whether the bytes of a WRITE lie at the target already and only the immediate is to go.
+    /// Whether the bytes of a WRITE or READ are in place already.
     placed: bool,
 }
 
@@ -173,7 +173,7 @@ impl Requester {
     }
 
     /// Takes one WR: on the wire at once where that is possible, else to the end of what waits.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post(
         &mut self,
         wr: &mut SendWr<'_>,
@@ -193,7 +193,7 @@ impl Requester {
     }
 
     /// The short way: inline bytes of one packet, copied straight to the wire.
-    #[inline]
+    #[inline(always)]
     fn send_inline(&mut self, wr: &SendWr<'_>, wire: &mut Wire) -> bool {
         let pieces = match &wr.source {
             Source::Empty => [Piece::EMPTY; 2],
@@ -205,6 +205,9 @@ impl Requester {
         let (flags, extension) = match wr.op {
             SendOp::Send => (whole, Extension::None),
             SendOp::SendWithImm(imm) => (whole.with(Flags::IMM), Extension::Word(imm)),
+            SendOp::Write(to) if !wr.signaled => {
+                return self.write_inline(wr.wr_id, to, pieces, wire);
+            }
             _ => return false,
         };
         if pieces[0].len + pieces[1].len > wire.max_payload_bytes() {
@@ -212,6 +215,24 @@ impl Requester {
         }
         let Some(end) = wire.send_copied(Op::Send, flags, extension, pieces) else { return false };
         self.fly(wr.wr_id, end, Held::Nothing, wr.signaled, false);
+        true
+    }
+
+    /// Copies inline bytes straight into the peer's region, where it is mapped.
+    fn write_inline(
+        &mut self,
+        wr_id: u64,
+        to: RemoteSlice,
+        pieces: [Piece; 2],
+        wire: &mut Wire,
+    ) -> bool {
+        let behind = RemoteSlice { address: to.address.wrapping_add(pieces[0].len as u64), ..to };
+        for (to, piece) in [(to, pieces[0]), (behind, pieces[1])] {
+            if piece.len > 0 && wire.place(to, piece) != Placement::Done {
+                return false;
+            }
+        }
+        self.fly(wr_id, wire.position(), Held::Nothing, false, false);
         true
     }
 
@@ -223,7 +244,7 @@ impl Requester {
     }
 
     /// Checks what can be checked at post.
-    #[inline]
+    #[inline(always)]
     fn validate(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let inline = |len: usize| {
             if len > self.max_inline_bytes as usize {
@@ -469,7 +490,7 @@ impl Waiting {
             let span = Span { address, rkey, aux: imm.unwrap_or(0), len };
             return self.send_packets(Op::Write, Some(span), imm, wire);
         }
-        let Some(imm) = imm else { return Start::Gone { end: wire.position(), reading: false } };
+        let Some(imm) = imm else { return self.gone_when_all_is_accepted(wire) };
         let whole = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, self.signaled);
         let span = Extension::Span(Span { address, rkey, aux: imm, len });
         match wire.send_copied(Op::Placed, whole, span, [Piece::EMPTY; 2]) {
@@ -478,16 +499,25 @@ impl Waiting {
         }
     }
 
+    /// The bytes are in place; the WR completes in order, so when what went before is accepted.
+    fn gone_when_all_is_accepted(&self, wire: &mut Wire) -> Start {
+        let end = if self.signaled { wire.await_all() } else { Some(wire.position()) };
+        end.map_or(Start::Blocked, |end| Start::Gone { end, reading: false })
+    }
+
     fn read(&mut self, remote: RemoteSlice, wire: &mut Wire) -> Start {
         let len = self.held.len();
         let RemoteSlice { address, rkey } = remote;
-        if len > 0 {
+        if len > 0 && !self.placed {
             let to = self.held.piece(0, usize::try_from(len).unwrap_or(0));
             match wire.fetch(remote, to) {
-                Placement::Done => return Start::Gone { end: wire.position(), reading: false },
+                Placement::Done => self.placed = true,
                 Placement::Asked => return Start::Blocked,
                 Placement::ThroughEngine => {}
             }
+        }
+        if self.placed {
+            return self.gone_when_all_is_accepted(wire);
         }
         let whole = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, self.signaled);
         let span = Extension::Span(Span { address, rkey, aux: 0, len });

@@ -25,6 +25,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::doorbell::{Ringer, Sleeper};
+
 use super::mapping::{Mapping, PAGE_BYTES};
 use super::packet::{Extension, Flags, Head, Nak, Op};
 
@@ -94,16 +96,18 @@ pub(super) struct Ring {
     tail: u64,
     /// The peer's accepted position as last read.
     accepted: u64,
+    /// Position after the last packet that asked for an acknowledgement.
+    awaited: u64,
     /// One bit a slot: its first word holds payload (invariant 2).
     overwritten: Box<[u64]>,
-    /// The peer's arming that was answered with a doorbell already.
-    rung: u32,
+    /// Something was sent or accepted that the peer may wait for.
+    bell_due: bool,
+    ringer: Ringer,
     /// Position of the next packet to receive, in slots.
     head: u64,
     /// `head` as the peer knows it.
     published: u64,
-    /// Number of the last arming.
-    armings: u32,
+    sleeper: Sleeper,
 }
 
 impl Ring {
@@ -121,11 +125,13 @@ impl Ring {
             bytes: slots * SLOT_BYTES,
             tail: 0,
             accepted: 0,
+            awaited: 0,
             overwritten: vec![0; slots.div_ceil(64)].into_boxed_slice(),
-            rung: 0,
+            bell_due: false,
+            ringer: Ringer::default(),
             head: 0,
             published: 0,
-            armings: 0,
+            sleeper: Sleeper::default(),
         }
     }
 
@@ -170,7 +176,7 @@ impl Ring {
     }
 
     /// Publishes a packet. Returns the position after it, or `None` when the ring is full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(
         &mut self,
         op: Op,
@@ -204,7 +210,21 @@ impl Ring {
         let at = CONTROL_BYTES + self.slot_offset(self.tail);
         Self::long(&self.own, at).store(word, Ordering::Release);
         self.tail += slots;
+        self.bell_due = true;
+        if flags.contains(Flags::ACK) {
+            self.awaited = self.tail;
+        }
         Some(self.tail)
+    }
+
+    /// Makes sure that the peer will say when it has accepted everything sent so far; asks, if no
+    /// packet has. Returns the position to wait for, or `None` when the ring is full.
+    pub(super) fn await_all(&mut self) -> Option<u64> {
+        if self.awaited == self.tail || self.accepted == self.tail {
+            return Some(self.tail);
+        }
+        let flags = Flags::FIRST.with(Flags::LAST).with(Flags::ACK);
+        self.push(Op::Probe, flags, Extension::None, [Piece::EMPTY; 2])
     }
 
     #[inline]
@@ -281,12 +301,10 @@ impl Ring {
     /// Whether the peer has armed since the last doorbell; call behind a sequentially consistent
     /// fence that follows what the peer shall see.
     pub(super) fn wants_bell(&mut self) -> bool {
-        let armed = Self::control(&self.peer, ARMED).load(Ordering::Relaxed);
-        if armed == 0 || armed == self.rung {
+        if !std::mem::take(&mut self.bell_due) {
             return false;
         }
-        self.rung = armed;
-        true
+        self.ringer.wants_bell(Self::control(&self.peer, ARMED))
     }
 
     // ---- receiving ----
@@ -368,6 +386,7 @@ impl Ring {
     #[inline]
     pub(super) fn publish(&mut self) {
         self.published = self.head;
+        self.bell_due = true;
         Self::long(&self.own, ACCEPTED).store(self.head, Ordering::Release);
     }
 
@@ -380,13 +399,12 @@ impl Ring {
     /// Asks the peer for a doorbell; a sequentially consistent fence must follow, and then another
     /// look at the ring.
     pub(super) fn arm(&mut self) {
-        self.armings = self.armings.wrapping_add(1).max(1);
-        Self::control(&self.own, ARMED).store(self.armings, Ordering::Relaxed);
+        self.sleeper.arm(Self::control(&self.own, ARMED));
     }
 
     /// Asks for no doorbell any more.
     pub(super) fn disarm(&self) {
-        Self::control(&self.own, ARMED).store(0, Ordering::Relaxed);
+        self.sleeper.disarm(Self::control(&self.own, ARMED));
     }
 
     // ---- closing ----
@@ -469,7 +487,7 @@ mod tests {
     fn a_full_ring_takes_nothing_until_the_peer_publishes() {
         let (mut a, mut b) = pair(8);
         let byte = [Piece::from(&b"x"[..]), Piece::EMPTY];
-        let mut push = |a: &mut Ring| a.push(Op::Send, Flags::LAST, Extension::None, byte);
+        let push = |a: &mut Ring| a.push(Op::Send, Flags::LAST, Extension::None, byte);
         for _ in 0..7 {
             assert!(push(&mut a).is_some());
         }
@@ -485,16 +503,21 @@ mod tests {
 
     #[test]
     fn a_doorbell_answers_each_arming_once() {
-        let (mut a, mut b) = pair(8);
-        assert!(!a.wants_bell());
+        let (mut a, mut b) = pair(16);
+        let sent = |a: &mut Ring| {
+            a.push(Op::Send, Flags::LAST, Extension::None, [Piece::EMPTY; 2]).unwrap();
+            a.wants_bell()
+        };
+        assert!(!sent(&mut a));
         b.arm();
-        assert!(a.wants_bell());
-        assert!(!a.wants_bell());
+        assert!(!a.wants_bell(), "nothing was sent since");
+        assert!(sent(&mut a));
+        assert!(!sent(&mut a));
         b.disarm();
         b.arm();
-        assert!(a.wants_bell());
+        assert!(sent(&mut a));
         b.disarm();
-        assert!(!a.wants_bell());
+        assert!(!sent(&mut a));
     }
 
     #[test]

@@ -3,8 +3,11 @@
 //! Owns the limits of set-up and the small steps that every connector and listener takes. Never
 //! speaks to a peer.
 
+use std::io;
 use std::time::Duration;
 
+use crate::address::Address;
+use crate::error::ListenError;
 use crate::memory::ProtectionDomain;
 use crate::provider::{
     Attach, CompletionQueue, ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES,
@@ -15,6 +18,9 @@ use super::wire::Wire;
 
 /// How long a connector waits for the peer's answer.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a listener rests when the system has no room for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The QP of a connection that is being set up.
 #[derive(Debug, Default)]
@@ -65,4 +71,32 @@ pub(super) fn pad_rejection(private_data: &[u8]) -> Vec<u8> {
         tracing::warn!(%error, "a connection is rejected without the reason");
         vec![0; REJ_PRIVATE_DATA_BYTES]
     })
+}
+
+/// Set-up over sockets needs a runtime to wait in.
+pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
+    tokio::runtime::Handle::try_current().map(drop).map_err(|_| {
+        let reason = "listening needs a tokio runtime; call it from async code".to_owned();
+        ListenError::Unavailable { scheme, reason }
+    })
+}
+
+/// Decides whether a listener survives a failed `accept(2)`: what is the single peer's fault, or
+/// passes (no file descriptors left), is logged, and tried again.
+pub(super) async fn survive_accept(address: &Address, error: io::Error) -> Result<(), ListenError> {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+            tracing::warn!(%address, %error, "cannot accept now");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            Ok(())
+        }
+        Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EFAULT) | None => {
+            let (address, reason) = (address.clone(), error.to_string());
+            Err(ListenError::Failed { address, reason })
+        }
+        Some(_) => {
+            tracing::debug!(%address, %error, "a connection was lost before it was accepted");
+            Ok(())
+        }
+    }
 }

@@ -54,6 +54,15 @@ impl Wire {
         }
     }
 
+    /// Position to wait for if a WR completes when all that went before is accepted; asks the peer
+    /// to say so if no packet has. `None` when the wire is full.
+    pub(super) fn await_all(&mut self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Ring(wire) => wire.ring.await_all(),
+        }
+    }
+
     /// Sends a packet, copying its payload. Returns the position after it; `None` when full.
     #[inline]
     pub(super) fn send_copied(
@@ -98,6 +107,14 @@ impl Wire {
         match self {
             Self::None => Err(BadFeedback),
             Self::Ring(wire) => wire.ring.feedback(),
+        }
+    }
+
+    /// The wire's socket has ended.
+    pub(super) fn on_hangup(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Ring(wire) => wire.on_hangup(),
         }
     }
 
@@ -150,14 +167,14 @@ impl Wire {
         }
     }
 
-    /// Passes a file to the peer, ahead of the packets that follow; `false` to try again later.
+    /// Passes a region's memory file to the peer, ahead of the packets that follow; `false` to try again later.
     ///
     /// # Errors
     /// When this wire cannot.
-    pub(super) fn pass_file(&mut self, file: BorrowedFd<'_>) -> io::Result<bool> {
+    pub(super) fn pass_file(&mut self, rkey: u32, file: BorrowedFd<'_>) -> io::Result<bool> {
         match self {
             Self::None => Err(io::ErrorKind::Unsupported.into()),
-            Self::Ring(wire) => wire.pass_file(file),
+            Self::Ring(wire) => wire.pass_file(rkey, file),
         }
     }
 }

@@ -97,6 +97,33 @@ pub(crate) fn rule03_queued_completions_fire_nothing(fixture: &dyn Fixture) {
     assert_eq!(payload(&pair.next_recv(Server)), b"first");
 }
 
+/// Traffic that gives no completion, and polls that find none, do not spend the arming.
+pub(crate) fn rule03_silent_traffic_does_not_spend_the_arming(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    for round in 0..6_u64 {
+        settle(&mut pair);
+        pair.server.cq.arm().unwrap();
+        let target = pair.server_region(4096, Access::REMOTE_WRITE, 0);
+        for _ in 0..4 {
+            let source = pair.client.filled(&[1; 4096]);
+            pair.client.post(&mut [write(0, remote(&target, 0), source)]).unwrap();
+            while pair.client.got.is_empty() {
+                pair.pump();
+            }
+            pair.next_sent(Client);
+        }
+        for _ in 0..200 {
+            pair.server.pump();
+        }
+        assert!(pair.server.got.is_empty());
+        pair.client.send(round, b"wake up");
+        assert!(pair.server.is_woken(PATIENCE), "round {round}");
+        assert_eq!(payload(&pair.next_recv(Server)), b"wake up");
+        pair.server.post_recv(0);
+        pair.next_sent(Client);
+    }
+}
+
 pub(crate) fn rule04_unsignaled(fixture: &dyn Fixture) {
     let mut pair = Pair::with(fixture, Options { sends: 4, ..Options::default() });
     for wr_id in 0..4 {

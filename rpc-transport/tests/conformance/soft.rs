@@ -30,3 +30,20 @@ impl Fixture for Mem {
         true
     }
 }
+
+/// `shm://`, within this process.
+pub(crate) struct Shm;
+
+impl Fixture for Shm {
+    fn listen(&self) -> Box<dyn Listener> {
+        soft::listen_shm(&format!("shm://{}", fresh_name()).parse().unwrap()).unwrap()
+    }
+
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(soft::ShmConnector::default())
+    }
+
+    fn has_precise_events(&self) -> bool {
+        true
+    }
+}
