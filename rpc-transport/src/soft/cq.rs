@@ -144,6 +144,8 @@ impl SoftCompletionQueue {
         qp.attach(wire);
         qp.last_active = clock;
         self.heat(handle);
+        // Not armed with the others, and the peer may have sent already (invariant 2).
+        self.fire();
         Ok(())
     }
 

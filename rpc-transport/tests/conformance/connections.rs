@@ -1,9 +1,9 @@
-//! Contract rules 16 and 18: how connections begin and end.
+//! Contract rules 16 and 18, and what else connections do when they begin and end.
 
 use rpc_transport::error::ConnectError;
 use rpc_transport::provider::{
     Listener, ProviderError, QpState, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
-    REQ_PRIVATE_DATA_BYTES, Status,
+    REQ_PRIVATE_DATA_BYTES, RecvWr, Status,
 };
 
 use crate::fixture::*;
@@ -200,6 +200,39 @@ pub(crate) fn rule18_nobody_listens(fixture: &dyn Fixture) {
         };
         assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
         assert!(error.to_string().contains(&address.to_string()), "{error}");
+    });
+}
+
+pub(crate) fn rule03_a_connection_that_comes_up_after_arming_wakes(fixture: &dyn Fixture) {
+    let options = Options::default();
+    let runtime = runtime();
+    runtime.block_on(async {
+        let mut listener = fixture.listen();
+        let address = listener.local_address();
+        let accepting = async {
+            let mut incoming = listener.incoming().await.unwrap();
+            let mut objects = End::objects(incoming.device(), &options);
+            let capacity = End::capacity(&options);
+            let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let wr = RecvWr { wr_id: 7, buffer: objects.recv_pool.take().unwrap() };
+            objects.cq.post_recv(qp, wr).unwrap();
+            (objects, incoming.accept(b"").await.unwrap())
+        };
+        let connecting = connect(fixture, &address, &options);
+        let (mut client, (mut server, established)) = tokio::join!(connecting, accepting);
+        // Each of these may come first: the message, the arming, the end of the set-up.
+        client.send(0, b"early");
+        server.cq.arm().unwrap();
+        let mut completions = Vec::new();
+        assert_eq!(server.cq.poll(&mut completions, 8).unwrap(), 0, "not connected yet");
+        established.attach.run(&mut *server.cq).unwrap();
+        while completions.is_empty() {
+            assert!(readable(&[server.cq.event_fd()], PATIENCE), "nobody is told of the message");
+            server.cq.clear_events().unwrap();
+            server.cq.poll(&mut completions, 8).unwrap();
+        }
+        assert_eq!(payload(&completions[0]), b"early");
+        drop(client);
     });
 }
 

@@ -61,6 +61,7 @@ macro_rules! conformance {
                 s68_one_sided_operations_are_silent_at_the_target
             }
             connections {
+                rule03_a_connection_that_comes_up_after_arming_wakes
                 rule16_disconnect_when_the_peer_is_destroyed
                 rule16_disconnect_when_the_peer_goes_to_error
                 rule16_disconnect_wakes_an_armed_cq
