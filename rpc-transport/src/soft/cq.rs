@@ -378,8 +378,12 @@ impl CompletionQueue for SoftCompletionQueue {
         let polled = completions.len() - start;
         if polled > 0 {
             self.armed = false;
-        } else if disturbed {
-            self.fire();
+        } else if self.armed {
+            if disturbed {
+                self.fire();
+            }
+            // The owner is about to sleep: what this poll has sent on must not wait for its next.
+            self.ring_bells();
         }
         Ok(polled)
     }

@@ -22,6 +22,7 @@ macro_rules! conformance {
                 rule01_order
                 rule03_arming
                 rule03_queued_completions_fire_nothing
+                rule03_what_is_sent_by_the_last_poll_is_told
                 rule03_silent_traffic_does_not_spend_the_arming
                 rule04_unsignaled
                 rule04_signaled_frees_the_unsignaled_before
