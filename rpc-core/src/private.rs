@@ -94,7 +94,7 @@ impl<E: Serialize> PutError<E> for Plain {
 #[diagnostic::do_not_recommend]
 impl PutError<Status> for StatusShape {
     fn reply(self, _: &Incoming, _: &'static MethodDescriptor, status: &Status) -> Reply {
-        Reply::status(status)
+        Reply::Status(status.clone())
     }
 }
 
@@ -115,7 +115,7 @@ pub fn split(request: Request) -> (Context, Incoming) {
 /// The handler for a position that no method has.
 pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Handler {
     let text = format!("service {} has no method at position {method}", service.name);
-    Handler::ready(Reply::status(&Status::unimplemented(text)))
+    Handler::ready(Reply::Status(Status::unimplemented(text)))
 }
 
 impl Incoming {
@@ -160,7 +160,10 @@ impl Incoming {
     ) -> Reply {
         let mut body = rpc_transport::outbound::OutBuf::new();
         match self.codec.encode(value, &mut body) {
-            Ok(()) => Reply { kind, body },
+            Ok(()) => match kind {
+                ReplyKind::Ok => Reply::Ok(body),
+                ReplyKind::UserError => Reply::UserError(body),
+            },
             Err(error) => unencodable_result(method, error),
         }
     }
@@ -169,7 +172,7 @@ impl Incoming {
 #[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
-    Reply::status(&Status::invalid_argument(format!(
+    Reply::Status(Status::invalid_argument(format!(
         "cannot decode the arguments of {}: {what}",
         method.name
     )))
@@ -178,10 +181,7 @@ fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -
 #[cold]
 fn unencodable_result(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     tracing::error!(method = method.name, %error, "cannot encode a result");
-    Reply::status(&Status::internal(format!(
-        "cannot encode the result of {}: {error}",
-        method.name
-    )))
+    Reply::Status(Status::internal(format!("cannot encode the result of {}: {error}", method.name)))
 }
 
 /// The decoder of a method's reply, for a result of shape `shape`.
@@ -216,7 +216,6 @@ where
             take(parts.codec, parts.method, seed::<T, H>(H::default()), &message)
         }
         (ReplyKind::UserError, _) => Err(unexpected_user_error(parts.method)),
-        (ReplyKind::Status(code), message) => Err(received_status(parts.method, code, &message)),
     }
 }
 
@@ -265,17 +264,6 @@ fn unexpected_user_error(method: &'static MethodDescriptor) -> Status {
         "{} answered with an error of its own, which the method has not here",
         method.name
     ))
-}
-
-#[cold]
-fn received_status(
-    method: &'static MethodDescriptor,
-    code: crate::status::Code,
-    body: &[u8],
-) -> Status {
-    Status::decode_body(code, body).unwrap_or_else(|error| {
-        Status::internal(format!("{} ended with `{code}`, unreadable: {error}", method.name))
-    })
 }
 
 /// The status of a call whose arguments cannot be encoded.

@@ -20,7 +20,7 @@ use rpc_transport::outbound::OutBuf;
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::Handler;
-use crate::status::{Code, Status};
+use crate::status::Status;
 
 /// FNV-1a, 32 bits: the id of the method named `name` (`Service.method`).
 #[must_use]
@@ -215,34 +215,24 @@ impl Request {
     }
 }
 
-/// What kind of reply it is, and so how its body is read.
+/// What kind of body a reply has, and so how it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyKind {
     /// The body is the result.
     Ok,
     /// The body is the method's own error.
     UserError,
-    /// The body is a status with that code ([`Status::decode_body`]).
-    Status(Code),
 }
 
 /// What a handler ends with.
 #[derive(Debug)]
-pub struct Reply {
-    /// How to read the body.
-    pub kind: ReplyKind,
-    /// The encoded result, error or status.
-    pub body: OutBuf,
-}
-
-impl Reply {
-    /// A reply that says that the call failed.
-    #[must_use]
-    pub fn status(status: &Status) -> Self {
-        let mut body = OutBuf::new();
-        status.encode_body(&mut body);
-        Self { kind: ReplyKind::Status(status.code()), body }
-    }
+pub enum Reply {
+    /// The encoded result.
+    Ok(OutBuf),
+    /// The method's own error, encoded.
+    UserError(OutBuf),
+    /// The call failed.
+    Status(Status),
 }
 
 /// A reply as a client sees it.

@@ -1,20 +1,12 @@
 //! How a call fails.
 //!
-//! Owns the codes, the status that a failed call ends with, its bytes on the wire, and the error
-//! type of methods that have errors of their own. Never knows a codec.
-//!
-//! # The body of a status message
-//!
-//! | bytes | what |
-//! |---|---|
-//! | 1 | flags: bit 0 = retryable; the others are zero |
-//! | 4 | length of the text, little endian |
-//! | n | the text, UTF-8 |
-//! | rest | details |
+//! Owns the codes, the status that a failed call ends with, and the error
+//! type of methods that have errors of their own. Never knows a codec, nor the wire: the session
+//! writes its code, text and details.
 //!
 //! Invariants:
-//! 1. A body is parsed to its last byte; the text is at most [`MAX_MESSAGE_BYTES`] long, the
-//!    details at most [`MAX_DETAILS_BYTES`]; a sender cuts the text and drops longer details.
+//! 1. What travels is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
+//!    [`MAX_DETAILS_BYTES`] stay at home.
 //! 2. A status without text and details allocates nothing and is 16 bytes.
 
 use std::borrow::Cow;
@@ -23,15 +15,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rpc_transport::outbound::OutBuf;
 
 /// Longest text of a status on the wire, bytes. Longer ones are cut at a character.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
 /// Longest details of a status on the wire, bytes. Longer ones are not sent.
 pub const MAX_DETAILS_BYTES: usize = 64 * 1024;
-
-const HEADER_BYTES: usize = 5;
-const RETRYABLE: u8 = 1;
 
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $text:literal;)*) => {
@@ -223,49 +211,21 @@ impl Status {
         Arc::make_mut(self.rest.get_or_insert_default())
     }
 
-    /// Appends the body of a status message. The code travels in the header.
-    pub fn encode_body(&self, out: &mut OutBuf) {
-        let message = cut(self.message());
-        let mut details = self.details();
-        if details.len() > MAX_DETAILS_BYTES {
-            tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
-            details = &[];
-        }
-        out.extend_from_slice(&[if self.retryable { RETRYABLE } else { 0 }]);
-        let length = u32::try_from(message.len()).unwrap_or(0); // at most MAX_MESSAGE_BYTES
-        out.extend_from_slice(&length.to_le_bytes());
-        out.extend_from_slice(message.as_bytes());
-        out.extend_from_slice(details);
+    /// The text as it travels: at most [`MAX_MESSAGE_BYTES`], cut at a character.
+    #[must_use]
+    pub(crate) fn sent_message(&self) -> &str {
+        cut(self.message())
     }
 
-    /// Parses the body of a status message.
-    ///
-    /// # Errors
-    /// [`StatusBodyError`] names the rule that the bytes break.
-    pub fn decode_body(code: Code, body: &[u8]) -> Result<Self, StatusBodyError> {
-        let Some((&[flags, l0, l1, l2, l3], rest)) = body.split_first_chunk::<HEADER_BYTES>()
-        else {
-            return Err(StatusBodyError::Truncated);
-        };
-        if flags & !RETRYABLE != 0 {
-            return Err(StatusBodyError::UnknownFlags(flags));
+    /// The details as they travel: none when they are longer than [`MAX_DETAILS_BYTES`].
+    #[must_use]
+    pub(crate) fn sent_details(&self) -> &[u8] {
+        let details = self.details();
+        if details.len() <= MAX_DETAILS_BYTES {
+            return details;
         }
-        let length = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3]))
-            .map_err(|_| StatusBodyError::MessageTooLong)?;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(StatusBodyError::MessageTooLong);
-        }
-        let (message, details) = rest.split_at_checked(length).ok_or(StatusBodyError::Truncated)?;
-        let message = std::str::from_utf8(message).map_err(|_| StatusBodyError::NotUtf8)?;
-        if details.len() > MAX_DETAILS_BYTES {
-            return Err(StatusBodyError::DetailsTooLong);
-        }
-        let mut status = Self::new(code, message.to_owned());
-        status.retryable = flags & RETRYABLE != 0;
-        if !details.is_empty() {
-            status.rest_mut().details = Bytes::copy_from_slice(details);
-        }
-        Ok(status)
+        tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
+        &[]
     }
 }
 
@@ -276,27 +236,6 @@ fn cut(message: &str) -> &str {
         end -= 1;
     }
     &message[..end]
-}
-
-/// A status message whose body breaks a rule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StatusBodyError {
-    /// It ends too early.
-    #[error("the body of a status ends too early")]
-    Truncated,
-    /// A reserved flag is set.
-    #[error("the body of a status has unknown flags {0:#04x}")]
-    UnknownFlags(u8),
-    /// The text is longer than [`MAX_MESSAGE_BYTES`].
-    #[error("the text of a status is longer than {MAX_MESSAGE_BYTES} bytes")]
-    MessageTooLong,
-    /// The details are longer than [`MAX_DETAILS_BYTES`].
-    #[error("the details of a status are longer than {MAX_DETAILS_BYTES} bytes")]
-    DetailsTooLong,
-    /// The text is not UTF-8.
-    #[error("the text of a status is not UTF-8")]
-    NotUtf8,
 }
 
 impl From<Code> for Status {
@@ -424,16 +363,6 @@ impl<E: Error + 'static> Error for CallError<E> {
 mod tests {
     use super::*;
 
-    fn body(status: &Status) -> Vec<u8> {
-        let mut out = OutBuf::new();
-        status.encode_body(&mut out);
-        out.to_vec()
-    }
-
-    fn back(status: &Status) -> Status {
-        Status::decode_body(status.code(), &body(status)).unwrap()
-    }
-
     #[test]
     fn codes_are_grpcs() {
         for (number, code) in (0_u8..).zip(Code::ALL) {
@@ -455,43 +384,15 @@ mod tests {
     }
 
     #[test]
-    fn the_body_is_byte_for_byte_as_documented() {
-        let status = Status::not_found("gone").with_retryable(true).with_details(&b"\x01\x02"[..]);
-        assert_eq!(body(&status), b"\x01\x04\0\0\0gone\x01\x02");
-        assert_eq!(body(&Status::from(Code::Aborted)), b"\0\0\0\0\0");
-        assert_eq!(back(&status), status);
-    }
-
-    #[test]
     fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
         let long = "ä".repeat(MAX_MESSAGE_BYTES);
         let status = Status::internal(format!("x{long}"));
-        let arrived = back(&status);
-        assert_eq!(arrived.message().len(), MAX_MESSAGE_BYTES - 1);
-        assert!(status.message().starts_with(arrived.message()));
+        assert_eq!(status.sent_message().len(), MAX_MESSAGE_BYTES - 1);
+        assert!(status.message().starts_with(status.sent_message()));
         let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES + 1]);
-        assert_eq!(back(&status), Status::internal("m"));
+        assert_eq!((status.sent_message(), status.sent_details()), ("m", &[][..]));
         let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES]);
-        assert_eq!(back(&status), status);
-    }
-
-    #[test]
-    fn malformed_bodies_are_refused_by_name() {
-        let long = u32::try_from(MAX_MESSAGE_BYTES + 1).unwrap().to_le_bytes();
-        let too_long = [&[0][..], &long, &[b'x'; MAX_MESSAGE_BYTES + 1]].concat();
-        let details = [&[0; HEADER_BYTES][..], &vec![0; MAX_DETAILS_BYTES + 1]].concat();
-        for (bytes, error) in [
-            (&b""[..], StatusBodyError::Truncated),
-            (b"\0\0\0\0", StatusBodyError::Truncated),
-            (b"\0\x02\0\0\0a", StatusBodyError::Truncated),
-            (b"\0\xff\xff\xff\xff", StatusBodyError::MessageTooLong),
-            (&too_long, StatusBodyError::MessageTooLong),
-            (&details, StatusBodyError::DetailsTooLong),
-            (b"\x02\0\0\0\0", StatusBodyError::UnknownFlags(2)),
-            (b"\0\x02\0\0\0\xff\xfe", StatusBodyError::NotUtf8),
-        ] {
-            assert_eq!(Status::decode_body(Code::Internal, bytes), Err(error));
-        }
+        assert_eq!(status.sent_details().len(), MAX_DETAILS_BYTES);
     }
 
     #[derive(Debug, thiserror::Error)]
@@ -514,14 +415,5 @@ mod tests {
         let error = caller(false).unwrap_err();
         assert_eq!(error.to_string(), "outer");
         assert!(error.source().unwrap().is::<std::fmt::Error>());
-    }
-
-    #[test]
-    fn the_source_stays_here() {
-        let source: Arc<dyn Error + Send + Sync> = Arc::new(std::fmt::Error);
-        let status = Status::internal("m").with_source(source);
-        assert!(status.source().unwrap().is::<std::fmt::Error>());
-        assert_eq!(status, back(&status));
-        assert!(back(&status).source().is_none());
     }
 }

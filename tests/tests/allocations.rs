@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Instant;
 
-use rpc_core::service::{Dispatch, MethodDescriptor, ReplyKind, Request};
+use rpc_core::service::{Dispatch, MethodDescriptor, Reply, Request};
 use rpc_core::{Context, Metadata};
 use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
@@ -121,7 +121,7 @@ fn serve(
             break reply;
         }
     };
-    assert_eq!(reply.kind, ReplyKind::Ok);
+    assert!(matches!(reply, Reply::Ok(_)));
 }
 
 #[test]

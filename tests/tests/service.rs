@@ -181,10 +181,8 @@ async fn answer(dispatch: &dyn Dispatch, method: usize, bytes: &[u8]) -> Status 
     let request = Request::new(message, Codec::default(), Context::new());
     let mut handler = dispatch.dispatch(method, request);
     let reply = poll_fn(|cx| handler.poll_caught(cx)).await;
-    match reply.kind {
-        rpc_core::service::ReplyKind::Status(code) => {
-            Status::decode_body(code, &reply.body).unwrap()
-        }
+    match reply {
+        rpc_core::service::Reply::Status(status) => status,
         other => panic!("{other:?}"),
     }
 }
