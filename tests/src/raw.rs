@@ -35,7 +35,7 @@ impl Dispatch for RawService {
             _ => codec.decode(&message).ok().map(long),
         };
         let status = status.unwrap_or_else(|| Status::invalid_argument("a bad argument"));
-        Handler::ready(Reply::status(&status))
+        Handler::ready(Reply::Status(status))
     }
 }
 
