@@ -171,7 +171,6 @@ fn places_where_no_server_can_be_are_named() {
     });
 }
 
-#[cfg(not(feature = "verbs"))]
 #[test]
 fn rdma_without_the_feature_says_how_to_get_it() {
     limit::run(async {

@@ -215,7 +215,7 @@ async fn handshakes_that_make_no_sense_are_rejected_with_a_reason(scheme: Scheme
     let cases: Vec<(Vec<u8>, &[&str])> = vec![
         (vec![], &["magic"]),
         (vec![0xab; 56], &["magic"]),
-        (honest[..30].to_vec(), &["bad configuration"]),
+        (honest[..20].to_vec(), &["max_message_bytes is 0"]),
         (with(&[(4, 20)]), &["length of 20"]),
         (with(&[(5, 2)]), &["kind 2"]),
         (with(&[(6, 9), (7, 9)]), &["no common version", "server speaks versions 1 to 1", "9 to 9"]),
