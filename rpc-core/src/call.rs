@@ -223,6 +223,8 @@ impl<'a, O> Call<'a, O> {
             StartError::DeadlineExceeded => {
                 Status::new(Code::DeadlineExceeded, format!("{name}: {error}"))
             }
+            StartError::PeerGoingAway => self.failed(Failure::PeerGoingAway, true),
+            StartError::PeerTakesNoCalls => self.failed(Failure::PeerTakesNoCalls, true),
             _ => Status::new(Code::Unavailable, format!("{name}: {error}")).with_retryable(true),
         }
     }
