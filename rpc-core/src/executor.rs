@@ -22,7 +22,7 @@ use rpc_transport::provider::PeerIdentity;
 use rpc_transport::shard::{ConnectionKey, State};
 use tokio::sync::Notify;
 
-use crate::call::SIGNATURES_DIFFER;
+use crate::call::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::Handler;
@@ -127,6 +127,7 @@ impl Router {
         Status::unimplemented(format!(
             "no method with id {id:#010x} here; the services here are: {offered}"
         ))
+        .with_details(UNKNOWN_METHOD)
     }
 }
 
