@@ -163,7 +163,7 @@ impl<'a, O> Call<'a, O> {
             metadata: metadata.as_deref().unwrap_or_default(),
         };
         let start = |peer: &mut Peer| {
-            if let Some(why) = peer.too_large(body.len()) {
+            if let Some(why) = peer.request_too_large(call.metadata.len(), body.len()) {
                 return Err(Err(why));
             }
             peer.session.start(call, body, None).map_err(Ok)

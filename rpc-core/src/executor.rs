@@ -265,15 +265,11 @@ impl Peer {
         let outcome = match self.within_limits(reply) {
             Reply::Ok(body) => self.session.reply(id, Answer::Ok(body)),
             Reply::UserError(body) => self.session.reply(id, Answer::UserError(body)),
-            Reply::Status(status) => self.session.reply(
-                id,
-                Answer::Status {
-                    code: status.code().number(),
-                    retryable: status.is_retryable(),
-                    text: status.sent_message(),
-                    details: status.sent_details(),
-                },
-            ),
+            Reply::Status(status) => {
+                let (text, details) = status.sent_within(self.reply_room());
+                let (code, retryable) = (status.code().number(), status.is_retryable());
+                self.session.reply(id, Answer::Status { code, retryable, text, details })
+            }
         };
         if outcome.is_err() {
             tracing::trace!(?id, "a reply came too late for its caller");
@@ -282,7 +278,7 @@ impl Peer {
 
     fn within_limits(&self, reply: Reply) -> Reply {
         let (Reply::Ok(body) | Reply::UserError(body)) = &reply else { return reply };
-        match self.too_large(body.len()) {
+        match self.reply_too_large(body.len()) {
             None => reply,
             Some(why) => Reply::Status(Status::resource_exhausted(format!("the reply {why}"))),
         }
