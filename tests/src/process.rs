@@ -134,5 +134,6 @@ pub fn say(word: &str, text: impl std::fmt::Display) {
 /// In a child: logs to stderr what `RUST_LOG` asks for.
 pub fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::from_default_env();
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

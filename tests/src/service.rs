@@ -194,9 +194,8 @@ impl Probe for ProbeService {
 
 fn seen() -> Seen {
     let context = Context::current();
-    let micros = |remaining: std::time::Duration| {
-        u64::try_from(remaining.as_micros()).unwrap_or(u64::MAX)
-    };
+    let micros =
+        |remaining: std::time::Duration| u64::try_from(remaining.as_micros()).unwrap_or(u64::MAX);
     let metadata =
         context.metadata().iter().map(|(name, value)| (name.to_owned(), value.to_vec())).collect();
     let peer = match context.peer().map(AsRef::as_ref) {

@@ -51,10 +51,9 @@ fn main() {
     resources::raise_fd_limit();
     let runtime = match options.workers {
         0 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
-        workers => tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(workers)
-            .enable_all()
-            .build(),
+        workers => {
+            tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()
+        }
     };
     runtime.expect("a runtime").block_on(serve(options));
 }

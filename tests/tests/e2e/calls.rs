@@ -177,7 +177,8 @@ async fn started_calls_fan_out_and_come_back_in_any_order(scheme: Scheme) {
     for call in calls {
         tasks.spawn(call);
     }
-    let mut tags: Vec<_> = tasks.join_all().await.into_iter().map(|tag| tag.expect("held")).collect();
+    let mut tags: Vec<_> =
+        tasks.join_all().await.into_iter().map(|tag| tag.expect("held")).collect();
     tags.sort_unstable();
     assert_eq!(tags, (0..20).collect::<Vec<_>>());
 }

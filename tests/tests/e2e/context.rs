@@ -23,10 +23,8 @@ async fn metadata_arrives_and_is_refused_when_it_cannot_be_sent(scheme: Scheme) 
     let client = world.client().await;
     assert_eq!(client.seen().await.expect("seen").metadata, vec![]);
     let call = client.seen().metadata("trace-id", "0af7").metadata("bin", vec![0, 159, 255]);
-    let expected = vec![
-        ("bin".to_owned(), vec![0, 159, 255]),
-        ("trace-id".to_owned(), b"0af7".to_vec()),
-    ];
+    let expected =
+        vec![("bin".to_owned(), vec![0, 159, 255]), ("trace-id".to_owned(), b"0af7".to_vec())];
     assert_eq!(call.await.expect("seen").metadata, expected);
     // What is larger than one receive buffer may hold beside the arguments.
     let long = vec![7; 8000];

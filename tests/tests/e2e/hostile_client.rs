@@ -4,7 +4,9 @@
 use rpc_core::service::{Dispatch, MethodDescriptor};
 use rpc_core::{Code, ConnectError};
 use rpc_transport::handshake::Reject;
-use tests::hostile::bytes::{data, hello, link_header, request, segment, session_header, session_of};
+use tests::hostile::bytes::{
+    data, hello, link_header, request, segment, session_header, session_of,
+};
 use tests::hostile::{Heard, HostilePeer, honest_offer};
 use tests::probe::{Mark, ProbeClient, ProbeServer};
 use tests::scheme::Scheme;
@@ -218,7 +220,10 @@ async fn handshakes_that_make_no_sense_are_rejected_with_a_reason(scheme: Scheme
         (honest[..20].to_vec(), &["max_message_bytes is 0"]),
         (with(&[(4, 20)]), &["length of 20"]),
         (with(&[(5, 2)]), &["kind 2"]),
-        (with(&[(6, 9), (7, 9)]), &["no common version", "server speaks versions 1 to 1", "9 to 9"]),
+        (
+            with(&[(6, 9), (7, 9)]),
+            &["no common version", "server speaks versions 1 to 1", "9 to 9"],
+        ),
         (with(&[(6, 1), (7, 2)]), &["version range"]),
         (with(&[(10, 0), (11, 0)]), &["data_credits is 0", "1 to 4095"]),
         (with(&[(10, 0xff), (11, 0xff)]), &["data_credits is 65535"]),

@@ -3,9 +3,7 @@
 
 use rpc_core::{CloseCause, Code, LinkConfig, PollMode};
 use rpc_transport::provider::Listener;
-use tests::hostile::bytes::{
-    self, data, hello, link_header, segment, session_header, session_of,
-};
+use tests::hostile::bytes::{self, data, hello, link_header, segment, session_header, session_of};
 use tests::hostile::{Heard, HostilePeer};
 use tests::limit;
 use tests::probe::ProbeClient;
@@ -103,8 +101,11 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (after_hello([session_header(2, 0x01, 1, 7, 0, 1), vec![0; 4]].concat()), "deadline"),
         (after_hello([session_header(2, 0x04, 1, 7, 0, 1), vec![9, 9]].concat()), "metadata"),
         (
-            [after_hello(session_header(10, 0, 0, 0, 0, 0)), say(session_header(10, 0, 0, 0, 0, 0))]
-                .concat(),
+            [
+                after_hello(session_header(10, 0, 0, 0, 0, 0)),
+                say(session_header(10, 0, 0, 0, 0, 0)),
+            ]
+            .concat(),
             "a second go-away",
         ),
         (after_hello(session_header(10, 1, 0, 0, 0, 0)), "go-away that was not sent"),
@@ -207,8 +208,7 @@ fn an_answer_that_does_not_decode_fails_its_call_alone() {
         for (generation, garbage) in (1..).zip(garbage) {
             let call = client.add(1, 1).start();
             let slot = request(&mut server).await;
-            let answer =
-                [session_header(3, 0, 0, 0, slot, generation), garbage.to_vec()].concat();
+            let answer = [session_header(3, 0, 0, 0, slot, generation), garbage.to_vec()].concat();
             server.send(&data(&answer));
             let status = call.await.expect_err("no number");
             assert_eq!(status.code(), Code::Internal, "{status}");

@@ -141,11 +141,7 @@ async fn a_reply_larger_than_the_caller_takes_is_an_error(scheme: Scheme) {
     let client = world.client_with(|builder| builder.link(link)).await;
     let running = client.hold(1).start();
     let status = client.produce(2 << 20, 1).await.expect_err("it is too large");
-    check(
-        &status,
-        Code::ResourceExhausted,
-        &["reply", "2097", "1048576", "max_message_bytes"],
-    );
+    check(&status, Code::ResourceExhausted, &["reply", "2097", "1048576", "max_message_bytes"]);
     let fits = client.produce(500_000, 1).await.expect("it fits");
     assert!(fits == pattern(500_000, 1));
     client.open(1).await.expect("opened");

@@ -73,13 +73,12 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
 
 /// One connection's frames, most of which get past the hello; some are sent twice, some cut short.
 fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
-    let changed = (frame(), 0..8_u8, any::<prop::sample::Index>()).prop_map(|(frame, how, at)| {
-        match how {
+    let changed =
+        (frame(), 0..8_u8, any::<prop::sample::Index>()).prop_map(|(frame, how, at)| match how {
             0 => vec![frame.clone(), frame],
             1 if !frame.is_empty() => vec![frame[..at.index(frame.len())].to_vec()],
             _ => vec![frame],
-        }
-    });
+        });
     (prop::bool::weighted(0.9), vec(changed, 1..20)).prop_map(|(polite, frames)| {
         let greeting = if polite { vec![data(&hello(0))] } else { Vec::new() };
         [greeting, frames.concat()].concat()
@@ -114,8 +113,12 @@ fn random_frames(scheme: Scheme) {
         let honest = world.client().await;
         (world, honest)
     });
-    let config =
-        Config { cases: cases(), failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    let config = Config {
+        cases: cases(),
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..Config::default()
+    };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed());
     let mut runner = TestRunner::new_with_rng(config, rng);
     let outcome = runner.run(&frames(), |frames| {

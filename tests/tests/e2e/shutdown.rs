@@ -104,8 +104,10 @@ async fn waiting_calls_are_never_sent(scheme: Scheme) {
 async fn a_client_that_is_stopped_does_not_hold_up_the_shutdown(scheme: Scheme) {
     use rustix::process::Signal;
     let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "300"]).await;
-    let mut silent =
-        tests::process::Child::start(crate::CLIENT, ["--address", &world.address, "hold", "1", "3"]);
+    let mut silent = tests::process::Child::start(
+        crate::CLIENT,
+        ["--address", &world.address, "hold", "1", "3"],
+    );
     silent.expect(tests::process::READY).await;
     let witness = world.client().await;
     marked(&witness, 1, Mark::Started, 3).await;
