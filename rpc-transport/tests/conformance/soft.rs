@@ -1,8 +1,11 @@
 //! Fixtures of the software device.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
 
+use rpc_transport::address::HostPort;
 use rpc_transport::provider::{Connector, Listener};
 use rpc_transport::soft;
 
@@ -45,5 +48,22 @@ impl Fixture for Shm {
 
     fn has_precise_events(&self) -> bool {
         true
+    }
+}
+
+/// `tcp://`, over loopback.
+pub(crate) struct Tcp;
+
+impl Fixture for Tcp {
+    fn listen(&self) -> Box<dyn Listener> {
+        let at = HostPort { host: "127.0.0.1".to_owned(), port: 0 };
+        // Binding to an address, not a name, is done at once.
+        let bound = pin!(soft::listen_tcp(&at, None)).poll(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(listener) = bound else { panic!("binding to {at} took time") };
+        listener.unwrap()
+    }
+
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(soft::TcpConnector)
     }
 }
