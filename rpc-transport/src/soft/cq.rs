@@ -496,6 +496,9 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         self.free.push(qp.index);
         self.hot.retain(|index| *index != qp.index);
+        if self.cursor >= self.hot.len() {
+            self.cursor = 0;
+        }
         self.queue.retain(|queued| queued.completion.qp != qp);
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
