@@ -113,7 +113,8 @@ impl Answer {
 /// # Errors
 /// [`ConnectError`] when there is not even TCP.
 pub(crate) async fn resolve(at: &HostPort) -> Result<Resolved, ConnectError> {
-    let (answer, tcp) = soft::TcpConnector.probe(at, &[VERSION]).await?;
+    let probed = soft::TcpConnector.probe(at, &[VERSION]).await;
+    let (answer, tcp) = probed.map_err(as_asked_to_connect)?;
     let Some(answer) = Answer::decode(&answer) else {
         let reason = "tcp: the server only speaks tcp:// here".to_owned();
         return Ok(Resolved { outgoing: tcp, address: Address::Tcp(at.clone()), reason });
@@ -176,9 +177,48 @@ pub(crate) async fn listen(at: &HostPort) -> Result<Box<dyn Listener>, ListenErr
         }
     };
     let answer = Answer { place: Place::here(), shm: name, rdma_port: 0 }.encode();
-    let tcp = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await?;
+    let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
+    let tcp = listening.map_err(as_asked_to_listen)?;
     let shm = shm.ok().map(|(_, listener)| listener);
     Ok(Box::new(AutoListener { tcp, shm }))
+}
+
+/// The address as the user wrote it, not the way that was tried.
+fn as_asked(address: Address) -> Address {
+    match address {
+        Address::Tcp(at) => Address::Auto(at),
+        other => other,
+    }
+}
+
+fn as_asked_to_connect(error: ConnectError) -> ConnectError {
+    match error {
+        ConnectError::Refused { address, reason } => {
+            ConnectError::Refused { address: as_asked(address), reason }
+        }
+        ConnectError::Unreachable { address, reason } => {
+            ConnectError::Unreachable { address: as_asked(address), reason }
+        }
+        ConnectError::TimedOut { address, after } => {
+            ConnectError::TimedOut { address: as_asked(address), after }
+        }
+        ConnectError::Protocol { address, reason } => {
+            ConnectError::Protocol { address: as_asked(address), reason }
+        }
+        other => other,
+    }
+}
+
+fn as_asked_to_listen(error: ListenError) -> ListenError {
+    match error {
+        ListenError::InUse { address, reason } => {
+            ListenError::InUse { address: as_asked(address), reason }
+        }
+        ListenError::Failed { address, reason } => {
+            ListenError::Failed { address: as_asked(address), reason }
+        }
+        other => other,
+    }
 }
 
 fn listen_shm() -> Result<(String, Box<dyn Listener>), ListenError> {
@@ -202,10 +242,7 @@ struct AutoListener {
 #[async_trait]
 impl Listener for AutoListener {
     fn local_address(&self) -> Address {
-        match self.tcp.local_address() {
-            Address::Tcp(at) => Address::Auto(at),
-            other => other,
-        }
+        as_asked(self.tcp.local_address())
     }
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {

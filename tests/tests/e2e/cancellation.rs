@@ -5,7 +5,6 @@ use std::time::Duration;
 use futures::future::join_all;
 use rpc_core::service::Dispatch;
 use rpc_core::{Code, Status};
-use rustix::process::Signal;
 use tests::hostile::{Heard, HostilePeer, bytes};
 use tests::journal::Journal;
 use tests::probe::{Mark, ProbeServer};
@@ -131,10 +130,10 @@ async fn the_client_enforces_deadlines_by_itself(scheme: Scheme) {
     let client = world.client().await;
     assert_eq!(client.add(1, 1).await, Ok(2));
     // A server that does nothing at all any more.
-    world.process().signal(Signal::STOP);
+    world.process().stop();
     let status = client.add(2, 2).timeout(Duration::from_millis(100)).await.expect_err("stopped");
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    world.process().signal(Signal::CONT);
+    world.process().resume();
     assert_eq!(client.add(3, 3).await, Ok(6));
 }
 

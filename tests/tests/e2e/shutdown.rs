@@ -102,7 +102,6 @@ async fn waiting_calls_are_never_sent(scheme: Scheme) {
 }
 
 async fn a_client_that_is_stopped_does_not_hold_up_the_shutdown(scheme: Scheme) {
-    use rustix::process::Signal;
     let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "300"]).await;
     let mut silent = tests::process::Child::start(
         crate::CLIENT,
@@ -111,10 +110,10 @@ async fn a_client_that_is_stopped_does_not_hold_up_the_shutdown(scheme: Scheme) 
     silent.expect(tests::process::READY).await;
     let witness = world.client().await;
     marked(&witness, 1, Mark::Started, 3).await;
-    silent.signal(Signal::STOP);
+    silent.stop();
     world.process().command(SHUTDOWN).await;
     assert_eq!(world.process().expect(STOPPED).await, "ok");
-    silent.signal(Signal::CONT);
+    silent.resume();
 }
 
 async fn handlers_may_still_call_others_during_shutdown(scheme: Scheme) {
