@@ -120,6 +120,7 @@ impl<P: Protocol> Shard<P> {
         state.pump_dirty();
         let mut found = None;
         let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
+        let mut polled = 0;
         loop {
             match wanted(&mut state.connection(key)?.protocol, &result) {
                 Progress::Done(value) => {
@@ -130,12 +131,17 @@ impl<P: Protocol> Shard<P> {
                 Progress::Wait | Progress::GiveUp => break,
             }
             polls -= 1;
-            state.poll();
+            polled += state.poll();
             state.caller_progress = true;
             MutexGuard::bump(&mut state);
             std::hint::spin_loop();
         }
+        // A poll that gives something disarms the CQ, which a sleeping driver relies on.
+        let waker = if polled > 0 { state.take_driver_waker() } else { None };
         self.finish(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
         Some((result, found))
     }
 
@@ -637,3 +643,6 @@ impl<P: Protocol> fmt::Debug for State<P> {
 fn narrow(index: usize) -> u32 {
     index as u32
 }
+
+#[cfg(test)]
+mod tests;
