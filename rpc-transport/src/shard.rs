@@ -120,9 +120,8 @@ impl<P: Protocol> Shard<P> {
         state.pump_dirty();
         let mut found = None;
         let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
-        let mut polled = 0;
-        loop {
-            match wanted(&mut state.connection(key)?.protocol, &result) {
+        while let Some(connection) = state.connection(key) {
+            match wanted(&mut connection.protocol, &result) {
                 Progress::Done(value) => {
                     found = Some(value);
                     break;
@@ -131,17 +130,12 @@ impl<P: Protocol> Shard<P> {
                 Progress::Wait | Progress::GiveUp => break,
             }
             polls -= 1;
-            polled += state.poll();
+            state.poll();
             state.caller_progress = true;
             MutexGuard::bump(&mut state);
             std::hint::spin_loop();
         }
-        // A poll that gives something disarms the CQ, which a sleeping driver relies on.
-        let waker = if polled > 0 { state.take_driver_waker() } else { None };
         self.finish(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
         Some((result, found))
     }
 

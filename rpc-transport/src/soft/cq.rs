@@ -156,6 +156,8 @@ impl SoftCompletionQueue {
         qp.attach(wire);
         qp.last_active = clock;
         self.heat(handle);
+        // Not armed with the others, and the peer may have sent already (invariant 2).
+        self.fire();
         Ok(())
     }
 
@@ -396,8 +398,12 @@ impl CompletionQueue for SoftCompletionQueue {
         let polled = completions.len() - start;
         if polled > 0 {
             self.armed = false;
-        } else if disturbed {
-            self.fire();
+        } else if self.armed {
+            if disturbed {
+                self.fire();
+            }
+            // The owner is about to sleep: what this poll has sent on must not wait for its next.
+            self.ring_bells();
         }
         Ok(polled)
     }
@@ -490,6 +496,9 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         self.free.push(qp.index);
         self.hot.retain(|index| *index != qp.index);
+        if self.cursor >= self.hot.len() {
+            self.cursor = 0;
+        }
         self.queue.retain(|queued| queued.completion.qp != qp);
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
