@@ -444,8 +444,8 @@ fn post(
     cq.post_send(pipe.qp, &mut [wr]).map_err(|error| CloseCause::Device(error.to_string().into()))
 }
 
-/// Posts a WR that can only be flushed. Sends that have succeeded unsignaled give no completion by
-/// themselves; this one's says that they are done too. A full SQ ends in a signaled WR anyway.
+/// Posts one more SEND to a QP in ERR: when it is flushed, so is all that was posted before, also
+/// what was sent unsignaled and will never complete by itself.
 #[cold]
 fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
     if pipe.posted_send == pipe.retired_send {
@@ -454,6 +454,7 @@ fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
     let sequence = (pipe.posted_send + 1) & SEQUENCE_MASK;
     let wr_id = u64::from(sequence) << TOKEN_BITS;
     let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
+    // If it cannot be posted, the drain ends after its limit.
     if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
         pipe.posted_send = sequence;
     }

@@ -173,6 +173,7 @@ pub struct Resources {
 }
 
 /// The service.
+#[allow(clippy::too_many_arguments, reason = "one method takes one of each kind")]
 #[rpc_core::service]
 pub trait Probe {
     /// Gives the bytes back.

@@ -204,10 +204,8 @@ fn seen() -> Seen {
         Some(PeerIdentity::Process { pid, uid, gid }) => {
             SeenPeer::Process { pid: *pid, uid: *uid, gid: *gid }
         }
-        Some(other) => match other {
-            PeerIdentity::Network(address) => SeenPeer::Network(address.to_string()),
-            _ => SeenPeer::Nobody,
-        },
+        Some(PeerIdentity::Network(address)) => SeenPeer::Network(address.to_string()),
+        Some(_) => SeenPeer::Nobody,
     };
     Seen {
         method: context.method_name().to_owned(),
