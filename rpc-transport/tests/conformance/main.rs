@@ -101,3 +101,4 @@ macro_rules! conformance {
 conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
 conformance!(tcp, crate::soft::Tcp);
+conformance!(faulty_mem, crate::soft::FaultyMem);
