@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod arena;
+mod auto;
 pub mod config;
 mod connection;
 pub mod credit;

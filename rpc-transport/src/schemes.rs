@@ -29,10 +29,8 @@ pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
         Address::ShmName(_) | Address::ShmPath(_) => {
             soft::ShmConnector::default().resolve(address).await?
         }
-        Address::Tcp(_) | Address::Auto(_) => {
-            let reason = "this scheme is not built yet".to_owned();
-            return Err(ConnectError::Unavailable { scheme: address.scheme(), reason });
-        }
+        Address::Tcp(_) => soft::TcpConnector.resolve(address).await?,
+        Address::Auto(at) => return crate::auto::resolve(at).await,
         Address::Rdma(_) => return resolve_rdma(address).await,
     };
     let reason = format!("{}:// was asked for", address.scheme());
@@ -47,10 +45,8 @@ pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError>
     match address {
         Address::Mem(name) => soft::listen_mem(name),
         Address::ShmName(_) | Address::ShmPath(_) => soft::listen_shm(address),
-        Address::Tcp(_) | Address::Auto(_) => {
-            let reason = "this scheme is not built yet".to_owned();
-            Err(ListenError::Unavailable { scheme: address.scheme(), reason })
-        }
+        Address::Tcp(at) => soft::listen_tcp(at, None).await,
+        Address::Auto(at) => crate::auto::listen(at).await,
         Address::Rdma(_) => listen_rdma(address).await,
     }
 }

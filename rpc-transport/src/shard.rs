@@ -407,7 +407,8 @@ impl<P: Protocol> State<P> {
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let earliest = self.deadlines.peek().map(|Reverse((at, _))| *at);
         let sooner = earliest.is_some_and(|at| until.is_none_or(|until| at < until));
-        if !sooner && self.effects.is_empty() {
+        // Whoever polls takes events that the sleeping driver armed for: it must arm again.
+        if !sooner && self.effects.is_empty() && !self.caller_progress {
             return None;
         }
         self.take_driver_waker()
