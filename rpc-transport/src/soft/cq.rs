@@ -396,7 +396,11 @@ impl CompletionQueue for SoftCompletionQueue {
         let polled = completions.len() - start;
         if polled > 0 {
             self.armed = false;
-        } else if disturbed {
+            return Ok(polled);
+        }
+        // The owner may sleep now, so nothing that a peer waits for stays behind.
+        self.ring_bells();
+        if disturbed {
             self.fire();
         }
         Ok(polled)

@@ -42,6 +42,7 @@ macro_rules! conformance {
             }
             remote {
                 rule02_visibility
+                rule02_large_transfers
                 rule11_bad_access_kills_both_and_writes_nothing
                 rule11_bounds_hold_after_good_writes
                 rule11_access_rights
