@@ -12,6 +12,7 @@ pub mod credit;
 mod doorbell;
 pub mod driver;
 pub mod error;
+pub mod fault;
 pub mod frame;
 pub mod handshake;
 pub mod link;

@@ -43,6 +43,7 @@ macro_rules! conformance {
             }
             remote {
                 rule02_visibility
+                rule02_large_transfers
                 rule11_bad_access_kills_both_and_writes_nothing
                 rule11_bounds_hold_after_good_writes
                 rule11_access_rights
@@ -104,3 +105,4 @@ macro_rules! conformance {
 conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
 conformance!(tcp, crate::soft::Tcp);
+conformance!(faulty_mem, crate::soft::FaultyMem);
