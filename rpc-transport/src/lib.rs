@@ -21,3 +21,5 @@ pub mod provider;
 pub mod setup;
 pub mod shard;
 pub mod spin;
+#[cfg(feature = "verbs")]
+pub mod verbs;
