@@ -74,6 +74,12 @@ pub(super) unsafe trait Plain: Sized {
         // SAFETY: the trait's promise: zero bytes are a valid value.
         unsafe { MaybeUninit::zeroed().assume_init() }
     }
+
+    /// A bitwise copy, as C assigns.
+    fn duplicate(&self) -> Self {
+        // SAFETY: the trait's promise: nothing is owned, so a copy of the bytes is another value.
+        unsafe { std::ptr::read(self) }
+    }
 }
 
 // SAFETY: integers, raw pointers, and structs, arrays and unions of them, in all of these.
@@ -233,8 +239,9 @@ mod tests {
     #[test]
     fn an_event_number_newer_than_the_bindings_is_read_as_a_number() {
         let mut event = MaybeUninit::<ibv_async_event>::zeroed();
-        // SAFETY: a u32 inside the struct, at the offset asserted above.
-        unsafe { event.as_mut_ptr().cast::<u8>().add(8).cast::<u32>().write(4711) };
+        let words = event.as_mut_ptr().cast::<[u32; 4]>();
+        // SAFETY: the struct has 16 bytes, and its number at byte 8, as asserted above.
+        unsafe { (*words)[2] = 4711 };
         // SAFETY: the first 8 bytes of the struct.
         unsafe { event.as_mut_ptr().cast::<usize>().write(0xabcd) };
         assert_eq!(async_event_number(&event), 4711);

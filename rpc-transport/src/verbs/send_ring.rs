@@ -48,6 +48,12 @@ impl<T> SendRing<T> {
         self.posted.len() >= self.limit
     }
 
+    /// Slots in all.
+    pub(super) fn limit(&self) -> u32 {
+        // It came from a u32.
+        u32::try_from(self.limit).unwrap_or(u32::MAX)
+    }
+
     /// WRs that have not been retired.
     pub(super) fn len(&self) -> usize {
         self.posted.len()
