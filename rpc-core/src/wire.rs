@@ -10,8 +10,13 @@
 //!    [`WireError`]: an extension needs a feature bit that both hellos carried. Only a hello may
 //!    be longer than this version knows.
 //! 4. Generation 0 names no call.
+//! 5. Every frame but a hello has one encoding: what [`parse`] takes, encoding gives back.
+
+mod error;
 
 use rpc_transport::outbound::OutBuf;
+
+pub use self::error::WireError;
 
 /// Size of the header that every frame starts with, bytes.
 pub const HEADER_BYTES: usize = 16;
@@ -100,77 +105,6 @@ impl Kind {
             _ => return None,
         })
     }
-}
-
-/// Which rule of the format a peer's frame breaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WireError {
-    /// Shorter than the header.
-    #[error("a frame of {0} bytes is shorter than the session header")]
-    HeaderTruncated(usize),
-    /// No such kind.
-    #[error("unknown frame kind {0}")]
-    UnknownKind(u8),
-    /// A flag that this kind does not have.
-    #[error("unknown flags {flags:#04x} on a frame of kind {kind:?}")]
-    UnknownFlags {
-        /// The frame's kind.
-        kind: Kind,
-        /// The flags that it has no meaning for.
-        flags: u8,
-    },
-    /// The reserved byte, or a field that this kind does not use, is not zero.
-    #[error("an unused header field is not zero on a frame of kind {0:?}")]
-    UnusedFieldSet(Kind),
-    /// Generation 0 names no call.
-    #[error("generation 0 on a frame of kind {0:?}")]
-    ZeroGeneration(Kind),
-    /// The DEADLINE block is cut short.
-    #[error("the deadline block is cut short")]
-    DeadlineTruncated,
-    /// The SIGNATURE block is cut short.
-    #[error("the signature block is cut short")]
-    SignatureTruncated,
-    /// The METADATA block is cut short or longer than the frame.
-    #[error("the metadata block is cut short")]
-    MetadataTruncated,
-    /// The DETAILS block is cut short or longer than the frame.
-    #[error("the details block is cut short")]
-    DetailsTruncated,
-    /// Not one of the seventeen codes.
-    #[error("unknown status code {0}")]
-    UnknownStatus(u8),
-    /// A user error with a status code, or a success that is retryable or has details.
-    #[error("response flags {flags:#04x} contradict status code {code}")]
-    ResponseFlagsConflict {
-        /// The flags.
-        flags: u8,
-        /// The code.
-        code: u8,
-    },
-    /// A status text that is not UTF-8.
-    #[error("a status text is not utf-8")]
-    StatusTextNotUtf8,
-    /// Bytes after a frame that has no body.
-    #[error("{count} bytes after a frame of kind {kind:?}")]
-    TrailingBytes {
-        /// The frame's kind.
-        kind: Kind,
-        /// How many.
-        count: usize,
-    },
-    /// The hello's body is cut short.
-    #[error("the hello is cut short")]
-    HelloTruncated,
-    /// The hello's lowest version is above its highest.
-    #[error("the hello's version range {min}..={max} is empty")]
-    HelloVersionRange {
-        /// Lowest version offered.
-        min: u16,
-        /// Highest version offered.
-        max: u16,
-    },
 }
 
 /// Names a call on the wire. The caller chooses both numbers.
@@ -350,6 +284,10 @@ impl Header {
         }
         Ok(self.id)
     }
+
+    fn names_nothing(&self) -> bool {
+        self.id == WireId::NONE && self.method == 0 && self.codec_or_status == 0
+    }
 }
 
 #[inline]
@@ -379,6 +317,9 @@ fn parse_request(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), Wir
         metadata_bytes = usize::from(u16::from_le_bytes(len));
         if metadata_bytes > rest.len() {
             return Err(WireError::MetadataTruncated);
+        }
+        if metadata_bytes == 0 {
+            return Err(WireError::EmptyBlock(Kind::Request));
         }
     }
     Ok((Frame::Request { head, metadata_bytes }, taken))
@@ -419,6 +360,9 @@ fn parse_status(
     if flags & response_flag::DETAILS != 0 {
         let len = take(rest, taken).ok_or(WireError::DetailsTruncated)?;
         details_bytes = u32::from_le_bytes(len);
+        if details_bytes == 0 {
+            return Err(WireError::EmptyBlock(Kind::Response));
+        }
     }
     let split = usize::try_from(details_bytes).ok();
     let text = split.and_then(|at| rest.get(at..)).ok_or(WireError::DetailsTruncated)?;
@@ -461,18 +405,8 @@ fn parse_hello(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError
         let (min, max) = (hello.min_version, hello.max_version);
         return Err(WireError::HelloVersionRange { min, max });
     }
-    Ok((Frame::Hello(hello), bytes_of_hello(rest)))
-}
-
-/// A longer hello is a later version's: its tail is taken and ignored (invariant 3).
-fn bytes_of_hello(rest: &[u8]) -> usize {
-    HEADER_BYTES + rest.len()
-}
-
-impl Header {
-    fn names_nothing(&self) -> bool {
-        self.id == WireId::NONE && self.method == 0 && self.codec_or_status == 0
-    }
+    // A longer hello is a later version's: its tail is taken and ignored (invariant 3).
+    Ok((Frame::Hello(hello), HEADER_BYTES + rest.len()))
 }
 
 fn check_no_body(kind: Kind, rest: &[u8]) -> Result<(), WireError> {

@@ -1,15 +1,20 @@
-//! Two sessions, every frame carried by hand: what each call does on the wire.
+//! Two sessions, every frame carried by hand: what a call does on the wire, limit by limit and
+//! rule by rule.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rpc_core::session::{
-    Answer, CallId, Event, Incoming, Outcome, ReplyKind, Revoked, Role, Session, SessionLimits,
-    StartCall,
+    Answer, CallId, Deadline, Event, Failure, INITIAL_CALLS, Incoming, Outcome, ReplyKind, Revoked,
+    Role, Session, SessionError, SessionLimits, StartCall, StartError,
 };
+use rpc_core::wire::{self, Frame, Hello, Kind, RequestHead, ResponseHead, WireId, code};
+use rpc_transport::error::CloseCause;
 use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
 
 type End = Session<u32, u32>;
+
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 fn body(text: &str) -> OutBuf {
     let mut out = OutBuf::new();
@@ -29,23 +34,46 @@ fn call(method: u32) -> StartCall<'static> {
     }
 }
 
-/// Carries every frame that `from` has to `to`.
-fn carry(from: &mut End, to: &mut End) -> usize {
-    let mut count = 0;
-    while let Some(transmit) = from.poll_transmit(Instant::now) {
-        let message = Message::copied(&transmit.frame);
-        to.on_message(message, Instant::now, &mut |_| Revoked::TooLate).expect("a correct peer");
-        count += 1;
-    }
-    count
+fn start(end: &mut End) -> CallId {
+    end.start(call(7), body("ping"), None).expect("started")
 }
 
-fn pair() -> (End, End) {
-    let mut client = End::new(Role::Client, SessionLimits::default());
-    let mut server = End::new(Role::Server, SessionLimits::default());
+fn too_late(_: u64) -> Revoked {
+    Revoked::TooLate
+}
+
+fn take(end: &mut End, frame: &[u8]) -> Result<(), SessionError> {
+    end.on_message(Message::copied(frame), Instant::now, &mut too_late)
+}
+
+/// Every frame that an end has to send.
+fn frames(end: &mut End) -> Vec<Vec<u8>> {
+    std::iter::from_fn(|| end.poll_transmit(Instant::now)).map(|sent| sent.frame.to_vec()).collect()
+}
+
+fn parsed(end: &mut End) -> Vec<Frame> {
+    frames(end).iter().map(|frame| wire::parse(frame).expect("well-formed").0).collect()
+}
+
+/// Carries every frame that `from` has to `to`; says how many.
+fn carry(from: &mut End, to: &mut End) -> usize {
+    let frames = frames(from);
+    for frame in &frames {
+        take(to, frame).expect("a correct peer");
+    }
+    frames.len()
+}
+
+fn pair_of(client: SessionLimits, server: SessionLimits) -> (End, End) {
+    let mut client = End::new(Role::Client, client);
+    let mut server = End::new(Role::Server, server);
     carry(&mut client, &mut server);
     carry(&mut server, &mut client);
     (client, server)
+}
+
+fn pair() -> (End, End) {
+    pair_of(SessionLimits::default(), SessionLimits::default())
 }
 
 fn request(end: &mut End) -> Incoming {
@@ -55,11 +83,24 @@ fn request(end: &mut End) -> Incoming {
     }
 }
 
-fn reply_text(end: &mut End, id: CallId) -> (ReplyKind, Vec<u8>) {
+fn reply(end: &mut End, id: CallId) -> (ReplyKind, Vec<u8>) {
     match end.take_outcome(id) {
         Some(Outcome::Reply(reply)) => (reply.kind, reply.message.to_vec()),
         other => panic!("no reply but {other:?}"),
     }
+}
+
+fn failure(end: &mut End, id: CallId) -> (Failure, bool) {
+    match end.take_outcome(id) {
+        Some(Outcome::Failed { reason, never_sent }) => (reason, never_sent),
+        other => panic!("no failure but {other:?}"),
+    }
+}
+
+fn why_not(end: &mut End, call: StartCall<'_>) -> StartError {
+    let refused = end.start(call, body("ping"), None).expect_err("refused");
+    assert_eq!(&*refused.body, b"ping");
+    refused.error
 }
 
 #[test]
@@ -68,16 +109,508 @@ fn a_call_is_answered_and_its_slot_comes_home() {
     let id = client.start(call(7), body("ping"), Some(42)).expect("started");
     assert_eq!(carry(&mut client, &mut server), 1);
     let incoming = request(&mut server);
-    assert_eq!(incoming.body(), b"ping");
-    assert_eq!(incoming.signature, Some(0x51));
-    server.accept_signature(incoming.id);
+    assert_eq!((incoming.body(), incoming.metadata()), (&b"ping"[..], &b""[..]));
+    assert_eq!((incoming.method, incoming.codec, incoming.deadline), (7, 1, None));
+    assert_eq!(server.incoming_calls(), 1);
     server.reply(incoming.id, Answer::Ok(body("pong"))).expect("the caller waits");
     carry(&mut server, &mut client);
     assert!(matches!(client.poll_event(), Some(Event::Wake(42))));
-    assert_eq!(reply_text(&mut client, id), (ReplyKind::Ok, b"pong".to_vec()));
+    assert_eq!(reply(&mut client, id), (ReplyKind::Ok, b"pong".to_vec()));
     assert_eq!((client.busy_slots(), server.incoming_calls()), (0, 0));
+    assert_eq!(failure(&mut client, id), (Failure::NoSuchCall, false));
+}
 
-    client.start(call(7), body("again"), None).expect("started");
+#[test]
+fn both_ends_call_at_once() {
+    let (mut client, mut server) = pair();
+    let ids = [start(&mut client), start(&mut server)];
     carry(&mut client, &mut server);
-    assert_eq!(request(&mut server).signature, None, "accepted, so left out");
+    carry(&mut server, &mut client);
+    for end in [&mut client, &mut server] {
+        let id = request(end).id;
+        end.reply(id, Answer::UserError(body("no"))).expect("the caller waits");
+    }
+    carry(&mut client, &mut server);
+    carry(&mut server, &mut client);
+    assert_eq!(reply(&mut client, ids[0]), (ReplyKind::UserError, b"no".to_vec()));
+    assert_eq!(reply(&mut server, ids[1]), (ReplyKind::UserError, b"no".to_vec()));
+}
+
+#[test]
+fn the_signature_travels_until_a_reply_says_that_it_was_accepted() {
+    let (mut client, mut server) = pair();
+    let mut round = |accept: bool, method: u32| {
+        client.start(call(method), body("ping"), None).expect("started");
+        carry(&mut client, &mut server);
+        let incoming = request(&mut server);
+        if accept {
+            server.accept_signature(incoming.id);
+        }
+        server.reply(incoming.id, Answer::Ok(body(""))).expect("the caller waits");
+        carry(&mut server, &mut client);
+        incoming.signature
+    };
+    assert_eq!(round(false, 7), Some(0x51));
+    assert_eq!(round(true, 7), Some(0x51));
+    assert_eq!(round(true, 7), None);
+    assert_eq!(round(true, 8), Some(0x51));
+    assert_eq!(round(true, 8), None);
+    assert_eq!(round(true, 7), None);
+}
+
+#[test]
+fn a_call_without_its_signature_is_refused_until_it_was_accepted() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    let frame = frames(&mut client).remove(0);
+    // The same request, without the block and its flag.
+    let unsigned = [&[frame[0], 0][..], &frame[2..16], &frame[24..]].concat();
+    take(&mut server, &unsigned).expect("refused, but no error");
+    assert!(server.poll_event().is_none());
+    carry(&mut server, &mut client);
+    let (kind, _) = reply(&mut client, id);
+    assert!(matches!(kind, ReplyKind::Status { code: code::FAILED_PRECONDITION, .. }));
+}
+
+#[test]
+fn a_status_keeps_its_code_text_and_details() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    carry(&mut client, &mut server);
+    let incoming = request(&mut server);
+    let answer = Answer::Status { code: 5, retryable: true, text: "no key", details: b"\xff" };
+    server.reply(incoming.id, answer).expect("the caller waits");
+    carry(&mut server, &mut client);
+    let Some(Outcome::Reply(reply)) = client.take_outcome(id) else { panic!("no reply") };
+    assert_eq!((reply.text(), reply.details()), ("no key", &b"\xff"[..]));
+    let expected = ReplyKind::Status { code: 5, retryable: true, details_bytes: 1 };
+    assert_eq!(reply.kind, expected);
+}
+
+#[test]
+fn metadata_stands_beside_the_body() {
+    let (mut client, mut server) = pair();
+    let metadata = vec![3; wire::MAX_METADATA_BYTES];
+    let with = StartCall { metadata: &metadata, ..call(7) };
+    client.start(with, body("ping"), None).expect("started");
+    carry(&mut client, &mut server);
+    let incoming = request(&mut server);
+    assert_eq!((incoming.metadata(), incoming.body()), (&metadata[..], &b"ping"[..]));
+    assert_eq!(&*incoming.into_body(), b"ping");
+    let metadata = vec![3; wire::MAX_METADATA_BYTES + 1];
+    let error = why_not(&mut client, StartCall { metadata: &metadata, ..call(7) });
+    assert_eq!(error, StartError::MetadataTooLong(metadata.len()));
+}
+
+#[test]
+fn calls_before_the_hello_are_bounded_and_wait_for_it() {
+    let mut client = End::new(Role::Client, SessionLimits::default());
+    let few = SessionLimits { max_incoming_calls: 70, ..SessionLimits::default() };
+    let mut server = End::new(Role::Server, few);
+    assert!(server.poll_transmit(Instant::now).is_none(), "the client speaks first");
+    start(&mut server);
+    assert!(server.poll_transmit(Instant::now).is_none(), "the hello goes first");
+    for _ in 0..80 {
+        start(&mut client);
+    }
+    let sent = frames(&mut client);
+    assert_eq!(sent.len(), 1 + INITIAL_CALLS as usize);
+    for frame in &sent {
+        take(&mut server, frame).expect("a correct peer");
+    }
+    let answer = parsed(&mut server);
+    assert!(matches!(answer[..], [Frame::Hello(_), Frame::Request { .. }]));
+    let hello = Hello { min_version: 1, max_version: 1, max_calls: 70, features: 0 };
+    take(&mut client, &wire::hello(&hello)).expect("a correct peer");
+    assert_eq!(carry(&mut client, &mut server), 6, "up to the announced limit");
+    let incoming = request(&mut server);
+    server.reply(incoming.id, Answer::Ok(body(""))).expect("the caller waits");
+    carry(&mut server, &mut client);
+    assert_eq!(carry(&mut client, &mut server), 1, "one ended, one goes out");
+}
+
+#[test]
+fn more_calls_than_announced_are_answered_and_the_session_lives() {
+    let few = SessionLimits { max_incoming_calls: 1, ..SessionLimits::default() };
+    let mut client = End::new(Role::Client, SessionLimits::default());
+    let mut server = End::new(Role::Server, few);
+    let ids = [start(&mut client), start(&mut client)];
+    carry(&mut client, &mut server);
+    let first = request(&mut server).id;
+    assert!(server.poll_event().is_none(), "the second is refused");
+    server.reply(first, Answer::Ok(body("pong"))).expect("the caller waits");
+    carry(&mut server, &mut client);
+    assert_eq!(reply(&mut client, ids[0]).0, ReplyKind::Ok);
+    let (kind, _) = reply(&mut client, ids[1]);
+    let code::RESOURCE_EXHAUSTED = (match kind {
+        ReplyKind::Status { code, retryable: true, .. } => code,
+        other => panic!("{other:?}"),
+    }) else {
+        panic!("{kind:?}");
+    };
+    start(&mut client);
+    start(&mut client);
+    assert_eq!(carry(&mut client, &mut server), 1, "now the limit is known");
+}
+
+#[test]
+fn a_peer_that_takes_no_calls_gets_none() {
+    let none = SessionLimits { max_incoming_calls: 0, ..SessionLimits::default() };
+    let (_, mut server) = pair_of(none, SessionLimits::default());
+    assert_eq!(why_not(&mut server, call(7)), StartError::PeerTakesNoCalls);
+
+    let mut server = End::new(Role::Server, SessionLimits::default());
+    let waiting = server.start(call(7), body("ping"), Some(9)).expect("nothing is known yet");
+    carry(&mut End::new(Role::Client, none), &mut server);
+    assert!(matches!(server.poll_event(), Some(Event::Wake(9))));
+    assert_eq!(failure(&mut server, waiting), (Failure::PeerTakesNoCalls, true));
+}
+
+#[test]
+fn the_table_of_calls_is_bounded() {
+    let two = SessionLimits { max_outgoing_calls: 2, ..SessionLimits::default() };
+    let (mut client, _) = pair_of(two, SessionLimits::default());
+    let first = start(&mut client);
+    start(&mut client);
+    assert_eq!(why_not(&mut client, call(7)), StartError::TooManyCalls);
+    client.cancel(first, &mut too_late);
+    start(&mut client);
+}
+
+#[test]
+fn dropping_a_call_stops_its_handler_and_the_proof_waits_for_its_end() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    carry(&mut client, &mut server);
+    let incoming = request(&mut server);
+    server.attach_handler(incoming.id, 5).expect("the caller waits");
+    assert_eq!(client.cancel(id, &mut too_late), None);
+    assert_eq!((client.outgoing_calls(), client.quarantined_slots()), (0, 1));
+    assert_eq!(carry(&mut client, &mut server), 1);
+    assert!(matches!(server.poll_event(), Some(Event::CancelHandler(5))));
+    assert_eq!(carry(&mut server, &mut client), 0, "the handler still runs");
+    assert!(server.reply(incoming.id, Answer::Ok(body("late"))).is_err());
+    assert!(matches!(parsed(&mut server)[..], [Frame::Cancelled(_)]));
+    assert_eq!(server.incoming_calls(), 0);
+}
+
+#[test]
+fn a_request_cancelled_before_anybody_took_it_never_runs() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    carry(&mut client, &mut server);
+    client.cancel(id, &mut too_late);
+    carry(&mut client, &mut server);
+    assert!(matches!(parsed(&mut server)[..], [Frame::Cancelled(_)]));
+    assert!(server.poll_event().is_none());
+    assert_eq!(server.incoming_calls(), 0);
+}
+
+#[test]
+fn a_dropped_call_that_the_link_still_has_is_taken_back() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    let sent = client.poll_transmit(Instant::now).expect("a request");
+    let mut asked = Vec::new();
+    client.cancel(id, &mut |tag| {
+        asked.push(tag);
+        Revoked::Aborted
+    });
+    assert_eq!(asked, [sent.tag]);
+    assert_eq!((client.busy_slots(), carry(&mut client, &mut server)), (0, 0));
+}
+
+#[test]
+fn a_dropped_call_that_was_never_polled_leaves_no_trace() {
+    let (mut client, mut server) = pair();
+    let ids: Vec<CallId> = (0..200).map(|_| start(&mut client)).collect();
+    let mut nothing_to_revoke = |_: u64| -> Revoked { panic!("nothing is with the link") };
+    for id in &ids[..199] {
+        client.cancel(*id, &mut nothing_to_revoke);
+    }
+    assert_eq!(carry(&mut client, &mut server), 1);
+    assert_eq!((client.outgoing_calls(), client.busy_slots()), (1, 1));
+}
+
+#[test]
+fn a_cancelled_answer_that_still_waits_is_taken_back() {
+    for (revoked, expected) in [(Revoked::Whole, 1), (Revoked::TooLate, 0)] {
+        let (mut client, mut server) = pair();
+        let id = start(&mut client);
+        carry(&mut client, &mut server);
+        let incoming = request(&mut server).id;
+        server.reply(incoming, Answer::Ok(body("large"))).expect("the caller waits");
+        let answer = server.poll_transmit(Instant::now).expect("the answer is with the link");
+        client.cancel(id, &mut too_late);
+        let cancel = frames(&mut client).remove(0);
+        let mut revoke = |tag| if tag == answer.tag { revoked } else { Revoked::TooLate };
+        server.on_message(Message::copied(&cancel), Instant::now, &mut revoke).expect("correct");
+        assert_eq!(parsed(&mut server).len(), expected, "{revoked:?}");
+    }
+}
+
+#[test]
+fn an_uncancellable_call_runs_and_is_answered_though_nobody_waits() {
+    let (mut client, mut server) = pair();
+    let keep = StartCall { no_cancel: true, ..call(7) };
+    let sent = client.start(keep, body("sent"), None).expect("started");
+    carry(&mut client, &mut server);
+    let unsent = client.start(keep, body("unsent"), None).expect("started");
+    for id in [sent, unsent] {
+        client.cancel(id, &mut |_| panic!("it must not be taken back"));
+    }
+    assert_eq!(carry(&mut client, &mut server), 1, "the second request, and no cancel");
+    assert_eq!((client.outgoing_calls(), client.quarantined_slots()), (0, 2));
+    for _ in 0..2 {
+        let id = request(&mut server).id;
+        server.reply(id, Answer::Ok(body("done"))).expect("somebody could wait");
+    }
+    carry(&mut server, &mut client);
+    assert_eq!((client.busy_slots(), client.poll_event().is_none()), (0, true));
+}
+
+/// Starts a call with `timeout` at `now`.
+fn start_timed(end: &mut End, now: Instant, timeout: Duration) -> CallId {
+    let deadline = Some(Deadline { at: now + timeout, now });
+    end.start(StartCall { deadline, ..call(7) }, body("ping"), Some(1)).expect("started")
+}
+
+#[test]
+fn a_deadline_travels_as_the_time_that_is_left() {
+    let (mut client, mut server) = pair();
+    let now = Instant::now();
+    start_timed(&mut client, now, 10 * MILLISECOND);
+    let sent = client.poll_transmit(|| now + 4 * MILLISECOND).expect("a request");
+    let (Frame::Request { head, .. }, _) = wire::parse(&sent.frame).expect("well-formed") else {
+        panic!("no request");
+    };
+    assert_eq!(head.remaining_micros, Some(6000));
+    let arrival = now + 100 * MILLISECOND;
+    let message = Message::copied(&sent.frame);
+    server.on_message(message, || arrival, &mut too_late).expect("correct");
+    assert_eq!(request(&mut server).deadline, Some(arrival + 6 * MILLISECOND));
+    assert_eq!((client.running_deadlines(), server.running_deadlines()), (1, 1));
+}
+
+#[test]
+fn a_passed_deadline_ends_the_call_and_stops_the_handler() {
+    let (mut client, mut server) = pair();
+    let now = Instant::now();
+    let id = start_timed(&mut client, now, MILLISECOND);
+    let sent = client.poll_transmit(|| now).expect("a request");
+    server.on_message(Message::copied(&sent.frame), || now, &mut too_late).expect("correct");
+    let incoming = request(&mut server).id;
+    server.attach_handler(incoming, 3).expect("the caller waits");
+
+    client.on_timeout(now + MILLISECOND - Duration::from_micros(1), &mut too_late);
+    assert!(client.poll_event().is_none(), "not before its time");
+    let late = now + MILLISECOND + Duration::from_micros(256);
+    client.on_timeout(late, &mut too_late);
+    assert!(matches!(client.poll_event(), Some(Event::Wake(1))));
+    assert_eq!(failure(&mut client, id), (Failure::DeadlineExceeded, false));
+    assert!(matches!(parsed(&mut client)[..], [Frame::Cancel(_)]));
+
+    server.on_timeout(late, &mut too_late);
+    assert!(matches!(server.poll_event(), Some(Event::CancelHandler(3))));
+    server.handler_ended(incoming);
+    carry(&mut server, &mut client);
+    assert_eq!((client.busy_slots(), server.incoming_calls()), (0, 0));
+    assert_eq!((client.next_deadline(), server.next_deadline()), (None, None));
+}
+
+#[test]
+fn an_expired_request_never_runs() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    let frame = frames(&mut client).remove(0);
+    let expired = [&[frame[0], frame[1] | 1][..], &frame[2..16], &[0; 8], &frame[16..]].concat();
+    take(&mut server, &expired).expect("correct");
+    assert!(server.poll_event().is_none());
+    carry(&mut server, &mut client);
+    let (kind, _) = reply(&mut client, id);
+    assert!(matches!(kind, ReplyKind::Status { code: code::DEADLINE_EXCEEDED, .. }));
+}
+
+#[test]
+fn a_deadline_that_passes_before_sending_keeps_the_request_home() {
+    let (mut client, _) = pair();
+    let now = Instant::now();
+    let id = start_timed(&mut client, now, MILLISECOND);
+    assert!(client.poll_transmit(|| now + MILLISECOND).is_none());
+    assert_eq!(failure(&mut client, id), (Failure::DeadlineExceeded, true));
+    let error =
+        why_not(&mut client, StartCall { deadline: Some(Deadline { at: now, now }), ..call(7) });
+    assert_eq!(error, StartError::DeadlineExceeded);
+}
+
+#[test]
+fn go_away_lets_calls_in_flight_end_and_says_when() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    carry(&mut client, &mut server);
+    let incoming = request(&mut server).id;
+    let unsent = client.start(call(7), body("ping"), Some(8)).expect("started");
+    server.go_away();
+    carry(&mut server, &mut client);
+    assert!(matches!(client.poll_event(), Some(Event::PeerGoingAway)));
+    assert!(matches!(client.poll_event(), Some(Event::Wake(8))));
+    assert_eq!(failure(&mut client, unsent), (Failure::PeerGoingAway, true));
+    assert_eq!(why_not(&mut client, call(7)), StartError::PeerGoingAway);
+    assert_eq!(carry(&mut client, &mut server), 0, "one call is in flight");
+    server.reply(incoming, Answer::Ok(body("pong"))).expect("the caller waits");
+    carry(&mut server, &mut client);
+    assert_eq!(reply(&mut client, id).0, ReplyKind::Ok);
+    assert_eq!(carry(&mut client, &mut server), 1);
+    assert!(matches!(server.poll_event(), Some(Event::Drained)));
+    assert!(server.is_drained() && !client.is_drained());
+    start(&mut server);
+    server.stop_calls();
+    assert_eq!(why_not(&mut server, call(7)), StartError::Stopped);
+}
+
+#[test]
+fn after_the_end_everything_has_ended() {
+    let (mut client, mut server) = pair();
+    let ids: Vec<CallId> = (0..3).map(|_| start(&mut client)).collect();
+    let tags: Vec<u64> =
+        std::iter::from_fn(|| client.poll_transmit(Instant::now)).map(|sent| sent.tag).collect();
+    client.on_closed(CloseCause::Disconnected, &mut |tag| {
+        if tag == tags[1] { Revoked::Whole } else { Revoked::TooLate }
+    });
+    assert!(matches!(client.close_cause(), Some(CloseCause::Disconnected)));
+    let ends = ids.iter().map(|id| failure(&mut client, *id).1).collect::<Vec<_>>();
+    assert_eq!(ends, [false, true, false]);
+    assert_eq!(why_not(&mut client, call(7)), StartError::Closed);
+    take(&mut client, b"anything").expect("dropped");
+
+    let mut other = pair().0;
+    for no_cancel in [false, true] {
+        other.start(StartCall { no_cancel, ..call(7) }, body(""), None).expect("started");
+    }
+    carry(&mut other, &mut server);
+    let running = [request(&mut server).id, request(&mut server).id];
+    server.attach_handler(running[0], 1).expect("the caller waits");
+    server.on_closed(CloseCause::Local, &mut too_late);
+    assert!(matches!(server.poll_event(), Some(Event::CancelHandler(1))));
+    assert!(server.poll_event().is_none());
+    server.attach_handler(running[1], 2).expect("it must not be stopped");
+    assert_eq!(server.incoming_calls(), 1);
+    for id in running {
+        assert!(server.reply(id, Answer::Ok(body(""))).is_err());
+    }
+    assert_eq!((server.incoming_calls(), frames(&mut server).len()), (0, 0));
+}
+
+fn wire_id(slot: u32, generation: u32) -> WireId {
+    WireId { slot, generation }
+}
+
+fn request_frame(id: WireId, no_cancel: bool) -> Vec<u8> {
+    let head = RequestHead {
+        id,
+        method: 7,
+        codec: 0,
+        no_cancel,
+        remaining_micros: None,
+        signature: Some(0x51),
+    };
+    let mut frame = OutBuf::new();
+    wire::prepend_request(&mut frame, &head, false);
+    frame.to_vec()
+}
+
+fn response_frame(id: WireId) -> Vec<u8> {
+    let mut frame = OutBuf::new();
+    let head = ResponseHead { id, kind: ReplyKind::Ok, signature_accepted: false };
+    wire::prepend_response(&mut frame, &head);
+    frame.to_vec()
+}
+
+fn error(end: &mut End, frame: &[u8]) -> SessionError {
+    take(end, frame).expect_err("breaks a rule")
+}
+
+#[test]
+fn each_rule_of_a_hello_has_its_own_error() {
+    let mut server = End::new(Role::Server, SessionLimits::default());
+    let first = request_frame(wire_id(0, 1), false);
+    assert_eq!(error(&mut server, &first), SessionError::HelloMissing);
+    let newer = Hello { min_version: 2, max_version: 3, max_calls: 1, features: 0 };
+    let refused = SessionError::NoCommonVersion { min: 2, max: 3, ours: wire::VERSION };
+    assert_eq!(error(&mut server, &wire::hello(&newer)), refused);
+    let hello = wire::hello(&Hello { min_version: 0, ..newer });
+    take(&mut server, &hello).expect("version 1 is among them");
+    assert_eq!(error(&mut server, &hello), SessionError::HelloTwice);
+}
+
+#[test]
+fn each_rule_of_a_caller_has_its_own_error() {
+    let (_, mut server) = pair();
+    let id = wire_id(3, 9);
+    let out = request_frame(wire_id(1024, 1), false);
+    let limit = SessionError::SlotOutOfRange { slot: 1024, limit: 1024 };
+    assert_eq!(error(&mut server, &out), limit);
+    assert_eq!(error(&mut server, &wire::cancel(wire_id(1024, 1))), limit);
+    take(&mut server, &request_frame(id, true)).expect("correct");
+    assert_eq!(error(&mut server, &wire::cancel(id)), SessionError::CancelForbidden(id));
+    let again = wire_id(3, 10);
+    assert_eq!(error(&mut server, &request_frame(again, false)), SessionError::SlotInUse(again));
+    let running = request(&mut server).id;
+    server.reply(running, Answer::Ok(body(""))).expect("the caller waits");
+    let repeated = SessionError::GenerationRepeated(id);
+    assert_eq!(error(&mut server, &request_frame(id, false)), repeated);
+    take(&mut server, &request_frame(again, false)).expect("correct");
+    take(&mut server, &wire::cancel(id)).expect("a stale cancel is nobody's fault");
+    assert_eq!(server.stale_cancels(), 1);
+    let stream = [&[6][..], &[0xff; 20]].concat();
+    let unimplemented = SessionError::StreamsUnimplemented(Kind::StreamData);
+    assert_eq!(error(&mut server, &stream), unimplemented);
+}
+
+#[test]
+fn each_rule_of_a_callee_has_its_own_error() {
+    let (mut client, _) = pair();
+    let id = wire_id(0, 1);
+    let stray = response_frame(id);
+    assert_eq!(error(&mut client, &stray), SessionError::ResponseToNoCall(id));
+    assert_eq!(error(&mut client, &wire::cancelled(id)), SessionError::CancelledNoCall(id));
+    start(&mut client);
+    assert_eq!(frames(&mut client).len(), 1);
+    assert_eq!(error(&mut client, &wire::cancelled(id)), SessionError::CancelledUnasked(id));
+    let stale = wire_id(0, 2);
+    let no_call = SessionError::ResponseToNoCall(stale);
+    assert_eq!(error(&mut client, &response_frame(stale)), no_call);
+    take(&mut client, &stray).expect("now it answers a call");
+    assert_eq!(error(&mut client, &stray), SessionError::ResponseToNoCall(id));
+}
+
+#[test]
+fn each_rule_of_a_shutdown_has_its_own_error() {
+    let (_, mut server) = pair();
+    assert_eq!(error(&mut server, &wire::go_away(true)), SessionError::DrainedUnasked);
+    take(&mut server, &request_frame(wire_id(0, 1), false)).expect("correct");
+    server.go_away();
+    assert_eq!(error(&mut server, &wire::go_away(true)), SessionError::CallAfterDrained);
+    let id = request(&mut server).id;
+    server.handler_ended(id);
+    take(&mut server, &wire::go_away(true)).expect("correct");
+    assert_eq!(error(&mut server, &wire::go_away(true)), SessionError::GoAwayTwice);
+    let late = request_frame(wire_id(0, 2), false);
+    assert_eq!(error(&mut server, &late), SessionError::CallAfterDrained);
+    take(&mut server, &wire::go_away(false)).expect("correct");
+    assert_eq!(error(&mut server, &wire::go_away(false)), SessionError::GoAwayTwice);
+}
+
+/// The attack that is known as rapid reset: it must not gather handlers without a bound.
+#[test]
+fn requests_cancelled_at_once_hold_their_slots_until_their_handlers_end() {
+    let (_, mut server) = pair();
+    take(&mut server, &request_frame(wire_id(0, 1), false)).expect("correct");
+    let running = request(&mut server).id;
+    take(&mut server, &wire::cancel(wire_id(0, 1))).expect("correct");
+    let next = wire_id(0, 2);
+    assert_eq!(error(&mut server, &request_frame(next, false)), SessionError::SlotInUse(next));
+    assert_eq!(server.attach_handler(running, 6), Err(6));
+    server.handler_ended(running);
+    take(&mut server, &request_frame(next, false)).expect("now the slot is free");
 }

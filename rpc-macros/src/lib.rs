@@ -1,1 +1,52 @@
 //! The `#[service]` attribute of `rpc-core`.
+//!
+//! Three steps, one file each: `parse` reads the attribute and the trait, `model` makes every
+//! check and reports all mistakes at once, each at the user's own token, `expand` writes code and
+//! cannot fail. Generated code names only what is in `rpc_core::__private` and the user's types.
+
+mod expand;
+mod model;
+mod parse;
+mod signature;
+mod types;
+
+use proc_macro::TokenStream;
+
+/// Makes a trait an RPC service: see `rpc_core::service`.
+///
+/// For a trait `Kv` of `async fn`s this writes
+/// - the trait itself, with each `async fn f(..) -> T` as `fn f(..) -> impl Future<Output = T> +
+///   Send` (implementations write `async fn`) and the supertraits `Send + Sync + 'static`;
+/// - `KvServer<S>`, which serves an implementation `S: Kv`;
+/// - `KvClient`, whose methods return calls: futures of `Result<T, Status>`, or of
+///   `Result<T, CallError<E>>` for methods that return `Result<T, E>`;
+/// - `KvBlockingClient`, whose methods wait and return those results.
+///
+/// # Options of a service
+/// - `name = "Other"`: the name on the wire, in place of the trait's.
+/// - `version = 2`: the version of all methods that have none of their own.
+/// - `crate = path::to::rpc_core`: where `rpc-core` is, when it is renamed or re-exported.
+///
+/// # Options of a method: `#[rpc(..)]`
+/// - `name = "other"`: the name on the wire.
+/// - `version = 2`: part of the signature; change it when the content of a type changes.
+/// - `idempotent`: may be carried out more than once, so a failed call may be retried.
+/// - `no_cancel`: runs to its end although the caller has gone away.
+/// - `spawn`: runs as a task of its own from the start.
+/// - `result`: the return type is an alias of a `Result`.
+/// - `plain`: the return type is a value, although it is called `Result`.
+///
+/// # Arguments and results
+/// Any type that implements serde's traits, as far as a format that does not describe itself can
+/// carry it (no `untagged`, `tag`, `flatten`, `skip_serializing_if`). Arguments may borrow: `&str`,
+/// `&[u8]`, `Cow<str>`, `Cow<[u8]>` and `Foo<'_>` are decoded from the request's message without a
+/// copy, `&Foo` and `&[Foo]` are decoded and lent. Byte strings travel in one piece. Results own
+/// what they hold, except `Cow<str>` and `Cow<[u8]>`, which a server may borrow from `&self`.
+#[proc_macro_attribute]
+pub fn service(options: TokenStream, item: TokenStream) -> TokenStream {
+    let result = parse::parse(options.into(), item.into()).and_then(model::check);
+    match result {
+        Ok(service) => expand::expand(&service).into(),
+        Err(error) => error.into_compile_error().into(),
+    }
+}

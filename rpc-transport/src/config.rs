@@ -78,7 +78,8 @@ impl LinkConfig {
     }
 
     /// Size of each receive buffer, bytes. Default 8 KiB, 256 bytes to 16 MiB. Larger messages
-    /// arrive in segments of this size. `D + I + 1` of them are posted per connection.
+    /// travel in segments of the smaller of both ends' size. `D + I + 1` of them are posted per
+    /// connection.
     #[must_use]
     pub fn receive_buffer_bytes(mut self, bytes: u32) -> Self {
         self.receive_buffer_bytes = bytes;

@@ -16,7 +16,7 @@ use std::time::Instant;
 use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
 use crate::frame::CloseReason;
-use crate::link::{FrameBytes, Inbound, Link, LinkError, Revoked, Transmit};
+use crate::link::{FrameBytes, Inbound, Link, LinkError, LinkMetrics, Revoked, Transmit};
 use crate::memory::{Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke};
@@ -147,6 +147,10 @@ impl<P: Protocol> Connection<P> {
         self.cause.as_ref()
     }
 
+    pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.link.as_ref().map(Link::metrics)
+    }
+
     pub(crate) fn has_link(&self) -> bool {
         self.link.is_some()
     }
@@ -200,6 +204,7 @@ impl<P: Protocol> Connection<P> {
     pub(crate) fn abandon(&mut self, cq: &mut dyn CompletionQueue) {
         if let Some(pipe) = self.pipe.take() {
             let _ = cq.destroy_qp(pipe.qp);
+            self.protocol.on_released();
         }
     }
 
@@ -259,7 +264,8 @@ impl<P: Protocol> Connection<P> {
             Inbound::Assembled(message) => message,
             Inbound::Closed(reason) => return Err(CloseCause::Peer(reason.to_string().into())),
         };
-        self.protocol.on_message(now, message).map_err(CloseCause::Protocol)
+        self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
+            .map_err(CloseCause::Protocol)
     }
 
     pub(crate) fn on_send_completion(
@@ -286,12 +292,12 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now.
-    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
+    /// Sends all that may be sent now. True when the QP was destroyed.
+    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
         }
-        self.finish_drain(cq, now);
+        self.finish_drain(cq, now)
     }
 
     fn try_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
@@ -328,22 +334,22 @@ impl<P: Protocol> Connection<P> {
         Ok(())
     }
 
-    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        let Some(pipe) = &self.pipe else { return };
-        let Phase::Draining { until } = pipe.phase else { return };
-        if !pipe.is_drained() && now < until {
-            return;
-        }
+    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
+        let Some(pipe) = &self.pipe else { return false };
+        let Phase::Draining { until } = pipe.phase else { return false };
         if !pipe.is_drained() {
+            if now < until {
+                return false;
+            }
             tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
         }
         self.abandon(cq);
+        true
     }
 
     pub(crate) fn owes_idle_ack(&self) -> bool {
         self.link.as_ref().is_some_and(|link| {
-            let owed = link.metrics().counters.owed.data;
-            u32::from(owed) * IDLE_ACK_FRACTION >= self.data_credits
+            u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= self.data_credits
         })
     }
 
@@ -367,8 +373,16 @@ impl<P: Protocol> Connection<P> {
         [drain, link, self.protocol.next_deadline()].into_iter().flatten().min()
     }
 
-    /// The deadline, when the shard does not look by then already.
+    /// The deadline, when the shard does not look by then already. The link's own only moves
+    /// later, but for in `on_timeout`, which clears what is registered.
+    #[inline]
     pub(crate) fn deadline_to_register(&mut self) -> Option<Instant> {
+        if let Some(registered) = self.registered_deadline
+            && self.link.is_some()
+            && self.protocol.next_deadline().is_none_or(|at| registered <= at)
+        {
+            return None;
+        }
         let deadline = self.deadline()?;
         if self.registered_deadline.is_some_and(|registered| registered <= deadline) {
             return None;

@@ -359,7 +359,7 @@ impl Credits {
     fn stamp(&mut self, grant: Grant, slots: u16, sweep: bool) -> Stamp {
         let unsignaled = self.now.unsignaled.saturating_add(slots);
         let signaled = sweep || unsignaled >= self.limits.sq.signal_interval;
-        self.now.unsignaled = unsignaled;
+        self.now.unsignaled = if signaled { 0 } else { unsignaled };
         Stamp { grant, signaled, mark: self.now.posted }
     }
 
@@ -486,6 +486,22 @@ mod tests {
         let signals = [(); 4].map(|()| credits.send(1).expect("credit and slot").signaled);
         assert_eq!(signals, [false, false, true, true]);
         assert!(!credits.can_send(1));
+
+        let wide = Window { data: 8, ..WINDOW };
+        let mut credits = Credits::new(WINDOW, wide, BUDGET).expect("valid");
+        let signals = [(); 6].map(|()| credits.send(1).expect("credit and slot").signaled);
+        assert_eq!(signals, [false, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn ack_with_the_last_credit_is_signaled() {
+        let budget = SendQueueBudget { ack_slots: 9, signal_interval: 100, ..BUDGET };
+        let mut credits = Credits::new(WINDOW, WINDOW, budget).expect("valid");
+        let signals = [(); 2].map(|()| {
+            (0..3).for_each(|_| credits.on_data(NOTHING).expect("in the window"));
+            credits.poll_ack().expect("due, with a credit").signaled
+        });
+        assert_eq!(signals, [false, true]);
     }
 
     #[test]
@@ -535,6 +551,9 @@ mod tests {
     fn idle_ack_leaves_the_last_credit() {
         let mut credits = credits();
         assert!(credits.poll_idle_ack().is_none(), "nothing is owed");
+        let _data = credits.send(1).expect("credit");
+        credits.on_ack(Grant { data: 1, ack: 0 }).expect("in the window");
+        assert!(credits.poll_idle_ack().is_none(), "an ack alone is not worth an ack");
         credits.on_data(NOTHING).expect("in the window");
         assert!(!credits.poll_idle_ack().expect("two ack credits").signaled);
         credits.on_data(NOTHING).expect("in the window");

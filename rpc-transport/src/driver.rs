@@ -29,7 +29,7 @@ use crate::spin::{PollMode, SpinPolicy, Wait};
 /// Rounds with progress before other tasks of the worker get their turn.
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
-const POLLS_PER_SPIN: u32 = 4;
+const POLLS_PER_SPIN: u32 = 16;
 /// Rounds after which the coarse clock is read again under load.
 const ROUNDS_PER_CLOCK: u32 = 64;
 
@@ -67,7 +67,11 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn new(shard: Arc<Shard<P>>, executor: E, mode: PollMode) -> io::Result<Self> {
-        let fd = shard.lock().cq().event_fd().try_clone_to_owned()?;
+        let fd = {
+            let mut state = shard.lock();
+            state.allow_spinning(mode != PollMode::Event);
+            state.cq().event_fd().try_clone_to_owned()?
+        };
         // The concern is a type whose fd changes or closes early; an `OwnedFd` does neither.
         #[allow(deprecated, reason = "its successor is an unsafe fn, which has no place here")]
         let events = AsyncFd::with_interest(fd, Interest::READABLE)?;
@@ -99,18 +103,21 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 found += 1;
             }
             let _ = state.settle();
+            found += usize::from(state.take_caller_progress());
+            // Each poll flushes what was posted before it.
             for _ in 0..POLLS_PER_SPIN {
                 let count = state.poll();
                 found += count;
                 if count > 0 || state.has_effects() {
                     break;
                 }
+                // Callers that wait for the lock go first.
+                parking_lot::MutexGuard::bump(&mut state);
                 std::hint::spin_loop();
             }
-            if found > 0 {
-                let _ = state.settle();
+            if state.has_effects() {
+                state.take_effects(&mut self.effects);
             }
-            state.take_effects(&mut self.effects);
         }
         self.run_effects(found)
     }
@@ -128,6 +135,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
     /// What to do when nothing was found. `None` means: look again.
     fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
+        if self.spin.is_busy() {
+            cx.waker().wake_by_ref();
+            return Some(Poll::Pending);
+        }
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert(now);
         match self.spin.on_idle(now - since) {

@@ -17,6 +17,9 @@
 //!    [`CLOSE_TEXT_MAX_BYTES`].
 //! 3. What is written here parses to the same values.
 
+#[cfg(test)]
+mod tests;
+
 use crate::credit::Grant;
 use crate::outbound::OutBuf;
 use crate::protocol_error::ProtocolError;
@@ -59,7 +62,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Data,
             2 => Self::Ack,

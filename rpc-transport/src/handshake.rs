@@ -16,8 +16,11 @@
 //! 3. A later version may append fields: what is beyond the fields known here is skipped.
 
 mod reject;
+#[cfg(test)]
+mod tests;
 
 pub use self::reject::{REJECT_TEXT_MAX_BYTES, Reject, RejectCode};
+use crate::arena::{Advertisement, CHUNK_LOG2, MAX_ARENA_CHUNKS};
 use crate::config::{self, ConfigError, LinkConfig};
 use crate::credit::{MAX_WINDOW, MIN_ACK_WINDOW, Window};
 use crate::provider::{REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES};
@@ -31,10 +34,6 @@ pub const OFFER_BYTES: usize = 49;
 
 /// Magic, length, what, versions: frozen for all versions.
 const PREFIX_BYTES: usize = 8;
-/// Most chunks of an arena.
-const MAX_ARENA_CHUNKS: u16 = 4096;
-/// Chunk sizes, as powers of two: 4 KiB to 64 MiB.
-const CHUNK_LOG2: std::ops::RangeInclusive<u8> = 12..=26;
 
 const _: () = assert!(OFFER_BYTES <= REQ_PRIVATE_DATA_BYTES);
 const _: () = assert!(OFFER_BYTES <= REP_PRIVATE_DATA_BYTES);
@@ -110,6 +109,14 @@ pub struct ArenaDescriptor {
     pub log2_chunk: u8,
     /// Chunks, 1 to 4096.
     pub chunks: u16,
+}
+
+impl From<ArenaDescriptor> for Advertisement {
+    /// The arena of the handshake is number 0 and starts at chunk 0.
+    fn from(descriptor: ArenaDescriptor) -> Self {
+        let ArenaDescriptor { address, rkey, log2_chunk, chunks } = descriptor;
+        Self { arena: 0, first_chunk: 0, chunks, log2_chunk, rkey, address }
+    }
 }
 
 /// What one end tells the other.

@@ -4,9 +4,11 @@
 //! Knows nothing of calls, methods or codecs: those live in `rpc-core`, the crate to depend on.
 
 pub mod address;
+pub mod arena;
 pub mod config;
 mod connection;
 pub mod credit;
+mod doorbell;
 pub mod driver;
 pub mod error;
 pub mod frame;
@@ -18,8 +20,10 @@ pub mod outbound;
 pub mod protocol;
 pub mod protocol_error;
 pub mod provider;
+pub mod schemes;
 pub mod setup;
 pub mod shard;
+pub mod soft;
 pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;

@@ -19,7 +19,7 @@
 //! Invariants:
 //! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
 //!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered.
-//! 2. No frame is longer than the peer's receive buffer, and none leaves without its credit.
+//! 2. No frame is longer than either end's receive buffer, and none leaves without its credit.
 //! 3. Close leaves once, spends no credit, and is the last frame.
 //! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), one
 //!    Pong, counters.
@@ -137,7 +137,7 @@ pub struct LinkMetrics {
     pub assembly_bytes: usize,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Phase {
     Open,
     CloseDue(CloseReason),
@@ -160,6 +160,8 @@ pub struct Link {
     peer_closed: bool,
     /// Acks travel as SEND_WITH_IMM.
     immediates: bool,
+    /// Longest frame, bytes.
+    frame_bytes: u32,
     /// SQ slots in all, WRs.
     slots: u32,
     /// Longest message of one frame, bytes.
@@ -186,7 +188,8 @@ impl Link {
     pub fn new(config: &LinkConfig, agreed: &Agreed, now: Instant) -> Result<Self, WindowError> {
         let remote = &agreed.remote;
         let budget = config.send_queue_budget();
-        let frame_bytes = remote.receive_buffer_bytes;
+        // The peer's offer must not size this end's send buffers.
+        let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer_bytes);
         let payload_bytes = |header| (frame_bytes as usize).saturating_sub(header);
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,
@@ -204,10 +207,18 @@ impl Link {
             phase: Phase::Open,
             peer_closed: false,
             immediates: agreed.features.contains(Features::ACK_IMMEDIATE),
+            frame_bytes,
             slots: u32::from(budget.data_slots) + u32::from(budget.ack_slots),
             eager_bytes: payload_bytes(HEADER_BYTES),
             max_message_bytes: remote.max_message_bytes,
         })
+    }
+
+    /// Longest frame that [`Link::poll_transmit`] gives, bytes: the smaller of both ends' receive
+    /// buffers.
+    #[must_use]
+    pub fn frame_bytes(&self) -> u32 {
+        self.frame_bytes
     }
 
     /// Longest message that leaves as one frame, bytes; longer ones take the bulk lane.
@@ -224,7 +235,7 @@ impl Link {
     /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
     #[inline]
     pub fn submit(&mut self, lane: Lane, tag: u64, message: OutBuf) -> Result<(), SubmitError> {
-        if self.phase != Phase::Open {
+        if self.is_closing() {
             return Err(SubmitError::Closed);
         }
         let mut lane = lane;
@@ -253,8 +264,11 @@ impl Link {
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
-        if self.phase != Phase::Open {
+        if self.is_closing() {
             return self.poll_close();
+        }
+        if self.has_nothing_queued() {
+            return self.credits.poll_ack().map(|stamp| self.ack(stamp));
         }
         match self.next_source() {
             Source::Whole(queued, lane) => self.send_whole(queued, lane),
@@ -268,7 +282,7 @@ impl Link {
     /// Credit rule 6: an Ack below its threshold, for when this end is about to sleep with
     /// nothing left to transmit.
     pub fn poll_idle_ack(&mut self) -> Option<Transmit<'_>> {
-        if self.phase != Phase::Open {
+        if self.is_closing() {
             return None;
         }
         self.credits.poll_idle_ack().map(|stamp| self.ack(stamp))
@@ -277,7 +291,7 @@ impl Link {
     /// A signaled WR completed: frees its slot and those before it. Then pump.
     #[inline]
     pub fn on_send_completion(&mut self, token: u64) {
-        if token & CLOSE_TOKEN != 0 && self.phase == Phase::CloseSent {
+        if token & CLOSE_TOKEN != 0 && matches!(self.phase, Phase::CloseSent) {
             self.phase = Phase::CloseCompleted;
         }
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is the mark")]
@@ -343,35 +357,37 @@ impl Link {
     /// When [`Link::on_timeout`] wants to be called; moves later with each frame received.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.phase == Phase::Open { self.keep_alive.next_deadline() } else { None }
+        if self.is_closing() { None } else { self.keep_alive.next_deadline() }
     }
 
-    /// Time has passed. Then pump: a Ping may be due.
+    /// Time has passed. Then pump: a Ping may be due. Take in first what has arrived already: after
+    /// a pause of this process it is the proof that the peer lives.
     ///
     /// # Errors
     /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.
     pub fn on_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
-        if self.phase == Phase::Open { self.keep_alive.on_timeout(now) } else { Ok(()) }
+        if self.is_closing() { Ok(()) } else { self.keep_alive.on_timeout(now) }
     }
 
     /// Ends this direction: Close is the next and last frame. What is queued stays behind, to be
     /// revoked; drain first ([`Link::is_idle`]) to have it sent. Only the first reason counts.
     pub fn close(&mut self, reason: CloseReason) {
-        if self.phase == Phase::Open {
+        if !self.is_closing() {
             self.phase = Phase::CloseDue(reason);
         }
     }
 
     /// Whether [`Link::close`] was called.
+    #[inline]
     #[must_use]
     pub fn is_closing(&self) -> bool {
-        self.phase != Phase::Open
+        !matches!(self.phase, Phase::Open)
     }
 
     /// Whether the Close frame has completed, so that the peer's device has it.
     #[must_use]
     pub fn is_close_completed(&self) -> bool {
-        self.phase == Phase::CloseCompleted
+        matches!(self.phase, Phase::CloseCompleted)
     }
 
     /// Whether all that was submitted has been handed out for posting.
@@ -400,6 +416,19 @@ impl Link {
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
         }
+    }
+
+    /// What most pumps find; spares them the choice between lanes.
+    #[inline]
+    fn has_nothing_queued(&self) -> bool {
+        self.lanes.is_empty() && !self.segmenter.has_work() && !self.keep_alive.is_due()
+    }
+
+    /// Data credits owed to the peer.
+    #[inline]
+    #[must_use]
+    pub fn owed_data(&self) -> u16 {
+        self.credits.counters().owed.data
     }
 
     #[inline]

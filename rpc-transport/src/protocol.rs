@@ -39,7 +39,7 @@ pub trait Protocol: Send + Sized + 'static {
     ///
     /// # Errors
     /// The broken rule, when the peer is out of protocol: the connection is then closed.
-    fn on_message(&mut self, now: Instant, message: Message) -> Result<(), Arc<str>>;
+    fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>>;
 
     /// The link did not take a message; it has been dropped.
     fn on_refused(&mut self, tag: u64, error: &SubmitError);
@@ -58,6 +58,9 @@ pub trait Protocol: Send + Sized + 'static {
 
     /// The transport is gone; nothing can be sent or will arrive any more. Called once.
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>);
+
+    /// The QP has been destroyed, after [`Protocol::on_closed`]. Called once.
+    fn on_released(&mut self);
 
     /// Whether nothing is in flight, so that a graceful close may go on.
     fn is_idle(&self) -> bool;

@@ -22,7 +22,8 @@
 //!     SEND posted later on the same QP.
 //! 3.  *Arming.* [`CompletionQueue::arm`] is one-shot: the next completion **added afterwards**
 //!     makes [`CompletionQueue::event_fd`] readable. Completions queued already fire nothing, so:
-//!     arm, poll again, only then sleep. Spurious events are legal.
+//!     arm, poll again, only then sleep. Polling a completion spends the arming: arm again before
+//!     sleeping. Spurious events are legal.
 //! 4.  *Unsignaled.* An unsignaled WR that succeeds gives no completion and keeps its SQ slot until
 //!     the completion of a later signaled WR of the same QP has been polled.
 //! 5.  *No order between queues.* SQ and RQ completions of one QP are mutually unordered: a reply

@@ -195,7 +195,7 @@ impl<P: Protocol> Shard<P> {
             if let Err(cause) = connection.post_recv(cq, buffer) {
                 connection.held = false;
                 connection.fail(cq, &cause);
-                Self::finish(state);
+                self.finish(state);
                 let (what, message) = ("post the receives", cause.to_string());
                 return Err(ProviderError::Resources { what, message });
             }
@@ -211,10 +211,11 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<(), ConnectError> {
         let link = Link::new(config, agreed, Instant::now())
             .map_err(|error| ConnectError::Config(error.to_string()))?;
+        let frame_bytes = link.frame_bytes();
         if let Some(connection) = self.lock().connection(key) {
             connection.set_link(link);
             if let Some(pipe) = connection.pipe_mut() {
-                pipe.send_buffer_bytes = agreed.remote.receive_buffer_bytes;
+                pipe.send_buffer_bytes = frame_bytes;
             }
         }
         Ok(())
@@ -243,7 +244,7 @@ impl<P: Protocol> Shard<P> {
         connection.protocol.on_established(&peer, agreed.remote.max_message_bytes);
         connection.establish();
         state.mark_dirty_key(key);
-        Self::finish(state);
+        self.finish(state);
         Ok(())
     }
 }

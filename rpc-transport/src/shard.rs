@@ -25,6 +25,7 @@ use slab::Slab;
 use crate::connection::Connection;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
+use crate::link::LinkMetrics;
 use crate::memory::ProtectionDomain;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
@@ -34,6 +35,20 @@ use crate::provider::{
 /// Completions taken from the CQ in one go.
 const POLL_BATCH: usize = 64;
 const NO_CONNECTION: u32 = u32::MAX;
+
+/// Polls of a lone caller before it leaves waiting to the driver: more than a round trip takes.
+const LONE_CALL_POLLS: u32 = 64;
+
+/// What a caller that polls for itself finds.
+#[derive(Debug)]
+pub enum Progress<T> {
+    /// What it was waiting for.
+    Done(T),
+    /// Nothing yet; polling on may bring it.
+    Wait,
+    /// Nothing yet, and this is no time to poll for it.
+    GiveUp,
+}
 
 /// Names a connection of a [`Shard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,7 +75,8 @@ impl<P: Protocol> Shard<P> {
         cq_entries: u32,
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
-        Ok(Arc::new(Self { state: Mutex::new(State::new(cq)), device, domain }))
+        let state = Mutex::new(State::new(cq));
+        Ok(Arc::new(Self { state, device, domain }))
     }
 
     /// The device of the CQ.
@@ -78,8 +94,49 @@ impl<P: Protocol> Shard<P> {
     pub fn with<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
         let mut state = self.state.lock();
         let result = state.with(key, step);
-        Self::finish(state);
+        self.finish(state);
         result
+    }
+
+    /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
+    /// reason to. `None` when the connection is gone from the shard.
+    pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        Some(step(&mut self.state.lock().connection(key)?.protocol))
+    }
+
+    /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
+    /// driver's stead for a few hundred nanoseconds: a lone call needs no task switch. Does not
+    /// spin where spinning was not asked for, nor when others wait for the lock.
+    ///
+    /// `None` when the connection is gone; the inner `None` when `wanted` gave nothing.
+    pub fn with_progress<R, T>(
+        &self,
+        key: ConnectionKey,
+        step: impl FnOnce(&mut P) -> R,
+        mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
+    ) -> Option<(R, Option<T>)> {
+        let mut state = self.state.lock();
+        let result = state.with(key, step)?;
+        state.pump_dirty();
+        let mut found = None;
+        let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
+        loop {
+            match wanted(&mut state.connection(key)?.protocol, &result) {
+                Progress::Done(value) => {
+                    found = Some(value);
+                    break;
+                }
+                Progress::Wait if polls > 0 && !state.has_effects() => {}
+                Progress::Wait | Progress::GiveUp => break,
+            }
+            polls -= 1;
+            state.poll();
+            state.caller_progress = true;
+            MutexGuard::bump(&mut state);
+            std::hint::spin_loop();
+        }
+        self.finish(state);
+        Some((result, found))
     }
 
     /// Like [`Shard::with`], but hands the step the connection, so that it can revoke messages.
@@ -90,7 +147,7 @@ impl<P: Protocol> Shard<P> {
     ) -> Option<R> {
         let mut state = self.state.lock();
         let result = state.with_revoke(key, step);
-        Self::finish(state);
+        self.finish(state);
         result
     }
 
@@ -98,21 +155,21 @@ impl<P: Protocol> Shard<P> {
     pub fn close(&self, key: ConnectionKey, reason: CloseReason) {
         let mut state = self.state.lock();
         state.close(key, reason);
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Ends a connection at once with `cause`.
     pub fn fail(&self, key: ConnectionKey, cause: &CloseCause) {
         let mut state = self.state.lock();
         state.fail(key, cause);
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Gives up the handle of a connection: it is closed, and forgotten once its QP is gone.
     pub fn release(&self, key: ConnectionKey) {
         let mut state = self.state.lock();
         state.release(key);
-        Self::finish(state);
+        self.finish(state);
     }
 
     /// Why a connection ended, once it has.
@@ -121,9 +178,55 @@ impl<P: Protocol> Shard<P> {
         state.connection(key)?.cause().cloned()
     }
 
+    /// Credits, queue depths and slots of a connection's link, while it has one.
+    pub fn link_metrics(&self, key: ConnectionKey) -> Option<LinkMetrics> {
+        self.state.lock().connection(key)?.link_metrics()
+    }
+
     /// Connections whose QP exists.
     pub fn connection_count(&self) -> usize {
-        self.state.lock().connections.iter().filter(|(_, entry)| entry.has_qp()).count()
+        self.state.lock().qp_count
+    }
+
+    /// Whether the CQ has room for another connection that takes `entries` of it.
+    pub fn has_room(&self, entries: u32) -> bool {
+        let mut state = self.state.lock();
+        let used = u64::from(entries) * state.qp_count as u64;
+        !state.is_driver_gone() && used + u64::from(entries) <= u64::from(state.cq().capacity())
+    }
+
+    /// Whether every connection is idle in its protocol's eyes, or gone.
+    pub fn is_quiet(&self) -> bool {
+        let state = self.state.lock();
+        state.connections.iter().all(|(_, entry)| !entry.has_qp() || entry.protocol.is_idle())
+    }
+
+    /// Runs `step` on every connection's protocol. The step must not run user code.
+    pub fn for_each(&self, mut step: impl FnMut(&mut P)) {
+        let mut state = self.state.lock();
+        for index in state.indices() {
+            step(&mut state.connections[index as usize].protocol);
+            state.mark_dirty(index);
+        }
+        self.finish(state);
+    }
+
+    /// Closes every connection in order.
+    pub fn close_all(&self, reason: &CloseReason) {
+        let mut state = self.state.lock();
+        for index in state.indices() {
+            state.connections[index as usize].close(reason.clone());
+            state.mark_dirty(index);
+        }
+        self.finish(state);
+    }
+
+    /// Ends every connection at once, and the driver after them.
+    pub fn shutdown_now(&self) {
+        let mut state = self.state.lock();
+        state.fail_all(&CloseCause::Local);
+        self.finish(state);
+        self.shutdown();
     }
 
     /// Lets the driver end once the last connection is gone. Connections must be released apart.
@@ -142,8 +245,9 @@ impl<P: Protocol> Shard<P> {
     }
 
     /// Ends a visit: everything is sent, and the driver woken if it must look.
-    pub(crate) fn finish(mut state: MutexGuard<'_, State<P>>) {
+    pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
+        state.cq.flush();
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -183,6 +287,9 @@ pub struct State<P: Protocol> {
     now: Instant,
     driver: DriverState,
     closing: bool,
+    qp_count: usize,
+    may_spin: bool,
+    caller_progress: bool,
 }
 
 impl<P: Protocol> State<P> {
@@ -200,6 +307,9 @@ impl<P: Protocol> State<P> {
             now: Instant::now(),
             driver: DriverState::Running,
             closing: false,
+            qp_count: 0,
+            may_spin: false,
+            caller_progress: false,
         }
     }
 
@@ -214,6 +324,7 @@ impl<P: Protocol> State<P> {
             self.by_qp.resize(at + 1, NO_CONNECTION);
         }
         self.by_qp[at] = index;
+        self.qp_count += 1;
         ConnectionKey { index, generation }
     }
 
@@ -290,10 +401,9 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Pumps and flushes; returns the driver's waker if it must look (invariants 2 and 4).
+    /// Pumps; returns the driver's waker if it must look (invariants 2 and 4).
     pub(crate) fn settle(&mut self) -> Option<Waker> {
         self.pump_dirty();
-        self.cq.flush();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let earliest = self.deadlines.peek().map(|Reverse((at, _))| *at);
         let sooner = earliest.is_some_and(|at| until.is_none_or(|until| at < until));
@@ -323,7 +433,9 @@ impl<P: Protocol> State<P> {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.dirty = false;
         let key = ConnectionKey { index, generation: connection.generation };
-        connection.pump(&mut *self.cq, self.now);
+        if connection.pump(&mut *self.cq, self.now) {
+            self.qp_count -= 1;
+        }
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));
         }
@@ -345,23 +457,41 @@ impl<P: Protocol> State<P> {
     }
 
     /// Polls the CQ once and handles what it has; returns the number of completions and events.
+    #[inline]
     pub(crate) fn poll(&mut self) -> usize {
+        match self.cq.poll(&mut self.completions, POLL_BATCH) {
+            Ok(0) => match self.cq.poll_event() {
+                None => 0,
+                Some(event) => self.on_events(event),
+            },
+            Ok(_) => self.on_completions(),
+            Err(error) => {
+                self.fail_all(&CloseCause::Device(error.to_string().into()));
+                self.pump_dirty();
+                0
+            }
+        }
+    }
+
+    fn on_completions(&mut self) -> usize {
         let mut completions = std::mem::take(&mut self.completions);
-        let polled = self.cq.poll(&mut completions, POLL_BATCH);
-        let mut count = completions.len();
+        let count = completions.len();
         for completion in completions.drain(..) {
             self.on_completion(completion);
         }
         self.completions = completions;
-        match polled {
-            Err(error) => self.fail_all(&CloseCause::Device(error.to_string().into())),
-            Ok(polled) if polled < POLL_BATCH => {
-                while let Some(event) = self.cq.poll_event() {
-                    count += 1;
-                    self.on_event(event);
-                }
-            }
-            Ok(_) => {}
+        self.pump_dirty();
+        count
+    }
+
+    /// Events wait until no completion is left: what arrived before a disconnect is delivered.
+    #[cold]
+    fn on_events(&mut self, first: QpEvent) -> usize {
+        let mut count = 1;
+        self.on_event(first);
+        while let Some(event) = self.cq.poll_event() {
+            count += 1;
+            self.on_event(event);
         }
         self.pump_dirty();
         count
@@ -398,11 +528,14 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
-        let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
-        for index in indices {
-            self.connections[index].fail(&mut *self.cq, cause);
-            self.mark_dirty(narrow(index));
+        for index in self.indices() {
+            self.connections[index as usize].fail(&mut *self.cq, cause);
+            self.mark_dirty(index);
         }
+    }
+
+    fn indices(&self) -> Vec<u32> {
+        self.connections.iter().map(|(index, _)| narrow(index)).collect()
     }
 
     /// Runs the timers that are due.
@@ -430,6 +563,16 @@ impl<P: Protocol> State<P> {
             }
         }
         self.pump_dirty();
+    }
+
+    /// Whether callers polled since the last time: the driver then counts it as its own progress.
+    pub(crate) fn take_caller_progress(&mut self) -> bool {
+        std::mem::take(&mut self.caller_progress)
+    }
+
+    /// Whether callers may poll in the driver's stead.
+    pub(crate) fn allow_spinning(&mut self, allowed: bool) {
+        self.may_spin = allowed;
     }
 
     pub(crate) fn set_now(&mut self, now: Instant) {
@@ -464,6 +607,7 @@ impl<P: Protocol> State<P> {
         for (_, connection) in &mut self.connections {
             connection.abandon(&mut *self.cq);
         }
+        self.qp_count = 0;
         self.pump_dirty();
         self.cq.flush();
     }

@@ -62,6 +62,11 @@ impl SpinPolicy {
         Self { mode, failures: 0, core_is_wanted: false }
     }
 
+    /// Whether it never waits otherwise than by polling.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.mode == PollMode::Busy
+    }
+
     /// Nothing has arrived for `idle_for`.
     pub(crate) fn on_idle(&mut self, idle_for: Duration) -> Wait {
         match self.mode {

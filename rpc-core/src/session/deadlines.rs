@@ -220,6 +220,94 @@ fn tick_after(base: Instant, at: Instant) -> u64 {
 }
 
 /// Whole microseconds; `Duration::as_micros` would go through 128 bits.
-fn micros(duration: Duration) -> u64 {
+pub(super) fn micros(duration: Duration) -> u64 {
     duration.as_secs().saturating_mul(1_000_000).saturating_add(duration.subsec_micros().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const TICK: Duration = Duration::from_micros(1 << TICK_SHIFT);
+
+    fn drain(wheel: &mut Deadlines<u32>, now: Instant) -> Vec<u32> {
+        std::iter::from_fn(|| wheel.poll_expired(now)).collect()
+    }
+
+    #[test]
+    fn a_deadline_fires_at_its_tick_and_never_before() {
+        let base = Instant::now();
+        let times = [1, 255, 256, 257, 16_383, 16_384, 16_385, 1_000_000, 5_000_000_000];
+        for micros in times.map(Duration::from_micros) {
+            let mut wheel = Deadlines::new();
+            wheel.insert(base + micros, base, 7);
+            let early = base + micros - Duration::from_nanos(1);
+            assert_eq!(drain(&mut wheel, early), [], "{micros:?}");
+            assert_eq!(drain(&mut wheel, base + micros + TICK), [7], "{micros:?}");
+            assert_eq!((wheel.next(), wheel.len()), (None, 0));
+        }
+    }
+
+    #[test]
+    fn the_far_future_is_only_far() {
+        let base = Instant::now();
+        let mut wheel = Deadlines::new();
+        let century = Duration::from_secs(100 * 365 * 24 * 3600);
+        wheel.insert(base + century, base, 1);
+        assert_eq!(drain(&mut wheel, base + century / 2), []);
+        assert!(wheel.next() <= Some(base + century + TICK));
+        assert_eq!(drain(&mut wheel, base + century + TICK), [1]);
+    }
+
+    #[test]
+    fn an_idle_wheel_keeps_up_with_the_clock() {
+        let base = Instant::now();
+        let mut wheel = Deadlines::new();
+        let key = wheel.insert(base + TICK, base, 1);
+        wheel.remove(key);
+        let later = base + Duration::from_secs(3600);
+        wheel.insert(later + 3 * TICK, later, 2);
+        assert!(wheel.next() >= Some(later + 2 * TICK), "no wake-up on the way");
+        assert_eq!(drain(&mut wheel, later + 4 * TICK), [2]);
+    }
+
+    /// Against a sorted map, with timers removed at every stage of their lives.
+    #[test]
+    fn random_timers_fire_as_a_sorted_list_says() {
+        for seed in 1..200u64 {
+            let mut state = seed;
+            let mut random = |bound: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                usize::try_from(state >> 33).expect("31 bits") % bound
+            };
+            let base = Instant::now();
+            let mut now = base;
+            let mut wheel = Deadlines::new();
+            let mut model: BTreeMap<u32, (Instant, TimerKey)> = BTreeMap::new();
+            for number in 0..300 {
+                let scale = [1, 1000, 100_000, 10_000_000][random(4)];
+                let at = now + Duration::from_micros(random(1 + 300 * scale) as u64);
+                model.insert(number, (at, wheel.insert(at, now, number)));
+                let some = u32::try_from(random(450)).expect("small");
+                if let Some((_, key)) = model.remove(&some) {
+                    wheel.remove(key);
+                }
+                let pace = [1, 100][random(2)];
+                now += Duration::from_micros(random(20_000 * pace) as u64);
+                let next = wheel.next();
+                for fired in drain(&mut wheel, now) {
+                    let (at, _) = model.remove(&fired).expect("fires once");
+                    assert!(at <= now, "seed {seed}: {fired} fired early");
+                    assert!(next <= Some(now), "seed {seed}: fired before the time announced");
+                }
+                let overdue = model.values().filter(|(at, _)| *at + TICK <= now).count();
+                assert_eq!((overdue, wheel.len()), (0, model.len()), "seed {seed}");
+                let first = model.values().map(|(at, _)| *at).min();
+                assert!(wheel.next().zip(first).is_none_or(|(next, at)| next <= at + TICK));
+                assert_eq!(wheel.next().is_none(), model.is_empty());
+            }
+        }
+    }
 }

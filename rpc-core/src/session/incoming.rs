@@ -199,10 +199,7 @@ impl<H> IncomingCalls<H> {
         match &mut entry.stage {
             Stage::Free => Stopped::Nothing,
             Stage::Answered => Stopped::Answered,
-            Stage::Stopping { cancelled: by_peer } => {
-                *by_peer |= cancelled;
-                Stopped::Already
-            }
+            Stage::Stopping { .. } => Stopped::Already,
             Stage::Arrived => {
                 entry.stage = Stage::Answered;
                 self.in_flight -= 1;

@@ -182,11 +182,11 @@ impl<W> Calls<W> {
         self.find(id).is_some()
     }
 
-    /// Registers who waits; gives back who waited before.
+    /// Registers who waits; gives back who waited before, or who would wait for nothing.
     pub(super) fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
         match self.find_mut(id) {
+            Some(Call { stage: Stage::Done(_), .. }) | None => Some(waiter),
             Some(call) => call.waiter.replace(waiter),
-            None => Some(waiter),
         }
     }
 
@@ -284,5 +284,43 @@ impl<W> Calls<W> {
             });
             self.unsent = queue;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: CallHead = CallHead {
+        method: 1,
+        method_index: 0,
+        signature: 0,
+        codec: 0,
+        no_cancel: false,
+        has_metadata: false,
+    };
+
+    #[test]
+    fn removed_calls_do_not_gather_in_the_queue() {
+        let mut calls: Calls<()> = Calls::new();
+        let kept = calls.insert(HEAD, OutBuf::new(), None);
+        for _ in 0..1000 {
+            let id = calls.insert(HEAD, OutBuf::new(), None);
+            assert!(calls.remove(id).is_some());
+            assert!(calls.unsent.len() <= 2 * calls.unsent_live + STALE_SLACK + 1);
+        }
+        assert_eq!(calls.next_unsent().map(|ready| ready.id), Some(kept));
+        assert_eq!((calls.len(), calls.unsent_len()), (1, 1));
+    }
+
+    #[test]
+    fn an_old_id_never_finds_a_new_call() {
+        let mut calls: Calls<()> = Calls::new();
+        let old = calls.insert(HEAD, OutBuf::new(), None);
+        calls.remove(old);
+        let new = calls.insert(HEAD, OutBuf::new(), None);
+        assert_eq!(old.index, new.index);
+        assert!(!calls.contains(old) && calls.remove(old).is_none() && calls.contains(new));
+        assert_eq!(calls.set_waiter(old, ()), Some(()));
     }
 }

@@ -61,6 +61,11 @@ impl Slots {
         self.busy
     }
 
+    /// Slots that were ever used.
+    pub(super) fn made(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Slots whose caller has gone.
     pub(super) fn zombies(&self) -> u32 {
         self.zombies
@@ -164,5 +169,35 @@ impl Slots {
         if index < self.limit {
             self.free.push(index);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_is_never_0_and_never_repeats_at_once() {
+        let mut slots = Slots::new();
+        let first = slots.take(5).expect("room");
+        assert_eq!(first, WireId { slot: 0, generation: 1 });
+        slots.slots[0].generation = u32::MAX;
+        let last = WireId { slot: 0, generation: u32::MAX };
+        assert_eq!(slots.settle(last, Proof::Response), Ok(Some(5)));
+        assert_eq!(slots.take(6), Some(first));
+    }
+
+    #[test]
+    fn a_lower_limit_retires_slots_as_they_come_home() {
+        let mut slots = Slots::new();
+        let ids: Vec<WireId> = (0..3).filter_map(|call| slots.take(call)).collect();
+        assert_eq!(slots.settle(ids[2], Proof::Response), Ok(Some(2)));
+        slots.set_limit(1);
+        assert!(!slots.has_room());
+        assert_eq!(slots.settle(ids[1], Proof::Response), Ok(Some(1)));
+        assert_eq!(slots.take(9), None);
+        assert_eq!(slots.settle(ids[0], Proof::Response), Ok(Some(0)));
+        assert_eq!(slots.take(9), Some(WireId { slot: 0, generation: 2 }));
+        assert_eq!((slots.busy(), slots.take(9)), (1, None));
     }
 }

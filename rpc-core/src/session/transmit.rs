@@ -48,6 +48,10 @@ impl FrameQueue {
         self.control.push_back(control);
     }
 
+    pub(super) fn push_first(&mut self, control: Control) {
+        self.control.push_front(control);
+    }
+
     #[inline]
     pub(super) fn push_response(&mut self, id: WireId, frame: OutBuf) {
         self.responses.push_back((tag(Side::Response, id), frame));

@@ -104,7 +104,14 @@ impl Reject {
     /// The answer to a request that could not be read, or holds a bad value.
     #[must_use]
     pub fn malformed(error: &HandshakeError) -> Self {
-        Self::new(RejectCode::BadConfig, error.to_string())
+        // Read by the client, and with little room.
+        let text = match error {
+            HandshakeError::BadValue(bad) => {
+                format!("offered {} is {}, allowed is {}", bad.field, bad.value, bad.allowed)
+            }
+            other => other.to_string(),
+        };
+        Self::new(RejectCode::BadConfig, text)
     }
 
     /// No version suits both.

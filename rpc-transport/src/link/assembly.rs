@@ -35,6 +35,11 @@ impl Assembly {
         self.partial.as_ref().map_or(0, |partial| partial.bytes.len())
     }
 
+    #[cfg(test)]
+    pub(super) fn reserved_bytes(&self) -> usize {
+        self.partial.as_ref().map_or(0, |partial| partial.bytes.capacity())
+    }
+
     /// Takes a segment; gives the message that it completes.
     pub(super) fn on_segment(
         &mut self,

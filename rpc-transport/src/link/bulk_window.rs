@@ -97,3 +97,76 @@ fn is_before(number: u32, bound: u32) -> bool {
     let distance = bound.wrapping_sub(number);
     distance != 0 && distance < 1 << 31
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REMOTE: Window = Window { data: 8, ack: 2 };
+
+    fn window(slots: u16, max_bytes: u32) -> BulkWindow {
+        let sq = SendQueueBudget {
+            data_slots: slots,
+            ack_slots: 2,
+            message_slots: 1,
+            signal_interval: 4,
+        };
+        BulkWindow::new(REMOTE, sq, max_bytes, 100)
+    }
+
+    fn mark(data: u16) -> SendQueueMark {
+        SendQueueMark { data, ack: 0 }
+    }
+
+    /// Sends frames of 100 bytes from `first` on until the window is shut; how many.
+    fn fill(window: &mut BulkWindow, first: u32, returned: u32) -> u32 {
+        let mut number = first;
+        while window.allows(returned) {
+            let posted = u16::try_from((number + 1) & 0xffff).unwrap();
+            window.on_sent(number, mark(posted), 100);
+            number += 1;
+        }
+        number - first
+    }
+
+    #[test]
+    fn credits_out_never_pass_the_threshold() {
+        let mut window = window(64, 1 << 20);
+        assert_eq!(fill(&mut window, 0, 0), 5);
+        assert_eq!(fill(&mut window, 5, 2), 2);
+        // A return of other frames' credits is none of ours.
+        assert_eq!(fill(&mut window, 7, 2), 0);
+    }
+
+    #[test]
+    fn numbers_and_marks_wrap() {
+        let mut window = window(4, 1 << 20);
+        let start = u32::MAX - 1;
+        window.on_sent(start, mark(u16::MAX), 100);
+        assert!(window.on_sent(start.wrapping_add(1), mark(0), 100), "invariant 3");
+        assert!(!window.allows(start));
+        window.on_send_completion(mark(u16::MAX));
+        assert!(window.allows(start));
+        window.on_sent(start.wrapping_add(2), mark(1), 100);
+        assert!(!window.allows(0));
+        assert_eq!(window.credits_out(), 1);
+        window.on_send_completion(mark(1));
+        assert!(window.allows(1));
+        assert_eq!(window.credits_out(), 0);
+    }
+
+    #[test]
+    fn bytes_in_the_send_queue_are_bounded_but_two_frames_always_fit() {
+        assert_eq!(fill(&mut window(64, 1), 0, 0), 2);
+        assert_eq!(fill(&mut window(64, 399), 0, 0), 3);
+        let mut window = window(64, 400);
+        assert_eq!(fill(&mut window, 0, 0), 4);
+        window.on_send_completion(mark(4));
+        assert_eq!(fill(&mut window, 4, 4), 4);
+    }
+
+    #[test]
+    fn a_queue_of_one_slot_holds_one() {
+        assert_eq!(fill(&mut window(1, 1 << 20), 0, 0), 1);
+    }
+}

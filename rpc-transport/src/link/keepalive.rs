@@ -68,10 +68,16 @@ impl KeepAlive {
         self.pong_due
     }
 
+    /// Whether a frame is to be sent now.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        self.pong_due | self.ping_due
+    }
+
     /// The frame to send now; the caller has a credit for it.
     #[inline]
     pub(super) fn take_due(&mut self) -> Option<Due> {
-        if !(self.pong_due | self.ping_due) {
+        if !self.is_due() {
             return None;
         }
         if std::mem::take(&mut self.pong_due) {

@@ -1,6 +1,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::credit::CreditError;
 use crate::frame::{CloseCode, Segment};
@@ -206,10 +208,98 @@ fn a_silent_peer_is_pinged_then_dead() {
     assert_eq!(pair.ends[0].next_deadline(), Some(after(31)));
     pair.ends[0].on_timeout(after(31)).unwrap();
     pair.pump(0);
+    assert_eq!(pair.wires[1].len(), 1);
     pair.ends[0].on_timeout(after(35)).unwrap();
     let error = pair.ends[0].on_timeout(after(36)).unwrap_err();
     assert_eq!(error, LinkError::PingTimeout(Duration::from_secs(5)));
     assert!(error.to_string().contains("5s"));
+}
+
+#[test]
+fn life_without_a_pong_is_life_but_then_silence_is_death() {
+    let mut pair = Pair::new(&small_config());
+    let start = pair.now;
+    let after = |seconds| start + Duration::from_secs(seconds);
+    pair.ends[0].on_timeout(after(15)).unwrap();
+    pair.pump(0);
+    // The peer sends data, and never a Pong.
+    pair.submit(1, Lane::Small, 1, 10);
+    pair.pump(1);
+    pair.now = after(16);
+    assert!(matches!(pair.receive(0), Some(Inbound::Message)));
+    pair.ends[0].on_timeout(after(30)).unwrap();
+    pair.ends[0].on_timeout(after(31)).unwrap();
+    pair.pump(0);
+    // No second Ping while one is unanswered, but the clock runs.
+    assert_eq!(pair.wires[1].len(), 1);
+    assert_eq!(pair.ends[0].next_deadline(), Some(after(36)));
+    pair.ends[0].on_timeout(after(36)).unwrap_err();
+}
+
+#[test]
+fn a_ping_that_cannot_leave_is_a_silent_peer_too() {
+    let mut pair = Pair::new(&small_config());
+    for tag in 0..8 {
+        pair.submit(0, Lane::Small, tag, 10);
+    }
+    pair.pump(0);
+    let after = |seconds| pair.now + Duration::from_secs(seconds);
+    pair.ends[0].on_timeout(after(15)).unwrap();
+    assert!(pair.ends[0].poll_transmit().is_none());
+    pair.ends[0].on_timeout(after(20)).unwrap_err();
+}
+
+#[test]
+fn an_empty_message_is_a_frame_of_its_header_alone() {
+    let mut pair = Pair::new(&small_config());
+    pair.submit(0, Lane::Small, 1, 0);
+    pair.submit(0, Lane::Bulk, 2, 0);
+    pair.pump(0);
+    assert_eq!(pair.wires[1][0].1.len(), 8);
+    pair.run();
+    assert_eq!(pair.delivered[1], [[], []]);
+}
+
+#[test]
+fn an_ack_needs_no_immediate() {
+    let now = Instant::now();
+    let config = small_config();
+    let offer = Offer::new(&config, Features::NONE, 7);
+    let mut end = Link::new(&config, &offer.agree_as_server(&offer).unwrap(), now).unwrap();
+    let data = frame::header(Kind::Data, Default::default());
+    for _ in 0..5 {
+        let _message = end.on_frame(now, None, &mut Message::copied(&data)).unwrap();
+    }
+    let ack = end.poll_transmit().unwrap();
+    assert_eq!(ack.imm, None);
+    assert_eq!(ack.frame.parts().0, [2, 0, 5, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn an_idle_ack_returns_what_is_owed_before_sleep() {
+    let mut pair = Pair::new(&small_config());
+    pair.submit(0, Lane::Small, 1, 10);
+    pair.run();
+    assert_eq!(pair.ends[0].metrics().counters.data_credits, 7);
+    let transmit = pair.ends[1].poll_idle_ack().unwrap();
+    assert_eq!(transmit.imm, Some(1));
+    let bytes = transmit.frame.parts().0.to_vec();
+    assert!(pair.ends[1].poll_idle_ack().is_none());
+    pair.wires[0].push_back((Some(1), bytes));
+    pair.run();
+    assert_eq!(pair.ends[0].metrics().counters.data_credits, 8);
+}
+
+#[test]
+fn what_a_peer_announces_and_never_sends_costs_no_memory() {
+    let mut assembly = Assembly::new(1 << 40);
+    let first = Segment { number: 0, last: false, abort: false, offset: 0, total: 1 << 40 };
+    assert_eq!(assembly.on_segment(first, &[0; 224]), Ok(None));
+    for at in 1..100 {
+        let next = Segment { offset: 224 * at, ..first };
+        assert_eq!(assembly.on_segment(next, &[0; 224]), Ok(None));
+        assert!(assembly.reserved_bytes() as u64 <= 2 * 224 * (at + 1));
+    }
 }
 
 #[test]
@@ -325,4 +415,43 @@ fn a_peer_that_breaks_a_rule_is_told_which() {
     }
     let text = ProtocolError::MessageTooLarge { total: 2, max: 1 }.to_string();
     assert!(text.contains("max_message_bytes"), "{text}");
+}
+
+proptest! {
+    /// Whatever a peer sends, in whatever state: a named error at worst, and bounded memory.
+    #[test]
+    fn a_hostile_peer_is_harmless(
+        frames in prop::collection::vec((0_u8..8, 0_u16..4, 0_u16..3, 0_u8..8, 0_usize..120), 1..60),
+        random in prop::collection::vec(any::<u8>(), 120),
+    ) {
+        let now = Instant::now();
+        let config = small_config().max_message_bytes(1000);
+        let mut end = link(&config, &config, now);
+        let mut offset = 0;
+        for (index, (kind, data, ack, what, len)) in frames.into_iter().enumerate() {
+            let lane = if index % 2 == 0 { Lane::Small } else { Lane::Bulk };
+            end.submit(lane, index as u64, out(1, 10 + 5 * len)).unwrap();
+            while end.poll_transmit().is_some() {}
+            let grant = crate::credit::Grant { data, ack };
+            let kind = Kind::from_byte(kind).unwrap_or(Kind::Data);
+            let mut bytes = match what {
+                // Segments that might fit the ones before.
+                0..4 => {
+                    let number = u32::from(what == 3);
+                    let total = if what == 2 { 99 } else { 1000 };
+                    let segment = Segment { number, last: what == 1, abort: false, offset, total };
+                    offset += len as u64;
+                    frame::segment_header(grant, segment).to_vec()
+                }
+                _ => frame::header(kind, grant).to_vec(),
+            };
+            bytes.extend_from_slice(&random[..if what == 7 { 0 } else { len }]);
+            let imm = (kind == Kind::Ack).then_some(grant.to_imm());
+            if let Err(error) = end.on_frame(now, imm, &mut Message::copied(&bytes)) {
+                prop_assert!(!error.to_string().is_empty());
+                break;
+            }
+            prop_assert!(end.metrics().assembly_bytes <= 1000);
+        }
+    }
 }

@@ -1,0 +1,111 @@
+//! The floor: an 80-byte message each way through shared memory, busy, on two cores.
+//!
+//! Owns the raw ping-pong that every latency is a ratio of: 64 bytes of payload and 16 of header,
+//! written into a slot with an in-band sequence word and read out again. No framework code.
+#![allow(unsafe_code, reason = "raw shared memory is what is measured")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::cores;
+
+const SLOT_BYTES: usize = 128;
+const SLOTS: usize = 64;
+const PAYLOAD_BYTES: usize = 72;
+const RING_BYTES: usize = SLOT_BYTES * SLOTS;
+
+/// One direction: slots of 128 bytes, the sequence word in the first 8.
+#[derive(Clone, Copy)]
+struct Ring(*mut u8);
+
+// SAFETY: the mapping lives until the process ends, and words are accessed atomically.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    fn slot(self, sequence: u64) -> *mut u8 {
+        let index = usize::try_from(sequence % SLOTS as u64).unwrap_or(0);
+        // SAFETY: the index is below SLOTS, so the slot lies inside the mapping.
+        unsafe { self.0.add(index * SLOT_BYTES) }
+    }
+
+    fn word(self, sequence: u64) -> &'static AtomicU64 {
+        // SAFETY: slots are aligned to 128 bytes, mapped for the life of the process, and this
+        // word is only accessed as an atomic.
+        unsafe { &*self.slot(sequence).cast::<AtomicU64>() }
+    }
+
+    fn send(self, sequence: u64, payload: &[u8; PAYLOAD_BYTES]) {
+        // SAFETY: payload and slot do not overlap, 8 + 72 bytes fit the slot.
+        let to = unsafe { self.slot(sequence).add(8) };
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), to, PAYLOAD_BYTES) };
+        self.word(sequence).store(sequence, Ordering::Release);
+    }
+
+    fn receive(self, sequence: u64, payload: &mut [u8; PAYLOAD_BYTES]) {
+        while self.word(sequence).load(Ordering::Acquire) != sequence {
+            std::hint::spin_loop();
+        }
+        // SAFETY: the slot lies inside the mapping.
+        let from = unsafe { self.slot(sequence).add(8) };
+        // SAFETY: the writer is done with the slot (sequence word read with Acquire).
+        unsafe { std::ptr::copy_nonoverlapping(from, payload.as_mut_ptr(), PAYLOAD_BYTES) };
+    }
+}
+
+/// Median round trip of an 80-byte message, nanoseconds.
+///
+/// # Errors
+/// When memory or a thread cannot be had.
+pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
+    // SAFETY: a fresh anonymous mapping, leaked on purpose: the echoing thread is detached.
+    let base = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            RING_BYTES * 2,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+        )
+    }
+    .context("mapping the floor's rings")?
+    .cast::<u8>();
+    let there = Ring(base);
+    // SAFETY: the second ring starts inside the mapping.
+    let back = Ring(unsafe { base.add(RING_BYTES) });
+    let echo = std::thread::spawn(move || {
+        let (there, back) = (there, back);
+        cores::pin(1);
+        let mut payload = [0; PAYLOAD_BYTES];
+        for sequence in 1.. {
+            there.receive(sequence, &mut payload);
+            if payload[0] == 0xff {
+                return;
+            }
+            back.send(sequence, &payload);
+        }
+    });
+    cores::pin(0);
+    let mut payload = [1; PAYLOAD_BYTES];
+    let mut histogram = crate::report::histogram();
+    let start = Instant::now();
+    let mut sequence = 1;
+    // Timed in batches: reading the clock costs a tenth of a round trip.
+    const BATCH: u64 = 16;
+    while start.elapsed() < duration {
+        let batch = Instant::now();
+        for _ in 0..BATCH {
+            there.send(sequence, &payload);
+            back.receive(sequence, &mut payload);
+            sequence += 1;
+        }
+        let nanos = u64::try_from(batch.elapsed().as_nanos())?;
+        histogram.record(nanos / BATCH)?;
+    }
+    payload[0] = 0xff;
+    there.send(sequence, &payload);
+    let _ = echo.join();
+    Ok(crate::report::quantile(&histogram, 0.5))
+}

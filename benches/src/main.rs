@@ -1,0 +1,220 @@
+//! Benchmarks: ratios against a floor and against peers, measured in one run.
+//!
+//!     cargo run --release -p benches -- echo
+//!
+//! The server runs on core 1 in a process of its own, the client on core 0. Numbers of one run are
+//! comparable, numbers of two runs are not: the machine drifts.
+
+mod cores;
+mod floor;
+mod idle;
+mod ours;
+mod report;
+mod server_process;
+mod tarpc_peer;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use rpc_core::PollMode;
+
+use crate::report::{at_least, at_most, median, quantile, row};
+use crate::server_process::ServerProcess;
+
+#[derive(Parser)]
+#[command(about = "Ratios against a floor and against peers, measured in one run")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// 64-byte echo: latency and rate over shared memory against the floor and tarpc.
+    Echo {
+        /// Interleaved rounds; medians are printed.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 400)]
+        millis: u64,
+    },
+    /// What idle connections cost in memory and time.
+    Idle {
+        /// Idle connections beside the busy one.
+        #[arg(long, default_value_t = 1000)]
+        connections: usize,
+    },
+    /// 64-byte echo between two threads of one process over mem://, for profiling.
+    Mem {
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 2000)]
+        millis: u64,
+    },
+    /// 64-byte echo with both ends on one thread, for counting instructions
+    /// (`valgrind --tool=callgrind`): divide by the number of calls.
+    Count {
+        /// Calls.
+        #[arg(long, default_value_t = 20_000)]
+        calls: u32,
+    },
+    /// Internal: a server process.
+    #[command(hide = true)]
+    Serve {
+        /// `ours` or `tarpc`.
+        who: String,
+        /// Where.
+        address: String,
+        /// Poll mode of `ours`.
+        #[arg(default_value = "adaptive")]
+        mode: String,
+    },
+}
+
+fn mode(name: &str) -> PollMode {
+    match name {
+        "busy" => PollMode::Busy,
+        "event" => PollMode::Event,
+        _ => PollMode::Adaptive,
+    }
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match cli.command {
+        Command::Serve { who, address, mode: name } => {
+            cores::pin(1);
+            runtime.block_on(async {
+                if who == "tarpc" {
+                    tarpc_peer::serve(address.as_ref()).await
+                } else {
+                    ours::serve(&address, mode(&name)).await
+                }
+            })
+        }
+        Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
+        Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
+        Command::Count { calls } => runtime.block_on(async {
+            let server = ours::bind("mem://bench", PollMode::Busy).await?;
+            tokio::spawn(server.serve());
+            let client = ours::connect("mem://bench", PollMode::Busy).await?;
+            for _ in 0..calls / 8 {
+                let batch: Vec<_> = (0..8).map(|_| client.echo(&[7; 64]).start()).collect();
+                for call in batch {
+                    call.await?;
+                }
+            }
+            Ok(())
+        }),
+        Command::Idle { connections } => idle::run(&runtime, connections),
+    }
+}
+
+fn mem(runtime: &tokio::runtime::Runtime, duration: Duration) -> Result<()> {
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        cores::pin(1);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let server = ours::bind("mem://bench", PollMode::Busy).await?;
+            ready.send(())?;
+            Ok::<(), anyhow::Error>(server.serve().await?)
+        })
+    });
+    is_ready.recv()?;
+    let floor = floor::message_round_trip(duration / 4)?;
+    cores::pin(0);
+    runtime.block_on(async {
+        let client = ours::connect("mem://bench", PollMode::Busy).await?;
+        let task = client.clone();
+        let histogram =
+            tokio::spawn(async move { ours::latency(&task, 64, duration).await }).await??;
+        let p50 = quantile(&histogram, 0.5);
+        row("mem busy p50, against the floor", format!("{p50:.0} ns"), at_most(p50 / floor, 2.5));
+        let rate = ours::rate(&client, 64, 32, duration).await?;
+        row("mem busy, 32 in flight, million calls/s", "", at_least(rate / 1e6, 1.5));
+        Ok(())
+    })
+}
+
+#[derive(Default)]
+struct Samples {
+    floor: Vec<f64>,
+    busy_p50: Vec<f64>,
+    busy_p99: Vec<f64>,
+    adaptive_p50: Vec<f64>,
+    event_p50: Vec<f64>,
+    busy_rate: Vec<f64>,
+    tarpc_p50: Vec<f64>,
+    tarpc_rate: Vec<f64>,
+}
+
+fn echo(runtime: &tokio::runtime::Runtime, rounds: usize, duration: Duration) -> Result<()> {
+    let busy_server = |mode| ServerProcess::start("ours", "shm://bench-echo", mode);
+    let socket = std::env::temp_dir().join(format!("bench-tarpc-{}", std::process::id()));
+    let mut samples = Samples::default();
+    for _ in 0..rounds {
+        samples.floor.push(floor::message_round_trip(duration)?);
+        cores::pin(0);
+        for name in ["busy", "adaptive", "event"] {
+            let server = busy_server(name)?;
+            runtime.block_on(async {
+                // One task measures, as a user's would; the connection's driver is another.
+                let client = ours::connect(server.address(), mode(name)).await?;
+                let task = client.clone();
+                let histogram =
+                    tokio::spawn(async move { ours::latency(&task, 64, duration).await }).await??;
+                let p50 = quantile(&histogram, 0.5);
+                match name {
+                    "busy" => {
+                        samples.busy_p50.push(p50);
+                        samples.busy_p99.push(quantile(&histogram, 0.99));
+                        samples.busy_rate.push(ours::rate(&client, 64, 32, duration).await?);
+                    }
+                    "adaptive" => samples.adaptive_p50.push(p50),
+                    _ => samples.event_p50.push(p50),
+                }
+                anyhow::Ok(())
+            })?;
+        }
+        let server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
+        runtime.block_on(async {
+            let client = tarpc_peer::connect(&socket).await?;
+            let histogram = tarpc_peer::latency(&client, 64, duration).await?;
+            samples.tarpc_p50.push(quantile(&histogram, 0.5));
+            samples.tarpc_rate.push(tarpc_peer::rate(&client, 64, 32, duration).await?);
+            anyhow::Ok(())
+        })?;
+        drop(server);
+    }
+    let _ = std::fs::remove_file(&socket);
+    print_echo(samples);
+    Ok(())
+}
+
+fn print_echo(samples: Samples) {
+    let floor = median(samples.floor);
+    let busy = median(samples.busy_p50);
+    let tarpc = median(samples.tarpc_p50);
+    let rate = median(samples.busy_rate);
+    let us = |nanos: f64| format!("{:.2} us", nanos / 1000.0);
+    row("64-byte echo, two processes, two cores", "median", "ratio");
+    row("floor: 80-byte message each way", us(floor), "");
+    row("shm busy p50, against the floor", us(busy), at_most(busy / floor, 2.5));
+    row("shm busy p99", us(median(samples.busy_p99)), "");
+    row("tarpc unix p50", us(tarpc), "");
+    row("shm busy p50, against tarpc unix", us(busy), at_most(busy / tarpc, 1.0 / 40.0));
+    let adaptive = median(samples.adaptive_p50);
+    row(
+        "shm adaptive p50, against tarpc unix",
+        us(adaptive),
+        at_most(adaptive / tarpc, 1.0 / 40.0),
+    );
+    let event = median(samples.event_p50);
+    row("shm event p50, against tarpc unix", us(event), at_most(event / tarpc, 1.1));
+    row("shm busy, 32 in flight, million calls/s", "", at_least(rate / 1e6, 1.5));
+    let tarpc_rate = median(samples.tarpc_rate);
+    row("shm busy, 32 in flight, against tarpc unix", "", at_least(rate / tarpc_rate, 9.0));
+}

@@ -1,0 +1,94 @@
+//! Our side: an echo service through the generated stub, over any scheme and poll mode.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::stream::{FuturesUnordered, StreamExt};
+use hdrhistogram::Histogram;
+use rpc_core::{Channel, PollMode, Server};
+
+/// The measured service.
+#[rpc_core::service]
+pub(crate) trait Echo {
+    /// Gives the bytes back.
+    async fn echo(&self, data: &[u8]) -> Vec<u8>;
+}
+
+struct Plain;
+
+impl Echo for Plain {
+    async fn echo(&self, data: &[u8]) -> Vec<u8> {
+        data.to_vec()
+    }
+}
+
+/// Serves echo at `address` until the process is killed; prints `READY <address>`.
+pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
+    let server = bind(address, mode).await?;
+    println!("READY {}", server.local_address());
+    server.serve().await?;
+    Ok(())
+}
+
+pub(crate) async fn bind(address: &str, mode: PollMode) -> Result<Server> {
+    let builder = Server::builder().add_service(EchoServer::new(Plain)).poll_mode(mode);
+    Ok(builder.bind(address).await?)
+}
+
+pub(crate) async fn connect(address: &str, mode: PollMode) -> Result<EchoClient> {
+    Ok(EchoClient::new(Channel::builder().poll_mode(mode).connect(address).await?))
+}
+
+/// Round trips one after the other.
+pub(crate) async fn latency(
+    client: &EchoClient,
+    size: usize,
+    duration: Duration,
+) -> Result<Histogram<u64>> {
+    let data = vec![7; size];
+    for _ in 0..2_000 {
+        ensure!(client.echo(&data).await?.len() == size, "the echo is of another size");
+    }
+    let mut histogram = crate::report::histogram();
+    let start = Instant::now();
+    let mut before = start;
+    while before - start < duration {
+        let reply = client.echo(&data).await?;
+        let after = Instant::now();
+        ensure!(reply.len() == size, "the echo is of another size");
+        histogram.record(u64::try_from((after - before).as_nanos())?)?;
+        before = after;
+    }
+    Ok(histogram)
+}
+
+/// Calls per second with `in_flight` tasks.
+#[allow(clippy::cast_precision_loss, reason = "call counts are far below 2^52")]
+pub(crate) async fn rate(
+    client: &EchoClient,
+    size: usize,
+    in_flight: usize,
+    duration: Duration,
+) -> Result<f64> {
+    let start = Instant::now();
+    let mut tasks = FuturesUnordered::new();
+    for _ in 0..in_flight {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            let data = vec![7; size];
+            let mut calls = 0_u64;
+            while start.elapsed() < duration {
+                for _ in 0..32 {
+                    client.echo(&data).await?;
+                    calls += 1;
+                }
+            }
+            anyhow::Ok(calls)
+        }));
+    }
+    let mut calls = 0;
+    while let Some(done) = tasks.next().await {
+        calls += done??;
+    }
+    Ok(calls as f64 / start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,99 @@
+//! tarpc, the peer that most Rust users would take: bincode over a Unix socket.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::StreamExt;
+use hdrhistogram::Histogram;
+use tarpc::server::{BaseChannel, Channel};
+use tarpc::tokio_serde::formats::Bincode;
+use tarpc::{client, context};
+
+/// The same service in tarpc's words.
+#[tarpc::service]
+pub(crate) trait Echo {
+    /// Gives the bytes back.
+    async fn echo(data: Vec<u8>) -> Vec<u8>;
+}
+
+#[derive(Clone)]
+struct Plain;
+
+impl Echo for Plain {
+    async fn echo(self, _: context::Context, data: Vec<u8>) -> Vec<u8> {
+        data
+    }
+}
+
+/// Serves until the process is killed; prints `READY <path>`.
+pub(crate) async fn serve(path: &Path) -> Result<()> {
+    // A killed server leaves its socket file behind.
+    let _ = std::fs::remove_file(path);
+    let mut incoming = tarpc::serde_transport::unix::listen(path, Bincode::default).await?;
+    println!("READY {}", path.display());
+    while let Some(transport) = incoming.next().await {
+        let requests = BaseChannel::with_defaults(transport?).execute(Plain.serve());
+        tokio::spawn(requests.for_each(|handler| async move {
+            tokio::spawn(handler);
+        }));
+    }
+    Ok(())
+}
+
+pub(crate) async fn connect(path: &Path) -> Result<EchoClient> {
+    let transport = tarpc::serde_transport::unix::connect(path, Bincode::default).await?;
+    Ok(EchoClient::new(client::Config::default(), transport).spawn())
+}
+
+/// Round trips one after the other.
+pub(crate) async fn latency(
+    client: &EchoClient,
+    size: usize,
+    duration: Duration,
+) -> Result<Histogram<u64>> {
+    let data = vec![7; size];
+    for _ in 0..500 {
+        client.echo(context::current(), data.clone()).await?;
+    }
+    let mut histogram = crate::report::histogram();
+    let start = Instant::now();
+    let mut before = start;
+    while before - start < duration {
+        let reply = client.echo(context::current(), data.clone()).await?;
+        let after = Instant::now();
+        ensure!(reply.len() == size, "the echo is of another size");
+        histogram.record(u64::try_from((after - before).as_nanos())?)?;
+        before = after;
+    }
+    Ok(histogram)
+}
+
+/// Calls per second with `in_flight` tasks.
+#[allow(clippy::cast_precision_loss, reason = "call counts are far below 2^52")]
+pub(crate) async fn rate(
+    client: &EchoClient,
+    size: usize,
+    in_flight: usize,
+    duration: Duration,
+) -> Result<f64> {
+    let start = Instant::now();
+    let mut tasks = futures::stream::FuturesUnordered::new();
+    for _ in 0..in_flight {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            let data = vec![7; size];
+            let mut calls = 0_u64;
+            while start.elapsed() < duration {
+                client.echo(context::current(), data.clone()).await?;
+                calls += 1;
+            }
+            anyhow::Ok(calls)
+        }));
+    }
+    let mut calls = 0;
+    while let Some(done) = tasks.next().await {
+        calls += done??;
+    }
+    Ok(calls as f64 / start.elapsed().as_secs_f64())
+}

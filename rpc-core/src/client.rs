@@ -1,0 +1,271 @@
+//! Channels: connections that calls go through.
+//!
+//! Owns connecting, and the one connection behind a [`Channel`]. Generated clients wrap a channel.
+//!
+//! Invariant: a channel's connection is released when the last clone and the last call on it are
+//! gone; its driver ends by itself after that.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc_transport::address::Address;
+use rpc_transport::config::LinkConfig;
+use rpc_transport::driver::Driver;
+use rpc_transport::error::{CloseCause, ConnectError};
+use rpc_transport::link::LinkMetrics;
+use rpc_transport::provider::PeerIdentity;
+use rpc_transport::schemes::{self, Resolved};
+use rpc_transport::setup::completions_per_connection;
+use rpc_transport::shard::ConnectionKey;
+use rpc_transport::spin::PollMode;
+use serde::Serialize;
+
+use crate::call::Call;
+use crate::codec::Codec;
+use crate::executor::Handlers;
+use crate::peer::{Peer, RpcShard};
+use crate::service::{MethodDescriptor, ReplyParts};
+use crate::session::{Role, SessionLimits};
+use crate::status::{Code, Status};
+
+/// One connection, as calls see it.
+pub(crate) struct Connection {
+    pub(crate) shard: Arc<RpcShard>,
+    pub(crate) key: ConnectionKey,
+    pub(crate) codec: Codec,
+    pub(crate) default_timeout: Option<Duration>,
+    path: Path,
+}
+
+impl Connection {
+    /// Why nothing can be sent any more.
+    #[cold]
+    pub(crate) fn unavailable(&self) -> Status {
+        let cause = self.shard.close_cause(self.key).unwrap_or(CloseCause::DriverGone);
+        Status::new(Code::Unavailable, format!("connection to {}: {cause}", self.path.address))
+            .with_source(Arc::new(cause) as Arc<dyn std::error::Error + Send + Sync>)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.shard.release(self.key);
+        self.shard.shutdown();
+    }
+}
+
+/// The way that a channel took to its peer, and why.
+#[derive(Debug, Clone)]
+pub struct Path {
+    /// The address that was connected; for `auto://` the one that was chosen.
+    pub address: Address,
+    /// The device, for instance `soft-shm`.
+    pub device: String,
+    /// Why this way and no other.
+    pub reason: String,
+    /// Who answered.
+    pub peer: PeerIdentity,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {} ({})", self.address, self.device, self.reason)
+    }
+}
+
+/// A connection to a server. Cheap to clone; clones share the connection, and calls of all clones
+/// are in flight together.
+#[derive(Clone)]
+pub struct Channel {
+    connection: Arc<Connection>,
+}
+
+impl Channel {
+    /// Connects to an address (`auto://host:port`, `shm://name`, `tcp://host:port`, ...) with the
+    /// defaults. The connection is driven by a task on the current runtime.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: bad address, nothing listening, refused, no answer.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn connect(address: impl AsRef<str>) -> Result<Self, ConnectError> {
+        Self::builder().connect(address).await
+    }
+
+    /// Configures a channel before connecting.
+    #[must_use]
+    pub fn builder() -> ChannelBuilder {
+        ChannelBuilder::default()
+    }
+
+    /// The way that the connection took, and why.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.connection.path
+    }
+
+    /// Credits, queue depths and send slots of the connection; `None` once it has ended.
+    #[must_use]
+    pub fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.connection.shard.link_metrics(self.connection.key)
+    }
+
+    /// Why the connection ended, once it has.
+    #[must_use]
+    pub fn close_cause(&self) -> Option<CloseCause> {
+        self.connection.shard.close_cause(self.connection.key)
+    }
+
+    /// Makes a call; generated clients do. The arguments are encoded at once, nothing is sent
+    /// until the call is awaited or started.
+    pub fn call<O>(
+        &self,
+        method: &'static MethodDescriptor,
+        args: &impl Serialize,
+        decode: fn(ReplyParts) -> O,
+    ) -> Call<'_, O> {
+        let mut body = rpc_transport::outbound::OutBuf::new();
+        let encoded = self.connection.codec.encode(args, &mut body);
+        let body = encoded
+            .map(|()| body)
+            .map_err(|error| crate::__private::unencodable_arguments(method, error));
+        Call::new(&self.connection, method, body, decode)
+    }
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("path", &self.connection.path).finish()
+    }
+}
+
+/// Configuration of a [`Channel`].
+#[derive(Debug, Clone)]
+pub struct ChannelBuilder {
+    codec: Codec,
+    link: LinkConfig,
+    limits: SessionLimits,
+    poll_mode: PollMode,
+    connect_timeout: Duration,
+    default_timeout: Option<Duration>,
+}
+
+impl Default for ChannelBuilder {
+    fn default() -> Self {
+        Self {
+            codec: Codec::default(),
+            link: LinkConfig::default(),
+            limits: SessionLimits { max_incoming_calls: 0, ..SessionLimits::default() },
+            poll_mode: PollMode::default(),
+            connect_timeout: Duration::from_secs(10),
+            default_timeout: None,
+        }
+    }
+}
+
+impl ChannelBuilder {
+    /// Codec of arguments and results. Default [`Codec::Bincode`]; servers take all that they
+    /// were compiled with.
+    #[must_use]
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.codec = codec;
+        self
+    }
+
+    /// Credits, buffers, message size and keep-alive of this end.
+    #[must_use]
+    pub fn link(mut self, link: LinkConfig) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// Calls that may exist at once on the channel. Default 65,536; more fail at once with
+    /// [`Code::ResourceExhausted`].
+    #[must_use]
+    pub fn max_calls(mut self, count: u32) -> Self {
+        self.limits.max_outgoing_calls = count;
+        self
+    }
+
+    /// How the connection's driver waits. Default [`PollMode::Adaptive`].
+    #[must_use]
+    pub fn poll_mode(mut self, mode: PollMode) -> Self {
+        self.poll_mode = mode;
+        self
+    }
+
+    /// Longest time for the whole of connecting. Default 10 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Deadline of calls that set none themselves. Default none.
+    #[must_use]
+    pub fn default_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.default_timeout = timeout;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn connect(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
+        let address: Address = address.as_ref().parse()?;
+        self.link.validate().map_err(|error| ConnectError::Config(error.to_string()))?;
+        if !self.codec.is_compiled_in() {
+            let text = format!("codec {} is not compiled in", self.codec.name());
+            return Err(ConnectError::Config(text));
+        }
+        let timeout = self.connect_timeout;
+        let connecting = self.connect_to(&address);
+        match tokio::time::timeout(timeout, connecting).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(ConnectError::TimedOut { address, after: timeout }),
+        }
+    }
+
+    async fn connect_to(&self, address: &Address) -> Result<Channel, ConnectError> {
+        let Resolved { outgoing, address, reason } = schemes::resolve(address).await?;
+        let device = Arc::clone(outgoing.device());
+        let domain = device.allocate_pd()?;
+        let entries = completions_per_connection(&self.link);
+        let shard = RpcShard::new(Arc::clone(&device), domain, entries)?;
+        let handlers = Handlers::without_services(Arc::clone(&shard));
+        let driver = Driver::new(Arc::clone(&shard), handlers, self.poll_mode)
+            .map_err(|error| ConnectError::Config(format!("no driver: {error}")))?;
+        tokio::spawn(driver);
+        let guard = ShutdownOnDrop(Arc::clone(&shard));
+        let peer = Peer::new(Role::Client, self.limits);
+        let timeout = self.connect_timeout;
+        let connected = shard.connect(outgoing, &address, &self.link, timeout, peer).await?;
+        std::mem::forget(guard);
+        let device = device.attributes().name.clone();
+        let path = Path { address, device, reason, peer: connected.peer };
+        tracing::info!(%path, "connected");
+        let connection = Connection {
+            shard,
+            key: connected.key,
+            codec: self.codec,
+            default_timeout: self.default_timeout,
+            path,
+        };
+        Ok(Channel { connection: Arc::new(connection) })
+    }
+}
+
+/// Ends the driver of a shard whose connection never came up.
+struct ShutdownOnDrop(Arc<RpcShard>);
+
+impl Drop for ShutdownOnDrop {
+    fn drop(&mut self) {
+        self.0.shutdown();
+    }
+}

@@ -1,0 +1,438 @@
+//! The wrapper round a format's deserializer: counts, depth, borrowing.
+//!
+//! Owns the decoding half of the codec's invariants 2, 3 and 5. Leaves everything else to the
+//! format: scalars pass straight through, only containers are wrapped.
+
+use std::fmt;
+
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
+};
+
+use super::MAX_DEPTH;
+use super::error::{CodecErrorKind, Step};
+use super::guard::Guard;
+
+/// A seed whose value is decoded under the guard.
+pub(super) struct Seed<'g, S> {
+    seed: S,
+    guard: &'g Guard,
+    depth: u32,
+}
+
+impl<'g, S> Seed<'g, S> {
+    #[inline]
+    pub(super) fn new(seed: S, guard: &'g Guard) -> Self {
+        Self { seed, guard, depth: MAX_DEPTH }
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Seed<'_, S> {
+    type Value = S::Value;
+
+    #[inline]
+    fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<S::Value, D::Error> {
+        self.seed.deserialize(Guarded { inner, guard: self.guard, depth: self.depth })
+    }
+}
+
+/// A format's deserializer under the guard; `depth` is how many containers may still open.
+struct Guarded<'g, D> {
+    inner: D,
+    guard: &'g Guard,
+    depth: u32,
+}
+
+/// What the elements of a container are called in an error.
+#[derive(Clone, Copy)]
+enum Naming {
+    Fields(&'static [&'static str]),
+    Positions,
+}
+
+impl Naming {
+    #[cold]
+    fn step(self, index: usize) -> Step {
+        match self {
+            Self::Fields(names) if index < names.len() => Step::Field(names[index]),
+            _ => Step::Index(index),
+        }
+    }
+}
+
+impl<'de, 'g, D: Deserializer<'de>> Guarded<'g, D> {
+    /// Opens a container: its visitor sees one level less. `counted` containers announce their
+    /// length in the message.
+    #[inline]
+    fn open<V>(
+        self,
+        visitor: V,
+        naming: Naming,
+        counted: bool,
+    ) -> Result<(D, Contents<'g, V>), D::Error> {
+        let Some(depth) = self.depth.checked_sub(1) else {
+            self.guard.note(CodecErrorKind::TooDeep);
+            return Err(D::Error::custom(CodecErrorKind::TooDeep));
+        };
+        let contents = Contents { visitor, guard: self.guard, depth, naming, counted };
+        Ok((self.inner, contents))
+    }
+
+    #[cold]
+    fn not_self_describing(&self) -> D::Error {
+        self.guard.note(CodecErrorKind::NotSelfDescribing);
+        D::Error::custom(CodecErrorKind::NotSelfDescribing)
+    }
+}
+
+macro_rules! pass_through {
+    ($($method:ident => $inner:ident),* $(,)?) => {$(
+        #[inline]
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+            self.inner.$inner(visitor)
+        }
+    )*};
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Guarded<'_, D> {
+    type Error = D::Error;
+
+    pass_through! {
+        deserialize_bool => deserialize_bool,
+        deserialize_i8 => deserialize_i8,
+        deserialize_i16 => deserialize_i16,
+        deserialize_i32 => deserialize_i32,
+        deserialize_i64 => deserialize_i64,
+        deserialize_i128 => deserialize_i128,
+        deserialize_u8 => deserialize_u8,
+        deserialize_u16 => deserialize_u16,
+        deserialize_u32 => deserialize_u32,
+        deserialize_u64 => deserialize_u64,
+        deserialize_u128 => deserialize_u128,
+        deserialize_f32 => deserialize_f32,
+        deserialize_f64 => deserialize_f64,
+        deserialize_char => deserialize_char,
+        deserialize_unit => deserialize_unit,
+        // Borrowed even for owners: formats allocate for an announced length before checking it.
+        deserialize_str => deserialize_str,
+        deserialize_string => deserialize_str,
+        deserialize_bytes => deserialize_bytes,
+        deserialize_byte_buf => deserialize_bytes,
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, D::Error> {
+        Err(self.not_self_describing())
+    }
+
+    fn deserialize_identifier<V: Visitor<'de>>(self, _: V) -> Result<V::Value, D::Error> {
+        Err(self.not_self_describing())
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, D::Error> {
+        Err(self.not_self_describing())
+    }
+
+    #[inline]
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.inner.deserialize_unit_struct(name, visitor)
+    }
+
+    #[inline]
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
+        inner.deserialize_option(contents)
+    }
+
+    // Here a newtype under a private name (a payload that travels beside the message) is told
+    // from ordinary ones.
+    #[inline]
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
+        inner.deserialize_newtype_struct(name, contents)
+    }
+
+    #[inline]
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Positions, true)?;
+        inner.deserialize_seq(contents)
+    }
+
+    #[inline]
+    fn deserialize_tuple<V: Visitor<'de>>(
+        self,
+        len: usize,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
+        inner.deserialize_tuple(len, contents)
+    }
+
+    #[inline]
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        len: usize,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
+        inner.deserialize_tuple_struct(name, len, contents)
+    }
+
+    #[inline]
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Positions, true)?;
+        inner.deserialize_map(contents)
+    }
+
+    #[inline]
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Fields(fields), false)?;
+        inner.deserialize_struct(name, fields, contents)
+    }
+
+    #[inline]
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
+        inner.deserialize_enum(name, variants, contents)
+    }
+
+    #[inline]
+    fn is_human_readable(&self) -> bool {
+        false
+    }
+}
+
+/// What a container holds: the visitor of a container, or the access to one, under the guard.
+struct Contents<'g, V> {
+    visitor: V,
+    guard: &'g Guard,
+    depth: u32,
+    naming: Naming,
+    counted: bool,
+}
+
+impl<'g, V> Contents<'g, V> {
+    /// Refuses a count that the message cannot hold, before anything is done with it.
+    #[inline]
+    fn check<E: Error>(&self, announced: Option<usize>) -> Result<(), E> {
+        if !self.counted || self.guard.claim(announced.unwrap_or(usize::MAX)) {
+            return Ok(());
+        }
+        Err(E::custom("too many elements"))
+    }
+
+    #[inline]
+    fn elements<A>(&self, inner: A) -> Elements<'g, A> {
+        Elements { inner, guard: self.guard, depth: self.depth, naming: self.naming, index: 0 }
+    }
+
+    #[inline]
+    fn nested<D>(&self, inner: D) -> Guarded<'g, D> {
+        Guarded { inner, guard: self.guard, depth: self.depth }
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Contents<'_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.visitor.expecting(f)
+    }
+
+    #[inline]
+    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
+        self.visitor.visit_unit()
+    }
+
+    #[inline]
+    fn visit_none<E: Error>(self) -> Result<V::Value, E> {
+        self.visitor.visit_none()
+    }
+
+    #[inline]
+    fn visit_some<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
+        let nested = self.nested(inner);
+        self.visitor.visit_some(nested)
+    }
+
+    #[inline]
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
+        let nested = self.nested(inner);
+        self.visitor.visit_newtype_struct(nested)
+    }
+
+    #[inline]
+    fn visit_seq<A: SeqAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
+        self.check(inner.size_hint())?;
+        let elements = self.elements(inner);
+        self.visitor.visit_seq(elements)
+    }
+
+    #[inline]
+    fn visit_map<A: MapAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
+        self.check(inner.size_hint())?;
+        let elements = self.elements(inner);
+        self.visitor.visit_map(elements)
+    }
+
+    #[inline]
+    fn visit_enum<A: EnumAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
+        let variants = Variants { inner, guard: self.guard, depth: self.depth };
+        self.visitor.visit_enum(variants)
+    }
+}
+
+/// Access to the elements of a container.
+struct Elements<'g, A> {
+    inner: A,
+    guard: &'g Guard,
+    depth: u32,
+    naming: Naming,
+    index: usize,
+}
+
+impl<'g, A> Elements<'g, A> {
+    #[inline]
+    fn seed<S>(&self, seed: S) -> Seed<'g, S> {
+        Seed { seed, guard: self.guard, depth: self.depth }
+    }
+
+    #[inline]
+    fn located<T, E>(&mut self, result: Result<T, E>) -> Result<T, E> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error) => {
+                self.guard.step(self.naming.step(self.index));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Elements<'_, A> {
+    type Error = A::Error;
+
+    #[inline]
+    fn next_element_seed<S>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error>
+    where
+        S: DeserializeSeed<'de>,
+    {
+        let result = self.inner.next_element_seed(self.seed(seed));
+        let element = self.located(result)?;
+        self.index += 1;
+        Ok(element)
+    }
+
+    #[inline]
+    fn size_hint(&self) -> Option<usize> {
+        self.inner.size_hint()
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Elements<'_, A> {
+    type Error = A::Error;
+
+    #[inline]
+    fn next_key_seed<S>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error>
+    where
+        S: DeserializeSeed<'de>,
+    {
+        let result = self.inner.next_key_seed(self.seed(seed));
+        self.located(result)
+    }
+
+    #[inline]
+    fn next_value_seed<S>(&mut self, seed: S) -> Result<S::Value, A::Error>
+    where
+        S: DeserializeSeed<'de>,
+    {
+        let result = self.inner.next_value_seed(self.seed(seed));
+        let value = self.located(result)?;
+        self.index += 1;
+        Ok(value)
+    }
+
+    #[inline]
+    fn size_hint(&self) -> Option<usize> {
+        self.inner.size_hint()
+    }
+}
+
+/// Access to an enum: first which variant, then what it holds.
+struct Variants<'g, A> {
+    inner: A,
+    guard: &'g Guard,
+    depth: u32,
+}
+
+impl<'de, 'g, A: EnumAccess<'de>> EnumAccess<'de> for Variants<'g, A> {
+    type Error = A::Error;
+    type Variant = Variants<'g, A::Variant>;
+
+    #[inline]
+    fn variant_seed<S>(self, seed: S) -> Result<(S::Value, Self::Variant), A::Error>
+    where
+        S: DeserializeSeed<'de>,
+    {
+        let (value, inner) = self.inner.variant_seed(seed)?;
+        Ok((value, Variants { inner, guard: self.guard, depth: self.depth }))
+    }
+}
+
+impl<'g, A> Variants<'g, A> {
+    #[inline]
+    fn contents<V>(&self, visitor: V, naming: Naming) -> Contents<'g, V> {
+        Contents { visitor, guard: self.guard, depth: self.depth, naming, counted: false }
+    }
+}
+
+impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Variants<'_, A> {
+    type Error = A::Error;
+
+    #[inline]
+    fn unit_variant(self) -> Result<(), A::Error> {
+        self.inner.unit_variant()
+    }
+
+    #[inline]
+    fn newtype_variant_seed<S>(self, seed: S) -> Result<S::Value, A::Error>
+    where
+        S: DeserializeSeed<'de>,
+    {
+        self.inner.newtype_variant_seed(Seed { seed, guard: self.guard, depth: self.depth })
+    }
+
+    #[inline]
+    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
+        let contents = self.contents(visitor, Naming::Positions);
+        self.inner.tuple_variant(len, contents)
+    }
+
+    #[inline]
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
+        let contents = self.contents(visitor, Naming::Fields(fields));
+        self.inner.struct_variant(fields, contents)
+    }
+}

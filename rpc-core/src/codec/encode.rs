@@ -1,0 +1,358 @@
+//! The wrapper round a format's serializer: counts, depth, and what the format cannot express.
+//!
+//! Owns the encoding half of the codec's invariants 2 and 3, so that a value is refused where it
+//! is sent and not where it arrives.
+
+use std::fmt;
+
+use serde::ser::{
+    Error, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant,
+    SerializeTuple, SerializeTupleStruct, SerializeTupleVariant, Serializer,
+};
+
+use super::MAX_DEPTH;
+use super::error::{CodecErrorKind, Step};
+use super::guard::Guard;
+
+/// A value that is encoded under the guard; `depth` is how many containers may still open.
+pub(super) struct Guarded<'a, 'g, T: ?Sized> {
+    value: &'a T,
+    guard: &'g Guard,
+    depth: u32,
+}
+
+impl<'a, 'g, T: ?Sized> Guarded<'a, 'g, T> {
+    #[inline]
+    pub(super) fn new(value: &'a T, guard: &'g Guard) -> Self {
+        Self { value, guard, depth: MAX_DEPTH }
+    }
+}
+
+impl<T: Serialize + ?Sized> Serialize for Guarded<'_, '_, T> {
+    #[inline]
+    fn serialize<S: Serializer>(&self, inner: S) -> Result<S::Ok, S::Error> {
+        self.value.serialize(GuardedSerializer { inner, guard: self.guard, depth: self.depth })
+    }
+}
+
+/// A format's serializer under the guard.
+struct GuardedSerializer<'g, S> {
+    inner: S,
+    guard: &'g Guard,
+    depth: u32,
+}
+
+impl<'g, S: Serializer> GuardedSerializer<'g, S> {
+    /// Opens a container: what it holds sees one level less.
+    #[inline]
+    fn open(self) -> Result<(S, Compound<'g, ()>), S::Error> {
+        let Some(depth) = self.depth.checked_sub(1) else {
+            return Err(broken(self.guard, CodecErrorKind::TooDeep));
+        };
+        Ok((self.inner, Compound { inner: (), guard: self.guard, depth, index: 0 }))
+    }
+
+    /// The same for a container whose length goes into the message.
+    #[inline]
+    fn open_counted(self, len: Option<usize>) -> Result<(S, Compound<'g, ()>), S::Error> {
+        let Some(len) = len else {
+            return Err(broken(self.guard, CodecErrorKind::UnknownLength));
+        };
+        // The budget is compared with the bytes written, at the end.
+        self.guard.claim(len);
+        self.open()
+    }
+}
+
+#[cold]
+fn broken<E: Error>(guard: &Guard, kind: CodecErrorKind) -> E {
+    let error = E::custom(&kind);
+    guard.note(kind);
+    error
+}
+
+macro_rules! pass_through {
+    ($($method:ident($($arg:ident: $ty:ty),*)),* $(,)?) => {$(
+        #[inline]
+        fn $method(self, $($arg: $ty),*) -> Result<S::Ok, S::Error> {
+            self.inner.$method($($arg),*)
+        }
+    )*};
+}
+
+impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
+    type Ok = S::Ok;
+    type Error = S::Error;
+    type SerializeSeq = Compound<'g, S::SerializeSeq>;
+    type SerializeTuple = Compound<'g, S::SerializeTuple>;
+    type SerializeTupleStruct = Compound<'g, S::SerializeTupleStruct>;
+    type SerializeTupleVariant = Compound<'g, S::SerializeTupleVariant>;
+    type SerializeMap = Compound<'g, S::SerializeMap>;
+    type SerializeStruct = Compound<'g, S::SerializeStruct>;
+    type SerializeStructVariant = Compound<'g, S::SerializeStructVariant>;
+
+    pass_through! {
+        serialize_bool(v: bool),
+        serialize_i8(v: i8),
+        serialize_i16(v: i16),
+        serialize_i32(v: i32),
+        serialize_i64(v: i64),
+        serialize_i128(v: i128),
+        serialize_u8(v: u8),
+        serialize_u16(v: u16),
+        serialize_u32(v: u32),
+        serialize_u64(v: u64),
+        serialize_u128(v: u128),
+        serialize_f32(v: f32),
+        serialize_f64(v: f64),
+        serialize_char(v: char),
+        serialize_str(v: &str),
+        serialize_bytes(v: &[u8]),
+        serialize_unit(),
+        serialize_unit_struct(name: &'static str),
+    }
+
+    // Opened although nothing is inside: the decoder opens before it can know.
+    #[inline]
+    fn serialize_none(self) -> Result<S::Ok, S::Error> {
+        self.open()?.0.serialize_none()
+    }
+
+    #[inline]
+    fn serialize_unit_variant(
+        self,
+        name: &'static str,
+        index: u32,
+        variant: &'static str,
+    ) -> Result<S::Ok, S::Error> {
+        self.open()?.0.serialize_unit_variant(name, index, variant)
+    }
+
+    #[inline]
+    fn collect_str<T: fmt::Display + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
+        self.inner.collect_str(value)
+    }
+
+    #[inline]
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
+        let (inner, compound) = self.open()?;
+        inner.serialize_some(&compound.nested(value))
+    }
+
+    // Here a newtype under a private name (a payload that travels beside the message) is told
+    // from ordinary ones.
+    #[inline]
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(
+        self,
+        name: &'static str,
+        value: &T,
+    ) -> Result<S::Ok, S::Error> {
+        let (inner, compound) = self.open()?;
+        inner.serialize_newtype_struct(name, &compound.nested(value))
+    }
+
+    #[inline]
+    fn serialize_newtype_variant<T: Serialize + ?Sized>(
+        self,
+        name: &'static str,
+        index: u32,
+        variant: &'static str,
+        value: &T,
+    ) -> Result<S::Ok, S::Error> {
+        let (inner, compound) = self.open()?;
+        inner.serialize_newtype_variant(name, index, variant, &compound.nested(value))
+    }
+
+    #[inline]
+    fn serialize_seq(self, len: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
+        let (inner, compound) = self.open_counted(len)?;
+        Ok(compound.around(inner.serialize_seq(len)?))
+    }
+
+    #[inline]
+    fn serialize_tuple(self, len: usize) -> Result<Self::SerializeTuple, S::Error> {
+        let (inner, compound) = self.open()?;
+        Ok(compound.around(inner.serialize_tuple(len)?))
+    }
+
+    #[inline]
+    fn serialize_tuple_struct(
+        self,
+        name: &'static str,
+        len: usize,
+    ) -> Result<Self::SerializeTupleStruct, S::Error> {
+        let (inner, compound) = self.open()?;
+        Ok(compound.around(inner.serialize_tuple_struct(name, len)?))
+    }
+
+    #[inline]
+    fn serialize_tuple_variant(
+        self,
+        name: &'static str,
+        index: u32,
+        variant: &'static str,
+        len: usize,
+    ) -> Result<Self::SerializeTupleVariant, S::Error> {
+        let (inner, compound) = self.open()?;
+        Ok(compound.around(inner.serialize_tuple_variant(name, index, variant, len)?))
+    }
+
+    #[inline]
+    fn serialize_map(self, len: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
+        let (inner, compound) = self.open_counted(len)?;
+        Ok(compound.around(inner.serialize_map(len)?))
+    }
+
+    #[inline]
+    fn serialize_struct(
+        self,
+        name: &'static str,
+        len: usize,
+    ) -> Result<Self::SerializeStruct, S::Error> {
+        let (inner, compound) = self.open()?;
+        Ok(compound.around(inner.serialize_struct(name, len)?))
+    }
+
+    #[inline]
+    fn serialize_struct_variant(
+        self,
+        name: &'static str,
+        index: u32,
+        variant: &'static str,
+        len: usize,
+    ) -> Result<Self::SerializeStructVariant, S::Error> {
+        let (inner, compound) = self.open()?;
+        Ok(compound.around(inner.serialize_struct_variant(name, index, variant, len)?))
+    }
+
+    #[inline]
+    fn is_human_readable(&self) -> bool {
+        false
+    }
+}
+
+/// A container being written.
+struct Compound<'g, C> {
+    inner: C,
+    guard: &'g Guard,
+    depth: u32,
+    index: usize,
+}
+
+impl<'g, C> Compound<'g, C> {
+    #[inline]
+    fn around<D>(&self, inner: D) -> Compound<'g, D> {
+        Compound { inner, guard: self.guard, depth: self.depth, index: 0 }
+    }
+
+    #[inline]
+    fn nested<'a, T: ?Sized>(&self, value: &'a T) -> Guarded<'a, 'g, T> {
+        Guarded { value, guard: self.guard, depth: self.depth }
+    }
+
+    /// Counts an element that was written, or notes where it failed.
+    #[inline]
+    fn element<E>(&mut self, result: Result<(), E>) -> Result<(), E> {
+        if result.is_err() {
+            self.guard.step(Step::Index(self.index));
+        }
+        self.index += 1;
+        result
+    }
+
+    #[inline]
+    fn field<E>(&mut self, name: &'static str, result: Result<(), E>) -> Result<(), E> {
+        if result.is_err() {
+            self.guard.step(Step::Field(name));
+        }
+        result
+    }
+
+    #[cold]
+    fn skipped<E: Error>(&self, name: &'static str) -> E {
+        self.guard.step(Step::Field(name));
+        broken(self.guard, CodecErrorKind::SkippedField)
+    }
+}
+
+macro_rules! positional {
+    ($($kind:ident::$method:ident),* $(,)?) => {$(
+        impl<C: $kind> $kind for Compound<'_, C> {
+            type Ok = C::Ok;
+            type Error = C::Error;
+
+            #[inline]
+            fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
+                let result = self.inner.$method(&self.nested(value));
+                self.element(result)
+            }
+
+            #[inline]
+            fn end(self) -> Result<C::Ok, C::Error> {
+                self.inner.end()
+            }
+        }
+    )*};
+}
+
+positional! {
+    SerializeSeq::serialize_element,
+    SerializeTuple::serialize_element,
+    SerializeTupleStruct::serialize_field,
+    SerializeTupleVariant::serialize_field,
+}
+
+macro_rules! named {
+    ($($kind:ident),* $(,)?) => {$(
+        impl<C: $kind> $kind for Compound<'_, C> {
+            type Ok = C::Ok;
+            type Error = C::Error;
+
+            #[inline]
+            fn serialize_field<T: Serialize + ?Sized>(
+                &mut self,
+                name: &'static str,
+                value: &T,
+            ) -> Result<(), C::Error> {
+                let result = self.inner.serialize_field(name, &self.nested(value));
+                self.field(name, result)
+            }
+
+            fn skip_field(&mut self, name: &'static str) -> Result<(), C::Error> {
+                Err(self.skipped(name))
+            }
+
+            #[inline]
+            fn end(self) -> Result<C::Ok, C::Error> {
+                self.inner.end()
+            }
+        }
+    )*};
+}
+
+named! { SerializeStruct, SerializeStructVariant }
+
+impl<C: SerializeMap> SerializeMap for Compound<'_, C> {
+    type Ok = C::Ok;
+    type Error = C::Error;
+
+    #[inline]
+    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), C::Error> {
+        let result = self.inner.serialize_key(&self.nested(key));
+        if result.is_err() {
+            self.guard.step(Step::Index(self.index));
+        }
+        result
+    }
+
+    #[inline]
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
+        let result = self.inner.serialize_value(&self.nested(value));
+        self.element(result)
+    }
+
+    #[inline]
+    fn end(self) -> Result<C::Ok, C::Error> {
+        self.inner.end()
+    }
+}

@@ -1,0 +1,165 @@
+//! What can be wrong with a value or its bytes, and where in it.
+
+use std::fmt;
+
+use super::{Codec, MAX_DEPTH};
+
+/// Which rule a value or a message broke.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CodecErrorKind {
+    /// The peer uses a codec that nobody here has heard of.
+    #[error("codec {id} is unknown")]
+    UnknownCodec {
+        /// The id on the wire.
+        id: u8,
+    },
+    /// The codec is known, this build lacks it.
+    #[error("codec {} is not compiled in; enable the cargo feature `{}` of rpc-core",
+        .codec.name(), .codec.name())]
+    NotCompiledIn {
+        /// The codec.
+        codec: Codec,
+    },
+    /// Bytes are left over: the two sides disagree about the type.
+    #[error("{count} bytes are left over after the value")]
+    TrailingBytes {
+        /// How many.
+        count: usize,
+    },
+    /// Sequences and maps have more elements than the message has bytes.
+    #[error(
+        "sequences hold more elements than the message has bytes ({limit}); elements that take no \
+         bytes cannot be sent"
+    )]
+    TooManyElements {
+        /// Length of the message, bytes.
+        limit: usize,
+    },
+    /// Containers nest too deeply.
+    #[error("nested more than {MAX_DEPTH} deep")]
+    TooDeep,
+    /// A field was left out (`skip_serializing_if`): the format has no place to say so.
+    #[error("a field is left out (serde's skip_serializing_if), which this format cannot express")]
+    SkippedField,
+    /// A sequence or map of unknown length (`serde(flatten)`, or an iterator).
+    #[error(
+        "a sequence or map of unknown length (serde's flatten), which this format cannot express"
+    )]
+    UnknownLength,
+    /// The type asks the format what comes next (`serde(untagged)`, `serde(tag)`, `flatten`).
+    #[error(
+        "the type needs a self-describing format (serde's untagged, tag or flatten), which this \
+         one is not"
+    )]
+    NotSelfDescribing,
+    /// The value's own `Serialize` failed.
+    #[error("{reason}")]
+    Unencodable {
+        /// What it said.
+        reason: String,
+    },
+    /// The bytes are no encoding of the type.
+    #[error("{reason}")]
+    Malformed {
+        /// What the format said.
+        reason: String,
+    },
+}
+
+/// One step from a value into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Field(&'static str),
+    Index(usize),
+}
+
+/// A value that cannot be encoded, or bytes that cannot be decoded.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CodecError(Box<Inner>);
+
+#[derive(Clone, PartialEq, Eq)]
+struct Inner {
+    kind: CodecErrorKind,
+    path: Vec<Step>,
+}
+
+impl CodecError {
+    #[cold]
+    pub(super) fn new(kind: CodecErrorKind, path: Vec<Step>) -> Self {
+        Self(Box::new(Inner { kind, path }))
+    }
+
+    /// Which rule was broken.
+    #[must_use]
+    pub fn kind(&self) -> &CodecErrorKind {
+        &self.0.kind
+    }
+
+    /// The way from the value to what failed in it: `[1].items[3].name`; empty when it is the
+    /// value itself.
+    #[must_use]
+    pub fn path(&self) -> String {
+        render(&self.0.path, None)
+    }
+
+    /// The message with the arguments' names in place of their positions, for a value that is the
+    /// tuple of a method's arguments.
+    #[must_use]
+    pub fn describe(&self, arguments: &[&str]) -> String {
+        let path = render(&self.0.path, Some(arguments));
+        if path.is_empty() { self.0.kind.to_string() } else { format!("{path}: {}", self.0.kind) }
+    }
+}
+
+/// Longest path that is rendered in full, steps.
+const MAX_STEPS: usize = 16;
+
+fn render(path: &[Step], arguments: Option<&[&str]>) -> String {
+    let mut text = String::new();
+    for (at, step) in path.iter().take(MAX_STEPS).enumerate() {
+        match (step, arguments) {
+            (Step::Index(index), Some(names)) if at == 0 && *index < names.len() => {
+                text.push_str("argument ");
+                text.push_str(names[*index]);
+            }
+            (Step::Index(index), _) => text.push_str(&format!("[{index}]")),
+            (Step::Field(name), _) => {
+                if !text.is_empty() {
+                    text.push('.');
+                }
+                text.push_str(name);
+            }
+        }
+    }
+    if path.len() > MAX_STEPS {
+        text.push_str("...");
+    }
+    text
+}
+
+impl From<CodecErrorKind> for CodecError {
+    #[cold]
+    fn from(kind: CodecErrorKind) -> Self {
+        Self::new(kind, Vec::new())
+    }
+}
+
+impl fmt::Display for CodecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path();
+        if path.is_empty() {
+            write!(f, "{}", self.0.kind)
+        } else {
+            write!(f, "{path}: {}", self.0.kind)
+        }
+    }
+}
+
+impl fmt::Debug for CodecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CodecError({self})")
+    }
+}
+
+impl std::error::Error for CodecError {}

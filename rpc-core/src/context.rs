@@ -1,0 +1,199 @@
+//! What a handler may know about the call it serves.
+//!
+//! Owns the context of the running handler: deadline, metadata, peer, method. It is current only
+//! while the handler is polled, on whatever thread that happens; calls made meanwhile inherit the
+//! deadline.
+//!
+//! Invariants:
+//! 1. [`Scoped`] makes its context current for exactly the time of a poll and puts back what was
+//!    current before, also when the poll panics; so handlers may nest.
+//! 2. A context is two reference counts at most: making, moving and dropping one never allocates.
+
+use std::cell::Cell;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{self, Poll};
+use std::time::{Duration, Instant};
+
+use rpc_transport::provider::PeerIdentity;
+
+use crate::metadata::Metadata;
+use crate::service::MethodDescriptor;
+
+thread_local! {
+    static CURRENT: Cell<Option<Context>> = const { Cell::new(None) };
+}
+
+/// The call that a handler serves. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Context {
+    deadline: Option<Instant>,
+    metadata: Metadata,
+    peer: Option<Arc<PeerIdentity>>,
+    method: Option<&'static MethodDescriptor>,
+}
+
+impl Context {
+    /// The context of the handler that is being polled on this thread; an empty one elsewhere
+    /// (see [`Context::try_current`]).
+    #[must_use]
+    pub fn current() -> Self {
+        Self::try_current().unwrap_or_default()
+    }
+
+    /// The context of the handler that is being polled on this thread.
+    ///
+    /// A task that a handler spawns has none of its own: hand one to it with [`Context::scope`].
+    #[must_use]
+    pub fn try_current() -> Option<Self> {
+        Self::peek(Self::clone)
+    }
+
+    /// The deadline that a call made now inherits. Cheaper than [`Context::current`].
+    #[must_use]
+    pub fn current_deadline() -> Option<Instant> {
+        Self::peek(|context| context.deadline).flatten()
+    }
+
+    fn peek<T>(look: impl FnOnce(&Self) -> T) -> Option<T> {
+        let look = |current: &Cell<Option<Self>>| {
+            let context = current.take();
+            let seen = context.as_ref().map(look);
+            current.set(context);
+            seen
+        };
+        // A thread that is being torn down has no context.
+        CURRENT.try_with(look).ok().flatten()
+    }
+
+    /// An empty context, to be filled by a server.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the deadline.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Option<Instant>) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Sets the metadata.
+    #[must_use]
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// Sets the peer.
+    #[must_use]
+    pub fn with_peer(mut self, peer: Arc<PeerIdentity>) -> Self {
+        self.peer = Some(peer);
+        self
+    }
+
+    /// Sets the method.
+    #[must_use]
+    pub fn with_method(mut self, method: &'static MethodDescriptor) -> Self {
+        self.method = Some(method);
+        self
+    }
+
+    /// When the caller stops waiting; `None`: never.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// How long the caller still waits; zero when the deadline has passed, `None`: for ever.
+    #[must_use]
+    pub fn remaining(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// The metadata of the call.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Who calls, as far as the transport knows.
+    #[must_use]
+    pub fn peer(&self) -> Option<&Arc<PeerIdentity>> {
+        self.peer.as_ref()
+    }
+
+    /// The method being served: `Kv.get`. Empty outside a handler.
+    #[must_use]
+    pub fn method_name(&self) -> &'static str {
+        self.method.map_or("", |method| method.name)
+    }
+
+    /// The method being served.
+    #[must_use]
+    pub fn method(&self) -> Option<&'static MethodDescriptor> {
+        self.method
+    }
+
+    /// Runs a future with this context current, for tasks that a handler spawns.
+    pub fn scope<F: Future>(self, future: F) -> Scoped<F> {
+        Scoped { future, context: Some(self) }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("method", &self.method_name())
+            .field("remaining", &self.remaining())
+            .field("peer", &self.peer)
+            .field("metadata", &self.metadata)
+            .finish()
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A future that is polled with a context current: [`Context::scope`].
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Scoped<F> {
+        #[pin]
+        future: F,
+        // Always there except while `future` is polled, when it is the thread's.
+        context: Option<Context>,
+    }
+}
+
+/// Puts the previous context back, and this one into its place, however the poll ends.
+struct Restore<'a> {
+    own: &'a mut Option<Context>,
+    previous: Option<Context>,
+}
+
+impl Drop for Restore<'_> {
+    fn drop(&mut self) {
+        *self.own = swap(self.previous.take());
+    }
+}
+
+/// Makes a context current and gives back the one before; without effect on a thread that is
+/// being torn down.
+fn swap(context: Option<Context>) -> Option<Context> {
+    let mut context = context;
+    let _ = CURRENT.try_with(|current| context = current.replace(context.take()));
+    context
+}
+
+impl<F: Future> Future for Scoped<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let previous = swap(this.context.take());
+        let _restore = Restore { own: this.context, previous };
+        this.future.poll(cx)
+    }
+}

@@ -1,0 +1,352 @@
+//! Runs what a session asks for outside its shard's lock: handlers first of all.
+//!
+//! Owns the way from a request to its reply: find the method, check its signature, poll the
+//! handler inline, spawn it when it does not finish at once. Never holds the shard's lock while
+//! user code runs.
+//!
+//! Invariants:
+//! 1. Every request gets exactly one reply or `handler_ended`.
+//! 2. A handler that is pending, or whose method works long between awaits, runs as a task of its
+//!    own, so that it cannot hold up the driver.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rpc_transport::protocol::Executor;
+use rpc_transport::provider::PeerIdentity;
+use rpc_transport::shard::{ConnectionKey, State};
+use tokio::sync::Notify;
+
+use crate::call::SIGNATURES_DIFFER;
+use crate::codec::Codec;
+use crate::context::Context;
+use crate::handler::Handler;
+use crate::metadata::Metadata;
+use crate::peer::{Effect, Peer, RpcShard};
+use crate::service::{Dispatch, MethodDescriptor, Reply, ReplyKind, Request};
+use crate::session::{Answer, Gone, Incoming, IncomingId};
+use crate::status::{Code, Status};
+
+/// Two timed inline polls in a row that are longer than this make their method run as tasks from
+/// then on.
+const LONG_POLL: Duration = Duration::from_micros(50);
+/// An inline poll longer than this does so at once.
+const BLOCKING_POLL: Duration = Duration::from_millis(5);
+/// One in so many inline polls is timed.
+const TIMED_POLLS: u32 = 64;
+
+/// Method ids are hashes already.
+#[derive(Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u32(&mut self, id: u32) {
+        // Spread over the upper bits too, which the map uses for its tags.
+        self.0 = u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+struct Route {
+    service: Arc<dyn Dispatch>,
+    position: usize,
+    method: &'static MethodDescriptor,
+    spawn: AtomicBool,
+    polls: AtomicU32,
+    /// Timed polls in a row that were long. The first calls of a method are slow by nature.
+    long_polls: AtomicU32,
+}
+
+/// The methods of a server, by id.
+#[derive(Default)]
+pub(crate) struct Router {
+    routes: HashMap<u32, Route, BuildHasherDefault<IdHasher>>,
+}
+
+impl Router {
+    /// Adds a service.
+    ///
+    /// # Errors
+    /// The names of two methods with one id.
+    pub(crate) fn add(&mut self, service: Arc<dyn Dispatch>) -> Result<(), String> {
+        for (position, method) in service.descriptor().methods.iter().enumerate() {
+            let spawn = AtomicBool::new(method.spawn);
+            let service = Arc::clone(&service);
+            let (polls, long_polls) = (AtomicU32::new(0), AtomicU32::new(0));
+            let route = Route { service, position, method, spawn, polls, long_polls };
+            if let Some(other) = self.routes.insert(method.id, route) {
+                return Err(format!(
+                    "{} and {} have the same id {:#x}; add each service once, or give one method \
+                     another name on the wire with #[rpc(name = \"...\")]",
+                    other.method.name, method.name, method.id
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, incoming: &Incoming) -> Result<(&Route, Codec), Status> {
+        let Some(route) = self.routes.get(&incoming.method) else {
+            return Err(self.unknown_method(incoming.method));
+        };
+        let method = route.method;
+        if let Some(theirs) = incoming.signature
+            && theirs != method.signature_hash
+        {
+            return Err(Status::failed_precondition(format!(
+                "{}: signatures differ; the server has `{}`",
+                method.name, method.signature
+            ))
+            .with_details(SIGNATURES_DIFFER));
+        }
+        let codec = Codec::from_id(incoming.codec)
+            .map_err(|error| Status::unimplemented(format!("{}: {error}", method.name)))?;
+        Ok((route, codec))
+    }
+
+    fn unknown_method(&self, id: u32) -> Status {
+        let mut services: Vec<&str> =
+            self.routes.values().map(|route| route.service.descriptor().name).collect();
+        services.sort_unstable();
+        services.dedup();
+        let offered = if services.is_empty() { "none".to_owned() } else { services.join(", ") };
+        Status::unimplemented(format!(
+            "no method with id {id:#010x} here; the services here are: {offered}"
+        ))
+    }
+}
+
+/// A result on its way back under the lock.
+enum Done {
+    Reply { key: ConnectionKey, id: IncomingId, reply: Reply, accepted: bool },
+    Attach { key: ConnectionKey, id: IncomingId, handle: tokio::task::AbortHandle, accepted: bool },
+}
+
+/// The executor of one shard.
+pub(crate) struct Handlers {
+    shard: Arc<RpcShard>,
+    router: Arc<Router>,
+    done: Vec<Done>,
+    settled: Arc<Notify>,
+}
+
+impl Handlers {
+    /// For a client that offers no services.
+    pub(crate) fn without_services(shard: Arc<RpcShard>) -> Self {
+        Self::new(shard, Arc::default(), Arc::default())
+    }
+
+    /// `settled` is notified when a connection ends or has drained.
+    pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
+        Self { shard, router, done: Vec::new(), settled }
+    }
+
+    fn on_request(&mut self, key: ConnectionKey, incoming: Incoming, peer: Arc<PeerIdentity>) {
+        let id = incoming.id;
+        let accepted = incoming.signature.is_some();
+        let router = Arc::clone(&self.router);
+        let prepared = router.find(&incoming).and_then(|(route, codec)| {
+            let context = context(route.method, &incoming, peer)?;
+            Ok((route, Request::new(incoming.into_body(), codec, context)))
+        });
+        match prepared {
+            Err(status) => {
+                let reply = Reply::status(&status);
+                self.done.push(Done::Reply { key, id, reply, accepted: false });
+            }
+            Ok((route, request)) => {
+                let handler = route.service.dispatch(route.position, request);
+                self.run(key, id, accepted, route, handler);
+            }
+        }
+    }
+
+    fn run(
+        &mut self,
+        key: ConnectionKey,
+        id: IncomingId,
+        accepted: bool,
+        route: &Route,
+        mut handler: Handler,
+    ) {
+        if !route.spawn.load(Ordering::Relaxed)
+            && let Poll::Ready(reply) = poll_inline(route, &mut handler)
+        {
+            self.done.push(Done::Reply { key, id, reply, accepted });
+            return;
+        }
+        let shard = Arc::clone(&self.shard);
+        let task = tokio::spawn(async move {
+            let mut ended = HandlerEnded { shard, key, id, replied: false };
+            let reply = std::future::poll_fn(|cx| handler.poll_caught(cx)).await;
+            ended.reply(reply);
+        });
+        let handle = task.abort_handle();
+        self.done.push(Done::Attach { key, id, handle, accepted });
+    }
+}
+
+/// Tells the session that a spawned handler has ended, also when its task is aborted.
+struct HandlerEnded {
+    shard: Arc<RpcShard>,
+    key: ConnectionKey,
+    id: IncomingId,
+    replied: bool,
+}
+
+impl HandlerEnded {
+    fn reply(&mut self, reply: Reply) {
+        self.replied = true;
+        self.shard.with(self.key, |peer| peer.reply(self.id, reply));
+    }
+}
+
+impl Drop for HandlerEnded {
+    fn drop(&mut self) {
+        if !self.replied {
+            self.shard.with(self.key, |peer| peer.session.handler_ended(self.id));
+        }
+    }
+}
+
+/// Polls a handler once where it stands. If it is pending, the task that takes it over polls it
+/// again at once, so the waker of this poll need not wake anybody.
+fn poll_inline(route: &Route, handler: &mut Handler) -> Poll<Reply> {
+    let mut cx = TaskContext::from_waker(Waker::noop());
+    if !route.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(TIMED_POLLS) {
+        return handler.poll_caught(&mut cx);
+    }
+    let started = Instant::now();
+    let polled = handler.poll_caught(&mut cx);
+    let took = started.elapsed();
+    if took <= LONG_POLL {
+        route.long_polls.store(0, Ordering::Relaxed);
+    } else if took > BLOCKING_POLL || route.long_polls.fetch_add(1, Ordering::Relaxed) >= 1 {
+        tracing::debug!(method = route.method.name, ?took, "runs long: spawned from now on");
+        route.spawn.store(true, Ordering::Relaxed);
+    }
+    polled
+}
+
+fn context(
+    method: &'static MethodDescriptor,
+    incoming: &Incoming,
+    peer: Arc<PeerIdentity>,
+) -> Result<Context, Status> {
+    let context =
+        Context::new().with_deadline(incoming.deadline).with_peer(peer).with_method(method);
+    if incoming.metadata().is_empty() {
+        return Ok(context);
+    }
+    let metadata = Metadata::decode(incoming.metadata())
+        .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))?;
+    Ok(context.with_metadata(metadata))
+}
+
+impl Peer {
+    /// Answers a call; what is too large for the caller becomes an error that says so.
+    pub(crate) fn reply(&mut self, id: IncomingId, reply: Reply) {
+        let Reply { kind, body } = self.within_limits(reply);
+        let outcome = match kind {
+            ReplyKind::Ok => self.session.reply(id, Answer::Ok(body)),
+            ReplyKind::UserError => self.session.reply(id, Answer::UserError(body)),
+            ReplyKind::Status(code) => self.reply_status(id, code, &body),
+        };
+        if outcome.is_err() {
+            tracing::trace!(?id, "a reply came too late for its caller");
+        }
+    }
+
+    #[cold]
+    fn reply_status(&mut self, id: IncomingId, code: Code, body: &[u8]) -> Result<(), Gone> {
+        let status = Status::decode_body(code, body).unwrap_or_else(|_| Status::from(code));
+        let answer = Answer::Status {
+            code: code.number(),
+            retryable: status.is_retryable(),
+            text: status.message(),
+            details: status.details(),
+        };
+        self.session.reply(id, answer)
+    }
+
+    fn within_limits(&self, reply: Reply) -> Reply {
+        match self.too_large(reply.body.len()) {
+            None => reply,
+            Some(why) => Reply::status(&Status::resource_exhausted(format!("the reply {why}"))),
+        }
+    }
+}
+
+impl Executor<Peer> for Handlers {
+    fn execute(&mut self, key: ConnectionKey, effect: Effect) -> bool {
+        match effect {
+            Effect::Wake(waker) => {
+                waker.wake();
+                return true;
+            }
+            Effect::Request(incoming, peer) => self.on_request(key, incoming, peer),
+            Effect::Abort(handle) => handle.abort(),
+            Effect::Settled => self.settled.notify_waiters(),
+        }
+        false
+    }
+
+    fn discard(&mut self, effect: Effect) {
+        match effect {
+            Effect::Wake(waker) => waker.wake(),
+            Effect::Abort(handle) => handle.abort(),
+            Effect::Settled => self.settled.notify_waiters(),
+            Effect::Request(..) => {}
+        }
+    }
+
+    fn apply(&mut self, state: &mut State<Peer>) {
+        for done in self.done.drain(..) {
+            match done {
+                Done::Reply { key, id, reply, accepted } => {
+                    state.with(key, |peer| {
+                        if accepted {
+                            peer.session.accept_signature(id);
+                        }
+                        peer.reply(id, reply);
+                    });
+                }
+                Done::Attach { key, id, handle, accepted } => {
+                    let refused = state.with(key, |peer| {
+                        if accepted {
+                            peer.session.accept_signature(id);
+                        }
+                        peer.session.attach_handler(id, handle.clone()).is_err()
+                    });
+                    if refused != Some(false) {
+                        handle.abort();
+                    }
+                }
+            }
+        }
+    }
+
+    fn has_results(&self) -> bool {
+        !self.done.is_empty()
+    }
+}
+
+impl fmt::Debug for Handlers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handlers").field("methods", &self.router.routes.len()).finish()
+    }
+}

@@ -1,0 +1,240 @@
+//! Metadata: a few named values that travel beside the arguments of a call.
+//!
+//! Owns the map and its bytes on the wire. Costs nothing, in memory or on the wire, when unused.
+//!
+//! # On the wire
+//!
+//! One byte: number of entries; then for each: one byte length of the name, the name; two bytes
+//! (little endian) length of the value, the value. Entries are in ascending order of their names.
+//!
+//! Invariants:
+//! 1. At most [`MAX_ENTRIES`] entries and [`MAX_ENCODED_BYTES`] encoded bytes, on both sides.
+//! 2. Names are unique, sorted, 1 to [`MAX_NAME_BYTES`] bytes of lower-case ASCII letters, digits,
+//!    `-`, `_` and `.`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rpc_transport::outbound::OutBuf;
+
+/// Most entries of a call.
+pub const MAX_ENTRIES: usize = 64;
+/// Longest name, bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+/// Longest encoding of all metadata of a call, bytes.
+pub const MAX_ENCODED_BYTES: usize = 8 * 1024;
+
+/// Named values of a call, sorted by name. Cheap to clone; empty ones allocate nothing.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Metadata(Option<Arc<Vec<Entry>>>);
+
+#[derive(Clone, PartialEq, Eq)]
+struct Entry {
+    name: Box<str>,
+    value: Bytes,
+}
+
+impl Entry {
+    fn encoded_bytes(&self) -> usize {
+        3 + self.name.len() + self.value.len()
+    }
+}
+
+impl Metadata {
+    /// No entries.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(None)
+    }
+
+    /// Whether there are no entries.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries().len()
+    }
+
+    fn entries(&self) -> &[Entry] {
+        self.0.as_ref().map_or(&[], |entries| entries)
+    }
+
+    fn position(&self, name: &str) -> Result<usize, usize> {
+        self.entries().binary_search_by(|entry| (*entry.name).cmp(name))
+    }
+
+    /// The value of that name, as bytes.
+    #[must_use]
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        let at = self.position(name).ok()?;
+        Some(&self.entries()[at].value)
+    }
+
+    /// The value of that name, if it is UTF-8.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        std::str::from_utf8(self.bytes(name)?).ok()
+    }
+
+    /// Names and values, in the order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.entries().iter().map(|entry| (&*entry.name, &*entry.value))
+    }
+
+    /// Sets a value, in place of an earlier one of that name.
+    ///
+    /// # Errors
+    /// A bad name, or too much in all; the metadata is as before.
+    pub fn insert(&mut self, name: &str, value: impl Into<Bytes>) -> Result<(), MetadataError> {
+        check_name(name.as_bytes())?;
+        let entry = Entry { name: name.into(), value: value.into() };
+        let position = self.position(name);
+        let replaced = position.map_or(0, |at| self.entries()[at].encoded_bytes());
+        if self.encoded_bytes().max(1) - replaced + entry.encoded_bytes() > MAX_ENCODED_BYTES {
+            return Err(MetadataError::TooLong);
+        }
+        if position.is_err() && self.len() == MAX_ENTRIES {
+            return Err(MetadataError::TooMany);
+        }
+        let entries = Arc::make_mut(self.0.get_or_insert_default());
+        match position {
+            Ok(at) => entries[at] = entry,
+            Err(at) => entries.insert(at, entry),
+        }
+        Ok(())
+    }
+
+    /// Removes the value of that name.
+    pub fn remove(&mut self, name: &str) -> Option<Bytes> {
+        let at = self.position(name).ok()?;
+        let entries = Arc::make_mut(self.0.as_mut()?);
+        let removed = entries.remove(at);
+        if entries.is_empty() {
+            self.0 = None;
+        }
+        Some(removed.value)
+    }
+
+    /// Length of the encoding, bytes; 0 when there are no entries (then nothing is sent).
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        match self.entries() {
+            [] => 0,
+            entries => 1 + entries.iter().map(Entry::encoded_bytes).sum::<usize>(),
+        }
+    }
+
+    /// Appends the encoding; nothing when there are no entries.
+    pub fn encode(&self, out: &mut OutBuf) {
+        let entries = self.entries();
+        let Ok(count @ 1..) = u8::try_from(entries.len()) else { return };
+        out.extend_from_slice(&[count]);
+        for Entry { name, value } in entries {
+            // Invariants 1 and 2 keep both lengths in range.
+            let name_len = u8::try_from(name.len()).unwrap_or(0);
+            let value_len = u16::try_from(value.len()).unwrap_or(0);
+            out.extend_from_slice(&[name_len]);
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(&value_len.to_le_bytes());
+            out.extend_from_slice(value);
+        }
+    }
+
+    /// Parses what [`Metadata::encode`] wrote; `bytes` is all of it.
+    ///
+    /// # Errors
+    /// [`MetadataError`] names the rule that the bytes break.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MetadataError> {
+        if bytes.is_empty() {
+            return Ok(Self::new());
+        }
+        if bytes.len() > MAX_ENCODED_BYTES {
+            return Err(MetadataError::TooLong);
+        }
+        let mut rest = bytes;
+        let count = usize::from(take(&mut rest, 1)?[0]);
+        if count > MAX_ENTRIES {
+            return Err(MetadataError::TooMany);
+        }
+        if count == 0 {
+            return Err(MetadataError::Empty);
+        }
+        let mut entries: Vec<Entry> = Vec::with_capacity(count);
+        for _ in 0..count {
+            let entry = decode_entry(&mut rest)?;
+            if entries.last().is_some_and(|last| last.name >= entry.name) {
+                return Err(MetadataError::Unsorted);
+            }
+            entries.push(entry);
+        }
+        if !rest.is_empty() {
+            return Err(MetadataError::TrailingBytes);
+        }
+        Ok(Self(Some(Arc::new(entries))))
+    }
+}
+
+fn decode_entry(rest: &mut &[u8]) -> Result<Entry, MetadataError> {
+    let name_len = usize::from(take(rest, 1)?[0]);
+    let name = check_name(take(rest, name_len)?)?;
+    let length = take(rest, 2)?;
+    let value = take(rest, usize::from(u16::from_le_bytes([length[0], length[1]])))?;
+    Ok(Entry { name: name.into(), value: Bytes::copy_from_slice(value) })
+}
+
+fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], MetadataError> {
+    let (taken, left) = rest.split_at_checked(count).ok_or(MetadataError::Truncated)?;
+    *rest = left;
+    Ok(taken)
+}
+
+fn check_name(name: &[u8]) -> Result<&str, MetadataError> {
+    let allowed = |byte: &u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_' | b'.')
+    };
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.iter().all(allowed) {
+        return Err(MetadataError::BadName);
+    }
+    std::str::from_utf8(name).map_err(|_| MetadataError::BadName)
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values may be credentials; names and lengths are enough to see what travels.
+        f.debug_map().entries(self.iter().map(|(name, value)| (name, value.len()))).finish()
+    }
+}
+
+/// Metadata that breaks a rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetadataError {
+    /// See invariant 2.
+    #[error(
+        "a metadata name has 1 to {MAX_NAME_BYTES} lower-case ASCII letters, digits, `-`, `_`, `.`"
+    )]
+    BadName,
+    /// More than [`MAX_ENCODED_BYTES`].
+    #[error("metadata of a call takes more than {MAX_ENCODED_BYTES} bytes")]
+    TooLong,
+    /// More than [`MAX_ENTRIES`].
+    #[error("metadata of a call has more than {MAX_ENTRIES} entries")]
+    TooMany,
+    /// A block that is there holds an entry.
+    #[error("metadata is announced and has no entries")]
+    Empty,
+    /// Names ascend.
+    #[error("metadata is not sorted, or names a value twice")]
+    Unsorted,
+    /// It ends too early.
+    #[error("metadata ends too early")]
+    Truncated,
+    /// Bytes are left over.
+    #[error("bytes are left over after metadata")]
+    TrailingBytes,
+}

@@ -1,0 +1,140 @@
+//! A session under the transport's driver, and the effects that leave it.
+//!
+//! Owns the translation between [`Session`] (pure, `rpc-core`) and [`Protocol`] (the transport's
+//! view of the layer above). Lives under the shard's lock: no user code here.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use rpc_transport::error::CloseCause;
+use rpc_transport::link::{self, Lane, SubmitError};
+use rpc_transport::message::Message;
+use rpc_transport::protocol::{Protocol, Revoke, Submission};
+use rpc_transport::provider::PeerIdentity;
+use rpc_transport::shard::Shard;
+use tokio::task::AbortHandle;
+
+use crate::session::{Event, Incoming, Revoked, Role, Session, SessionLimits};
+
+/// A shard whose connections carry sessions.
+pub(crate) type RpcShard = Shard<Peer>;
+
+/// One end of a connection: its session and who is at the other end.
+pub(crate) struct Peer {
+    pub(crate) session: Session<Waker, AbortHandle>,
+    identity: Arc<PeerIdentity>,
+    /// Largest message that the other end takes, bytes.
+    max_message_bytes: u64,
+    /// The connection has ended and nobody has been told.
+    ended: bool,
+}
+
+/// Room for the session's header and its optional blocks, metadata included, bytes.
+const MAX_HEADER_BYTES: u64 = 66 * 1024;
+
+/// What must happen outside the shard's lock.
+pub(crate) enum Effect {
+    /// A caller's outcome is there.
+    Wake(Waker),
+    /// A call has arrived.
+    Request(Incoming, Arc<PeerIdentity>),
+    /// A running handler's caller is gone.
+    Abort(AbortHandle),
+    /// The connection has ended, or has nothing in flight any more after a go-away.
+    Settled,
+}
+
+impl Peer {
+    pub(crate) fn new(role: Role, limits: SessionLimits) -> Self {
+        Self {
+            session: Session::new(role, limits),
+            identity: Arc::new(PeerIdentity::SameProcess),
+            max_message_bytes: u64::MAX,
+            ended: false,
+        }
+    }
+
+    /// Says why a body of `len` bytes cannot be sent to this peer, if it cannot.
+    pub(crate) fn too_large(&self, len: usize) -> Option<String> {
+        let whole = len as u64 + MAX_HEADER_BYTES;
+        (whole > self.max_message_bytes).then(|| {
+            format!(
+                "of {len} bytes is larger than the {} bytes that the other side takes                  (its `max_message_bytes`)",
+                self.max_message_bytes
+            )
+        })
+    }
+}
+
+impl Protocol for Peer {
+    type Effect = Effect;
+
+    fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
+        self.identity = Arc::new(peer.clone());
+        self.max_message_bytes = max_message_bytes;
+    }
+
+    #[inline]
+    fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>> {
+        self.session
+            .on_message(message, Instant::now, &mut |tag| revoked(revoke(tag)))
+            .map_err(|error| error.to_string().into())
+    }
+
+    fn on_refused(&mut self, tag: u64, error: &SubmitError) {
+        // Sizes are checked before (`too_large`), so what remains is a link that is closing, which
+        // ends every call anyhow.
+        tracing::debug!(tag, %error, "the link did not take a message");
+    }
+
+    #[inline]
+    fn poll_transmit(&mut self) -> Option<Submission> {
+        let transmit = self.session.poll_transmit(Instant::now)?;
+        let lane = if transmit.urgent { Lane::Urgent } else { Lane::Small };
+        Some(Submission { lane, tag: transmit.tag, frame: transmit.frame })
+    }
+
+    #[inline]
+    fn poll_effect(&mut self) -> Option<Effect> {
+        let Some(event) = self.session.poll_event() else {
+            return std::mem::take(&mut self.ended).then_some(Effect::Settled);
+        };
+        Some(match event {
+            Event::Wake(waker) => Effect::Wake(waker),
+            Event::Request(incoming) => Effect::Request(incoming, Arc::clone(&self.identity)),
+            Event::CancelHandler(handle) => Effect::Abort(handle),
+            Event::PeerGoingAway | Event::Drained => Effect::Settled,
+        })
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.session.next_deadline()
+    }
+
+    fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>) {
+        self.session.on_timeout(now, &mut |tag| revoked(revoke(tag)));
+    }
+
+    fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>) {
+        self.session.on_closed(cause.clone(), &mut |tag| revoked(revoke(tag)));
+        self.ended = true;
+    }
+
+    fn on_released(&mut self) {
+        self.ended = true;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.session.is_drained()
+    }
+}
+
+/// The link's answer in the session's words.
+pub(crate) fn revoked(answer: link::Revoked) -> Revoked {
+    match answer {
+        link::Revoked::Whole(_) => Revoked::Whole,
+        link::Revoked::Aborted => Revoked::Aborted,
+        link::Revoked::TooLate => Revoked::TooLate,
+    }
+}

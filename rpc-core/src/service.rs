@@ -1,0 +1,265 @@
+//! What a service looks like from outside: its methods, and how a request becomes a reply.
+//!
+//! Owns the identity of methods and the seam between generated dispatch and the server. Never
+//! knows connections: a [`Request`] comes from a session or from a test.
+//!
+//! # Identity
+//!
+//! A method's id is the FNV-1a hash, 32 bits, of its name `Service.method`; two methods of one
+//! service with the same id do not compile. Its signature is a text made of its argument types,
+//! its result type and the version given by `#[rpc(version = n)]`; the 64-bit FNV-1a hash of that
+//! text travels with calls, so that two sides whose types differ find out. Both are part of the
+//! wire format.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rpc_transport::message::Message;
+use rpc_transport::outbound::OutBuf;
+
+use crate::codec::Codec;
+use crate::context::Context;
+use crate::handler::Handler;
+use crate::status::{Code, Status};
+
+/// FNV-1a, 32 bits: the id of the method named `name` (`Service.method`).
+#[must_use]
+pub const fn method_id(name: &str) -> u32 {
+    let bytes = name.as_bytes();
+    let mut hash = 0x811c_9dc5_u32;
+    let mut at = 0;
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u32).wrapping_mul(0x0100_0193);
+        at += 1;
+    }
+    hash
+}
+
+/// FNV-1a, 64 bits: the hash of a method's signature.
+#[must_use]
+pub const fn signature_hash(signature: &str) -> u64 {
+    let bytes = signature.as_bytes();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut at = 0;
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        at += 1;
+    }
+    hash
+}
+
+/// What both sides know of a method. Lives in a `static` of the generated code.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct MethodDescriptor {
+    /// Hash of `name`: the method's identity on the wire.
+    pub id: u32,
+    /// `Service.method`.
+    pub name: &'static str,
+    /// The normalised signature: `(str, bytes) -> u64 / KvError #2`.
+    pub signature: &'static str,
+    /// Hash of `signature`.
+    pub signature_hash: u64,
+    /// Names of the arguments, for errors.
+    pub arguments: &'static [&'static str],
+    /// May be carried out more than once: a failed call may be retried.
+    pub idempotent: bool,
+    /// Runs to its end even when the caller has gone away.
+    pub no_cancel: bool,
+    /// Runs as a task of its own from the start, because it works long between awaits.
+    pub spawn: bool,
+    /// 0: not assigned yet.
+    index: AtomicU32,
+}
+
+static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
+
+impl MethodDescriptor {
+    /// A method without options.
+    #[must_use]
+    pub const fn new(
+        name: &'static str,
+        signature: &'static str,
+        arguments: &'static [&'static str],
+    ) -> Self {
+        Self {
+            id: method_id(name),
+            name,
+            signature,
+            signature_hash: signature_hash(signature),
+            arguments,
+            idempotent: false,
+            no_cancel: false,
+            spawn: false,
+            index: AtomicU32::new(0),
+        }
+    }
+
+    /// Sets [`MethodDescriptor::idempotent`].
+    #[must_use]
+    pub const fn idempotent(mut self) -> Self {
+        self.idempotent = true;
+        self
+    }
+
+    /// Sets [`MethodDescriptor::no_cancel`].
+    #[must_use]
+    pub const fn no_cancel(mut self) -> Self {
+        self.no_cancel = true;
+        self
+    }
+
+    /// Sets [`MethodDescriptor::spawn`].
+    #[must_use]
+    pub const fn spawn(mut self) -> Self {
+        self.spawn = true;
+        self
+    }
+
+    /// A small number of this method, unique in this process and assigned on first use: for
+    /// tables of per-method state. The methods in use number from 0 without gaps.
+    #[must_use]
+    pub fn dense_index(&'static self) -> u32 {
+        let mut index = self.index.load(Ordering::Acquire);
+        if index == 0 {
+            index = self.assign_index();
+        }
+        index - 1
+    }
+
+    #[cold]
+    fn assign_index(&'static self) -> u32 {
+        static ASSIGNING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+        let _one_at_a_time = ASSIGNING.lock();
+        let assigned = self.index.load(Ordering::Acquire);
+        if assigned != 0 {
+            return assigned;
+        }
+        let index = NEXT_INDEX.fetch_add(1, Ordering::Relaxed);
+        self.index.store(index, Ordering::Release);
+        index
+    }
+}
+
+/// What both sides know of a service. Lives in a `static` of the generated code.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ServiceDescriptor {
+    /// Its name: the trait's, unless `#[service(name = "...")]` says otherwise.
+    pub name: &'static str,
+    /// Its methods, in the order of [`Dispatch::dispatch`].
+    pub methods: &'static [&'static MethodDescriptor],
+}
+
+impl ServiceDescriptor {
+    /// Describes a service.
+    #[must_use]
+    pub const fn new(name: &'static str, methods: &'static [&'static MethodDescriptor]) -> Self {
+        Self { name, methods }
+    }
+
+    /// The position of the method with that id.
+    #[must_use]
+    pub fn position(&self, id: u32) -> Option<usize> {
+        self.methods.iter().position(|method| method.id == id)
+    }
+}
+
+/// Checks at compile time that methods of one service have distinct ids.
+///
+/// # Panics
+/// When two have the same.
+#[doc(hidden)]
+pub const fn assert_distinct_ids(names: &[&str]) {
+    let mut at = 0;
+    while at < names.len() {
+        let mut other = at + 1;
+        while other < names.len() {
+            assert!(
+                method_id(names[at]) != method_id(names[other]),
+                "two methods of this service have the same id; give one of them another name on \
+                 the wire with #[rpc(name = \"...\")]"
+            );
+            other += 1;
+        }
+        at += 1;
+    }
+}
+
+/// A service that can be called. Generated servers implement it; so can a proxy.
+pub trait Dispatch: Send + Sync + 'static {
+    /// What the service offers.
+    fn descriptor(&self) -> &'static ServiceDescriptor;
+
+    /// Starts the method at that position of the descriptor's list. Decoding happens when the
+    /// handler is first polled. A position out of range gives `Unimplemented`.
+    fn dispatch(&self, method: usize, request: Request) -> Handler;
+}
+
+/// A request on its way to a handler.
+#[derive(Debug)]
+pub struct Request {
+    /// The encoded arguments.
+    pub message: Message,
+    /// What they are encoded with; the reply uses the same.
+    pub codec: Codec,
+    /// What the handler may know.
+    pub context: Context,
+}
+
+impl Request {
+    /// Puts a request together.
+    #[must_use]
+    pub fn new(message: Message, codec: Codec, context: Context) -> Self {
+        Self { message, codec, context }
+    }
+}
+
+/// What kind of reply it is, and so how its body is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplyKind {
+    /// The body is the result.
+    Ok,
+    /// The body is the method's own error.
+    UserError,
+    /// The body is a status with that code ([`Status::decode_body`]).
+    Status(Code),
+}
+
+/// What a handler ends with.
+#[derive(Debug)]
+pub struct Reply {
+    /// How to read the body.
+    pub kind: ReplyKind,
+    /// The encoded result, error or status.
+    pub body: OutBuf,
+}
+
+impl Reply {
+    /// A reply that says that the call failed.
+    #[must_use]
+    pub fn status(status: &Status) -> Self {
+        let mut body = OutBuf::new();
+        status.encode_body(&mut body);
+        Self { kind: ReplyKind::Status(status.code()), body }
+    }
+}
+
+/// A reply as a client sees it.
+pub struct ReplyParts {
+    /// What the body is encoded with.
+    pub codec: Codec,
+    /// The method that was called.
+    pub method: &'static MethodDescriptor,
+    /// The reply, or why there is none.
+    pub outcome: Result<(ReplyKind, Message), Status>,
+}
+
+impl fmt::Debug for ReplyParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplyParts")
+            .field("method", &self.method.name)
+            .field("outcome", &self.outcome)
+            .finish_non_exhaustive()
+    }
+}

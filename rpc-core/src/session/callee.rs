@@ -1,0 +1,264 @@
+//! This end as a callee: requests in, handlers run and stopped, answers out.
+//!
+//! Owns the meeting of the peer's calls and their deadlines. Never runs a handler: it hands out
+//! events and is told what became of them.
+//!
+//! Invariants:
+//! 1. A request that is not refused becomes one event, unless its caller is gone before it is
+//!    taken.
+//! 2. The proof of a call goes out when its handler has ended, never before (`incoming`).
+
+use std::time::{Duration, Instant};
+
+use rpc_transport::message::Message;
+use rpc_transport::outbound::OutBuf;
+
+use super::incoming::{Ended, Stopped};
+use super::transmit::{Control, Side, tag};
+use super::{Answer, Event, Gone, Incoming, IncomingId, Revoke, Session, SessionError, Timer};
+use crate::wire::{self, ReplyKind, RequestHead, ResponseHead, WireId, code};
+
+/// Longest remaining time that is believed.
+const MAX_REMAINING: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// A request's bytes on their way to its handler.
+pub(super) struct RequestBytes {
+    pub(super) head_bytes: usize,
+    pub(super) metadata_bytes: usize,
+    pub(super) message: Message,
+}
+
+/// Requests and cancels.
+impl<W, H> Session<W, H> {
+    #[inline]
+    pub(super) fn on_request(
+        &mut self,
+        head: RequestHead,
+        bytes: RequestBytes,
+        now: impl FnOnce() -> Instant,
+    ) -> Result<(), SessionError> {
+        if self.shutdown.peer_drained {
+            return Err(SessionError::CallAfterDrained);
+        }
+        self.incoming.admit(&head)?;
+        if let Some(refusal) = self.refusal(&head) {
+            self.refuse(head.id, &refusal);
+            return Ok(());
+        }
+        let mut deadline = None;
+        if let Some(micros) = head.remaining_micros {
+            let now = now();
+            deadline = now.checked_add(Duration::from_micros(micros).min(MAX_REMAINING));
+            // A handler that must not be cancelled only gets to know its deadline.
+            if let Some(at) = deadline.filter(|_| !head.no_cancel) {
+                let timer = self.deadlines.insert(at, now, Timer::Incoming(head.id.slot));
+                self.incoming.set_timer(head.id, timer);
+            }
+        }
+        let RequestBytes { head_bytes, metadata_bytes, mut message } = bytes;
+        message.advance(head_bytes);
+        self.events.push_back(Event::Request(Incoming {
+            id: IncomingId(head.id),
+            method: head.method,
+            codec: head.codec,
+            signature: head.signature,
+            deadline,
+            metadata_bytes,
+            message,
+        }));
+        Ok(())
+    }
+
+    /// Why a request is answered without running.
+    #[inline]
+    fn refusal(&mut self, head: &RequestHead) -> Option<Answer<'static>> {
+        let (code, retryable, text) = if self.incoming.in_flight() > self.limits.max_incoming_calls
+        {
+            (code::RESOURCE_EXHAUSTED, true, "more calls in flight than this end announced")
+        } else if head.remaining_micros == Some(0) {
+            (code::DEADLINE_EXCEEDED, false, "the deadline had passed before the call arrived")
+        } else if head.signature.is_none() && !self.accepted_here.contains(head.method) {
+            (code::FAILED_PRECONDITION, false, "the method's signature was never checked")
+        } else {
+            return None;
+        };
+        Some(Answer::Status { code, retryable, text, details: &[] })
+    }
+
+    #[cold]
+    fn refuse(&mut self, id: WireId, answer: &Answer<'_>) {
+        if let Ended::Reply { signature_accepted } = self.incoming.end(id)
+            && let Answer::Status { code, retryable, text, details } = *answer
+        {
+            self.send_answer(
+                id,
+                signature_accepted,
+                Answer::Status { code, retryable, text, details },
+            );
+        }
+    }
+
+    pub(super) fn on_cancel(&mut self, id: WireId, revoke: Revoke<'_>) -> Result<(), SessionError> {
+        let limit = self.incoming.limit();
+        if id.slot >= limit {
+            return Err(SessionError::SlotOutOfRange { slot: id.slot, limit });
+        }
+        if self.incoming.is_no_cancel(id) {
+            return Err(SessionError::CancelForbidden(id));
+        }
+        match self.incoming.stop(id, true) {
+            Stopped::NeverRan => {
+                self.remove_incoming_timer(id.slot);
+                self.confirm_cancel(id);
+            }
+            Stopped::Handler(handler) => {
+                self.remove_incoming_timer(id.slot);
+                self.events.extend(handler.map(Event::CancelHandler));
+            }
+            Stopped::Answered => {
+                let here = self.frames.revoke_response(id).is_unsent();
+                if here || revoke(tag(Side::Response, id)).is_unsent() {
+                    self.confirm_cancel(id);
+                }
+            }
+            Stopped::Already => {}
+            Stopped::Nothing => self.stale_cancels += 1,
+        }
+        self.check_drained();
+        Ok(())
+    }
+
+    fn confirm_cancel(&mut self, id: WireId) {
+        self.frames.push_control(Control::Cancelled(id));
+    }
+
+    fn remove_incoming_timer(&mut self, slot: u32) {
+        if let Some(timer) = self.incoming.take_timer(slot) {
+            self.deadlines.remove(timer);
+        }
+    }
+}
+
+/// Towards the handlers.
+impl<W, H> Session<W, H> {
+    /// The next thing to do, outside the lock.
+    #[inline]
+    pub fn poll_event(&mut self) -> Option<Event<W, H>> {
+        loop {
+            match self.events.pop_front()? {
+                // Cancelled or expired while it waited in here: answered already.
+                Event::Request(incoming) if !self.incoming.take_arrived(incoming.id.0) => {}
+                event => return Some(event),
+            }
+        }
+    }
+
+    /// The call's signature is the method's: calls of that method need not carry it any more on
+    /// this connection. To be called before the call is answered.
+    pub fn accept_signature(&mut self, id: IncomingId) {
+        if let Some(method) = self.incoming.accept_signature(id.0) {
+            self.accepted_here.insert(method);
+        }
+    }
+
+    /// Names the handler of a call, so that a cancel or deadline can stop it.
+    ///
+    /// # Errors
+    /// The handle, when the caller is gone: stop the handler, then report `handler_ended`.
+    pub fn attach_handler(&mut self, id: IncomingId, handler: H) -> Result<(), H> {
+        self.incoming.attach(id.0, handler)
+    }
+
+    /// Answers a call; its handler has ended.
+    ///
+    /// # Errors
+    /// The caller is gone, or the call was answered before: the answer is dropped.
+    pub fn reply(&mut self, id: IncomingId, answer: Answer<'_>) -> Result<(), Gone> {
+        let ended = self.end_handler(id.0);
+        self.check_drained();
+        match ended.filter(|_| self.closed.is_none()) {
+            Some(signature_accepted) => {
+                self.send_answer(id.0, signature_accepted, answer);
+                Ok(())
+            }
+            None => Err(Gone),
+        }
+    }
+
+    /// A handler has ended without a reply: stopped, panicked or dropped. A caller that still
+    /// waits gets Internal; a call that was answered before is left alone.
+    pub fn handler_ended(&mut self, id: IncomingId) {
+        let ended = self.end_handler(id.0).filter(|_| self.closed.is_none());
+        if let Some(signature_accepted) = ended {
+            let text = "the handler ended without a reply";
+            let (code, retryable, details) = (code::INTERNAL, false, &[][..]);
+            let answer = Answer::Status { code, retryable, text, details };
+            self.send_answer(id.0, signature_accepted, answer);
+        }
+        self.check_drained();
+    }
+
+    /// Returns whether the signature was accepted with the call, if the caller still waits; else
+    /// gives the proof that it waits for.
+    #[inline]
+    fn end_handler(&mut self, id: WireId) -> Option<bool> {
+        match self.incoming.end(id) {
+            Ended::Reply { signature_accepted } => {
+                self.remove_incoming_timer(id.slot);
+                Some(signature_accepted)
+            }
+            Ended::Cancelled => {
+                self.confirm_cancel(id);
+                None
+            }
+            Ended::DeadlineExceeded => {
+                self.answer_expired(id);
+                None
+            }
+            Ended::Nothing => None,
+        }
+    }
+
+    fn answer_expired(&mut self, id: WireId) {
+        let text = "the deadline passed before the handler replied";
+        let (code, retryable, details) = (code::DEADLINE_EXCEEDED, false, &[][..]);
+        self.send_answer(id, false, Answer::Status { code, retryable, text, details });
+    }
+
+    #[inline]
+    fn send_answer(&mut self, id: WireId, signature_accepted: bool, answer: Answer<'_>) {
+        let (kind, mut frame) = match answer {
+            Answer::Ok(body) => (ReplyKind::Ok, body),
+            Answer::UserError(body) => (ReplyKind::UserError, body),
+            Answer::Status { code, retryable, text, details } => {
+                status_body(code, retryable, text, details)
+            }
+        };
+        wire::prepend_response(&mut frame, &ResponseHead { id, kind, signature_accepted });
+        self.frames.push_response(id, frame);
+    }
+
+    pub(super) fn expire_incoming(&mut self, slot: u32) {
+        // The timer has fired: nothing to remove.
+        self.incoming.take_timer(slot);
+        let id = self.incoming.id(slot);
+        match self.incoming.stop(id, false) {
+            Stopped::NeverRan => self.answer_expired(id),
+            Stopped::Handler(handler) => self.events.extend(handler.map(Event::CancelHandler)),
+            Stopped::Already | Stopped::Answered | Stopped::Nothing => {}
+        }
+    }
+}
+
+#[cold]
+fn status_body(code: u8, retryable: bool, text: &str, details: &[u8]) -> (ReplyKind, OutBuf) {
+    const UNKNOWN: u8 = 2;
+    let code = if (1..=code::MAX).contains(&code) { code } else { UNKNOWN };
+    let details_bytes = u32::try_from(details.len()).unwrap_or(0);
+    let mut body = OutBuf::new();
+    if details_bytes != 0 {
+        body.extend_from_slice(details);
+    }
+    body.extend_from_slice(text.as_bytes());
+    (ReplyKind::Status { code, retryable, details_bytes }, body)
+}

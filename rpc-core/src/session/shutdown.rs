@@ -1,0 +1,133 @@
+//! The end of a session: in order by go-away, or by the loss of the connection.
+//!
+//! Owns who may still start calls and when everything has come home.
+//!
+//! Invariants:
+//! 1. A peer that said go-away is sent no request that was not with the link already.
+//! 2. The answer to a go-away is sent once no call of this end is in flight, so it needs no order
+//!    between frames.
+//! 3. After the loss of the connection each pending call has its one outcome, nothing is sent,
+//!    and what a late handler says is dropped.
+
+use rpc_transport::error::CloseCause;
+
+use super::outgoing::Stage;
+use super::transmit::{Control, Side, tag};
+use super::{Event, Failure, Revoke, Session, SessionError};
+
+/// How far an orderly shutdown has come.
+#[derive(Debug, Default)]
+pub(super) struct Shutdown {
+    /// This end starts no calls any more.
+    pub(super) stopped: bool,
+    /// This end has said go-away.
+    sent: bool,
+    /// The peer has none of its calls left.
+    pub(super) peer_drained: bool,
+    /// `Event::Drained` is out.
+    reported: bool,
+    /// The peer has said go-away.
+    pub(super) peer_sent: bool,
+    /// This end has answered it.
+    answered: bool,
+}
+
+impl<W, H> Session<W, H> {
+    /// Tells the peer to start no calls. Those in flight end as always, and [`Event::Drained`]
+    /// comes when none is left in either direction. This end may still call, for the handlers
+    /// that are finishing: see [`stop_calls`](Self::stop_calls).
+    pub fn go_away(&mut self) {
+        if self.closed.is_none() && !self.shutdown.sent {
+            self.shutdown.sent = true;
+            self.frames.push_control(Control::GoAway { drained: false });
+        }
+    }
+
+    /// Refuses calls of this end from now on.
+    pub fn stop_calls(&mut self) {
+        self.shutdown.stopped = true;
+    }
+
+    /// Whether a go-away of this end has run its course: nothing is in flight in either direction,
+    /// the peer starts nothing, and no frame waits here.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.shutdown.reported && self.frames.is_empty()
+    }
+
+    pub(super) fn on_go_away(&mut self) -> Result<(), SessionError> {
+        if self.shutdown.peer_sent {
+            return Err(SessionError::GoAwayTwice);
+        }
+        self.shutdown.peer_sent = true;
+        self.events.push_back(Event::PeerGoingAway);
+        self.fail_unsent(Failure::PeerGoingAway);
+        self.check_drained();
+        Ok(())
+    }
+
+    pub(super) fn on_drained(&mut self) -> Result<(), SessionError> {
+        if !self.shutdown.sent {
+            return Err(SessionError::DrainedUnasked);
+        }
+        if self.shutdown.peer_drained {
+            return Err(SessionError::GoAwayTwice);
+        }
+        if self.incoming.in_flight() != 0 {
+            return Err(SessionError::CallAfterDrained);
+        }
+        self.shutdown.peer_drained = true;
+        self.check_drained();
+        Ok(())
+    }
+
+    /// To be called after whatever ends a call.
+    #[inline]
+    pub(super) fn check_drained(&mut self) {
+        if self.shutdown.peer_sent || self.shutdown.sent {
+            self.advance_shutdown();
+        }
+    }
+
+    #[cold]
+    fn advance_shutdown(&mut self) {
+        if self.closed.is_some() || self.slots.busy() != 0 || self.calls.unsent_len() != 0 {
+            return;
+        }
+        let Shutdown { peer_sent, answered, peer_drained, reported, .. } = self.shutdown;
+        if peer_sent && !answered {
+            self.shutdown.answered = true;
+            self.frames.push_control(Control::GoAway { drained: true });
+        }
+        if peer_drained && !reported && self.incoming.in_flight() == 0 {
+            self.shutdown.reported = true;
+            self.events.push_back(Event::Drained);
+        }
+    }
+
+    /// The connection is gone: every pending call ends once, every handler is told to stop, and
+    /// nothing is sent any more. `revoke` tells which requests the peer never saw.
+    pub fn on_closed(&mut self, cause: CloseCause, revoke: Revoke<'_>) {
+        if self.closed.is_some() {
+            return;
+        }
+        self.closed = Some(cause);
+        for index in self.calls.pending() {
+            let never_sent = match *self.calls.stage(index) {
+                Stage::Sent(slot) => revoke(tag(Side::Request, self.slots.id(slot))).is_unsent(),
+                _ => true,
+            };
+            self.fail(index, Failure::Closed, never_sent);
+        }
+        self.events.extend(self.incoming.clear().map(Event::CancelHandler));
+        self.slots.clear();
+        self.frames.clear();
+        self.deadlines.clear();
+    }
+
+    /// Why the connection closed, once it has.
+    #[must_use]
+    pub fn close_cause(&self) -> Option<&CloseCause> {
+        self.closed.as_ref()
+    }
+}

@@ -1,0 +1,79 @@
+//! How a frame can break the format.
+//!
+//! Owns one variant per rule; who receives one closes the connection with it.
+
+use super::Kind;
+
+/// Which rule of the format a peer's frame breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// Shorter than the header.
+    #[error("a frame of {0} bytes is shorter than the session header")]
+    HeaderTruncated(usize),
+    /// No such kind.
+    #[error("unknown frame kind {0}")]
+    UnknownKind(u8),
+    /// A flag that this kind does not have.
+    #[error("unknown flags {flags:#04x} on a frame of kind {kind:?}")]
+    UnknownFlags {
+        /// The frame's kind.
+        kind: Kind,
+        /// The flags that it has no meaning for.
+        flags: u8,
+    },
+    /// The reserved byte, or a field that this kind does not use, is not zero.
+    #[error("an unused header field is not zero on a frame of kind {0:?}")]
+    UnusedFieldSet(Kind),
+    /// Generation 0 names no call.
+    #[error("generation 0 on a frame of kind {0:?}")]
+    ZeroGeneration(Kind),
+    /// The DEADLINE block is cut short.
+    #[error("the deadline block is cut short")]
+    DeadlineTruncated,
+    /// The SIGNATURE block is cut short.
+    #[error("the signature block is cut short")]
+    SignatureTruncated,
+    /// The METADATA block is cut short or longer than the frame.
+    #[error("the metadata block is cut short")]
+    MetadataTruncated,
+    /// The DETAILS block is cut short or longer than the frame.
+    #[error("the details block is cut short")]
+    DetailsTruncated,
+    /// A METADATA or DETAILS block without content: its flag should be clear.
+    #[error("an empty block on a frame of kind {0:?}")]
+    EmptyBlock(Kind),
+    /// Not one of the seventeen codes.
+    #[error("unknown status code {0}")]
+    UnknownStatus(u8),
+    /// A user error with a status code, or a success that is retryable or has details.
+    #[error("response flags {flags:#04x} contradict status code {code}")]
+    ResponseFlagsConflict {
+        /// The flags.
+        flags: u8,
+        /// The code.
+        code: u8,
+    },
+    /// A status text that is not UTF-8.
+    #[error("a status text is not utf-8")]
+    StatusTextNotUtf8,
+    /// Bytes after a frame that has no body.
+    #[error("{count} bytes after a frame of kind {kind:?}")]
+    TrailingBytes {
+        /// The frame's kind.
+        kind: Kind,
+        /// How many.
+        count: usize,
+    },
+    /// The hello's body is cut short.
+    #[error("the hello is cut short")]
+    HelloTruncated,
+    /// The hello's lowest version is above its highest.
+    #[error("the hello's version range {min}..={max} is empty")]
+    HelloVersionRange {
+        /// Lowest version offered.
+        min: u16,
+        /// Highest version offered.
+        max: u16,
+    },
+}

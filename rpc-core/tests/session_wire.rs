@@ -1,0 +1,266 @@
+//! The session's bytes: golden vectors, and what becomes of every frame that is cut or changed.
+
+use rpc_core::session::{Revoked, Role, Session, SessionError, SessionLimits};
+use rpc_core::wire::{
+    self, Frame, Hello, Kind, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
+};
+use rpc_transport::message::Message;
+use rpc_transport::outbound::OutBuf;
+
+const ID: WireId = WireId { slot: 0x0102_0304, generation: 0x0506_0708 };
+
+fn body(bytes: &[u8]) -> OutBuf {
+    let mut out = OutBuf::new();
+    out.extend_from_slice(bytes);
+    out
+}
+
+fn request(head: &RequestHead, metadata: &[u8], bytes: &[u8]) -> Vec<u8> {
+    let mut frame = body(bytes);
+    if !metadata.is_empty() {
+        wire::prepend_metadata(&mut frame, metadata);
+    }
+    wire::prepend_request(&mut frame, head, !metadata.is_empty());
+    frame.to_vec()
+}
+
+fn response(kind: ReplyKind, signature_accepted: bool, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = body(bytes);
+    wire::prepend_response(&mut frame, &ResponseHead { id: ID, kind, signature_accepted });
+    frame.to_vec()
+}
+
+const PLAIN: RequestHead = RequestHead {
+    id: ID,
+    method: 0xa1a2_a3a4,
+    codec: 9,
+    no_cancel: false,
+    remaining_micros: None,
+    signature: None,
+};
+
+/// Every kind of frame that is sent, with its bytes in hexadecimal and its head.
+fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
+    let full = RequestHead {
+        no_cancel: true,
+        remaining_micros: Some(0x1112_1314_1516_1718),
+        signature: Some(0x2122_2324_2526_2728),
+        ..PLAIN
+    };
+    let hello = Hello { min_version: 1, max_version: 2, max_calls: 1024, features: 0x80 };
+    let status = ReplyKind::Status { code: 14, retryable: true, details_bytes: 0 };
+    let detailed = ReplyKind::Status { code: 5, retryable: false, details_bytes: 2 };
+    let head = |kind, signature_accepted| {
+        Frame::Response(ResponseHead { id: ID, kind, signature_accepted })
+    };
+    vec![
+        (
+            wire::hello(&hello).to_vec(),
+            "01000000 00000000 00000000 00000000 0100 0200 00040000 8000000000000000",
+            Frame::Hello(hello),
+        ),
+        (
+            request(&PLAIN, b"", b"args"),
+            "02000900 a4a3a2a1 04030201 08070605 61726773",
+            Frame::Request { head: PLAIN, metadata_bytes: 0 },
+        ),
+        (
+            request(&full, b"md", b"args"),
+            "020f0900 a4a3a2a1 04030201 08070605 1817161514131211 2827262524232221 0200 6d64 61726773",
+            Frame::Request { head: full, metadata_bytes: 2 },
+        ),
+        (
+            response(ReplyKind::Ok, false, b"result"),
+            "03000000 00000000 04030201 08070605 726573756c74",
+            head(ReplyKind::Ok, false),
+        ),
+        (
+            response(ReplyKind::UserError, true, b"e"),
+            "03090000 00000000 04030201 08070605 65",
+            head(ReplyKind::UserError, true),
+        ),
+        (
+            response(status, false, "späť".as_bytes()),
+            "03020e00 00000000 04030201 08070605 7370c3a4c5a5",
+            head(status, false),
+        ),
+        (
+            response(detailed, false, b"\xff\x00no"),
+            "03040500 00000000 04030201 08070605 02000000 ff00 6e6f",
+            head(detailed, false),
+        ),
+        (wire::cancel(ID).to_vec(), "04000000 00000000 04030201 08070605", Frame::Cancel(ID)),
+        (wire::cancelled(ID).to_vec(), "05000000 00000000 04030201 08070605", Frame::Cancelled(ID)),
+        (
+            wire::go_away(false).to_vec(),
+            "0a000000 00000000 00000000 00000000",
+            Frame::GoAway { drained: false },
+        ),
+        (
+            wire::go_away(true).to_vec(),
+            "0a010000 00000000 00000000 00000000",
+            Frame::GoAway { drained: true },
+        ),
+    ]
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("ascii"), 16);
+    digits.chunks(2).map(|digits| pair(digits).expect("hexadecimal")).collect()
+}
+
+#[test]
+fn frames_are_as_they_are_written_down() {
+    for (bytes, expected, frame) in golden() {
+        assert_eq!(bytes, hex(expected), "{frame:?}");
+        let (parsed, head_bytes) = wire::parse(&bytes).expect("well-formed");
+        assert_eq!(parsed, frame);
+        assert!(head_bytes <= bytes.len());
+    }
+}
+
+/// The head's bytes again, from what was understood.
+fn encode_again(frame: &Frame, rest: &[u8]) -> Option<Vec<u8>> {
+    Some(match frame {
+        Frame::Request { head, metadata_bytes: 0 } => request(head, b"", rest),
+        Frame::Request { head, metadata_bytes } => {
+            request(head, &rest[..*metadata_bytes], &rest[*metadata_bytes..])
+        }
+        Frame::Response(head) => {
+            let mut frame = body(rest);
+            wire::prepend_response(&mut frame, head);
+            frame.to_vec()
+        }
+        Frame::Cancel(id) => wire::cancel(*id).to_vec(),
+        Frame::Cancelled(id) => wire::cancelled(*id).to_vec(),
+        Frame::GoAway { drained } => wire::go_away(*drained).to_vec(),
+        Frame::Hello(_) | Frame::Stream(_) => return None,
+    })
+}
+
+#[test]
+fn a_frame_that_is_understood_says_nothing_that_was_not_understood() {
+    for (bytes, _, _) in golden() {
+        for at in 0..bytes.len() {
+            for value in 0..=u8::MAX {
+                let mut changed = bytes.clone();
+                changed[at] = value;
+                let Ok((frame, head_bytes)) = wire::parse(&changed) else { continue };
+                let Some(again) = encode_again(&frame, &changed[head_bytes..]) else { continue };
+                assert_eq!(again, changed, "byte {at} = {value}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cut_frame_is_refused_or_has_less_body() {
+    for (bytes, _, frame) in golden() {
+        let (_, head_bytes) = wire::parse(&bytes).expect("well-formed");
+        let metadata = match frame {
+            Frame::Request { metadata_bytes, .. } => metadata_bytes,
+            Frame::Response(ResponseHead {
+                kind: ReplyKind::Status { details_bytes, .. }, ..
+            }) => details_bytes as usize,
+            _ => 0,
+        };
+        for len in 0..bytes.len() {
+            let cut = wire::parse(&bytes[..len]);
+            let has_head = len >= head_bytes + metadata;
+            match cut {
+                Ok((parsed, _)) => assert!(has_head && parsed == frame, "{len} of {frame:?}"),
+                Err(WireError::StatusTextNotUtf8) => assert!(has_head),
+                Err(_) => assert!(len < head_bytes + metadata, "{len} of {frame:?}"),
+            }
+        }
+    }
+}
+
+fn error(bytes: &[u8]) -> WireError {
+    wire::parse(bytes).expect_err("breaks a rule")
+}
+
+fn changed(bytes: &[u8], at: usize, value: u8) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at] = value;
+    bytes
+}
+
+#[test]
+fn each_broken_rule_has_its_own_error() {
+    let plain = request(&PLAIN, b"", b"");
+    let ok = response(ReplyKind::Ok, false, b"");
+    let cancel = wire::cancel(ID).to_vec();
+    let hello = Hello { min_version: 1, max_version: 1, max_calls: 1, features: 0 };
+    let hello = wire::hello(&hello).to_vec();
+    let zero = |bytes: &[u8]| [&bytes[..12], &[0; 4][..], &bytes[16..]].concat();
+
+    assert_eq!(error(&plain[..15]), WireError::HeaderTruncated(15));
+    assert_eq!(error(&changed(&plain, 0, 0)), WireError::UnknownKind(0));
+    assert_eq!(error(&changed(&plain, 0, 11)), WireError::UnknownKind(11));
+    let flags = |kind, flags| WireError::UnknownFlags { kind, flags };
+    assert_eq!(error(&changed(&plain, 1, 0x10)), flags(Kind::Request, 0x10));
+    assert_eq!(error(&changed(&ok, 1, 0x50)), flags(Kind::Response, 0x50));
+    assert_eq!(error(&changed(&cancel, 1, 1)), flags(Kind::Cancel, 1));
+    assert_eq!(error(&changed(&plain, 3, 1)), WireError::UnusedFieldSet(Kind::Request));
+    assert_eq!(error(&changed(&ok, 4, 1)), WireError::UnusedFieldSet(Kind::Response));
+    assert_eq!(error(&changed(&cancel, 2, 1)), WireError::UnusedFieldSet(Kind::Cancel));
+    assert_eq!(error(&changed(&hello, 8, 1)), WireError::UnusedFieldSet(Kind::Hello));
+    assert_eq!(error(&zero(&plain)), WireError::ZeroGeneration(Kind::Request));
+    assert_eq!(error(&zero(&ok)), WireError::ZeroGeneration(Kind::Response));
+    assert_eq!(error(&zero(&cancel)), WireError::ZeroGeneration(Kind::Cancel));
+    assert_eq!(error(&changed(&plain, 1, 1)), WireError::DeadlineTruncated);
+    assert_eq!(error(&changed(&plain, 1, 2)), WireError::SignatureTruncated);
+    assert_eq!(error(&changed(&plain, 1, 4)), WireError::MetadataTruncated);
+    let metadata = [&changed(&plain, 1, 4)[..], &[3, 0, 1, 2]].concat();
+    assert_eq!(error(&metadata), WireError::MetadataTruncated);
+    let empty = [&changed(&plain, 1, 4)[..], &[0, 0]].concat();
+    assert_eq!(error(&empty), WireError::EmptyBlock(Kind::Request));
+    let empty = [&changed(&changed(&ok, 1, 4), 2, 3)[..], &[0; 4]].concat();
+    assert_eq!(error(&empty), WireError::EmptyBlock(Kind::Response));
+    assert_eq!(error(&changed(&ok, 2, 17)), WireError::UnknownStatus(17));
+    let conflict = |flags, code| WireError::ResponseFlagsConflict { flags, code };
+    assert_eq!(error(&changed(&ok, 1, 2)), conflict(2, 0));
+    assert_eq!(error(&changed(&changed(&ok, 1, 1), 2, 3)), conflict(1, 3));
+    let detailed = changed(&changed(&ok, 1, 4), 2, 3);
+    assert_eq!(error(&detailed), WireError::DetailsTruncated);
+    let huge = [&detailed[..], &[0xff; 4]].concat();
+    assert_eq!(error(&huge), WireError::DetailsTruncated);
+    let text = [&changed(&ok, 2, 3)[..], &[0xc3]].concat();
+    assert_eq!(error(&text), WireError::StatusTextNotUtf8);
+    let trailing = [&cancel[..], &[0]].concat();
+    assert_eq!(error(&trailing), WireError::TrailingBytes { kind: Kind::Cancel, count: 1 });
+    assert_eq!(error(&hello[..31]), WireError::HelloTruncated);
+    let empty = WireError::HelloVersionRange { min: 2, max: 1 };
+    assert_eq!(error(&changed(&hello, 16, 2)), empty);
+    let longer = [&hello[..], &[1, 2, 3]].concat();
+    let (_, head_bytes) = wire::parse(&longer).expect("a later version's hello");
+    assert_eq!(head_bytes, longer.len());
+}
+
+/// Whatever one changed byte in whatever frame says, a session takes it or names a rule.
+#[test]
+fn a_session_survives_every_changed_byte_and_every_cut() {
+    let hello = golden().remove(0).0;
+    let mut refused = 0;
+    for (bytes, _, _) in golden() {
+        let cuts = (0..bytes.len()).map(|len| bytes[..len].to_vec());
+        let changes = (0..bytes.len())
+            .flat_map(|at| (0..=u8::MAX).map(move |value| (at, value)))
+            .map(|(at, value)| changed(&bytes, at, value));
+        for frame in cuts.chain(changes) {
+            let mut session: Session<(), ()> = Session::new(Role::Server, SessionLimits::default());
+            let now = std::time::Instant::now;
+            let mut take = |bytes: &[u8]| -> Result<(), SessionError> {
+                let message = Message::copied(bytes);
+                session.on_message(message, now, &mut |_| Revoked::TooLate)
+            };
+            take(&hello).expect("a good hello");
+            refused += u32::from(take(&frame).is_err());
+            while session.poll_event().is_some() {}
+            while session.poll_transmit(now).is_some() {}
+        }
+    }
+    assert!(refused > 1000);
+}

@@ -1,0 +1,420 @@
+//! The checked service: everything that expansion needs, and nothing that could still be wrong.
+//!
+//! Owns all checks. Each mistake is reported at the user's own token, with what to do about it,
+//! and all mistakes of a trait are reported together.
+
+use std::collections::HashMap;
+
+use proc_macro2::{Ident, Span};
+use quote::{ToTokens, format_ident};
+use syn::ext::IdentExt;
+use syn::punctuated::Punctuated;
+use syn::{
+    Attribute, Block, FnArg, Generics, ItemTrait, LitInt, LitStr, Pat, PatType, Path, Receiver,
+    ReturnType, Signature, Token, TraitItem, TraitItemFn, Type, TypeParamBound, Visibility,
+};
+
+use crate::parse::{Errors, Input, MethodOptions, ServiceOptions};
+use crate::signature;
+use crate::types::{self, Decoded};
+
+/// Most arguments of a method: serde's limit for tuples.
+const MAX_ARGUMENTS: usize = 16;
+/// Longest name on the wire of a service or method, bytes.
+const MAX_NAME_BYTES: usize = 128;
+
+/// A service without mistakes.
+pub(crate) struct Service {
+    pub(crate) krate: Path,
+    pub(crate) attributes: Vec<Attribute>,
+    /// `#[cfg]`s of the trait, for everything that is generated beside it.
+    pub(crate) cfgs: Vec<Attribute>,
+    pub(crate) docs: Vec<Attribute>,
+    pub(crate) visibility: Visibility,
+    pub(crate) trait_token: Token![trait],
+    pub(crate) ident: Ident,
+    pub(crate) supertraits: Punctuated<TypeParamBound, Token![+]>,
+    pub(crate) wire_name: String,
+    pub(crate) methods: Vec<Method>,
+}
+
+/// A method without mistakes.
+pub(crate) struct Method {
+    pub(crate) attributes: Vec<Attribute>,
+    pub(crate) cfgs: Vec<Attribute>,
+    /// What the client's method carries: documentation, deprecation, lints, and the `#[cfg]`s.
+    pub(crate) client_attributes: Vec<Attribute>,
+    pub(crate) ident: Ident,
+    /// `Service.method`.
+    pub(crate) wire_name: String,
+    pub(crate) signature: String,
+    /// As written, for the trait.
+    pub(crate) written: Signature,
+    pub(crate) default: Option<Block>,
+    pub(crate) arguments: Vec<Argument>,
+    pub(crate) returns: Returns,
+    pub(crate) idempotent: bool,
+    pub(crate) no_cancel: bool,
+    pub(crate) spawn: bool,
+}
+
+/// An argument.
+pub(crate) struct Argument {
+    pub(crate) ident: Ident,
+    pub(crate) ty: Type,
+    pub(crate) decoded: Decoded,
+}
+
+/// A result.
+pub(crate) enum Returns {
+    /// `-> T`, or nothing.
+    Plain(Type),
+    /// `-> Result<T, E>`.
+    Result { ok: Box<Type>, error: Box<Type> },
+    /// `-> Alias<..>`, marked as a result.
+    Alias(Type),
+}
+
+pub(crate) fn check(input: Input) -> syn::Result<Service> {
+    let Input { options, item, mut errors } = input;
+    check_trait(&item, &mut errors);
+    let krate = options.krate.clone().unwrap_or_else(|| syn::parse_quote!(::rpc_core));
+    let wire_name = wire_name(&options.name, &item.ident, &mut errors);
+    let mut checker = Checker { krate: &krate, options: &options, wire_name: &wire_name, errors };
+    let methods: Vec<Method> =
+        item.items.into_iter().filter_map(|item| checker.item(item)).collect();
+    let Checker { mut errors, .. } = checker;
+    check_distinct(&methods, &mut errors);
+    errors.finish()?;
+    Ok(Service {
+        cfgs: select(&item.attrs, &["cfg"]),
+        docs: select(&item.attrs, &["doc"]),
+        attributes: item.attrs,
+        visibility: item.vis,
+        trait_token: item.trait_token,
+        ident: item.ident,
+        supertraits: item.supertraits,
+        wire_name,
+        methods,
+        krate,
+    })
+}
+
+fn check_trait(item: &ItemTrait, errors: &mut Errors) {
+    if let Some(token) = &item.unsafety {
+        errors.at(token, "a service cannot be an unsafe trait");
+    }
+    if let Some(token) = &item.auto_token {
+        errors.at(token, "a service cannot be an auto trait");
+    }
+    check_generics(
+        &item.generics,
+        "a service cannot be generic: the other side must know every type; write one trait for \
+         each set of types",
+        errors,
+    );
+}
+
+fn check_generics(generics: &Generics, message: &str, errors: &mut Errors) {
+    for parameter in &generics.params {
+        errors.at(parameter, message);
+    }
+    if let Some(clause) = &generics.where_clause {
+        errors.at(clause, "a where clause has no place in a service; remove it");
+    }
+}
+
+/// Refuses two methods with one id. Methods under `#[cfg]` may exclude each other, so for those
+/// it is left to a check in the generated code.
+fn check_distinct(methods: &[Method], errors: &mut Errors) {
+    let mut seen: HashMap<u32, &Method> = HashMap::new();
+    for method in methods.iter().filter(|method| method.cfgs.is_empty()) {
+        if let Some(other) = seen.insert(method_id(&method.wire_name), method) {
+            let message = format!(
+                "`{}` and `{}` have the same id on the wire; give one of them another name with \
+                 #[rpc(name = \"..\")]",
+                other.ident, method.ident
+            );
+            errors.at(&method.ident, message);
+        }
+    }
+}
+
+/// FNV-1a, 32 bits; the same function as in `rpc-core`, which computes the ids that are used.
+fn method_id(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+fn wire_name(given: &Option<LitStr>, ident: &Ident, errors: &mut Errors) -> String {
+    let Some(literal) = given else { return ident.unraw().to_string() };
+    let name = literal.value();
+    let allowed = |c: char| c.is_alphanumeric() || c == '_';
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(allowed) {
+        errors.at(
+            literal,
+            format!("a name has 1 to {MAX_NAME_BYTES} bytes of letters, digits and underscores"),
+        );
+    }
+    name
+}
+
+/// The attributes with one of these names.
+fn select(attributes: &[Attribute], names: &[&str]) -> Vec<Attribute> {
+    let wanted = |attribute: &&Attribute| names.iter().any(|name| attribute.path().is_ident(name));
+    attributes.iter().filter(wanted).cloned().collect()
+}
+
+/// The attributes that mean the same on a client's method as on the trait's.
+fn client_attributes(attributes: &[Attribute]) -> Vec<Attribute> {
+    const CARRIED: [&str; 7] = ["doc", "cfg", "cfg_attr", "deprecated", "allow", "warn", "deny"];
+    let mut carried = select(attributes, &CARRIED);
+    // What the trait's method is expected to trip over the client's need not.
+    for mut attribute in select(attributes, &["expect"]) {
+        if let syn::Meta::List(list) = &mut attribute.meta {
+            list.path = Ident::new("allow", Span::call_site()).into();
+        }
+        carried.push(attribute);
+    }
+    carried
+}
+
+struct Checker<'a> {
+    krate: &'a Path,
+    options: &'a ServiceOptions,
+    wire_name: &'a str,
+    errors: Errors,
+}
+
+impl Checker<'_> {
+    fn item(&mut self, item: TraitItem) -> Option<Method> {
+        match item {
+            TraitItem::Fn(item) => return Some(self.method(item)),
+            TraitItem::Const(item) => self.errors.at(
+                item.const_token,
+                "a service has no associated constants; put them beside the trait",
+            ),
+            TraitItem::Type(item) => self.errors.at(
+                item.type_token,
+                "a service has no associated types: the client must know every type; name the \
+                 type in the methods",
+            ),
+            TraitItem::Macro(item) => {
+                self.errors.at(item, "a macro cannot stand for methods here; write them out");
+            }
+            other => self.errors.at(other, "a service has only methods"),
+        }
+        None
+    }
+
+    fn method(&mut self, mut item: TraitItemFn) -> Method {
+        let options = MethodOptions::take(&mut item.attrs, &mut self.errors);
+        self.check_signature(&item.sig);
+        let arguments = self.arguments(&item.sig);
+        let returns = self.returns(&item.sig.output, &options);
+        let method_name = wire_name(&options.name, &item.sig.ident, &mut self.errors);
+        let version = options.version.as_ref().or(self.options.version.as_ref());
+        Method {
+            signature: self.signature(&arguments, &returns, version),
+            cfgs: select(&item.attrs, &["cfg"]),
+            client_attributes: client_attributes(&item.attrs),
+            attributes: item.attrs,
+            ident: item.sig.ident.clone(),
+            wire_name: format!("{}.{method_name}", self.wire_name),
+            default: item.default,
+            written: item.sig,
+            arguments,
+            returns,
+            idempotent: options.idempotent.is_some(),
+            no_cancel: options.no_cancel.is_some(),
+            spawn: options.spawn.is_some(),
+        }
+    }
+
+    fn signature(
+        &mut self,
+        arguments: &[Argument],
+        returns: &Returns,
+        version: Option<&LitInt>,
+    ) -> String {
+        let version = version.and_then(|literal| match literal.base10_parse::<u64>() {
+            Ok(version) => Some(version),
+            Err(_) => {
+                self.errors.at(literal, "a version is a number from 0 to 2^64 - 1");
+                None
+            }
+        });
+        let arguments: Vec<&Type> = arguments.iter().map(|argument| &argument.ty).collect();
+        let (result, error) = match returns {
+            Returns::Plain(ty) | Returns::Alias(ty) => (ty, None),
+            Returns::Result { ok, error } => (&**ok, Some(&**error)),
+        };
+        signature::text(&arguments, Some(result), error, version)
+    }
+
+    fn check_signature(&mut self, signature: &Signature) {
+        let errors = &mut self.errors;
+        if signature.asyncness.is_none() && !returns_impl_trait(&signature.output) {
+            errors.at(
+                signature.fn_token,
+                "a method of a service is a remote call, which waits: write `async fn`",
+            );
+        }
+        if let Some(token) = &signature.constness {
+            errors.at(token, "a method of a service cannot be const");
+        }
+        if let Some(token) = &signature.unsafety {
+            errors.at(token, "a method of a service cannot be unsafe");
+        }
+        if let Some(abi) = &signature.abi {
+            errors.at(abi, "a method of a service has no ABI of its own");
+        }
+        if let Some(variadic) = &signature.variadic {
+            errors.at(variadic, "a method of a service has a fixed number of arguments");
+        }
+        check_generics(
+            &signature.generics,
+            "a method of a service cannot be generic: the other side must know every type and \
+             lifetime; name the types, and leave lifetimes out",
+            errors,
+        );
+        match signature.inputs.first() {
+            Some(FnArg::Receiver(receiver)) => check_receiver(receiver, errors),
+            _ => errors
+                .at(&signature.ident, "a method of a service needs `&self` as its first argument"),
+        }
+    }
+
+    fn arguments(&mut self, signature: &Signature) -> Vec<Argument> {
+        let typed = signature.inputs.iter().filter_map(|input| match input {
+            FnArg::Typed(typed) => Some(typed),
+            FnArg::Receiver(_) => None,
+        });
+        let mut arguments = Vec::new();
+        for (at, typed) in typed.enumerate() {
+            if at == MAX_ARGUMENTS {
+                self.errors.at(
+                    typed,
+                    format!(
+                        "a method has at most {MAX_ARGUMENTS} arguments; put some of them \
+                             into a struct"
+                    ),
+                );
+            }
+            arguments.push(self.argument(typed));
+        }
+        arguments
+    }
+
+    fn argument(&mut self, typed: &PatType) -> Argument {
+        for attribute in &typed.attrs {
+            self.errors.at(attribute, "an argument of a service's method has no attributes");
+        }
+        let ident = match &*typed.pat {
+            Pat::Ident(pat) => {
+                if let Some(token) = &pat.by_ref {
+                    self.errors.at(token, "an argument here is a plain name, without `ref`");
+                }
+                if let Some(token) = &pat.mutability {
+                    self.errors.at(
+                        token,
+                        "an argument here is a plain name; write `mut` where the method is \
+                         implemented",
+                    );
+                }
+                if let Some((_, pattern)) = &pat.subpat {
+                    self.errors.at(pattern, "an argument here is a plain name, not a pattern");
+                }
+                pat.ident.clone()
+            }
+            Pat::Wild(pat) => {
+                self.errors
+                    .at(pat, "an argument needs a name here: the client's method has it too");
+                format_ident!("argument")
+            }
+            other => {
+                self.errors.at(
+                    other,
+                    "an argument here is a plain name, not a pattern; take it apart where the \
+                     method is implemented",
+                );
+                format_ident!("argument")
+            }
+        };
+        let decoded = types::argument(&typed.ty, self.krate, &mut self.errors);
+        Argument { ident, ty: (*typed.ty).clone(), decoded }
+    }
+
+    fn returns(&mut self, output: &ReturnType, options: &MethodOptions) -> Returns {
+        if let (Some(_), Some(plain)) = (&options.result, &options.plain) {
+            self.errors.at(plain, "a return type is either a `result` or `plain`");
+        }
+        let ty: Type = match output {
+            ReturnType::Default => syn::parse_quote!(()),
+            ReturnType::Type(_, ty) => (**ty).clone(),
+        };
+        if options.plain.is_some() {
+            types::result(&ty, &mut self.errors);
+            return Returns::Plain(ty);
+        }
+        let segment = types::last_segment(&ty).filter(|segment| segment.ident == "Result");
+        let parts = segment.map(types::type_arguments);
+        match parts.as_deref() {
+            Some([ok, error]) => {
+                types::result(ok, &mut self.errors);
+                types::result(error, &mut self.errors);
+                Returns::Result { ok: Box::new((*ok).clone()), error: Box::new((*error).clone()) }
+            }
+            Some([_]) if options.result.is_none() => {
+                self.errors.at(
+                    &ty,
+                    "this `Result` is an alias, whose error type cannot be seen here: write both \
+                     types, or mark the method #[rpc(result)]",
+                );
+                Returns::Plain(ty)
+            }
+            _ if options.result.is_some() => {
+                types::result(&ty, &mut self.errors);
+                Returns::Alias(ty)
+            }
+            _ => {
+                types::result(&ty, &mut self.errors);
+                Returns::Plain(ty)
+            }
+        }
+    }
+}
+
+/// Then the return type's own complaint says what is wrong.
+fn returns_impl_trait(output: &ReturnType) -> bool {
+    matches!(output, ReturnType::Type(_, ty) if matches!(types::bare(ty), Type::ImplTrait(_)))
+}
+
+fn check_receiver(receiver: &Receiver, errors: &mut Errors) {
+    if receiver.colon_token.is_some() {
+        errors.at(receiver, "the receiver of a service's method is written `&self`");
+        return;
+    }
+    let Some((_, lifetime)) = &receiver.reference else {
+        errors.at(
+            receiver,
+            "a call cannot take the service by value: many calls share it; write `&self`",
+        );
+        return;
+    };
+    if let Some(token) = &receiver.mutability {
+        errors.at(
+            token,
+            "a call cannot have the service to itself: many calls share it; write `&self` and \
+             keep what changes behind a lock or in an atomic",
+        );
+    }
+    if let Some(lifetime) = lifetime {
+        errors.at(
+            lifetime.to_token_stream(),
+            "a lifetime of an argument cannot have a name; write `&self`",
+        );
+    }
+    for attribute in &receiver.attrs {
+        errors.at(attribute, "an argument of a service's method has no attributes");
+    }
+}

@@ -1,0 +1,145 @@
+//! Reads the attribute's options and the trait.
+//!
+//! Owns the syntax: which options there are and what their values look like. What they mean
+//! together is the model's business. Mistakes in options are collected, not fatal.
+
+use proc_macro2::TokenStream;
+use syn::meta::ParseNestedMeta;
+use syn::parse::Parser;
+use syn::{Attribute, Error, Ident, Item, ItemTrait, LitInt, LitStr, Path};
+
+/// Mistakes found so far.
+#[derive(Default)]
+pub(crate) struct Errors(Option<Error>);
+
+impl Errors {
+    pub(crate) fn add(&mut self, error: Error) {
+        match &mut self.0 {
+            Some(all) => all.combine(error),
+            None => self.0 = Some(error),
+        }
+    }
+
+    /// Adds a mistake at the tokens it is about.
+    pub(crate) fn at(&mut self, tokens: impl quote::ToTokens, message: impl std::fmt::Display) {
+        self.add(Error::new_spanned(tokens, message));
+    }
+
+    pub(crate) fn finish(self) -> syn::Result<()> {
+        self.0.map_or(Ok(()), Err)
+    }
+}
+
+/// The trait and its options, as written.
+pub(crate) struct Input {
+    pub(crate) options: ServiceOptions,
+    pub(crate) item: ItemTrait,
+    pub(crate) errors: Errors,
+}
+
+/// Options of `#[service(..)]`.
+#[derive(Default)]
+pub(crate) struct ServiceOptions {
+    pub(crate) name: Option<LitStr>,
+    pub(crate) version: Option<LitInt>,
+    pub(crate) krate: Option<Path>,
+}
+
+/// Options of `#[rpc(..)]` on a method.
+#[derive(Default)]
+pub(crate) struct MethodOptions {
+    pub(crate) name: Option<LitStr>,
+    pub(crate) version: Option<LitInt>,
+    pub(crate) idempotent: Option<Ident>,
+    pub(crate) no_cancel: Option<Ident>,
+    pub(crate) spawn: Option<Ident>,
+    pub(crate) result: Option<Ident>,
+    pub(crate) plain: Option<Ident>,
+}
+
+pub(crate) fn parse(options: TokenStream, item: TokenStream) -> syn::Result<Input> {
+    let item = match syn::parse2::<Item>(item)? {
+        Item::Trait(item) => item,
+        other => {
+            return Err(Error::new_spanned(
+                other,
+                "#[service] belongs on a trait; its methods become remote calls",
+            ));
+        }
+    };
+    let mut errors = Errors::default();
+    let mut service = ServiceOptions::default();
+    let parser = syn::meta::parser(|meta| service.read(&meta));
+    if let Err(error) = parser.parse2(options) {
+        errors.add(error);
+    }
+    Ok(Input { options: service, item, errors })
+}
+
+impl ServiceOptions {
+    fn read(&mut self, meta: &ParseNestedMeta<'_>) -> syn::Result<()> {
+        if meta.path.is_ident("name") {
+            once(&mut self.name, meta, meta.value()?.parse()?)
+        } else if meta.path.is_ident("version") {
+            once(&mut self.version, meta, meta.value()?.parse()?)
+        } else if meta.path.is_ident("crate") {
+            once(&mut self.krate, meta, meta.value()?.call(Path::parse_mod_style)?)
+        } else {
+            Err(meta.error(
+                "unknown option of #[service]; there are name = \"..\", version = N and \
+                 crate = path",
+            ))
+        }
+    }
+}
+
+impl MethodOptions {
+    /// Reads all `#[rpc(..)]` attributes among `attributes` and removes them.
+    pub(crate) fn take(attributes: &mut Vec<Attribute>, errors: &mut Errors) -> Self {
+        let mut options = Self::default();
+        attributes.retain(|attribute| {
+            if !attribute.path().is_ident("rpc") {
+                return true;
+            }
+            if let Err(error) = attribute.parse_nested_meta(|meta| options.read(&meta)) {
+                errors.add(error);
+            }
+            false
+        });
+        options
+    }
+
+    fn read(&mut self, meta: &ParseNestedMeta<'_>) -> syn::Result<()> {
+        if meta.path.is_ident("name") {
+            return once(&mut self.name, meta, meta.value()?.parse()?);
+        }
+        if meta.path.is_ident("version") {
+            return once(&mut self.version, meta, meta.value()?.parse()?);
+        }
+        let Some(flag) = meta.path.get_ident() else { return Err(unknown(meta)) };
+        let place = match flag.to_string().as_str() {
+            "idempotent" => &mut self.idempotent,
+            "no_cancel" => &mut self.no_cancel,
+            "spawn" => &mut self.spawn,
+            "result" => &mut self.result,
+            "plain" => &mut self.plain,
+            _ => return Err(unknown(meta)),
+        };
+        once(place, meta, flag.clone())
+    }
+}
+
+fn unknown(meta: &ParseNestedMeta<'_>) -> Error {
+    meta.error(
+        "unknown option of #[rpc]; there are name = \"..\", version = N, idempotent, no_cancel, \
+         spawn, result and plain",
+    )
+}
+
+fn once<T>(place: &mut Option<T>, meta: &ParseNestedMeta<'_>, value: T) -> syn::Result<()> {
+    if place.is_some() {
+        return Err(meta.error("this option is given twice"));
+    }
+    *place = Some(value);
+    Ok(())
+}

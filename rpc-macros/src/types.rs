@@ -1,0 +1,261 @@
+//! What types may stand in a signature, and what becomes of them.
+//!
+//! Owns the rules for argument and result types: which references, lifetimes and kinds of types
+//! are refused, how an argument is decoded, and what the client sees of a result.
+
+use proc_macro2::Span;
+use quote::{format_ident, quote};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::visit_mut::{self, VisitMut};
+use syn::{
+    GenericArgument, Lifetime, Path, PathArguments, PathSegment, Type, TypeImplTrait,
+    TypeParamBound, TypePath, TypeReference,
+};
+
+use crate::parse::Errors;
+
+/// How the server comes by an argument.
+pub(crate) struct Decoded {
+    /// What is decoded.
+    pub(crate) ty: Type,
+    /// Whether the method gets a reference to it.
+    pub(crate) lent: bool,
+}
+
+/// Strips parentheses and invisible groups.
+pub(crate) fn bare(mut ty: &Type) -> &Type {
+    loop {
+        ty = match ty {
+            Type::Paren(inner) => &inner.elem,
+            Type::Group(inner) => &inner.elem,
+            other => return other,
+        };
+    }
+}
+
+/// The last segment of a plain path type.
+pub(crate) fn last_segment(ty: &Type) -> Option<&PathSegment> {
+    match bare(ty) {
+        Type::Path(TypePath { qself: None, path }) => path.segments.last(),
+        _ => None,
+    }
+}
+
+/// The type arguments of a path segment.
+pub(crate) fn type_arguments(segment: &PathSegment) -> Vec<&Type> {
+    let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return Vec::new() };
+    let types = arguments.args.iter().filter_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty),
+        _ => None,
+    });
+    types.collect()
+}
+
+pub(crate) fn is_ident(ty: &Type, name: &str) -> bool {
+    matches!(bare(ty), Type::Path(path) if path.qself.is_none() && path.path.is_ident(name))
+}
+
+fn is_byte_slice(ty: &Type) -> bool {
+    matches!(bare(ty), Type::Slice(slice) if is_ident(&slice.elem, "u8"))
+}
+
+/// `&str` and `&[u8]`: what can lie in a message as it is.
+fn is_borrowable(reference: &TypeReference) -> bool {
+    is_ident(&reference.elem, "str") || is_byte_slice(&reference.elem)
+}
+
+/// Checks an argument's type.
+pub(crate) fn argument(ty: &Type, krate: &Path, errors: &mut Errors) -> Decoded {
+    let Type::Reference(reference) = bare(ty) else {
+        Checker { errors, place: Place::Argument }.visit_type(ty);
+        return Decoded { ty: ty.clone(), lent: false };
+    };
+    check_reference(reference, Place::Argument, errors);
+    if is_borrowable(reference) {
+        return Decoded { ty: ty.clone(), lent: false };
+    }
+    let mut checker = Checker { errors, place: Place::Argument };
+    match bare(&reference.elem) {
+        Type::Slice(slice) => {
+            checker.visit_type(&slice.elem);
+            let element = &slice.elem;
+            Decoded { ty: syn::parse_quote!(#krate::__private::Vec<#element>), lent: true }
+        }
+        target => {
+            checker.visit_type(target);
+            Decoded { ty: target.clone(), lent: true }
+        }
+    }
+}
+
+/// Checks a result's type, or one half of a `Result`.
+pub(crate) fn result(ty: &Type, errors: &mut Errors) {
+    Checker { errors, place: Place::Result }.visit_type(ty);
+}
+
+/// What the client sees of a result: a `Cow` that the server may borrow from itself is owned.
+pub(crate) fn client_result(ty: &Type) -> Type {
+    let mut ty = ty.clone();
+    OwnCows.visit_type_mut(&mut ty);
+    ty
+}
+
+struct OwnCows;
+
+impl VisitMut for OwnCows {
+    fn visit_path_segment_mut(&mut self, segment: &mut PathSegment) {
+        visit_mut::visit_path_segment_mut(self, segment);
+        if segment.ident != "Cow" {
+            return;
+        }
+        let PathArguments::AngleBracketed(arguments) = &mut segment.arguments else { return };
+        let owned = Lifetime::new("'static", segment.ident.span());
+        match arguments.args.first_mut() {
+            Some(GenericArgument::Lifetime(lifetime)) => *lifetime = owned,
+            _ => arguments.args.insert(0, GenericArgument::Lifetime(owned)),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Argument,
+    Result,
+}
+
+/// Visits a type and everything in it.
+struct Checker<'a> {
+    errors: &'a mut Errors,
+    place: Place,
+}
+
+fn check_reference(reference: &TypeReference, place: Place, errors: &mut Errors) {
+    if let Some(mutability) = &reference.mutability {
+        errors.at(
+            mutability,
+            "an argument cannot be changed by the server; take it by value or by `&` and return \
+             what has changed",
+        );
+    }
+    if let Some(lifetime) = &reference.lifetime {
+        check_lifetime(lifetime, place, errors);
+    }
+}
+
+fn check_lifetime(lifetime: &Lifetime, place: Place, errors: &mut Errors) {
+    match place {
+        Place::Argument if lifetime.ident == "_" => {}
+        Place::Argument if lifetime.ident == "static" => errors.at(
+            lifetime,
+            "an argument cannot be 'static: it lies in the request's message; leave the lifetime \
+             out",
+        ),
+        Place::Argument => errors.at(
+            lifetime,
+            "a lifetime of an argument cannot have a name: it is that of the request's message; \
+             leave it out or write '_",
+        ),
+        Place::Result if lifetime.ident == "static" => {}
+        Place::Result => errors.at(
+            lifetime,
+            "a result cannot borrow: the client keeps no message to borrow from; return an owned \
+             type (only Cow<'_, str> and Cow<'_, [u8]> may borrow from &self)",
+        ),
+    }
+}
+
+impl Visit<'_> for Checker<'_> {
+    fn visit_type(&mut self, ty: &Type) {
+        let complaint = match ty {
+            Type::ImplTrait(impl_trait) => impl_trait_complaint(impl_trait),
+            Type::TraitObject(_) => {
+                "a trait object cannot be sent; name a type that implements serde's traits"
+            }
+            Type::BareFn(_) => "a function cannot be sent",
+            Type::Ptr(_) => "a raw pointer cannot be sent; the other side has memory of its own",
+            Type::Infer(_) => "a type must be written out here: it is part of the signature",
+            Type::Never(_) => "a method has to return; write no type for no result",
+            Type::Macro(_) => "a macro cannot stand for a type here; write the type out",
+            Type::Slice(_) if self.place == Place::Result => "a slice has no size; return a Vec",
+            _ => return visit::visit_type(self, ty),
+        };
+        self.errors.at(ty, complaint);
+    }
+
+    fn visit_type_reference(&mut self, reference: &TypeReference) {
+        if self.place == Place::Result {
+            self.errors.at(
+                reference,
+                "a result cannot be a reference: the client keeps no message to borrow from; \
+                 return an owned type, such as String or Vec<u8>",
+            );
+            return;
+        }
+        if !is_borrowable(reference) {
+            self.errors.at(
+                reference,
+                "inside another type only &str and &[u8] can be references, since only they lie \
+                 in a message as they are; use the owned type here",
+            );
+            return;
+        }
+        check_reference(reference, self.place, self.errors);
+    }
+
+    fn visit_lifetime(&mut self, lifetime: &Lifetime) {
+        check_lifetime(lifetime, self.place, self.errors);
+    }
+
+    fn visit_path_segment(&mut self, segment: &PathSegment) {
+        if segment.ident == "Self" {
+            self.errors.at(
+                &segment.ident,
+                "Self is the server's type, which the client does not know; name the type",
+            );
+        }
+        if segment.ident == "Cow" && self.place == Place::Result {
+            self.visit_result_cow(segment);
+        } else {
+            visit::visit_path_segment(self, segment);
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// The one type whose borrowed and owned forms are one: see [`client_result`].
+    fn visit_result_cow(&mut self, segment: &PathSegment) {
+        let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return };
+        for argument in &arguments.args {
+            match argument {
+                GenericArgument::Lifetime(lifetime) if lifetime.ident == "_" => {}
+                GenericArgument::Type(ty) if is_byte_slice(ty) => {}
+                other => self.visit_generic_argument(other),
+            }
+        }
+    }
+}
+
+fn impl_trait_complaint(impl_trait: &TypeImplTrait) -> &'static str {
+    let is_stream = impl_trait.bounds.iter().any(|bound| {
+        let TypeParamBound::Trait(bound) = bound else { return false };
+        bound.path.segments.last().is_some_and(|segment| segment.ident == "Stream")
+    });
+    if is_stream {
+        "streaming is not supported yet; send a Vec, or several calls"
+    } else {
+        "`impl Trait` cannot be sent, since the other side must know the type; name it"
+    }
+}
+
+/// The expression that finds the shape of a type: `how` is the probe's method. Tuples are taken
+/// apart, so that byte strings in them are seen.
+pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> proc_macro2::TokenStream {
+    if let Type::Tuple(tuple) = bare(ty) {
+        let shapes = tuple.elems.iter().map(|element| shape(element, how, krate));
+        return quote!((#(#shapes,)*));
+    }
+    let span = ty.span().resolved_at(Span::mixed_site());
+    let how = format_ident!("{how}", span = span);
+    quote::quote_spanned!(span=> #krate::__private::Probe::<#ty>::new().#how())
+}

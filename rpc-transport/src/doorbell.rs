@@ -1,0 +1,176 @@
+//! The doorbell hand-off: how a side that sleeps and a side that sends never miss each other.
+//!
+//! Owns the two steps that run against each other through one shared word, whatever memory it lies
+//! in. Never rings, sleeps or looks at a message.
+//!
+//! ```text
+//! sleeper: arm            fence   look for messages once more   sleep if there are none
+//! sender:  publish        fence   read the word                 ring if it was armed
+//! ```
+//!
+//! Invariant: with a sequentially consistent fence on both sides, either the sleeper's second look
+//! finds the message or the sender finds the word armed. Each arming is answered at most once, so a
+//! busy sender rings no sleeper twice.
+
+use std::sync::atomic::Ordering;
+
+/// A shared 32-bit word: an atomic, wherever it lies.
+pub(crate) trait Word {
+    /// Atomic load.
+    fn load(&self, order: Ordering) -> u32;
+    /// Atomic store.
+    fn store(&self, value: u32, order: Ordering);
+}
+
+#[cfg(not(rpc_loom))]
+impl Word for std::sync::atomic::AtomicU32 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn store(&self, value: u32, order: Ordering) {
+        self.store(value, order);
+    }
+}
+
+/// The sleeper's side: the number of its last arming.
+#[derive(Debug, Default)]
+pub(crate) struct Sleeper {
+    armings: u32,
+}
+
+impl Sleeper {
+    /// Asks for a doorbell. A sequentially consistent fence must follow, then another look.
+    #[inline]
+    pub(crate) fn arm(&mut self, word: &impl Word) {
+        self.armings = self.armings.wrapping_add(1).max(1);
+        word.store(self.armings, Ordering::Relaxed);
+    }
+
+    /// Asks for none any more.
+    #[inline]
+    pub(crate) fn disarm(&self, word: &impl Word) {
+        word.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The sender's side: the arming that was answered last.
+#[derive(Debug, Default)]
+pub(crate) struct Ringer {
+    answered: u32,
+}
+
+impl Ringer {
+    /// Whether the sleeper has armed since the last doorbell. A sequentially consistent fence must
+    /// stand between what the sleeper shall find and this.
+    #[inline]
+    pub(crate) fn wants_bell(&mut self, word: &impl Word) -> bool {
+        let armed = word.load(Ordering::Relaxed);
+        if armed == 0 || armed == self.answered {
+            return false;
+        }
+        self.answered = armed;
+        true
+    }
+}
+
+#[cfg(all(test, not(rpc_loom)))]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn each_arming_is_answered_once() {
+        let word = AtomicU32::new(0);
+        let (mut sleeper, mut ringer) = (Sleeper::default(), Ringer::default());
+        assert!(!ringer.wants_bell(&word));
+        sleeper.arm(&word);
+        assert!(ringer.wants_bell(&word));
+        assert!(!ringer.wants_bell(&word));
+        sleeper.disarm(&word);
+        sleeper.arm(&word);
+        assert!(ringer.wants_bell(&word));
+        sleeper.disarm(&word);
+        assert!(!ringer.wants_bell(&word));
+    }
+}
+
+/// Every interleaving and every weak-memory outcome: `RUSTFLAGS="--cfg rpc_loom"`.
+#[cfg(all(test, rpc_loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicBool, AtomicU32, fence};
+    use loom::thread;
+
+    use super::*;
+
+    impl Word for AtomicU32 {
+        fn load(&self, order: Ordering) -> u32 {
+            self.load(order)
+        }
+
+        fn store(&self, value: u32, order: Ordering) {
+            self.store(value, order);
+        }
+    }
+
+    #[derive(Default)]
+    struct Shared {
+        armed: AtomicU32,
+        published: AtomicU32,
+        bell: AtomicBool,
+    }
+
+    /// Sends two messages in two batches; returns the bells rung.
+    fn send(shared: &Shared, with_fence: bool) {
+        let mut ringer = Ringer::default();
+        for message in 1..=2 {
+            shared.published.store(message, Ordering::Release);
+            if with_fence {
+                fence(Ordering::SeqCst);
+            }
+            if ringer.wants_bell(&shared.armed) {
+                shared.bell.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// Arms and looks once more; true when it would sleep though a message is there and no bell
+    /// will be rung.
+    fn would_sleep(shared: &Shared, with_fence: bool) -> bool {
+        let mut sleeper = Sleeper::default();
+        sleeper.arm(&shared.armed);
+        if with_fence {
+            fence(Ordering::SeqCst);
+        }
+        shared.published.load(Ordering::Acquire) != 2
+    }
+
+    fn check(with_fence: bool) {
+        loom::model(move || {
+            let shared = Arc::new(Shared::default());
+            let sender = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || send(&shared, with_fence))
+            };
+            let sleeps = would_sleep(&shared, with_fence);
+            sender.join().unwrap();
+            // The sender is done: a sleeper that did not see its last message must be rung.
+            assert!(!sleeps || shared.bell.load(Ordering::Acquire), "slept through a message");
+        });
+    }
+
+    #[test]
+    fn no_message_is_slept_through() {
+        check(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "slept through a message")]
+    fn without_the_fences_one_is() {
+        check(false);
+    }
+}

@@ -1,0 +1,71 @@
+//! From an address to the provider that serves its scheme.
+//!
+//! Owns the one place where schemes meet providers. Never falls back from what was asked for:
+//! only `auto://` chooses, and says why.
+
+use crate::address::Address;
+use crate::error::{ConnectError, ListenError};
+use crate::provider::{Connector, Listener, Outgoing};
+use crate::soft;
+
+/// A connection on its way out, and how it came to be this one.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The connection to be.
+    pub outgoing: Box<dyn Outgoing>,
+    /// The address that is being connected; for `auto://` the one that was chosen.
+    pub address: Address,
+    /// Why this way, for people.
+    pub reason: String,
+}
+
+/// Resolves an address of any scheme.
+///
+/// # Errors
+/// [`ConnectError`]: nothing listens, the scheme is not available here.
+pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
+    let outgoing = match address {
+        Address::Mem(_) => soft::MemConnector.resolve(address).await?,
+        Address::ShmName(_) | Address::ShmPath(_) => {
+            soft::ShmConnector::default().resolve(address).await?
+        }
+        Address::Tcp(_) | Address::Auto(_) => {
+            let reason = "this scheme is not built yet".to_owned();
+            return Err(ConnectError::Unavailable { scheme: address.scheme(), reason });
+        }
+        Address::Rdma(_) => return resolve_rdma(address).await,
+    };
+    let reason = format!("{}:// was asked for", address.scheme());
+    Ok(Resolved { outgoing, address: address.clone(), reason })
+}
+
+/// Opens an address of any scheme.
+///
+/// # Errors
+/// [`ListenError`]: in use, not available here.
+pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+    match address {
+        Address::Mem(name) => soft::listen_mem(name),
+        Address::ShmName(_) | Address::ShmPath(_) => soft::listen_shm(address),
+        Address::Tcp(_) | Address::Auto(_) => {
+            let reason = "this scheme is not built yet".to_owned();
+            Err(ListenError::Unavailable { scheme: address.scheme(), reason })
+        }
+        Address::Rdma(_) => listen_rdma(address).await,
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+const NO_VERBS: &str = "this program was built without the `verbs` feature; build it with \
+                        `--features verbs` (Debian: libibverbs-dev librdmacm-dev libclang-dev \
+                        pkg-config), or use auto://, shm:// or tcp://";
+
+#[cfg(not(feature = "verbs"))]
+async fn resolve_rdma(_address: &Address) -> Result<Resolved, ConnectError> {
+    Err(ConnectError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
+}
+
+#[cfg(not(feature = "verbs"))]
+async fn listen_rdma(_address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+    Err(ListenError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
+}

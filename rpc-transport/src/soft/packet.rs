@@ -1,0 +1,255 @@
+//! Packets: what one software queue pair says to the other, whatever the wire.
+//!
+//! Owns the operations, their flags and the two fixed extensions, and nothing else: a wire adds
+//! its own framing (a sequence number, a cumulative ack). Pure; never copies payload.
+//!
+//! A message is a run of packets of one operation, cut at the wire's MTU as on a reliable
+//! connection: the first carries [`Flags::FIRST`], the last [`Flags::LAST`].
+//!
+//! Invariants:
+//! 1. What [`Head::decode`] returns is consistent: the extension fits into the body.
+//! 2. All integers are little-endian.
+
+/// Operation of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Op {
+    /// Part of a SEND. The last packet carries the immediate, if any ([`Extension::Word`]).
+    Send = 1,
+    /// Part of a WRITE through the target's engine. The first packet carries a [`Span`].
+    Write = 2,
+    /// A WRITE_WITH_IMM whose bytes the requester has placed by itself: consumes a RECV.
+    Placed = 3,
+    /// Asks for bytes of a region.
+    ReadRequest = 4,
+    /// Part of the answer.
+    ReadResponse = 5,
+    /// Asks to map a region (wires with shared memory).
+    MapRequest = 6,
+    /// The answer: the region's [`Span`], its memory file being on the side channel; length 0 when
+    /// it cannot be mapped and is to be written through the engine.
+    MapAnswer = 7,
+    /// Carries nothing but the wire's cumulative ack.
+    Ack = 8,
+    /// The packet after those acknowledged was refused ([`Nak`] in [`Extension::Word`]).
+    Nak = 9,
+    /// Carries nothing: asks for an acknowledgement of what went before.
+    Probe = 10,
+}
+
+impl Op {
+    fn decode(value: u8) -> Option<Self> {
+        const ALL: [Op; 10] = [
+            Op::Send,
+            Op::Write,
+            Op::Placed,
+            Op::ReadRequest,
+            Op::ReadResponse,
+            Op::MapRequest,
+            Op::MapAnswer,
+            Op::Ack,
+            Op::Nak,
+            Op::Probe,
+        ];
+        ALL.get(usize::from(value).checked_sub(1)?).copied()
+    }
+}
+
+/// Flags of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Flags(pub(super) u8);
+
+impl Flags {
+    /// First packet of its message.
+    pub(super) const FIRST: Self = Self(1);
+    /// Last packet of its message.
+    pub(super) const LAST: Self = Self(2);
+    /// The message carries an immediate.
+    pub(super) const IMM: Self = Self(4);
+    /// The requester waits for the acknowledgement.
+    pub(super) const ACK: Self = Self(8);
+
+    pub(super) const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(super) const fn with_if(self, other: Self, condition: bool) -> Self {
+        if condition { self.with(other) } else { self }
+    }
+
+    pub(super) const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// Longest extension, bytes.
+pub(super) const MAX_EXTENSION_BYTES: usize = Span::BYTES;
+
+/// A span of the target's memory, with an auxiliary word: the immediate of a WRITE, the access
+/// bits of a region in [`Op::MapAnswer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) address: u64,
+    pub(super) rkey: u32,
+    pub(super) aux: u32,
+    pub(super) len: u64,
+}
+
+impl Span {
+    /// Encoded size, bytes.
+    pub(super) const BYTES: usize = 24;
+}
+
+/// What stands between a packet's head and its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extension {
+    /// Nothing.
+    None,
+    /// 32 bits: an immediate, or a [`Nak`].
+    Word(u32),
+    /// A span.
+    Span(Span),
+}
+
+impl Extension {
+    /// Encoded bytes, and how many of them count.
+    pub(super) fn encode(&self) -> ([u8; MAX_EXTENSION_BYTES], usize) {
+        let mut bytes = [0; MAX_EXTENSION_BYTES];
+        match self {
+            Self::None => (bytes, 0),
+            Self::Word(word) => {
+                bytes[..4].copy_from_slice(&word.to_le_bytes());
+                (bytes, 4)
+            }
+            Self::Span(span) => {
+                bytes[..8].copy_from_slice(&span.address.to_le_bytes());
+                bytes[8..12].copy_from_slice(&span.rkey.to_le_bytes());
+                bytes[12..16].copy_from_slice(&span.aux.to_le_bytes());
+                bytes[16..].copy_from_slice(&span.len.to_le_bytes());
+                (bytes, Span::BYTES)
+            }
+        }
+    }
+
+    /// Decodes as many bytes as [`Head::extension_bytes`] said.
+    pub(super) fn decode(bytes: &[u8]) -> Self {
+        let word = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_le_bytes(word)
+        };
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        match bytes.len() {
+            0 => Self::None,
+            4 => Self::Word(word(0)),
+            _ => Self::Span(Span { address: long(0), rkey: word(8), aux: word(12), len: long(16) }),
+        }
+    }
+}
+
+/// Head of a packet: operation, flags and length of the body (extension and payload), 4 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) op: Op,
+    pub(super) flags: Flags,
+    /// Bytes of extension and payload.
+    pub(super) body_bytes: u16,
+}
+
+impl Head {
+    /// As the 32 bits that wires carry: op, flags, body length from the low byte on.
+    pub(super) fn encode(self) -> u32 {
+        u32::from(self.op as u8) | u32::from(self.flags.0) << 8 | u32::from(self.body_bytes) << 16
+    }
+
+    /// Decodes; `None` for an unknown operation or a body too short for its extension.
+    pub(super) fn decode(word: u32) -> Option<Self> {
+        let [op, flags, low, high] = word.to_le_bytes();
+        let head = Self {
+            op: Op::decode(op)?,
+            flags: Flags(flags),
+            body_bytes: u16::from_le_bytes([low, high]),
+        };
+        (usize::from(head.body_bytes) >= head.extension_bytes()).then_some(head)
+    }
+
+    /// Bytes of the extension.
+    pub(super) fn extension_bytes(self) -> usize {
+        let first = self.flags.contains(Flags::FIRST);
+        let last_imm = self.flags.contains(Flags::LAST.with(Flags::IMM));
+        match self.op {
+            Op::Send if last_imm => 4,
+            Op::Write if first => Span::BYTES,
+            Op::Placed | Op::ReadRequest | Op::MapRequest | Op::MapAnswer => Span::BYTES,
+            Op::Nak => 4,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of payload.
+    pub(super) fn payload_bytes(self) -> usize {
+        usize::from(self.body_bytes) - self.extension_bytes()
+    }
+}
+
+/// Why a target refused a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Nak {
+    /// No RECV was posted.
+    NotReady = 1,
+    /// rkey, bounds, access or PD check failed.
+    Access = 2,
+    /// The RECV was too small, or the packet out of protocol.
+    Invalid = 3,
+    /// The target could not use its own RECV buffer.
+    Operation = 4,
+}
+
+impl Nak {
+    pub(super) fn decode(value: u32) -> Option<Self> {
+        match value {
+            1 => Some(Self::NotReady),
+            2 => Some(Self::Access),
+            3 => Some(Self::Invalid),
+            4 => Some(Self::Operation),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_and_extensions_come_back_as_they_went() {
+        let span = Span { address: 0x0102_0304_0506_0708, rkey: 9, aux: 10, len: u64::MAX };
+        for (op, flags, extension) in [
+            (Op::Send, Flags::LAST, Extension::None),
+            (Op::Send, Flags::LAST.with(Flags::IMM), Extension::Word(77)),
+            (Op::Write, Flags::FIRST, Extension::Span(span)),
+            (Op::Write, Flags::LAST, Extension::None),
+            (Op::Nak, Flags::LAST, Extension::Word(Nak::Access as u32)),
+        ] {
+            let (bytes, len) = extension.encode();
+            let body_bytes = u16::try_from(len + 5).unwrap();
+            let head = Head { op, flags, body_bytes };
+            assert_eq!(Head::decode(head.encode()), Some(head));
+            assert_eq!((head.extension_bytes(), head.payload_bytes()), (len, 5));
+            assert_eq!(Extension::decode(&bytes[..len]), extension);
+        }
+    }
+
+    #[test]
+    fn no_word_decodes_to_an_inconsistent_head() {
+        // Every operation byte and flag byte, at every body length around the extension sizes.
+        for low in 0..=0xffff_u32 {
+            for len in [0, 1, 3, 4, 5, 23, 24, 25, 0xffff_u32] {
+                let Some(head) = Head::decode(low | len << 16) else { continue };
+                assert!(head.extension_bytes() <= usize::from(head.body_bytes));
+                assert_eq!(head.encode(), low | len << 16);
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Contract rules 16 and 18: how connections begin and end.
+
+use rpc_transport::error::ConnectError;
+use rpc_transport::provider::{
+    Listener, ProviderError, QpState, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
+    REQ_PRIVATE_DATA_BYTES, Status,
+};
+
+use crate::fixture::*;
+
+pub(crate) fn rule16_disconnect_when_the_peer_is_destroyed(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    for wr_id in 0..3 {
+        pair.client.send(wr_id, b"before the end");
+    }
+    for _ in 0..3 {
+        pair.next_sent(Client);
+    }
+    let qp = pair.client.qp;
+    pair.client.cq.destroy_qp(qp).unwrap();
+    pair.wait("the disconnect", |pair| pair.server.is_disconnected());
+    assert_eq!(pair.server.events.len(), 1, "{:?}", pair.server.events);
+    // What arrived before stays pollable.
+    for wr_id in 0..3 {
+        let received = pair.next_recv(Server);
+        assert_eq!((received.wr_id, payload(&received)), (wr_id, &b"before the end"[..]));
+    }
+    // The rest is flushed once this side gives up, too.
+    let qp = pair.server.qp;
+    pair.server.cq.modify_to_error(qp).unwrap();
+    for wr_id in 3..8 {
+        let flushed = pair.next(Server);
+        assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::FlushError));
+    }
+    pair.pump();
+    assert_eq!(pair.server.events.len(), 1, "one disconnect, one event");
+}
+
+pub(crate) fn rule16_disconnect_when_the_peer_goes_to_error(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let qp = pair.server.qp;
+    pair.server.cq.modify_to_error(qp).unwrap();
+    pair.wait("the disconnect", |pair| pair.client.is_disconnected());
+    // A SEND to nobody fails; it does not hang.
+    if pair.client.state() == QpState::ReadyToSend {
+        pair.client.send(1, b"anybody?");
+        let failed = pair.next_of(Client, false);
+        assert_eq!(failed.wr_id, 1);
+        let gone = [Status::RetryExceeded, Status::FlushError];
+        assert!(gone.contains(&failed.status), "{:?}", failed.status);
+    }
+}
+
+pub(crate) fn rule16_disconnect_wakes_an_armed_cq(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    pair.pump();
+    pair.server.cq.clear_events().unwrap();
+    pair.server.cq.arm().unwrap();
+    pair.server.pump();
+    assert!(pair.server.events.is_empty());
+    let qp = pair.client.qp;
+    pair.client.cq.destroy_qp(qp).unwrap();
+    while !pair.server.is_disconnected() {
+        assert!(pair.server.is_woken(PATIENCE), "no event for the disconnect");
+        pair.server.cq.clear_events().unwrap();
+        pair.server.pump();
+        pair.server.cq.arm().unwrap();
+        pair.server.pump();
+    }
+}
+
+pub(crate) fn rule16_outstanding_sends_fail_with_the_peer(fixture: &dyn Fixture) {
+    let mut pair = Pair::with(fixture, Options { posted: 8, ..Options::default() });
+    let source = pair.client.filled(&[1; 4096]);
+    let qp = pair.server.qp;
+    // The peer dies before its engine has seen what was sent, or just after.
+    pair.client.post(&mut [send(1, true, source)]).unwrap();
+    pair.server.cq.destroy_qp(qp).unwrap();
+    let completion = pair.next_of(Client, false);
+    assert_eq!(completion.wr_id, 1);
+    let possible = [Status::Success, Status::RetryExceeded, Status::FlushError];
+    assert!(possible.contains(&completion.status), "{:?}", completion.status);
+    pair.wait("the disconnect", |pair| pair.client.is_disconnected());
+}
+
+/// Two ends that have not asked or answered yet.
+async fn meet(
+    fixture: &dyn Fixture,
+    listener: &mut Box<dyn Listener>,
+    request: &[u8],
+    answer: impl AsyncFnOnce(Box<dyn rpc_transport::provider::Incoming>),
+) -> Result<rpc_transport::provider::Established, ConnectError> {
+    let options = Options::default();
+    let mut outgoing = resolve(fixture, &listener.local_address()).await;
+    let mut objects = End::objects(outgoing.device(), &options);
+    let capacity = End::capacity(&options);
+    outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+    let server = async { answer(listener.incoming().await.unwrap()).await };
+    let (established, ()) = tokio::join!(outgoing.connect(request), server);
+    established
+}
+
+pub(crate) fn rule18_private_data_travels_and_is_padded(fixture: &dyn Fixture) {
+    runtime().block_on(async {
+        let mut listener = fixture.listen();
+        for len in [0, 1, 55, REQ_PRIVATE_DATA_BYTES] {
+            let request = pattern(1, len);
+            let reply = pattern(2, REP_PRIVATE_DATA_BYTES.min(len * 4));
+            let options = Options::default();
+            let (mut kept, asked) = (None, request.clone());
+            let established = meet(fixture, &mut listener, &request, async |mut incoming| {
+                let mut padded = asked;
+                padded.resize(REQ_PRIVATE_DATA_BYTES, 0);
+                assert_eq!(incoming.private_data(), padded);
+                let mut objects = End::objects(incoming.device(), &options);
+                let capacity = End::capacity(&options);
+                incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+                let established = incoming.accept(&reply).await.unwrap();
+                assert_eq!(established.private_data, b"");
+                kept = Some((objects, established));
+            })
+            .await
+            .unwrap();
+            let mut padded = reply.clone();
+            padded.resize(REP_PRIVATE_DATA_BYTES, 0);
+            assert_eq!(established.private_data, padded);
+        }
+    });
+}
+
+pub(crate) fn rule18_too_much_private_data_is_refused_locally(fixture: &dyn Fixture) {
+    runtime().block_on(async {
+        let mut listener = fixture.listen();
+        let address = listener.local_address();
+        let options = Options::default();
+        let mut outgoing = resolve(fixture, &address).await;
+        let mut objects = End::objects(outgoing.device(), &options);
+        let capacity = End::capacity(&options);
+        outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+        let error = outgoing.connect(&[0; REQ_PRIVATE_DATA_BYTES + 1]).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Provider(ProviderError::Limit { .. })), "{error}");
+
+        let answered = meet(fixture, &mut listener, b"", async |mut incoming| {
+            let mut objects = End::objects(incoming.device(), &options);
+            incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let error = incoming.accept(&[0; REP_PRIVATE_DATA_BYTES + 1]).await.unwrap_err();
+            let limit = matches!(error, ConnectError::Provider(ProviderError::Limit { .. }));
+            assert!(limit, "{error}");
+        });
+        answered.await.unwrap_err();
+    });
+}
+
+pub(crate) fn rule18_rejection_carries_its_reason(fixture: &dyn Fixture) {
+    runtime().block_on(async {
+        let mut listener = fixture.listen();
+        for len in [0, 1, REJ_PRIVATE_DATA_BYTES] {
+            let reason = pattern(3, len);
+            let error = meet(fixture, &mut listener, b"hello", async |incoming| {
+                incoming.reject(&reason).await;
+            })
+            .await
+            .unwrap_err();
+            let ConnectError::Rejected { private_data, .. } = &error else { panic!("{error}") };
+            let mut padded = reason.clone();
+            padded.resize(REJ_PRIVATE_DATA_BYTES, 0);
+            assert_eq!(*private_data, padded);
+        }
+        // A request dropped unanswered refuses as well.
+        let error = meet(fixture, &mut listener, b"", async |incoming| drop(incoming)).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, ConnectError::Rejected { .. }), "{error}");
+    });
+}
+
+pub(crate) fn rule18_recvs_are_in_place_before_the_peer_can_send(fixture: &dyn Fixture) {
+    for _ in 0..20 {
+        let mut pair = Pair::with(fixture, Options { posted: 1, ..Options::default() });
+        pair.client.send(1, b"first thing");
+        assert_eq!(payload(&pair.next_recv(Server)), b"first thing");
+        assert_eq!(pair.next_sent(Client).status, Status::Success);
+    }
+}
+
+pub(crate) fn rule18_nobody_listens(fixture: &dyn Fixture) {
+    runtime().block_on(async {
+        let listener = fixture.listen();
+        let address = listener.local_address();
+        drop(listener);
+        let resolved = fixture.connector().resolve(&address).await;
+        let error = match resolved {
+            Err(error) => error,
+            Ok(mut outgoing) => {
+                let options = Options::default();
+                let mut objects = End::objects(outgoing.device(), &options);
+                let capacity = End::capacity(&options);
+                outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+                outgoing.connect(b"").await.unwrap_err()
+            }
+        };
+        assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+        assert!(error.to_string().contains(&address.to_string()), "{error}");
+    });
+}
+
+pub(crate) fn rule18_many_connections_share_a_cq(fixture: &dyn Fixture) {
+    let options = Options { sends: 4, recvs: 4, posted: 2, ..Options::default() };
+    let runtime = runtime();
+    runtime.block_on(async {
+        let mut listener = fixture.listen();
+        let address = listener.local_address();
+        let mut server: Option<Objects> = None;
+        let (mut clients, mut qps) = (Vec::new(), Vec::new());
+        for _ in 0..10 {
+            let accepting = async {
+                let mut incoming = listener.incoming().await.unwrap();
+                let wide = Options { sends: 40, recvs: 40, ..options.clone() };
+                let objects = server.get_or_insert_with(|| End::objects(incoming.device(), &wide));
+                let capacity = End::capacity(&options);
+                let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+                for wr_id in 0..2 {
+                    let buffer = objects.recv_pool.take().unwrap();
+                    let wr = rpc_transport::provider::RecvWr { wr_id, buffer };
+                    objects.cq.post_recv(qp, wr).unwrap();
+                }
+                let established = incoming.accept(b"").await.unwrap();
+                established.attach.run(&mut *objects.cq).unwrap();
+                qps.push(qp);
+            };
+            let (client, ()) = tokio::join!(connect(fixture, &address, &options), accepting);
+            clients.push(client);
+        }
+        let mut server = server.unwrap();
+        for (i, client) in clients.iter_mut().enumerate() {
+            client.send(0, &[i as u8; 3]);
+        }
+        let mut completions = Vec::new();
+        while completions.len() < 10 {
+            if server.cq.poll(&mut completions, 3).unwrap() == 0 {
+                server.cq.arm().unwrap();
+                if server.cq.poll(&mut completions, 3).unwrap() == 0 {
+                    assert!(readable(&[server.cq.event_fd()], PATIENCE));
+                    server.cq.clear_events().unwrap();
+                }
+            }
+        }
+        for completion in completions {
+            let from = usize::from(payload(&completion)[0]);
+            assert_eq!(completion.qp, qps[from], "completions name their QP");
+        }
+    });
+}

@@ -1,0 +1,387 @@
+//! What a provider supplies to be tested, and a connected pair of queue pairs to test it with.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rpc_transport::address::Address;
+use rpc_transport::memory::{Access, Buffer, BufferPool, MemoryRegion, ProtectionDomain};
+use rpc_transport::provider::{
+    Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, Incoming,
+    Listener, Outgoing, PostError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, RemoteSlice,
+    SendOp, SendWr, Source, Status,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Nothing here waits longer for one thing; what does hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A provider under test.
+pub(crate) trait Fixture {
+    /// A listener at a fresh address; called inside a runtime.
+    fn listen(&self) -> Box<dyn Listener>;
+
+    /// A connector that reaches it.
+    fn connector(&self) -> Arc<dyn Connector>;
+
+    /// Whether an event is delivered only for completions added after arming (where spurious
+    /// events, which are legal, do not happen).
+    fn has_precise_events(&self) -> bool {
+        false
+    }
+
+    /// Whether the device lets lkey and rkey differ.
+    fn keys_differ(&self) -> bool {
+        true
+    }
+
+    /// Whether completions of one queue may overtake those of the other on purpose.
+    fn reorders_queues(&self) -> bool {
+        false
+    }
+}
+
+/// Kills the test process if a test does not end.
+pub(crate) struct Watchdog(Option<mpsc::Sender<()>>);
+
+impl Watchdog {
+    pub(crate) fn start(name: &'static str) -> Self {
+        let (alive, dead) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            if dead.recv_timeout(2 * PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("{name} hangs");
+                std::process::abort();
+            }
+        });
+        Self(Some(alive))
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.take();
+    }
+}
+
+/// How a pair is made.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) sends: u32,
+    pub(crate) recvs: u32,
+    /// RECVs posted on each side before connecting.
+    pub(crate) posted: u32,
+    pub(crate) buffer_bytes: u32,
+    pub(crate) inline: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { sends: 16, recvs: 16, posted: 8, buffer_bytes: 4096, inline: 128 }
+    }
+}
+
+/// One side of a pair.
+pub(crate) struct End {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: Box<dyn CompletionQueue>,
+    pub(crate) qp: QpHandle,
+    pub(crate) send_pool: BufferPool,
+    pub(crate) recv_pool: BufferPool,
+    /// Completions polled and not looked at.
+    pub(crate) got: VecDeque<Completion>,
+    pub(crate) events: Vec<QpEvent>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Server,
+}
+
+pub(crate) use Side::{Client, Server};
+
+/// Two connected queue pairs, each on a CQ of its own.
+pub(crate) struct Pair {
+    pub(crate) client: End,
+    pub(crate) server: End,
+    /// A provider may need its set-up as long as the connection lives.
+    _runtime: tokio::runtime::Runtime,
+    _listener: Box<dyn Listener>,
+}
+
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+impl End {
+    /// Device objects without a QP yet.
+    pub(crate) fn objects(device: &Arc<dyn Device>, options: &Options) -> Objects {
+        let pd = device.allocate_pd().unwrap();
+        let cq = device.create_cq(options.sends + options.recvs).unwrap();
+        let count = options.sends.max(options.recvs) + 8;
+        let send_pool = BufferPool::allocate(&pd, options.buffer_bytes, count).unwrap();
+        let recv_pool = BufferPool::allocate(&pd, options.buffer_bytes, count).unwrap();
+        Objects { device: Arc::clone(device), pd, cq, send_pool, recv_pool }
+    }
+
+    pub(crate) fn capacity(options: &Options) -> QpCapacity {
+        QpCapacity {
+            max_send_wr: options.sends,
+            max_recv_wr: options.recvs,
+            max_inline_bytes: options.inline,
+        }
+    }
+
+    pub(crate) fn has(&self, capability: Capabilities) -> bool {
+        self.device.attributes().capabilities.contains(capability)
+    }
+
+    pub(crate) fn post(&mut self, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
+        let result = self.cq.post_send(self.qp, wrs);
+        self.cq.flush();
+        result
+    }
+
+    /// Posts one signaled SEND of inline bytes.
+    pub(crate) fn send(&mut self, wr_id: u64, bytes: &[u8]) {
+        self.post(&mut [send(wr_id, true, Source::Inline(bytes))]).unwrap();
+    }
+
+    /// A send buffer that begins with `bytes`.
+    pub(crate) fn filled(&self, bytes: &[u8]) -> Source<'static> {
+        let mut buffer = self.send_pool.take().expect("a free send buffer");
+        buffer[..bytes.len()].copy_from_slice(bytes);
+        Source::Buffer { buffer, start: 0, len: u32::try_from(bytes.len()).unwrap() }
+    }
+
+    pub(crate) fn post_recv(&mut self, wr_id: u64) {
+        let buffer = self.recv_pool.take().expect("a free RECV buffer");
+        self.cq.post_recv(self.qp, RecvWr { wr_id, buffer }).unwrap();
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.cq.state(self.qp).expect("the QP exists")
+    }
+
+    /// Polls once.
+    pub(crate) fn pump(&mut self) {
+        let mut completions = Vec::new();
+        self.cq.poll(&mut completions, 16).unwrap();
+        self.got.extend(completions);
+        self.events.extend(std::iter::from_fn(|| self.cq.poll_event()));
+    }
+
+    /// Whether the event fd becomes readable within `wait`.
+    pub(crate) fn is_woken(&self, wait: Duration) -> bool {
+        readable(&[self.cq.event_fd()], wait)
+    }
+
+    pub(crate) fn is_disconnected(&self) -> bool {
+        self.events.contains(&QpEvent::Disconnected(self.qp))
+    }
+}
+
+/// Device objects of one side.
+pub(crate) struct Objects {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: Box<dyn CompletionQueue>,
+    pub(crate) send_pool: BufferPool,
+    pub(crate) recv_pool: BufferPool,
+}
+
+impl Objects {
+    fn into_end(mut self, qp: QpHandle, options: &Options) -> End {
+        for wr_id in 0..u64::from(options.posted) {
+            let buffer = self.recv_pool.take().unwrap();
+            self.cq.post_recv(qp, RecvWr { wr_id, buffer }).unwrap();
+        }
+        let Self { device, pd, cq, send_pool, recv_pool } = self;
+        let (got, events) = (VecDeque::new(), Vec::new());
+        End { device, pd, cq, qp, send_pool, recv_pool, got, events }
+    }
+}
+
+/// Waits until one of the fds is readable.
+pub(crate) fn readable(fds: &[BorrowedFd<'_>], wait: Duration) -> bool {
+    let mut fds: Vec<_> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let wait = Timespec { tv_sec: i64::try_from(wait.as_secs()).unwrap(), tv_nsec: 0 };
+    loop {
+        match poll(&mut fds, Some(&wait)) {
+            Ok(ready) => return ready > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => panic!("poll(2): {error}"),
+        }
+    }
+}
+
+impl Pair {
+    pub(crate) fn new(fixture: &dyn Fixture) -> Self {
+        Self::with(fixture, Options::default())
+    }
+
+    pub(crate) fn with(fixture: &dyn Fixture, options: Options) -> Self {
+        let runtime = runtime();
+        let (client, server, listener) = runtime.block_on(async {
+            let mut listener = fixture.listen();
+            let address = listener.local_address();
+            let client = connect(fixture, &address, &options);
+            let server = accept(&mut listener, &options);
+            let (client, server) = tokio::join!(client, server);
+            (client, server, listener)
+        });
+        Self { client, server, _runtime: runtime, _listener: listener }
+    }
+
+    pub(crate) fn end(&mut self, side: Side) -> &mut End {
+        match side {
+            Client => &mut self.client,
+            Server => &mut self.server,
+        }
+    }
+
+    pub(crate) fn pump(&mut self) {
+        self.client.pump();
+        self.server.pump();
+    }
+
+    /// Polls both sides, sleeping on their event fds in between, until `until` holds.
+    pub(crate) fn wait(&mut self, what: &str, until: impl Fn(&Self) -> bool) {
+        loop {
+            self.pump();
+            if until(self) {
+                return;
+            }
+            self.client.cq.arm().unwrap();
+            self.server.cq.arm().unwrap();
+            self.pump();
+            if until(self) {
+                return;
+            }
+            let fds = [self.client.cq.event_fd(), self.server.cq.event_fd()];
+            assert!(readable(&fds, PATIENCE), "waited in vain for {what}");
+            self.client.cq.clear_events().unwrap();
+            self.server.cq.clear_events().unwrap();
+        }
+    }
+
+    /// The next completion of one side.
+    pub(crate) fn next(&mut self, side: Side) -> Completion {
+        self.wait("a completion", |pair| match side {
+            Client => !pair.client.got.is_empty(),
+            Server => !pair.server.got.is_empty(),
+        });
+        self.end(side).got.pop_front().unwrap()
+    }
+
+    /// The next completion of one queue of one side; those of the other queue stay.
+    pub(crate) fn next_of(&mut self, side: Side, recv: bool) -> Completion {
+        let wanted =
+            move |completion: &Completion| matches!(completion.kind, CompletionKind::Send) != recv;
+        self.wait("a completion", |pair| match side {
+            Client => pair.client.got.iter().any(wanted),
+            Server => pair.server.got.iter().any(wanted),
+        });
+        let got = &mut self.end(side).got;
+        let at = got.iter().position(wanted).unwrap();
+        got.remove(at).unwrap()
+    }
+
+    /// The next RECV completion, which must have succeeded.
+    pub(crate) fn next_recv(&mut self, side: Side) -> Completion {
+        let completion = self.next_of(side, true);
+        assert_eq!(completion.status, Status::Success, "{completion:?}");
+        completion
+    }
+
+    /// The next completion of the SQ, which must have succeeded.
+    pub(crate) fn next_sent(&mut self, side: Side) -> Completion {
+        let completion = self.next_of(side, false);
+        assert_eq!(completion.status, Status::Success, "{completion:?}");
+        completion
+    }
+
+    /// Waits until the side's QP is in ERR.
+    pub(crate) fn wait_error(&mut self, side: Side) {
+        self.wait("the QP to fail", |pair| {
+            let end = if side == Client { &pair.client } else { &pair.server };
+            end.state() == QpState::Error
+        });
+    }
+
+    /// A region of the server that the client may access, filled with `fill`.
+    pub(crate) fn server_region(&self, len: usize, access: Access, fill: u8) -> MemoryRegion {
+        region(&self.server.pd, len, access, fill)
+    }
+}
+
+pub(crate) async fn connect(fixture: &dyn Fixture, address: &Address, options: &Options) -> End {
+    let mut outgoing = resolve(fixture, address).await;
+    let mut objects = End::objects(outgoing.device(), options);
+    let capacity = End::capacity(options);
+    let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+    let mut end = objects.into_end(qp, options);
+    let established = outgoing.connect(b"").await.unwrap();
+    established.attach.run(&mut *end.cq).unwrap();
+    end
+}
+
+pub(crate) async fn accept(listener: &mut Box<dyn Listener>, options: &Options) -> End {
+    let mut incoming: Box<dyn Incoming> = listener.incoming().await.unwrap();
+    let mut objects = End::objects(incoming.device(), options);
+    let capacity = End::capacity(options);
+    let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+    let mut end = objects.into_end(qp, options);
+    let established = incoming.accept(b"").await.unwrap();
+    established.attach.run(&mut *end.cq).unwrap();
+    end
+}
+
+pub(crate) async fn resolve(fixture: &dyn Fixture, address: &Address) -> Box<dyn Outgoing> {
+    fixture.connector().resolve(address).await.unwrap()
+}
+
+/// A region filled with one byte.
+pub(crate) fn region(pd: &ProtectionDomain, len: usize, access: Access, fill: u8) -> MemoryRegion {
+    let region = pd.allocate(len, access).unwrap();
+    // SAFETY: the region is new; nobody else knows it.
+    unsafe { region.copy_in(0, &vec![fill; len]) };
+    region
+}
+
+pub(crate) fn contents(region: &MemoryRegion) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.copy_out(0, &mut bytes);
+    bytes
+}
+
+pub(crate) fn remote(region: &MemoryRegion, offset: u64) -> RemoteSlice {
+    RemoteSlice { address: region.remote_address(offset), rkey: region.rkey() }
+}
+
+pub(crate) fn whole(region: &MemoryRegion) -> Source<'static> {
+    Source::Region { region: region.clone(), start: 0, len: region.len() as u64 }
+}
+
+pub(crate) fn send<'a>(wr_id: u64, signaled: bool, source: Source<'a>) -> SendWr<'a> {
+    SendWr { wr_id, op: SendOp::Send, signaled, source }
+}
+
+pub(crate) fn write(wr_id: u64, to: RemoteSlice, source: Source<'_>) -> SendWr<'_> {
+    SendWr { wr_id, op: SendOp::Write(to), signaled: true, source }
+}
+
+/// The bytes that a RECV completion carries.
+pub(crate) fn payload(completion: &Completion) -> &[u8] {
+    let buffer: &Buffer = completion.buffer.as_ref().expect("a RECV brings its buffer back");
+    &buffer[..completion.byte_len as usize]
+}
+
+/// Bytes that differ from place to place and from message to message.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (seed.wrapping_mul(31) ^ at ^ (at >> 8)) as u8).collect()
+}

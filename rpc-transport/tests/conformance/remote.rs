@@ -1,0 +1,355 @@
+//! Contract rules 2, 11 and 15: memory, keys, and what a peer may do to it.
+
+use rpc_transport::memory::{Access, BufferPool};
+use rpc_transport::provider::{
+    Capabilities, CompletionKind, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
+};
+
+use crate::fixture::*;
+
+pub(crate) fn rule02_visibility(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(128 * 1024, Access::REMOTE_WRITE, 0);
+    let source = region(&pair.client.pd, 128 * 1024, Access::LOCAL, 0);
+    for (round, len) in [1, 63, 64, 4096, 4097, 20_000, 65_536, 131_072].into_iter().enumerate() {
+        let round = round as u64;
+        let bytes = pattern(round, len);
+        // SAFETY: no WR names the source now: the previous round has completed.
+        unsafe { source.copy_in(0, &bytes) };
+        let at = (131_072 - len) as u64;
+        let span = Source::Region { region: source.clone(), start: 0, len: len as u64 };
+        let mut list =
+            [write(1, remote(&target, at), span), send(2, true, Source::Inline(b"look"))];
+        pair.client.post(&mut list).unwrap();
+        assert_eq!(payload(&pair.next_recv(Server)), b"look");
+        let mut seen = vec![0; len];
+        target.copy_out(usize::try_from(at).unwrap(), &mut seen);
+        assert!(seen == bytes, "{len} bytes were not all there when the SEND arrived");
+        assert_eq!(pair.next_sent(Client).wr_id, 1);
+        assert_eq!(pair.next_sent(Client).wr_id, 2);
+    }
+    assert!(pair.server.got.is_empty(), "a WRITE gives the target no completion");
+}
+
+/// What a refused access leaves behind: both QPs dead, nothing written.
+fn assert_refused(pair: &mut Pair, op: SendOp) {
+    let free = pair.client.send_pool.free_count();
+    let source = pair.client.filled(&[0xbb; 64]);
+    let bad = SendWr { wr_id: 1, op, signaled: true, source };
+    let mut list = [bad, send(2, true, Source::Inline(b"after"))];
+    pair.client.post(&mut list).unwrap();
+    let failed = pair.next_of(Client, false);
+    assert_eq!((failed.wr_id, failed.status), (1, Status::RemoteAccess), "{op:?}");
+    let flushed = pair.next_of(Client, false);
+    assert_eq!((flushed.wr_id, flushed.status), (2, Status::FlushError));
+    for wr_id in 0..8 {
+        let flushed = pair.next_of(Server, true);
+        assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::FlushError));
+    }
+    pair.wait_error(Client);
+    pair.wait_error(Server);
+    drop(failed);
+    assert_eq!(pair.client.send_pool.free_count(), free);
+}
+
+pub(crate) fn rule11_bad_access_kills_both_and_writes_nothing(fixture: &dyn Fixture) {
+    type Bad = (&'static str, fn(RemoteSlice) -> RemoteSlice);
+    let bad: [Bad; 4] = [
+        ("another key", |to| RemoteSlice { rkey: to.rkey ^ 0x1000, ..to }),
+        ("before the region", |to| RemoteSlice { address: to.address.wrapping_sub(1), ..to }),
+        ("past the region", |to| RemoteSlice { address: to.address + 1, ..to }),
+        ("an address that wraps", |to| RemoteSlice { address: u64::MAX - 10, ..to }),
+    ];
+    for (what, spoil) in bad {
+        let mut pair = Pair::new(fixture);
+        let target = pair.server_region(64, Access::REMOTE_WRITE, 7);
+        assert_refused(&mut pair, SendOp::Write(spoil(remote(&target, 0))));
+        assert_eq!(contents(&target), [7; 64], "{what}");
+    }
+}
+
+pub(crate) fn rule11_bounds_hold_after_good_writes(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(8192, Access::REMOTE_WRITE, 7);
+    let source = pair.client.filled(&[1; 64]);
+    pair.client.post(&mut [write(0, remote(&target, 8192 - 64), source)]).unwrap();
+    pair.next_sent(Client);
+    assert_refused(&mut pair, SendOp::Write(remote(&target, 8192 - 63)));
+    let mut expected = vec![7; 8192];
+    expected[8192 - 64..].fill(1);
+    assert_eq!(contents(&target), expected);
+}
+
+pub(crate) fn rule11_access_rights(fixture: &dyn Fixture) {
+    let cases = [
+        (Access::LOCAL, true),
+        (Access::REMOTE_READ, true),
+        (Access::LOCAL, false),
+        (Access::REMOTE_WRITE, false),
+    ];
+    for (access, is_write) in cases {
+        let mut pair = Pair::new(fixture);
+        if !is_write && !pair.client.has(Capabilities::READ) {
+            continue;
+        }
+        let target = pair.server_region(64, access, 7);
+        let to = remote(&target, 0);
+        assert_refused(&mut pair, if is_write { SendOp::Write(to) } else { SendOp::Read(to) });
+        assert_eq!(contents(&target), [7; 64]);
+    }
+}
+
+pub(crate) fn rule11_keys_of_another_domain_or_region(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let other = pair.server.device.allocate_pd().unwrap();
+    let foreign = region(&other, 64, Access::REMOTE_WRITE, 7);
+    assert_refused(&mut pair, SendOp::Write(remote(&foreign, 0)));
+    assert_eq!(contents(&foreign), [7; 64]);
+
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(64, Access::REMOTE_WRITE, 7);
+    if fixture.keys_differ() {
+        assert_ne!(target.lkey(), target.rkey());
+        let to = RemoteSlice { rkey: target.lkey(), ..remote(&target, 0) };
+        assert_refused(&mut pair, SendOp::Write(to));
+        assert_eq!(contents(&target), [7; 64]);
+    }
+}
+
+pub(crate) fn rule11_deregistered_memory_is_not_written(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(64, Access::REMOTE_WRITE, 7);
+    let to = remote(&target, 0);
+    let source = pair.client.filled(&[1; 64]);
+    pair.client.post(&mut [write(0, to, source)]).unwrap();
+    pair.next_sent(Client);
+    assert_eq!(contents(&target), [1; 64]);
+    drop(target);
+    assert_refused(&mut pair, SendOp::Write(to));
+}
+
+pub(crate) fn rule11_local_memory_of_another_domain(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let other = pair.client.device.allocate_pd().unwrap();
+    let pool = BufferPool::allocate(&other, 64, 1).unwrap();
+    let source = Source::Buffer { buffer: pool.take().unwrap(), start: 0, len: 64 };
+    let mut list = [send(1, true, Source::Inline(b"good")), send(2, true, source)];
+    pair.client.post(&mut list).unwrap();
+    assert_eq!(pair.next_of(Client, false).status, Status::Success);
+    let failed = pair.next_of(Client, false);
+    let statuses = [Status::LocalProtection, Status::LocalQpOperation];
+    assert!(failed.wr_id == 2 && statuses.contains(&failed.status), "{failed:?}");
+    pair.wait_error(Client);
+    assert_eq!(payload(&pair.next_recv(Server)), b"good");
+}
+
+pub(crate) fn rule11_recv_memory_of_another_domain(fixture: &dyn Fixture) {
+    let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
+    let other = pair.server.device.allocate_pd().unwrap();
+    let pool = BufferPool::allocate(&other, 64, 1).unwrap();
+    let (qp, buffer) = (pair.server.qp, pool.take().unwrap());
+    // It fails when a message lands, not at the post (S41).
+    pair.server.cq.post_recv(qp, RecvWr { wr_id: 4, buffer }).unwrap();
+    pair.client.send(1, b"x");
+    let failed = pair.next_of(Client, false);
+    assert_ne!(failed.status, Status::Success);
+    let failed = pair.next_of(Server, true);
+    assert_eq!(failed.wr_id, 4);
+    assert!(!matches!(failed.status, Status::Success | Status::FlushError), "{failed:?}");
+    assert!(failed.buffer.is_some_and(|buffer| buffer.iter().all(|byte| *byte == 0)));
+}
+
+pub(crate) fn rule11_user_memory(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let source = pair.client.pd.register(pattern(1, 10_000), Access::LOCAL).unwrap();
+    let target = pair.server_region(10_000, Access::REMOTE_WRITE, 0);
+    pair.client.post(&mut [write(1, remote(&target, 0), whole(&source))]).unwrap();
+    pair.next_sent(Client);
+    assert_eq!(contents(&target), pattern(1, 10_000));
+
+    let registered = pair.server.pd.register(vec![0; 10_000], Access::REMOTE_WRITE);
+    if pair.server.has(Capabilities::REGISTER_REMOTE) {
+        let target = registered.unwrap();
+        pair.client.post(&mut [write(2, remote(&target, 0), whole(&source))]).unwrap();
+        pair.next_sent(Client);
+        assert_eq!(contents(&target), pattern(1, 10_000));
+    } else {
+        assert!(registered.is_err());
+    }
+}
+
+pub(crate) fn rule15_handles_dropped_while_in_use(fixture: &dyn Fixture) {
+    let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
+    let target = pair.server_region(64 * 1024, Access::REMOTE_WRITE, 0);
+    // The only handles of the source region, of a pool and of a PD go away while WRs name them.
+    let source = pair.client.pd.register(pattern(5, 64 * 1024), Access::LOCAL).unwrap();
+    let pool = BufferPool::allocate(&pair.server.pd, 4096, 2).unwrap();
+    let qp = pair.server.qp;
+    for wr_id in 0..2 {
+        let buffer = pool.take().unwrap();
+        pair.server.cq.post_recv(qp, RecvWr { wr_id, buffer }).unwrap();
+    }
+    drop(pool);
+    let len = source.len() as u64;
+    let span = Source::Region { region: source, start: 0, len };
+    let mut list = [write(1, remote(&target, 0), span), send(2, true, Source::Inline(b"x"))];
+    pair.client.post(&mut list).unwrap();
+    let device = pair.client.device.clone();
+    pair.client.pd = device.allocate_pd().unwrap();
+    drop(device);
+    assert_eq!(payload(&pair.next_recv(Server)), b"x");
+    assert_eq!(contents(&target), pattern(5, 64 * 1024));
+    pair.next_sent(Client);
+    pair.next_sent(Client);
+}
+
+pub(crate) fn rule15_destroying_with_work_outstanding(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(256 * 1024, Access::REMOTE_WRITE, 0);
+    let source = region(&pair.client.pd, 256 * 1024, Access::LOCAL, 3);
+    let buffers: Vec<_> = (0..6).map(|_| pair.client.filled(&[9; 4096])).collect();
+    pair.client.post(&mut [write(1, remote(&target, 0), whole(&source))]).unwrap();
+    for source in buffers {
+        pair.client.post(&mut [send(2, false, source)]).unwrap();
+    }
+    let qp = pair.client.qp;
+    pair.client.cq.destroy_qp(qp).unwrap();
+    let home = |pool: &BufferPool| pool.free_count() == pool.count() as usize;
+    assert!(home(&pair.client.send_pool), "send buffers are released");
+    assert!(home(&pair.client.recv_pool), "RECV buffers are released");
+    pair.wait("the disconnect", |pair| pair.server.is_disconnected());
+    let qp = pair.server.qp;
+    pair.server.cq.destroy_qp(qp).unwrap();
+    pair.server.got.clear();
+    assert!(home(&pair.server.recv_pool));
+}
+
+pub(crate) fn s40_only_send_and_immediates_consume_a_recv(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(4096, Access::REMOTE_READ_WRITE, 0);
+    let data = region(&pair.client.pd, 64, Access::LOCAL, 9);
+    pair.client.post(&mut [write(1, remote(&target, 0), whole(&data))]).unwrap();
+    pair.next_sent(Client);
+    if pair.client.has(Capabilities::READ) {
+        let op = SendOp::Read(remote(&target, 0));
+        let mut read = [SendWr { wr_id: 2, op, signaled: true, source: whole(&data) }];
+        pair.client.post(&mut read).unwrap();
+        pair.next_sent(Client);
+    }
+    pair.client.send(3, b"x");
+    assert_eq!(pair.next_recv(Server).wr_id, 0, "neither WRITE nor READ took a RECV");
+}
+
+pub(crate) fn s47_send_with_imm(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    if !pair.client.has(Capabilities::IMMEDIATE) {
+        return;
+    }
+    for (imm, len) in [(0, 3), (0x0102_0304, 100), (u32::MAX, 4096)] {
+        let bytes = pattern(u64::from(imm), len);
+        let source = pair.client.filled(&bytes);
+        let op = SendOp::SendWithImm(imm);
+        pair.client.post(&mut [SendWr { wr_id: 1, op, signaled: true, source }]).unwrap();
+        let received = pair.next_recv(Server);
+        assert_eq!((received.kind, received.imm), (CompletionKind::Recv, Some(imm)));
+        assert_eq!(payload(&received), bytes);
+        pair.next_sent(Client);
+    }
+    pair.client.send(2, b"plain");
+    assert_eq!(pair.next_recv(Server).imm, None);
+}
+
+pub(crate) fn s49_write_with_imm_takes_a_recv_but_not_its_buffer(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    if !pair.client.has(Capabilities::WRITE_WITH_IMM) {
+        return;
+    }
+    let target = pair.server_region(64 * 1024, Access::REMOTE_WRITE, 0);
+    for (round, len) in [10, 4096, 64 * 1024].into_iter().enumerate() {
+        let source = pair.client.pd.register(pattern(8, len), Access::LOCAL).unwrap();
+        let op = SendOp::WriteWithImm(remote(&target, 0), 77);
+        let source = whole(&source);
+        pair.client.post(&mut [SendWr { wr_id: 1, op, signaled: true, source }]).unwrap();
+        let received = pair.next_recv(Server);
+        assert_eq!((received.kind, received.imm), (CompletionKind::RecvWrite, Some(77)));
+        assert_eq!((received.wr_id, received.byte_len as usize), (round as u64, len));
+        assert!(received.buffer.is_some());
+        assert_eq!(&contents(&target)[..len], pattern(8, len));
+        pair.next_sent(Client);
+    }
+}
+
+pub(crate) fn s49_write_with_imm_without_recv_is_rnr(fixture: &dyn Fixture) {
+    let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
+    if !pair.client.has(Capabilities::WRITE_WITH_IMM) {
+        return;
+    }
+    let target = pair.server_region(64, Access::REMOTE_WRITE, 0);
+    let source = pair.client.filled(&[1; 64]);
+    let op = SendOp::WriteWithImm(remote(&target, 0), 1);
+    pair.client.post(&mut [SendWr { wr_id: 1, op, signaled: true, source }]).unwrap();
+    assert_eq!(pair.next_of(Client, false).status, Status::RnrRetryExceeded);
+}
+
+pub(crate) fn s50_read(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    if !pair.client.has(Capabilities::READ) {
+        return;
+    }
+    let bytes = pattern(4, 200_000);
+    let source = pair.server_region(200_000, Access::REMOTE_READ, 0);
+    // SAFETY: no WR names the region yet.
+    unsafe { source.copy_in(0, &bytes) };
+    for (start, len) in [(0, 1), (5, 64), (100, 4096), (1, 70_000), (0, 200_000)] {
+        let target = region(&pair.client.pd, len, Access::LOCAL, 0);
+        let op = SendOp::Read(remote(&source, start));
+        let mut list = [
+            SendWr { wr_id: 1, op, signaled: true, source: whole(&target) },
+            send(2, true, Source::Inline(b"after the read")),
+        ];
+        pair.client.post(&mut list).unwrap();
+        assert_eq!(pair.next_sent(Client).wr_id, 1);
+        let start = usize::try_from(start).unwrap();
+        assert!(contents(&target) == bytes[start..start + len], "{len} bytes from {start}");
+        assert_eq!(pair.next_sent(Client).wr_id, 2);
+        drop(pair.next_recv(Server));
+        pair.server.post_recv(0);
+    }
+}
+
+pub(crate) fn s50_many_reads_at_once(fixture: &dyn Fixture) {
+    let options = Options { sends: 64, ..Options::default() };
+    let mut pair = Pair::with(fixture, options);
+    if !pair.client.has(Capabilities::READ) {
+        return;
+    }
+    let source = pair.server_region(64 * 1000, Access::REMOTE_READ, 0);
+    // SAFETY: no WR names the region yet.
+    unsafe { source.copy_in(0, &pattern(2, 64_000)) };
+    let targets: Vec<_> =
+        (0..64).map(|_| region(&pair.client.pd, 1000, Access::LOCAL, 0)).collect();
+    for (i, target) in targets.iter().enumerate() {
+        let op = SendOp::Read(remote(&source, i as u64 * 1000));
+        let wr_id = i as u64;
+        pair.client
+            .post(&mut [SendWr { wr_id, op, signaled: true, source: whole(target) }])
+            .unwrap();
+    }
+    for (i, target) in targets.iter().enumerate() {
+        assert_eq!(pair.next_sent(Client).wr_id, i as u64);
+        assert!(contents(target) == pattern(2, 64_000)[i * 1000..][..1000]);
+    }
+}
+
+pub(crate) fn s68_one_sided_operations_are_silent_at_the_target(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let target = pair.server_region(4096, Access::REMOTE_WRITE, 0);
+    for wr_id in 0..10 {
+        let source = pair.client.filled(&[wr_id as u8; 4096]);
+        pair.client.post(&mut [write(wr_id, remote(&target, 0), source)]).unwrap();
+        assert_eq!(pair.next_sent(Client).wr_id, wr_id);
+    }
+    pair.pump();
+    assert!(pair.server.got.is_empty());
+    assert_eq!(contents(&target), [9; 4096]);
+}

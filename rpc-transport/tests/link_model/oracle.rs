@@ -1,0 +1,82 @@
+//! The oracle: what was submitted at one end, and what must and must not arrive at the other.
+
+use std::collections::HashMap;
+
+use rpc_transport::link::Lane;
+use rpc_transport::outbound::OutBuf;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Pending,
+    Revoked,
+    Delivered,
+}
+
+#[derive(Debug)]
+struct Sent {
+    len: usize,
+    lane: Lane,
+    fate: Fate,
+}
+
+/// One direction. Tags count up, so they are the order of submission as well.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle {
+    sent: HashMap<u64, Sent>,
+    pub(crate) next_tag: u64,
+    last_delivered: HashMap<Lane, u64>,
+    /// Deliveries of urgent or small messages while an older bulk message was pending.
+    pub(crate) overtakes: u64,
+}
+
+/// The bytes of a message: its tag, then a pattern.
+pub(crate) fn content(tag: u64, len: usize) -> Vec<u8> {
+    let mut bytes = tag.to_le_bytes().to_vec();
+    bytes.extend((8..len as u64).map(|at| (tag.wrapping_mul(2654435761) + at).to_le_bytes()[1]));
+    bytes
+}
+
+impl Oracle {
+    /// A new message of at least 8 bytes.
+    pub(crate) fn submit(&mut self, lane: Lane, len: usize, eager_bytes: usize) -> (u64, OutBuf) {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let lane = if len > eager_bytes { Lane::Bulk } else { lane };
+        self.sent.insert(tag, Sent { len, lane, fate: Fate::Pending });
+        let mut out = OutBuf::new();
+        out.extend_from_slice(&content(tag, len));
+        (tag, out)
+    }
+
+    pub(crate) fn on_revoked(&mut self, tag: u64, whole: Option<&[u8]>) {
+        let sent = self.sent.get_mut(&tag).expect("only what was submitted is revoked");
+        assert_eq!(sent.fate, Fate::Pending, "message {tag} revoked");
+        sent.fate = Fate::Revoked;
+        if let Some(bytes) = whole {
+            assert_eq!(bytes, content(tag, sent.len), "message {tag} came back changed");
+        }
+    }
+
+    pub(crate) fn on_delivered(&mut self, bytes: &[u8]) {
+        let tag = u64::from_le_bytes(*bytes.first_chunk().expect("a tag"));
+        let sent = self.sent.get_mut(&tag).expect("only what was submitted arrives");
+        assert_eq!(sent.fate, Fate::Pending, "message {tag} delivered");
+        assert!(bytes == content(tag, sent.len), "message {tag} arrived changed");
+        sent.fate = Fate::Delivered;
+        let (lane, before) = (sent.lane, self.last_delivered.insert(sent.lane, tag));
+        assert!(before.is_none_or(|before| before < tag), "{before:?} before {tag} in {lane:?}");
+        let older_bulk = |(other, sent): (&u64, &Sent)| {
+            *other < tag && sent.lane == Lane::Bulk && sent.fate == Fate::Pending
+        };
+        if lane != Lane::Bulk && self.sent.iter().any(older_bulk) {
+            self.overtakes += 1;
+        }
+    }
+
+    pub(crate) fn pending(&self) -> Vec<u64> {
+        let pending = |(tag, sent): (&u64, &Sent)| (sent.fate == Fate::Pending).then_some(*tag);
+        let mut tags: Vec<u64> = self.sent.iter().filter_map(pending).collect();
+        tags.sort_unstable();
+        tags
+    }
+}
