@@ -129,6 +129,10 @@ impl Dispatcher {
             conversation.failure = Some(Failure::Event { event: kind, status, private_data });
         }
         self.input(key, Input::Event(kind));
+        // What was ignored explains no later failure.
+        if let Some(conversation) = self.conversations.get_mut(&key) {
+            conversation.failure = None;
+        }
     }
 
     /// A REQ: the new id gets a name and a conversation of its own. When its listener is gone or
@@ -232,13 +236,27 @@ impl Dispatcher {
     ) -> Result<SocketAddr, Failure> {
         let failed = |what| move |error| Failure::Call { what, error };
         let id = CmId::create(&self.channel, key).map_err(failed("create connection id"))?;
-        id.bind(at).map_err(failed("bind"))?;
+        if let Err(error) = id.bind(at) {
+            let error = self.why_not_bound(key, at, error);
+            return Err(Failure::Call { what: "bind", error });
+        }
         id.listen(options.backlog).map_err(failed("listen"))?;
         let bound = id.local_address().unwrap_or(at);
         let mut conversation = Conversation::new(id, State::Listening, options);
         conversation.waiting = Waiting::Listener(requests);
         self.conversations.insert(key, conversation);
         Ok(bound)
+    }
+
+    /// The kernel calls an address not available also when the port is taken there by a listener
+    /// of another kind (wildcard or specific): then the address alone can be bound.
+    fn why_not_bound(&self, key: IdKey, at: SocketAddr, error: io::Error) -> io::Error {
+        if error.kind() != io::ErrorKind::AddrNotAvailable || at.port() == 0 {
+            return error;
+        }
+        let any_port = SocketAddr::new(at.ip(), 0);
+        let bound = CmId::create(&self.channel, key).and_then(|id| id.bind(any_port));
+        if bound.is_ok() { io::ErrorKind::AddrInUse.into() } else { error }
     }
 
     fn wish(
