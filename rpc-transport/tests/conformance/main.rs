@@ -12,6 +12,8 @@ mod queues;
 mod remote;
 mod seeds;
 mod soft;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 /// Runs the suite for a fixture, in a module of the given name.
 macro_rules! conformance {
@@ -100,3 +102,5 @@ macro_rules! conformance {
 
 conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
+#[cfg(feature = "verbs")]
+conformance!(rdma, crate::verbs::Verbs);
