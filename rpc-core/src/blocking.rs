@@ -40,10 +40,23 @@ impl BlockingChannel {
     /// # Panics
     /// Inside a runtime (see [`BlockingChannel::call`]).
     pub fn connect(address: impl AsRef<str>) -> Result<Self, ConnectError> {
+        Self::connect_with(Channel::connect(address))
+    }
+
+    /// Starts the thread and connects in another way: with the options of a builder, say.
+    ///
+    /// # Errors
+    /// Those of `connecting`, and when no thread can be started.
+    ///
+    /// # Panics
+    /// Inside a runtime (see [`BlockingChannel::call`]).
+    pub fn connect_with(
+        connecting: impl Future<Output = Result<Channel, ConnectError>>,
+    ) -> Result<Self, ConnectError> {
         refuse_inside_a_runtime();
         let driver = Driver::start()
             .map_err(|error| ConnectError::Config(format!("cannot start a thread: {error}")))?;
-        let channel = driver.wait(Channel::connect(address))?;
+        let channel = driver.wait(connecting)?;
         Ok(Self { channel, timeout: None, driver: Arc::new(driver) })
     }
 
@@ -131,4 +144,32 @@ fn refuse_inside_a_runtime() {
         "a blocking RPC client was used inside an async runtime, which it would block: use the \
          asynchronous client here, or move the call to tokio::task::spawn_blocking"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_ends_with_its_driver() {
+        let driver = Driver::start().unwrap();
+        let alive = Arc::new(());
+        let held = Arc::clone(&alive);
+        driver.wait(async move {
+            tokio::spawn(async move {
+                let _held = held;
+                std::future::pending::<()>().await;
+            });
+        });
+        assert_eq!(Arc::strong_count(&alive), 2);
+        drop(driver);
+        assert_eq!(Arc::strong_count(&alive), 1, "the thread is gone, and its tasks with it");
+    }
+
+    #[test]
+    fn a_driver_dropped_inside_a_runtime_blocks_nobody() {
+        let driver = Driver::start().unwrap();
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async move { drop(driver) });
+    }
 }

@@ -314,3 +314,6 @@ mod with_postcard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,9 +28,9 @@ use crate::context::Context;
 use crate::handler::Handler;
 use crate::metadata::Metadata;
 use crate::peer::{Effect, Peer, RpcShard};
-use crate::service::{Dispatch, MethodDescriptor, Reply, ReplyKind, Request};
-use crate::session::{Answer, Gone, Incoming, IncomingId};
-use crate::status::{Code, Status};
+use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
+use crate::session::{Answer, Incoming, IncomingId};
+use crate::status::Status;
 
 /// Two timed inline polls in a row that are longer than this make their method run as tasks from
 /// then on.
@@ -165,7 +165,7 @@ impl Handlers {
         });
         match prepared {
             Err(status) => {
-                let reply = Reply::status(&status);
+                let reply = Reply::Status(status);
                 self.done.push(Done::Reply { key, id, reply, accepted: false });
             }
             Ok((route, request)) => {
@@ -260,33 +260,29 @@ fn context(
 impl Peer {
     /// Answers a call; what is too large for the caller becomes an error that says so.
     pub(crate) fn reply(&mut self, id: IncomingId, reply: Reply) {
-        let Reply { kind, body } = self.within_limits(reply);
-        let outcome = match kind {
-            ReplyKind::Ok => self.session.reply(id, Answer::Ok(body)),
-            ReplyKind::UserError => self.session.reply(id, Answer::UserError(body)),
-            ReplyKind::Status(code) => self.reply_status(id, code, &body),
+        let outcome = match self.within_limits(reply) {
+            Reply::Ok(body) => self.session.reply(id, Answer::Ok(body)),
+            Reply::UserError(body) => self.session.reply(id, Answer::UserError(body)),
+            Reply::Status(status) => self.session.reply(
+                id,
+                Answer::Status {
+                    code: status.code().number(),
+                    retryable: status.is_retryable(),
+                    text: status.sent_message(),
+                    details: status.sent_details(),
+                },
+            ),
         };
         if outcome.is_err() {
             tracing::trace!(?id, "a reply came too late for its caller");
         }
     }
 
-    #[cold]
-    fn reply_status(&mut self, id: IncomingId, code: Code, body: &[u8]) -> Result<(), Gone> {
-        let status = Status::decode_body(code, body).unwrap_or_else(|_| Status::from(code));
-        let answer = Answer::Status {
-            code: code.number(),
-            retryable: status.is_retryable(),
-            text: status.message(),
-            details: status.details(),
-        };
-        self.session.reply(id, answer)
-    }
-
     fn within_limits(&self, reply: Reply) -> Reply {
-        match self.too_large(reply.body.len()) {
+        let (Reply::Ok(body) | Reply::UserError(body)) = &reply else { return reply };
+        match self.too_large(body.len()) {
             None => reply,
-            Some(why) => Reply::status(&Status::resource_exhausted(format!("the reply {why}"))),
+            Some(why) => Reply::Status(Status::resource_exhausted(format!("the reply {why}"))),
         }
     }
 }

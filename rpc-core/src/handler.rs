@@ -63,7 +63,7 @@ impl Handler {
             Err(panic) => {
                 log_panic(panic);
                 self.finish();
-                Poll::Ready(Reply::status(&Status::internal("the handler panicked")))
+                Poll::Ready(Reply::Status(Status::internal("the handler panicked")))
             }
         }
     }
@@ -125,5 +125,120 @@ impl fmt::Debug for Handler {
             Stage::Ready(_) => "Handler(ready)",
             Stage::Done => "Handler(done)",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::panic::panic_any;
+    use std::task::Waker;
+
+    use rpc_transport::outbound::OutBuf;
+
+    use super::*;
+    use crate::status::Code;
+
+    fn poll(handler: &mut Handler) -> Poll<Reply> {
+        handler.poll_caught(&mut task::Context::from_waker(Waker::noop()))
+    }
+
+    fn ok() -> Reply {
+        Reply::Ok(OutBuf::new())
+    }
+
+    fn expect_internal(polled: Poll<Reply>) {
+        let Poll::Ready(Reply::Status(status)) = polled else {
+            panic!("no status");
+        };
+        assert_eq!(status, Status::internal("the handler panicked"));
+    }
+
+    /// Panics when dropped.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("dropped on purpose");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_there_needs_no_future() {
+        let mut handler = Handler::ready(Reply::Status(Status::from(Code::NotFound)));
+        let Poll::Ready(reply) = poll(&mut handler) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Status(status) if status.code() == Code::NotFound));
+    }
+
+    #[test]
+    fn a_panic_is_an_internal_status_without_its_text() {
+        let mut handler = Handler::new(Context::new(), async { panic!("secret") });
+        expect_internal(poll(&mut handler));
+        let mut handler = Handler::new(Context::new(), async { panic_any(5_u8) });
+        expect_internal(poll(&mut handler));
+    }
+
+    #[test]
+    fn even_what_was_thrown_may_panic() {
+        let mut handler = Handler::new(Context::new(), async { panic_any(Bomb) });
+        expect_internal(poll(&mut handler));
+    }
+
+    #[test]
+    fn a_finished_future_is_dropped_before_its_reply_is_given_out() {
+        let (held, seen) = {
+            let held = std::sync::Arc::new(());
+            (held.clone(), held)
+        };
+        let mut handler = Handler::new(
+            Context::new(),
+            std::future::poll_fn(move |_| {
+                let _held = &held;
+                Poll::Ready(ok())
+            }),
+        );
+        let Poll::Ready(_reply) = poll(&mut handler) else { panic!("not ready") };
+        assert_eq!(std::sync::Arc::strong_count(&seen), 1);
+    }
+
+    #[test]
+    fn a_drop_that_panics_does_not_get_out() {
+        let with_bomb = |wait: bool| {
+            let bomb = Bomb;
+            Handler::new(
+                Context::new(),
+                std::future::poll_fn(move |_| {
+                    let _bomb = &bomb;
+                    if wait { Poll::Pending } else { Poll::Ready(ok()) }
+                }),
+            )
+        };
+        let Poll::Ready(reply) = poll(&mut with_bomb(false)) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Ok(_)));
+        let mut waiting = with_bomb(true);
+        assert!(poll(&mut waiting).is_pending());
+        drop(waiting);
+    }
+
+    #[test]
+    #[should_panic(expected = "after it had finished")]
+    fn a_finished_handler_is_not_polled_again() {
+        let mut handler = Handler::ready(ok());
+        assert!(poll(&mut handler).is_ready());
+        let _ = poll(&mut handler);
+    }
+
+    #[test]
+    fn the_context_is_current_in_the_handler() {
+        let deadline = std::time::Instant::now();
+        let context = Context::new().with_deadline(Some(deadline));
+        let mut handler = Handler::new(context, async move {
+            assert_eq!(Context::current().deadline(), Some(deadline));
+            ok()
+        });
+        let Poll::Ready(reply) = poll(&mut handler) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Ok(_)));
+        let mut waiting = Handler::new(Context::new(), pending());
+        assert!(poll(&mut waiting).is_pending());
     }
 }

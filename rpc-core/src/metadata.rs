@@ -238,3 +238,104 @@ pub enum MetadataError {
     #[error("bytes are left over after metadata")]
     TrailingBytes,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoded(metadata: &Metadata) -> Vec<u8> {
+        let mut out = OutBuf::new();
+        metadata.encode(&mut out);
+        assert_eq!(out.len(), metadata.encoded_bytes());
+        out.to_vec()
+    }
+
+    fn sample() -> Metadata {
+        let mut metadata = Metadata::new();
+        metadata.insert("traceparent", "00-ab").unwrap();
+        metadata.insert("auth", &b"\xff\0"[..]).unwrap();
+        metadata
+    }
+
+    #[test]
+    fn nothing_costs_nothing() {
+        let metadata = Metadata::new();
+        assert_eq!(size_of::<Metadata>(), size_of::<usize>());
+        assert_eq!(encoded(&metadata), b"");
+        assert_eq!(Metadata::decode(b""), Ok(metadata));
+    }
+
+    #[test]
+    fn values_come_back() {
+        let metadata = sample();
+        let bytes = encoded(&metadata);
+        assert_eq!(bytes, b"\x02\x04auth\x02\0\xff\0\x0btraceparent\x05\x0000-ab");
+        let back = Metadata::decode(&bytes).unwrap();
+        assert_eq!(back, metadata);
+        assert_eq!(back.text("traceparent"), Some("00-ab"));
+        assert_eq!((back.bytes("auth"), back.text("auth")), (Some(&b"\xff\0"[..]), None));
+        assert_eq!(back.bytes("other"), None);
+        assert_eq!(back.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["auth", "traceparent"]);
+    }
+
+    #[test]
+    fn a_later_value_replaces_an_earlier_one() {
+        let mut metadata = sample();
+        let shared = metadata.clone();
+        metadata.insert("auth", "new").unwrap();
+        assert_eq!((metadata.len(), metadata.text("auth")), (2, Some("new")));
+        assert_eq!(shared, sample(), "clones are independent");
+        assert_eq!(metadata.remove("auth").as_deref(), Some(&b"new"[..]));
+        metadata.remove("traceparent").unwrap();
+        assert_eq!(metadata, Metadata::new());
+    }
+
+    #[test]
+    fn what_would_be_refused_is_not_sent() {
+        let mut metadata = Metadata::new();
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        for name in ["", "Upper", "spa ce", "umläut", &long] {
+            assert_eq!(metadata.insert(name, "v"), Err(MetadataError::BadName), "{name}");
+        }
+        let fits = MAX_ENCODED_BYTES - 1 - 3 - 1;
+        assert_eq!(metadata.insert("n", vec![0; fits + 1]), Err(MetadataError::TooLong));
+        metadata.insert("n", vec![0; fits]).unwrap();
+        assert_eq!(encoded(&metadata).len(), MAX_ENCODED_BYTES);
+        Metadata::decode(&encoded(&metadata)).unwrap();
+        assert_eq!(metadata.insert("m", ""), Err(MetadataError::TooLong));
+        metadata.insert("n", "short").unwrap();
+        for at in 1..MAX_ENTRIES {
+            metadata.insert(&format!("n{at}"), "").unwrap();
+        }
+        assert_eq!(metadata.insert("one-more", ""), Err(MetadataError::TooMany));
+        assert_eq!(Metadata::decode(&encoded(&metadata)), Ok(metadata));
+    }
+
+    #[test]
+    fn malformed_bytes_are_refused_by_name() {
+        let good = encoded(&sample());
+        for len in 1..good.len() {
+            assert_eq!(Metadata::decode(&good[..len]), Err(MetadataError::Truncated), "{len}");
+        }
+        let too_many = [&[65][..], &[0; 200]].concat();
+        for (bytes, error) in [
+            (&[&good[..], b"x"].concat()[..], MetadataError::TrailingBytes),
+            (b"\0", MetadataError::Empty),
+            (b"\x02\x01b\0\0\x01a\0\0", MetadataError::Unsorted),
+            (b"\x02\x01a\0\0\x01a\0\0", MetadataError::Unsorted),
+            (b"\x01\x00\0\0", MetadataError::BadName),
+            (b"\x01\x01A\0\0", MetadataError::BadName),
+            (b"\x01\x01\xff\0\0", MetadataError::BadName),
+            (&too_many, MetadataError::TooMany),
+            (&vec![1; MAX_ENCODED_BYTES + 1], MetadataError::TooLong),
+        ] {
+            assert_eq!(Metadata::decode(bytes), Err(error), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_values() {
+        let text = format!("{:?}", sample());
+        assert!(text.contains("traceparent") && !text.contains("00-ab"), "{text}");
+    }
+}

@@ -7,7 +7,7 @@
 //! Server side: the macro's dispatch calls [`split`], and in the handler's future
 //! [`Incoming::arguments`], the user's method, and [`Incoming::reply`] or
 //! [`Incoming::reply_error`]. Client side: `Channel::call` with the arguments as a tuple of
-//! [`Put`], and one of [`decode_plain`], [`decode_result`] through [`plain`], [`result`].
+//! [`put`], and one of [`decode_plain`], [`decode_result`] through [`plain`], [`result`].
 
 pub use std::clone::Clone;
 pub use std::convert::{AsRef, From};
@@ -23,8 +23,9 @@ pub use std::vec::Vec;
 
 use rpc_transport::message::Message;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::DeserializeSeed;
 
+pub use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::blocking::BlockingChannel;
 pub use crate::call::Call;
 pub use crate::client::Channel;
@@ -34,7 +35,9 @@ pub use crate::service::{
     Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,
     assert_distinct_ids,
 };
-pub use crate::shape::{Plain, Probe, ProbePlain, Put, PutShape, Take, TakeShape};
+pub use crate::shape::{
+    Blob, OwnedBlob, Plain, Probe, ProbePlain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
+};
 pub use crate::status::{CallError, Status};
 pub use rpc_transport::error::ConnectError;
 
@@ -42,16 +45,57 @@ use crate::codec::Codec;
 use crate::context::Context;
 
 /// A type that is a [`Result`], behind an alias.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no alias of a `Result`",
+    label = "marked #[rpc(result)], and is none",
+    note = "remove #[rpc(result)]: the method's result is this type itself"
+)]
 pub trait IsResult {
     /// What it holds on success.
     type Ok;
     /// What it holds on failure.
     type Err;
+    /// Looks behind the alias.
+    ///
+    /// # Errors
+    /// The method's own.
+    fn into_result(self) -> Result<Self::Ok, Self::Err>;
 }
 
 impl<T, E> IsResult for Result<T, E> {
     type Ok = T;
     type Err = E;
+
+    #[inline]
+    fn into_result(self) -> Self {
+        self
+    }
+}
+
+/// How a method's own error becomes a reply.
+#[diagnostic::on_unimplemented(
+    message = "`{E}` cannot be sent: it does not implement serde's `Serialize`",
+    label = "does not implement `serde::Serialize`",
+    note = "derive `serde::Serialize` for it, or send a type that has it"
+)]
+pub trait PutError<E>: Copy {
+    /// Makes the reply.
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: Serialize> PutError<E> for Plain {
+    #[inline]
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply {
+        incoming.encode(method, ReplyKind::UserError, error)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl PutError<Status> for StatusShape {
+    fn reply(self, _: &Incoming, _: &'static MethodDescriptor, status: &Status) -> Reply {
+        Reply::Status(status.clone())
+    }
 }
 
 /// The part of a request that its handler's future owns.
@@ -71,7 +115,7 @@ pub fn split(request: Request) -> (Context, Incoming) {
 /// The handler for a position that no method has.
 pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Handler {
     let text = format!("service {} has no method at position {method}", service.name);
-    Handler::ready(Reply::status(&Status::unimplemented(text)))
+    Handler::ready(Reply::Status(Status::unimplemented(text)))
 }
 
 impl Incoming {
@@ -80,35 +124,31 @@ impl Incoming {
     /// # Errors
     /// The reply that says what is wrong with them.
     #[inline]
-    pub fn arguments<'de, T, H: TakeShape<'de, T>>(
+    pub fn arguments<'de, S: DeserializeSeed<'de>>(
         &'de self,
         method: &'static MethodDescriptor,
-        shapes: H,
-    ) -> Result<T, Reply> {
+        seeds: S,
+    ) -> Result<S::Value, Reply> {
         self.codec
-            .decode_seed(Take::<T, H>::new(shapes), &self.message)
+            .decode_seed(seeds, &self.message)
             .map_err(|error| undecodable_arguments(method, error))
     }
 
     /// Encodes what a method without an error type returned.
     #[inline]
-    pub fn reply<T: ?Sized, H: PutShape<T>>(
-        &self,
-        method: &'static MethodDescriptor,
-        value: &T,
-        shape: H,
-    ) -> Reply {
-        self.encode(method, ReplyKind::Ok, &Put(value, shape))
+    pub fn reply(&self, method: &'static MethodDescriptor, value: &impl Serialize) -> Reply {
+        self.encode(method, ReplyKind::Ok, value)
     }
 
     /// Encodes a method's own error.
     #[inline]
-    pub fn reply_error<E: Serialize + ?Sized>(
+    pub fn reply_error<E, H: PutError<E>>(
         &self,
         method: &'static MethodDescriptor,
         error: &E,
+        shape: H,
     ) -> Reply {
-        self.encode(method, ReplyKind::UserError, error)
+        shape.reply(self, method, error)
     }
 
     #[inline]
@@ -120,7 +160,10 @@ impl Incoming {
     ) -> Reply {
         let mut body = rpc_transport::outbound::OutBuf::new();
         match self.codec.encode(value, &mut body) {
-            Ok(()) => Reply { kind, body },
+            Ok(()) => match kind {
+                ReplyKind::Ok => Reply::Ok(body),
+                ReplyKind::UserError => Reply::UserError(body),
+            },
             Err(error) => unencodable_result(method, error),
         }
     }
@@ -129,7 +172,7 @@ impl Incoming {
 #[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
-    Reply::status(&Status::invalid_argument(format!(
+    Reply::Status(Status::invalid_argument(format!(
         "cannot decode the arguments of {}: {what}",
         method.name
     )))
@@ -138,10 +181,7 @@ fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -
 #[cold]
 fn unencodable_result(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     tracing::error!(method = method.name, %error, "cannot encode a result");
-    Reply::status(&Status::internal(format!(
-        "cannot encode the result of {}: {error}",
-        method.name
-    )))
+    Reply::Status(Status::internal(format!("cannot encode the result of {}: {error}", method.name)))
 }
 
 /// The decoder of a method's reply, for a result of shape `shape`.
@@ -155,12 +195,12 @@ where
 
 /// The same for a method with an error type of its own.
 #[inline]
-pub fn result<T, E, H>(_shape: H) -> fn(ReplyParts) -> Result<T, CallError<E>>
+pub fn result<T, E, H, F>(_shape: H, _error: F) -> fn(ReplyParts) -> Result<T, CallError<E>>
 where
     H: for<'de> TakeShape<'de, T> + Default,
-    E: DeserializeOwned,
+    F: for<'de> TakeShape<'de, E> + Default,
 {
-    decode_result::<T, E, H>
+    decode_result::<T, E, H, F>
 }
 
 /// Decodes the reply of a method without an error type.
@@ -173,10 +213,9 @@ where
 {
     match parts.outcome? {
         (ReplyKind::Ok, message) => {
-            take(parts.codec, parts.method, Take::<T, H>::new(H::default()), &message)
+            take(parts.codec, parts.method, seed::<T, H>(H::default()), &message)
         }
         (ReplyKind::UserError, _) => Err(unexpected_user_error(parts.method)),
-        (ReplyKind::Status(code), message) => Err(received_status(parts.method, code, &message)),
     }
 }
 
@@ -184,15 +223,15 @@ where
 ///
 /// # Errors
 /// That error, or the status that the call ended with.
-pub fn decode_result<T, E, H>(parts: ReplyParts) -> Result<T, CallError<E>>
+pub fn decode_result<T, E, H, F>(parts: ReplyParts) -> Result<T, CallError<E>>
 where
     H: for<'de> TakeShape<'de, T> + Default,
-    E: DeserializeOwned,
+    F: for<'de> TakeShape<'de, E> + Default,
 {
     let ReplyParts { codec, method, outcome } = parts;
     match outcome {
         Ok((ReplyKind::UserError, message)) => {
-            let error: E = take(codec, method, Take::<E, _>::new(Plain), &message)?;
+            let error: E = take(codec, method, seed::<E, F>(F::default()), &message)?;
             Err(CallError::User(error))
         }
         outcome => {
@@ -203,13 +242,13 @@ where
 }
 
 #[inline]
-fn take<'de, T, H: TakeShape<'de, T>>(
+fn take<'de, S: DeserializeSeed<'de>>(
     codec: Codec,
     method: &'static MethodDescriptor,
-    shape: Take<T, H>,
+    seed: S,
     message: &'de Message,
-) -> Result<T, Status> {
-    codec.decode_seed(shape, message).map_err(|error| undecodable_reply(method, error))
+) -> Result<S::Value, Status> {
+    codec.decode_seed(seed, message).map_err(|error| undecodable_reply(method, error))
 }
 
 #[cold]
@@ -225,17 +264,6 @@ fn unexpected_user_error(method: &'static MethodDescriptor) -> Status {
         "{} answered with an error of its own, which the method has not here",
         method.name
     ))
-}
-
-#[cold]
-fn received_status(
-    method: &'static MethodDescriptor,
-    code: crate::status::Code,
-    body: &[u8],
-) -> Status {
-    Status::decode_body(code, body).unwrap_or_else(|error| {
-        Status::internal(format!("{} ended with `{code}`, unreadable: {error}", method.name))
-    })
 }
 
 /// The status of a call whose arguments cannot be encoded.

@@ -176,3 +176,209 @@ impl<O> fmt::Debug for Recycled<O> {
         write!(f, "Recycled({} bytes)", self.memory.layout.size())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, poll_fn, ready};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Counts its drops.
+    #[derive(Clone)]
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn counted() -> (Counted, Arc<AtomicUsize>) {
+        let count = Arc::new(AtomicUsize::new(0));
+        (Counted(Arc::clone(&count)), count)
+    }
+
+    fn poll<O>(future: &mut Recycled<O>) -> Poll<O> {
+        Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn kept() -> Vec<usize> {
+        FREE.with(|free| free.borrow().iter().map(Vec::len).collect())
+    }
+
+    /// A future of `N` bytes and more.
+    fn of_bytes<const N: usize>() -> impl Future<Output = usize> + Send {
+        let bytes = [7_u8; N];
+        async move {
+            tokio::task::yield_now().await;
+            bytes.iter().map(|&byte| usize::from(byte)).sum()
+        }
+    }
+
+    #[test]
+    fn a_future_runs_to_its_end_and_is_dropped_once() {
+        let (held, drops) = counted();
+        let mut yielded = false;
+        let mut future = Recycled::new(poll_fn(move |_| {
+            let _held = &held;
+            if std::mem::replace(&mut yielded, true) { Poll::Ready(5) } else { Poll::Pending }
+        }));
+        assert_eq!(poll(&mut future), Poll::Pending);
+        assert_eq!(poll(&mut future), Poll::Ready(5));
+        assert_eq!(drops.load(Ordering::SeqCst), 0);
+        drop(future);
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_future_is_dropped_in_every_state() {
+        let (held, drops) = counted();
+        let future = || {
+            let held = held.clone();
+            async move {
+                let _moved = held;
+                pending::<()>().await;
+            }
+        };
+        drop(Recycled::new(future()));
+        assert_eq!(drops.load(Ordering::SeqCst), 1, "before the first poll");
+        let mut started = Recycled::new(future());
+        assert!(poll(&mut started).is_pending());
+        drop(started);
+        assert_eq!(drops.load(Ordering::SeqCst), 2, "while waiting");
+        let mut panicking = Recycled::new({
+            let held = held.clone();
+            async move {
+                let _moved = held;
+                panic!("on purpose");
+            }
+        });
+        catch_unwind(AssertUnwindSafe(|| {
+            let _: Poll<()> = poll(&mut panicking);
+        }))
+        .unwrap_err();
+        assert_eq!(drops.load(Ordering::SeqCst), 3, "by unwinding");
+        drop(panicking);
+        assert_eq!(drops.load(Ordering::SeqCst), 3, "and not again");
+    }
+
+    #[test]
+    fn memory_is_used_again() {
+        let first = Recycled::new(ready(1_u64));
+        let address = first.memory.base;
+        drop(first);
+        let second = Recycled::new(of_bytes::<100>());
+        assert_eq!(second.memory.base, address);
+        let third = Recycled::new(ready(3_u64));
+        assert_ne!(third.memory.base, address);
+    }
+
+    #[test]
+    fn memory_comes_back_when_drop_panics() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("on purpose");
+            }
+        }
+        let bomb = Bomb;
+        let future = Recycled::new(async move {
+            let _bomb = bomb;
+            pending::<()>().await;
+        });
+        let before = kept();
+        catch_unwind(AssertUnwindSafe(|| drop(future))).unwrap_err();
+        assert_eq!(kept()[0], before[0] + 1);
+    }
+
+    #[test]
+    fn every_size_and_alignment_works() {
+        #[repr(align(1024))]
+        struct Aligned([u8; 1024]);
+
+        fn check<O: PartialEq + fmt::Debug>(
+            future: impl Future<Output = O> + Send + 'static,
+            expected: O,
+            align: usize,
+        ) {
+            let mut future = Recycled::new(future);
+            assert!(future.memory.base.as_ptr().addr().is_multiple_of(align));
+            let polled = loop {
+                if let Poll::Ready(output) = poll(&mut future) {
+                    break output;
+                }
+            };
+            assert_eq!(polled, expected);
+        }
+        check(async {}, (), 1);
+        check(of_bytes::<1>(), 7, 1);
+        check(of_bytes::<300>(), 300 * 7, 1);
+        check(of_bytes::<4000>(), 4000 * 7, 1);
+        check(of_bytes::<5000>(), 5000 * 7, 1);
+        check(of_bytes::<200_000>(), 200_000 * 7, 1);
+        check(
+            async {
+                let aligned = Aligned([3; 1024]);
+                tokio::task::yield_now().await;
+                assert!((&raw const aligned).addr().is_multiple_of(1024));
+                usize::from(aligned.0[1023])
+            },
+            3,
+            1024,
+        );
+    }
+
+    #[test]
+    fn large_and_over_aligned_blocks_are_not_kept() {
+        #[repr(align(64))]
+        struct Aligned(#[expect(dead_code, reason = "makes the future so large")] [u8; 64]);
+        let before = kept();
+        drop(Recycled::new(of_bytes::<5000>()));
+        drop(Recycled::new(ready(Aligned([0; 64]))));
+        assert_eq!(kept(), before);
+    }
+
+    #[test]
+    fn a_thread_keeps_a_bounded_number() {
+        let many: Vec<_> = (0..3 * KEEP_COUNT).map(ready).map(Recycled::new).collect();
+        drop(many);
+        assert_eq!(kept()[0], KEEP_COUNT);
+    }
+
+    #[test]
+    fn blocks_move_between_threads() {
+        let mut future = Recycled::new(of_bytes::<64>());
+        assert!(poll(&mut future).is_pending());
+        let there = std::thread::spawn(move || {
+            let polled = poll(&mut future);
+            drop(future);
+            (polled, kept())
+        });
+        let (polled, kept_there) = there.join().unwrap();
+        assert_eq!(polled, Poll::Ready(64 * 7));
+        assert_eq!(kept_there.iter().sum::<usize>(), 1, "kept where it was dropped");
+    }
+
+    #[test]
+    fn a_future_dropped_while_its_thread_ends_is_freed() {
+        thread_local! {
+            static LAST: RefCell<Option<Recycled<()>>> = const { RefCell::new(None) };
+        }
+        let (held, drops) = counted();
+        std::thread::spawn(move || {
+            LAST.with(|last| {
+                *last.borrow_mut() = Some(Recycled::new(async move {
+                    let _held = held;
+                    pending::<()>().await;
+                }));
+            });
+        })
+        .join()
+        .unwrap();
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    }
+}

@@ -20,7 +20,7 @@ use rpc_transport::outbound::OutBuf;
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::Handler;
-use crate::status::{Code, Status};
+use crate::status::Status;
 
 /// FNV-1a, 32 bits: the id of the method named `name` (`Service.method`).
 #[must_use]
@@ -215,34 +215,24 @@ impl Request {
     }
 }
 
-/// What kind of reply it is, and so how its body is read.
+/// What kind of body a reply has, and so how it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyKind {
     /// The body is the result.
     Ok,
     /// The body is the method's own error.
     UserError,
-    /// The body is a status with that code ([`Status::decode_body`]).
-    Status(Code),
 }
 
 /// What a handler ends with.
 #[derive(Debug)]
-pub struct Reply {
-    /// How to read the body.
-    pub kind: ReplyKind,
-    /// The encoded result, error or status.
-    pub body: OutBuf,
-}
-
-impl Reply {
-    /// A reply that says that the call failed.
-    #[must_use]
-    pub fn status(status: &Status) -> Self {
-        let mut body = OutBuf::new();
-        status.encode_body(&mut body);
-        Self { kind: ReplyKind::Status(status.code()), body }
-    }
+pub enum Reply {
+    /// The encoded result.
+    Ok(OutBuf),
+    /// The method's own error, encoded.
+    UserError(OutBuf),
+    /// The call failed.
+    Status(Status),
 }
 
 /// A reply as a client sees it.
@@ -261,5 +251,43 @@ impl fmt::Debug for ReplyParts {
             .field("method", &self.method.name)
             .field("outcome", &self.outcome)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_fnv_1a() {
+        // The published test values of the function.
+        assert_eq!(method_id(""), 0x811c_9dc5);
+        assert_eq!(method_id("a"), 0xe40c_292c);
+        assert_eq!(method_id("foobar"), 0xbf9c_f968);
+        assert_eq!(signature_hash(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(signature_hash("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(signature_hash("foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn each_method_in_use_has_a_number() {
+        static METHODS: [MethodDescriptor; 3] = [
+            MethodDescriptor::new("A.a", "() -> ()", &[]),
+            MethodDescriptor::new("A.b", "() -> ()", &[]),
+            MethodDescriptor::new("A.c", "() -> ()", &[]),
+        ];
+        let assign = |at: usize| std::thread::spawn(move || METHODS[at].dense_index());
+        let threads: Vec<_> = [0, 1, 2, 2, 1, 0, 0, 2].map(assign).into();
+        let seen: Vec<u32> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        let [a, b, c] = [0, 1, 2].map(|at: usize| METHODS[at].dense_index());
+        assert_eq!(seen, [a, b, c, c, b, a, a, c]);
+        assert!(a != b && b != c && c != a, "{seen:?}");
+        assert!(seen.iter().all(|&index| index < NEXT_INDEX.load(Ordering::Relaxed)));
+    }
+
+    #[test]
+    #[should_panic(expected = "have the same id")]
+    fn methods_with_one_id_are_refused() {
+        assert_distinct_ids(&["A.a", "A.b", "A.a"]);
     }
 }

@@ -8,20 +8,18 @@
 //! types that [`Blob`] knows, which method lookup prefers to the same method of a trait that every
 //! type has. That works only where the type is known, which in generated code it is.
 //!
-//! [`Blob`] knows `[u8]`, `Vec<u8>`, `Box<[u8]>`, [`Bytes`], `[u8; N]`, `Cow<[u8]>`, references to
-//! them, `Option` and `Vec` of them, and for arguments `Cow<str>`, which serde itself would copy.
+//! Which types [`Blob`] knows is the business of [`crate::blob`]. A method whose error type is
+//! [`Status`] is told from others in the same way: [`StatusShape`].
 
-use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
-use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
+use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
-/// Most elements that room is made for on the strength of an announced count.
-const MAX_RESERVED: usize = 1024;
+use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
+use crate::status::Status;
 
 /// serde's own way with a type.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,7 +33,16 @@ pub struct Blob;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OwnedBlob;
 
+/// A [`Status`] as a method's own error: it travels as what it is, not as a body.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StatusShape;
+
 /// Encodes a `T`.
+#[diagnostic::on_unimplemented(
+    message = "`{T}` cannot be sent: it does not implement serde's `Serialize`",
+    label = "does not implement `serde::Serialize`",
+    note = "derive `serde::Serialize` for it, or send a type that has it"
+)]
 pub trait PutShape<T: ?Sized>: Copy {
     /// Encodes it.
     ///
@@ -45,6 +52,11 @@ pub trait PutShape<T: ?Sized>: Copy {
 }
 
 /// Decodes a `T` that may borrow for `'de`.
+#[diagnostic::on_unimplemented(
+    message = "`{T}` cannot be received: it does not implement serde's `Deserialize`",
+    label = "does not implement `serde::Deserialize`",
+    note = "derive `serde::Deserialize` for it, or receive a type that has it"
+)]
 pub trait TakeShape<'de, T>: Copy {
     /// Decodes it.
     ///
@@ -53,6 +65,7 @@ pub trait TakeShape<'de, T>: Copy {
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error>;
 }
 
+#[diagnostic::do_not_recommend]
 impl<T: Serialize + ?Sized> PutShape<T> for Plain {
     #[inline]
     fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
@@ -60,6 +73,7 @@ impl<T: Serialize + ?Sized> PutShape<T> for Plain {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -67,6 +81,7 @@ impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
     #[inline]
     fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
@@ -74,6 +89,7 @@ impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -81,6 +97,7 @@ impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -88,9 +105,16 @@ impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
     }
 }
 
+#[diagnostic::do_not_recommend]
+impl<'de> TakeShape<'de, Status> for StatusShape {
+    fn take<D: Deserializer<'de>>(self, _: D) -> Result<Status, D::Error> {
+        Err(D::Error::custom("a status does not travel as a method's own error"))
+    }
+}
+
 /// A value with the shape to encode it in.
 #[derive(Debug)]
-pub struct Put<'a, T: ?Sized, H>(pub &'a T, pub H);
+pub(crate) struct Put<'a, T: ?Sized, H>(pub(crate) &'a T, pub(crate) H);
 
 impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
     #[inline]
@@ -100,12 +124,12 @@ impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
 }
 
 /// A shape to decode a `T` in.
-pub struct Take<T, H>(H, PhantomData<fn() -> T>);
+pub(crate) struct Take<T, H>(H, PhantomData<fn() -> T>);
 
 impl<T, H> Take<T, H> {
     /// Decodes a `T` in shape `shape`.
     #[inline]
-    pub fn new(shape: H) -> Self {
+    pub(crate) fn new(shape: H) -> Self {
         Self(shape, PhantomData)
     }
 }
@@ -123,6 +147,25 @@ impl<'de, T, H: TakeShape<'de, T>> DeserializeSeed<'de> for Take<T, H> {
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
         self.0.take(deserializer)
     }
+}
+
+/// A value to be encoded in shape `shape`.
+///
+/// Opaque, so that generated code that names a type serde cannot encode is wrong here alone.
+#[inline]
+pub fn put<'a, T: ?Sized, H: PutShape<T>>(
+    value: &'a T,
+    shape: H,
+) -> impl Serialize + use<'a, T, H> {
+    Put(value, shape)
+}
+
+/// A seed that decodes a `T` in shape `shape`. Opaque for the same reason as [`put`].
+#[inline]
+pub fn seed<'de, T, H: TakeShape<'de, T>>(
+    shape: H,
+) -> impl DeserializeSeed<'de, Value = T> + use<'de, T, H> {
+    Take::new(shape)
 }
 
 /// Finds the shape of a type; see the module's documentation.
@@ -165,6 +208,15 @@ impl<T: PutBlob + ?Sized> Probe<T> {
     }
 }
 
+impl Probe<Status> {
+    /// How this error travels.
+    #[inline]
+    #[must_use]
+    pub fn error_shape(&self) -> StatusShape {
+        StatusShape
+    }
+}
+
 impl<'de, T: TakeBlob<'de>> Probe<T> {
     /// The shape to decode in, borrowing.
     #[inline]
@@ -191,6 +243,12 @@ pub trait ProbePlain {
         Plain
     }
 
+    /// How this error travels.
+    #[inline]
+    fn error_shape(&self) -> Plain {
+        Plain
+    }
+
     /// The shape to decode in, borrowing.
     #[inline]
     fn take_shape(&self) -> Plain {
@@ -206,338 +264,24 @@ pub trait ProbePlain {
 
 impl<T: ?Sized> ProbePlain for Probe<T> {}
 
-/// Types that [`Blob`] encodes.
-pub trait PutBlob {
-    /// Encodes as bytes.
-    ///
-    /// # Errors
-    /// The serializer's.
-    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error>;
-}
+/// The seed of a tuple: a tuple of seeds.
+#[derive(Debug)]
+pub struct Seeds<S>(pub S);
 
-/// Types that [`Blob`] decodes.
-pub trait TakeBlob<'de>: Sized {
-    /// Decodes from bytes.
-    ///
-    /// # Errors
-    /// The deserializer's.
-    fn take_blob<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error>;
-}
-
-/// Types that [`OwnedBlob`] decodes.
-pub trait TakeOwnedBlob: Sized {
-    /// Decodes from bytes.
-    ///
-    /// # Errors
-    /// The deserializer's.
-    fn take_owned_blob<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error>;
-}
-
-impl PutBlob for [u8] {
-    #[inline]
-    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(self)
-    }
-}
-
-impl<T: PutBlob> PutBlob for [T] {
-    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut seq = serializer.serialize_seq(Some(self.len()))?;
-        for element in self {
-            seq.serialize_element(&Put(element, Blob))?;
-        }
-        seq.end()
-    }
-}
-
-impl<T: PutBlob> PutBlob for Option<T> {
-    #[inline]
-    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Some(value) => serializer.serialize_some(&Put(value, Blob)),
-            None => serializer.serialize_none(),
-        }
-    }
-}
-
-macro_rules! put_as {
-    ($([$($generics:tt)*] $type:ty => $target:ty),* $(,)?) => {$(
-        impl<$($generics)*> PutBlob for $type {
-            #[inline]
-            fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                <$target>::put_blob(self, serializer)
-            }
-        }
-    )*};
-}
-
-put_as! {
-    [T: PutBlob + ?Sized] &T => T,
-    [] Vec<u8> => [u8],
-    [] Box<[u8]> => [u8],
-    [] Bytes => [u8],
-    [] Cow<'_, [u8]> => [u8],
-    [T: PutBlob] Vec<T> => [T],
-}
-
-/// Visits bytes, and hands what it gets to `Self::Value`'s constructor.
-struct BytesVisitor<T>(PhantomData<fn() -> T>);
-
-/// What can be made from bytes that live for `'de`.
-trait FromBytes<'de>: Sized {
-    const EXPECTED: &'static str = "bytes";
-    fn from_borrowed(bytes: &'de [u8]) -> Option<Self>;
-    fn from_transient(bytes: &[u8]) -> Option<Self>;
-}
-
-impl<'de, T: FromBytes<'de>> Visitor<'de> for BytesVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(T::EXPECTED)
-    }
-
-    #[inline]
-    fn visit_borrowed_bytes<E: Error>(self, bytes: &'de [u8]) -> Result<T, E> {
-        T::from_borrowed(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
-    }
-
-    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<T, E> {
-        T::from_transient(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
-    }
-}
-
-impl<'de> FromBytes<'de> for &'de [u8] {
-    const EXPECTED: &'static str = "bytes of the message itself";
-
-    #[inline]
-    fn from_borrowed(bytes: &'de [u8]) -> Option<Self> {
-        Some(bytes)
-    }
-
-    fn from_transient(_: &[u8]) -> Option<Self> {
-        None
-    }
-}
-
-impl<'de> FromBytes<'de> for Cow<'de, [u8]> {
-    #[inline]
-    fn from_borrowed(bytes: &'de [u8]) -> Option<Self> {
-        Some(Self::Borrowed(bytes))
-    }
-
-    fn from_transient(bytes: &[u8]) -> Option<Self> {
-        Some(Self::Owned(bytes.to_vec()))
-    }
-}
-
-macro_rules! from_copy {
-    ($($type:ty => $convert:expr),* $(,)?) => {$(
-        impl<'de> FromBytes<'de> for $type {
-            #[inline]
-            fn from_borrowed(bytes: &'de [u8]) -> Option<Self> {
-                Some($convert(bytes))
-            }
-
-            fn from_transient(bytes: &[u8]) -> Option<Self> {
-                Some($convert(bytes))
-            }
-        }
-
-        impl TakeOwnedBlob for $type {
-            #[inline]
-            fn take_owned_blob<'de, D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                Self::take_blob(d)
-            }
-        }
-    )*};
-}
-
-from_copy! {
-    Vec<u8> => <[u8]>::to_vec,
-    Box<[u8]> => Box::from,
-    Bytes => Bytes::copy_from_slice,
-}
-
-impl TakeOwnedBlob for Cow<'static, [u8]> {
-    #[inline]
-    fn take_owned_blob<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::take_blob(deserializer).map(Self::Owned)
-    }
-}
-
-macro_rules! take_bytes {
-    ($([$($generics:tt)*] $type:ty),* $(,)?) => {$(
-        impl<'de, $($generics)*> TakeBlob<'de> for $type {
-            #[inline]
-            fn take_blob<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_bytes(BytesVisitor(PhantomData))
-            }
-        }
-    )*};
-}
-
-take_bytes! {
-    [] &'de [u8],
-    [] Cow<'de, [u8]>,
-    [] Vec<u8>,
-    [] Box<[u8]>,
-    [] Bytes,
-}
-
-/// Arrays have no length on the wire: serde's way, for any length.
-impl<const N: usize> PutBlob for [u8; N] {
-    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut tuple = serializer.serialize_tuple(N)?;
-        for byte in self {
-            tuple.serialize_element(byte)?;
-        }
-        tuple.end()
-    }
-}
-
-struct ArrayVisitor<const N: usize>;
-
-impl<'de, const N: usize> Visitor<'de> for ArrayVisitor<N> {
-    type Value = [u8; N];
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{N} bytes")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<[u8; N], A::Error> {
-        let mut array = [0; N];
-        for (at, byte) in array.iter_mut().enumerate() {
-            let Some(element) = elements.next_element()? else {
-                return Err(A::Error::invalid_length(at, &self));
-            };
-            *byte = element;
-        }
-        Ok(array)
-    }
-}
-
-impl<'de, const N: usize> TakeBlob<'de> for [u8; N] {
-    fn take_blob<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_tuple(N, ArrayVisitor)
-    }
-}
-
-impl<const N: usize> TakeOwnedBlob for [u8; N] {
-    fn take_owned_blob<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::take_blob(deserializer)
-    }
-}
-
-impl<'de> TakeBlob<'de> for Cow<'de, str> {
-    #[inline]
-    fn take_blob<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextVisitor;
-
-        impl<'de> Visitor<'de> for TextVisitor {
-            type Value = Cow<'de, str>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-
-            #[inline]
-            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Cow::Borrowed(text))
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Cow::Owned(text.to_owned()))
-            }
-        }
-
-        deserializer.deserialize_str(TextVisitor)
-    }
-}
-
-/// Visits an option whose value is of shape `H`.
-struct OptionVisitor<T, H>(H, PhantomData<fn() -> T>);
-
-impl<'de, T, H: TakeShape<'de, T>> Visitor<'de> for OptionVisitor<T, H> {
-    type Value = Option<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an option")
-    }
-
-    #[inline]
-    fn visit_none<E: Error>(self) -> Result<Option<T>, E> {
-        Ok(None)
-    }
-
-    #[inline]
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<T>, D::Error> {
-        self.0.take(deserializer).map(Some)
-    }
-}
-
-/// Visits a sequence whose elements are of shape `H`.
-struct VecVisitor<T, H>(H, PhantomData<fn() -> T>);
-
-impl<'de, T, H: TakeShape<'de, T>> Visitor<'de> for VecVisitor<T, H> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a sequence")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
-        let announced = elements.size_hint().unwrap_or(0);
-        let mut vec = Vec::with_capacity(announced.min(MAX_RESERVED));
-        while let Some(element) = elements.next_element_seed(Take::new(self.0))? {
-            vec.push(element);
-        }
-        Ok(vec)
-    }
-}
-
-impl<'de, T: TakeBlob<'de>> TakeBlob<'de> for Option<T> {
-    #[inline]
-    fn take_blob<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_option(OptionVisitor(Blob, PhantomData))
-    }
-}
-
-impl<T: TakeOwnedBlob> TakeOwnedBlob for Option<T> {
-    #[inline]
-    fn take_owned_blob<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_option(OptionVisitor(OwnedBlob, PhantomData))
-    }
-}
-
-impl<'de, T: TakeBlob<'de>> TakeBlob<'de> for Vec<T> {
-    fn take_blob<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(VecVisitor(Blob, PhantomData))
-    }
-}
-
-impl<T: TakeOwnedBlob> TakeOwnedBlob for Vec<T> {
-    fn take_owned_blob<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(VecVisitor(OwnedBlob, PhantomData))
-    }
-}
-
-/// Tuples of shapes are the shapes of tuples: of a method's arguments, and of tuples among them.
+/// Tuples of shapes are the shapes of tuples.
 macro_rules! tuples {
     ($($len:literal: $($type:ident $shape:ident $at:tt),*;)*) => {$(
-        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
-            for ($($shape,)*)
-        {
+        impl<'de, $($type: DeserializeSeed<'de>),*> DeserializeSeed<'de> for Seeds<($($type,)*)> {
+            type Value = ($($type::Value,)*);
+
             #[inline]
-            fn take<De: Deserializer<'de>>(self, d: De) -> Result<($($type,)*), De::Error> {
-                d.deserialize_tuple($len, TupleVisitor(self, PhantomData::<fn() -> ($($type,)*)>))
+            fn deserialize<De: Deserializer<'de>>(self, d: De) -> Result<Self::Value, De::Error> {
+                d.deserialize_tuple($len, self)
             }
         }
 
-        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> Visitor<'de>
-            for TupleVisitor<($($shape,)*), ($($type,)*)>
-        {
-            type Value = ($($type,)*);
+        impl<'de, $($type: DeserializeSeed<'de>),*> Visitor<'de> for Seeds<($($type,)*)> {
+            type Value = ($($type::Value,)*);
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(concat!("a tuple of ", $len))
@@ -550,12 +294,23 @@ macro_rules! tuples {
             {
                 Ok(($(
                     elements
-                        .next_element_seed(Take::<$type, $shape>::new(self.0.$at))?
-                        .ok_or_else(|| Acc::Error::invalid_length($at, &self))?,
+                        .next_element_seed(self.0.$at)?
+                        .ok_or_else(|| Acc::Error::invalid_length($at, &"all elements"))?,
                 )*))
             }
         }
 
+        #[diagnostic::do_not_recommend]
+        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
+            for ($($shape,)*)
+        {
+            #[inline]
+            fn take<De: Deserializer<'de>>(self, d: De) -> Result<($($type,)*), De::Error> {
+                Seeds(($(Take::<$type, $shape>::new(self.$at),)*)).deserialize(d)
+            }
+        }
+
+        #[diagnostic::do_not_recommend]
         impl<$($type, $shape: PutShape<$type>),*> PutShape<($($type,)*)> for ($($shape,)*) {
             #[inline]
             #[allow(clippy::unused_unit, unused_variables, reason = "the empty tuple")]
@@ -569,8 +324,6 @@ macro_rules! tuples {
         }
     )*};
 }
-
-struct TupleVisitor<H, T>(H, PhantomData<fn() -> T>);
 
 tuples! {
     0: ;

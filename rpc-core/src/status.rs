@@ -1,20 +1,12 @@
 //! How a call fails.
 //!
-//! Owns the codes, the status that a failed call ends with, its bytes on the wire, and the error
-//! type of methods that have errors of their own. Never knows a codec.
-//!
-//! # The body of a status message
-//!
-//! | bytes | what |
-//! |---|---|
-//! | 1 | flags: bit 0 = retryable; the others are zero |
-//! | 4 | length of the text, little endian |
-//! | n | the text, UTF-8 |
-//! | rest | details |
+//! Owns the codes, the status that a failed call ends with, and the error
+//! type of methods that have errors of their own. Never knows a codec, nor the wire: the session
+//! writes its code, text and details.
 //!
 //! Invariants:
-//! 1. A body is parsed to its last byte; the text is at most [`MAX_MESSAGE_BYTES`] long, the
-//!    details at most [`MAX_DETAILS_BYTES`]; a sender cuts the text and drops longer details.
+//! 1. What travels is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
+//!    [`MAX_DETAILS_BYTES`] stay at home.
 //! 2. A status without text and details allocates nothing and is 16 bytes.
 
 use std::borrow::Cow;
@@ -23,15 +15,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rpc_transport::outbound::OutBuf;
 
 /// Longest text of a status on the wire, bytes. Longer ones are cut at a character.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
 /// Longest details of a status on the wire, bytes. Longer ones are not sent.
 pub const MAX_DETAILS_BYTES: usize = 64 * 1024;
-
-const HEADER_BYTES: usize = 5;
-const RETRYABLE: u8 = 1;
 
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $text:literal;)*) => {
@@ -117,8 +105,8 @@ impl fmt::Display for Code {
 
 /// Why a call failed: a code, a text for people, details for programs.
 ///
-/// Cheap to clone. Handlers of methods without an error type of their own cannot fail otherwise
-/// than by panicking; those with one put a [`CallError`] or an error of their own into the result.
+/// Cheap to clone. A method that returns `Result<T, Status>` ends a call with a status of its
+/// choice; the caller sees [`CallError::Status`], as for any other status.
 #[derive(Clone)]
 pub struct Status {
     code: Code,
@@ -223,49 +211,21 @@ impl Status {
         Arc::make_mut(self.rest.get_or_insert_default())
     }
 
-    /// Appends the body of a status message. The code travels in the header.
-    pub fn encode_body(&self, out: &mut OutBuf) {
-        let message = cut(self.message());
-        let mut details = self.details();
-        if details.len() > MAX_DETAILS_BYTES {
-            tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
-            details = &[];
-        }
-        out.extend_from_slice(&[if self.retryable { RETRYABLE } else { 0 }]);
-        let length = u32::try_from(message.len()).unwrap_or(0); // at most MAX_MESSAGE_BYTES
-        out.extend_from_slice(&length.to_le_bytes());
-        out.extend_from_slice(message.as_bytes());
-        out.extend_from_slice(details);
+    /// The text as it travels: at most [`MAX_MESSAGE_BYTES`], cut at a character.
+    #[must_use]
+    pub(crate) fn sent_message(&self) -> &str {
+        cut(self.message())
     }
 
-    /// Parses the body of a status message.
-    ///
-    /// # Errors
-    /// [`StatusBodyError`] names the rule that the bytes break.
-    pub fn decode_body(code: Code, body: &[u8]) -> Result<Self, StatusBodyError> {
-        let Some((&[flags, l0, l1, l2, l3], rest)) = body.split_first_chunk::<HEADER_BYTES>()
-        else {
-            return Err(StatusBodyError::Truncated);
-        };
-        if flags & !RETRYABLE != 0 {
-            return Err(StatusBodyError::UnknownFlags(flags));
+    /// The details as they travel: none when they are longer than [`MAX_DETAILS_BYTES`].
+    #[must_use]
+    pub(crate) fn sent_details(&self) -> &[u8] {
+        let details = self.details();
+        if details.len() <= MAX_DETAILS_BYTES {
+            return details;
         }
-        let length = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3]))
-            .map_err(|_| StatusBodyError::MessageTooLong)?;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(StatusBodyError::MessageTooLong);
-        }
-        let (message, details) = rest.split_at_checked(length).ok_or(StatusBodyError::Truncated)?;
-        let message = std::str::from_utf8(message).map_err(|_| StatusBodyError::NotUtf8)?;
-        if details.len() > MAX_DETAILS_BYTES {
-            return Err(StatusBodyError::DetailsTooLong);
-        }
-        let mut status = Self::new(code, message.to_owned());
-        status.retryable = flags & RETRYABLE != 0;
-        if !details.is_empty() {
-            status.rest_mut().details = Bytes::copy_from_slice(details);
-        }
-        Ok(status)
+        tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
+        &[]
     }
 }
 
@@ -276,27 +236,6 @@ fn cut(message: &str) -> &str {
         end -= 1;
     }
     &message[..end]
-}
-
-/// A status message whose body breaks a rule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StatusBodyError {
-    /// It ends too early.
-    #[error("the body of a status ends too early")]
-    Truncated,
-    /// A reserved flag is set.
-    #[error("the body of a status has unknown flags {0:#04x}")]
-    UnknownFlags(u8),
-    /// The text is longer than [`MAX_MESSAGE_BYTES`].
-    #[error("the text of a status is longer than {MAX_MESSAGE_BYTES} bytes")]
-    MessageTooLong,
-    /// The details are longer than [`MAX_DETAILS_BYTES`].
-    #[error("the details of a status are longer than {MAX_DETAILS_BYTES} bytes")]
-    DetailsTooLong,
-    /// The text is not UTF-8.
-    #[error("the text of a status is not UTF-8")]
-    NotUtf8,
 }
 
 impl From<Code> for Status {
@@ -392,6 +331,15 @@ impl<E> From<Status> for CallError<E> {
     }
 }
 
+/// A method that returns `Result<T, Status>` has no other errors than statuses.
+impl From<CallError<Status>> for Status {
+    fn from(error: CallError<Status>) -> Self {
+        match error {
+            CallError::User(status) | CallError::Status(status) => status,
+        }
+    }
+}
+
 impl<E: fmt::Display> fmt::Display for CallError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -408,5 +356,64 @@ impl<E: Error + 'static> Error for CallError<E> {
             Self::User(error) => error.source(),
             Self::Status(status) => status.source(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_grpcs() {
+        for (number, code) in (0_u8..).zip(Code::ALL) {
+            assert_eq!(code.number(), number);
+            assert_eq!(Code::from_number(number), Some(code));
+        }
+        for number in 17..=255 {
+            assert_eq!(Code::from_number(number), None);
+        }
+        assert_eq!((Code::Unimplemented.number(), Code::Unauthenticated.number()), (12, 16));
+    }
+
+    #[test]
+    fn a_bare_status_is_small() {
+        assert_eq!(size_of::<Status>(), 16);
+        assert_eq!(size_of::<Result<u64, Status>>(), 16);
+        assert!(Status::from(Code::Cancelled).rest.is_none());
+        assert!(Status::cancelled("").rest.is_none());
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
+        let long = "ä".repeat(MAX_MESSAGE_BYTES);
+        let status = Status::internal(format!("x{long}"));
+        assert_eq!(status.sent_message().len(), MAX_MESSAGE_BYTES - 1);
+        assert!(status.message().starts_with(status.sent_message()));
+        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES + 1]);
+        assert_eq!((status.sent_message(), status.sent_details()), ("m", &[][..]));
+        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES]);
+        assert_eq!(status.sent_details().len(), MAX_DETAILS_BYTES);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::fmt::Error);
+
+    #[test]
+    fn one_question_mark_is_enough() {
+        fn call(fail: bool) -> Result<(), CallError<Outer>> {
+            if fail {
+                Err(Status::unavailable("down"))?;
+            }
+            Err(CallError::User(Outer(std::fmt::Error)))
+        }
+        fn caller(fail: bool) -> Result<(), Box<dyn Error>> {
+            call(fail)?;
+            Ok(())
+        }
+        assert_eq!(caller(true).unwrap_err().to_string(), "unavailable: down");
+        let error = caller(false).unwrap_err();
+        assert_eq!(error.to_string(), "outer");
+        assert!(error.source().unwrap().is::<std::fmt::Error>());
     }
 }

@@ -121,6 +121,24 @@ fn a_call_is_answered_and_its_slot_comes_home() {
 }
 
 #[test]
+fn whoever_waits_is_handed_back_never_dropped() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    assert_eq!(client.set_waiter(id, 1), None);
+    assert_eq!(client.set_waiter(id, 2), Some(1));
+    assert_eq!(client.waiter(id), Some(&2));
+    carry(&mut client, &mut server);
+    let incoming = request(&mut server).id;
+    server.reply(incoming, Answer::Ok(body(""))).expect("the caller waits");
+    carry(&mut server, &mut client);
+    assert!(matches!(client.poll_event(), Some(Event::Wake(2))));
+    assert_eq!(client.set_waiter(id, 3), Some(3), "there is nothing to wait for");
+    let dropped = client.start(call(7), body("ping"), Some(4)).expect("started");
+    assert_eq!(client.cancel(dropped, &mut too_late), Some(4));
+    assert_eq!(client.cancel(dropped, &mut too_late), None);
+}
+
+#[test]
 fn both_ends_call_at_once() {
     let (mut client, mut server) = pair();
     let ids = [start(&mut client), start(&mut server)];

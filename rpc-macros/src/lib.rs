@@ -41,7 +41,8 @@ use proc_macro::TokenStream;
 /// carry it (no `untagged`, `tag`, `flatten`, `skip_serializing_if`). Arguments may borrow: `&str`,
 /// `&[u8]`, `Cow<str>`, `Cow<[u8]>` and `Foo<'_>` are decoded from the request's message without a
 /// copy, `&Foo` and `&[Foo]` are decoded and lent. Byte strings travel in one piece. Results own
-/// what they hold, except `Cow<str>` and `Cow<[u8]>`, which a server may borrow from `&self`.
+/// what they hold, except `Cow<str>` and `Cow<[u8]>`, which a server may borrow from `&self`. A
+/// method that returns `Result<T, Status>` ends its call with that status.
 #[proc_macro_attribute]
 pub fn service(options: TokenStream, item: TokenStream) -> TokenStream {
     let result = parse::parse(options.into(), item.into()).and_then(model::check);

@@ -6,7 +6,7 @@
 use proc_macro2::TokenStream;
 use syn::meta::ParseNestedMeta;
 use syn::parse::Parser;
-use syn::{Attribute, Error, Ident, Item, ItemTrait, LitInt, LitStr, Path};
+use syn::{Attribute, Error, Ident, Item, ItemTrait, LitInt, LitStr, Path, Token};
 
 /// Mistakes found so far.
 #[derive(Default)]
@@ -125,6 +125,10 @@ impl MethodOptions {
             "plain" => &mut self.plain,
             _ => return Err(unknown(meta)),
         };
+        if !meta.input.is_empty() && !meta.input.peek(Token![,]) {
+            let message = format!("`{flag}` takes no value: it is there or not");
+            return Err(Error::new(meta.input.span(), message));
+        }
         once(place, meta, flag.clone())
     }
 }

@@ -3,8 +3,8 @@
 //! Owns the rules for argument and result types: which references, lifetimes and kinds of types
 //! are refused, how an argument is decoded, and what the client sees of a result.
 
-use proc_macro2::Span;
-use quote::{format_ident, quote};
+use proc_macro2::{Span, TokenStream, TokenTree};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::visit_mut::{self, VisitMut};
@@ -250,12 +250,37 @@ fn impl_trait_complaint(impl_trait: &TypeImplTrait) -> &'static str {
 
 /// The expression that finds the shape of a type: `how` is the probe's method. Tuples are taken
 /// apart, so that byte strings in them are seen.
-pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> proc_macro2::TokenStream {
+pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> TokenStream {
     if let Type::Tuple(tuple) = bare(ty) {
         let shapes = tuple.elems.iter().map(|element| shape(element, how, krate));
         return quote!((#(#shapes,)*));
     }
-    let span = ty.span().resolved_at(Span::mixed_site());
+    probe(ty, how, krate)
+}
+
+/// The expression that finds how a method's own error travels.
+pub(crate) fn shape_of_error(ty: &Type, krate: &Path) -> TokenStream {
+    probe(ty, "error_shape", krate)
+}
+
+fn probe(ty: &Type, how: &str, krate: &Path) -> TokenStream {
+    let span = span_of(ty);
+    let krate = located(krate, span);
     let how = format_ident!("{how}", span = span);
-    quote::quote_spanned!(span=> #krate::__private::Probe::<#ty>::new().#how())
+    quote_spanned!(span=> #krate::__private::Probe::<#ty>::new().#how())
+}
+
+/// Where the user wrote something, for what is generated on its account: errors point there, and
+/// names are out of the user's reach all the same.
+pub(crate) fn span_of(tokens: &impl Spanned) -> Span {
+    tokens.span().resolved_at(Span::mixed_site())
+}
+
+/// A path with its meaning unchanged, but placed where `span` is.
+pub(crate) fn located(path: &Path, span: Span) -> TokenStream {
+    let place = |mut token: TokenTree| {
+        token.set_span(token.span().located_at(span));
+        token
+    };
+    path.to_token_stream().into_iter().map(place).collect()
 }

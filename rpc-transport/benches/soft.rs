@@ -1,10 +1,11 @@
 //! What the software device costs, as ratios to raw shared memory of the same run.
 //!
 //! Two threads on two cores, each with a completion queue of its own, exchange 80-byte inline
-//! SENDs and busy-poll; in turn with it, the same threads exchange 80-byte messages through bare
-//! slots in memory. Medians of several rounds.
+//! SENDs and busy-poll. In turn with that, window by window, they exchange 80-byte messages through
+//! bare slots in memory: whatever the machine does meanwhile, both see it. Reported are the medians
+//! over pairs of neighbouring windows that nothing interrupted, and the median of their ratios.
 //!
-//! `cargo bench -p rpc-transport --bench soft [-- ROUNDS]`
+//! `cargo bench -p rpc-transport --bench soft [-- SECONDS]`
 
 #![allow(unsafe_code, reason = "the raw exchange that is compared with")]
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
@@ -24,42 +25,54 @@ use rpc_transport::provider::{
 use rpc_transport::soft;
 
 const MESSAGE_BYTES: usize = 80;
-const ROUND: Duration = Duration::from_millis(150);
+/// Round trips of one window.
+const WINDOW: u64 = 50;
+/// A round trip longer than this was interrupted, ns.
+const INTERRUPTED: f64 = 1500.0;
 
 fn main() {
-    let rounds = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(7);
+    let seconds = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(2.0);
+    let time = Duration::from_secs_f64(seconds);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let shm: Address = format!("shm://bench-{}", std::process::id()).parse().unwrap();
 
-    let (mut raw, mut device) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        raw.push(raw_round_trip());
-        let (client, server) = runtime.block_on(pair(&shm, 0));
-        device.push(round_trip(client, server));
+    println!("80 B round trip, two cores, polling:    raw slots   queue pair   ratio (quartiles)");
+    for idle in [0, 1000] {
+        let (client, server) = runtime.block_on(pair(&shm, idle));
+        let windows = round_trips(client, server, time);
+        println!("  shm, {idle:4} idle connections {}", summary(&windows));
     }
-    let (raw, device) = (median(raw), median(device));
-    println!("80 B round trip, two cores, polling:");
-    println!("  raw slots          {raw:8.1} ns");
-    println!("  shm queue pair     {device:8.1} ns   {:.2} x raw", device / raw);
-
-    let idle: Vec<_> = (0..rounds)
-        .map(|_| {
-            let (client, server) = runtime.block_on(pair(&shm, 1000));
-            round_trip(client, server)
-        })
-        .collect();
-    let idle = median(idle);
-    println!("  with 1000 idle     {idle:8.1} ns   {:.2} x without", idle / device);
-
+    let (client, server) = runtime.block_on(pair(&shm, 0));
+    same_thread(client, server);
     let (client, server) = runtime.block_on(pair(&shm, 0));
     one_core(client, server);
     let (client, server) = runtime.block_on(pair(&shm, 0));
     writes(client, server);
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+/// Medians over undisturbed pairs of windows (raw, device), and the quartiles of the ratio.
+fn summary(windows: &[(f64, f64)]) -> String {
+    let good: Vec<_> =
+        windows.iter().filter(|pair| pair.0.max(pair.1) < INTERRUPTED).copied().collect();
+    if good.is_empty() {
+        return "every window was interrupted: the machine is too busy".to_owned();
+    }
+    let quantile = |of: fn(&(f64, f64)) -> f64, quarter: usize| {
+        let mut values: Vec<_> = good.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[(values.len() - 1) * quarter / 4]
+    };
+    let ratio = |quarter| quantile(|pair| pair.1 / pair.0, quarter);
+    format!(
+        "{:12.0} {:12.0} ns {:7.2} ({:.2} to {:.2}), {} of {} windows",
+        quantile(|pair| pair.0, 2),
+        quantile(|pair| pair.1, 2),
+        ratio(2),
+        ratio(1),
+        ratio(3),
+        good.len(),
+        windows.len(),
+    )
 }
 
 fn pin(core: usize) {
@@ -123,36 +136,6 @@ impl Slots {
         // SAFETY: published, and not overwritten before this side answers.
         *message = unsafe { slot.message.get().read() };
     }
-}
-
-fn raw_round_trip() -> f64 {
-    let (there, back) = (Slots::new(), Slots::new());
-    on_two_cores(
-        || {
-            let (mut message, mut position) = ([1; MESSAGE_BYTES], 0);
-            let start = Instant::now();
-            while start.elapsed() < ROUND {
-                for _ in 0..1000 {
-                    there.put(position, &message);
-                    back.take(position, &mut message);
-                    position += 1;
-                }
-            }
-            let took = start.elapsed();
-            there.put(position, &[0; MESSAGE_BYTES]);
-            nanos(took, position)
-        },
-        || {
-            let mut message = [0; MESSAGE_BYTES];
-            for position in 0.. {
-                there.take(position, &mut message);
-                if message[0] == 0 {
-                    break;
-                }
-                back.put(position, &message);
-            }
-        },
-    )
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a mean")]
@@ -249,49 +232,52 @@ async fn pair(address: &Address, idle: u32) -> (End, End) {
     (client.unwrap(), server.unwrap())
 }
 
-fn round_trip(mut client: End, mut server: End) -> f64 {
+/// Pairs of neighbouring windows: ns per raw round trip, and per round trip of the device.
+fn round_trips(mut client: End, mut server: End, time: Duration) -> Vec<(f64, f64)> {
+    let (there, back) = (Slots::new(), Slots::new());
     on_two_cores(
-        move || {
+        || {
             let mut message = [1; MESSAGE_BYTES];
-            let mut count = 0_u64;
+            let (mut position, mut windows) = (0, Vec::new());
             // Idle connections leave the hot list first.
             for _ in 0..50_000 {
                 client.cq.poll(&mut client.completions, 16).unwrap();
             }
-            let mut exchange = |times: u64| {
-                for _ in 0..times {
-                    count += 1;
-                    client.send(&message, count.is_multiple_of(32));
+            let start = Instant::now();
+            while start.elapsed() < time {
+                let begin = Instant::now();
+                for _ in 0..WINDOW {
+                    there.put(position, &message);
+                    back.take(position, &mut message);
+                    position += 1;
+                }
+                let middle = Instant::now();
+                for count in 0..WINDOW {
+                    client.send(&message, count % 32 == 31);
                     client.receive(&mut message);
                 }
-            };
-            exchange(10_000);
-            let (start, mut measured) = (Instant::now(), 0);
-            while start.elapsed() < ROUND {
-                exchange(1000);
-                measured += 1000;
+                let end = Instant::now();
+                windows.push((nanos(middle - begin, WINDOW), nanos(end - middle, WINDOW)));
             }
-            let took = start.elapsed();
-            client.send(&[0; MESSAGE_BYTES], false);
-            // The server ends when it has seen this; the QP lives until then.
-            let mut last = [0; MESSAGE_BYTES];
-            client.receive(&mut last);
-            nanos(took, measured)
+            there.put(position, &[0; MESSAGE_BYTES]);
+            windows
         },
-        move || {
+        || {
             let mut message = [0; MESSAGE_BYTES];
-            let mut count = 0_u64;
+            let mut position = 0;
             loop {
-                server.receive(&mut message);
-                count += 1;
-                server.send(&message, count.is_multiple_of(32));
-                if message[0] == 0 {
-                    break;
+                for _ in 0..WINDOW {
+                    there.take(position, &mut message);
+                    if message[0] == 0 {
+                        return;
+                    }
+                    back.put(position, &message);
+                    position += 1;
                 }
-            }
-            // Until the client has gone.
-            while server.cq.poll_event().is_none() {
-                server.cq.poll(&mut server.completions, 16).unwrap();
+                for count in 0..WINDOW {
+                    server.receive(&mut message);
+                    server.send(&message, count % 32 == 31);
+                }
             }
         },
     )
@@ -302,8 +288,9 @@ fn one_core(mut client: End, mut server: End) {
     pin(0);
     let message = [1; MESSAGE_BYTES];
     let mut copy = [0; MESSAGE_BYTES];
-    let (mut post, mut poll, mut repost) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    let mut times: [Vec<f64>; 3] = Default::default();
     let (batches, batch) = (20_000_u32, 32_u32);
+    let each = |time: Duration| nanos(time, u64::from(batch));
     for _ in 0..batches {
         let start = Instant::now();
         for i in 0..batch {
@@ -324,17 +311,36 @@ fn one_core(mut client: End, mut server: End) {
             server.cq.post_recv(server.qp, RecvWr { wr_id: 0, buffer }).unwrap();
         }
         black_box(&copy);
-        post += posted - start;
-        poll += polled - posted;
-        repost += polled.elapsed();
+        times[0].push(each(posted - start));
+        times[1].push(each(polled - posted));
+        times[2].push(each(polled.elapsed()));
         client.cq.poll(&mut client.completions, 16).unwrap();
         client.completions.clear();
     }
-    let each = |time: Duration| nanos(time, u64::from(batches * batch));
-    println!("one core, per 80 B SEND in batches of {batch}:");
-    println!("  post and flush     {:8.1} ns", each(post));
-    println!("  poll               {:8.1} ns", each(poll));
-    println!("  read and repost    {:8.1} ns", each(repost));
+    println!("one core, per 80 B SEND in batches of {batch}, medians:");
+    for (what, mut times) in ["post and flush", "poll", "read and repost"].iter().zip(times) {
+        times.sort_by(f64::total_cmp);
+        println!("  {what:16} {:6.1} ns", times[times.len() / 2]);
+    }
+}
+
+#[allow(dead_code)]
+fn same_thread(mut client: End, mut server: End) {
+    pin(0);
+    let mut message = [1; MESSAGE_BYTES];
+    let mut t = Vec::new();
+    for i in 0..std::env::var("N").ok().and_then(|n| n.parse().ok()).unwrap_or(20000u64) {
+        let b = Instant::now();
+        for k in 0..10 {
+            client.send(&message, (i * 10 + k) % 32 == 31);
+            server.receive(&mut message);
+            server.send(&message, (i * 10 + k) % 32 == 31);
+            client.receive(&mut message);
+        }
+        t.push(nanos(b.elapsed(), 10));
+    }
+    t.sort_by(f64::total_cmp);
+    println!("same thread rtt {:.1}", t[t.len() / 2]);
 }
 
 /// One-sided WRITEs: one copy each.
@@ -344,7 +350,7 @@ fn writes(mut client: End, mut server: End) {
         let source = client.pd.allocate(len, Access::LOCAL).unwrap();
         let mut plain = vec![0_u8; len];
         let to = RemoteSlice { address: target.remote_address(0), rkey: target.rkey() };
-        let count = (256 << 20) / len;
+        let count = (128 << 20) / len;
         let mut write = |source: &MemoryRegion| {
             let source = Source::Region { region: source.clone(), start: 0, len: len as u64 };
             let op = SendOp::Write(to);
@@ -358,17 +364,16 @@ fn writes(mut client: End, mut server: End) {
             client.completions.clear();
         };
         write(&source);
-        let start = Instant::now();
-        for _ in 0..count {
-            write(&source);
-        }
-        let device = start.elapsed();
-        let start = Instant::now();
-        for _ in 0..count {
-            source.copy_out(0, black_box(&mut plain));
-        }
-        let copy = start.elapsed();
-        let ratio = device.as_secs_f64() / copy.as_secs_f64();
-        println!("  WRITE {len:8} B   {ratio:6.2} x memcpy");
+        let mut ratios: Vec<_> = (0..count)
+            .map(|_| {
+                let start = Instant::now();
+                write(&source);
+                let middle = Instant::now();
+                source.copy_out(0, black_box(&mut plain));
+                (middle - start).as_secs_f64() / middle.elapsed().as_secs_f64()
+            })
+            .collect();
+        ratios.sort_by(f64::total_cmp);
+        println!("  WRITE and its completion, {len:8} B: {:5.2} x memcpy", ratios[count / 2]);
     }
 }

@@ -1,28 +1,77 @@
 //! Shared parts of the end-to-end tests.
 
+pub mod example;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
 
 use rpc_core::service::Dispatch;
 use rpc_core::{Channel, Codec, PollMode, Server};
+
+/// The codecs, each of which every behaviour has to be the same with.
+pub const CODECS: [Codec; 2] = [Codec::Bincode, Codec::Postcard];
+
+/// A `mem://` address that nobody has.
+fn fresh_address() -> String {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    format!("mem://in-process-{}", NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A server of `service` at `address`, with its listener open.
+async fn bound(service: impl Dispatch, address: &str) -> Server {
+    Server::builder()
+        .add_service(service)
+        .poll_mode(PollMode::Event)
+        .bind(address)
+        .await
+        .expect("a fresh mem:// name can be bound")
+}
 
 /// Serves `service` over `mem://` under a name of its own, on the current runtime, and connects.
 ///
 /// # Panics
 /// When the server cannot be bound or connected.
 pub async fn in_process(service: impl Dispatch, codec: Codec) -> Channel {
-    static NAMES: AtomicU64 = AtomicU64::new(0);
-    let address = format!("mem://in-process-{}", NAMES.fetch_add(1, Ordering::Relaxed));
-    let server = Server::builder()
-        .add_service(service)
-        .poll_mode(PollMode::Event)
-        .bind(&address)
-        .await
-        .expect("a fresh mem:// name can be bound");
-    tokio::spawn(server.serve());
+    let address = fresh_address();
+    tokio::spawn(bound(service, &address).await.serve());
+    connect(&address, codec).await
+}
+
+/// Connects to a server of this process.
+///
+/// # Panics
+/// When it cannot be connected.
+pub async fn connect(address: &str, codec: Codec) -> Channel {
     Channel::builder()
         .codec(codec)
         .poll_mode(PollMode::Event)
-        .connect(&address)
+        .connect(address)
         .await
         .expect("a server that has been bound can be connected")
+}
+
+/// Serves `service` on a thread and a runtime of its own, until the process ends; gives the
+/// address. For tests that have no runtime themselves.
+///
+/// # Panics
+/// When the server cannot be bound.
+#[must_use]
+pub fn serve_elsewhere(service: impl Dispatch) -> String {
+    let address = fresh_address();
+    let (ready, wait) = mpsc::channel();
+    let name = address.clone();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime can be built");
+        runtime.block_on(async move {
+            let server = bound(service, &name).await;
+            ready.send(()).expect("the test waits");
+            server.serve().await.expect("the server serves");
+        });
+    });
+    wait.recv().expect("the server is bound");
+    address
 }

@@ -19,10 +19,10 @@ use super::outgoing::{CallHead, Stage, Timed};
 use super::slots::Proof;
 use super::transmit::{Control, Side, tag};
 use super::{
-    CallId, Deadline, Event, Failure, NotStarted, Outcome, Reply, Revoke, Session, SessionError,
+    CallId, Deadline, Event, Failure, NotStarted, Outcome, Revoke, Session, SessionError,
     StartCall, StartError, Timer, Transmit,
 };
-use crate::wire::{self, RequestHead, ResponseHead, WireId};
+use crate::wire::{self, ResponseHead, WireId};
 
 /// Calls of this end.
 impl<W, H> Session<W, H> {
@@ -44,12 +44,12 @@ impl<W, H> Session<W, H> {
             wire::prepend_metadata(&mut body, call.metadata);
         }
         let head = CallHead {
-            method: call.method,
             method_index: call.method_index,
-            signature: call.signature,
-            codec: call.codec,
             no_cancel: call.no_cancel,
+            method: call.method,
+            codec: call.codec,
             has_metadata: !call.metadata.is_empty(),
+            signature: call.signature,
         };
         let id = self.calls.insert(head, body, waiter);
         if let Some(Deadline { at, now }) = call.deadline {
@@ -125,7 +125,7 @@ impl<W, H> Session<W, H> {
             return None;
         }
         let no_cancel = self.calls.head(id.index).no_cancel;
-        if no_cancel && matches!(self.calls.stage(id.index), Stage::Unsent(_)) {
+        if no_cancel && matches!(self.calls.stage(id.index), Stage::Unsent) {
             return self.calls.detach(id);
         }
         let taken = self.calls.remove(id)?;
@@ -135,7 +135,7 @@ impl<W, H> Session<W, H> {
             Stage::Sent(slot) => {
                 self.give_up_slot(slot, true, revoke);
             }
-            Stage::Unsent(_) | Stage::Done(_) | Stage::Free => {}
+            Stage::Free | Stage::Unsent | Stage::Replied { .. } | Stage::Failed { .. } => {}
         }
         self.check_drained();
         taken.waiter
@@ -155,21 +155,15 @@ impl<W, H> Session<W, H> {
         false
     }
 
-    fn finish(&mut self, index: u32, outcome: Outcome) {
-        let (deadline, waiter) = self.calls.finish(index, outcome);
-        self.remove_deadline(deadline);
-        if let Some(waiter) = waiter {
-            self.events.push_back(Event::Wake(waiter));
-        }
-    }
-
     pub(super) fn fail(&mut self, index: u32, reason: Failure, never_sent: bool) {
-        self.finish(index, Outcome::Failed { reason, never_sent });
+        let (deadline, waiter) = self.calls.fail(index, reason, never_sent);
+        self.remove_deadline(deadline);
+        self.events.extend(waiter.map(Event::Wake));
     }
 
     pub(super) fn fail_unsent(&mut self, reason: Failure) {
         for index in self.calls.pending() {
-            if matches!(self.calls.stage(index), Stage::Unsent(_)) {
+            if matches!(self.calls.stage(index), Stage::Unsent) {
                 self.fail(index, reason, true);
             }
         }
@@ -229,21 +223,12 @@ impl<W, H> Session<W, H> {
         remaining_micros: Option<u64>,
     ) -> Option<Transmit> {
         let id = self.slots.take(call.index)?;
-        let (head, mut frame, detached) = self.calls.send(call, id.slot)?;
+        let accepted = self.accepted_by_peer.contains(self.calls.head(call.index).method_index);
+        let (frame, detached) = self.calls.send(call, id, remaining_micros, accepted)?;
         if detached {
             self.slots.abandon(id.slot, false);
             self.remove_deadline(deadline);
         }
-        let accepted = self.accepted_by_peer.contains(head.method_index);
-        let request = RequestHead {
-            id,
-            method: head.method,
-            codec: head.codec,
-            no_cancel: head.no_cancel,
-            remaining_micros,
-            signature: if accepted { None } else { Some(head.signature) },
-        };
-        wire::prepend_request(&mut frame, &request, head.has_metadata);
         Some(Transmit { urgent: false, tag: tag(Side::Request, id), frame })
     }
 
@@ -264,14 +249,18 @@ impl<W, H> Session<W, H> {
         &mut self,
         head: ResponseHead,
         head_bytes: usize,
-        mut message: Message,
+        message: Message,
     ) -> Result<(), SessionError> {
         if let Some(call) = self.slots.settle(head.id, Proof::Response)? {
+            self.calls.reply(call, head.kind, head_bytes, message);
             if head.signature_accepted {
                 self.accepted_by_peer.insert(self.calls.head(call).method_index);
             }
-            message.advance(head_bytes);
-            self.finish(call, Outcome::Reply(Reply { kind: head.kind, message }));
+            let (deadline, waiter) = self.calls.take_interest(call);
+            self.remove_deadline(deadline);
+            if let Some(waiter) = waiter {
+                self.events.push_back(Event::Wake(waiter));
+            }
         }
         self.check_drained();
         Ok(())
@@ -284,16 +273,15 @@ impl<W, H> Session<W, H> {
     }
 
     pub(super) fn expire_outgoing(&mut self, index: u32, revoke: Revoke<'_>) {
-        let never_sent = match *self.calls.stage(index) {
+        let never_sent = match self.calls.stage(index) {
             Stage::Sent(slot) => {
                 let send_cancel = !self.calls.head(index).no_cancel;
                 self.give_up_slot(slot, send_cancel, revoke)
             }
             _ => true,
         };
-        let outcome = Outcome::Failed { reason: Failure::DeadlineExceeded, never_sent };
         // The timer has fired: nothing to remove.
-        let (_, waiter) = self.calls.finish(index, outcome);
+        let (_, waiter) = self.calls.fail(index, Failure::DeadlineExceeded, never_sent);
         self.events.extend(waiter.map(Event::Wake));
     }
 }

@@ -4,7 +4,8 @@
 //! Knows slots only by index; what a slot is worth is in `slots`.
 //!
 //! Invariants:
-//! 1. A call gets exactly one outcome: `finish` on a call that has one does nothing.
+//! 1. A call gets exactly one outcome: a sent call's slot is settled once, and `fail` on a call
+//!    that has its outcome does nothing.
 //! 2. An index is reused only with another generation, so an old id never finds a new call.
 //! 3. A detached call has nobody who waits; it leaves the table when it is sent or fails.
 //! 4. The queue holds every unsent call once, and at most as many stale ids as live ones + 64.
@@ -12,10 +13,12 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
 
-use super::call::{CallId, Outcome};
+use super::call::{CallId, Failure, Outcome, Reply};
 use super::deadlines::TimerKey;
+use crate::wire::{self, ReplyKind, RequestHead, WireId};
 
 /// Stale ids that the queue may hold before it is cleaned.
 const STALE_SLACK: usize = 64;
@@ -25,6 +28,26 @@ const STALE_SLACK: usize = 64;
 pub(super) struct Timed {
     pub(super) at: Instant,
     pub(super) key: TimerKey,
+}
+
+/// Where a call is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stage {
+    Free,
+    /// Waits for a slot, or just for `poll_transmit`.
+    Unsent,
+    /// With the link, under this slot.
+    Sent(u32),
+    /// Waits to be taken; the reply's head takes that many bytes of its message.
+    Replied {
+        kind: ReplyKind,
+        head_bytes: usize,
+    },
+    /// Waits to be taken.
+    Failed {
+        reason: Failure,
+        never_sent: bool,
+    },
 }
 
 /// What a request's header is made of, and what the answer needs to know.
@@ -38,25 +61,18 @@ pub(super) struct CallHead {
     pub(super) has_metadata: bool,
 }
 
-#[derive(Debug)]
-pub(super) enum Stage {
-    Free,
-    /// Waits for a slot, or just for `poll_transmit`.
-    Unsent(OutBuf),
-    /// With the link, under this slot.
-    Sent(u32),
-    /// Waits to be taken.
-    Done(Outcome),
-}
-
+/// Request and reply lie beside the stage, not in it: each is moved once in and once out, which is
+/// what a small call spends its time on.
 #[derive(Debug)]
 struct Call<W> {
     generation: u32,
     detached: bool,
     head: CallHead,
+    stage: Stage,
     deadline: Option<Timed>,
     waiter: Option<W>,
-    stage: Stage,
+    request: Option<OutBuf>,
+    reply: Option<Message>,
 }
 
 /// A call that may go out now.
@@ -98,15 +114,16 @@ impl<W> Calls<W> {
 
     /// Adds a call to the end of the queue.
     #[inline]
-    pub(super) fn insert(&mut self, head: CallHead, body: OutBuf, waiter: Option<W>) -> CallId {
+    pub(super) fn insert(&mut self, head: CallHead, request: OutBuf, waiter: Option<W>) -> CallId {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.make(head),
         };
         let call = &mut self.calls[index as usize];
+        call.request = Some(request);
         call.head = head;
         call.waiter = waiter;
-        call.stage = Stage::Unsent(body);
+        call.stage = Stage::Unsent;
         let id = CallId { index, generation: call.generation };
         self.unsent.push_back(id);
         self.unsent_live += 1;
@@ -119,9 +136,11 @@ impl<W> Calls<W> {
             generation: 1,
             detached: false,
             head,
+            stage: Stage::Free,
             deadline: None,
             waiter: None,
-            stage: Stage::Free,
+            request: None,
+            reply: None,
         });
         index
     }
@@ -134,7 +153,7 @@ impl<W> Calls<W> {
     #[inline]
     pub(super) fn next_unsent(&mut self) -> Option<Ready> {
         while let Some(&id) = self.unsent.front() {
-            if let Some(Call { stage: Stage::Unsent(_), deadline, .. }) = self.find(id) {
+            if let Some(Call { stage: Stage::Unsent, deadline, .. }) = self.find(id) {
                 return Some(Ready { id, deadline: *deadline });
             }
             self.unsent.pop_front();
@@ -142,21 +161,37 @@ impl<W> Calls<W> {
         None
     }
 
-    /// Hands over the body of the call that [`next_unsent`](Self::next_unsent) named. A detached
-    /// call is gone with it; its deadline is then the caller's to remove.
+    /// Hands over the request of the call that [`next_unsent`](Self::next_unsent) named, with its
+    /// head in front, and says whether the call is detached: it is then gone, and its deadline the
+    /// caller's to remove.
     #[inline]
-    pub(super) fn send(&mut self, id: CallId, slot: u32) -> Option<(CallHead, OutBuf, bool)> {
+    pub(super) fn send(
+        &mut self,
+        call: CallId,
+        id: WireId,
+        remaining_micros: Option<u64>,
+        signature_accepted: bool,
+    ) -> Option<(OutBuf, bool)> {
         self.unsent.pop_front();
         self.unsent_live -= 1;
-        let call = &mut self.calls[id.index as usize];
-        let (head, detached) = (call.head, call.detached);
-        let Stage::Unsent(body) = std::mem::replace(&mut call.stage, Stage::Sent(slot)) else {
-            return None;
+        let Call { stage, request, detached, head, .. } = &mut self.calls[call.index as usize];
+        let (detached, has_metadata) = (*detached, head.has_metadata);
+        *stage = Stage::Sent(id.slot);
+        let head = RequestHead {
+            id,
+            method: head.method,
+            codec: head.codec,
+            no_cancel: head.no_cancel,
+            remaining_micros,
+            signature: if signature_accepted { None } else { Some(head.signature) },
         };
+        let mut frame = request.take()?;
+        wire::prepend_request(&mut frame, &head, has_metadata);
         if detached {
-            self.free(id.index);
+            self.calls[call.index as usize].deadline = None;
+            self.free(call.index);
         }
-        Some((head, body, detached))
+        Some((frame, detached))
     }
 
     #[inline]
@@ -169,12 +204,14 @@ impl<W> Calls<W> {
         self.calls.get_mut(id.index as usize).filter(|call| call.generation == id.generation)
     }
 
-    pub(super) fn head(&self, index: u32) -> &CallHead {
-        &self.calls[index as usize].head
+    #[inline]
+    pub(super) fn head(&self, index: u32) -> CallHead {
+        self.calls[index as usize].head
     }
 
-    pub(super) fn stage(&self, index: u32) -> &Stage {
-        &self.calls[index as usize].stage
+    #[inline]
+    pub(super) fn stage(&self, index: u32) -> Stage {
+        self.calls[index as usize].stage
     }
 
     /// Whether the id names a call.
@@ -185,7 +222,9 @@ impl<W> Calls<W> {
     /// Registers who waits; gives back who waited before, or who would wait for nothing.
     pub(super) fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
         match self.find_mut(id) {
-            Some(Call { stage: Stage::Done(_), .. }) | None => Some(waiter),
+            Some(Call { stage: Stage::Replied { .. } | Stage::Failed { .. }, .. }) | None => {
+                Some(waiter)
+            }
             Some(call) => call.waiter.replace(waiter),
         }
     }
@@ -198,47 +237,67 @@ impl<W> Calls<W> {
     #[inline]
     pub(super) fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
         let call = self.find_mut(id)?;
-        if !matches!(call.stage, Stage::Done(_)) {
-            return None;
-        }
-        let stage = std::mem::replace(&mut call.stage, Stage::Free);
+        let outcome = match call.stage {
+            Stage::Replied { kind, head_bytes } => {
+                let mut message = call.reply.take().unwrap_or_default();
+                message.advance(head_bytes);
+                Outcome::Reply(Reply { kind, message })
+            }
+            Stage::Failed { reason, never_sent } => Outcome::Failed { reason, never_sent },
+            Stage::Free | Stage::Unsent | Stage::Sent(_) => return None,
+        };
         self.free(id.index);
-        match stage {
-            Stage::Done(outcome) => Some(outcome),
-            _ => None,
-        }
+        Some(outcome)
     }
 
-    /// Gives a call its outcome (invariant 1). Returns its deadline, to be removed, and who waits,
+    /// The reply to a sent call. Its head takes the message's first `head_bytes`.
+    #[inline]
+    pub(super) fn reply(&mut self, index: u32, kind: ReplyKind, head_bytes: usize, reply: Message) {
+        let call = &mut self.calls[index as usize];
+        call.reply = Some(reply);
+        call.stage = Stage::Replied { kind, head_bytes };
+    }
+
+    /// What the end of a sent call is to be told to: its deadline, to be removed, and who waits,
     /// to be woken.
     #[inline]
-    pub(super) fn finish(&mut self, index: u32, outcome: Outcome) -> (Option<Timed>, Option<W>) {
+    pub(super) fn take_interest(&mut self, index: u32) -> (Option<Timed>, Option<W>) {
         let call = &mut self.calls[index as usize];
-        match std::mem::replace(&mut call.stage, Stage::Free) {
-            kept @ (Stage::Free | Stage::Done(_)) => {
-                call.stage = kept;
-                return (None, None);
-            }
-            Stage::Unsent(_) => self.unsent_live -= 1,
+        (call.deadline.take(), call.waiter.take())
+    }
+
+    /// Ends a call without a reply, unless it has an outcome (invariant 1). Returns its deadline,
+    /// to be removed, and who waits, to be woken.
+    pub(super) fn fail(
+        &mut self,
+        index: u32,
+        reason: Failure,
+        never_sent: bool,
+    ) -> (Option<Timed>, Option<W>) {
+        let call = &mut self.calls[index as usize];
+        match call.stage {
+            Stage::Free | Stage::Replied { .. } | Stage::Failed { .. } => return (None, None),
+            Stage::Unsent => self.unsent_live -= 1,
             Stage::Sent(_) => {}
         }
-        let deadline = call.deadline.take();
-        let waiter = call.waiter.take();
+        call.request = None;
+        call.stage = Stage::Failed { reason, never_sent };
+        let interest = (call.deadline.take(), call.waiter.take());
         if call.detached {
             self.free(index);
-        } else {
-            call.stage = Stage::Done(outcome);
         }
         self.clean_queue();
-        (deadline, waiter)
+        interest
     }
 
     /// Takes a call out of the table, whatever its stage.
     pub(super) fn remove(&mut self, id: CallId) -> Option<Taken<W>> {
         let call = self.find_mut(id)?;
-        let stage = std::mem::replace(&mut call.stage, Stage::Free);
-        let taken = Taken { stage, deadline: call.deadline.take(), waiter: call.waiter.take() };
-        if matches!(taken.stage, Stage::Unsent(_)) {
+        let (deadline, waiter) = (call.deadline.take(), call.waiter.take());
+        let taken = Taken { stage: call.stage, deadline, waiter };
+        call.request = None;
+        call.reply = None;
+        if matches!(taken.stage, Stage::Unsent) {
             self.unsent_live -= 1;
         }
         self.free(id.index);
@@ -249,7 +308,7 @@ impl<W> Calls<W> {
     /// Lets an unsent call go on without anybody who waits (invariant 3).
     pub(super) fn detach(&mut self, id: CallId) -> Option<W> {
         let call = self.find_mut(id)?;
-        debug_assert!(matches!(call.stage, Stage::Unsent(_)), "only unsent calls are detached");
+        debug_assert!(matches!(call.stage, Stage::Unsent), "only unsent calls are detached");
         call.detached = true;
         call.waiter.take()
     }
@@ -258,7 +317,7 @@ impl<W> Calls<W> {
     pub(super) fn pending(&self) -> impl Iterator<Item = u32> + use<W> {
         let pending: Vec<u32> = (0u32..)
             .zip(&self.calls)
-            .filter(|(_, call)| matches!(call.stage, Stage::Unsent(_) | Stage::Sent(_)))
+            .filter(|(_, call)| matches!(call.stage, Stage::Unsent | Stage::Sent(_)))
             .map(|(index, _)| index)
             .collect();
         pending.into_iter()
@@ -269,7 +328,6 @@ impl<W> Calls<W> {
         let call = &mut self.calls[index as usize];
         call.stage = Stage::Free;
         call.detached = false;
-        call.deadline = None;
         call.generation = call.generation.wrapping_add(1);
         self.free.push(index);
     }
@@ -280,7 +338,7 @@ impl<W> Calls<W> {
         if self.unsent.len() > 2 * self.unsent_live + STALE_SLACK {
             let mut queue = std::mem::take(&mut self.unsent);
             queue.retain(|id| {
-                self.find(*id).is_some_and(|call| matches!(call.stage, Stage::Unsent(_)))
+                self.find(*id).is_some_and(|call| matches!(call.stage, Stage::Unsent))
             });
             self.unsent = queue;
         }

@@ -113,7 +113,7 @@ impl<W, H> Session<W, H> {
         }
         self.closed = Some(cause);
         for index in self.calls.pending() {
-            let never_sent = match *self.calls.stage(index) {
+            let never_sent = match self.calls.stage(index) {
                 Stage::Sent(slot) => revoke(tag(Side::Request, self.slots.id(slot))).is_unsent(),
                 _ => true,
             };

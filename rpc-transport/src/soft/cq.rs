@@ -302,18 +302,9 @@ impl SoftCompletionQueue {
             self.own_bell.ring();
         }
     }
-
-    #[inline]
-    fn list_bell(&mut self, handle: QpHandle) {
-        if let Some(qp) = find(&mut self.entries, handle)
-            && !std::mem::replace(&mut qp.bell_listed, true)
-        {
-            self.bells.push(handle.index);
-        }
-    }
 }
 
-#[inline]
+#[inline(always)]
 fn find(entries: &mut [Entry], handle: QpHandle) -> Option<&mut QueuePair> {
     let entry = entries.get_mut(handle.index as usize)?;
     if entry.generation != handle.generation {
@@ -418,23 +409,34 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
-        let unknown = PostError { posted: 0, kind: PostErrorKind::UnknownQp };
-        let result = self.with_qp(qp, |qp, sink| qp.post_send(wrs, sink)).ok_or(unknown)?;
-        self.list_bell(qp);
+        let index = qp.index;
+        let Some(qp) = find(&mut self.entries, qp) else {
+            return Err(PostError { posted: 0, kind: PostErrorKind::UnknownQp });
+        };
+        let before = self.queue.len();
+        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let result = qp.post_send(wrs, &mut sink);
+        if !std::mem::replace(&mut qp.bell_listed, true) {
+            self.bells.push(index);
+        }
+        if self.queue.len() > before {
+            self.fire();
+        }
         result
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
-        let mut wr = Some(wr);
-        let posted = self.with_qp(qp, |qp, sink| match wr.take() {
-            Some(wr) => qp.post_recv(wr, sink),
-            None => Ok(()),
-        });
-        match (posted, wr) {
-            (Some(result), _) => result,
-            (None, Some(wr)) => Err((PostError { posted: 0, kind: PostErrorKind::UnknownQp }, wr)),
-            (None, None) => Ok(()),
+        let refused = |kind, wr| Err((PostError { posted: 0, kind }, wr));
+        let Some(found) = find(&mut self.entries, qp) else {
+            return refused(PostErrorKind::UnknownQp, wr);
+        };
+        if let Err((kind, wr)) = found.post_recv(wr) {
+            return refused(kind, wr);
         }
+        if found.state() == QpState::Error {
+            self.with_qp(qp, QueuePair::flush_recvs);
+        }
+        Ok(())
     }
 
     fn flush(&mut self) {

@@ -162,6 +162,20 @@ impl Head {
         u32::from(self.op as u8) | u32::from(self.flags.0) << 8 | u32::from(self.body_bytes) << 16
     }
 
+    /// Body length of a SEND without immediate that is one packet; `None` for any other.
+    #[inline(always)]
+    pub(super) fn whole_send_bytes(word: u32) -> Option<usize> {
+        const WHOLE: u32 = Op::Send as u32 | (Flags::FIRST.0 as u32 | Flags::LAST.0 as u32) << 8;
+        const ANY_ACK: u32 = (Flags::ACK.0 as u32) << 8;
+        ((word & 0xffff) & !ANY_ACK == WHOLE).then_some((word >> 16) as usize)
+    }
+
+    /// Whether the requester waits for the acknowledgement of an encoded head.
+    #[inline(always)]
+    pub(super) fn wants_ack(word: u32) -> bool {
+        word & (Flags::ACK.0 as u32) << 8 != 0
+    }
+
     /// Decodes; `None` for an unknown operation or a body too short for its extension.
     pub(super) fn decode(word: u32) -> Option<Self> {
         let [op, flags, low, high] = word.to_le_bytes();

@@ -15,7 +15,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::provider::{
-    PostError, PostErrorKind, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Status,
+    PostError, PostErrorKind, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Source,
+    Status,
 };
 
 use super::domain::DomainTable;
@@ -131,23 +132,27 @@ impl QueuePair {
     // ---- posting ----
 
     /// Posts a list of send WRs.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post_send(
         &mut self,
         wrs: &mut [SendWr<'_>],
         sink: &mut Sink<'_>,
     ) -> Result<(), PostError> {
+        let mut result = Ok(());
         for (posted, wr) in wrs.iter_mut().enumerate() {
-            self.post_one(wr, sink).map_err(|kind| PostError { posted, kind })?;
-            wr.source = crate::provider::Source::Empty;
+            if let Err(kind) = self.post_one(wr, sink) {
+                result = Err(PostError { posted, kind });
+                break;
+            }
+            wr.source = Source::Empty;
         }
         if self.requester.has_waiting() {
             self.pump(sink);
         }
-        Ok(())
+        result
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_one(&mut self, wr: &mut SendWr<'_>, sink: &mut Sink<'_>) -> Result<(), PostErrorKind> {
         match self.state {
             QpState::ReadyToSend => self.requester.post(wr, &mut self.wire, &mut self.used)?,
@@ -161,23 +166,18 @@ impl QueuePair {
     }
 
     /// Posts a RECV.
+    #[inline(always)]
     #[allow(clippy::result_large_err, reason = "the WR goes home with the error")]
-    pub(super) fn post_recv(
-        &mut self,
-        wr: RecvWr,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), (PostError, RecvWr)> {
-        let refused = |kind| PostError { posted: 0, kind };
-        if self.state == QpState::Reset {
-            return Err((refused(PostErrorKind::InvalidState(self.state)), wr));
-        }
+    pub(super) fn post_recv(&mut self, wr: RecvWr) -> Result<(), (PostErrorKind, RecvWr)> {
         self.responder
             .post(wr, &mut self.used)
-            .map_err(|(max, wr)| (refused(PostErrorKind::QueueFull(max)), wr))?;
-        if self.state == QpState::Error {
-            self.responder.flush(None, sink, &mut self.used);
-        }
-        Ok(())
+            .map_err(|(max, wr)| (PostErrorKind::QueueFull(max), wr))
+    }
+
+    /// Flushes RECVs posted in ERR.
+    #[cold]
+    pub(super) fn flush_recvs(&mut self, sink: &mut Sink<'_>) {
+        self.responder.flush(None, sink, &mut self.used);
     }
 
     fn pump(&mut self, sink: &mut Sink<'_>) {
@@ -299,10 +299,12 @@ impl QueuePair {
             if count == VISIT_PACKETS || !sink.has_room() {
                 break Ok(false);
             }
-            match take_packet(word, wire, requester, responder, sink, used) {
-                Ok(flags) => ack |= flags.contains(Flags::ACK),
-                Err(refusal) => break Err(refusal),
+            if !take_whole_send(word, wire, responder, sink, used)
+                && let Err(refusal) = take_packet(word, wire, requester, responder, sink, used)
+            {
+                break Err(refusal);
             }
+            ack |= Head::wants_ack(word);
             count += 1;
         };
         if count > 0 {
@@ -367,8 +369,28 @@ impl QueuePair {
     }
 }
 
+/// The short way of what is by far the most common packet: a SEND that is one packet and fits.
+#[inline(always)]
+fn take_whole_send(
+    word: u32,
+    wire: &mut RingWire,
+    responder: &mut Responder,
+    sink: &mut Sink<'_>,
+    used: &mut Slots,
+) -> bool {
+    let Some(len) = Head::whole_send_bytes(word) else { return false };
+    if len > wire.ring.max_body_bytes() {
+        return false;
+    }
+    let Some(landing) = responder.begin_whole_send(len) else { return false };
+    // SAFETY: the landing has room for `len` bytes, in registered memory.
+    unsafe { wire.ring.copy_body(0, landing, len) };
+    wire.ring.consume(len);
+    responder.finish_whole_send(len, sink, used);
+    true
+}
+
 /// Takes one packet off the ring and does what it says.
-#[inline]
 fn take_packet(
     word: u32,
     wire: &mut RingWire,
@@ -376,7 +398,7 @@ fn take_packet(
     responder: &mut Responder,
     sink: &mut Sink<'_>,
     used: &mut Slots,
-) -> Result<Flags, Refusal> {
+) -> Result<(), Refusal> {
     let head = Head::decode(word).ok_or(Refusal::Protocol)?;
     let body_bytes = usize::from(head.body_bytes);
     if body_bytes > wire.ring.max_body_bytes() {
@@ -403,5 +425,5 @@ fn take_packet(
         }
         _ => responder.finish(head, extension, sink, used),
     }
-    Ok(head.flags)
+    Ok(())
 }

@@ -173,7 +173,7 @@ impl Requester {
     }
 
     /// Takes one WR: on the wire at once where that is possible, else to the end of what waits.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post(
         &mut self,
         wr: &mut SendWr<'_>,
@@ -193,7 +193,7 @@ impl Requester {
     }
 
     /// The short way: inline bytes of one packet, copied straight to the wire.
-    #[inline]
+    #[inline(always)]
     fn send_inline(&mut self, wr: &SendWr<'_>, wire: &mut Wire) -> bool {
         let pieces = match &wr.source {
             Source::Empty => [Piece::EMPTY; 2],
@@ -244,7 +244,7 @@ impl Requester {
     }
 
     /// Checks what can be checked at post.
-    #[inline]
+    #[inline(always)]
     fn validate(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let inline = |len: usize| {
             if len > self.max_inline_bytes as usize {

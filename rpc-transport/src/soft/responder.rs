@@ -71,6 +71,19 @@ enum Message {
     Write { memory: Option<Arc<Memory>>, at: usize, left: u64, total: u64, imm: Option<u32> },
 }
 
+/// A RECV, with what its buffer says looked up when it was posted rather than when it is needed.
+#[derive(Debug)]
+struct Posted {
+    wr: RecvWr,
+    at: NonNull<u8>,
+    len: usize,
+    /// The buffer is of another protection domain.
+    foreign: bool,
+}
+
+// SAFETY: `at` points into `wr.buffer`, which is owned here and Send.
+unsafe impl Send for Posted {}
+
 /// An answer owed to the peer.
 #[derive(Debug)]
 enum Answer {
@@ -84,7 +97,7 @@ pub(super) struct Responder {
     handle: QpHandle,
     domain: Arc<DomainTable>,
     max_wr: u32,
-    recvs: VecDeque<RecvWr>,
+    recvs: VecDeque<Posted>,
     message: Message,
     answers: VecDeque<Answer>,
 }
@@ -102,12 +115,28 @@ impl Responder {
             return Err((self.max_wr, wr));
         }
         used.recvs += 1;
-        self.recvs.push_back(wr);
+        let (at, len) = (wr.buffer.as_ptr(), wr.buffer.len());
+        let foreign = wr.buffer.region().domain() != self.domain.id();
+        self.recvs.push_back(Posted { wr, at, len, foreign });
         Ok(())
     }
 
+    /// Whether a SEND of `len` bytes in one packet can be taken in one step; says where it goes.
+    /// If so, [`Responder::finish_whole_send`] must follow.
+    #[inline(always)]
+    pub(super) fn begin_whole_send(&self, len: usize) -> Option<Landing> {
+        let recv = self.recvs.front()?;
+        let fits = len <= recv.len && !recv.foreign && matches!(self.message, Message::None);
+        fits.then_some(recv.at)
+    }
+
+    /// Completes the RECV that [`Responder::begin_whole_send`] has named.
+    #[inline(always)]
+    pub(super) fn finish_whole_send(&mut self, len: usize, sink: &mut Sink<'_>, used: &mut Slots) {
+        self.received(CompletionKind::Recv, len as u64, None, sink, used);
+    }
+
     /// Starts a packet: checks it and says where its payload goes.
-    #[inline]
     pub(super) fn begin(&mut self, head: Head, extension: Extension) -> Result<Landing, Refusal> {
         match (head.op, extension) {
             (Op::Send, _) => self.begin_send(head),
@@ -126,7 +155,6 @@ impl Responder {
         }
     }
 
-    #[inline]
     fn begin_send(&mut self, head: Head) -> Result<Landing, Refusal> {
         let first = head.flags.contains(Flags::FIRST);
         let filled = match self.message {
@@ -135,15 +163,15 @@ impl Responder {
             _ => return Err(Refusal::Protocol),
         };
         let recv = self.recvs.front().ok_or(Refusal::NotReady)?;
-        if recv.buffer.region().domain() != self.domain.id() {
+        if recv.foreign {
             return Err(Refusal::BadBuffer);
         }
-        if filled + head.payload_bytes() > recv.buffer.len() {
+        if filled + head.payload_bytes() > recv.len {
             return Err(Refusal::TooLong);
         }
         self.message = Message::Send { filled };
         // SAFETY: `filled` is at most the buffer's length (checked).
-        Ok(unsafe { recv.buffer.as_ptr().add(filled) })
+        Ok(unsafe { recv.at.add(filled) })
     }
 
     fn begin_write(&mut self, head: Head, span: Span) -> Result<Landing, Refusal> {
@@ -218,7 +246,6 @@ impl Responder {
     }
 
     /// Finishes a packet whose payload has landed.
-    #[inline]
     pub(super) fn finish(
         &mut self,
         head: Head,
@@ -263,7 +290,7 @@ impl Responder {
     }
 
     /// Completes the RECV at the front.
-    #[inline]
+    #[inline(always)]
     fn received(
         &mut self,
         kind: CompletionKind,
@@ -272,7 +299,7 @@ impl Responder {
         sink: &mut Sink<'_>,
         used: &mut Slots,
     ) {
-        let Some(recv) = self.recvs.pop_front() else { return };
+        let Some(Posted { wr: recv, .. }) = self.recvs.pop_front() else { return };
         let completion = Completion {
             qp: self.handle,
             wr_id: recv.wr_id,
@@ -314,7 +341,7 @@ impl Responder {
         self.message = Message::None;
         self.answers.clear();
         let mut status = first.unwrap_or(Status::FlushError);
-        for recv in self.recvs.drain(..) {
+        for Posted { wr: recv, .. } in self.recvs.drain(..) {
             let completion = Completion {
                 qp: self.handle,
                 wr_id: recv.wr_id,

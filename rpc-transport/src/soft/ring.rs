@@ -176,7 +176,7 @@ impl Ring {
     }
 
     /// Publishes a packet. Returns the position after it, or `None` when the ring is full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(
         &mut self,
         op: Op,

@@ -50,7 +50,8 @@ impl Sink<'_> {
     }
 
     /// Delivers a completion; `used` are the slots of its QP.
-    #[inline]
+    // Inlined always, so that a completion is built where it ends up.
+    #[inline(always)]
     pub(super) fn push(&mut self, completion: Completion, frees: Slots, used: &mut Slots) {
         match &mut self.polled {
             // Nothing may overtake what is queued.
@@ -59,7 +60,12 @@ impl Sink<'_> {
                 used.free(frees);
                 list.push(completion);
             }
-            _ => self.queue.push_back(Queued { completion, frees }),
+            _ => self.enqueue(completion, frees),
         }
+    }
+
+    #[cold]
+    fn enqueue(&mut self, completion: Completion, frees: Slots) {
+        self.queue.push_back(Queued { completion, frees });
     }
 }

@@ -1,0 +1,68 @@
+//! How a run fails, in one line: what, where, what to do.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use rpc_core::{ConnectError, ListenError, Status};
+
+/// How a run fails.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EchoError {
+    /// The server cannot listen.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The client cannot connect.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The same, with a hint.
+    #[error("{0}; is `echo server` running there?")]
+    NobodyThere(ConnectError),
+    /// A call failed.
+    #[error("a call failed: {0}")]
+    Call(#[from] Status),
+    /// A reply is not what was sent.
+    #[error("a reply of {got} bytes is not the {sent} bytes that were sent")]
+    WrongReply {
+        /// Bytes of the argument.
+        sent: usize,
+        /// Bytes of the reply.
+        got: usize,
+    },
+    /// The server's process ended before it was ready. It has said why on stderr.
+    #[error("the server process could not start ({0})")]
+    NotStarted(ExitStatus),
+    /// The server's process said nothing.
+    #[error("the server process was not ready within {0:?}")]
+    StartTimeout(Duration),
+    /// The server's process ended while it was called.
+    #[error("the server process ended in the middle of the run ({0})")]
+    ServerEnded(ExitStatus),
+    /// A task panicked.
+    #[error("a task of this program failed: {0}")]
+    Task(#[from] tokio::task::JoinError),
+    /// Ctrl-C or SIGTERM.
+    #[error("interrupted")]
+    Interrupted,
+    /// The system refused something.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl EchoError {
+    /// A refused connection, with the hint that goes with it.
+    pub(crate) fn connect(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Refused { .. } => Self::NobodyThere(error),
+            error => Self::Connect(error),
+        }
+    }
+
+    /// The exit status: 1, and 130 after Ctrl-C, as shells have it.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Interrupted => 130,
+            _ => 1,
+        }
+    }
+}

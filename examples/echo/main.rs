@@ -1,0 +1,98 @@
+//! `cargo run --release --example echo`: a service called from another process.
+//!
+//! `service.rs` has the service, `server.rs` and `client` below the two ends. The rest is what a
+//! program for people needs: options, a table, and a server process that never outlives the run.
+
+mod error;
+mod measure;
+mod options;
+mod process;
+mod report;
+mod server;
+mod service;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use examples::signals::EndSignals;
+use rpc_core::Channel;
+use rpc_core::LinkConfig;
+
+use self::error::EchoError;
+use self::options::{CallOptions, Options, Role, RunOptions};
+use self::process::ServerProcess;
+use self::service::EchoClient;
+
+/// Both ends take messages as large as the largest `--size`, with room for what goes with them.
+const MAX_MESSAGE_BYTES: u64 = 1 << 30;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    examples::logging::init();
+    let options = Options::parse();
+    let outcome = match &options.role {
+        None => run(&options.run).await,
+        Some(Role::Server(options)) => server::serve(options).await,
+        Some(Role::Client(options)) => client(&options.address.to_string(), &options.calls).await,
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn link() -> LinkConfig {
+    LinkConfig::default().max_message_bytes(MAX_MESSAGE_BYTES)
+}
+
+/// Starts a server process, calls it, ends it.
+async fn run(options: &RunOptions) -> Result<(), EchoError> {
+    let mut signals = EndSignals::install()?;
+    let mut server = tokio::select! {
+        started = ServerProcess::start(&options.address, options.calls.poll) => started?,
+        () = signals.next() => return Err(EchoError::Interrupted),
+    };
+    let process = server.id().map_or_else(String::new, |id| format!(", process {id}"));
+    report::line("server", &format!("{}{process}", server.address()))?;
+    let address = server.address().to_owned();
+    let mut outcome = tokio::select! {
+        status = server.ended() => Err(EchoError::ServerEnded(status?)),
+        outcome = client(&address, &options.calls) => outcome,
+        () = signals.next() => Err(EchoError::Interrupted),
+    };
+    // When the server dies, calls fail because of it.
+    if let Err(EchoError::Call(_) | EchoError::Connect(_)) = outcome
+        && let Some(status) = server.just_ended().await
+    {
+        outcome = Err(EchoError::ServerEnded(status));
+    }
+    let stopped = server.stop().await;
+    outcome?;
+    Ok(stopped?)
+}
+
+/// Connects, calls, reports.
+async fn client(address: &str, options: &CallOptions) -> Result<(), EchoError> {
+    let channel = Channel::builder()
+        .codec(options.codec.into())
+        .poll_mode(options.poll.into())
+        .link(link())
+        .connect(address)
+        .await
+        .map_err(EchoError::connect)?;
+    let client = EchoClient::new(channel);
+    report::path(client.channel().path())?;
+    report::heading(options)?;
+    let data: Arc<[u8]> = (0..options.size).map(|byte| byte.to_le_bytes()[0]).collect();
+    for &in_flight in &options.in_flight {
+        let progress = report::progress(options.calls(), in_flight);
+        let row = measure::measure(&client, &data, options.calls(), in_flight, &progress).await;
+        progress.finish_and_clear();
+        report::row(&row?)?;
+    }
+    Ok(())
+}

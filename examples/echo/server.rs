@@ -1,0 +1,51 @@
+//! The server's side: bind, say so, serve until told to end.
+
+use std::io::{self, Read, Write};
+
+use examples::signals::EndSignals;
+use rpc_core::Server;
+use tokio::sync::oneshot;
+
+use super::error::EchoError;
+use super::options::ServerOptions;
+use super::service::{EchoServer, Echoing};
+
+/// Serves until Ctrl-C or SIGTERM.
+pub(crate) async fn serve(options: &ServerOptions) -> Result<(), EchoError> {
+    let signals = EndSignals::install()?;
+    let server = Server::builder()
+        .add_service(EchoServer::new(Echoing))
+        .link(super::link())
+        .poll_mode(options.poll.into())
+        .bind(options.address.to_string())
+        .await?;
+    let mut stdout = io::stdout();
+    writeln!(stdout, "READY {}", server.local_address())?;
+    stdout.flush()?;
+    server.serve_until(end(signals, options.until_stdin_closes)).await?;
+    Ok(())
+}
+
+async fn end(mut signals: EndSignals, with_stdin: bool) {
+    if !with_stdin {
+        return signals.next().await;
+    }
+    // A Ctrl-C at the terminal reaches both processes. The one that started this one decides.
+    tokio::select! {
+        () = signals.terminated() => {}
+        () = stdin_closed() => {}
+    }
+}
+
+/// Waits for the end of stdin, which comes at the latest when its other end's process has died. A
+/// thread of its own reads, because a read cannot be cancelled and must not hold the runtime up.
+async fn stdin_closed() {
+    let (closed, wait) = oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let _closed = closed;
+        let mut stdin = io::stdin().lock();
+        let mut byte = [0];
+        while matches!(stdin.read(&mut byte), Ok(1)) {}
+    });
+    let _ = wait.await;
+}

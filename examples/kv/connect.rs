@@ -1,0 +1,26 @@
+//! Connecting a command to its server.
+
+use rpc_core::Channel;
+use rpc_core::LinkConfig;
+
+use super::cli::ConnectArgs;
+use super::error::CommandError;
+use super::service::{KvClient, MAX_MESSAGE_BYTES};
+
+/// Both ends take the largest value in one message.
+pub(crate) fn link() -> LinkConfig {
+    LinkConfig::default().max_message_bytes(MAX_MESSAGE_BYTES)
+}
+
+/// Connects. Calls end after the timeout that was asked for.
+pub(crate) async fn connect(args: &ConnectArgs) -> Result<KvClient, CommandError> {
+    let channel = Channel::builder()
+        .codec(args.codec.into())
+        .poll_mode(args.poll.into())
+        .link(link())
+        .default_timeout(Some(args.timeout))
+        .connect(args.address.to_string())
+        .await
+        .map_err(CommandError::connect)?;
+    Ok(KvClient::new(channel))
+}

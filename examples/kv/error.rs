@@ -1,0 +1,103 @@
+//! How a command fails, in one line: what, where, what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rpc_core::{CallError, ConnectError, ListenError, Status};
+
+use super::key_path::Printable;
+use super::service::KvError;
+
+/// How a command fails.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    /// The server cannot listen.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No connection.
+    #[error(transparent)]
+    Connect(ConnectError),
+    /// Nobody listens there.
+    #[error("{0}; is `kv serve` running there?")]
+    NobodyThere(ConnectError),
+    /// The store refused.
+    #[error("{}: {error}", Printable(.key))]
+    Refused {
+        /// The key.
+        key: String,
+        /// Why.
+        error: KvError,
+    },
+    /// A call failed.
+    #[error("the call failed: {0}")]
+    Call(#[from] Status),
+    /// A file or directory of the command line.
+    #[error("{}: {error}", path.display())]
+    File {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Nobody reads what is printed any more (`kv list | head`).
+    #[error("the output was closed")]
+    OutputClosed,
+    /// Ctrl-C or SIGTERM.
+    #[error("interrupted")]
+    Interrupted,
+    /// Some files failed; each has been named.
+    #[error("{0} failed, see above")]
+    SomeFailed(String),
+    /// The connection ended in the middle of many calls.
+    #[error("stopped, {done}: {status}")]
+    Stopped {
+        /// How much was done.
+        done: String,
+        /// Why.
+        status: Status,
+    },
+    /// The system refused something.
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl CommandError {
+    /// A failed connection attempt, with the hint that goes with it.
+    pub(crate) fn connect(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Refused { .. } => Self::NobodyThere(error),
+            error => Self::Connect(error),
+        }
+    }
+
+    /// A failed call about a key.
+    pub(crate) fn call(key: &str, error: CallError<KvError>) -> Self {
+        match error {
+            CallError::User(error) => Self::Refused { key: key.to_owned(), error },
+            CallError::Status(status) => Self::Call(status),
+        }
+    }
+
+    /// A failure at a path.
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        |error| Self::File { path: path.to_owned(), error }
+    }
+
+    /// The exit status.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::OutputClosed => 0,
+            Self::Interrupted => 130,
+            _ => 1,
+        }
+    }
+}
+
+impl From<io::Error> for CommandError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::Io(error),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! `kv`: a key-value store in memory, served over RDMA, shared memory or TCP, and its commands.
+//!
+//! | file | what |
+//! |---|---|
+//! | `service.rs` | the service: its methods, types, limits and errors |
+//! | `store.rs` | the map behind it, which knows no calls |
+//! | `serve.rs` | the server |
+//! | `connect.rs`, `commands.rs` | the client: one call each |
+//! | `walk.rs`, `import.rs` | a tree becomes keys |
+//! | `key_path.rs`, `target_dir.rs`, `export.rs` | keys become a tree, and never leave it |
+//! | `transfer.rs` | many files in flight, progress, tally |
+//! | `cli.rs`, `error.rs` | the words at both ends |
+
+mod cli;
+mod commands;
+mod connect;
+mod error;
+mod export;
+mod import;
+mod key_path;
+mod serve;
+mod service;
+mod store;
+mod target_dir;
+#[cfg(test)]
+mod testing;
+mod transfer;
+mod walk;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use examples::signals::EndSignals;
+
+use self::cli::{Cli, Command};
+use self::error::CommandError;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    examples::logging::init();
+    let cli = Cli::parse();
+    let Err(error) = run(&cli.command).await else { return ExitCode::SUCCESS };
+    if !matches!(error, CommandError::OutputClosed) {
+        eprintln!("error: {error}");
+    }
+    ExitCode::from(error.exit_code())
+}
+
+async fn run(command: &Command) -> Result<(), CommandError> {
+    match command {
+        Command::Serve(args) => serve::serve(args).await,
+        Command::Get(args) => commands::get(args).await,
+        Command::Put(args) => commands::put(args).await,
+        Command::Del(args) => commands::del(args).await,
+        Command::Cas(args) => commands::cas(args).await,
+        Command::List(args) => commands::list(args).await,
+        Command::Stats(args) => commands::stats(args).await,
+        Command::Import(args) => until_interrupted(import::import(args)).await,
+        Command::Export(args) => until_interrupted(export::export(args)).await,
+    }
+}
+
+/// Gives up in order at Ctrl-C or SIGTERM: the file that is being written is finished, the rest is
+/// not begun, and the terminal is left clean.
+async fn until_interrupted(
+    work: impl Future<Output = Result<(), CommandError>>,
+) -> Result<(), CommandError> {
+    let mut signals = EndSignals::install()?;
+    tokio::select! {
+        outcome = work => outcome,
+        () = signals.next() => Err(CommandError::Interrupted),
+    }
+}

@@ -1,0 +1,152 @@
+//! `kv serve`: the store behind the service.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use examples::signals::EndSignals;
+use examples::units::{bytes, counted};
+use rpc_core::{Server, ServerBuilder};
+
+use super::cli::ServeArgs;
+use super::error::CommandError;
+use super::service::{Kv, KvError, KvServer, Page, Stats, Value, Version};
+use super::store::Store;
+
+/// The service: each method is one operation of the store. None waits, so none needs a task.
+struct StoreService(Arc<Store>);
+
+impl Kv for StoreService {
+    async fn get(&self, key: &str) -> Result<Value, KvError> {
+        self.0.get(key)
+    }
+
+    async fn put(&self, key: &str, value: &[u8]) -> Result<Version, KvError> {
+        self.0.put(key, value)
+    }
+
+    async fn delete(&self, key: &str) -> Result<Version, KvError> {
+        self.0.delete(key)
+    }
+
+    async fn compare_and_swap(
+        &self,
+        key: &str,
+        expected: Option<Version>,
+        value: &[u8],
+    ) -> Result<Version, KvError> {
+        self.0.compare_and_swap(key, expected, value)
+    }
+
+    async fn list(&self, prefix: &str, after: &str, limit: u32) -> Page {
+        self.0.list(prefix, after, limit)
+    }
+
+    async fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+/// A server of a store, whatever its addresses.
+pub(crate) fn builder(store: &Arc<Store>) -> ServerBuilder {
+    Server::builder()
+        .add_service(KvServer::new(StoreService(Arc::clone(store))))
+        .link(super::connect::link())
+}
+
+/// Serves until Ctrl-C or SIGTERM; a second one does not wait for calls in flight.
+pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
+    let mut signals = EndSignals::install()?;
+    let store = Arc::new(Store::new(args.max_bytes));
+    let server = builder(&store)
+        .poll_mode(args.poll.into())
+        .shards(args.shards)
+        .bind_all(args.addresses.iter().map(ToString::to_string))
+        .await?;
+    let mut stdout = io::stdout();
+    for address in server.local_addresses() {
+        writeln!(stdout, "READY {address}")?;
+    }
+    stdout.flush()?;
+    let handle = server.shutdown_handle();
+    let serving = server.serve();
+    tokio::pin!(serving);
+    tokio::select! {
+        outcome = &mut serving => return Ok(outcome?),
+        () = signals.next() => handle.shutdown(),
+    }
+    eprintln!("stopping; once more to stop at once");
+    tokio::select! {
+        outcome = serving => outcome?,
+        () = signals.next() => return Err(CommandError::Interrupted),
+    }
+    let stats = store.stats();
+    let requests = counted(stats.requests.total(), "request", "requests");
+    let keys = counted(stats.keys, "key", "keys");
+    eprintln!("stopped after {requests}, with {keys} ({})", bytes(stats.bytes));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rpc_core::{CallError, Channel};
+
+    use super::super::connect::link;
+    use super::super::service::{KvClient, MAX_VALUE_BYTES};
+    use super::super::testing::limited;
+    use super::*;
+
+    async fn client(name: &str, max_bytes: Option<u64>) -> KvClient {
+        let address = format!("mem://{name}");
+        let server = builder(&Arc::new(Store::new(max_bytes))).bind(&address).await.unwrap();
+        tokio::spawn(server.serve());
+        KvClient::new(Channel::builder().link(link()).connect(&address).await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn every_method_answers() {
+        limited(async {
+            let kv = client("kv-methods", None).await;
+            let first = kv.put("a", b"1").await.unwrap();
+            let second = kv.compare_and_swap("a", Some(first), b"2").await.unwrap();
+            assert_eq!(kv.get("a").await.unwrap(), Value { version: second, bytes: "2".into() });
+            let page = kv.list("", "", 10).await.unwrap();
+            assert_eq!((page.keys.len(), page.keys[0].version, page.next), (1, second, None));
+            assert_eq!(kv.delete("a").await, Ok(second));
+            let stats = kv.stats().await.unwrap();
+            assert_eq!((stats.keys, stats.requests.total()), (0, 5));
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn refusals_are_errors_of_the_service_and_not_of_the_call() {
+        limited(async {
+            let kv = client("kv-refusals", Some(10)).await;
+            assert_eq!(kv.get("a").await, Err(CallError::User(KvError::NotFound)));
+            assert_eq!(kv.delete("a").await, Err(CallError::User(KvError::NotFound)));
+            let mismatch = KvError::VersionMismatch { current: None };
+            assert_eq!(
+                kv.compare_and_swap("a", Some(Version(1)), b"").await,
+                Err(CallError::User(mismatch))
+            );
+            let full = KvError::Full { used: 0, max: 10, needed: 11 };
+            assert_eq!(kv.put("a", &[0; 10]).await, Err(CallError::User(full)));
+            let bad = KvError::BadKey { bytes: 0, max: 4096 };
+            assert_eq!(kv.put("", b"").await, Err(CallError::User(bad)));
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn values_beyond_the_usual_message_size_pass_whole() {
+        limited(async {
+            const { assert!(MAX_VALUE_BYTES > 100 << 20) };
+            let kv = client("kv-large", None).await;
+            let value: Vec<u8> =
+                (0..100_u32 << 20).map(|at| (at ^ (at >> 8)).to_le_bytes()[0]).collect();
+            kv.put("large", &value).await.unwrap();
+            assert!(kv.get("large").await.unwrap().bytes == value);
+        })
+        .await;
+    }
+}

@@ -1,0 +1,181 @@
+//! The service: what a client may ask of the store, and how a request is refused.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Longest key, bytes: as long as a path.
+pub(crate) const MAX_KEY_BYTES: usize = 4096;
+/// Largest message that both ends take, bytes.
+pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 30;
+/// Largest value, bytes: a message, less ample room for the key and the headers.
+pub(crate) const MAX_VALUE_BYTES: usize = (1 << 30) - (1 << 20);
+/// Most keys of a [`Page`].
+pub(crate) const MAX_PAGE_KEYS: u32 = 1000;
+/// Bytes of keys after which a [`Page`] ends.
+pub(crate) const MAX_PAGE_BYTES: usize = 1 << 20;
+
+/// A map from keys to values. Both are kept in memory; keys are texts of 1 to [`MAX_KEY_BYTES`],
+/// values are bytes, at most [`MAX_VALUE_BYTES`]. Every method is atomic.
+#[rpc_core::service]
+pub(crate) trait Kv {
+    /// The value of a key, and its version.
+    async fn get(&self, key: &str) -> Result<Value, KvError>;
+
+    /// Sets the value of a key, whatever it was. Gives the new version.
+    async fn put(&self, key: &str, value: &[u8]) -> Result<Version, KvError>;
+
+    /// Removes a key. Gives the version that it had.
+    async fn delete(&self, key: &str) -> Result<Version, KvError>;
+
+    /// Sets the value of a key if its version is `expected`; `None` expects that there is no such
+    /// key. Gives the new version.
+    async fn compare_and_swap(
+        &self,
+        key: &str,
+        expected: Option<Version>,
+        value: &[u8],
+    ) -> Result<Version, KvError>;
+
+    /// Keys that begin with `prefix` and come behind `after`, in order, at most `limit` and at most
+    /// [`MAX_PAGE_KEYS`]. Begin with an empty `after`, go on with [`Page::next`].
+    async fn list(&self, prefix: &str, after: &str, limit: u32) -> Page;
+
+    /// What the store holds, and what was asked of it.
+    async fn stats(&self) -> Stats;
+}
+
+/// The version of a key's value. Every change of a key gives it a greater one, also when the key
+/// was deleted in between; not every number is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Version(pub(crate) u64);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Version {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+/// A value and its version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Value {
+    /// The version.
+    pub(crate) version: Version,
+    /// The value.
+    pub(crate) bytes: Bytes,
+}
+
+/// A key in a [`Page`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Listed {
+    /// The key.
+    pub(crate) key: String,
+    /// Its version.
+    pub(crate) version: Version,
+    /// Size of its value, bytes.
+    pub(crate) bytes: u64,
+}
+
+/// Part of a listing: all keys between two, as they were at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Page {
+    /// The keys, in order.
+    pub(crate) keys: Vec<Listed>,
+    /// Where the next page begins; `None` if this is the last.
+    pub(crate) next: Option<String>,
+}
+
+/// Numbers of a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stats {
+    /// Keys.
+    pub(crate) keys: u64,
+    /// Bytes of all keys and values.
+    pub(crate) bytes: u64,
+    /// Most bytes that keys and values may take.
+    pub(crate) max_bytes: Option<u64>,
+    /// Seconds since the start.
+    pub(crate) uptime_seconds: u64,
+    /// Requests since the start.
+    pub(crate) requests: Requests,
+}
+
+/// Requests by method, refused ones included.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Requests {
+    /// `get`.
+    pub(crate) get: u64,
+    /// `put`.
+    pub(crate) put: u64,
+    /// `delete`.
+    pub(crate) delete: u64,
+    /// `compare_and_swap`.
+    pub(crate) compare_and_swap: u64,
+    /// `list`.
+    pub(crate) list: u64,
+}
+
+impl Requests {
+    /// All of them.
+    pub(crate) fn total(&self) -> u64 {
+        self.get + self.put + self.delete + self.compare_and_swap + self.list
+    }
+}
+
+/// Why the store refused a request. Nothing has changed then.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum KvError {
+    /// There is no such key.
+    #[error("no such key")]
+    NotFound,
+    /// The key has another version than expected.
+    #[error("{}", mismatch(*.current))]
+    VersionMismatch {
+        /// Its version; `None` if there is no such key.
+        current: Option<Version>,
+    },
+    /// The key is empty or too long.
+    #[error("a key has 1 to {max} bytes, this one has {bytes}")]
+    BadKey {
+        /// Its length, bytes.
+        bytes: u64,
+        /// The limit, bytes.
+        max: u64,
+    },
+    /// The value is too large.
+    #[error("a value of {bytes} bytes is more than the {max} that one key holds")]
+    TooLarge {
+        /// Its size, bytes.
+        bytes: u64,
+        /// The limit, bytes.
+        max: u64,
+    },
+    /// The store has no room for it.
+    #[error("the store is full: it holds {used} of at most {max} bytes, and needs {needed} more")]
+    Full {
+        /// Bytes of keys and values now.
+        used: u64,
+        /// The limit (`kv serve --max-bytes`).
+        max: u64,
+        /// Bytes that are missing or not, by which the store would grow.
+        needed: u64,
+    },
+}
+
+fn mismatch(current: Option<Version>) -> String {
+    match current {
+        Some(version) => format!("the key has version {version} now"),
+        None => "there is no such key now".to_owned(),
+    }
+}

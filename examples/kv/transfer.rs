@@ -1,0 +1,258 @@
+//! Many files on their way at once: what import and export share.
+//!
+//! Owns the bounds (files and bytes in flight), the progress bar and the tally. Knows neither
+//! files nor keys.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use examples::units::{bytes, count, counted, rate, time};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use indicatif::{ProgressBar, ProgressStyle};
+use rpc_core::{CallError, Channel, Status};
+use tokio::sync::Semaphore;
+
+use super::error::CommandError;
+use super::service::KvError;
+
+/// Bytes of files in flight at once, in units; a larger file goes alone.
+const BUDGET_UNITS: u32 = 1024;
+const UNIT_BYTES: u64 = 64 << 10;
+
+/// What has been done, while it is being done.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    verb: &'static str,
+    total: u64,
+    bar: ProgressBar,
+    budget: Semaphore,
+    started: Instant,
+    files: AtomicU64,
+    dirs: AtomicU64,
+    bytes: AtomicU64,
+    failed: AtomicU64,
+    skipped: AtomicU64,
+}
+
+/// What was moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// A file of so many bytes.
+    File(u64),
+    /// A directory.
+    Dir,
+}
+
+/// Why one file did not make it.
+#[derive(Debug)]
+pub(crate) enum FileError {
+    /// It alone failed: a line for the person.
+    Failed(String),
+    /// It is left out for a good reason: a line for the person.
+    Skipped(String),
+    /// The connection is gone, and with it all the others.
+    Fatal(Status),
+}
+
+impl FileError {
+    /// A failed call about `shown`. Once the connection has ended, no other call will succeed.
+    pub(crate) fn from_call(channel: &Channel, shown: &str, error: CallError<KvError>) -> Self {
+        match error {
+            CallError::Status(status) if channel.close_cause().is_some() => Self::Fatal(status),
+            error => Self::Failed(format!("{shown}: {error}")),
+        }
+    }
+}
+
+impl Transfer {
+    /// Begins with `files` files of `bytes` bytes together to do. `verb` is what has been done to
+    /// them in the end: `imported`.
+    pub(crate) fn new(verb: &'static str, files: u64, bytes: u64) -> Self {
+        let template = "{bar:32} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left  {msg}";
+        let style = ProgressStyle::with_template(template)
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> ");
+        // Not drawn unless stderr is a terminal.
+        let bar = ProgressBar::new(bytes).with_style(style);
+        bar.set_message(format!("0/{}", counted(files, "file", "files")));
+        Self {
+            verb,
+            total: files,
+            bar,
+            budget: Semaphore::new(BUDGET_UNITS as usize),
+            started: Instant::now(),
+            files: AtomicU64::new(0),
+            dirs: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+        }
+    }
+
+    /// Does all the items, `in_flight` at once. `size` says how many bytes one is expected to have,
+    /// `work` does one.
+    ///
+    /// # Errors
+    /// When the connection ends. Everything else is told and counted.
+    pub(crate) async fn run<T, F>(
+        &self,
+        items: impl IntoIterator<Item = T>,
+        in_flight: usize,
+        size: impl Fn(&T) -> u64,
+        work: impl Fn(T) -> F,
+    ) -> Result<(), CommandError>
+    where
+        F: Future<Output = Result<Moved, FileError>>,
+    {
+        let (size, work) = (&size, &work);
+        let outcome = stream::iter(items)
+            .map(Ok)
+            .try_for_each_concurrent(in_flight, |item| async move {
+                let expected = size(&item);
+                let units = expected.div_ceil(UNIT_BYTES).min(BUDGET_UNITS.into());
+                let units = u32::try_from(units).unwrap_or(BUDGET_UNITS);
+                // Never closed, so this only waits.
+                let _budget = self.budget.acquire_many(units).await;
+                match work(item).await {
+                    Ok(moved) => self.done(moved),
+                    Err(FileError::Skipped(line)) => self.skip(&line),
+                    Err(FileError::Failed(line)) => self.fail(&line),
+                    Err(FileError::Fatal(status)) => return Err(status),
+                }
+                self.bar.inc(expected);
+                Ok(())
+            })
+            .await;
+        self.bar.finish_and_clear();
+        outcome.map_err(|status| CommandError::Stopped { done: self.so_far(), status })
+    }
+
+    fn done(&self, moved: Moved) {
+        let Moved::File(bytes) = moved else {
+            self.dirs.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let files = self.files.fetch_add(1, Ordering::Relaxed) + 1;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if !self.bar.is_hidden() {
+            let total = counted(self.total, "file", "files");
+            self.bar.set_message(format!("{}/{total}", count(files)));
+        }
+    }
+
+    /// Tells of a failure that does not end the rest.
+    pub(crate) fn fail(&self, line: &impl Display) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.bar.suspend(|| eprintln!("error: {line}"));
+    }
+
+    /// Tells of something that is left out.
+    pub(crate) fn skip(&self, line: &impl Display) {
+        self.skipped.fetch_add(1, Ordering::Relaxed);
+        self.bar.suspend(|| eprintln!("skipped: {line}"));
+    }
+
+    fn so_far(&self) -> String {
+        let files = self.files.load(Ordering::Relaxed);
+        format!("{} of {} {}", count(files), counted(self.total, "file", "files"), self.verb)
+    }
+
+    /// Prints the last line. `what` is said behind the files: `from a/b`.
+    ///
+    /// # Errors
+    /// [`CommandError::SomeFailed`] if anything did.
+    pub(crate) fn finish(&self, what: &str) -> Result<(), CommandError> {
+        writeln!(io::stdout(), "{}", self.summary(what, self.started.elapsed()))?;
+        match self.failed.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            failed => Err(CommandError::SomeFailed(counted(failed, "entry", "entries"))),
+        }
+    }
+
+    fn summary(&self, what: &str, took: Duration) -> String {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (files, size) = (counted(load(&self.files), "file", "files"), load(&self.bytes));
+        let mut line = format!("{} {files}", self.verb);
+        if load(&self.dirs) > 0 {
+            let dirs = counted(load(&self.dirs), "empty directory", "empty directories");
+            line = format!("{line} and {dirs}");
+        }
+        let (size, rate, took) = (bytes(size), rate(size, took), time(took));
+        line = format!("{line} {what}: {size} in {took} ({rate})");
+        for (counter, word) in [(&self.skipped, "skipped"), (&self.failed, "failed")] {
+            if load(counter) > 0 {
+                line = format!("{line}; {} {word}", count(load(counter)));
+            }
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    async fn run(files: Vec<u64>, in_flight: usize) -> (u64, u64) {
+        let transfer = Transfer::new("moved", files.len() as u64, files.iter().sum());
+        let (now, most_files, most_bytes) = (Cell::new((0, 0)), Cell::new(0), Cell::new(0));
+        let work = |bytes: u64| {
+            let (now, most_files, most_bytes) = (&now, &most_files, &most_bytes);
+            async move {
+                let (files, sum): (u64, u64) = now.get();
+                now.set((files + 1, sum + bytes));
+                most_files.set(most_files.get().max(files + 1));
+                most_bytes.set(most_bytes.get().max(sum + bytes));
+                tokio::task::yield_now().await;
+                let (files, sum) = now.get();
+                now.set((files - 1, sum - bytes));
+                Ok(Moved::File(bytes))
+            }
+        };
+        transfer.run(files, in_flight, |bytes| *bytes, work).await.unwrap();
+        (most_files.get(), most_bytes.get())
+    }
+
+    #[tokio::test]
+    async fn files_and_bytes_in_flight_are_bounded() {
+        let budget = u64::from(BUDGET_UNITS) * UNIT_BYTES;
+        assert_eq!(run(vec![1; 100], 7).await, (7, 7));
+        let (files, bytes) = run(vec![budget / 4; 20], 100).await;
+        assert!(files == 4 && bytes == budget, "{files} {bytes}");
+        // Larger than the budget: alone.
+        assert_eq!(run(vec![5 * budget; 4], 100).await, (1, 5 * budget));
+        assert_eq!(run(vec![0; 10], 100).await, (10, 0));
+    }
+
+    #[tokio::test]
+    async fn a_failed_file_does_not_end_the_rest_and_a_lost_connection_does() {
+        let transfer = Transfer::new("moved", 5, 5);
+        let seen = RefCell::new(Vec::new());
+        let work = |number: u64| {
+            seen.borrow_mut().push(number);
+            async move {
+                match number {
+                    1 => Err(FileError::Failed("one".to_owned())),
+                    2 => Err(FileError::Skipped("two".to_owned())),
+                    4 => Err(FileError::Fatal(Status::unavailable("gone"))),
+                    5 => Ok(Moved::Dir),
+                    number => Ok(Moved::File(number)),
+                }
+            }
+        };
+        transfer.run([1, 2, 3, 5], 1, |_| 1, work).await.unwrap();
+        assert_eq!(
+            transfer.summary("to x", Duration::from_secs(3)),
+            "moved 1 file and 1 empty directory to x: 3 B in 3.00 s (1 B/s); 1 skipped; 1 failed"
+        );
+        let error = transfer.finish("to x").unwrap_err();
+        assert_eq!(error.to_string(), "1 entry failed, see above");
+        let error = transfer.run([4, 3], 1, |_| 1, work).await.unwrap_err();
+        assert_eq!(error.to_string(), "stopped, 1 of 5 files moved: unavailable: gone");
+        assert_eq!(*seen.borrow(), [1, 2, 3, 5, 4]);
+    }
+}

@@ -1,0 +1,437 @@
+//! Values there and back, and bytes that are no values.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
+use std::marker::PhantomData;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::*;
+use crate::shape::{Blob, OwnedBlob, Plain, Put, Take};
+
+/// Those that are compiled in.
+fn codecs() -> impl Iterator<Item = Codec> {
+    [Codec::Bincode, Codec::Postcard].into_iter().filter(|codec| codec.is_compiled_in())
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Everything {
+    numbers: (u8, i16, u32, i64, u128, f32, f64),
+    text: String,
+    letter: char,
+    maybe: Option<Box<Everything>>,
+    list: Vec<Shape>,
+    map: BTreeMap<String, Vec<u16>>,
+    unit: (),
+    new: Newtype,
+    flag: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+enum Shape {
+    Unit,
+    New(i32),
+    Tuple(u8, String),
+    Struct { x: f64, y: Option<f64> },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Newtype(u64);
+
+fn everything() -> Everything {
+    let inner = Everything {
+        numbers: (0, -1, 70_000, i64::MIN, u128::MAX, 1.5, -0.0),
+        text: String::new(),
+        letter: 'ß',
+        maybe: None,
+        list: vec![],
+        map: BTreeMap::new(),
+        unit: (),
+        new: Newtype(u64::MAX),
+        flag: false,
+    };
+    Everything {
+        text: "grüße".to_owned(),
+        maybe: Some(Box::new(inner.clone())),
+        list: vec![
+            Shape::Unit,
+            Shape::New(-5),
+            Shape::Tuple(9, "t".to_owned()),
+            Shape::Struct { x: 0.5, y: Some(f64::MAX) },
+        ],
+        map: BTreeMap::from([("a".to_owned(), vec![1, 2, 300]), ("b".to_owned(), vec![])]),
+        flag: true,
+        ..inner
+    }
+}
+
+fn encoded<T: Serialize + ?Sized>(codec: Codec, value: &T) -> Vec<u8> {
+    let mut out = OutBuf::new();
+    codec.encode(value, &mut out).unwrap();
+    out.to_vec()
+}
+
+fn decode_error<T: DeserializeOwned + Debug>(codec: Codec, bytes: &[u8]) -> CodecErrorKind {
+    codec.decode::<T>(bytes).unwrap_err().kind().clone()
+}
+
+/// A little-endian bincode or postcard count followed by nothing of what it announces.
+fn huge_count(codec: Codec, count: u64) -> Vec<u8> {
+    encoded(codec, &count)
+}
+
+#[test]
+fn values_come_back() {
+    for codec in codecs() {
+        let value = everything();
+        let bytes = encoded(codec, &value);
+        assert_eq!(codec.decode::<Everything>(&bytes), Ok(value), "{codec:?}");
+        assert_eq!(codec.decode::<()>(&encoded(codec, &())), Ok(()));
+    }
+}
+
+#[test]
+fn encodings_do_not_change() {
+    let value = (300_u32, "ab", Some(-1_i64), [1_u16, 2], Shape::Tuple(7, "x".to_owned()));
+    let bytes = Put(&&[9_u8, 8][..], Blob);
+    for codec in codecs() {
+        let number: &[u8] = if codec == Codec::Bincode { &[251, 44, 1] } else { &[172, 2] };
+        let rest = [2, b'a', b'b', 1, 1, 1, 2, 2, 7, 1, b'x'];
+        assert_eq!(encoded(codec, &value), [number, &rest].concat(), "{codec:?}");
+        assert_eq!(encoded(codec, &bytes), [2, 9, 8]);
+    }
+}
+
+#[test]
+fn ids_are_those_of_the_wire_format() {
+    assert_eq!((Codec::Bincode.id(), Codec::Postcard.id()), (1, 2));
+    for codec in codecs() {
+        assert_eq!(Codec::from_id(codec.id()), Ok(codec));
+    }
+    for id in [0, 3, 255] {
+        let error = Codec::from_id(id).unwrap_err();
+        assert_eq!(*error.kind(), CodecErrorKind::UnknownCodec { id });
+    }
+    let missing = CodecErrorKind::NotCompiledIn { codec: Codec::Postcard };
+    assert!(missing.to_string().contains("cargo feature `postcard`"), "{missing}");
+}
+
+#[test]
+fn encoding_appends_and_a_failed_one_leaves_nothing() {
+    for codec in codecs() {
+        let mut out = OutBuf::new();
+        out.extend_from_slice(b"before");
+        codec.encode(&7_u8, &mut out).unwrap();
+        assert_eq!(&*out, b"before\x07");
+        codec.encode(&("written first", vec![(); 1000]), &mut out).unwrap_err();
+        assert_eq!(&*out, b"before\x07");
+    }
+}
+
+#[test]
+fn trailing_bytes_are_refused() {
+    for codec in codecs() {
+        let mut bytes = encoded(codec, &("k", 5_u32));
+        bytes.extend_from_slice(&[0, 0, 0]);
+        let kind = decode_error::<(String, u32)>(codec, &bytes);
+        assert_eq!(kind, CodecErrorKind::TrailingBytes { count: 3 });
+    }
+}
+
+#[test]
+fn a_message_cut_anywhere_is_refused() {
+    for codec in codecs() {
+        let bytes = encoded(codec, &everything());
+        for len in 0..bytes.len() {
+            let error = codec.decode::<Everything>(&bytes[..len]).unwrap_err();
+            assert!(
+                matches!(
+                    error.kind(),
+                    CodecErrorKind::Malformed { .. } | CodecErrorKind::TooManyElements { .. }
+                ),
+                "{codec:?} {len}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn damaged_messages_never_panic() {
+    let seed = RandomState::new().hash_one(0);
+    println!("seed {seed}");
+    let mut state = seed | 1;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 33).unwrap()
+    };
+    for codec in codecs() {
+        let good = encoded(codec, &everything());
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..1 + random() % 4 {
+                let at = random() % bytes.len();
+                bytes[at] = u8::try_from(random() % 256).unwrap();
+            }
+            // Some damage leaves a value: then it has to be a fixed point.
+            if let Ok(value) = codec.decode::<Everything>(&bytes) {
+                let again = encoded(codec, &value);
+                let value_again = codec.decode::<Everything>(&again).unwrap();
+                assert_eq!(format!("{value:?}"), format!("{value_again:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn counts_larger_than_the_message_are_refused_before_they_are_believed() {
+    for codec in codecs() {
+        for count in [1_000_000, u64::from(u32::MAX), u64::MAX / 2, u64::MAX] {
+            let bytes = huge_count(codec, count);
+            let refused = CodecErrorKind::TooManyElements { limit: bytes.len() };
+            assert_eq!(decode_error::<Vec<u64>>(codec, &bytes), refused);
+            assert_eq!(decode_error::<Vec<[u64; 32]>>(codec, &bytes), refused);
+            assert_eq!(decode_error::<Vec<()>>(codec, &bytes), refused);
+            assert_eq!(decode_error::<Vec<PhantomData<u8>>>(codec, &bytes), refused);
+            assert_eq!(decode_error::<HashMap<(), ()>>(codec, &bytes), refused);
+            assert_eq!(decode_error::<HashMap<String, u8>>(codec, &bytes), refused);
+            // Strings and bytes are checked by the format, which must not allocate first.
+            for result in [
+                codec.decode::<String>(&bytes).map(drop),
+                codec.decode::<Box<str>>(&bytes).map(drop),
+                codec.decode_seed(Take::<Vec<u8>, _>::new(Blob), &bytes).map(drop),
+                codec.decode_seed(Take::<Bytes, _>::new(OwnedBlob), &bytes).map(drop),
+                codec.decode::<std::ffi::CString>(&bytes).map(drop),
+            ] {
+                assert!(matches!(result.unwrap_err().kind(), CodecErrorKind::Malformed { .. }));
+            }
+        }
+    }
+}
+
+#[test]
+fn elements_are_counted_over_all_sequences_of_a_message() {
+    for codec in codecs() {
+        // Four times three elements that take nothing, in a message of five bytes.
+        let bytes = encoded(codec, &(3_u8, 3_u8, 3_u8, 3_u8, 0_u8));
+        type Lists = (Vec<()>, Vec<()>, Vec<()>, Vec<()>, u8);
+        let kind = decode_error::<Lists>(codec, &bytes);
+        assert_eq!(kind, CodecErrorKind::TooManyElements { limit: 5 });
+        // As many as there are bytes is fine: honest values need no more.
+        let value = vec![vec![vec![true; 3]; 2]; 2];
+        assert_eq!(codec.decode(&encoded(codec, &value)), Ok(value));
+        let full = vec![7_u8; 1000];
+        assert_eq!(codec.decode(&encoded(codec, &full)), Ok(full));
+    }
+}
+
+#[test]
+fn elements_without_bytes_are_refused_by_the_sender() {
+    for codec in codecs() {
+        let mut out = OutBuf::new();
+        let error = codec.encode(&vec![(); 5], &mut out).unwrap_err();
+        assert_eq!(*error.kind(), CodecErrorKind::TooManyElements { limit: 1 });
+        // What the sender lets through the receiver takes.
+        let few = ("padding", vec![(); 3]);
+        assert_eq!(codec.decode(&encoded(codec, &few)), Ok(("padding".to_owned(), vec![(); 3])));
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Tree(Vec<Tree>);
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Chain {
+    End,
+    Link(Box<Chain>),
+}
+
+/// Runs on a stack much smaller than those of a runtime's workers.
+fn on_a_small_stack(test: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().stack_size(512 * 1024).spawn(test).unwrap().join().unwrap();
+}
+
+#[test]
+fn deep_nesting_is_refused_without_using_the_stack_up() {
+    on_a_small_stack(|| {
+        for codec in codecs() {
+            // Each byte opens one more level: one element, or variant 1.
+            let bytes = vec![1_u8; 1_000_000];
+            assert_eq!(decode_error::<Tree>(codec, &bytes), CodecErrorKind::TooDeep);
+            assert_eq!(decode_error::<Chain>(codec, &bytes), CodecErrorKind::TooDeep);
+        }
+    });
+}
+
+#[test]
+fn the_sender_refuses_what_is_too_deep_for_the_receiver() {
+    fn chain(levels: u32) -> Chain {
+        (0..levels).fold(Chain::End, |chain, _| Chain::Link(Box::new(chain)))
+    }
+    on_a_small_stack(|| {
+        for codec in codecs() {
+            let deepest = chain(MAX_DEPTH - 1);
+            assert_eq!(codec.decode(&encoded(codec, &deepest)), Ok(deepest));
+            let error = codec.encode(&chain(MAX_DEPTH), &mut OutBuf::new()).unwrap_err();
+            assert_eq!(*error.kind(), CodecErrorKind::TooDeep);
+        }
+    });
+}
+
+#[test]
+fn what_a_format_cannot_express_is_refused_by_the_sender() {
+    #[derive(Serialize)]
+    struct Skipping {
+        kept: u8,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        skipped: Option<u8>,
+    }
+    #[derive(Serialize)]
+    struct Flattening {
+        #[serde(flatten)]
+        inner: Newtypes,
+    }
+    #[derive(Serialize)]
+    struct Newtypes {
+        a: u8,
+    }
+    for codec in codecs() {
+        let mut out = OutBuf::new();
+        let skipping = (1, Skipping { kept: 1, skipped: None });
+        let error = codec.encode(&skipping, &mut out).unwrap_err();
+        assert_eq!(*error.kind(), CodecErrorKind::SkippedField);
+        assert_eq!(error.path(), "[1].skipped");
+        let skipping = Skipping { kept: 1, skipped: Some(2) };
+        assert_eq!(encoded(codec, &skipping).len(), 3);
+        let flattening = Flattening { inner: Newtypes { a: 1 } };
+        let error = codec.encode(&flattening, &mut out).unwrap_err();
+        assert_eq!(*error.kind(), CodecErrorKind::UnknownLength);
+        assert!(error.to_string().contains("flatten"), "{error}");
+    }
+}
+
+#[test]
+fn types_that_ask_the_format_are_refused_with_the_reason() {
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Untagged {
+        Number(u32),
+    }
+    for codec in codecs() {
+        let bytes = encoded(codec, &Untagged::Number(5));
+        let kind = decode_error::<Untagged>(codec, &bytes);
+        assert_eq!(kind, CodecErrorKind::NotSelfDescribing);
+        assert!(kind.to_string().contains("untagged"), "{kind}");
+    }
+}
+
+#[test]
+fn an_error_says_where() {
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Outer {
+        id: u8,
+        items: Vec<Item>,
+    }
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Item {
+        flag: bool,
+    }
+    for codec in codecs() {
+        let value = ("k", Outer { id: 0, items: vec![Item { flag: true }, Item { flag: true }] });
+        let mut bytes = encoded(codec, &value);
+        *bytes.last_mut().unwrap() = 2;
+        let error = codec.decode::<(String, Outer)>(&bytes).unwrap_err();
+        assert_eq!(error.path(), "[1].items[1].flag", "{error}");
+        let text = error.describe(&["key", "value"]);
+        assert!(text.starts_with("argument value.items[1].flag: "), "{text}");
+        assert!(error.to_string().starts_with("[1].items[1].flag: "), "{error}");
+    }
+}
+
+#[test]
+fn the_types_own_complaints_are_passed_on() {
+    #[derive(Debug)]
+    struct Picky;
+    impl Serialize for Picky {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom("not today"))
+        }
+    }
+    for codec in codecs() {
+        let error = codec.encode(&(1, Picky), &mut OutBuf::new()).unwrap_err().to_string();
+        // postcard's errors have no room for a text.
+        let reason = if codec == Codec::Bincode { "not today" } else { "the type refuses" };
+        assert!(error.starts_with(&format!("[1]: {reason}")), "{error}");
+    }
+}
+
+#[test]
+fn byte_strings_have_the_same_bytes_either_way() {
+    fn same<T>(value: &T)
+    where
+        T: Serialize + crate::blob::PutBlob,
+    {
+        for codec in codecs() {
+            assert_eq!(encoded(codec, &Put(value, Blob)), encoded(codec, &Put(value, Plain)));
+        }
+    }
+    let long = [200_u8; 300];
+    same(&&long[..]);
+    same(&long.to_vec());
+    same(&Bytes::copy_from_slice(&long));
+    same(&Cow::Borrowed(&long[..]));
+    same(&Box::<[u8]>::from(&long[..]));
+    same(&[251_u8, 252, 253, 0]);
+    same(&Some(vec![1_u8, 2]));
+    same(&None::<Vec<u8>>);
+    same(&vec![Some(vec![1_u8]), None, Some(vec![])]);
+    same(&&[vec![1_u8], vec![]][..]);
+}
+
+#[test]
+fn byte_strings_come_back_in_every_form() {
+    fn back<T>(value: T)
+    where
+        T: crate::blob::PutBlob + crate::blob::TakeOwnedBlob + PartialEq + Debug,
+        for<'a> T: crate::blob::TakeBlob<'a>,
+    {
+        for codec in codecs() {
+            let bytes = encoded(codec, &Put(&value, Blob));
+            assert_eq!(codec.decode_seed(Take::<T, _>::new(Blob), &bytes).unwrap(), value);
+            assert_eq!(codec.decode_seed(Take::<T, _>::new(OwnedBlob), &bytes).unwrap(), value);
+            let cut = &bytes[..bytes.len() - 1];
+            codec.decode_seed(Take::<T, _>::new(Blob), cut).unwrap_err();
+        }
+    }
+    back(vec![1_u8, 2, 255]);
+    back(Bytes::from_static(b"bytes"));
+    back(Box::<[u8]>::from(&b"box"[..]));
+    back([7_u8; 100]);
+    back(Some(vec![0_u8]));
+    back(vec![Some(vec![1_u8, 2]), None]);
+}
+
+#[test]
+fn borrowed_values_lie_in_the_message() {
+    type Borrowed<'a> = (&'a str, &'a [u8], Cow<'a, [u8]>, Cow<'a, str>, Option<&'a [u8]>);
+    for codec in codecs() {
+        let bytes = encoded(codec, &("text", "one", "two", "three", Some("four")));
+        let shapes = (Plain, Blob, Blob, Blob, Blob);
+        let (text, one, two, three, four) =
+            codec.decode_seed(Take::<Borrowed<'_>, _>::new(shapes), &bytes).unwrap();
+        assert_eq!((text, one, four), ("text", &b"one"[..], Some(&b"four"[..])));
+        let (Cow::Borrowed(two), Cow::Borrowed(three)) = (two, three) else {
+            panic!("not borrowed");
+        };
+        assert_eq!((two, three), (&b"two"[..], "three"));
+        let message = bytes.as_ptr_range();
+        for part in [text.as_bytes(), one, two, three.as_bytes(), four.unwrap()] {
+            assert!(message.contains(&part.as_ptr()), "copied");
+        }
+    }
+}

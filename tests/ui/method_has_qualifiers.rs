@@ -1,0 +1,7 @@
+#[rpc_core::service]
+pub trait Mistake {
+    async unsafe fn dangerous(&self);
+    async extern "C" fn foreign(&self);
+}
+
+fn main() {}

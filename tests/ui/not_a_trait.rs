@@ -1,0 +1,4 @@
+#[rpc_core::service]
+pub struct Mistake;
+
+fn main() {}

@@ -1,0 +1,13 @@
+#[rpc_core::service(name = "")]
+pub trait Mistake {
+    #[rpc(version = 99999999999999999999)]
+    async fn a(&self);
+    #[rpc(version = "2")]
+    async fn b(&self);
+    #[rpc(name = "no.dots")]
+    async fn c(&self);
+    #[rpc(name)]
+    async fn d(&self);
+}
+
+fn main() {}

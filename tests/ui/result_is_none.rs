@@ -1,0 +1,7 @@
+#[rpc_core::service]
+pub trait Mistake {
+    #[rpc(result)]
+    async fn call(&self) -> Option<u64>;
+}
+
+fn main() {}
