@@ -61,6 +61,10 @@ impl Connector for VerbsConnector {
                 Err(failure) => last = Some(failure),
             }
         }
+        // Where the machine itself lacks something, that is the thing to know.
+        if let Some(reason) = preflight::first_problem() {
+            return Err(ConnectError::Unavailable { scheme: "rdma", reason });
+        }
         let failure = last.unwrap_or(Failure::Gone);
         Err(failure.into_connect_error(address))
     }

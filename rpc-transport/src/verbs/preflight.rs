@@ -113,14 +113,15 @@ pub fn preflight() -> Report {
     report
 }
 
+/// The most serious thing that this machine lacks, if any.
+pub(super) fn first_problem() -> Option<String> {
+    let findings = preflight().findings.into_iter();
+    findings.filter(|found| found.severity == Severity::Problem).map(|found| found.text).next()
+}
+
 /// Why connecting is impossible, when the connection manager could not be opened.
 pub(super) fn why_unavailable(error: &io::Error) -> String {
-    let report = preflight();
-    let problem = report.findings.into_iter().find(|found| found.severity == Severity::Problem);
-    problem.map_or_else(
-        || format!("the connection manager cannot be used: {error}"),
-        |found| found.text,
-    )
+    first_problem().unwrap_or_else(|| format!("the connection manager cannot be used: {error}"))
 }
 
 impl Report {
