@@ -18,9 +18,12 @@ use super::context::Context;
 use super::ffi::{self, async_event as number};
 use super::service::IdKey;
 
-/// Reads all events; returns the ids whose QPs have received something before their connection was
+/// Reads all events. Returns the ids whose QPs have received something before their connection was
 /// seen to stand.
-pub(super) fn drain(context: &Context) -> Vec<IdKey> {
+///
+/// # Errors
+/// When no more events can come: the device is gone. Its CQs know by then.
+pub(super) fn drain(context: &Context) -> io::Result<Vec<IdKey>> {
     let mut established = Vec::new();
     loop {
         // Zeroed: an event of a port fills only a part of its union.
@@ -30,11 +33,11 @@ pub(super) fn drain(context: &Context) -> Vec<IdKey> {
         if returned != 0 {
             let error = io::Error::last_os_error();
             match error.kind() {
-                io::ErrorKind::WouldBlock => return established,
+                io::ErrorKind::WouldBlock => return Ok(established),
                 io::ErrorKind::Interrupted => continue,
                 _ => {
                     context.fail_all(&format!("asynchronous events cannot be read ({error})"));
-                    return established;
+                    return Err(error);
                 }
             }
         }

@@ -38,7 +38,8 @@ pub(super) struct VerbsDevice {
     next_vector: AtomicI32,
 }
 
-/// Devices stay open once used: so contexts, and the address of a device, are stable.
+/// Devices stay open once used, until they are removed: so contexts, and the address of a device,
+/// are stable.
 static DEVICES: Mutex<Vec<Arc<VerbsDevice>>> = Mutex::new(Vec::new());
 
 /// Every RDMA device that librdmacm can use, opened. Empty when the machine has none.
@@ -54,6 +55,11 @@ pub fn devices() -> Result<Vec<Arc<dyn Device>>, ProviderError> {
 /// The devices opened so far.
 pub(super) fn opened() -> Vec<Arc<VerbsDevice>> {
     DEVICES.lock().clone()
+}
+
+/// The device was removed: nobody finds it any more, and it closes with the last of its objects.
+pub(super) fn forget(gone: &Arc<VerbsDevice>) {
+    DEVICES.lock().retain(|device| !Arc::ptr_eq(device, gone));
 }
 
 impl VerbsDevice {

@@ -63,9 +63,7 @@ impl Dispatcher {
             self.take_events();
             self.run_deadlines();
             for device in with_news {
-                for key in async_events::drain(device.context()) {
-                    self.on_communication_established(key);
-                }
+                self.take_device_events(&device);
             }
         }
     }
@@ -107,6 +105,21 @@ impl Dispatcher {
                     tracing::warn!(%error, "no event from the connection manager");
                     return;
                 }
+            }
+        }
+    }
+
+    fn take_device_events(&mut self, device: &Arc<VerbsDevice>) {
+        match async_events::drain(device.context()) {
+            Ok(established) => {
+                for key in established {
+                    self.on_communication_established(key);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(device = device.context().name(), %error, "device removed");
+                // Its fd would be readable for ever (invariant 2).
+                device::forget(device);
             }
         }
     }

@@ -197,6 +197,8 @@ impl VerbsCompletionQueue {
 
     /// Moves a QP to ERR, and sees to it that everything posted completes.
     fn fail(&mut self, index: u32) {
+        // What is held back would come behind the beacon.
+        debug_assert_ne!(self.batch.qp(), Some(index));
         let Some(entry) = self.slots[index as usize].qp.as_mut() else { return };
         if entry.queues.state() != QpState::Error {
             if let Err(error) = entry.guard.modify_to_error() {
