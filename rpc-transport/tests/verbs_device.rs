@@ -423,6 +423,8 @@ fn attempts_may_be_dropped_at_every_step() {
                 incoming = listener.incoming() => incoming,
             };
             drop(connecting);
+            // The QP is still there, but its id is not: only the listener's and the request's.
+            assert_eq!(settled()["cm_id"], before["cm_id"] + 2);
             drop(incoming);
             // While the server accepts.
             let mut outgoing = connector.resolve(&address).await.unwrap();
