@@ -12,6 +12,8 @@ mod queues;
 mod remote;
 mod seeds;
 mod soft;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 /// Runs the suite for a fixture, in a module of the given name.
 macro_rules! conformance {
@@ -106,3 +108,5 @@ conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
 conformance!(tcp, crate::soft::Tcp);
 conformance!(faulty_mem, crate::soft::FaultyMem);
+#[cfg(feature = "verbs")]
+conformance!(rdma, crate::verbs::Verbs);
