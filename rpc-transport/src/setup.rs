@@ -195,6 +195,7 @@ impl<P: Protocol> Shard<P> {
             if let Err(cause) = connection.post_recv(cq, buffer) {
                 connection.held = false;
                 connection.fail(cq, &cause);
+                state.mark_dirty_key(key);
                 self.finish(state);
                 let (what, message) = ("post the receives", cause.to_string());
                 return Err(ProviderError::Resources { what, message });
