@@ -264,10 +264,9 @@ fn agree(
         reason: error.to_string(),
     };
     let server = Offer::from_reply(&established.private_data).map_err(protocol)?;
-    offer.agree_as_client(&server).map_err(|reject| ConnectError::Rejected {
+    offer.agree_as_client(&server).map_err(|reject| ConnectError::Protocol {
         address: address.clone(),
-        reason: format!("{}: {}", reject.code, reject.text),
-        private_data: Vec::new(),
+        reason: reject.to_string(),
     })
 }
 
