@@ -163,6 +163,54 @@ async fn resolve_rdma(_at: &HostPort, _port: u16) -> Result<Resolved, String> {
     Err("no RDMA in this build".to_owned())
 }
 
+#[cfg(feature = "verbs")]
+async fn resolve_rdma(at: &HostPort, port: u16) -> Result<Resolved, String> {
+    if port == 0 {
+        return Err("the server offers no RDMA".to_owned());
+    }
+    let address = Address::Rdma(HostPort { host: at.host.clone(), port });
+    match tokio::time::timeout(BETTER_WAY_BUDGET, crate::schemes::resolve_rdma(&address)).await {
+        Ok(Ok(resolved)) => Ok(resolved),
+        Ok(Err(error)) => Err(format!("RDMA failed: {error}")),
+        Err(_) => Err(format!("RDMA gave no answer within {BETTER_WAY_BUDGET:?}")),
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+async fn listen_rdma(_at: &HostPort) -> Option<Box<dyn Listener>> {
+    None
+}
+
+/// An RDMA listener at a port of its own, where there is a device.
+#[cfg(feature = "verbs")]
+async fn listen_rdma(at: &HostPort) -> Option<Box<dyn Listener>> {
+    let address = Address::Rdma(HostPort { host: at.host.clone(), port: 0 });
+    match crate::schemes::listen_rdma(&address).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::debug!(%error, "no RDMA for this auto:// address");
+            None
+        }
+    }
+}
+
+fn rdma_port(listener: Option<&dyn Listener>) -> u16 {
+    match listener.map(Listener::local_address) {
+        Some(Address::Rdma(at)) => at.port,
+        _ => 0,
+    }
+}
+
+/// The next request of a listener that may not be there.
+async fn incoming(
+    listener: &mut Option<Box<dyn Listener>>,
+) -> Result<Box<dyn Incoming>, ListenError> {
+    match listener {
+        Some(listener) => listener.incoming().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Opens the TCP port, a shared memory rendezvous beside it, and answers what is asked there.
 ///
 /// # Errors
@@ -176,11 +224,13 @@ pub(crate) async fn listen(at: &HostPort) -> Result<Box<dyn Listener>, ListenErr
             String::new()
         }
     };
-    let answer = Answer { place: Place::here(), shm: name, rdma_port: 0 }.encode();
+    let rdma = listen_rdma(at).await;
+    let rdma_port = rdma_port(rdma.as_deref());
+    let answer = Answer { place: Place::here(), shm: name, rdma_port }.encode();
     let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
     let tcp = listening.map_err(as_asked_to_listen)?;
     let shm = shm.ok().map(|(_, listener)| listener);
-    Ok(Box::new(AutoListener { tcp, shm }))
+    Ok(Box::new(AutoListener { tcp, shm, rdma }))
 }
 
 /// The address as the user wrote it, not the way that was tried.
@@ -233,10 +283,11 @@ fn random() -> u64 {
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// Both listeners as one.
+/// All ways to this server as one listener.
 struct AutoListener {
     tcp: Box<dyn Listener>,
     shm: Option<Box<dyn Listener>>,
+    rdma: Option<Box<dyn Listener>>,
 }
 
 #[async_trait]
@@ -246,12 +297,10 @@ impl Listener for AutoListener {
     }
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
-        let Some(shm) = &mut self.shm else {
-            return self.tcp.incoming().await;
-        };
         tokio::select! {
-            incoming = shm.incoming() => incoming,
-            incoming = self.tcp.incoming() => incoming,
+            request = incoming(&mut self.shm) => request,
+            request = incoming(&mut self.rdma) => request,
+            request = self.tcp.incoming() => request,
         }
     }
 }

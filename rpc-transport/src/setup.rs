@@ -264,9 +264,16 @@ fn agree(
         reason: error.to_string(),
     };
     let server = Offer::from_reply(&established.private_data).map_err(protocol)?;
-    offer.agree_as_client(&server).map_err(|reject| ConnectError::Protocol {
-        address: address.clone(),
-        reason: reject.to_string(),
+    offer.agree_as_client(&server).map_err(|reject| {
+        let address = address.clone();
+        let reason = format!("{}: {}", reject.code, reject.text);
+        match reject.code {
+            RejectCode::VersionMismatch => {
+                ConnectError::Rejected { address, reason, private_data: Vec::new() }
+            }
+            // It has accepted, with an offer that nobody could make.
+            _ => ConnectError::Protocol { address, reason },
+        }
     })
 }
 

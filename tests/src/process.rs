@@ -86,7 +86,8 @@ impl Child {
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         // The signal takes its time; this comes back when the last thread has stopped.
-        let stopped = waitpid(Some(self.raw_pid()), WaitOptions::UNTRACED).expect("it is our child");
+        let stopped =
+            waitpid(Some(self.raw_pid()), WaitOptions::UNTRACED).expect("it is our child");
         assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the child lives");
     }
 
