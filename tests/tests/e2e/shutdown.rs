@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use rpc_core::{Code, PollMode, Server, Status};
+use rpc_core::{Code, ListenError, PollMode, Server, Status};
 use tests::journal::Journal;
 use tests::limit;
 use tests::probe::{Mark, ProbeClient, ProbeServer};
@@ -181,10 +181,12 @@ fn dropping_serve_ends_connections_and_handlers_at_once() {
         let status = held.await.expect_err("the server is gone");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         journal.wait_for(1, Mark::Cancelled, 1).await;
-        // The address is free again.
+        // The address is free again, once the tasks that listened are gone.
         let _ = serving.await;
-        let (again, _) = serve_here(&address).await;
-        drop(again);
+        while let Err(error) = Server::builder().bind(&address).await {
+            assert!(matches!(error, ListenError::InUse { .. }), "{error}");
+            tokio::task::yield_now().await;
+        }
     });
 }
 
