@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rpc_transport::address::{Address, HostPort};
 use rpc_transport::error::ConnectError;
 use rpc_transport::memory::Access;
-use rpc_transport::provider::{Connector, PostErrorKind, QpHandle, QpState, Source, Status};
+use rpc_transport::provider::{Connector, PostErrorKind, QpHandle, QpState, Status};
 use rpc_transport::soft;
 
 use crate::fixture::*;
