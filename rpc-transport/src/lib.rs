@@ -27,3 +27,5 @@ pub mod setup;
 pub mod shard;
 pub mod soft;
 pub mod spin;
+#[cfg(feature = "verbs")]
+pub mod verbs;

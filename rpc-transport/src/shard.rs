@@ -120,8 +120,8 @@ impl<P: Protocol> Shard<P> {
         state.pump_dirty();
         let mut found = None;
         let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
-        loop {
-            match wanted(&mut state.connection(key)?.protocol, &result) {
+        while let Some(connection) = state.connection(key) {
+            match wanted(&mut connection.protocol, &result) {
                 Progress::Done(value) => {
                     found = Some(value);
                     break;
@@ -637,3 +637,6 @@ impl<P: Protocol> fmt::Debug for State<P> {
 fn narrow(index: usize) -> u32 {
     index as u32
 }
+
+#[cfg(test)]
+mod tests;

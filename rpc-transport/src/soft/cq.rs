@@ -156,6 +156,8 @@ impl SoftCompletionQueue {
         qp.attach(wire);
         qp.last_active = clock;
         self.heat(handle);
+        // Not armed with the others, and the peer may have sent already (invariant 2).
+        self.fire();
         Ok(())
     }
 
@@ -494,6 +496,9 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         self.free.push(qp.index);
         self.hot.retain(|index| *index != qp.index);
+        if self.cursor >= self.hot.len() {
+            self.cursor = 0;
+        }
         self.queue.retain(|queued| queued.completion.qp != qp);
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)

@@ -32,6 +32,10 @@ pub(crate) trait Fixture {
         false
     }
 
+    /// Waits until the device has forgotten what was destroyed or dropped, where that happens
+    /// behind the caller's back.
+    fn settle(&self) {}
+
     /// Whether the device lets lkey and rkey differ.
     fn keys_differ(&self) -> bool {
         true

@@ -148,6 +148,7 @@ pub(crate) fn rule11_deregistered_memory_is_not_written(fixture: &dyn Fixture) {
     pair.next_sent(Client);
     assert_eq!(contents(&target), [1; 64]);
     drop(target);
+    fixture.settle();
     assert_refused(&mut pair, SendOp::Write(to));
 }
 
@@ -237,6 +238,7 @@ pub(crate) fn rule15_destroying_with_work_outstanding(fixture: &dyn Fixture) {
     }
     let qp = pair.client.qp;
     pair.client.cq.destroy_qp(qp).unwrap();
+    fixture.settle();
     let home = |pool: &BufferPool| pool.free_count() == pool.count() as usize;
     assert!(home(&pair.client.send_pool), "send buffers are released");
     assert!(home(&pair.client.recv_pool), "RECV buffers are released");
@@ -244,6 +246,7 @@ pub(crate) fn rule15_destroying_with_work_outstanding(fixture: &dyn Fixture) {
     let qp = pair.server.qp;
     pair.server.cq.destroy_qp(qp).unwrap();
     pair.server.got.clear();
+    fixture.settle();
     assert!(home(&pair.server.recv_pool));
 }
 
