@@ -1,11 +1,11 @@
 //! The seam: a provider is an RDMA device.
 //!
 //! Owns the contract between the engine above (link, driver) and a device below: real verbs
-//! ([`crate::verbs`], feature `verbs`) or the software device ([`crate::soft`]). One engine runs on
+//! (`verbs`, behind the feature of that name) or the software device ([`crate::soft`]). One engine runs on
 //! all of them, so a test on the software device tests the engine that runs on a NIC.
 //! Never knows messages, credits or calls.
 //!
-//! Objects: [`Device`] -> [`ProtectionDomain`](crate::memory::ProtectionDomain) ->
+//! Objects: [`Device`] -> [`ProtectionDomain`] ->
 //! [`MemoryRegion`]; [`CompletionQueue`], which also owns its QPs (named by
 //! [`QpHandle`]); and for set-up [`Connector`] -> [`Outgoing`] and [`Listener`] -> [`Incoming`].
 //! A QP sends and receives on one CQ, and posting goes through that CQ's owner: exclusive access
