@@ -22,7 +22,7 @@ use rpc_transport::provider::PeerIdentity;
 use rpc_transport::shard::{ConnectionKey, State};
 use tokio::sync::Notify;
 
-use crate::call::SIGNATURES_DIFFER;
+use crate::call::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::Handler;
@@ -127,6 +127,7 @@ impl Router {
         Status::unimplemented(format!(
             "no method with id {id:#010x} here; the services here are: {offered}"
         ))
+        .with_details(UNKNOWN_METHOD)
     }
 }
 
@@ -190,8 +191,9 @@ impl Handlers {
             return;
         }
         let shard = Arc::clone(&self.shard);
+        // Made here, not in the task: an abort before the task's first poll must be told too.
+        let mut ended = HandlerEnded { shard, key, id, replied: false };
         let task = tokio::spawn(async move {
-            let mut ended = HandlerEnded { shard, key, id, replied: false };
             let reply = std::future::poll_fn(|cx| handler.poll_caught(cx)).await;
             ended.reply(reply);
         });
@@ -263,15 +265,11 @@ impl Peer {
         let outcome = match self.within_limits(reply) {
             Reply::Ok(body) => self.session.reply(id, Answer::Ok(body)),
             Reply::UserError(body) => self.session.reply(id, Answer::UserError(body)),
-            Reply::Status(status) => self.session.reply(
-                id,
-                Answer::Status {
-                    code: status.code().number(),
-                    retryable: status.is_retryable(),
-                    text: status.sent_message(),
-                    details: status.sent_details(),
-                },
-            ),
+            Reply::Status(status) => {
+                let (text, details) = status.sent_within(self.reply_room());
+                let (code, retryable) = (status.code().number(), status.is_retryable());
+                self.session.reply(id, Answer::Status { code, retryable, text, details })
+            }
         };
         if outcome.is_err() {
             tracing::trace!(?id, "a reply came too late for its caller");
@@ -280,7 +278,7 @@ impl Peer {
 
     fn within_limits(&self, reply: Reply) -> Reply {
         let (Reply::Ok(body) | Reply::UserError(body)) = &reply else { return reply };
-        match self.too_large(body.len()) {
+        match self.reply_too_large(body.len()) {
             None => reply,
             Some(why) => Reply::Status(Status::resource_exhausted(format!("the reply {why}"))),
         }

@@ -43,8 +43,6 @@ fn main() {
         println!("  shm, {idle:4} idle connections {}", summary(&windows));
     }
     let (client, server) = runtime.block_on(pair(&shm, 0));
-    same_thread(client, server);
-    let (client, server) = runtime.block_on(pair(&shm, 0));
     one_core(client, server);
     let (client, server) = runtime.block_on(pair(&shm, 0));
     writes(client, server);
@@ -322,25 +320,6 @@ fn one_core(mut client: End, mut server: End) {
         times.sort_by(f64::total_cmp);
         println!("  {what:16} {:6.1} ns", times[times.len() / 2]);
     }
-}
-
-#[allow(dead_code)]
-fn same_thread(mut client: End, mut server: End) {
-    pin(0);
-    let mut message = [1; MESSAGE_BYTES];
-    let mut t = Vec::new();
-    for i in 0..std::env::var("N").ok().and_then(|n| n.parse().ok()).unwrap_or(20000u64) {
-        let b = Instant::now();
-        for k in 0..10 {
-            client.send(&message, (i * 10 + k) % 32 == 31);
-            server.receive(&mut message);
-            server.send(&message, (i * 10 + k) % 32 == 31);
-            client.receive(&mut message);
-        }
-        t.push(nanos(b.elapsed(), 10));
-    }
-    t.sort_by(f64::total_cmp);
-    println!("same thread rtt {:.1}", t[t.len() / 2]);
 }
 
 /// One-sided WRITEs: one copy each.

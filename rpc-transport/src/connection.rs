@@ -193,6 +193,7 @@ impl<P: Protocol> Connection<P> {
         pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
         // An unknown QP here would be one destroyed already, which leaves nothing to flush.
         let _ = cq.modify_to_error(pipe.qp);
+        post_beacon(cq, pipe);
         if self.cause.is_none() {
             self.cause = Some(cause.clone());
             self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
@@ -441,6 +442,22 @@ fn post(
     let wr_id = u64::from(pipe.posted_send) << TOKEN_BITS | transmit.token;
     let wr = SendWr { wr_id, op, signaled: transmit.signaled, source };
     cq.post_send(pipe.qp, &mut [wr]).map_err(|error| CloseCause::Device(error.to_string().into()))
+}
+
+/// Posts one more SEND to a QP in ERR: when it is flushed, so is all that was posted before, also
+/// what was sent unsignaled and will never complete by itself.
+#[cold]
+fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
+    if pipe.posted_send == pipe.retired_send {
+        return;
+    }
+    let sequence = (pipe.posted_send + 1) & SEQUENCE_MASK;
+    let wr_id = u64::from(sequence) << TOKEN_BITS;
+    let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
+    // If it cannot be posted, the drain ends after its limit.
+    if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
+        pipe.posted_send = sequence;
+    }
 }
 
 /// Copies a frame into a registered send buffer. There is one for each slot of the SQ.

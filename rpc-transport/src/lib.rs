@@ -5,12 +5,14 @@
 
 pub mod address;
 pub mod arena;
+mod auto;
 pub mod config;
 mod connection;
 pub mod credit;
 mod doorbell;
 pub mod driver;
 pub mod error;
+pub mod fault;
 pub mod frame;
 pub mod handshake;
 pub mod link;

@@ -29,10 +29,8 @@ pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
         Address::ShmName(_) | Address::ShmPath(_) => {
             soft::ShmConnector::default().resolve(address).await?
         }
-        Address::Tcp(_) | Address::Auto(_) => {
-            let reason = "this scheme is not built yet".to_owned();
-            return Err(ConnectError::Unavailable { scheme: address.scheme(), reason });
-        }
+        Address::Tcp(_) => soft::TcpConnector.resolve(address).await?,
+        Address::Auto(at) => return crate::auto::resolve(at).await,
         Address::Rdma(_) => return resolve_rdma(address).await,
     };
     let reason = format!("{}:// was asked for", address.scheme());
@@ -47,10 +45,8 @@ pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError>
     match address {
         Address::Mem(name) => soft::listen_mem(name),
         Address::ShmName(_) | Address::ShmPath(_) => soft::listen_shm(address),
-        Address::Tcp(_) | Address::Auto(_) => {
-            let reason = "this scheme is not built yet".to_owned();
-            Err(ListenError::Unavailable { scheme: address.scheme(), reason })
-        }
+        Address::Tcp(at) => soft::listen_tcp(at, None).await,
+        Address::Auto(at) => crate::auto::listen(at).await,
         Address::Rdma(_) => listen_rdma(address).await,
     }
 }
@@ -61,23 +57,23 @@ const NO_VERBS: &str = "this program was built without the `verbs` feature; buil
                         pkg-config), or use auto://, shm:// or tcp://";
 
 #[cfg(not(feature = "verbs"))]
-async fn resolve_rdma(_address: &Address) -> Result<Resolved, ConnectError> {
+pub(crate) async fn resolve_rdma(_address: &Address) -> Result<Resolved, ConnectError> {
     Err(ConnectError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
 }
 
 #[cfg(not(feature = "verbs"))]
-async fn listen_rdma(_address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+pub(crate) async fn listen_rdma(_address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     Err(ListenError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
 }
 
 #[cfg(feature = "verbs")]
-async fn resolve_rdma(address: &Address) -> Result<Resolved, ConnectError> {
+pub(crate) async fn resolve_rdma(address: &Address) -> Result<Resolved, ConnectError> {
     let outgoing = crate::verbs::VerbsConnector::default().resolve(address).await?;
     let reason = "rdma:// was asked for".to_owned();
     Ok(Resolved { outgoing, address: address.clone(), reason })
 }
 
 #[cfg(feature = "verbs")]
-async fn listen_rdma(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+pub(crate) async fn listen_rdma(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     crate::verbs::listen(address, crate::verbs::SetupOptions::default()).await
 }

@@ -120,8 +120,8 @@ impl<P: Protocol> Shard<P> {
         state.pump_dirty();
         let mut found = None;
         let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
-        loop {
-            match wanted(&mut state.connection(key)?.protocol, &result) {
+        while let Some(connection) = state.connection(key) {
+            match wanted(&mut connection.protocol, &result) {
                 Progress::Done(value) => {
                     found = Some(value);
                     break;
@@ -407,7 +407,8 @@ impl<P: Protocol> State<P> {
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let earliest = self.deadlines.peek().map(|Reverse((at, _))| *at);
         let sooner = earliest.is_some_and(|at| until.is_none_or(|until| at < until));
-        if !sooner && self.effects.is_empty() {
+        // Whoever polls takes events that the sleeping driver armed for: it must arm again.
+        if !sooner && self.effects.is_empty() && !self.caller_progress {
             return None;
         }
         self.take_driver_waker()
@@ -636,3 +637,6 @@ impl<P: Protocol> fmt::Debug for State<P> {
 fn narrow(index: usize) -> u32 {
     index as u32
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,8 @@ use super::wire::Wire;
 
 /// Visits without anything happening, over all hot QPs together, after which one leaves the list.
 const QUIET_VISITS: u64 = 16 * 1024;
+/// A visit that makes a system call counts as so many.
+const COSTLY: u64 = 512;
 /// A poll looks for events of QPs outside the hot list once in so many times.
 const EVENTS_EVERY: u64 = 64;
 /// Events taken from the epoll set at a time.
@@ -44,7 +46,7 @@ const EVENT_BATCH: usize = 64;
 /// What an event of the epoll set is about.
 const KIND_OWN_BELL: u64 = 0;
 const KIND_QP_BELL: u64 = 1;
-const KIND_HANGUP: u64 = 2;
+const KIND_SOCKET: u64 = 2;
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -66,6 +68,8 @@ pub(super) struct SoftCompletionQueue {
     bells: Vec<u32>,
     queue: VecDeque<Queued>,
     events: VecDeque<QpEvent>,
+    /// What tcp wires read into.
+    scratch: Vec<u8>,
     epoll: OwnedFd,
     own_bell: Bell,
     armed: bool,
@@ -94,6 +98,7 @@ impl SoftCompletionQueue {
             bells: Vec::new(),
             queue: VecDeque::new(),
             events: VecDeque::new(),
+            scratch: Vec::new(),
             epoll,
             own_bell,
             armed: false,
@@ -135,15 +140,24 @@ impl SoftCompletionQueue {
     pub(super) fn attach(&mut self, handle: QpHandle, wire: Wire) -> Result<(), ProviderError> {
         let clock = self.clock;
         let qp = find(&mut self.entries, handle).ok_or(ProviderError::UnknownQp)?;
-        if let Wire::Ring(ring) = &wire {
-            watch(&self.epoll, ring.own_bell.as_fd(), KIND_QP_BELL, handle, EventFlags::IN)?;
-            if let Some(socket) = ring.socket() {
-                watch(&self.epoll, socket, KIND_HANGUP, handle, EventFlags::RDHUP)?;
+        match &wire {
+            Wire::None => {}
+            Wire::Ring(ring) => {
+                watch(&self.epoll, ring.own_bell.as_fd(), KIND_QP_BELL, handle, EventFlags::IN)?;
+                if let Some(socket) = ring.socket() {
+                    watch(&self.epoll, socket, KIND_SOCKET, handle, EventFlags::RDHUP)?;
+                }
+            }
+            Wire::Tcp(tcp) => {
+                let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP;
+                watch(&self.epoll, tcp.socket(), KIND_SOCKET, handle, flags)?;
             }
         }
         qp.attach(wire);
         qp.last_active = clock;
         self.heat(handle);
+        // Not armed with the others, and the peer may have sent already (invariant 2).
+        self.fire();
         Ok(())
     }
 
@@ -185,7 +199,7 @@ impl SoftCompletionQueue {
             }
             let index = self.hot[at];
             let Some(qp) = self.entries[index as usize].qp.as_deref_mut() else { continue };
-            let visit = qp.visit(&mut sink, &mut self.events);
+            let visit = qp.visit(&mut sink, &mut self.events, &mut self.scratch);
             if visit.bell && !std::mem::replace(&mut qp.bell_listed, true) {
                 self.bells.push(index);
             }
@@ -193,7 +207,7 @@ impl SoftCompletionQueue {
                 active = true;
                 qp.last_active = self.clock;
             } else {
-                cooling |= self.clock - qp.last_active > quiet;
+                cooling |= self.clock - qp.last_active > patience(qp, quiet);
             }
         }
         if cooling {
@@ -212,7 +226,7 @@ impl SoftCompletionQueue {
         let Self { hot, entries, .. } = self;
         for index in hot.iter() {
             match entries[*index as usize].qp.as_deref_mut() {
-                Some(qp) if clock - qp.last_active > quiet => qp.arm(),
+                Some(qp) if clock - qp.last_active > patience(qp, quiet) => qp.arm(),
                 _ => {}
             }
         }
@@ -220,7 +234,7 @@ impl SoftCompletionQueue {
         hot.retain(|index| {
             let entry = &mut entries[*index as usize];
             let Some(qp) = entry.qp.as_deref_mut() else { return false };
-            qp.hot = clock - qp.last_active <= quiet || qp.has_work();
+            qp.hot = clock - qp.last_active <= patience(qp, quiet) || qp.has_work();
             qp.hot
         });
     }
@@ -235,7 +249,9 @@ impl SoftCompletionQueue {
         for index in self.bells.drain(..) {
             if let Some(qp) = self.entries[index as usize].qp.as_deref_mut() {
                 qp.bell_listed = false;
-                qp.wire().ring_bell();
+                if qp.ring_bell() && !std::mem::replace(&mut qp.hot, true) {
+                    self.hot.push(index);
+                }
             }
         }
     }
@@ -271,7 +287,7 @@ impl SoftCompletionQueue {
         };
         if let Some(qp) = find(&mut self.entries, handle) {
             match data & 0xff {
-                KIND_HANGUP => qp.wire().on_hangup(),
+                KIND_SOCKET => qp.wire().on_hangup(),
                 _ => qp.on_bell(),
             }
         }
@@ -302,6 +318,12 @@ impl SoftCompletionQueue {
             self.own_bell.ring();
         }
     }
+}
+
+/// Polls without anything happening after which a QP leaves the hot list.
+#[inline]
+fn patience(qp: &QueuePair, quiet: u64) -> u64 {
+    if qp.is_costly() { quiet / COSTLY } else { quiet }
 }
 
 #[inline(always)]
@@ -376,7 +398,11 @@ impl CompletionQueue for SoftCompletionQueue {
         let polled = completions.len() - start;
         if polled > 0 {
             self.armed = false;
-        } else if disturbed {
+            return Ok(polled);
+        }
+        // The owner may sleep now, so nothing that a peer waits for stays behind.
+        self.ring_bells();
+        if disturbed {
             self.fire();
         }
         Ok(polled)
@@ -470,6 +496,9 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         self.free.push(qp.index);
         self.hot.retain(|index| *index != qp.index);
+        if self.cursor >= self.hot.len() {
+            self.cursor = 0;
+        }
         self.queue.retain(|queued| queued.completion.qp != qp);
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)

@@ -7,19 +7,22 @@
 //! | file | idea |
 //! |---|---|
 //! | `cq` | which QPs are visited, what makes the event fd readable |
-//! | `queue_pair`, `requester`, `responder`, `sink` | the engine |
+//! | `queue_pair`, `requester`, `responder`, `parties`, `sink` | the engine |
 //! | `packet` | what one QP says to the other, on any wire |
 //! | `domain`, `mapping` | keys and registered memory |
 //! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
 //! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
-//! | `setup`, `pending`, `mem`, `shm`, `socket` | connecting |
+//! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
+//! | `setup`, `pending`, `mem`, `shm`, `socket`, `tcp` | connecting |
 
 mod bell;
 mod cq;
 mod domain;
 mod mapping;
 mod mem;
+mod outbox;
 mod packet;
+mod parties;
 mod pending;
 mod queue_pair;
 mod regions;
@@ -30,8 +33,10 @@ mod setup;
 mod shm;
 mod sink;
 mod socket;
+mod tcp;
 mod wire;
 mod wire_ring;
+mod wire_tcp;
 
 use std::sync::{Arc, LazyLock};
 
@@ -40,6 +45,7 @@ use crate::provider::{Capabilities, CompletionQueue, Device, DeviceAttributes, P
 
 pub use mem::{MemConnector, listen_mem};
 pub use shm::{ShmConnector, listen_shm};
+pub use tcp::{ProbeAnswer, TcpConnector, listen_tcp};
 
 /// Most inline bytes of one WR. Posting copies into the wire anyway, so there is no reason for a
 /// small limit.
@@ -104,5 +110,11 @@ pub fn mem_device() -> &'static Arc<dyn Device> {
 /// The device behind `shm://`.
 pub fn shm_device() -> &'static Arc<dyn Device> {
     static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| SoftDevice::open("soft-shm"));
+    &DEVICE
+}
+
+/// The device behind `tcp://`.
+pub fn tcp_device() -> &'static Arc<dyn Device> {
+    static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| SoftDevice::open("soft-tcp"));
     &DEVICE
 }

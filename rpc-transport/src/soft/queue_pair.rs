@@ -20,9 +20,10 @@ use crate::provider::{
 };
 
 use super::domain::DomainTable;
-use super::packet::{Flags, Head, Op};
+use super::packet::{Head, Op};
+use super::parties::Parties;
 use super::requester::Requester;
-use super::responder::{Landing, Refusal, Responder};
+use super::responder::{Refusal, Responder};
 use super::sink::{Sink, Slots};
 use super::wire::Wire;
 use super::wire_ring::RingWire;
@@ -41,6 +42,7 @@ pub(super) struct Visit {
 
 /// A queue pair.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct QueuePair {
     // First, so that it is dropped before the memory that it may point into.
     wire: Wire,
@@ -59,6 +61,9 @@ pub(super) struct QueuePair {
     gone: bool,
     /// An event says that there is more to look at than the next packet.
     attention: bool,
+    /// Packets that the next visit takes in. A lone packet is delivered without a look at the next
+    /// slot: the peer may be about to write it, and the look would wait for the line.
+    burst: usize,
     /// The peer has been asked for a doorbell.
     armed: bool,
     /// The CQ visits this QP in every poll.
@@ -84,6 +89,7 @@ impl QueuePair {
             closing: false,
             gone: false,
             attention: true,
+            burst: 1,
             armed: false,
             hot: false,
             bell_listed: false,
@@ -233,20 +239,24 @@ impl QueuePair {
 
     /// Takes in what the peer sent, completes what it accepted, sends what waits.
     #[inline]
-    pub(super) fn visit(&mut self, sink: &mut Sink<'_>, events: &mut VecDeque<QpEvent>) -> Visit {
+    pub(super) fn visit(
+        &mut self,
+        sink: &mut Sink<'_>,
+        events: &mut VecDeque<QpEvent>,
+        scratch: &mut Vec<u8>,
+    ) -> Visit {
         let attention = std::mem::take(&mut self.attention);
         if attention && !self.closing {
             self.closing = self.wire.peer_gone();
         }
         let mut visit = Visit::default();
         if self.state != QpState::ReadyToSend {
-            if self.closing {
-                self.lost(sink, events);
-            }
+            self.visit_failed(sink, events, scratch);
             return visit;
         }
         let drained = match &mut self.wire {
             Wire::Ring(_) => self.receive_ring(sink, &mut visit),
+            Wire::Tcp(_) => self.receive_tcp(attention, sink, &mut visit, scratch),
             Wire::None => true,
         };
         if self.state == QpState::ReadyToSend {
@@ -271,6 +281,23 @@ impl QueuePair {
         visit
     }
 
+    /// In ERR only the peer's end is of interest.
+    #[cold]
+    fn visit_failed(
+        &mut self,
+        sink: &mut Sink<'_>,
+        events: &mut VecDeque<QpEvent>,
+        scratch: &mut Vec<u8>,
+    ) {
+        if let Wire::Tcp(wire) = &mut self.wire {
+            wire.linger(scratch);
+            self.closing |= wire.has_ended();
+        }
+        if self.closing {
+            self.lost(sink, events);
+        }
+    }
+
     /// Completes what the peer has accepted; whether anything was.
     fn collect(&mut self, sink: &mut Sink<'_>) -> bool {
         let before = self.requester.outstanding();
@@ -287,26 +314,28 @@ impl QueuePair {
     /// Takes packets off the ring; whether it is empty.
     #[inline]
     fn receive_ring(&mut self, sink: &mut Sink<'_>, visit: &mut Visit) -> bool {
-        let Self { wire: Wire::Ring(wire), requester, responder, used, .. } = self else {
+        let Self { wire: Wire::Ring(wire), requester, responder, used, burst, .. } = self else {
             return true;
         };
         if self.stopped {
             return true;
         }
+        let mut parties = Parties { requester, responder, sink, used };
         let (mut count, mut ack) = (0, false);
         let outcome = loop {
-            let Some(word) = wire.ring.peek() else { break Ok(true) };
-            if count == VISIT_PACKETS || !sink.has_room() {
+            if count == *burst || !parties.has_room() {
                 break Ok(false);
             }
-            if !take_whole_send(word, wire, responder, sink, used)
-                && let Err(refusal) = take_packet(word, wire, requester, responder, sink, used)
+            let Some(word) = wire.ring.peek() else { break Ok(true) };
+            if !take_whole_send(word, wire, &mut parties)
+                && let Err(refusal) = take_packet(word, wire, &mut parties)
             {
                 break Err(refusal);
             }
             ack |= Head::wants_ack(word);
             count += 1;
         };
+        *burst = if count == *burst { (2 * count).min(VISIT_PACKETS) } else { 1 };
         if count > 0 {
             visit.active = true;
             if ack || wire.ring.owes_much() {
@@ -318,6 +347,34 @@ impl QueuePair {
             self.refuse(refusal, sink);
             true
         })
+    }
+
+    /// Takes frames off the stream; whether nothing is left to be read.
+    fn receive_tcp(
+        &mut self,
+        attention: bool,
+        sink: &mut Sink<'_>,
+        visit: &mut Visit,
+        scratch: &mut Vec<u8>,
+    ) -> bool {
+        let Self { wire: Wire::Tcp(wire), requester, responder, used, .. } = self else {
+            return true;
+        };
+        let received = wire.receive(&mut Parties { requester, responder, sink, used }, scratch);
+        // The event may have said that there is room to write.
+        visit.bell |= attention || wire.owes_ack();
+        self.closing |= wire.has_ended();
+        match received {
+            Ok(taken) => {
+                visit.active |= taken.any;
+                taken.drained
+            }
+            Err(refusal) => {
+                visit.active = true;
+                self.refuse(refusal, sink);
+                true
+            }
+        }
     }
 
     // ---- arming ----
@@ -364,29 +421,36 @@ impl QueuePair {
                 (!self.stopped && wire.ring.has_packet())
                     || (self.requester.awaits_peer() && wire.ring.has_news())
             }
+            Wire::Tcp(wire) => wire.has_work(),
             Wire::None => false,
         }
+    }
+
+    /// Whether a visit costs a system call, so that it must not be made for long without success.
+    pub(super) fn is_costly(&self) -> bool {
+        matches!(self.wire, Wire::Tcp(_))
+    }
+
+    /// Ends a batch on the wire; whether WRs wait that no event of the peer will start.
+    #[inline]
+    pub(super) fn ring_bell(&mut self) -> bool {
+        self.wire.ring_bell();
+        self.requester.has_waiting() && self.is_costly()
     }
 }
 
 /// The short way of what is by far the most common packet: a SEND that is one packet and fits.
 #[inline(always)]
-fn take_whole_send(
-    word: u32,
-    wire: &mut RingWire,
-    responder: &mut Responder,
-    sink: &mut Sink<'_>,
-    used: &mut Slots,
-) -> bool {
+fn take_whole_send(word: u32, wire: &mut RingWire, parties: &mut Parties<'_, '_>) -> bool {
     let Some(len) = Head::whole_send_bytes(word) else { return false };
     if len > wire.ring.max_body_bytes() {
         return false;
     }
-    let Some(landing) = responder.begin_whole_send(len) else { return false };
+    let Some(landing) = parties.responder.begin_whole_send(len) else { return false };
     // SAFETY: the landing has room for `len` bytes, in registered memory.
     unsafe { wire.ring.copy_body(0, landing, len) };
     wire.ring.consume(len);
-    responder.finish_whole_send(len, sink, used);
+    parties.responder.finish_whole_send(len, parties.sink, parties.used);
     true
 }
 
@@ -394,10 +458,7 @@ fn take_whole_send(
 fn take_packet(
     word: u32,
     wire: &mut RingWire,
-    requester: &mut Requester,
-    responder: &mut Responder,
-    sink: &mut Sink<'_>,
-    used: &mut Slots,
+    parties: &mut Parties<'_, '_>,
 ) -> Result<(), Refusal> {
     let head = Head::decode(word).ok_or(Refusal::Protocol)?;
     let body_bytes = usize::from(head.body_bytes);
@@ -405,25 +466,18 @@ fn take_packet(
         return Err(Refusal::Protocol);
     }
     let extension = wire.ring.extension(head);
-    let payload = head.payload_bytes();
-    let landing: Landing = match head.op {
-        Op::ReadResponse => requester.read_target(payload).ok_or(Refusal::Protocol)?,
-        Op::MapAnswer => wire.on_map_answer(extension).ok_or(Refusal::Protocol)?,
-        Op::Ack | Op::Nak => return Err(Refusal::Protocol),
-        _ => responder.begin(head, extension)?,
+    let landing = match head.op {
+        Op::MapAnswer if head.payload_bytes() == 0 => {
+            wire.on_map_answer(extension).ok_or(Refusal::Protocol)?
+        }
+        _ => parties.begin(head, extension)?,
     };
-    // SAFETY: a landing is valid for the packet's payload (responder invariant 2; `read_target`
-    // checks the READ's length; `on_map_answer` allows none), and lies in registered memory, never
-    // in the peer's segment.
-    unsafe { wire.ring.copy_body(head.extension_bytes(), landing, payload) };
+    // SAFETY: a landing is valid for the packet's payload (`Parties::begin`; a map answer has
+    // none), and lies in registered memory, never in the peer's segment.
+    unsafe { wire.ring.copy_body(head.extension_bytes(), landing, head.payload_bytes()) };
     wire.ring.consume(body_bytes);
     match head.op {
-        Op::ReadResponse => {
-            if !requester.read_arrived(payload, head.flags.contains(Flags::LAST)) {
-                return Err(Refusal::Protocol);
-            }
-        }
-        _ => responder.finish(head, extension, sink, used),
+        Op::MapAnswer => Ok(()),
+        _ => parties.finish(head, extension),
     }
-    Ok(())
 }

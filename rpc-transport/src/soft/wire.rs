@@ -13,6 +13,7 @@ use super::domain::Memory;
 use super::packet::{Extension, Flags, MAX_EXTENSION_BYTES, Nak, Op};
 use super::ring::{BadFeedback, Feedback, Piece};
 use super::wire_ring::RingWire;
+use super::wire_tcp::{self, TcpWire};
 
 /// What became of a one-sided access that skips the target's engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub(super) enum Wire {
     None,
     /// Rings in memory: `mem` and `shm`.
     Ring(Box<RingWire>),
+    /// Frames on a byte stream.
+    Tcp(Box<TcpWire>),
 }
 
 impl Wire {
@@ -41,6 +44,7 @@ impl Wire {
         let body = match self {
             Self::None => MAX_EXTENSION_BYTES,
             Self::Ring(wire) => wire.ring.max_body_bytes(),
+            Self::Tcp(_) => wire_tcp::MAX_BODY_BYTES,
         };
         body - MAX_EXTENSION_BYTES
     }
@@ -51,6 +55,7 @@ impl Wire {
         match self {
             Self::None => 0,
             Self::Ring(wire) => wire.ring.tail(),
+            Self::Tcp(wire) => wire.position(),
         }
     }
 
@@ -60,6 +65,7 @@ impl Wire {
         match self {
             Self::None => None,
             Self::Ring(wire) => wire.ring.await_all(),
+            Self::Tcp(wire) => Some(wire.position()),
         }
     }
 
@@ -75,6 +81,7 @@ impl Wire {
         match self {
             Self::None => None,
             Self::Ring(wire) => wire.ring.push(op, flags, extension, pieces),
+            Self::Tcp(wire) => wire.send_copied(op, flags, extension, pieces),
         }
     }
 
@@ -87,7 +94,10 @@ impl Wire {
         extension: Extension,
         piece: Piece,
     ) -> Option<u64> {
-        self.send_copied(op, flags, extension, [piece, Piece::EMPTY])
+        match self {
+            Self::Tcp(wire) => wire.send_kept(op, flags, extension, piece),
+            _ => self.send_copied(op, flags, extension, [piece, Piece::EMPTY]),
+        }
     }
 
     /// Sends a packet without extension whose payload lies in `memory`.
@@ -96,9 +106,12 @@ impl Wire {
         op: Op,
         flags: Flags,
         piece: Piece,
-        _memory: &Arc<Memory>,
+        memory: &Arc<Memory>,
     ) -> Option<u64> {
-        self.send_copied(op, flags, Extension::None, [piece, Piece::EMPTY])
+        match self {
+            Self::Tcp(wire) => wire.send_shared(op, flags, piece, memory),
+            _ => self.send_copied(op, flags, Extension::None, [piece, Piece::EMPTY]),
+        }
     }
 
     /// What the peer says about our packets.
@@ -107,6 +120,7 @@ impl Wire {
         match self {
             Self::None => Err(BadFeedback),
             Self::Ring(wire) => wire.ring.feedback(),
+            Self::Tcp(wire) => wire.feedback(),
         }
     }
 
@@ -115,6 +129,8 @@ impl Wire {
         match self {
             Self::None => {}
             Self::Ring(wire) => wire.on_hangup(),
+            // Reading finds the end.
+            Self::Tcp(_) => {}
         }
     }
 
@@ -123,6 +139,7 @@ impl Wire {
         match self {
             Self::None => {}
             Self::Ring(wire) => wire.refuse(nak),
+            Self::Tcp(wire) => wire.refuse(nak),
         }
     }
 
@@ -131,6 +148,7 @@ impl Wire {
         match self {
             Self::None => false,
             Self::Ring(wire) => wire.peer_gone(),
+            Self::Tcp(wire) => wire.has_ended(),
         }
     }
 
@@ -139,22 +157,25 @@ impl Wire {
         match self {
             Self::None => {}
             Self::Ring(wire) => wire.close(),
+            Self::Tcp(wire) => wire.close(),
         }
     }
 
-    /// Rings the peer's doorbell if it asked; call behind the batch's fence.
+    /// Ends a batch: rings the peer's doorbell if it asked, or writes what waits. Call behind the
+    /// batch's fence.
     #[inline]
     pub(super) fn ring_bell(&mut self) {
         match self {
             Self::None => {}
             Self::Ring(wire) => wire.ring_bell(),
+            Self::Tcp(wire) => wire.flush(),
         }
     }
 
     /// Copies `from` into the peer's region, if the wire can.
     pub(super) fn place(&mut self, remote: RemoteSlice, from: Piece) -> Placement {
         match self {
-            Self::None => Placement::ThroughEngine,
+            Self::None | Self::Tcp(_) => Placement::ThroughEngine,
             Self::Ring(wire) => wire.place(remote, from),
         }
     }
@@ -162,7 +183,7 @@ impl Wire {
     /// Copies from the peer's region to `to`, if the wire can.
     pub(super) fn fetch(&mut self, remote: RemoteSlice, to: Piece) -> Placement {
         match self {
-            Self::None => Placement::ThroughEngine,
+            Self::None | Self::Tcp(_) => Placement::ThroughEngine,
             Self::Ring(wire) => wire.fetch(remote, to),
         }
     }
@@ -173,7 +194,7 @@ impl Wire {
     /// When this wire cannot.
     pub(super) fn pass_file(&mut self, rkey: u32, file: BorrowedFd<'_>) -> io::Result<bool> {
         match self {
-            Self::None => Err(io::ErrorKind::Unsupported.into()),
+            Self::None | Self::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
             Self::Ring(wire) => wire.pass_file(rkey, file),
         }
     }

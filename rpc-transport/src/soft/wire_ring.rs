@@ -92,6 +92,7 @@ struct Remote {
 
 /// One side of a connection over rings.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct RingWire {
     pub(super) ring: Ring,
     /// The peer rings this one.

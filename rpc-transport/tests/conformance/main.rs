@@ -24,6 +24,7 @@ macro_rules! conformance {
                 rule01_order
                 rule03_arming
                 rule03_queued_completions_fire_nothing
+                rule03_what_is_sent_by_the_last_poll_is_told
                 rule03_silent_traffic_does_not_spend_the_arming
                 rule04_unsignaled
                 rule04_signaled_frees_the_unsignaled_before
@@ -44,6 +45,7 @@ macro_rules! conformance {
             }
             remote {
                 rule02_visibility
+                rule02_large_transfers
                 rule11_bad_access_kills_both_and_writes_nothing
                 rule11_bounds_hold_after_good_writes
                 rule11_access_rights
@@ -63,6 +65,7 @@ macro_rules! conformance {
                 s68_one_sided_operations_are_silent_at_the_target
             }
             connections {
+                rule03_a_connection_that_comes_up_after_arming_wakes
                 rule16_disconnect_when_the_peer_is_destroyed
                 rule16_disconnect_when_the_peer_goes_to_error
                 rule16_disconnect_wakes_an_armed_cq
@@ -72,6 +75,7 @@ macro_rules! conformance {
                 rule18_rejection_carries_its_reason
                 rule18_recvs_are_in_place_before_the_peer_can_send
                 rule18_nobody_listens
+                rule15_queue_pairs_may_be_destroyed_between_any_two_polls
                 rule18_many_connections_share_a_cq
             }
             seeds {
@@ -102,5 +106,7 @@ macro_rules! conformance {
 
 conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
+conformance!(tcp, crate::soft::Tcp);
+conformance!(faulty_mem, crate::soft::FaultyMem);
 #[cfg(feature = "verbs")]
 conformance!(rdma, crate::verbs::Verbs);

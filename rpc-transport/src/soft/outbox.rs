@@ -1,0 +1,237 @@
+//! What a tcp wire has to write: small frames coalesced in one buffer, large payloads gathered from
+//! where they lie.
+//!
+//! Owns the order of bytes and the memory they lie in until the kernel has taken them. Never frames.
+//!
+//! Invariants:
+//! 1. Bytes go out in the order in which they were put in; a partial write continues where it
+//!    stopped.
+//! 2. Memory of a [`Segment::Kept`] is read only while its WR is outstanding: the wire accepts no
+//!    acknowledgement of a frame that is not written in full ([`Outbox::first_kept`]), and copies
+//!    what is left before WRs are flushed ([`Outbox::let_go`]).
+#![allow(unsafe_code, reason = "gathers from registered memory in a system call")]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use super::domain::Memory;
+use super::ring::Piece;
+
+/// Copied bytes that wait, beyond which the wire counts as full.
+const FULL_COPIED_BYTES: usize = 256 * 1024;
+/// Kept bytes that wait, beyond which the wire counts as full.
+const FULL_KEPT_BYTES: usize = 4 * 1024 * 1024;
+/// Pieces of one system call.
+const GATHER: usize = 64;
+/// A buffer larger than this is given back when it is empty.
+const KEEP_BYTES: usize = 64 * 1024;
+
+#[derive(Debug)]
+enum Segment {
+    /// The next so many bytes of the buffer.
+    Copied(usize),
+    /// Memory of a WR; the frame of this number ends with it.
+    Kept(Piece, u64),
+    /// Memory of a region.
+    Shared(Piece, #[allow(dead_code, reason = "keeps the memory")] Arc<Memory>),
+}
+
+// SAFETY: the pieces point into memory that outlives them (invariant 2, or the `Arc`), and are
+// only read.
+unsafe impl Send for Segment {}
+
+impl Segment {
+    fn len(&self) -> usize {
+        match self {
+            Self::Copied(len) => *len,
+            Self::Kept(piece, _) | Self::Shared(piece, _) => piece.len,
+        }
+    }
+}
+
+/// Bytes on their way to a socket.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    buffer: Vec<u8>,
+    /// Bytes of `buffer` that are written already.
+    start: usize,
+    segments: VecDeque<Segment>,
+    /// Bytes of all segments that are not copied.
+    kept_bytes: usize,
+}
+
+impl Outbox {
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Whether the wire should take nothing more for now.
+    pub(super) fn is_full(&self) -> bool {
+        self.buffer.len() - self.start >= FULL_COPIED_BYTES || self.kept_bytes >= FULL_KEPT_BYTES
+    }
+
+    /// Puts bytes in, copying them.
+    pub(super) fn copy(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+        self.copied(bytes.len());
+    }
+
+    /// Puts a piece in, copying it.
+    pub(super) fn copy_piece(&mut self, piece: Piece) {
+        self.buffer.reserve(piece.len);
+        let end = self.buffer.len();
+        // SAFETY: `reserve` made room for `len` bytes behind the end.
+        let to = unsafe { self.buffer.as_mut_ptr().add(end) };
+        // SAFETY: the piece is valid for `len` bytes (it belongs to a WR, a region or a borrow of
+        // the caller), and the buffer is memory of its own.
+        unsafe { std::ptr::copy_nonoverlapping(piece.base.as_ptr(), to, piece.len) };
+        // SAFETY: the bytes up to the new length were just written.
+        unsafe { self.buffer.set_len(end + piece.len) };
+        self.copied(piece.len);
+    }
+
+    fn copied(&mut self, len: usize) {
+        match self.segments.back_mut() {
+            Some(Segment::Copied(last)) => *last += len,
+            _ => self.segments.push_back(Segment::Copied(len)),
+        }
+    }
+
+    /// Puts a piece in that stays in place until the frame of number `frame` is acknowledged.
+    pub(super) fn keep(&mut self, piece: Piece, frame: u64) {
+        self.kept_bytes += piece.len;
+        self.segments.push_back(Segment::Kept(piece, frame));
+    }
+
+    /// Puts a piece of a region in.
+    pub(super) fn share(&mut self, piece: Piece, memory: Arc<Memory>) {
+        self.kept_bytes += piece.len;
+        self.segments.push_back(Segment::Shared(piece, memory));
+    }
+
+    /// Number of the first frame whose kept memory is not written in full.
+    pub(super) fn first_kept(&self) -> Option<u64> {
+        self.segments.iter().find_map(|segment| match segment {
+            Segment::Kept(_, frame) => Some(*frame),
+            _ => None,
+        })
+    }
+
+    /// Copies everything that lies in memory of others, so that it may be reused.
+    pub(super) fn let_go(&mut self) {
+        let mut rest = Vec::with_capacity(self.buffer.len() - self.start + self.kept_bytes);
+        let mut at = self.start;
+        for segment in self.segments.drain(..) {
+            let len = segment.len();
+            match segment {
+                Segment::Copied(_) => {
+                    rest.extend_from_slice(&self.buffer[at..at + len]);
+                    at += len;
+                }
+                Segment::Kept(piece, _) | Segment::Shared(piece, _) => {
+                    let end = rest.len();
+                    rest.resize(end + len, 0);
+                    let to = rest[end..].as_mut_ptr();
+                    // SAFETY: the piece is still valid (invariant 2), `to` has `len` bytes.
+                    unsafe { std::ptr::copy_nonoverlapping(piece.base.as_ptr(), to, len) };
+                }
+            }
+        }
+        (self.buffer, self.start, self.kept_bytes) = (rest, 0, 0);
+        if !self.buffer.is_empty() {
+            self.segments.push_back(Segment::Copied(self.buffer.len()));
+        }
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Writes as much as the socket takes; whether that was everything.
+    ///
+    /// # Errors
+    /// Those of `sendmsg(2)`: the connection is lost.
+    pub(super) fn write_to(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        while !self.segments.is_empty() {
+            match self.write_some(socket) {
+                Ok(written) => self.written(written),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(false),
+                    io::ErrorKind::Interrupted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(true)
+    }
+
+    fn write_some(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut gather =
+            [const { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }; GATHER];
+        let (mut count, mut at) = (0, self.start);
+        for segment in self.segments.iter().take(GATHER) {
+            let base = match segment {
+                Segment::Copied(len) => {
+                    let base = self.buffer[at..at + len].as_ptr();
+                    at += len;
+                    base
+                }
+                Segment::Kept(piece, _) | Segment::Shared(piece, _) => piece.base.as_ptr(),
+            };
+            gather[count] =
+                libc::iovec { iov_base: base.cast_mut().cast(), iov_len: segment.len() };
+            count += 1;
+        }
+        // SAFETY: all fields of a msghdr may be zero.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = gather.as_mut_ptr();
+        message.msg_iovlen = count;
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: `message` names `count` pieces, each valid for reads (see `Segment`).
+        let written = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Takes `count` written bytes off the front.
+    fn written(&mut self, mut count: usize) {
+        while let Some(front) = self.segments.front_mut() {
+            let len = front.len().min(count);
+            count -= len;
+            let done = len == front.len();
+            match front {
+                Segment::Copied(left) => {
+                    *left -= len;
+                    self.start += len;
+                }
+                Segment::Kept(piece, _) | Segment::Shared(piece, _) => {
+                    // SAFETY: `len` is at most the piece's length.
+                    piece.base = unsafe { piece.base.add(len) };
+                    piece.len -= len;
+                    self.kept_bytes -= len;
+                }
+            }
+            if !done {
+                break;
+            }
+            self.segments.pop_front();
+        }
+        self.tidy();
+    }
+
+    /// Keeps the buffer from growing: what is written is dropped when that is cheap.
+    fn tidy(&mut self) {
+        if self.start == self.buffer.len() {
+            self.buffer.clear();
+            self.start = 0;
+            if self.buffer.capacity() > KEEP_BYTES {
+                self.buffer = Vec::new();
+            }
+        } else if self.start > self.buffer.len() / 2 {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+    }
+}

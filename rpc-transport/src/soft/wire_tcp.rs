@@ -1,0 +1,509 @@
+//! The tcp wire: packets as frames on a byte stream, acknowledged cumulatively.
+//!
+//! Owns framing, acknowledgements and partial reads and writes. The payload of a frame is read
+//! straight to where it belongs. Never waits, never completes a WR.
+//!
+//! ```text
+//! frame: ack u32 | head u32 (op, flags, body length u16) | extension | payload
+//! ```
+//! `ack` is the number of packets that the sender of the frame has accepted, modulo 2^32; frames
+//! of [`Op::Ack`] and [`Op::Nak`] are not counted.
+//!
+//! Invariants:
+//! 1. An acknowledgement is believed only up to what has been written to the socket in full, as far
+//!    as memory of WRs is concerned: see `outbox`, invariant 2.
+//! 2. After a refusal, a protocol error or [`TcpWire::close`] input is thrown away, so no landing is
+//!    used after its memory may have gone.
+//! 3. Input is held only while the CQ's owner takes no more completions, at most one scratch full.
+#![allow(unsafe_code, reason = "reads from a socket into registered memory")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::domain::Memory;
+use super::outbox::Outbox;
+use super::packet::{Extension, Flags, Head, MAX_EXTENSION_BYTES, Nak, Op};
+use super::parties::Parties;
+use super::responder::{Landing, Refusal};
+use super::ring::{BadFeedback, Feedback, Piece};
+
+/// Most bytes of a frame's body.
+pub(super) const MAX_BODY_BYTES: usize = 60 * 1024 + MAX_EXTENSION_BYTES;
+/// Payload from this size on is gathered from where it lies.
+const GATHER_FROM_BYTES: usize = 4096;
+/// A body of which at least so much is missing is read straight to its place.
+const DIRECT_FROM_BYTES: usize = 2048;
+/// Bytes that one read takes besides.
+pub(super) const SCRATCH_BYTES: usize = 64 * 1024;
+/// Reads of one visit, so that one QP cannot keep the others waiting.
+const VISIT_READS: usize = 8;
+/// Accepted packets after which the peer is told in any case.
+const ACK_EVERY: u64 = 32;
+
+const HEAD_BYTES: usize = 8;
+
+/// What is being received.
+#[derive(Debug)]
+enum Inbound {
+    /// A frame's head and extension, as far as they have come.
+    Head { bytes: [u8; HEAD_BYTES + MAX_EXTENSION_BYTES], have: usize },
+    /// A frame's payload.
+    Body { head: Head, extension: Extension, landing: Landing, left: usize },
+    /// Nothing any more: input is thrown away.
+    Closed,
+}
+
+impl Inbound {
+    const START: Self = Self::Head { bytes: [0; HEAD_BYTES + MAX_EXTENSION_BYTES], have: 0 };
+}
+
+/// What a visit took in.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Taken {
+    /// Packets or acknowledgements came.
+    pub(super) any: bool,
+    /// Nothing is left to be read now.
+    pub(super) drained: bool,
+}
+
+enum Read {
+    /// So many bytes went to the landing, so many to the scratch; whether both were filled.
+    Bytes {
+        landed: usize,
+        staged: usize,
+        full: bool,
+    },
+    Nothing,
+    End,
+}
+
+/// One side of a connection over tcp.
+#[derive(Debug)]
+pub(super) struct TcpWire {
+    socket: OwnedFd,
+    outbox: Outbox,
+    /// Packets sent.
+    position: u64,
+    /// Packets that the peer has accepted.
+    peer_accepted: u64,
+    nak: Option<Nak>,
+    /// Packets accepted here.
+    accepted: u64,
+    /// What the last frame told the peer of that.
+    told: u64,
+    ack_due: bool,
+    inbound: Inbound,
+    /// Read, and not taken in, because the CQ's owner takes no more.
+    leftover: Vec<u8>,
+    /// The last read found nothing more.
+    drained: bool,
+    /// The peer has closed, or the connection is lost.
+    ended: bool,
+    /// Shut the sending side down once everything is written.
+    closing: bool,
+}
+
+// SAFETY: a landing points into memory that the QP owning this wire keeps (invariant 2), and moves
+// between threads with it.
+unsafe impl Send for TcpWire {}
+
+impl TcpWire {
+    /// Takes over a connected, non-blocking socket after set-up.
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            outbox: Outbox::default(),
+            position: 0,
+            peer_accepted: 0,
+            nak: None,
+            accepted: 0,
+            told: 0,
+            ack_due: false,
+            inbound: Inbound::START,
+            leftover: Vec::new(),
+            drained: false,
+            ended: false,
+            closing: false,
+        }
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    // ---- sending ----
+
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Puts head and extension of a packet into the outbox.
+    fn frame(&mut self, op: Op, flags: Flags, extension: Extension, payload: usize) {
+        let (extension, extension_bytes) = extension.encode();
+        debug_assert!(extension_bytes + payload <= MAX_BODY_BYTES);
+        let body_bytes = u16::try_from(extension_bytes + payload).unwrap_or(u16::MAX);
+        #[allow(clippy::cast_possible_truncation, reason = "modulo 2^32")]
+        let ack = (self.accepted as u32).to_le_bytes();
+        let head = Head { op, flags, body_bytes }.encode().to_le_bytes();
+        let mut bytes = [0; HEAD_BYTES + MAX_EXTENSION_BYTES];
+        bytes[..4].copy_from_slice(&ack);
+        bytes[4..8].copy_from_slice(&head);
+        bytes[8..].copy_from_slice(&extension);
+        self.outbox.copy(&bytes[..HEAD_BYTES + extension_bytes]);
+        self.told = self.accepted;
+        self.ack_due = false;
+    }
+
+    /// Sends a packet, copying its payload; `None` when the outbox is full.
+    pub(super) fn send_copied(
+        &mut self,
+        op: Op,
+        flags: Flags,
+        extension: Extension,
+        pieces: [Piece; 2],
+    ) -> Option<u64> {
+        if self.outbox.is_full() {
+            return None;
+        }
+        self.frame(op, flags, extension, pieces[0].len + pieces[1].len);
+        for piece in pieces {
+            if piece.len > 0 {
+                self.outbox.copy_piece(piece);
+            }
+        }
+        self.position += 1;
+        Some(self.position)
+    }
+
+    /// Sends a packet whose payload stays in place until it is acknowledged.
+    pub(super) fn send_kept(
+        &mut self,
+        op: Op,
+        flags: Flags,
+        extension: Extension,
+        piece: Piece,
+    ) -> Option<u64> {
+        if piece.len < GATHER_FROM_BYTES {
+            return self.send_copied(op, flags, extension, [piece, Piece::EMPTY]);
+        }
+        if self.outbox.is_full() {
+            return None;
+        }
+        self.frame(op, flags, extension, piece.len);
+        self.position += 1;
+        self.outbox.keep(piece, self.position);
+        Some(self.position)
+    }
+
+    /// Sends a packet whose payload lies in a region.
+    pub(super) fn send_shared(
+        &mut self,
+        op: Op,
+        flags: Flags,
+        piece: Piece,
+        memory: &Arc<Memory>,
+    ) -> Option<u64> {
+        if self.outbox.is_full() {
+            return None;
+        }
+        self.frame(op, flags, Extension::None, piece.len);
+        self.outbox.share(piece, Arc::clone(memory));
+        self.position += 1;
+        Some(self.position)
+    }
+
+    /// Writes what waits, an explicit acknowledgement included if one is due.
+    pub(super) fn flush(&mut self) {
+        if self.ack_due && !self.closing {
+            self.frame(Op::Ack, Flags::FIRST.with(Flags::LAST), Extension::None, 0);
+        }
+        if self.outbox.is_empty() {
+            return;
+        }
+        match self.outbox.write_to(self.socket.as_fd()) {
+            Ok(true) if self.closing => self.shut_down(),
+            Ok(_) => {}
+            // Reading finds out what the peer has said last, and that the connection is lost.
+            Err(_) => self.outbox.clear(),
+        }
+    }
+
+    fn shut_down(&self) {
+        // A connection that is lost already needs no end.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+    }
+
+    /// Tells the peer at once that its next packet is refused.
+    pub(super) fn refuse(&mut self, nak: Nak) {
+        let whole = Flags::FIRST.with(Flags::LAST);
+        self.frame(Op::Nak, whole, Extension::Word(nak as u32), 0);
+        self.inbound = Inbound::Closed;
+        self.flush();
+    }
+
+    /// Tells the peer that nothing more will come, and lets go of the memory of WRs.
+    pub(super) fn close(&mut self) {
+        if self.closing {
+            return;
+        }
+        self.inbound = Inbound::Closed;
+        self.leftover = Vec::new();
+        self.flush();
+        self.closing = true;
+        if self.outbox.is_empty() {
+            self.shut_down();
+        } else {
+            self.outbox.let_go();
+        }
+    }
+
+    // ---- receiving ----
+
+    /// What the peer has said about our packets.
+    pub(super) fn feedback(&self) -> Result<Feedback, BadFeedback> {
+        Ok(Feedback { accepted: self.peer_accepted, nak: self.nak })
+    }
+
+    /// Whether the stream has ended, and everything before has been taken in.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended && self.leftover.is_empty()
+    }
+
+    /// Whether a visit would find something.
+    pub(super) fn has_work(&self) -> bool {
+        !self.leftover.is_empty() || (!self.drained && !self.ended)
+    }
+
+    /// Whether the peer is to be told of accepted packets.
+    pub(super) fn owes_ack(&self) -> bool {
+        self.ack_due
+    }
+
+    /// Reads and takes in what has come, as long as the CQ's owner takes completions.
+    ///
+    /// # Errors
+    /// Why a packet is refused.
+    pub(super) fn receive(
+        &mut self,
+        parties: &mut Parties<'_, '_>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Taken, Refusal> {
+        let mut taken = Taken::default();
+        if !self.leftover.is_empty() {
+            let bytes = std::mem::take(&mut self.leftover);
+            self.take_in(&bytes, parties, &mut taken)?;
+        }
+        for _ in 0..VISIT_READS {
+            if !self.leftover.is_empty() || !parties.has_room() {
+                return Ok(taken);
+            }
+            match self.read(scratch) {
+                Read::Bytes { landed, staged, full } => {
+                    taken.any = true;
+                    if landed > 0 {
+                        self.on_landed(landed, parties)?;
+                    }
+                    self.take_in(&scratch[..staged], parties, &mut taken)?;
+                    self.drained = !full;
+                }
+                Read::Nothing => self.drained = true,
+                Read::End => self.ended = true,
+            }
+            if self.drained || self.ended {
+                taken.drained = self.leftover.is_empty();
+                return Ok(taken);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Reads and throws away, and writes what is left, after the QP has failed.
+    pub(super) fn linger(&mut self, scratch: &mut Vec<u8>) {
+        self.flush();
+        self.inbound = Inbound::Closed;
+        self.drained = false;
+        for _ in 0..VISIT_READS {
+            match self.read(scratch) {
+                Read::Bytes { full: true, .. } => {}
+                Read::Bytes { .. } | Read::Nothing => {
+                    self.drained = true;
+                    return;
+                }
+                Read::End => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One read: into the landing of a large body first, the rest into the scratch.
+    fn read(&mut self, scratch: &mut Vec<u8>) -> Read {
+        if self.ended {
+            return Read::End;
+        }
+        scratch.resize(SCRATCH_BYTES, 0);
+        let staging = libc::iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: SCRATCH_BYTES };
+        let (direct, landing) = match &self.inbound {
+            Inbound::Body { landing, left, .. } if *left >= DIRECT_FROM_BYTES => (*left, *landing),
+            _ => (0, NonNull::dangling()),
+        };
+        let body = libc::iovec { iov_base: landing.as_ptr().cast(), iov_len: direct };
+        let pieces = [body, staging];
+        // SAFETY: the scratch is `SCRATCH_BYTES` long; a landing is valid for what is left of the
+        // payload (`Parties::begin`), and is not used any more once its memory may have gone
+        // (invariant 2).
+        let read = unsafe { libc::readv(self.socket.as_raw_fd(), pieces.as_ptr(), 2) };
+        match usize::try_from(read) {
+            Ok(0) => Read::End,
+            Ok(count) => {
+                let landed = count.min(direct);
+                let staged = count - landed;
+                Read::Bytes { landed, staged, full: staged == SCRATCH_BYTES }
+            }
+            Err(_) => match io::Error::last_os_error().kind() {
+                io::ErrorKind::WouldBlock => Read::Nothing,
+                // Nothing came, and nothing says that there is nothing.
+                io::ErrorKind::Interrupted => Read::Bytes { landed: 0, staged: 0, full: true },
+                _ => Read::End,
+            },
+        }
+    }
+
+    /// Takes bytes in until the CQ's owner takes no more completions; the rest becomes leftover.
+    fn take_in(
+        &mut self,
+        mut bytes: &[u8],
+        parties: &mut Parties<'_, '_>,
+        taken: &mut Taken,
+    ) -> Result<(), Refusal> {
+        while !bytes.is_empty() {
+            let used = match &mut self.inbound {
+                Inbound::Closed => return Ok(()),
+                Inbound::Head { have: 0, .. } if !parties.has_room() => {
+                    self.leftover = bytes.to_vec();
+                    return Ok(());
+                }
+                Inbound::Head { bytes: head, have } => {
+                    let used = fill_head(head, have, bytes)?;
+                    self.begin_if_complete(parties)?;
+                    used
+                }
+                Inbound::Body { landing, left, .. } => {
+                    let len = bytes.len().min(*left);
+                    // SAFETY: the landing is valid for what is left of the payload (invariant 2).
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(bytes.as_ptr(), landing.as_ptr(), len);
+                    }
+                    self.on_landed(len, parties)?;
+                    len
+                }
+            };
+            taken.any = true;
+            bytes = &bytes[used..];
+        }
+        Ok(())
+    }
+
+    /// Starts the frame whose head and extension have come.
+    fn begin_if_complete(&mut self, parties: &mut Parties<'_, '_>) -> Result<(), Refusal> {
+        let Inbound::Head { bytes, have } = &self.inbound else { return Ok(()) };
+        if *have < HEAD_BYTES {
+            return Ok(());
+        }
+        let (ack, head) = decode_head(bytes)?;
+        let end = HEAD_BYTES + head.extension_bytes();
+        if *have < end {
+            return Ok(());
+        }
+        let extension = Extension::decode(&bytes[HEAD_BYTES..end]);
+        self.inbound = Inbound::START;
+        self.on_ack(ack)?;
+        match head.op {
+            Op::Ack | Op::Nak if head.payload_bytes() > 0 => Err(Refusal::Protocol),
+            Op::Ack => Ok(()),
+            Op::Nak => self.on_nak(extension),
+            _ => {
+                let landing = parties.begin(head, extension)?;
+                let left = head.payload_bytes();
+                self.inbound = Inbound::Body { head, extension, landing, left };
+                self.on_landed(0, parties)
+            }
+        }
+    }
+
+    /// `len` bytes of payload have come; finishes the frame if they were the last.
+    fn on_landed(&mut self, len: usize, parties: &mut Parties<'_, '_>) -> Result<(), Refusal> {
+        let Inbound::Body { head, extension, landing, left } = &mut self.inbound else {
+            return Ok(());
+        };
+        // SAFETY: `len` is at most what is left of the payload.
+        *landing = unsafe { landing.add(len) };
+        *left -= len;
+        if *left > 0 {
+            return Ok(());
+        }
+        let (head, extension) = (*head, *extension);
+        self.inbound = Inbound::START;
+        parties.finish(head, extension)?;
+        self.accepted += 1;
+        if head.flags.contains(Flags::ACK) || self.accepted - self.told >= ACK_EVERY {
+            self.ack_due = true;
+        }
+        Ok(())
+    }
+
+    /// The peer says how many packets it has accepted.
+    fn on_ack(&mut self, ack: u32) -> Result<(), Refusal> {
+        #[allow(clippy::cast_possible_truncation, reason = "modulo 2^32")]
+        let more = ack.wrapping_sub(self.peer_accepted as u32);
+        let accepted = self.peer_accepted + u64::from(more);
+        // A frame cannot have been accepted before it was written (invariant 1).
+        let possible = self.outbox.first_kept().map_or(self.position, |frame| frame - 1);
+        if more > 0 && accepted > possible {
+            return Err(Refusal::Protocol);
+        }
+        self.peer_accepted = accepted;
+        Ok(())
+    }
+
+    fn on_nak(&mut self, extension: Extension) -> Result<(), Refusal> {
+        let Extension::Word(code) = extension else { return Err(Refusal::Protocol) };
+        self.nak = Some(Nak::decode(code).ok_or(Refusal::Protocol)?);
+        Ok(())
+    }
+}
+
+/// Copies what is missing of a frame's head and extension; returns how many bytes it took.
+fn fill_head(
+    head: &mut [u8; HEAD_BYTES + MAX_EXTENSION_BYTES],
+    have: &mut usize,
+    bytes: &[u8],
+) -> Result<usize, Refusal> {
+    let end = match *have {
+        0..HEAD_BYTES => HEAD_BYTES,
+        _ => HEAD_BYTES + decode_head(head)?.1.extension_bytes(),
+    };
+    let used = bytes.len().min(end - *have);
+    head[*have..*have + used].copy_from_slice(&bytes[..used]);
+    *have += used;
+    Ok(used)
+}
+
+/// Acknowledgement and head of a frame.
+fn decode_head(bytes: &[u8; HEAD_BYTES + MAX_EXTENSION_BYTES]) -> Result<(u32, Head), Refusal> {
+    let ack = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let word = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+    match Head::decode(word) {
+        Some(head) if usize::from(head.body_bytes) <= MAX_BODY_BYTES => Ok((ack, head)),
+        _ => Err(Refusal::Protocol),
+    }
+}
+
+impl Drop for TcpWire {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
