@@ -311,6 +311,29 @@ fn s33_the_largest_inline_size_is_what_was_found_by_trial() {
     assert_eq!(payload(&pair.next_recv(Server)), bytes);
 }
 
+/// S26: objects of one device mean nothing to another; here the other is not even of verbs.
+#[test]
+fn s26_objects_of_another_device_are_refused() {
+    shared!(s26_objects_of_another_device_are_refused);
+    let soft = rpc_transport::soft::mem_device();
+    let listener = Verbs.listen();
+    runtime().block_on(async {
+        let mut outgoing = resolve(&Verbs, &listener.local_address()).await;
+        let mut objects = End::objects(outgoing.device(), &Options::default());
+        let capacity = End::capacity(&Options::default());
+        let foreign = soft.allocate_pd().unwrap();
+        let error = outgoing.create_qp(&mut *objects.cq, &foreign, capacity).unwrap_err();
+        assert!(matches!(error, ProviderError::WrongDevice("protection domain")), "{error}");
+        let mut foreign = soft.create_cq(64).unwrap();
+        let error = outgoing.create_qp(&mut *foreign, &objects.pd, capacity).unwrap_err();
+        assert!(matches!(error, ProviderError::WrongDevice("completion queue")), "{error}");
+        // Neither has used the attempt up; one QP does.
+        outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+        let error = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap_err();
+        assert!(matches!(error, ProviderError::Unsupported(_)), "{error}");
+    });
+}
+
 #[test]
 fn s32_limits_are_named_when_they_are_passed() {
     shared!(s32_limits_are_named_when_they_are_passed);

@@ -71,7 +71,6 @@ impl Listener for VerbsListener {
         let request = self.incoming.recv().await.unwrap_or(Err(Failure::Gone));
         let request = request.map_err(|failure| failure.into_listen_error(&self.address))?;
         let Request { link, resolved, private_data } = request;
-        // A request that the connection manager knows no peer of would have no route back.
         let attempt = Attempt::new(link, resolved);
         Ok(Box::new(VerbsIncoming { private_data, attempt }))
     }
@@ -84,6 +83,7 @@ struct VerbsIncoming {
 }
 
 impl VerbsIncoming {
+    /// The connection manager always knows it: without one there would be no way back.
     fn peer_address(&self) -> std::net::SocketAddr {
         self.attempt.peer().unwrap_or_else(|| ([0, 0, 0, 0], 0).into())
     }

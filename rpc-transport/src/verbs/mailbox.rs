@@ -22,6 +22,8 @@ pub(super) struct Mailbox {
     has_events: AtomicBool,
     dead: OnceLock<String>,
     bell: OwnedFd,
+    /// The bell was rung: keeps the system call out of every wake-up by a completion.
+    was_rung: AtomicBool,
 }
 
 impl Mailbox {
@@ -33,6 +35,7 @@ impl Mailbox {
             has_events: AtomicBool::new(false),
             dead: OnceLock::new(),
             bell,
+            was_rung: AtomicBool::new(false),
         })
     }
 
@@ -45,10 +48,16 @@ impl Mailbox {
     pub(super) fn ring(&self) {
         // EAGAIN means that the counter is full, so it is readable already.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        // Behind the write: whoever sees it finds the bell rung. In between the bell is heard once
+        // too often, which is legal; the other way round it would never be silent again.
+        self.was_rung.store(true, Ordering::Release);
     }
 
     /// Makes the bell unreadable until it is rung again.
     pub(super) fn silence(&self) {
+        if !self.was_rung.swap(false, Ordering::Acquire) {
+            return;
+        }
         // EAGAIN means that it was not rung.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
     }
@@ -111,6 +120,12 @@ mod tests {
         let handle = |index| QpHandle { index, generation: 1 };
         mailbox.put(QpEvent::Disconnected(handle(1)));
         mailbox.put(QpEvent::Fatal(handle(2), 3));
+        assert!(is_rung(&mailbox));
+        mailbox.silence();
+        mailbox.silence();
+        assert!(!is_rung(&mailbox));
+        mailbox.ring();
+        mailbox.ring();
         assert!(is_rung(&mailbox));
         mailbox.silence();
         assert!(!is_rung(&mailbox));
