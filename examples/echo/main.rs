@@ -27,7 +27,8 @@ use self::service::EchoClient;
 /// Both ends take messages as large as the largest `--size`, with room for what goes with them.
 const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 
-#[tokio::main]
+// One thread for each end: more of them only pass each call from hand to hand.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     examples::logging::init();
     let options = Options::parse();

@@ -42,9 +42,12 @@ pub(crate) enum CommandError {
     /// Nobody reads what is printed any more (`kv list | head`).
     #[error("the output was closed")]
     OutputClosed,
-    /// Ctrl-C or SIGTERM.
+    /// Ctrl-C or SIGTERM, for the second time.
     #[error("interrupted")]
     Interrupted,
+    /// Ctrl-C or SIGTERM in the middle of many calls.
+    #[error("interrupted, {0}")]
+    InterruptedAfter(String),
     /// Some files failed; each has been named.
     #[error("{0} failed, see above")]
     SomeFailed(String),
@@ -87,7 +90,7 @@ impl CommandError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Interrupted => 130,
+            Self::Interrupted | Self::InterruptedAfter(_) => 130,
             _ => 1,
         }
     }

@@ -30,7 +30,6 @@ mod walk;
 use std::process::ExitCode;
 
 use clap::Parser;
-use examples::signals::EndSignals;
 
 use self::cli::{Cli, Command};
 use self::error::CommandError;
@@ -55,19 +54,7 @@ async fn run(command: &Command) -> Result<(), CommandError> {
         Command::Cas(args) => commands::cas(args).await,
         Command::List(args) => commands::list(args).await,
         Command::Stats(args) => commands::stats(args).await,
-        Command::Import(args) => until_interrupted(import::import(args)).await,
-        Command::Export(args) => until_interrupted(export::export(args)).await,
-    }
-}
-
-/// Gives up in order at Ctrl-C or SIGTERM: the file that is being written is finished, the rest is
-/// not begun, and the terminal is left clean.
-async fn until_interrupted(
-    work: impl Future<Output = Result<(), CommandError>>,
-) -> Result<(), CommandError> {
-    let mut signals = EndSignals::install()?;
-    tokio::select! {
-        outcome = work => outcome,
-        () = signals.next() => Err(CommandError::Interrupted),
+        Command::Import(args) => import::import(args).await,
+        Command::Export(args) => export::export(args).await,
     }
 }

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use examples::signals::EndSignals;
 use examples::units::{bytes, count, counted, rate, time};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -95,8 +96,11 @@ impl Transfer {
     /// Does all the items, `in_flight` at once. `size` says how many bytes one is expected to have,
     /// `work` does one.
     ///
+    /// Ctrl-C and SIGTERM end it in order: files that are being written are finished, others are
+    /// not begun.
+    ///
     /// # Errors
-    /// When the connection ends. Everything else is told and counted.
+    /// When the connection ends, or the user does. Everything else is told and counted.
     pub(crate) async fn run<T, F>(
         &self,
         items: impl IntoIterator<Item = T>,
@@ -107,27 +111,36 @@ impl Transfer {
     where
         F: Future<Output = Result<Moved, FileError>>,
     {
-        let (size, work) = (&size, &work);
-        let outcome = stream::iter(items)
-            .map(Ok)
-            .try_for_each_concurrent(in_flight, |item| async move {
-                let expected = size(&item);
-                let units = expected.div_ceil(UNIT_BYTES).min(BUDGET_UNITS.into());
-                let units = u32::try_from(units).unwrap_or(BUDGET_UNITS);
-                // Never closed, so this only waits.
-                let _budget = self.budget.acquire_many(units).await;
-                match work(item).await {
-                    Ok(moved) => self.done(moved),
-                    Err(FileError::Skipped(line)) => self.skip(&line),
-                    Err(FileError::Failed(line)) => self.fail(&line),
-                    Err(FileError::Fatal(status)) => return Err(status),
-                }
-                self.bar.inc(expected);
-                Ok(())
-            })
-            .await;
+        let mut signals = EndSignals::install()?;
+        let all = stream::iter(items).map(Ok);
+        let all = all.try_for_each_concurrent(in_flight, |item| self.one(size(&item), work(item)));
+        let outcome = tokio::select! {
+            outcome = all => {
+                outcome.map_err(|status| CommandError::Stopped { done: self.so_far(), status })
+            }
+            () = signals.next() => Err(CommandError::InterruptedAfter(self.so_far())),
+        };
         self.bar.finish_and_clear();
-        outcome.map_err(|status| CommandError::Stopped { done: self.so_far(), status })
+        outcome
+    }
+
+    async fn one(
+        &self,
+        expected: u64,
+        work: impl Future<Output = Result<Moved, FileError>>,
+    ) -> Result<(), Status> {
+        let units = expected.div_ceil(UNIT_BYTES).min(BUDGET_UNITS.into());
+        let units = u32::try_from(units).unwrap_or(BUDGET_UNITS);
+        // Never closed, so this only waits.
+        let _budget = self.budget.acquire_many(units).await;
+        match work.await {
+            Ok(moved) => self.done(moved),
+            Err(FileError::Skipped(line)) => self.skip(&line),
+            Err(FileError::Failed(line)) => self.fail(&line),
+            Err(FileError::Fatal(status)) => return Err(status),
+        }
+        self.bar.inc(expected);
+        Ok(())
     }
 
     fn done(&self, moved: Moved) {

@@ -163,7 +163,7 @@ impl<'a, O> Call<'a, O> {
             metadata: metadata.as_deref().unwrap_or_default(),
         };
         let start = |peer: &mut Peer| {
-            if let Some(why) = peer.too_large(body.len()) {
+            if let Some(why) = peer.request_too_large(call.metadata.len(), body.len()) {
                 return Err(Err(why));
             }
             peer.session.start(call, body, None).map_err(Ok)
@@ -223,6 +223,8 @@ impl<'a, O> Call<'a, O> {
             StartError::DeadlineExceeded => {
                 Status::new(Code::DeadlineExceeded, format!("{name}: {error}"))
             }
+            StartError::PeerGoingAway => self.failed(Failure::PeerGoingAway, true),
+            StartError::PeerTakesNoCalls => self.failed(Failure::PeerTakesNoCalls, true),
             _ => Status::new(Code::Unavailable, format!("{name}: {error}")).with_retryable(true),
         }
     }
@@ -243,10 +245,15 @@ impl<'a, O> Call<'a, O> {
     #[cold]
     fn received(&self, reply: &session::Reply, code: u8, retryable: bool) -> Status {
         let code = Code::from_number(code).unwrap_or(Code::Unknown);
-        let mut text = reply.text().to_owned();
-        if code == Code::FailedPrecondition && reply.details() == SIGNATURES_DIFFER {
-            text.push_str(&format!(", this client has `{}`", self.method.signature));
-        }
+        let text = match (code, reply.details()) {
+            (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
+                format!("{}, this client has `{}`", reply.text(), self.method.signature)
+            }
+            (Code::Unimplemented, UNKNOWN_METHOD) => {
+                format!("{}: {}", self.method.name, reply.text())
+            }
+            _ => reply.text().to_owned(),
+        };
         Status::new(code, text)
             .with_details(Bytes::copy_from_slice(reply.details()))
             .with_retryable(retryable)
@@ -306,6 +313,8 @@ impl<'a, O> Call<'a, O> {
 
 /// Marks the status of a signature mismatch, so that the caller's side adds its own.
 pub(crate) const SIGNATURES_DIFFER: &[u8] = b"signature";
+/// Marks the status of an unknown method, which only the caller's side can name.
+pub(crate) const UNKNOWN_METHOD: &[u8] = b"method";
 
 fn words(failure: Failure) -> &'static str {
     match failure {

@@ -242,11 +242,11 @@ impl ChannelBuilder {
         let driver = Driver::new(Arc::clone(&shard), handlers, self.poll_mode)
             .map_err(|error| ConnectError::Config(format!("no driver: {error}")))?;
         tokio::spawn(driver);
-        let guard = ShutdownOnDrop(Arc::clone(&shard));
+        let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
         let peer = Peer::new(Role::Client, self.limits);
         let timeout = self.connect_timeout;
         let connected = shard.connect(outgoing, &address, &self.link, timeout, peer).await?;
-        std::mem::forget(guard);
+        guard.disarm();
         let device = device.attributes().name.clone();
         let path = Path { address, device, reason, peer: connected.peer };
         tracing::info!(%path, "connected");
@@ -262,10 +262,18 @@ impl ChannelBuilder {
 }
 
 /// Ends the driver of a shard whose connection never came up.
-struct ShutdownOnDrop(Arc<RpcShard>);
+struct ShutdownOnDrop(Option<Arc<RpcShard>>);
+
+impl ShutdownOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
-        self.0.shutdown();
+        if let Some(shard) = &self.0 {
+            shard.shutdown();
+        }
     }
 }

@@ -22,7 +22,7 @@ use rpc_transport::provider::PeerIdentity;
 use rpc_transport::shard::{ConnectionKey, State};
 use tokio::sync::Notify;
 
-use crate::call::SIGNATURES_DIFFER;
+use crate::call::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::Handler;
@@ -127,6 +127,7 @@ impl Router {
         Status::unimplemented(format!(
             "no method with id {id:#010x} here; the services here are: {offered}"
         ))
+        .with_details(UNKNOWN_METHOD)
     }
 }
 
@@ -183,21 +184,31 @@ impl Handlers {
         route: &Route,
         mut handler: Handler,
     ) {
-        if !route.spawn.load(Ordering::Relaxed)
-            && let Poll::Ready(reply) = poll_inline(route, &mut handler)
-        {
+        let works_long = route.spawn.load(Ordering::Relaxed);
+        if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
             self.done.push(Done::Reply { key, id, reply, accepted });
             return;
         }
         let shard = Arc::clone(&self.shard);
+        // Made here, not in the task: an abort before the task's first poll must be told too.
+        let mut ended = HandlerEnded { shard, key, id, replied: false };
         let task = tokio::spawn(async move {
-            let mut ended = HandlerEnded { shard, key, id, replied: false };
             let reply = std::future::poll_fn(|cx| handler.poll_caught(cx)).await;
             ended.reply(reply);
         });
+        if works_long {
+            wake_another_worker();
+        }
         let handle = task.abort_handle();
         self.done.push(Done::Attach { key, id, handle, accepted });
     }
+}
+
+/// A runtime keeps a fresh task for the worker that spawned it and tells nobody else. If that task
+/// then blocks the thread while all others sleep, nobody polls I/O, and the driver is never woken.
+/// One more task behind it makes the runtime wake another worker.
+fn wake_another_worker() {
+    tokio::spawn(std::future::ready(()));
 }
 
 /// Tells the session that a spawned handler has ended, also when its task is aborted.
@@ -263,15 +274,11 @@ impl Peer {
         let outcome = match self.within_limits(reply) {
             Reply::Ok(body) => self.session.reply(id, Answer::Ok(body)),
             Reply::UserError(body) => self.session.reply(id, Answer::UserError(body)),
-            Reply::Status(status) => self.session.reply(
-                id,
-                Answer::Status {
-                    code: status.code().number(),
-                    retryable: status.is_retryable(),
-                    text: status.sent_message(),
-                    details: status.sent_details(),
-                },
-            ),
+            Reply::Status(status) => {
+                let (text, details) = status.sent_within(self.reply_room());
+                let (code, retryable) = (status.code().number(), status.is_retryable());
+                self.session.reply(id, Answer::Status { code, retryable, text, details })
+            }
         };
         if outcome.is_err() {
             tracing::trace!(?id, "a reply came too late for its caller");
@@ -280,7 +287,7 @@ impl Peer {
 
     fn within_limits(&self, reply: Reply) -> Reply {
         let (Reply::Ok(body) | Reply::UserError(body)) = &reply else { return reply };
-        match self.too_large(body.len()) {
+        match self.reply_too_large(body.len()) {
             None => reply,
             Some(why) => Reply::Status(Status::resource_exhausted(format!("the reply {why}"))),
         }

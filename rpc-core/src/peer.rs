@@ -16,6 +16,7 @@ use rpc_transport::shard::Shard;
 use tokio::task::AbortHandle;
 
 use crate::session::{Event, Incoming, Revoked, Role, Session, SessionLimits};
+use crate::wire;
 
 /// A shard whose connections carry sessions.
 pub(crate) type RpcShard = Shard<Peer>;
@@ -30,8 +31,10 @@ pub(crate) struct Peer {
     ended: bool,
 }
 
-/// Room for the session's header and its optional blocks, metadata included, bytes.
-const MAX_HEADER_BYTES: u64 = 66 * 1024;
+/// Longest header of a request without metadata, bytes: deadline, signature, metadata's length.
+const REQUEST_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 8 + 8 + 2;
+/// Longest header of a response, bytes: the length of a status's details.
+const RESPONSE_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 4;
 
 /// What must happen outside the shard's lock.
 pub(crate) enum Effect {
@@ -55,12 +58,28 @@ impl Peer {
         }
     }
 
-    /// Says why a body of `len` bytes cannot be sent to this peer, if it cannot.
-    pub(crate) fn too_large(&self, len: usize) -> Option<String> {
-        let whole = len as u64 + MAX_HEADER_BYTES;
-        (whole > self.max_message_bytes).then(|| {
+    /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
+    /// if it cannot.
+    pub(crate) fn request_too_large(&self, metadata: usize, body: usize) -> Option<String> {
+        self.too_large(body, REQUEST_HEADER_BYTES + metadata as u64)
+    }
+
+    /// Says why a reply of `body` bytes cannot be sent to this peer, if it cannot.
+    pub(crate) fn reply_too_large(&self, body: usize) -> Option<String> {
+        self.too_large(body, RESPONSE_HEADER_BYTES)
+    }
+
+    /// Bytes that a reply to this peer may have.
+    pub(crate) fn reply_room(&self) -> usize {
+        let room = self.max_message_bytes.saturating_sub(RESPONSE_HEADER_BYTES);
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
+    fn too_large(&self, body: usize, header: u64) -> Option<String> {
+        (body as u64 + header > self.max_message_bytes).then(|| {
             format!(
-                "of {len} bytes is larger than the {} bytes that the other side takes                  (its `max_message_bytes`)",
+                "of {body} bytes is larger than the {} bytes that the other side takes (its \
+                 `max_message_bytes`)",
                 self.max_message_bytes
             )
         })
@@ -83,8 +102,8 @@ impl Protocol for Peer {
     }
 
     fn on_refused(&mut self, tag: u64, error: &SubmitError) {
-        // Sizes are checked before (`too_large`), so what remains is a link that is closing, which
-        // ends every call anyhow.
+        // Sizes are checked before (`request_too_large`, `reply_room`), so what remains is a link
+        // that is closing, which ends every call anyhow.
         tracing::debug!(tag, %error, "the link did not take a message");
     }
 

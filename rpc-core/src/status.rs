@@ -211,31 +211,28 @@ impl Status {
         Arc::make_mut(self.rest.get_or_insert_default())
     }
 
-    /// The text as it travels: at most [`MAX_MESSAGE_BYTES`], cut at a character.
+    /// Text and details as they travel where there is room for `room` bytes: the text at most
+    /// [`MAX_MESSAGE_BYTES`], cut at a character; no details when they are longer than
+    /// [`MAX_DETAILS_BYTES`] or do not fit beside the text.
     #[must_use]
-    pub(crate) fn sent_message(&self) -> &str {
-        cut(self.message())
-    }
-
-    /// The details as they travel: none when they are longer than [`MAX_DETAILS_BYTES`].
-    #[must_use]
-    pub(crate) fn sent_details(&self) -> &[u8] {
+    pub(crate) fn sent_within(&self, room: usize) -> (&str, &[u8]) {
+        let text = cut(self.message(), room.min(MAX_MESSAGE_BYTES));
         let details = self.details();
-        if details.len() <= MAX_DETAILS_BYTES {
-            return details;
+        if details.len() <= MAX_DETAILS_BYTES.min(room - text.len()) {
+            return (text, details);
         }
         tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
-        &[]
+        (text, &[])
     }
 }
 
-/// Cuts a text to what may travel, at a character.
-fn cut(message: &str) -> &str {
-    let mut end = message.len().min(MAX_MESSAGE_BYTES);
-    while !message.is_char_boundary(end) {
+/// The start of a text, at most `max` bytes, cut at a character.
+fn cut(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
         end -= 1;
     }
-    &message[..end]
+    &text[..end]
 }
 
 impl From<Code> for Status {
@@ -387,12 +384,22 @@ mod tests {
     fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
         let long = "ä".repeat(MAX_MESSAGE_BYTES);
         let status = Status::internal(format!("x{long}"));
-        assert_eq!(status.sent_message().len(), MAX_MESSAGE_BYTES - 1);
-        assert!(status.message().starts_with(status.sent_message()));
+        let (text, _) = status.sent_within(usize::MAX);
+        assert_eq!(text.len(), MAX_MESSAGE_BYTES - 1);
+        assert!(status.message().starts_with(text));
         let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES + 1]);
-        assert_eq!((status.sent_message(), status.sent_details()), ("m", &[][..]));
+        assert_eq!(status.sent_within(usize::MAX), ("m", &[][..]));
         let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES]);
-        assert_eq!(status.sent_details().len(), MAX_DETAILS_BYTES);
+        assert_eq!(status.sent_within(usize::MAX).1.len(), MAX_DETAILS_BYTES);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_peer_is_left_out_details_first() {
+        let status = Status::internal("größe").with_details(vec![7; 10]);
+        assert_eq!(status.sent_within(17), ("größe", &[7; 10][..]));
+        assert_eq!(status.sent_within(16), ("größe", &[][..]));
+        assert_eq!(status.sent_within(3), ("gr", &[][..]));
+        assert_eq!(status.sent_within(0), ("", &[][..]));
     }
 
     #[derive(Debug, thiserror::Error)]

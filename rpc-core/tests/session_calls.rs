@@ -240,7 +240,7 @@ fn calls_before_the_hello_are_bounded_and_wait_for_it() {
     assert!(matches!(answer[..], [Frame::Hello(_), Frame::Request { .. }]));
     let hello = Hello { min_version: 1, max_version: 1, max_calls: 70, features: 0 };
     take(&mut client, &wire::hello(&hello)).expect("a correct peer");
-    assert_eq!(carry(&mut client, &mut server), 6, "up to the announced limit");
+    assert_eq!(carry(&mut client, &mut server), 69, "up to the announced limit");
     let incoming = request(&mut server);
     server.reply(incoming.id, Answer::Ok(body(""))).expect("the caller waits");
     carry(&mut server, &mut client);
@@ -248,27 +248,37 @@ fn calls_before_the_hello_are_bounded_and_wait_for_it() {
 }
 
 #[test]
-fn more_calls_than_announced_are_answered_and_the_session_lives() {
-    let few = SessionLimits { max_incoming_calls: 1, ..SessionLimits::default() };
+fn calls_before_the_hello_are_never_refused_for_their_number() {
+    let one = SessionLimits { max_incoming_calls: 1, ..SessionLimits::default() };
     let mut client = End::new(Role::Client, SessionLimits::default());
-    let mut server = End::new(Role::Server, few);
-    let ids = [start(&mut client), start(&mut client)];
+    let mut server = End::new(Role::Server, one);
+    let ids = [start(&mut client), start(&mut client), start(&mut client)];
+    for id in ids {
+        carry(&mut client, &mut server);
+        let incoming = request(&mut server).id;
+        assert!(server.poll_event().is_none(), "one at a time");
+        server.reply(incoming, Answer::Ok(body("pong"))).expect("the caller waits");
+        carry(&mut server, &mut client);
+        assert_eq!(reply(&mut client, id).0, ReplyKind::Ok);
+    }
+}
+
+#[test]
+fn a_call_to_an_end_that_takes_none_is_answered_and_the_session_lives() {
+    let none = SessionLimits { max_incoming_calls: 0, ..SessionLimits::default() };
+    let mut client = End::new(Role::Client, SessionLimits::default());
+    let mut server = End::new(Role::Server, none);
+    let id = start(&mut client);
     carry(&mut client, &mut server);
-    let first = request(&mut server).id;
-    assert!(server.poll_event().is_none(), "the second is refused");
-    server.reply(first, Answer::Ok(body("pong"))).expect("the caller waits");
-    carry(&mut server, &mut client);
-    assert_eq!(reply(&mut client, ids[0]).0, ReplyKind::Ok);
-    let (kind, _) = reply(&mut client, ids[1]);
-    let code::RESOURCE_EXHAUSTED = (match kind {
-        ReplyKind::Status { code, retryable: true, .. } => code,
-        other => panic!("{other:?}"),
-    }) else {
-        panic!("{kind:?}");
-    };
-    start(&mut client);
-    start(&mut client);
-    assert_eq!(carry(&mut client, &mut server), 1, "now the limit is known");
+    assert!(server.poll_event().is_none(), "it is refused");
+    let sent = frames(&mut server);
+    for frame in &sent {
+        take(&mut client, frame).expect("a correct peer");
+    }
+    let (kind, _) = reply(&mut client, id);
+    let code = code::RESOURCE_EXHAUSTED;
+    assert_eq!(kind, ReplyKind::Status { code, retryable: true, details_bytes: 0 });
+    assert_eq!(why_not(&mut client, call(7)), StartError::PeerTakesNoCalls);
 }
 
 #[test]

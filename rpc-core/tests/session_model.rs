@@ -162,7 +162,6 @@ struct Tally {
     revoked_responses: u64,
     quarantined: u64,
     no_cancel_dropped: u64,
-    exhausted: u64,
     drained: u64,
     closed: u64,
     going_away: u64,
@@ -428,7 +427,6 @@ impl World {
     fn outcome(&mut self, number: Number, outcome: Outcome) {
         let (now, cut) = (self.now, self.cut);
         let going = self.peer_going;
-        let limits = self.limits;
         let tally = &mut self.tally;
         let record = self.calls.get_mut(&number).expect("known");
         record.life = Life::Ended;
@@ -469,11 +467,6 @@ impl World {
                 }
                 (ReplyKind::Status { code: code::DEADLINE_EXCEEDED, .. }, None) => {
                     assert!(is_expired(record, now + SLACK));
-                }
-                (ReplyKind::Status { code: code::RESOURCE_EXHAUSTED, retryable, .. }, None) => {
-                    tally.exhausted += 1;
-                    assert!(retryable && record.runs == 0);
-                    assert!(limits[1 - record.caller].max_incoming_calls < 64);
                 }
                 other => panic!("call {number} got {other:?}: {record:?}"),
             },
@@ -755,10 +748,10 @@ impl Tally {
     fn check(&self) {
         let Self { started, replies, expired, never_sent, stops, refused_attach, gone, .. } = *self;
         let Self { whole, aborted, revoked_responses, quarantined, no_cancel_dropped, .. } = *self;
-        let Self { exhausted, drained, closed, going_away, most_in_flight, .. } = *self;
+        let Self { drained, closed, going_away, most_in_flight, .. } = *self;
         let mut counts = vec![started, replies, expired, never_sent, stops, refused_attach, gone];
         counts.extend([whole, aborted, revoked_responses, quarantined, no_cancel_dropped]);
-        counts.extend([exhausted, drained, closed, going_away]);
+        counts.extend([drained, closed, going_away]);
         let rarest = counts.into_iter().min();
         assert!(rarest > Some(50) && most_in_flight > 20, "too tame: {self:?}");
     }
@@ -776,7 +769,6 @@ impl Tally {
         self.revoked_responses += other.revoked_responses;
         self.quarantined += other.quarantined;
         self.no_cancel_dropped += other.no_cancel_dropped;
-        self.exhausted += other.exhausted;
         self.drained += other.drained;
         self.closed += other.closed;
         self.going_away += other.going_away;

@@ -269,10 +269,16 @@ fn agree(
         reason: error.to_string(),
     };
     let server = Offer::from_reply(&established.private_data).map_err(protocol)?;
-    offer.agree_as_client(&server).map_err(|reject| ConnectError::Rejected {
-        address: address.clone(),
-        reason: format!("{}: {}", reject.code, reject.text),
-        private_data: Vec::new(),
+    offer.agree_as_client(&server).map_err(|reject| {
+        let address = address.clone();
+        let reason = format!("{}: {}", reject.code, reject.text);
+        match reject.code {
+            RejectCode::VersionMismatch => {
+                ConnectError::Rejected { address, reason, private_data: Vec::new() }
+            }
+            // It has accepted, with an offer that nobody could make.
+            _ => ConnectError::Protocol { address, reason },
+        }
     })
 }
 

@@ -757,3 +757,6 @@ impl<P: Protocol> fmt::Debug for State<P> {
 fn narrow(index: usize) -> u32 {
     index as u32
 }
+
+#[cfg(test)]
+mod tests;

@@ -99,7 +99,10 @@ impl Serving {
         let mut ready = Vec::new();
         while ready.len() < addresses {
             let line = within_limit(lines.next_line()).await.expect("its stdout can be read");
-            let line = line.expect("READY comes before the end");
+            let Some(line) = line else {
+                let (_, stderr) = Self { child, addresses: ready }.ended().await;
+                panic!("the server has ended: {stderr}");
+            };
             ready.push(line.strip_prefix("READY ").expect("READY comes first").to_owned());
         }
         Self { child, addresses: ready }

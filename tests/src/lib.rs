@@ -1,4 +1,31 @@
-//! Shared parts of the end-to-end tests.
+//! Shared parts of the end-to-end tests: the service under test, the processes it runs in, a
+//! hostile peer, and the limits that keep a stuck test from staying.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `probe` | the trait that the tests call, and its types |
+//! | `service` | its implementation, which tells what became of each handler |
+//! | `journal` | gates that handlers wait at, and marks that they leave |
+//! | `versions` | two traits of one name with different methods |
+//! | `raw` | a service without a macro, for statuses with details |
+//! | `limit` | a test's own runtime, with a hard end |
+//! | `process` | server and client processes that die with the test |
+//! | `scheme` | an address of each scheme that nobody else uses |
+//! | `world` | a server at such an address, and clients of it |
+//! | `hostile` | a peer that speaks below the link |
+//! | `resources` | what a process holds: fds, memory, tasks, CPU time |
+
+pub mod hostile;
+pub mod journal;
+pub mod limit;
+pub mod probe;
+pub mod process;
+pub mod raw;
+pub mod resources;
+pub mod scheme;
+pub mod service;
+pub mod versions;
+pub mod world;
 
 pub mod example;
 

@@ -13,9 +13,9 @@
 use super::SessionError;
 use crate::wire::WireId;
 
-/// Calls that either end may have in flight before it has seen the other's hello. Every session
-/// tolerates slots below this, whatever smaller limit it announces.
-pub const INITIAL_CALLS: u32 = 64;
+/// Calls that either end may have in flight before it has seen the other's hello. One: every end
+/// that takes calls at all takes it, so that no caller is refused for not knowing the limit yet.
+pub const INITIAL_CALLS: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holder {
@@ -190,6 +190,7 @@ mod tests {
     #[test]
     fn a_lower_limit_retires_slots_as_they_come_home() {
         let mut slots = Slots::new();
+        slots.set_limit(3);
         let ids: Vec<WireId> = (0..3).filter_map(|call| slots.take(call)).collect();
         assert_eq!(slots.settle(ids[2], Proof::Response), Ok(Some(2)));
         slots.set_limit(1);

@@ -156,6 +156,8 @@ impl SoftCompletionQueue {
         qp.attach(wire);
         qp.last_active = clock;
         self.heat(handle);
+        // Not armed with the others, and the peer may have sent already (invariant 2).
+        self.fire();
         Ok(())
     }
 
@@ -396,7 +398,11 @@ impl CompletionQueue for SoftCompletionQueue {
         let polled = completions.len() - start;
         if polled > 0 {
             self.armed = false;
-        } else if disturbed {
+            return Ok(polled);
+        }
+        // The owner may sleep now, so nothing that a peer waits for stays behind.
+        self.ring_bells();
+        if disturbed {
             self.fire();
         }
         Ok(polled)
@@ -490,6 +496,9 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         self.free.push(qp.index);
         self.hot.retain(|index| *index != qp.index);
+        if self.cursor >= self.hot.len() {
+            self.cursor = 0;
+        }
         self.queue.retain(|queued| queued.completion.qp != qp);
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)

@@ -1,9 +1,9 @@
-//! Contract rules 16 and 18: how connections begin and end.
+//! Contract rules 16 and 18, and what else connections do when they begin and end.
 
 use rpc_transport::error::ConnectError;
 use rpc_transport::provider::{
-    Listener, ProviderError, QpState, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
-    REQ_PRIVATE_DATA_BYTES, Status,
+    Listener, ProviderError, QpHandle, QpState, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
+    REQ_PRIVATE_DATA_BYTES, RecvWr, Status,
 };
 
 use crate::fixture::*;
@@ -182,6 +182,41 @@ pub(crate) fn rule18_recvs_are_in_place_before_the_peer_can_send(fixture: &dyn F
     }
 }
 
+/// Polls that take one completion at a time leave off in the middle of the QPs.
+pub(crate) fn rule15_queue_pairs_may_be_destroyed_between_any_two_polls(fixture: &dyn Fixture) {
+    const COUNT: usize = 12;
+    let options = Options { sends: 4, recvs: 4, posted: 2, ..Options::default() };
+    runtime().block_on(async {
+        let mut listener = fixture.listen();
+        let address = listener.local_address();
+        for taken in 0..=COUNT {
+            let (mut server, mut clients, mut qps) = (None, Vec::new(), Vec::new());
+            for _ in 0..COUNT {
+                let accepting = accept_into(&mut listener, &mut server, &options);
+                let (client, qp) = tokio::join!(connect(fixture, &address, &options), accepting);
+                clients.push(client);
+                qps.push(qp);
+            }
+            let mut server: Objects = server.unwrap();
+            for client in &mut clients {
+                client.send(0, b"x");
+            }
+            let mut completions = Vec::new();
+            while completions.len() < taken {
+                server.cq.poll(&mut completions, 1).unwrap();
+            }
+            // The last ones first, so that the place where the next poll begins is gone.
+            for qp in qps.drain(1..) {
+                server.cq.destroy_qp(qp).unwrap();
+            }
+            for _ in 0..2 * COUNT {
+                server.cq.poll(&mut completions, 1).unwrap();
+            }
+            assert!(completions.iter().any(|completion| completion.qp == qps[0]));
+        }
+    });
+}
+
 pub(crate) fn rule18_nobody_listens(fixture: &dyn Fixture) {
     runtime().block_on(async {
         let listener = fixture.listen();
@@ -203,6 +238,63 @@ pub(crate) fn rule18_nobody_listens(fixture: &dyn Fixture) {
     });
 }
 
+pub(crate) fn rule03_a_connection_that_comes_up_after_arming_wakes(fixture: &dyn Fixture) {
+    let options = Options::default();
+    let runtime = runtime();
+    runtime.block_on(async {
+        let mut listener = fixture.listen();
+        let address = listener.local_address();
+        let accepting = async {
+            let mut incoming = listener.incoming().await.unwrap();
+            let mut objects = End::objects(incoming.device(), &options);
+            let capacity = End::capacity(&options);
+            let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let wr = RecvWr { wr_id: 7, buffer: objects.recv_pool.take().unwrap() };
+            objects.cq.post_recv(qp, wr).unwrap();
+            (objects, incoming.accept(b"").await.unwrap())
+        };
+        let connecting = connect(fixture, &address, &options);
+        let (mut client, (mut server, established)) = tokio::join!(connecting, accepting);
+        // Each of these may come first: the message, the arming, the end of the set-up.
+        client.send(0, b"early");
+        server.cq.arm().unwrap();
+        let mut completions = Vec::new();
+        assert_eq!(server.cq.poll(&mut completions, 8).unwrap(), 0, "not connected yet");
+        established.attach.run(&mut *server.cq).unwrap();
+        while completions.is_empty() {
+            assert!(readable(&[server.cq.event_fd()], PATIENCE), "nobody is told of the message");
+            server.cq.clear_events().unwrap();
+            if server.cq.poll(&mut completions, 8).unwrap() == 0 {
+                // The event was spurious, which is legal; arming is one-shot.
+                server.cq.arm().unwrap();
+                server.cq.poll(&mut completions, 8).unwrap();
+            }
+        }
+        assert_eq!(payload(&completions[0]), b"early");
+        drop(client);
+    });
+}
+
+/// Accepts a connection on the CQ that earlier ones are on.
+async fn accept_into(
+    listener: &mut Box<dyn Listener>,
+    server: &mut Option<Objects>,
+    options: &Options,
+) -> QpHandle {
+    let mut incoming = listener.incoming().await.unwrap();
+    let wide = Options { sends: 64, recvs: 64, ..options.clone() };
+    let objects = server.get_or_insert_with(|| End::objects(incoming.device(), &wide));
+    let capacity = End::capacity(options);
+    let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+    for wr_id in 0..u64::from(options.posted) {
+        let buffer = objects.recv_pool.take().unwrap();
+        objects.cq.post_recv(qp, RecvWr { wr_id, buffer }).unwrap();
+    }
+    let established = incoming.accept(b"").await.unwrap();
+    established.attach.run(&mut *objects.cq).unwrap();
+    qp
+}
+
 pub(crate) fn rule18_many_connections_share_a_cq(fixture: &dyn Fixture) {
     let options = Options { sends: 4, recvs: 4, posted: 2, ..Options::default() };
     let runtime = runtime();
@@ -212,23 +304,10 @@ pub(crate) fn rule18_many_connections_share_a_cq(fixture: &dyn Fixture) {
         let mut server: Option<Objects> = None;
         let (mut clients, mut qps) = (Vec::new(), Vec::new());
         for _ in 0..10 {
-            let accepting = async {
-                let mut incoming = listener.incoming().await.unwrap();
-                let wide = Options { sends: 40, recvs: 40, ..options.clone() };
-                let objects = server.get_or_insert_with(|| End::objects(incoming.device(), &wide));
-                let capacity = End::capacity(&options);
-                let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-                for wr_id in 0..2 {
-                    let buffer = objects.recv_pool.take().unwrap();
-                    let wr = rpc_transport::provider::RecvWr { wr_id, buffer };
-                    objects.cq.post_recv(qp, wr).unwrap();
-                }
-                let established = incoming.accept(b"").await.unwrap();
-                established.attach.run(&mut *objects.cq).unwrap();
-                qps.push(qp);
-            };
-            let (client, ()) = tokio::join!(connect(fixture, &address, &options), accepting);
+            let accepting = accept_into(&mut listener, &mut server, &options);
+            let (client, qp) = tokio::join!(connect(fixture, &address, &options), accepting);
             clients.push(client);
+            qps.push(qp);
         }
         let mut server = server.unwrap();
         for (i, client) in clients.iter_mut().enumerate() {

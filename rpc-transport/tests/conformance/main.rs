@@ -12,6 +12,8 @@ mod queues;
 mod remote;
 mod seeds;
 mod soft;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 /// Runs the suite for a fixture, in a module of the given name.
 macro_rules! conformance {
@@ -22,6 +24,7 @@ macro_rules! conformance {
                 rule01_order
                 rule03_arming
                 rule03_queued_completions_fire_nothing
+                rule03_what_is_sent_by_the_last_poll_is_told
                 rule03_silent_traffic_does_not_spend_the_arming
                 rule04_unsignaled
                 rule04_signaled_frees_the_unsignaled_before
@@ -42,6 +45,7 @@ macro_rules! conformance {
             }
             remote {
                 rule02_visibility
+                rule02_large_transfers
                 rule11_bad_access_kills_both_and_writes_nothing
                 rule11_bounds_hold_after_good_writes
                 rule11_access_rights
@@ -61,6 +65,7 @@ macro_rules! conformance {
                 s68_one_sided_operations_are_silent_at_the_target
             }
             connections {
+                rule03_a_connection_that_comes_up_after_arming_wakes
                 rule16_disconnect_when_the_peer_is_destroyed
                 rule16_disconnect_when_the_peer_goes_to_error
                 rule16_disconnect_wakes_an_armed_cq
@@ -70,6 +75,7 @@ macro_rules! conformance {
                 rule18_rejection_carries_its_reason
                 rule18_recvs_are_in_place_before_the_peer_can_send
                 rule18_nobody_listens
+                rule15_queue_pairs_may_be_destroyed_between_any_two_polls
                 rule18_many_connections_share_a_cq
             }
             seeds {
@@ -101,3 +107,6 @@ macro_rules! conformance {
 conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
 conformance!(tcp, crate::soft::Tcp);
+conformance!(faulty_mem, crate::soft::FaultyMem);
+#[cfg(feature = "verbs")]
+conformance!(rdma, crate::verbs::Verbs);

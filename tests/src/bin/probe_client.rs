@@ -1,0 +1,136 @@
+//! A client process of the end-to-end tests. Says `READY`, then what its role has to say, then
+//! waits for its stdin to end.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rpc_core::{Channel, PollMode};
+use tests::probe::{ProbeClient, Resources};
+use tests::process::{self, READY};
+use tests::resources;
+use tests::service::pattern;
+
+#[derive(Debug, Parser)]
+struct Options {
+    #[arg(long)]
+    address: String,
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Starts calls that never end by themselves.
+    Hold { tag: u64, count: u64 },
+    /// Connects and does nothing.
+    Idle { count: u64, poll_mode: String },
+    /// Connects, calls and closes, again and again; says `RESOURCES fds rss mappings tasks` after
+    /// the first `warm_up` times, and at the end.
+    Cycle { warm_up: u64, count: u64 },
+    /// Calls on many channels at once; says `DONE calls`.
+    Many { channels: u64, calls: u64 },
+}
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> ExitCode {
+    let Options { address, role } = Options::parse();
+    process::log_to_stderr();
+    resources::raise_fd_limit();
+    process::obey(|command| panic!("unknown command `{command}`"));
+    match role {
+        Role::Hold { tag, count } => hold(&address, tag, count).await,
+        Role::Idle { count, poll_mode } => idle(&address, count, &poll_mode).await,
+        Role::Cycle { warm_up, count } => {
+            process::say(READY, "");
+            cycle(&address, warm_up).await;
+            say_resources().await;
+            cycle(&address, count).await;
+            say_resources().await;
+        }
+        Role::Many { channels, calls } => {
+            process::say(READY, "");
+            let done = many(&address, channels, calls).await;
+            process::say("DONE", done);
+        }
+    }
+    // The thread that listens to stdin ends the process.
+    std::future::pending().await
+}
+
+async fn connect(address: &str) -> ProbeClient {
+    connect_with(address, PollMode::Event).await
+}
+
+async fn connect_with(address: &str, mode: PollMode) -> ProbeClient {
+    let channel = Channel::builder().poll_mode(mode).connect(address).await;
+    ProbeClient::new(channel.unwrap_or_else(|error| panic!("{error}")))
+}
+
+async fn hold(address: &str, tag: u64, count: u64) {
+    let client = connect(address).await;
+    let calls: Vec<_> = (0..count).map(|_| client.hold(tag).start()).collect();
+    process::say(READY, "");
+    for call in calls {
+        let _ = call.await;
+    }
+}
+
+async fn idle(address: &str, count: u64, poll_mode: &str) {
+    let mode = match poll_mode {
+        "event" => PollMode::Event,
+        "adaptive" => PollMode::Adaptive,
+        other => panic!("no idle client polls like {other}"),
+    };
+    let mut clients = Vec::new();
+    for number in 0..count {
+        let client = connect_with(address, mode).await;
+        assert_eq!(client.add(number, 1).await, Ok(number + 1));
+        clients.push(client);
+    }
+    process::say(READY, "");
+    std::future::pending().await
+}
+
+async fn cycle(address: &str, count: u64) {
+    for number in 0..count {
+        let client = connect(address).await;
+        assert_eq!(client.add(number, 1).await, Ok(number + 1));
+    }
+}
+
+/// Says what this process holds, once its drivers have ended: they do so by themselves after their
+/// channels were dropped, and nothing else runs here.
+async fn say_resources() {
+    let mut resources = resources::of_this_process();
+    for _ in 0..100_000 {
+        if resources.tasks == 0 {
+            break;
+        }
+        tokio::task::yield_now().await;
+        resources = resources::of_this_process();
+    }
+    let Resources { fds, rss_bytes, mappings, tasks } = resources;
+    process::say("RESOURCES", format_args!("{fds} {rss_bytes} {mappings} {tasks}"));
+}
+
+async fn many(address: &str, channels: u64, calls: u64) -> u64 {
+    let mut tasks = tokio::task::JoinSet::new();
+    for channel in 0..channels {
+        let address = address.to_owned();
+        tasks.spawn(async move {
+            let client = connect(&address).await;
+            for call in 0..calls {
+                let seed = channel * calls + call;
+                assert_eq!(client.add(channel, call).await, Ok(channel + call));
+                let data = pattern(usize::try_from(seed % 3000).expect("small"), seed);
+                assert_eq!(client.echo(&data).await, Ok(data));
+            }
+        });
+    }
+    let mut done = 0;
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("no client fails");
+        done += 2 * calls;
+    }
+    done
+}

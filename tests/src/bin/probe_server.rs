@@ -1,0 +1,121 @@
+//! A server process of the end-to-end tests.
+//!
+//! Says `READY address` for each address, then `STOPPED` when `serve` has returned; ends with its
+//! stdin. Commands: `shutdown`, `open TAG`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use rpc_core::{LinkConfig, PollMode, Server};
+use tests::journal::Journal;
+use tests::probe::ProbeServer;
+use tests::process::{self, OPEN, READY, SHUTDOWN, STOPPED};
+use tests::raw::RawService;
+use tests::resources;
+use tests::service::ProbeService;
+use tests::versions::{OldLedger, old};
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// Where to listen; may be given several times.
+    #[arg(long, required = true)]
+    listen: Vec<String>,
+    /// The server for nested calls.
+    #[arg(long)]
+    next: Option<String>,
+    #[arg(long)]
+    max_calls: Option<u32>,
+    #[arg(long)]
+    max_connections: Option<usize>,
+    #[arg(long)]
+    max_message: Option<u64>,
+    #[arg(long)]
+    receive_buffer: Option<u32>,
+    #[arg(long)]
+    data_credits: Option<u16>,
+    #[arg(long)]
+    keep_alive_ms: Option<u64>,
+    #[arg(long)]
+    grace_ms: Option<u64>,
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
+    #[arg(long, default_value = "event")]
+    poll_mode: String,
+    /// Workers of the runtime; 0: one thread for everything.
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+}
+
+fn main() {
+    let options = Options::parse();
+    process::log_to_stderr();
+    resources::raise_fd_limit();
+    let runtime = match options.workers {
+        0 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        workers => {
+            tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()
+        }
+    };
+    runtime.expect("a runtime").block_on(serve(options));
+}
+
+async fn serve(options: Options) {
+    let journal = Arc::new(Journal::default());
+    let server = bind(&options, Arc::clone(&journal)).await;
+    let shutdown = server.shutdown_handle();
+    process::obey(move |command| match command.split_once(' ') {
+        None if command == SHUTDOWN => shutdown.shutdown(),
+        Some((OPEN, tag)) => journal.open(tag.parse().expect("a number")),
+        _ => panic!("unknown command `{command}`"),
+    });
+    for address in server.local_addresses() {
+        process::say(READY, address);
+    }
+    match server.serve().await {
+        Ok(()) => process::say(STOPPED, "ok"),
+        Err(error) => process::say(STOPPED, error),
+    }
+}
+
+async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
+    let mut link = LinkConfig::default();
+    if let Some(bytes) = options.receive_buffer {
+        link = link.receive_buffer_bytes(bytes);
+    }
+    if let Some(bytes) = options.max_message {
+        link = link.max_message_bytes(bytes);
+    }
+    if let Some(credits) = options.data_credits {
+        link = link.data_credits(credits);
+    }
+    if let Some(interval) = options.keep_alive_ms.map(Duration::from_millis) {
+        link = link.keep_alive(Some(interval)).keep_alive_timeout(interval);
+    }
+    let mut builder = Server::builder()
+        .add_service(ProbeServer::new(ProbeService::new(journal, options.next.clone())))
+        .add_service(old::LedgerServer::new(OldLedger))
+        .add_service(RawService)
+        .link(link)
+        .poll_mode(poll_mode(&options.poll_mode))
+        .shards(options.shards);
+    if let Some(count) = options.max_calls {
+        builder = builder.max_calls_per_connection(count);
+    }
+    if let Some(count) = options.max_connections {
+        builder = builder.max_connections(count);
+    }
+    if let Some(grace) = options.grace_ms {
+        builder = builder.grace(Duration::from_millis(grace));
+    }
+    builder.bind_all(&options.listen).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn poll_mode(name: &str) -> PollMode {
+    match name {
+        "event" => PollMode::Event,
+        "adaptive" => PollMode::Adaptive,
+        "busy" => PollMode::Busy,
+        other => panic!("no poll mode is called {other}"),
+    }
+}

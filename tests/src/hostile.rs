@@ -1,0 +1,310 @@
+//! A peer that speaks below the link: a valid handshake, or none, then whatever bytes a test likes.
+//!
+//! Owns a QP of its own, through the transport's provider API, and the bytes of frames, written by
+//! hand from the wire format. Obeys no credit. Never used by anything but tests.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use rpc_core::{Address, ConnectError};
+use rpc_transport::config::LinkConfig;
+use rpc_transport::handshake::{Features, Offer};
+use rpc_transport::memory::{BufferPool, ProtectionDomain};
+use rpc_transport::provider::{
+    Completion, CompletionKind, CompletionQueue, Established, Listener, QpCapacity, QpEvent,
+    QpHandle, RecvWr, SendOp, SendWr, Source, Status,
+};
+use rpc_transport::schemes;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// RECVs that are posted, and SENDs that fit.
+const DEPTH: u32 = 256;
+/// Size of a buffer, bytes: holds any frame of a default link, and far too large ones.
+const BUFFER_BYTES: u32 = 32 * 1024;
+
+/// What came from the other side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// A frame, and its immediate.
+    Frame(Vec<u8>, Option<u32>),
+    /// The connection is gone; nothing follows.
+    Gone,
+}
+
+/// One end of a connection, without link and session.
+pub struct HostilePeer {
+    cq: Box<dyn CompletionQueue>,
+    qp: QpHandle,
+    events: AsyncFd<OwnedFd>,
+    send_pool: BufferPool,
+    recv_pool: BufferPool,
+    heard: VecDeque<Heard>,
+    gone: bool,
+    /// What the other side said when it accepted; empty for an accepted peer.
+    pub private_data: Vec<u8>,
+}
+
+/// The handshake of an honest peer with the default configuration.
+#[must_use]
+pub fn honest_offer() -> Offer {
+    Offer::new(&LinkConfig::default(), Features::ACK_IMMEDIATE, 7)
+}
+
+const CAPACITY: QpCapacity =
+    QpCapacity { max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline_bytes: 0 };
+
+impl HostilePeer {
+    /// Connects with an honest handshake.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect(address: &str) -> Result<Self, ConnectError> {
+        Self::connect_saying(address, &honest_offer().to_request()).await
+    }
+
+    /// Connects with this private data.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    ///
+    /// # Panics
+    /// When the device has no resources.
+    pub async fn connect_saying(address: &str, private_data: &[u8]) -> Result<Self, ConnectError> {
+        let address: Address = address.parse()?;
+        let mut outgoing = schemes::resolve(&address).await?.outgoing;
+        let domain = outgoing.device().allocate_pd()?;
+        let mut cq = outgoing.device().create_cq(2 * DEPTH)?;
+        let qp = outgoing.create_qp(&mut *cq, &domain, CAPACITY)?;
+        let mut peer = Self::new(cq, qp, &domain);
+        peer.attach(outgoing.connect(private_data).await?);
+        Ok(peer)
+    }
+
+    /// Accepts the next connection of a listener, saying this, whatever the client said.
+    ///
+    /// # Panics
+    /// When the listener or the client dies.
+    pub async fn accept_saying(listener: &mut dyn Listener, private_data: &[u8]) -> Self {
+        let mut incoming = listener.incoming().await.expect("it listens");
+        let domain = incoming.device().allocate_pd().expect("a domain");
+        let mut cq = incoming.device().create_cq(2 * DEPTH).expect("a queue");
+        let qp = incoming.create_qp(&mut *cq, &domain, CAPACITY).expect("a queue pair");
+        let mut peer = Self::new(cq, qp, &domain);
+        peer.attach(incoming.accept(private_data).await.expect("the client waits"));
+        peer
+    }
+
+    /// Accepts the next connection with an honest handshake.
+    pub async fn accept(listener: &mut dyn Listener) -> Self {
+        Self::accept_saying(listener, &honest_offer().to_reply()).await
+    }
+
+    fn new(cq: Box<dyn CompletionQueue>, qp: QpHandle, domain: &ProtectionDomain) -> Self {
+        let fd = cq.event_fd().try_clone_to_owned().expect("a file descriptor");
+        #[allow(deprecated, reason = "its successor is an unsafe fn; an `OwnedFd` is what it asks")]
+        let events = AsyncFd::with_interest(fd, Interest::READABLE).expect("it can be watched");
+        let pool = || BufferPool::allocate(domain, BUFFER_BYTES, DEPTH).expect("memory");
+        let mut peer = Self {
+            cq,
+            qp,
+            events,
+            send_pool: pool(),
+            recv_pool: pool(),
+            heard: VecDeque::new(),
+            gone: false,
+            private_data: Vec::new(),
+        };
+        for _ in 0..DEPTH {
+            peer.post_recv();
+        }
+        peer
+    }
+
+    fn attach(&mut self, established: Established) {
+        self.private_data = established.private_data;
+        established.attach.run(&mut *self.cq).expect("the queue pair is there");
+    }
+
+    fn post_recv(&mut self) {
+        if let Some(buffer) = self.recv_pool.take() {
+            // Refused once the QP is in ERR, which shows as `Gone`.
+            let _ = self.cq.post_recv(self.qp, RecvWr { wr_id: 0, buffer });
+        }
+    }
+
+    /// Sends bytes as one frame. What cannot be sent any more shows as [`Heard::Gone`].
+    pub fn send(&mut self, frame: &[u8]) {
+        self.post(SendOp::Send, frame);
+    }
+
+    /// Sends bytes with immediate data.
+    pub fn send_with_imm(&mut self, frame: &[u8], imm: u32) {
+        self.post(SendOp::SendWithImm(imm), frame);
+    }
+
+    fn post(&mut self, op: SendOp, frame: &[u8]) {
+        self.poll();
+        let Some(mut buffer) = self.send_pool.take() else { return };
+        let len = frame.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&frame[..len]);
+        let len = u32::try_from(len).expect("at most a buffer");
+        let source = match len {
+            0 => Source::Empty,
+            len => Source::Buffer { buffer, start: 0, len },
+        };
+        let wr = SendWr { wr_id: 1, op, signaled: true, source };
+        let _ = self.cq.post_send(self.qp, &mut [wr]);
+        self.cq.flush();
+    }
+
+    /// The next thing that the other side says.
+    ///
+    /// # Panics
+    /// When the queue dies.
+    pub async fn hear(&mut self) -> Heard {
+        loop {
+            self.poll();
+            if let Some(heard) = self.heard.pop_front() {
+                return heard;
+            }
+            if self.gone {
+                return Heard::Gone;
+            }
+            self.cq.arm().expect("the queue lives");
+            self.poll();
+            if self.heard.is_empty() && !self.gone {
+                let mut guard = self.events.readable().await.expect("it can be watched");
+                self.cq.clear_events().expect("the queue lives");
+                guard.clear_ready();
+            }
+        }
+    }
+
+    /// Waits for the end of the connection; gives the frames that came before.
+    pub async fn hear_to_the_end(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        while let Heard::Frame(bytes, _) = self.hear().await {
+            frames.push(bytes);
+        }
+        frames
+    }
+
+    fn poll(&mut self) {
+        let mut completions = Vec::new();
+        self.cq.poll(&mut completions, DEPTH as usize).expect("the queue lives");
+        for completion in completions {
+            self.on_completion(completion);
+        }
+        while let Some(event) = self.cq.poll_event() {
+            let (QpEvent::Disconnected(_) | _) = event;
+            self.gone = true;
+        }
+    }
+
+    fn on_completion(&mut self, completion: Completion) {
+        if completion.status != Status::Success {
+            self.gone = true;
+            return;
+        }
+        let Some(buffer) = completion.buffer.filter(|_| completion.kind != CompletionKind::Send)
+        else {
+            return;
+        };
+        let bytes = buffer[..completion.byte_len as usize].to_vec();
+        self.heard.push_back(Heard::Frame(bytes, completion.imm));
+        drop(buffer);
+        self.post_recv();
+    }
+}
+
+impl fmt::Debug for HostilePeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostilePeer").field("qp", &self.qp).field("gone", &self.gone).finish()
+    }
+}
+
+/// The bytes of frames, by hand (`docs/wire-format.md`).
+pub mod bytes {
+    /// The link's header: kind, flags, data and ack credits, releases, extents.
+    #[must_use]
+    pub fn link_header(kind: u8, flags: u8, data: u16, ack: u16) -> Vec<u8> {
+        let [d0, d1] = data.to_le_bytes();
+        let [a0, a1] = ack.to_le_bytes();
+        vec![kind, flags, d0, d1, a0, a1, 0, 0]
+    }
+
+    /// A plain data frame around a session frame.
+    #[must_use]
+    pub fn data(session: &[u8]) -> Vec<u8> {
+        [link_header(1, 0, 0, 0), session.to_vec()].concat()
+    }
+
+    /// A segment of a message.
+    #[must_use]
+    pub fn segment(number: u32, bits: u32, offset: u64, total: u64, payload: &[u8]) -> Vec<u8> {
+        let mut frame = link_header(1, 1, 0, 0);
+        frame.extend_from_slice(&number.to_le_bytes());
+        frame.extend_from_slice(&bits.to_le_bytes());
+        frame.extend_from_slice(&offset.to_le_bytes());
+        frame.extend_from_slice(&total.to_le_bytes());
+        frame.extend_from_slice(payload);
+        frame
+    }
+
+    /// The session's header: kind, flags, codec or status, 0, method, slot, generation.
+    #[must_use]
+    pub fn session_header(
+        kind: u8,
+        flags: u8,
+        codec_or_status: u8,
+        method: u32,
+        slot: u32,
+        generation: u32,
+    ) -> Vec<u8> {
+        let mut header = vec![kind, flags, codec_or_status, 0];
+        for word in [method, slot, generation] {
+            header.extend_from_slice(&word.to_le_bytes());
+        }
+        header
+    }
+
+    /// The first session frame of a peer that takes `max_calls` calls.
+    #[must_use]
+    pub fn hello(max_calls: u32) -> Vec<u8> {
+        let mut frame = session_header(1, 0, 0, 0, 0, 0);
+        frame.extend_from_slice(&1_u16.to_le_bytes());
+        frame.extend_from_slice(&1_u16.to_le_bytes());
+        frame.extend_from_slice(&max_calls.to_le_bytes());
+        frame.extend_from_slice(&0_u64.to_le_bytes());
+        frame
+    }
+
+    /// A request with a signature, and a deadline if one is given (µs).
+    #[must_use]
+    pub fn request(
+        slot: u32,
+        generation: u32,
+        method: &rpc_core::service::MethodDescriptor,
+        deadline: Option<u64>,
+        body: &[u8],
+    ) -> Vec<u8> {
+        let flags = 0x02 | u8::from(deadline.is_some());
+        let mut frame = session_header(2, flags, 1, method.id, slot, generation);
+        if let Some(micros) = deadline {
+            frame.extend_from_slice(&micros.to_le_bytes());
+        }
+        frame.extend_from_slice(&method.signature_hash.to_le_bytes());
+        frame.extend_from_slice(body);
+        frame
+    }
+
+    /// What a session frame in a plain or unsegmented data frame is: kind, status, slot.
+    #[must_use]
+    pub fn session_of(frame: &[u8]) -> Option<(u8, u8, u32)> {
+        let session = (*frame.first()? == 1 && *frame.get(1)? == 0).then(|| &frame[8..])?;
+        let slot = session.get(8..12)?.try_into().ok().map(u32::from_le_bytes)?;
+        Some((*session.first()?, *session.get(2)?, slot))
+    }
+}

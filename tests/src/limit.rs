@@ -1,0 +1,79 @@
+//! A test's own runtime, with a hard end.
+//!
+//! Invariants:
+//! 1. A body that does not end in time fails the test, and what it holds is dropped: child
+//!    processes die.
+//! 2. A body that blocks its threads is ended by ending the whole process, by which child processes
+//!    die too ([`crate::process`]).
+
+use std::future::Future;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+
+/// Time for one test. Generous: it is met only by what is stuck.
+pub const LIMIT: Duration = Duration::from_secs(120);
+/// Time for a timed-out test to be taken down in order.
+const TAKE_DOWN: Duration = Duration::from_secs(20);
+
+/// Ends the process when it is not dropped in time.
+#[derive(Debug)]
+pub struct Watchdog(#[allow(dead_code, reason = "dropping it is the message")] mpsc::Sender<()>);
+
+impl Watchdog {
+    /// Starts the clock.
+    ///
+    /// # Panics
+    /// When no thread can be started.
+    #[must_use]
+    pub fn start(limit: Duration) -> Self {
+        let (alive, ended) = mpsc::channel::<()>();
+        let test = std::thread::current().name().unwrap_or("?").to_owned();
+        let watch = move || {
+            if ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("{test}: stuck for {limit:?}, ending the process");
+                std::process::abort();
+            }
+        };
+        std::thread::Builder::new().name("watchdog".to_owned()).spawn(watch).expect("a thread");
+        Self(alive)
+    }
+}
+
+/// Runs a test on a runtime with four workers.
+///
+/// # Panics
+/// When it does not end within [`LIMIT`].
+pub fn run<F: Future<Output = ()>>(body: F) {
+    let mut builder = Builder::new_multi_thread();
+    run_on(builder.worker_threads(4), body);
+}
+
+/// Runs a test on one thread.
+///
+/// # Panics
+/// When it does not end within [`LIMIT`].
+pub fn run_single<F: Future<Output = ()>>(body: F) {
+    run_on(&mut Builder::new_current_thread(), body);
+}
+
+/// Runs a test on a runtime of its own.
+///
+/// # Panics
+/// When it does not end within [`LIMIT`].
+pub fn run_on<F: Future<Output = ()>>(builder: &mut Builder, body: F) {
+    let _watchdog = Watchdog::start(LIMIT + TAKE_DOWN);
+    let runtime = builder.enable_all().build().expect("a runtime");
+    block_on(&runtime, body);
+    runtime.shutdown_background();
+}
+
+/// Runs a future on a runtime, within [`LIMIT`].
+///
+/// # Panics
+/// When it does not end in time.
+pub fn block_on<F: Future>(runtime: &Runtime, body: F) -> F::Output {
+    let limited = async { tokio::time::timeout(LIMIT, body).await };
+    runtime.block_on(limited).expect("the test is stuck")
+}

@@ -1,0 +1,50 @@
+//! What a process holds, as the kernel counts it.
+
+use std::fs;
+
+use crate::probe::Resources;
+
+/// What this process holds. Tasks are those of the current runtime.
+///
+/// # Panics
+/// Without `/proc`.
+#[must_use]
+pub fn of_this_process() -> Resources {
+    let count = |path: &str| fs::read_dir(path).expect("/proc is mounted").count() as u64;
+    let statm = fs::read_to_string("/proc/self/statm").expect("/proc is mounted");
+    let resident: u64 = field(&statm, 1);
+    let maps = fs::read_to_string("/proc/self/maps").expect("/proc is mounted");
+    let runtime = tokio::runtime::Handle::try_current();
+    Resources {
+        fds: count("/proc/self/fd"),
+        rss_bytes: resident * rustix::param::page_size() as u64,
+        mappings: maps.lines().count() as u64,
+        tasks: runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks() as u64),
+    }
+}
+
+/// CPU time that a process has used, user and system, in clock ticks.
+///
+/// # Panics
+/// When there is no such process.
+#[must_use]
+pub fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
+    // The name in parentheses may hold anything.
+    let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
+    // Fields 14 and 15; the first here is field 3.
+    field(fields, 11) + field(fields, 12)
+}
+
+fn field(line: &str, at: usize) -> u64 {
+    let text = line.split_whitespace().nth(at).expect("the kernel's field");
+    text.parse().expect("the kernel's number")
+}
+
+/// Lets this process open as many files as the system allows.
+pub fn raise_fd_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Not raising it shows when files run out.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}

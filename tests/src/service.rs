@@ -1,0 +1,217 @@
+//! The implementation of [`Probe`].
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rpc_core::{Context, PeerIdentity, PollMode};
+
+use tokio::sync::OnceCell;
+
+use crate::journal::Journal;
+use crate::probe::{
+    Borrowing, Mark, Probe, ProbeClient, ProbeError, Resources, Seen, SeenPeer, Shapes,
+};
+use crate::resources;
+
+/// `len` bytes that depend on `seed` and differ from place to place.
+#[must_use]
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    // splitmix64: each place has its own value, so that a shifted or doubled block is seen.
+    let word = |at: u64| {
+        let mut z = seed.wrapping_add((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    let words = len.div_ceil(8) as u64;
+    let mut bytes: Vec<u8> = (0..words).flat_map(|at| word(at).to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+/// A checksum that depends on the order of the bytes.
+#[must_use]
+pub fn checksum(data: &[u8]) -> u64 {
+    data.chunks(8).fold(0xcbf2_9ce4_8422_2325, |sum, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        (sum.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// The service that the tests call.
+#[derive(Debug, Default)]
+pub struct ProbeService {
+    journal: Arc<Journal>,
+    next: Option<String>,
+    next_client: OnceCell<ProbeClient>,
+}
+
+impl ProbeService {
+    /// A service that leaves its marks in `journal` and makes nested calls at `next`.
+    #[must_use]
+    pub fn new(journal: Arc<Journal>, next: Option<String>) -> Self {
+        Self { journal, next, next_client: OnceCell::new() }
+    }
+
+    async fn next(&self) -> Result<&ProbeClient, ProbeError> {
+        let nested = |text: String| ProbeError::Nested(text);
+        let address = self.next.as_ref().ok_or_else(|| nested("there is no next".to_owned()))?;
+        let connect = || async {
+            let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event);
+            builder.connect(address).await.map(ProbeClient::new)
+        };
+        self.next_client.get_or_try_init(connect).await.map_err(|error| nested(error.to_string()))
+    }
+}
+
+impl Probe for ProbeService {
+    async fn echo(&self, data: &[u8]) -> Vec<u8> {
+        data.to_vec()
+    }
+
+    async fn add(&self, a: u64, b: u64) -> u64 {
+        a.wrapping_add(b)
+    }
+
+    async fn nothing(&self) {}
+
+    async fn shapes(&self, value: Shapes) -> Shapes {
+        value
+    }
+
+    async fn borrowed(
+        &self,
+        text: &str,
+        bytes: &[u8],
+        cow: Cow<'_, str>,
+        blob: Cow<'_, [u8]>,
+        whole: Borrowing<'_>,
+    ) -> String {
+        format!("{text} {bytes:?} {cow} {blob:?} {} {}", whole.name, whole.count)
+    }
+
+    async fn many(
+        &self,
+        a: u8,
+        b: i16,
+        c: Option<u32>,
+        d: (i64, bool),
+        e: Vec<String>,
+        f: HashMap<u8, f64>,
+        g: [u8; 3],
+        h: char,
+    ) -> String {
+        let f: BTreeMap<u8, f64> = f.into_iter().collect();
+        format!("{a} {b} {c:?} {d:?} {e:?} {f:?} {g:?} {h}")
+    }
+
+    async fn blob(&self, data: Bytes) -> Bytes {
+        data
+    }
+
+    async fn produce(&self, len: u64, seed: u64) -> Vec<u8> {
+        pattern(usize::try_from(len).unwrap_or(0), seed)
+    }
+
+    async fn digest(&self, data: &[u8]) -> (u64, u64) {
+        (data.len() as u64, checksum(data))
+    }
+
+    async fn add_slowly(&self, a: u64, b: u64, turns: u32) -> u64 {
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+        a.wrapping_add(b)
+    }
+
+    async fn divide(&self, a: i64, b: i64) -> Result<i64, ProbeError> {
+        a.checked_div(b).ok_or(ProbeError::DivisionByZero)
+    }
+
+    async fn refuse(&self, code: u32, reason: &str) -> Result<(), ProbeError> {
+        Err(ProbeError::Refused { code, reason: reason.to_owned() })
+    }
+
+    async fn seen(&self) -> Seen {
+        seen()
+    }
+
+    async fn seen_by_next(&self) -> Result<Seen, ProbeError> {
+        let next = self.next().await?;
+        next.seen().await.map_err(|status| ProbeError::Nested(status.to_string()))
+    }
+
+    async fn hold(&self, tag: u64) -> u64 {
+        self.journal.pass(tag).await;
+        tag
+    }
+
+    async fn hold_at_next(&self, tag: u64) -> Result<u64, ProbeError> {
+        let next = self.next().await?;
+        next.hold(tag).await.map_err(|status| ProbeError::Nested(status.to_string()))
+    }
+
+    async fn hold_to_the_end(&self, tag: u64) -> u64 {
+        self.journal.pass(tag).await;
+        tag
+    }
+
+    async fn block(&self, tag: u64) -> u64 {
+        self.journal.pass_blocking(tag);
+        tag
+    }
+
+    async fn task_of_its_own(&self) -> String {
+        tokio::task::try_id().map_or_else(|| "none".to_owned(), |id| id.to_string())
+    }
+
+    async fn open(&self, tag: u64) {
+        self.journal.open(tag);
+    }
+
+    async fn wait_for(&self, tag: u64, mark: Mark, count: u64) -> u64 {
+        self.journal.wait_for(tag, mark, count).await
+    }
+
+    async fn marks(&self, tag: u64, mark: Mark) -> u64 {
+        self.journal.marks(tag, mark)
+    }
+
+    async fn panic(&self, text: &str, late: bool) -> u64 {
+        if late {
+            tokio::task::yield_now().await;
+        }
+        panic!("{text}")
+    }
+
+    async fn resources(&self) -> Resources {
+        resources::of_this_process()
+    }
+}
+
+fn seen() -> Seen {
+    let context = Context::current();
+    let micros =
+        |remaining: std::time::Duration| u64::try_from(remaining.as_micros()).unwrap_or(u64::MAX);
+    let metadata =
+        context.metadata().iter().map(|(name, value)| (name.to_owned(), value.to_vec())).collect();
+    let peer = match context.peer().map(AsRef::as_ref) {
+        None => SeenPeer::Nobody,
+        Some(PeerIdentity::SameProcess) => SeenPeer::SameProcess,
+        Some(PeerIdentity::Process { pid, uid, gid }) => {
+            SeenPeer::Process { pid: *pid, uid: *uid, gid: *gid }
+        }
+        Some(PeerIdentity::Network(address)) => SeenPeer::Network(address.to_string()),
+        Some(_) => SeenPeer::Nobody,
+    };
+    Seen {
+        method: context.method_name().to_owned(),
+        remaining_micros: context.remaining().map(micros),
+        metadata,
+        peer,
+        pid: std::process::id(),
+    }
+}

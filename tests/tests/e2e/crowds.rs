@@ -1,0 +1,41 @@
+//! Many clients at once: 256 channels of four processes, each calling, all answers right.
+
+use tests::process::{Child, READY};
+use tests::scheme::Scheme;
+use tests::world::World;
+
+use crate::{CLIENT, SERVER};
+
+between_processes! {
+    two_hundred_and_fifty_six_clients_call_at_once,
+    two_hundred_and_fifty_six_clients_on_four_shards,
+}
+
+const PROCESSES: usize = 4;
+const CHANNELS_EACH: &str = "64";
+const CALLS_EACH: &str = "20";
+
+async fn two_hundred_and_fifty_six_clients_call_at_once(scheme: Scheme) {
+    crowd(scheme, "1").await;
+}
+
+async fn two_hundred_and_fifty_six_clients_on_four_shards(scheme: Scheme) {
+    crowd(scheme, "4").await;
+}
+
+async fn crowd(scheme: Scheme, shards: &str) {
+    let world = World::start_with(SERVER, scheme, &["--shards", shards]).await;
+    let start = || {
+        let arguments = ["--address", &world.address, "many", CHANNELS_EACH, CALLS_EACH];
+        Child::start(CLIENT, arguments)
+    };
+    let mut clients: Vec<Child> = (0..PROCESSES).map(|_| start()).collect();
+    for client in &mut clients {
+        client.expect(READY).await;
+    }
+    for client in &mut clients {
+        // The client has checked every answer: 64 channels, 20 rounds of 2 calls.
+        assert_eq!(client.expect("DONE").await, "2560");
+    }
+    assert_eq!(world.client().await.add(1, 1).await, Ok(2));
+}

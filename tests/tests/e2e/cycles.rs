@@ -1,0 +1,78 @@
+//! Connect, call, close, again and again: no file descriptor, mapping, task or memory stays behind
+//! in either process.
+//!
+//! 10,000 times over shared memory and over TCP. The other addresses lead to the same connections, so
+//! fewer show what is theirs: a rendezvous file, a choice.
+
+use tests::probe::{ProbeClient, Resources};
+use tests::process::{Child, READY};
+use tests::scheme::Scheme;
+use tests::world::World;
+
+use crate::{CLIENT, SERVER};
+
+between_processes! {
+    connecting_and_closing_leaks_nothing,
+}
+
+const WARM_UP: u64 = 200;
+
+/// What may be kept for good, or be on its way out, when it is counted.
+const SLACK: u64 = 8;
+/// Growth of resident memory that is no leak: 1 KiB a cycle at the least number of cycles.
+const RSS_SLACK_BYTES: u64 = 4 << 20;
+/// Growth of resident memory that is one, per cycle.
+const RSS_PER_CYCLE_BYTES: u64 = 256;
+
+fn cycles(scheme: Scheme) -> u64 {
+    if matches!(scheme, Scheme::ShmName | Scheme::Tcp) { 10_000 } else { 1_000 }
+}
+
+async fn connecting_and_closing_leaks_nothing(scheme: Scheme) {
+    let world = World::start(SERVER, scheme).await;
+    let witness = world.client().await;
+    let empty = witness.resources().await.expect("the server answers");
+    let (warm_up, count) = (WARM_UP.to_string(), cycles(scheme).to_string());
+    let arguments = ["--address", &world.address, "cycle", &warm_up, &count];
+    let mut client = Child::start(CLIENT, arguments);
+    client.expect(READY).await;
+    let client_before = parse(&client.expect("RESOURCES").await);
+    let warm = witness.resources().await.expect("the server answers");
+    let client_after = parse(&client.expect("RESOURCES").await);
+    let count = cycles(scheme);
+    check("client", count, client_before, client_after);
+    // The warm-up's connections may still be on their way out, so they count for memory alone.
+    let server_before = Resources { rss_bytes: warm.rss_bytes, ..empty };
+    let server_after = settled(&witness, server_before).await;
+    check("server", count, server_before, server_after);
+}
+
+/// Asks until what was closed is gone. The client's last connections take their time to be taken
+/// down; what has leaked stays and ends this loop by the test's limit, with the numbers.
+async fn settled(witness: &ProbeClient, before: Resources) -> Resources {
+    let mut now = before;
+    for _ in 0..10_000 {
+        now = witness.resources().await.expect("the server answers");
+        if now.fds <= before.fds + SLACK && now.tasks <= before.tasks + SLACK {
+            break;
+        }
+    }
+    now
+}
+
+fn parse(line: &str) -> Resources {
+    let numbers: Vec<u64> =
+        line.split(' ').map(|text| text.parse().expect("the client says numbers")).collect();
+    let [fds, rss_bytes, mappings, tasks] = numbers[..] else { panic!("four numbers: {line}") };
+    Resources { fds, rss_bytes, mappings, tasks }
+}
+
+fn check(who: &str, cycles: u64, before: Resources, after: Resources) {
+    let text = format!("{who}: {before:?} before, {after:?} after {cycles} cycles");
+    println!("{text}");
+    assert!(after.fds <= before.fds + SLACK, "{text}");
+    assert!(after.tasks <= before.tasks + SLACK, "{text}");
+    assert!(after.mappings <= before.mappings + 2 * SLACK, "{text}");
+    let growth = RSS_SLACK_BYTES + cycles * RSS_PER_CYCLE_BYTES;
+    assert!(after.rss_bytes <= before.rss_bytes + growth, "{text}");
+}

@@ -1,0 +1,42 @@
+//! Idle processes use no CPU, whatever the poll mode promises to do for busy ones.
+
+use std::time::Duration;
+
+use tests::process::{Child, READY};
+use tests::resources::cpu_ticks;
+use tests::scheme::Scheme;
+use tests::world::World;
+
+use crate::{CLIENT, SERVER};
+
+between_processes! {
+    fifty_idle_connections_cost_no_cpu_by_events,
+    fifty_idle_connections_cost_no_cpu_adaptively,
+}
+
+/// A second of CPU time has 100 ticks; a process that polls takes them all.
+const FEW_TICKS: u64 = 10;
+
+async fn fifty_idle_connections_cost_no_cpu_by_events(scheme: Scheme) {
+    idle(scheme, "event").await;
+}
+
+async fn fifty_idle_connections_cost_no_cpu_adaptively(scheme: Scheme) {
+    idle(scheme, "adaptive").await;
+}
+
+async fn idle(scheme: Scheme, poll_mode: &str) {
+    let world = World::start_with(SERVER, scheme, &["--poll-mode", poll_mode]).await;
+    let mut client = Child::start(CLIENT, ["--address", &world.address, "idle", "50", poll_mode]);
+    client.expect(READY).await;
+    let used = || [cpu_ticks(world.pid()), cpu_ticks(client.pid())];
+    let before = used();
+    // What is measured is the CPU time of a second, not how long it takes.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for (before, after) in before.into_iter().zip(used()) {
+        let ticks = after - before;
+        assert!(ticks < FEW_TICKS, "{ticks} ticks of CPU time while idle");
+    }
+    let seen = world.client().await.add(1, 1).await;
+    assert_eq!(seen, Ok(2), "and it still answers");
+}

@@ -1,0 +1,66 @@
+//! End to end: real clients and servers, in processes of their own wherever the scheme allows it.
+//!
+//! Each test has a server and a runtime of its own and ends within [`tests::limit::LIMIT`]. Where
+//! something must have happened before the test goes on, it waits for a mark of the handler or for
+//! an outcome, never for time.
+
+/// The server program.
+const SERVER: &str = env!("CARGO_BIN_EXE_probe_server");
+/// The client program.
+const CLIENT: &str = env!("CARGO_BIN_EXE_probe_client");
+
+/// Makes a test of each named function, on one scheme.
+macro_rules! on_scheme {
+    ($module:ident, $scheme:ident, $($name:ident),*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $name() {
+                    tests::limit::run(super::$name(tests::scheme::Scheme::$scheme));
+                }
+            )*
+        }
+    };
+}
+
+/// Makes a test of each named function on every scheme between processes.
+macro_rules! between_processes {
+    ($($name:ident),* $(,)?) => {
+        mod between_processes {
+            use super::*;
+
+            on_scheme!(shm_name, ShmName, $($name),*);
+            on_scheme!(shm_path, ShmPath, $($name),*);
+            on_scheme!(tcp, Tcp, $($name),*);
+            on_scheme!(auto, Auto, $($name),*);
+        }
+    };
+}
+
+/// Makes a test of each named function on every scheme.
+macro_rules! on_every_scheme {
+    ($($name:ident),* $(,)?) => {
+        on_scheme!(mem, Mem, $($name),*);
+        on_scheme!(shm_name, ShmName, $($name),*);
+        on_scheme!(shm_path, ShmPath, $($name),*);
+        on_scheme!(tcp, Tcp, $($name),*);
+        on_scheme!(auto, Auto, $($name),*);
+    };
+}
+
+mod bad_config;
+mod calls;
+mod cancellation;
+mod context;
+mod crowds;
+mod cycles;
+mod hostile_client;
+mod hostile_server;
+mod idle;
+mod mismatch;
+mod paths;
+mod peer_death;
+mod poll_modes;
+mod random_frames;
+mod runtimes;
+mod shutdown;

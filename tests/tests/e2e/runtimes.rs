@@ -1,0 +1,248 @@
+//! Runtimes: every flavour, calls from other ones, blocking clients, and a runtime that goes away.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rpc_core::{CallError, CloseCause, Code, PollMode};
+use tests::limit::{self, Watchdog};
+use tests::probe::{Mark, ProbeBlockingClient, ProbeClient, ProbeError};
+use tests::scheme::Scheme;
+use tests::world::World;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::SERVER;
+
+const SCHEMES: [Scheme; 4] = [Scheme::ShmName, Scheme::ShmPath, Scheme::Tcp, Scheme::Auto];
+
+fn multi_thread() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// A server process, and the runtime that watches it.
+fn server(scheme: Scheme, options: &[&str]) -> (Runtime, World) {
+    let runtime = multi_thread();
+    let world = limit::block_on(&runtime, World::start_with(SERVER, scheme, options));
+    (runtime, world)
+}
+
+async fn connect(address: &str) -> ProbeClient {
+    let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event);
+    ProbeClient::new(builder.connect(address).await.expect("the server is up"))
+}
+
+/// Calls of each kind.
+async fn calls(address: &str) {
+    let client = connect(address).await;
+    for a in 0..50 {
+        assert_eq!(client.add(a, 1).await, Ok(a + 1));
+    }
+    let sums = (0..200).map(|a| client.add_slowly(a, 2, 2));
+    let sums = futures::future::join_all(sums).await;
+    assert!((0..).zip(sums).all(|(a, sum)| sum == Ok(a + 2)));
+    assert_eq!(client.echo(&[7; 100_000]).await, Ok(vec![7; 100_000]));
+    let late = client.hold(1).timeout(std::time::Duration::from_millis(50)).await;
+    assert_eq!(late.expect_err("held").code(), Code::DeadlineExceeded);
+}
+
+#[test]
+fn a_client_on_one_thread() {
+    for scheme in SCHEMES {
+        limit::run_single(async {
+            let world = World::start(SERVER, scheme).await;
+            calls(&world.address).await;
+        });
+    }
+}
+
+#[test]
+fn a_server_on_one_thread() {
+    for scheme in SCHEMES {
+        limit::run(async {
+            let world = World::start_with(SERVER, scheme, &["--workers", "0"]).await;
+            calls(&world.address).await;
+        });
+    }
+}
+
+#[test]
+fn client_and_server_on_the_same_single_thread() {
+    limit::run_single(async {
+        let world = World::start(SERVER, Scheme::Mem).await;
+        calls(&world.address).await;
+    });
+}
+
+#[test]
+fn calls_work_from_a_runtime_that_does_not_drive_the_channel() {
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    for scheme in SCHEMES {
+        let (home, world) = server(scheme, &[]);
+        let client = limit::block_on(&home, connect(&world.address));
+        // Without I/O and time: nothing of the call needs them here.
+        let elsewhere = Builder::new_current_thread().build().expect("a runtime");
+        for a in 0..50 {
+            assert_eq!(elsewhere.block_on(async { client.add(a, 1).await }), Ok(a + 1));
+        }
+        let threads: Vec<_> = (0..4_u64)
+            .map(|thread| {
+                let client = client.clone();
+                std::thread::spawn(move || {
+                    let own = Builder::new_current_thread().build().expect("a runtime");
+                    (0..100).all(|a| own.block_on(client.add(a, thread).start()) == Ok(a + thread))
+                })
+            })
+            .collect();
+        for thread in threads {
+            assert!(thread.join().expect("no panic"));
+        }
+        let _inside = home.enter();
+        drop(world);
+    }
+}
+
+/// Polls by hand, without any runtime.
+#[test]
+fn calls_work_without_any_runtime_at_the_caller() {
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    let (home, world) = server(Scheme::Tcp, &[]);
+    let client = limit::block_on(&home, connect(&world.address));
+    for a in 0..50 {
+        assert_eq!(park_on(client.add(a, 1)), Ok(a + 1));
+        assert_eq!(park_on(client.add_slowly(a, 1, 2).start()), Ok(a + 1));
+    }
+    let _inside = home.enter();
+    drop(world);
+}
+
+fn park_on<F: Future + Unpin>(mut future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    let mut cx = std::task::Context::from_waker(&waker);
+    loop {
+        match std::pin::Pin::new(&mut future).poll(&mut cx) {
+            std::task::Poll::Ready(output) => return output,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+#[test]
+fn calls_end_when_the_runtime_that_drives_them_goes_away() {
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    for scheme in SCHEMES {
+        let (home, world) = server(scheme, &[]);
+        let short_lived = multi_thread();
+        let client = limit::block_on(&short_lived, connect(&world.address));
+        let witness = limit::block_on(&home, connect(&world.address));
+        let calls: Vec<_> = (0..20).map(|_| client.hold(1).start()).collect();
+        let started = witness.wait_for(1, Mark::Started, 20);
+        assert_eq!(limit::block_on(&home, started), Ok(20));
+        let waiting: Vec<_> = calls.into_iter().map(|call| home.spawn(call)).collect();
+        drop(short_lived);
+        limit::block_on(&home, async {
+            for call in waiting {
+                let status = call.await.expect("no panic").expect_err("nobody drives it");
+                assert_eq!(status.code(), Code::Unavailable, "{status}");
+                assert!(status.message().contains("runtime"), "{status}");
+            }
+            // New calls say so at once, and the server has noticed.
+            let status = client.add(1, 1).await.expect_err("nobody drives it");
+            assert_eq!(status.code(), Code::Unavailable, "{status}");
+            let cause = client.channel().close_cause();
+            assert!(matches!(cause, Some(CloseCause::DriverGone)), "{cause:?}");
+            assert_eq!(witness.wait_for(1, Mark::Cancelled, 20).await, Ok(20));
+            drop((client, witness, world));
+        });
+    }
+}
+
+#[test]
+fn a_server_whose_runtime_goes_away_ends_its_clients_calls() {
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    let (home, short_lived) = (multi_thread(), multi_thread());
+    let world = limit::block_on(&short_lived, World::start(SERVER, Scheme::Mem));
+    let client = limit::block_on(&home, connect(&world.address));
+    let held = client.hold(1).start();
+    limit::block_on(&home, client.wait_for(1, Mark::Started, 1)).expect("the server answers");
+    drop(short_lived);
+    let status = limit::block_on(&home, held).expect_err("the server is gone");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+}
+
+#[test]
+fn a_blocking_client_calls_without_a_runtime() {
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    for scheme in SCHEMES {
+        let (home, world) = server(scheme, &[]);
+        let client = ProbeBlockingClient::connect(&world.address).expect("the server is up");
+        assert_eq!(client.add(1, 2), Ok(3));
+        assert_eq!(client.echo(&[7; 50_000]), Ok(vec![7; 50_000]));
+        assert_eq!(client.divide(1, 0), Err(CallError::User(ProbeError::DivisionByZero)));
+        let threads: Vec<_> = (0..4_u64)
+            .map(|thread| {
+                let client = client.clone();
+                std::thread::spawn(move || (0..50).all(|a| client.add(a, thread) == Ok(a + thread)))
+            })
+            .collect();
+        for thread in threads {
+            assert!(thread.join().expect("no panic"));
+        }
+        let _inside = home.enter();
+        drop(world);
+    }
+}
+
+/// The text of a panic.
+fn panic_text<R>(body: impl FnOnce() -> R) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(body)).err().expect("it panics");
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).expect("a text")
+}
+
+#[test]
+fn a_blocking_client_inside_a_runtime_says_so() {
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    let (home, world) = server(Scheme::Tcp, &[]);
+    let client = ProbeBlockingClient::connect(&world.address).expect("the server is up");
+    let check = |text: &str| {
+        for word in ["blocking", "async runtime", "spawn_blocking"] {
+            assert!(text.contains(word), "`{text}` lacks `{word}`");
+        }
+    };
+    for runtime in [&home, &Builder::new_current_thread().enable_all().build().expect("one")] {
+        check(&runtime.block_on(async { panic_text(|| client.add(1, 1)) }));
+        let connect = || ProbeBlockingClient::connect(&world.address);
+        check(&runtime.block_on(async { panic_text(connect) }));
+    }
+    // Where blocking is allowed, it works.
+    let allowed = client.clone();
+    let sum = limit::block_on(&home, async {
+        tokio::task::spawn_blocking(move || allowed.add(1, 1)).await.expect("no panic")
+    });
+    assert_eq!(sum, Ok(2));
+    assert_eq!(client.add(2, 2), Ok(4));
+    let _inside = home.enter();
+    drop(world);
+}
+
+#[test]
+fn a_blocking_client_of_a_killed_server_gets_an_error() {
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    let (home, mut world) = server(Scheme::ShmName, &[]);
+    let client = ProbeBlockingClient::connect(&world.address).expect("the server is up");
+    let caller = {
+        let client = client.clone();
+        std::thread::spawn(move || client.hold(1))
+    };
+    assert_eq!(client.wait_for(1, Mark::Started, 1), Ok(1));
+    limit::block_on(&home, world.process().kill());
+    let status = caller.join().expect("no panic").expect_err("the server is dead");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let _inside = home.enter();
+    drop(world);
+}
