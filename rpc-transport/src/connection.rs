@@ -335,7 +335,9 @@ impl<P: Protocol> Connection<P> {
         if pipe.phase != Phase::Up {
             return Ok(());
         }
+        let mut submitted = false;
         while let Some(submission) = self.protocol.poll_transmit() {
+            submitted = true;
             let tag = submission.tag;
             if let Err(error) = link.submit(submission.lane, tag, submission.frame) {
                 self.protocol.on_refused(tag, &error);
@@ -343,6 +345,10 @@ impl<P: Protocol> Connection<P> {
         }
         while let Some(transmit) = link.poll_transmit() {
             post(cq, &self.domain, pipe, transmit)?;
+        }
+        if submitted && link.queued_count() > self.protocol.most_queued() {
+            let text = "it does not read what it makes this end send";
+            return Err(CloseCause::Protocol(text.into()));
         }
         if self.closing.is_some() {
             self.advance_close(cq)?;

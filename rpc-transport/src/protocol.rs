@@ -48,6 +48,12 @@ pub trait Protocol: Send + Sized + 'static {
     /// The next message to send.
     fn poll_transmit(&mut self) -> Option<Submission>;
 
+    /// The most messages that a peer which keeps to the protocol can make wait in the link at once.
+    /// More mean that it asks without reading, and end the connection. Default: no such bound.
+    fn most_queued(&self) -> usize {
+        usize::MAX
+    }
+
     /// The next effect.
     fn poll_effect(&mut self) -> Option<Self::Effect>;
 

@@ -93,3 +93,26 @@ fn a_peer_that_vanishes_is_gone() {
         assert_eq!(cause.await, "the peer is gone");
     });
 }
+
+/// A peer that asks without ever reading made answers pile up without a bound.
+#[test]
+fn a_peer_that_asks_without_reading_is_closed() {
+    run("does not read", async {
+        let mut probe = Probe::new(Habit::Echo);
+        probe.backlog = 100;
+        let cause = suffer(probe, async |raw, end| {
+            // The first answers spend all of its data credits, which it never gives back. What it
+            // receives then are acks, whose credits it gives back at once.
+            let mut given = 0;
+            while end.events().closed.is_empty() {
+                let acks = raw.poll().saturating_sub(64);
+                let grant = Grant { data: 0, ack: (acks - given) as u16 };
+                given = acks;
+                raw.send(grant, b"answer this");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        let text = "the peer broke the protocol: it does not read what it makes this end send";
+        assert_eq!(cause.await, text);
+    });
+}

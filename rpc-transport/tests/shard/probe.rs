@@ -146,6 +146,10 @@ impl Protocol for Probe {
         self.outbox.pop_front()
     }
 
+    fn most_queued(&self) -> usize {
+        self.backlog
+    }
+
     fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
