@@ -157,7 +157,7 @@ impl ServerBuilder {
         }
         let (stop, _) = watch::channel(false);
         let acceptor = Acceptor {
-            shards: Mutex::default(),
+            shards: Mutex::new(Some(Shards::new())),
             router: Arc::new(router),
             settled: Arc::default(),
             config: self.config,
@@ -230,24 +230,22 @@ impl Server {
         let mut stopped = stop.subscribe();
         let mut accepting = JoinSet::new();
         for listener in listeners {
-            accepting.spawn(Arc::clone(&acceptor).accept_loop(listener));
+            accepting.spawn(Arc::clone(&acceptor).accept_loop(listener, stop.subscribe()));
         }
         let died = tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => None,
-            Some(ended) = accepting.join_next() => Some(ended),
-        };
-        accepting.shutdown().await;
-        match died {
-            None => {
-                acceptor.drain().await;
-                Ok(())
-            }
-            Some(Ok(error)) => Err(error),
-            Some(Err(join)) => Err(ListenError::Failed {
-                address: Address::Mem("server".to_owned()),
-                reason: join.to_string(),
+            Some(ended) = accepting.join_next() => ended.unwrap_or_else(|join| {
+                let address = Address::Mem("server".to_owned());
+                Some(ListenError::Failed { address, reason: join.to_string() })
             }),
+        };
+        if let Some(error) = died {
+            return Err(error);
         }
+        // All listeners are closed and no set-up is under way: the connections are all there are.
+        while accepting.join_next().await.is_some() {}
+        acceptor.drain().await;
+        Ok(())
     }
 
     /// Serves until `signal` completes, then shuts down in order.
@@ -277,23 +275,44 @@ struct EndShards(Arc<Acceptor>);
 
 impl Drop for EndShards {
     fn drop(&mut self) {
-        for shard in self.0.all_shards() {
+        for shard in self.0.end() {
             shard.shutdown_now();
         }
     }
 }
 
+type Shards = HashMap<String, Vec<Arc<RpcShard>>>;
+
 struct Acceptor {
-    shards: Mutex<HashMap<String, Vec<Arc<RpcShard>>>>,
+    /// By device; `None` once the server has ended.
+    shards: Mutex<Option<Shards>>,
     router: Arc<Router>,
     settled: Arc<Notify>,
     config: Config,
 }
 
 impl Acceptor {
-    async fn accept_loop(self: Arc<Self>, mut listener: Box<dyn Listener>) -> ListenError {
-        let permits = Arc::new(Semaphore::new(CONCURRENT_ACCEPTS));
+    /// Accepts until the server is stopped; `Some` when the listener dies before.
+    async fn accept_loop(
+        self: Arc<Self>,
+        listener: Box<dyn Listener>,
+        mut stopped: watch::Receiver<bool>,
+    ) -> Option<ListenError> {
         let mut setups = JoinSet::new();
+        let died = tokio::select! {
+            error = self.accept_all(listener, &mut setups) => Some(error),
+            _ = stopped.wait_for(|stop| *stop) => None,
+        };
+        setups.shutdown().await;
+        died
+    }
+
+    async fn accept_all(
+        self: &Arc<Self>,
+        mut listener: Box<dyn Listener>,
+        setups: &mut JoinSet<()>,
+    ) -> ListenError {
+        let permits = Arc::new(Semaphore::new(CONCURRENT_ACCEPTS));
         loop {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
                 return ListenError::Config("the accept semaphore was closed".to_owned());
@@ -305,7 +324,7 @@ impl Acceptor {
             match incoming {
                 Err(error) => return error,
                 Ok(incoming) => {
-                    let this = Arc::clone(&self);
+                    let this = Arc::clone(self);
                     setups.spawn(async move {
                         this.accept(incoming).await;
                         drop(permit);
@@ -340,6 +359,9 @@ impl Acceptor {
     /// A shard with room, on the device that a request came in on.
     fn shard_for(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
         let mut shards = self.shards.lock();
+        let Some(shards) = &mut *shards else {
+            return Err("the server is shutting down".to_owned());
+        };
         let total: usize = shards.values().flatten().map(|shard| shard.connection_count()).sum();
         if total >= self.config.max_connections {
             return Err(format!(
@@ -348,6 +370,7 @@ impl Acceptor {
             ));
         }
         let of_device = shards.entry(device.attributes().name.clone()).or_default();
+        of_device.retain(|shard| !shard.is_over());
         let needed = completions_per_connection(&self.config.link);
         let least = of_device
             .iter()
@@ -367,8 +390,15 @@ impl Acceptor {
     fn new_shard(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let domain = device.allocate_pd().map_err(|error| text(&error))?;
-        let wanted = completions_per_connection(&self.config.link) * CONNECTIONS_PER_CQ;
-        let entries = wanted.min(device.attributes().max_cqe);
+        let needed = completions_per_connection(&self.config.link);
+        let entries = (needed * CONNECTIONS_PER_CQ).min(device.attributes().max_cqe);
+        if entries < needed {
+            return Err(format!(
+                "a connection needs {needed} completion queue entries, {} has {entries}; lower \
+                 data_credits or send_queue_slots",
+                device.attributes().name
+            ));
+        }
         let shard =
             RpcShard::new(Arc::clone(device), domain, entries).map_err(|error| text(&error))?;
         let handlers =
@@ -380,7 +410,12 @@ impl Acceptor {
     }
 
     fn all_shards(&self) -> Vec<Arc<RpcShard>> {
-        self.shards.lock().values().flatten().cloned().collect()
+        self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
+    }
+
+    /// The shards, which there will be no more of.
+    fn end(&self) -> Vec<Arc<RpcShard>> {
+        self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
     }
 
     /// Lets calls in flight finish, then closes.
@@ -425,3 +460,38 @@ impl Acceptor {
 
 /// Longest time for the close frames of a shutdown to leave.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use rpc_transport::soft;
+
+    use super::*;
+
+    /// A set-up that was under way when a server ended opened a shard that nobody would ever end.
+    #[tokio::test]
+    async fn a_server_that_has_ended_opens_no_shard() {
+        let server = Server::builder().bind("mem://ended-server").await.unwrap();
+        let acceptor = Arc::clone(&server.acceptor);
+        let device = soft::mem_device();
+        let shard = acceptor.shard_for(device).unwrap();
+        let again = acceptor.shard_for(device).unwrap();
+        assert!(Arc::ptr_eq(&shard, &again));
+        drop(server.serve());
+        assert!(!shard.is_over(), "serve was never polled");
+        drop(EndShards(Arc::clone(&acceptor)));
+        assert!(shard.is_over());
+        assert_eq!(acceptor.shard_for(device).unwrap_err(), "the server is shutting down");
+    }
+
+    /// A shard whose driver has gone stayed in the list, and connections were put beside it.
+    #[tokio::test]
+    async fn a_shard_without_a_driver_is_replaced() {
+        let server = Server::builder().bind("mem://replaced-shard").await.unwrap();
+        let device = soft::mem_device();
+        let shard = server.acceptor.shard_for(device).unwrap();
+        shard.shutdown();
+        let other = server.acceptor.shard_for(device).unwrap();
+        assert!(!Arc::ptr_eq(&shard, &other));
+        assert_eq!(server.acceptor.all_shards().len(), 1);
+    }
+}
