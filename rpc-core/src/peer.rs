@@ -114,6 +114,10 @@ impl Protocol for Peer {
         Some(Submission { lane, tag: transmit.tag, frame: transmit.frame })
     }
 
+    fn most_queued(&self) -> usize {
+        self.session.most_queued_frames()
+    }
+
     #[inline]
     fn poll_effect(&mut self) -> Option<Effect> {
         let Some(event) = self.session.poll_event() else {

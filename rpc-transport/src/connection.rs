@@ -22,7 +22,7 @@ use crate::memory::{Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
-    Completion, CompletionQueue, QpHandle, RecvWr, SendOp, SendWr, Source, Status,
+    Completion, CompletionKind, CompletionQueue, QpHandle, RecvWr, SendOp, SendWr, Source, Status,
 };
 
 /// Messages up to this size are copied out and their RECV is reposted at once, bytes.
@@ -149,6 +149,9 @@ impl<P: Protocol> Connection<P> {
 
     /// The peer's offer is known: frames may arrive from now on.
     pub(crate) fn set_link(&mut self, link: Link) {
+        if let Some(pipe) = &mut self.pipe {
+            pipe.send_buffer_bytes = link.frame_bytes();
+        }
         self.link = Some(link);
     }
 
@@ -169,10 +172,6 @@ impl<P: Protocol> Connection<P> {
         self.link.as_ref().map(Link::metrics)
     }
 
-    pub(crate) fn has_link(&self) -> bool {
-        self.link.is_some()
-    }
-
     pub(crate) fn has_qp(&self) -> bool {
         self.pipe.is_some()
     }
@@ -185,8 +184,12 @@ impl<P: Protocol> Connection<P> {
         self.pipe.is_none() && !self.held
     }
 
-    pub(crate) fn pipe_mut(&mut self) -> Option<&mut Pipe> {
-        self.pipe.as_mut()
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn pools(&self) -> Vec<BufferPool> {
+        let pools = |pipe: &Pipe| {
+            [Some(pipe.recv_pool.clone()), pipe.send_pool.clone()].into_iter().flatten()
+        };
+        self.pipe.iter().flat_map(pools).collect()
     }
 
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
@@ -255,6 +258,11 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         let len = completion.byte_len as usize;
+        if completion.kind == CompletionKind::RecvWrite || len > buffer.len() {
+            // Its length says nothing about the buffer.
+            self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
+            return;
+        }
         let (mut message, repost) = copy_or_lend(&pipe.recv_pool, buffer, len);
         let outcome = self
             .post_recv(cq, repost)
@@ -327,7 +335,9 @@ impl<P: Protocol> Connection<P> {
         if pipe.phase != Phase::Up {
             return Ok(());
         }
+        let mut submitted = false;
         while let Some(submission) = self.protocol.poll_transmit() {
+            submitted = true;
             let tag = submission.tag;
             if let Err(error) = link.submit(submission.lane, tag, submission.frame) {
                 self.protocol.on_refused(tag, &error);
@@ -335,6 +345,10 @@ impl<P: Protocol> Connection<P> {
         }
         while let Some(transmit) = link.poll_transmit() {
             post(cq, &self.domain, pipe, transmit)?;
+        }
+        if submitted && link.queued_count() > self.protocol.most_queued() {
+            let text = "it does not read what it makes this end send";
+            return Err(CloseCause::Protocol(text.into()));
         }
         if self.closing.is_some() {
             self.advance_close(cq)?;

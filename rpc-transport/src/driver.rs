@@ -119,6 +119,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             if state.has_effects() {
                 state.take_effects(&mut self.effects);
+                // User code may take long; what was posted must not wait for it.
+                state.cq().flush();
             }
         }
         self.run_effects(found)
@@ -166,8 +168,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             state.run_timers();
             state.send_idle_acks();
             let _ = state.settle();
-            // A CQ that cannot be armed is dead, which the poll finds out.
-            let _ = state.cq().arm();
+            if let Err(error) = state.cq().arm() {
+                state.on_dead_cq(&error);
+            }
             if state.poll() > 0 || state.has_effects() || state.is_finished() {
                 let _ = state.settle();
                 return None;

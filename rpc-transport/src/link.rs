@@ -390,6 +390,15 @@ impl Link {
         matches!(self.phase, Phase::CloseCompleted)
     }
 
+    /// Messages that wait to be sent, the one being sent in segments not counted.
+    #[inline]
+    #[must_use]
+    pub fn queued_count(&self) -> usize {
+        self.lanes.count(Lane::Urgent)
+            + self.lanes.count(Lane::Small)
+            + self.lanes.count(Lane::Bulk)
+    }
+
     /// Whether all that was submitted has been handed out for posting.
     #[must_use]
     pub fn is_idle(&self) -> bool {

@@ -32,7 +32,8 @@ pub trait Protocol: Send + Sized + 'static {
     /// What must happen outside the shard's lock.
     type Effect: Send + Unpin + 'static;
 
-    /// Set-up is complete. Messages above `max_message_bytes` must not be submitted.
+    /// The peer is known, and messages may arrive from now on; what is submitted leaves when set-up
+    /// is complete. Messages above `max_message_bytes` must not be submitted.
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64);
 
     /// A whole message has arrived.
@@ -46,6 +47,12 @@ pub trait Protocol: Send + Sized + 'static {
 
     /// The next message to send.
     fn poll_transmit(&mut self) -> Option<Submission>;
+
+    /// The most messages that a peer which keeps to the protocol can make wait in the link at once.
+    /// More mean that it asks without reading, and end the connection. Default: no such bound.
+    fn most_queued(&self) -> usize {
+        usize::MAX
+    }
 
     /// The next effect.
     fn poll_effect(&mut self) -> Option<Self::Effect>;

@@ -116,7 +116,8 @@ impl<P: Protocol> Shard<P> {
             .map_err(readable_reject)?;
         let agreed = agree(&offer, &established, address)?;
         let peer = established.peer.clone();
-        self.bring_up(key, qp, config, &agreed, established)?;
+        self.prepare(key, config, &agreed, &peer)?;
+        self.bring_up(key, qp, established)?;
         guard.armed = false;
         Ok(Connected { key, peer })
     }
@@ -154,10 +155,10 @@ impl<P: Protocol> Shard<P> {
         };
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
         // Frames may arrive before the accept has returned: the link must be there.
-        self.set_link(key, config, &agreed)?;
         let peer = incoming.peer();
+        self.prepare(key, config, &agreed, &peer)?;
         let established = incoming.accept(&offer.to_reply()).await?;
-        self.bring_up(key, qp, config, &agreed, established)?;
+        self.bring_up(key, qp, established)?;
         guard.armed = false;
         Ok(Connected { key, peer })
     }
@@ -179,8 +180,8 @@ impl<P: Protocol> Shard<P> {
             posted + LENDABLE_BUFFERS,
         )?;
         let mut state = self.lock();
-        if state.is_driver_gone() {
-            return Err(ProviderError::CompletionQueueDead("its runtime has shut down".to_owned()));
+        if let Some(why) = state.refusal() {
+            return Err(ProviderError::CompletionQueueDead(why.to_owned()));
         }
         let qp = create(state.cq())?;
         let max_inline = state.cq().max_inline_bytes(qp);
@@ -204,21 +205,20 @@ impl<P: Protocol> Shard<P> {
         Ok((key, qp))
     }
 
-    fn set_link(
+    /// Both offers are known: frames may arrive from now on.
+    fn prepare(
         &self,
         key: ConnectionKey,
         config: &LinkConfig,
         agreed: &Agreed,
+        peer: &PeerIdentity,
     ) -> Result<(), ConnectError> {
         let link = Link::new(config, agreed, Instant::now())
             .map_err(|error| ConnectError::Config(error.to_string()))?;
-        let frame_bytes = link.frame_bytes();
-        if let Some(connection) = self.lock().connection(key) {
-            connection.set_link(link);
-            if let Some(pipe) = connection.pipe_mut() {
-                pipe.send_buffer_bytes = frame_bytes;
-            }
-        }
+        let mut state = self.lock();
+        let connection = usable(state.connection(key))?;
+        connection.set_link(link);
+        connection.protocol.on_established(peer, agreed.remote.max_message_bytes);
         Ok(())
     }
 
@@ -227,26 +227,30 @@ impl<P: Protocol> Shard<P> {
         &self,
         key: ConnectionKey,
         qp: QpHandle,
-        config: &LinkConfig,
-        agreed: &Agreed,
         established: Established,
     ) -> Result<(), ConnectError> {
-        let has_link = self.lock().connection(key).is_some_and(|connection| connection.has_link());
-        if !has_link {
-            self.set_link(key, config, agreed)?;
-        }
-        let Established { peer, attach, .. } = established;
         let mut state = self.lock();
-        attach.run(state.cq())?;
-        let Some(connection) = state.connection(key).filter(|connection| connection.is_on(qp))
-        else {
-            return Err(ProviderError::UnknownQp.into());
-        };
-        connection.protocol.on_established(&peer, agreed.remote.max_message_bytes);
+        usable(state.connection(key))?;
+        established.attach.run(state.cq())?;
+        let connection = usable(state.connection(key).filter(|connection| connection.is_on(qp)))?;
         connection.establish();
         state.mark_dirty_key(key);
         self.finish(state);
         Ok(())
+    }
+}
+
+/// A connection in set-up that has not come to its end meanwhile.
+fn usable<P: Protocol>(
+    connection: Option<&mut Connection<P>>,
+) -> Result<&mut Connection<P>, ProviderError> {
+    let Some(connection) = connection else { return Err(ProviderError::UnknownQp) };
+    match connection.cause() {
+        None => Ok(connection),
+        Some(cause) => Err(ProviderError::Resources {
+            what: "setting the connection up",
+            message: cause.to_string(),
+        }),
     }
 }
 

@@ -180,11 +180,16 @@ impl<P: Protocol> Shard<P> {
         self.state.lock().qp_count
     }
 
+    /// Whether the shard takes no connections any more: shut down, or without a driver.
+    pub fn is_over(&self) -> bool {
+        self.state.lock().refusal().is_some()
+    }
+
     /// Whether the CQ has room for another connection that takes `entries` of it.
     pub fn has_room(&self, entries: u32) -> bool {
         let mut state = self.state.lock();
         let used = u64::from(entries) * state.qp_count as u64;
-        !state.is_driver_gone() && used + u64::from(entries) <= u64::from(state.cq().capacity())
+        state.refusal().is_none() && used + u64::from(entries) <= u64::from(state.cq().capacity())
     }
 
     /// Whether every connection is idle in its protocol's eyes, or gone.
@@ -291,11 +296,13 @@ impl<P: Protocol> Shard<P> {
 
     /// The receive and send buffers of a connection, while it has a QP.
     pub fn pools(&self, key: ConnectionKey) -> Vec<BufferPool> {
+        self.state.lock().connection(key).map_or_else(Vec::new, |connection| connection.pools())
+    }
+
+    /// The receive and send buffers of all connections that have a QP.
+    pub fn every_pool(&self) -> Vec<BufferPool> {
         let mut state = self.state.lock();
-        let pipe = state.connection(key).and_then(Connection::pipe_mut);
-        pipe.map_or_else(Vec::new, |pipe| {
-            std::iter::once(pipe.recv_pool.clone()).chain(pipe.send_pool.clone()).collect()
-        })
+        state.connections.iter_mut().flat_map(|(_, connection)| connection.pools()).collect()
     }
 }
 
@@ -546,7 +553,7 @@ impl<P: Protocol> State<P> {
 
     /// No completion will come any more: waiting for a flush would be in vain.
     #[cold]
-    fn on_dead_cq(&mut self, error: &ProviderError) -> usize {
+    pub(crate) fn on_dead_cq(&mut self, error: &ProviderError) -> usize {
         self.dead = true;
         self.end_all(&CloseCause::Device(error.to_string().into()));
         0
@@ -721,8 +728,17 @@ impl<P: Protocol> State<P> {
         self.cq.flush();
     }
 
-    pub(crate) fn is_driver_gone(&self) -> bool {
-        matches!(self.driver, DriverState::Gone)
+    /// Why no connection can be added any more.
+    pub(crate) fn refusal(&self) -> Option<&'static str> {
+        if matches!(self.driver, DriverState::Gone) {
+            Some("the runtime that drove it has shut down")
+        } else if self.dead {
+            Some("it has failed")
+        } else if self.closing {
+            Some("it is being shut down")
+        } else {
+            None
+        }
     }
 
     /// Whether there is nothing left to drive.

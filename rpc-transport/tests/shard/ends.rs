@@ -2,9 +2,12 @@
 
 use rpc_transport::config::LinkConfig;
 use rpc_transport::error::CloseCause;
+use rpc_transport::schemes;
 
 use crate::probe::Habit;
-use crate::world::{Options, Pair, WIRES, parked, run, unspawned};
+use crate::world::{
+    Options, Pair, WIRES, assert_home, fresh_address, join, parked, run, shard, unspawned,
+};
 
 /// A Close that the peer's device does not accept, or that waits behind messages which the peer
 /// takes none of, kept the connection and its driver for ever.
@@ -60,5 +63,127 @@ fn a_driver_ends_when_the_last_handle_is_given_up() {
         pair.client.shard.release(pair.client.key);
         let [ours, _theirs] = pair.drivers;
         ours.await.unwrap();
+    });
+}
+
+/// The runtime of one end goes away: its connections end, and those who wait hear of it.
+#[test]
+fn a_driver_that_is_dropped_tells_everybody() {
+    run("dropped", async {
+        for wire in WIRES {
+            let Pair { client, server, drivers: [ours, theirs], .. } = Pair::new(wire).await;
+            let pools = client.pools();
+            let waiting = client.cause();
+            ours.abort();
+            let text = "the runtime that drove the connection has shut down";
+            assert_eq!(waiting.await.to_string(), text);
+            client.gone().await;
+            assert_home(&pools);
+            assert_eq!(server.cause().await.to_string(), "the peer is gone");
+            server.gone().await;
+            client.shard.release(client.key);
+            for shard in [&client.shard, &server.shard] {
+                shard.shutdown();
+                assert_eq!(shard.holdings().entries, 0);
+            }
+            theirs.await.unwrap();
+        }
+    });
+}
+
+/// Half of a message is no message.
+#[test]
+fn a_peer_that_vanishes_in_the_middle_of_a_message() {
+    run("middle", async {
+        for wire in WIRES {
+            let habits = [Habit::Keep, Habit::Count];
+            let pair = Pair::with(wire, &Options { habits, ..Options::default() }).await;
+            pair.client.send(&vec![7; 40 << 20]);
+            let (shard, key) = (&pair.server.shard, pair.server.key);
+            while shard.link_metrics(key).unwrap().assembly_bytes == 0 {
+                tokio::task::yield_now().await;
+            }
+            pair.client.shard.fail(pair.client.key, &CloseCause::Local);
+            assert_eq!(pair.server.cause().await.to_string(), "the peer is gone");
+            assert_eq!(pair.server.events().received, 0);
+            pair.end().await;
+        }
+    });
+}
+
+/// Two connections of the same two shards: the end of one is nothing to the other.
+#[test]
+fn a_connection_that_fails_leaves_the_busy_one_beside_it_alone() {
+    run("beside", async {
+        for wire in WIRES {
+            let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+            let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
+            let options = Options::default();
+            let shards = [0, 1]
+                .map(|_| shard(resolved.outgoing.device(), &options.configs[0], 40, options.mode));
+            let [(client, ours), (server, theirs)] = shards;
+            let drivers = [ours, theirs].map(tokio::spawn);
+            let (busy, _) = join(&client, &server, &mut *listener, &options).await;
+            for round in 0..30_u8 {
+                let (near, far) = join(&client, &server, &mut *listener, &options).await;
+                near.send(&[round; 3000]);
+                assert_eq!(*near.next().await, [round; 3000]);
+                busy.send(&[round; 5000]);
+                let (one, other) = if round % 2 == 0 { (&near, &far) } else { (&far, &near) };
+                one.shard.fail(one.key, &CloseCause::Local);
+                assert_eq!(other.cause().await.to_string(), "the peer is gone");
+                near.leave().await;
+                far.gone().await;
+                assert_eq!(*busy.next().await, [round; 5000]);
+                assert_eq!((client.connection_count(), server.connection_count()), (1, 1));
+            }
+            assert!(busy.events().closed.is_empty());
+            client.shutdown_now();
+            server.shutdown_now();
+            busy.gone().await;
+            client.release(busy.key);
+            for driver in drivers {
+                driver.await.unwrap();
+            }
+        }
+    });
+}
+
+/// What was posted before user code runs has left by then: its doorbell waited for the next round,
+/// and the peer slept as long as the user code took.
+#[test]
+fn what_is_posted_does_not_wait_for_user_code() {
+    run("user code", async {
+        for wire in WIRES {
+            // A runtime of its own, as a blocked thread may be the one that watches descriptors.
+            let blocked = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap();
+            let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+            let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
+            let (device, options) = (resolved.outgoing.device(), Options::default());
+            let (client, ours) = shard(device, &options.configs[0], 1, options.mode);
+            let (server, theirs) = {
+                let _inside = blocked.enter();
+                shard(device, &options.configs[1], 1, options.mode)
+            };
+            let (ours, theirs) = (tokio::spawn(ours), blocked.spawn(theirs));
+            let (near, far) = join(&client, &server, &mut *listener, &options).await;
+            parked(&client).await;
+            let (go_on, goes_on) = std::sync::mpsc::channel();
+            far.with(|probe| probe.blocks_next = Some(Box::new(move || goes_on.recv().unwrap())));
+            near.send(b"echo this, then block");
+            assert_eq!(*near.next().await, *b"echo this, then block");
+            go_on.send(()).unwrap();
+            near.leave().await;
+            far.gone().await;
+            client.shutdown();
+            server.shutdown();
+            ours.await.unwrap();
+            theirs.await.unwrap();
+            blocked.shutdown_background();
+        }
     });
 }

@@ -2,12 +2,15 @@
 //! protocol on top. Nothing here asserts a time; what hangs is killed.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
+mod dropped;
 mod ends;
 mod faulty;
+mod hostile;
 mod panics;
 mod probe;
 #[path = "../support/random.rs"]
 mod random;
+mod raw;
 mod setup;
 mod timers;
 mod traffic;

@@ -39,6 +39,8 @@ pub(crate) struct Probe {
     pub(crate) backlog: usize,
     pub(crate) outbox: VecDeque<Submission>,
     pub(crate) effects: VecDeque<Effect>,
+    /// Run behind the next message.
+    pub(crate) blocks_next: Option<Box<dyn FnOnce() + Send>>,
     record: Arc<Record>,
 }
 
@@ -82,6 +84,7 @@ impl Probe {
             backlog: usize::MAX,
             outbox: VecDeque::new(),
             effects: VecDeque::new(),
+            blocks_next: None,
             record: Arc::default(),
         }
     }
@@ -131,6 +134,7 @@ impl Protocol for Probe {
             Habit::Count => {}
         }
         self.change(|events| events.received += 1);
+        self.effects.extend(self.blocks_next.take().map(Effect::Run));
         Ok(())
     }
 
@@ -140,6 +144,10 @@ impl Protocol for Probe {
 
     fn poll_transmit(&mut self) -> Option<Submission> {
         self.outbox.pop_front()
+    }
+
+    fn most_queued(&self) -> usize {
+        self.backlog
     }
 
     fn poll_effect(&mut self) -> Option<Effect> {

@@ -6,12 +6,13 @@ use std::time::Duration;
 use rpc_transport::config::LinkConfig;
 use rpc_transport::provider::Listener;
 use rpc_transport::schemes;
+use rpc_transport::setup::completions_per_connection;
 use rpc_transport::spin::PollMode;
 use tokio::task::JoinHandle;
 
 use crate::faulty::{Faults, faulty};
 use crate::probe::{Habit, Probe};
-use crate::world::{End, ProbeShard, fresh_address, run, shard};
+use crate::world::{End, Options, ProbeShard, WIRES, fresh_address, join, run, shard};
 
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -89,5 +90,89 @@ fn a_queue_pair_without_any_recv_is_not_forgotten() {
         client.shutdown();
         driver.await.unwrap();
         assert_eq!(client.holdings().entries, 0);
+    });
+}
+
+/// A CQ takes no more connections than it has room for, and both sides hear why.
+#[test]
+fn a_full_cq_refuses_with_its_name() {
+    run("full", async {
+        for wire in WIRES {
+            let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+            let address = listener.local_address();
+            let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+            let device = Arc::clone(outgoing.device());
+            let (small, _) = driven(&device);
+            let (large, _driver) = shard(&device, &LinkConfig::default(), 9, PollMode::Event);
+            let options = Options::default();
+            let (_first, _) = join(&large, &small, &mut *listener, &options).await;
+            let config = LinkConfig::default();
+            let needed = completions_per_connection(&config);
+            assert!(!small.has_room(needed) && large.has_room(needed));
+            let probe = || Probe::new(Habit::Keep);
+            let connect = large.connect(outgoing, &address, &config, FAR, probe());
+            let accept = async {
+                let incoming = listener.incoming().await.unwrap();
+                small.accept(incoming, &config, probe()).await
+            };
+            let (connected, accepted) = tokio::join!(connect, accept);
+            let room = "completion queue of 137 entries has no room for a queue pair of 137 more \
+                        (137 used)";
+            assert_eq!(accepted.unwrap_err().to_string(), room);
+            let refused = connected.unwrap_err().to_string();
+            assert!(refused.contains("completion queue of 137 entries"), "{refused}");
+            // The other side round: connecting from a full one.
+            let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+            let refused = small.connect(outgoing, &address, &config, FAR, probe()).await;
+            assert_eq!(refused.unwrap_err().to_string(), room);
+            assert_eq!(small.holdings().entries, 1);
+        }
+    });
+}
+
+/// Set-up that outlives its driver said that there was no such queue pair.
+#[test]
+fn set_up_without_a_driver_says_so() {
+    run("no driver", async {
+        let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
+        let address = listener.local_address();
+        let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+        let (client, driver) = driven(outgoing.device());
+        let (server, _) = driven(outgoing.device());
+        let config = LinkConfig::default();
+        let probe = || Probe::new(Habit::Keep);
+        let connect = client.connect(outgoing, &address, &config, FAR, probe());
+        let accept = async {
+            let incoming = listener.incoming().await.unwrap();
+            driver.abort();
+            assert!(driver.await.unwrap_err().is_cancelled());
+            server.accept(incoming, &config, probe()).await
+        };
+        let (connected, _) = tokio::join!(connect, accept);
+        let text = "setting the connection up: the runtime that drove the connection has shut down";
+        assert_eq!(connected.unwrap_err().to_string(), text);
+        assert_eq!(client.holdings().entries, 0);
+        let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+        let refused = client.connect(outgoing, &address, &config, FAR, probe()).await;
+        let text = "completion queue is dead: the runtime that drove it has shut down";
+        assert_eq!(refused.unwrap_err().to_string(), text);
+    });
+}
+
+/// A connection that was accepted after the shutdown had nobody to end it.
+#[test]
+fn a_shard_that_is_shut_down_takes_no_connection() {
+    run("shut down", async {
+        let listener = schemes::listen(&fresh_address("mem")).await.unwrap();
+        let address = listener.local_address();
+        let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+        let (client, driver) = driven(outgoing.device());
+        client.shutdown();
+        let probe = Probe::new(Habit::Keep);
+        let refused = client.connect(outgoing, &address, &LinkConfig::default(), FAR, probe).await;
+        let text = "completion queue is dead: it is being shut down";
+        assert_eq!(refused.unwrap_err().to_string(), text);
+        driver.await.unwrap();
+        assert!(client.is_over());
     });
 }

@@ -1,0 +1,121 @@
+//! Set-up given up at every point where it waits, by either side: nothing is left behind.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rpc_transport::config::LinkConfig;
+use rpc_transport::memory::BufferPool;
+use rpc_transport::schemes;
+use rpc_transport::spin::PollMode;
+
+use crate::probe::{Habit, Probe};
+use crate::world::{ProbeShard, WIRES, assert_home, fresh_address, run, shard};
+
+const FAR: Duration = Duration::from_secs(3600);
+
+/// Polls a future so many times, then drops it. Gives what it ended with, if it did.
+async fn dropped_after<F: Future>(
+    polls: u32,
+    future: F,
+    mut after_each: impl FnMut(),
+) -> Option<F::Output> {
+    let mut future = Box::pin(future);
+    let mut left = polls;
+    std::future::poll_fn(|cx: &mut Context<'_>| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        let polled = Pin::new(&mut future).poll(cx).map(Some);
+        after_each();
+        if left == 0 && polled.is_pending() {
+            return Poll::Ready(None);
+        }
+        polled
+    })
+    .await
+}
+
+/// Waits until a shard has no queue pair any more, then checks that nothing else is left.
+async fn emptied(shard: &ProbeShard, driver: tokio::task::JoinHandle<()>, pools: &[BufferPool]) {
+    while shard.holdings().queue_pairs > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    shard.shutdown();
+    driver.await.unwrap();
+    let holdings = shard.holdings();
+    assert_eq!((holdings.entries, holdings.deadlines, holdings.effects), (0, 0, 0));
+    assert_eq!(holdings.unflushed, 0);
+    if !pools.is_empty() {
+        assert_home(pools);
+    }
+}
+
+/// Connects, with one side dropped after so many polls. Whether that side was done by then.
+async fn connect_with_one_dropped(wire: &str, client_is_dropped: bool, polls: u32) -> bool {
+    let config = LinkConfig::default();
+    let listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+    let address = listener.local_address();
+    let resolved = schemes::resolve(&address).await.unwrap();
+    let (client, ours) = shard(resolved.outgoing.device(), &config, 1, PollMode::Event);
+    let (server, theirs) = shard(resolved.outgoing.device(), &config, 1, PollMode::Event);
+    let (ours, theirs) = (tokio::spawn(ours), tokio::spawn(theirs));
+    let (near, far) = (Probe::new(Habit::Keep), Probe::new(Habit::Keep));
+    let connect = client.connect(resolved.outgoing, &address, &config, FAR, near);
+    // Dropped with its listener, so that no request is left waiting.
+    let accept = async {
+        let mut listener = listener;
+        let incoming = listener.incoming().await.unwrap();
+        (server.accept(incoming, &config, far).await, listener)
+    };
+    let mut pools = Vec::new();
+    let mut watch = |shard: &ProbeShard| {
+        if pools.is_empty() {
+            pools = shard.every_pool();
+        }
+    };
+    let done = if client_is_dropped {
+        let connect = dropped_after(polls, connect, || watch(&client));
+        // The server notices, or has accepted and loses its peer.
+        let accepting = tokio::time::timeout(Duration::from_millis(20), accept);
+        let (connected, _) = tokio::join!(connect, accepting);
+        if let Some(connected) = &connected {
+            client.release(connected.as_ref().unwrap().key);
+        }
+        connected.is_some()
+    } else {
+        let accept = dropped_after(polls, accept, || watch(&server));
+        let (connected, accepted) = tokio::join!(connect, accept);
+        if let Ok(connected) = connected {
+            client.release(connected.key);
+        }
+        accepted.is_some()
+    };
+    server.shutdown_now();
+    emptied(&client, ours, &pools).await;
+    emptied(&server, theirs, &pools).await;
+    done
+}
+
+async fn at_every_point(client_is_dropped: bool) {
+    for wire in WIRES {
+        let mut polls = 0;
+        while !connect_with_one_dropped(wire, client_is_dropped, polls).await {
+            polls += 1;
+            assert!(polls < 100, "{wire}: set-up does not end");
+        }
+        assert!(polls > 0, "{wire}: nothing was dropped");
+    }
+}
+
+#[test]
+fn a_connect_dropped_at_any_point_leaves_nothing() {
+    run("connect", at_every_point(true));
+}
+
+#[test]
+fn an_accept_dropped_at_any_point_leaves_nothing() {
+    run("accept", at_every_point(false));
+}

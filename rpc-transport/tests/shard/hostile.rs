@@ -1,0 +1,118 @@
+//! Peers that break the rules cost their own connection, and nothing else.
+
+use std::time::Duration;
+
+use rpc_transport::config::LinkConfig;
+use rpc_transport::credit::Grant;
+use rpc_transport::memory::Access;
+use rpc_transport::provider::{RemoteSlice, SendOp};
+use rpc_transport::schemes;
+use rpc_transport::spin::PollMode;
+
+use crate::probe::{Habit, Probe};
+use crate::raw::Raw;
+use crate::world::{End, assert_home, fresh_address, run, shard};
+
+/// What a raw peer does to a connection of a shard that serves another one as well.
+async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
+    let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
+    let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
+    let config = LinkConfig::default();
+    let (server, driver) = shard(resolved.outgoing.device(), &config, 2, PollMode::Event);
+    drop(resolved);
+    let driver = tokio::spawn(driver);
+    let (mut good, honest) =
+        Raw::connect(&server, &mut *listener, &config, Probe::new(Habit::Count)).await;
+    let (mut raw, end) = Raw::connect(&server, &mut *listener, &config, probe).await;
+    let pools = end.pools();
+    good.send(Grant::default(), b"before");
+    act(&mut raw, &end).await;
+    let cause = end.cause().await.to_string();
+    end.gone().await;
+    assert_home(&pools);
+    good.send(Grant::default(), b"after");
+    honest.received(2).await;
+    drop(good);
+    honest.gone().await;
+    server.shutdown();
+    driver.await.unwrap();
+    assert_eq!((server.holdings().entries, server.holdings().unflushed), (0, 0));
+    cause
+}
+
+/// The length that such a completion carries is that of the write. Taken for the length of a
+/// message it reached beyond the RECV's buffer, and the panic ended every connection of the shard.
+#[test]
+fn a_write_with_immediate_is_no_message() {
+    run("write", async {
+        let cause = suffer(Probe::new(Habit::Keep), async |raw, end| {
+            let region = end.shard.domain().allocate(1 << 20, Access::REMOTE_WRITE).unwrap();
+            let to = RemoteSlice { address: region.remote_address(0), rkey: region.rkey() };
+            raw.post_many(SendOp::WriteWithImm(to, 1), 1 << 20);
+            while end.events().closed.is_empty() {
+                raw.poll();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        assert_eq!(cause.await, "the peer broke the protocol: a write where a message was due");
+    });
+}
+
+#[test]
+fn bytes_that_are_no_frame_end_the_connection() {
+    run("no frame", async {
+        let cause = suffer(Probe::new(Habit::Keep), async |raw, _| {
+            raw.post(SendOp::Send, b"what is this");
+        });
+        assert!(cause.await.starts_with("the peer broke the protocol: "));
+    });
+}
+
+#[test]
+fn a_rule_that_the_protocol_above_names_ends_the_connection() {
+    run("rule", async {
+        let mut probe = Probe::new(Habit::Keep);
+        probe.hates = Some(5);
+        let cause = suffer(probe, async |raw, _| {
+            raw.send(Grant::default(), b"fine");
+            raw.send(Grant::default(), b"hated");
+            raw.send(Grant::default(), b"too late");
+        });
+        assert_eq!(cause.await, "the peer broke the protocol: it is hated");
+    });
+}
+
+#[test]
+fn a_peer_that_vanishes_is_gone() {
+    run("vanishes", async {
+        let cause = suffer(Probe::new(Habit::Keep), async |raw, end| {
+            raw.send(Grant::default(), b"hello");
+            end.received(1).await;
+            raw.vanish();
+        });
+        assert_eq!(cause.await, "the peer is gone");
+    });
+}
+
+/// A peer that asks without ever reading made answers pile up without a bound.
+#[test]
+fn a_peer_that_asks_without_reading_is_closed() {
+    run("does not read", async {
+        let mut probe = Probe::new(Habit::Echo);
+        probe.backlog = 100;
+        let cause = suffer(probe, async |raw, end| {
+            // The first answers spend all of its data credits, which it never gives back. What it
+            // receives then are acks, whose credits it gives back at once.
+            let mut given = 0;
+            while end.events().closed.is_empty() {
+                let acks = raw.poll().saturating_sub(64);
+                let grant = Grant { data: 0, ack: (acks - given) as u16 };
+                given = acks;
+                raw.send(grant, b"answer this");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        let text = "the peer broke the protocol: it does not read what it makes this end send";
+        assert_eq!(cause.await, text);
+    });
+}

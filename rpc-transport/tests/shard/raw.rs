@@ -1,0 +1,90 @@
+//! A peer without a link: raw work requests at a shard of probes.
+
+use std::sync::Arc;
+
+use rpc_transport::config::LinkConfig;
+use rpc_transport::credit::Grant;
+use rpc_transport::frame::{self, Kind};
+use rpc_transport::handshake::{Features, Offer};
+use rpc_transport::memory::{Access, BufferPool, ProtectionDomain};
+use rpc_transport::provider::{
+    Completion, CompletionQueue, Listener, QpCapacity, QpHandle, RecvWr, SendOp, SendWr, Source,
+};
+use rpc_transport::schemes;
+
+use crate::probe::Probe;
+use crate::world::{End, ProbeShard};
+
+/// The raw end.
+pub(crate) struct Raw {
+    cq: Box<dyn CompletionQueue>,
+    qp: QpHandle,
+    recvs: BufferPool,
+    completions: Vec<Completion>,
+    domain: ProtectionDomain,
+}
+
+impl Raw {
+    /// Connects to a shard, with enough RECVs that are never given back.
+    pub(crate) async fn connect(
+        server: &ProbeShard,
+        listener: &mut dyn Listener,
+        config: &LinkConfig,
+        probe: Probe,
+    ) -> (Self, End) {
+        let address = listener.local_address();
+        let mut outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+        let domain = outgoing.device().allocate_pd().unwrap();
+        let mut cq = outgoing.device().create_cq(4096).unwrap();
+        let capacity = QpCapacity { max_send_wr: 2048, max_recv_wr: 1024, max_inline_bytes: 4096 };
+        let qp = outgoing.create_qp(&mut *cq, &domain, capacity).unwrap();
+        let recvs = BufferPool::allocate(&domain, 8 << 10, 1024).unwrap();
+        while let Some(buffer) = recvs.take() {
+            cq.post_recv(qp, RecvWr { wr_id: 0, buffer }).unwrap();
+        }
+        let request = Offer::new(config, Features::NONE, 7).to_request();
+        let record = probe.record();
+        let accept = async {
+            let incoming = listener.incoming().await.unwrap();
+            server.accept(incoming, config, probe).await.unwrap()
+        };
+        let (established, accepted) = tokio::join!(outgoing.connect(&request), accept);
+        established.unwrap().attach.run(&mut *cq).unwrap();
+        let raw = Self { cq, qp, recvs, completions: Vec::new(), domain };
+        (raw, End { shard: Arc::clone(server), key: accepted.key, record })
+    }
+
+    pub(crate) fn post(&mut self, op: SendOp, bytes: &[u8]) {
+        self.post_source(op, Source::Inline(bytes));
+    }
+
+    /// Posts `len` bytes of memory of its own.
+    pub(crate) fn post_many(&mut self, op: SendOp, len: usize) {
+        let region = self.domain.allocate(len, Access::LOCAL).unwrap();
+        self.post_source(op, Source::Region { region, start: 0, len: len as u64 });
+    }
+
+    fn post_source(&mut self, op: SendOp, source: Source<'_>) {
+        let wr = SendWr { wr_id: 0, op, signaled: false, source };
+        self.cq.post_send(self.qp, &mut [wr]).unwrap();
+        self.cq.flush();
+    }
+
+    /// Sends a message, with a grant in its header.
+    pub(crate) fn send(&mut self, grant: Grant, message: &[u8]) {
+        let frame = [&frame::header(Kind::Data, grant)[..], message].concat();
+        self.post(SendOp::Send, &frame);
+    }
+
+    /// Vanishes: the QP is destroyed without a word.
+    pub(crate) fn vanish(&mut self) {
+        self.cq.destroy_qp(self.qp).unwrap();
+    }
+
+    /// RECVs that were filled so far.
+    pub(crate) fn poll(&mut self) -> usize {
+        while self.cq.poll(&mut self.completions, 64).is_ok_and(|count| count > 0) {}
+        self.completions.drain(..).for_each(drop);
+        self.recvs.free_count()
+    }
+}
