@@ -184,9 +184,8 @@ impl Handlers {
         route: &Route,
         mut handler: Handler,
     ) {
-        if !route.spawn.load(Ordering::Relaxed)
-            && let Poll::Ready(reply) = poll_inline(route, &mut handler)
-        {
+        let works_long = route.spawn.load(Ordering::Relaxed);
+        if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
             self.done.push(Done::Reply { key, id, reply, accepted });
             return;
         }
@@ -197,9 +196,19 @@ impl Handlers {
             let reply = std::future::poll_fn(|cx| handler.poll_caught(cx)).await;
             ended.reply(reply);
         });
+        if works_long {
+            wake_another_worker();
+        }
         let handle = task.abort_handle();
         self.done.push(Done::Attach { key, id, handle, accepted });
     }
+}
+
+/// A runtime keeps a fresh task for the worker that spawned it and tells nobody else. If that task
+/// then blocks the thread while all others sleep, nobody polls I/O, and the driver is never woken.
+/// One more task behind it makes the runtime wake another worker.
+fn wake_another_worker() {
+    tokio::spawn(std::future::ready(()));
 }
 
 /// Tells the session that a spawned handler has ended, also when its task is aborted.

@@ -113,7 +113,8 @@ impl Answer {
 /// # Errors
 /// [`ConnectError`] when there is not even TCP.
 pub(crate) async fn resolve(at: &HostPort) -> Result<Resolved, ConnectError> {
-    let (answer, tcp) = soft::TcpConnector.probe(at, &[VERSION]).await?;
+    let probed = soft::TcpConnector.probe(at, &[VERSION]).await;
+    let (answer, tcp) = probed.map_err(as_asked_to_connect)?;
     let Some(answer) = Answer::decode(&answer) else {
         let reason = "tcp: the server only speaks tcp:// here".to_owned();
         return Ok(Resolved { outgoing: tcp, address: Address::Tcp(at.clone()), reason });
@@ -162,6 +163,54 @@ async fn resolve_rdma(_at: &HostPort, _port: u16) -> Result<Resolved, String> {
     Err("no RDMA in this build".to_owned())
 }
 
+#[cfg(feature = "verbs")]
+async fn resolve_rdma(at: &HostPort, port: u16) -> Result<Resolved, String> {
+    if port == 0 {
+        return Err("the server offers no RDMA".to_owned());
+    }
+    let address = Address::Rdma(HostPort { host: at.host.clone(), port });
+    match tokio::time::timeout(BETTER_WAY_BUDGET, crate::schemes::resolve_rdma(&address)).await {
+        Ok(Ok(resolved)) => Ok(resolved),
+        Ok(Err(error)) => Err(format!("RDMA failed: {error}")),
+        Err(_) => Err(format!("RDMA gave no answer within {BETTER_WAY_BUDGET:?}")),
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+async fn listen_rdma(_at: &HostPort) -> Option<Box<dyn Listener>> {
+    None
+}
+
+/// An RDMA listener at a port of its own, where there is a device.
+#[cfg(feature = "verbs")]
+async fn listen_rdma(at: &HostPort) -> Option<Box<dyn Listener>> {
+    let address = Address::Rdma(HostPort { host: at.host.clone(), port: 0 });
+    match crate::schemes::listen_rdma(&address).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::debug!(%error, "no RDMA for this auto:// address");
+            None
+        }
+    }
+}
+
+fn rdma_port(listener: Option<&dyn Listener>) -> u16 {
+    match listener.map(Listener::local_address) {
+        Some(Address::Rdma(at)) => at.port,
+        _ => 0,
+    }
+}
+
+/// The next request of a listener that may not be there.
+async fn incoming(
+    listener: &mut Option<Box<dyn Listener>>,
+) -> Result<Box<dyn Incoming>, ListenError> {
+    match listener {
+        Some(listener) => listener.incoming().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Opens the TCP port, a shared memory rendezvous beside it, and answers what is asked there.
 ///
 /// # Errors
@@ -175,10 +224,51 @@ pub(crate) async fn listen(at: &HostPort) -> Result<Box<dyn Listener>, ListenErr
             String::new()
         }
     };
-    let answer = Answer { place: Place::here(), shm: name, rdma_port: 0 }.encode();
-    let tcp = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await?;
+    let rdma = listen_rdma(at).await;
+    let rdma_port = rdma_port(rdma.as_deref());
+    let answer = Answer { place: Place::here(), shm: name, rdma_port }.encode();
+    let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
+    let tcp = listening.map_err(as_asked_to_listen)?;
     let shm = shm.ok().map(|(_, listener)| listener);
-    Ok(Box::new(AutoListener { tcp, shm }))
+    Ok(Box::new(AutoListener { tcp, shm, rdma }))
+}
+
+/// The address as the user wrote it, not the way that was tried.
+fn as_asked(address: Address) -> Address {
+    match address {
+        Address::Tcp(at) => Address::Auto(at),
+        other => other,
+    }
+}
+
+fn as_asked_to_connect(error: ConnectError) -> ConnectError {
+    match error {
+        ConnectError::Refused { address, reason } => {
+            ConnectError::Refused { address: as_asked(address), reason }
+        }
+        ConnectError::Unreachable { address, reason } => {
+            ConnectError::Unreachable { address: as_asked(address), reason }
+        }
+        ConnectError::TimedOut { address, after } => {
+            ConnectError::TimedOut { address: as_asked(address), after }
+        }
+        ConnectError::Protocol { address, reason } => {
+            ConnectError::Protocol { address: as_asked(address), reason }
+        }
+        other => other,
+    }
+}
+
+fn as_asked_to_listen(error: ListenError) -> ListenError {
+    match error {
+        ListenError::InUse { address, reason } => {
+            ListenError::InUse { address: as_asked(address), reason }
+        }
+        ListenError::Failed { address, reason } => {
+            ListenError::Failed { address: as_asked(address), reason }
+        }
+        other => other,
+    }
 }
 
 fn listen_shm() -> Result<(String, Box<dyn Listener>), ListenError> {
@@ -193,28 +283,24 @@ fn random() -> u64 {
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// Both listeners as one.
+/// All ways to this server as one listener.
 struct AutoListener {
     tcp: Box<dyn Listener>,
     shm: Option<Box<dyn Listener>>,
+    rdma: Option<Box<dyn Listener>>,
 }
 
 #[async_trait]
 impl Listener for AutoListener {
     fn local_address(&self) -> Address {
-        match self.tcp.local_address() {
-            Address::Tcp(at) => Address::Auto(at),
-            other => other,
-        }
+        as_asked(self.tcp.local_address())
     }
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
-        let Some(shm) = &mut self.shm else {
-            return self.tcp.incoming().await;
-        };
         tokio::select! {
-            incoming = shm.incoming() => incoming,
-            incoming = self.tcp.incoming() => incoming,
+            request = incoming(&mut self.shm) => request,
+            request = incoming(&mut self.rdma) => request,
+            request = self.tcp.incoming() => request,
         }
     }
 }

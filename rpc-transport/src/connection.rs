@@ -8,10 +8,11 @@
 //!    only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
-//! 3. The protocol hears of the end exactly once.
+//! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
+//! 4. The protocol hears of the end exactly once.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
@@ -28,6 +29,8 @@ use crate::provider::{
 const COPY_OUT_BYTES: usize = 1024;
 /// An idle ack is sent when at least one of this many parts of the window is owed.
 const IDLE_ACK_FRACTION: u32 = 4;
+/// Longest time that an orderly close waits without anything being sent.
+const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
 /// The link's tokens are below 2^33; what is above counts send WRs.
 const TOKEN_BITS: u32 = 33;
 
@@ -86,6 +89,19 @@ impl Pipe {
     }
 }
 
+/// What may bring the deadline nearer than the one that is registered.
+#[derive(Debug, Clone, Copy)]
+enum Pressing {
+    Nothing,
+    /// A Ping is due or out, and the link's deadline is this. Any frame changes that.
+    Ping(Instant),
+    /// An orderly close, which has to go on: WRs had been posted up to `posted` when `until` was set.
+    Close {
+        until: Instant,
+        posted: u32,
+    },
+}
+
 /// One connection.
 pub(crate) struct Connection<P: Protocol> {
     pub(crate) protocol: P,
@@ -97,6 +113,7 @@ pub(crate) struct Connection<P: Protocol> {
     /// An orderly close that waits for the link to drain.
     closing: Option<CloseReason>,
     registered_deadline: Option<Instant>,
+    pressing: Pressing,
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
@@ -122,6 +139,7 @@ impl<P: Protocol> Connection<P> {
             cause: None,
             closing: None,
             registered_deadline: None,
+            pressing: Pressing::Nothing,
             generation: 0,
             dirty: false,
             warm: false,
@@ -184,7 +202,7 @@ impl<P: Protocol> Connection<P> {
         self.closing.get_or_insert(reason);
     }
 
-    /// Ends the connection: the protocol is told, the QP goes to ERR (invariants 2 and 3).
+    /// Ends the connection: the protocol is told, the QP goes to ERR (invariants 2 and 4).
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
         let Some(pipe) = &mut self.pipe else { return };
         if matches!(pipe.phase, Phase::Draining { .. }) {
@@ -293,8 +311,9 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now. True when the QP was destroyed.
-    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
+    /// Sends all that may be sent now. Says when the QP was destroyed, and whether all its WRs had
+    /// been flushed.
+    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
         }
@@ -317,15 +336,22 @@ impl<P: Protocol> Connection<P> {
         while let Some(transmit) = link.poll_transmit() {
             post(cq, &self.domain, pipe, transmit)?;
         }
-        if self.closing.is_some() && link.is_idle() {
-            self.begin_close(cq)?;
+        if self.closing.is_some() {
+            self.advance_close(cq)?;
         }
         Ok(())
     }
 
     #[cold]
-    fn begin_close(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+    fn advance_close(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
         let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return Ok(()) };
+        if !matches!(self.pressing, Pressing::Close { .. }) {
+            let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
+            self.pressing = Pressing::Close { until, posted };
+        }
+        if !link.is_idle() {
+            return Ok(());
+        }
         if let Some(reason) = self.closing.take() {
             link.close(reason);
         }
@@ -335,17 +361,29 @@ impl<P: Protocol> Connection<P> {
         Ok(())
     }
 
-    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> bool {
-        let Some(pipe) = &self.pipe else { return false };
-        let Phase::Draining { until } = pipe.phase else { return false };
-        if !pipe.is_drained() {
+    /// A peer that takes nothing any more, or whose device does not accept the Close, is left.
+    fn judge_close(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
+        let Pressing::Close { until, posted } = &mut self.pressing else { return };
+        let sent = self.pipe.as_ref().map_or(*posted, |pipe| pipe.posted_send);
+        if std::mem::replace(posted, sent) == sent {
+            self.fail(cq, &CloseCause::Local);
+        } else {
+            *until = now + CLOSE_LIMIT;
+        }
+    }
+
+    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
+        let pipe = self.pipe.as_ref()?;
+        let Phase::Draining { until } = pipe.phase else { return None };
+        let drained = pipe.is_drained();
+        if !drained {
             if now < until {
-                return false;
+                return None;
             }
             tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
         }
         self.abandon(cq);
-        true
+        Some(drained)
     }
 
     pub(crate) fn owes_idle_ack(&self) -> bool {
@@ -370,39 +408,70 @@ impl<P: Protocol> Connection<P> {
             Some(Phase::Draining { until }) => Some(until),
             _ => None,
         };
-        let link = self.link.as_ref().and_then(Link::next_deadline);
-        [drain, link, self.protocol.next_deadline()].into_iter().flatten().min()
+        let close = match self.pressing {
+            Pressing::Close { until, .. } if drain.is_none() => Some(until),
+            _ => None,
+        };
+        [drain, close, self.link_deadline(), self.protocol.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
-    /// The deadline, when the shard does not look by then already. The link's own only moves
-    /// later, but for in `on_timeout`, which clears what is registered.
+    /// The deadline, when the shard does not look by then already, and the one that it replaces.
+    /// The link's own only moves later, but for a Ping's answer, and in `on_timeout`, when nothing is
+    /// registered.
     #[inline]
-    pub(crate) fn deadline_to_register(&mut self) -> Option<Instant> {
+    pub(crate) fn deadline_to_register(&mut self) -> Option<(Instant, Option<Instant>)> {
         if let Some(registered) = self.registered_deadline
+            && matches!(self.pressing, Pressing::Nothing)
             && self.link.is_some()
             && self.protocol.next_deadline().is_none_or(|at| registered <= at)
         {
             return None;
         }
+        if matches!(self.pressing, Pressing::Ping(at) if self.link_deadline() != Some(at)) {
+            self.pressing = Pressing::Nothing;
+        }
         let deadline = self.deadline()?;
         if self.registered_deadline.is_some_and(|registered| registered <= deadline) {
             return None;
         }
-        self.registered_deadline = Some(deadline);
-        Some(deadline)
+        Some((deadline, self.registered_deadline.replace(deadline)))
+    }
+
+    /// The shard looks, or forgets the connection: nothing is registered any more.
+    pub(crate) fn take_registered_deadline(&mut self) -> Option<Instant> {
+        self.registered_deadline.take()
+    }
+
+    /// Whether the link's deadline has passed, which may mean that the peer is dead.
+    pub(crate) fn is_silence_judged(&self, now: Instant) -> bool {
+        self.link_deadline().is_some_and(|at| at <= now)
+    }
+
+    fn link_deadline(&self) -> Option<Instant> {
+        self.link.as_ref().and_then(Link::next_deadline)
     }
 
     pub(crate) fn on_timeout(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        self.registered_deadline = None;
         if self.protocol.next_deadline().is_some_and(|at| at <= now) {
             self.with_revoke(|protocol, revoke| protocol.on_timeout(now, revoke));
         }
+        if matches!(self.pressing, Pressing::Close { until, .. } if until <= now) {
+            self.judge_close(cq, now);
+        }
+        if !self.is_silence_judged(now) {
+            return;
+        }
         let Some(link) = &mut self.link else { return };
-        if link.next_deadline().is_some_and(|at| at <= now)
-            && let Err(dead) = link.on_timeout(now)
-        {
-            let LinkError::PingTimeout(after) = dead;
-            self.fail(cq, &CloseCause::PingTimeout(after));
+        match link.on_timeout(now) {
+            Ok(()) => {
+                self.pressing = link.next_deadline().map_or(Pressing::Nothing, Pressing::Ping)
+            }
+            Err(LinkError::PingTimeout(after)) => {
+                self.fail(cq, &CloseCause::PingTimeout(after));
+            }
         }
     }
 }
@@ -444,9 +513,8 @@ fn post(
     cq.post_send(pipe.qp, &mut [wr]).map_err(|error| CloseCause::Device(error.to_string().into()))
 }
 
-/// Posts one more SEND to a QP in ERR: when it is flushed, so is all that was posted before, also
-/// what was sent unsignaled and will never complete by itself.
-#[cold]
+/// Unsignaled WRs that have succeeded are not flushed: a last signaled one, in the slot that the SQ
+/// has for it, says by its flush that nothing is left before it.
 fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
     if pipe.posted_send == pipe.retired_send {
         return;
@@ -454,7 +522,7 @@ fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
     let sequence = (pipe.posted_send + 1) & SEQUENCE_MASK;
     let wr_id = u64::from(sequence) << TOKEN_BITS;
     let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
-    // If it cannot be posted, the drain ends after its limit.
+    // A device that refuses has the QP destroyed at the limit of draining.
     if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
         pipe.posted_send = sequence;
     }

@@ -9,10 +9,12 @@
 //! 2. While it sleeps, the one timer it holds is the shard's earliest deadline.
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
 //!    [`CloseCause::DriverGone`](crate::error::CloseCause::DriverGone).
+//! 4. A panic of user code ends neither the driver nor the effects behind it.
 
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -33,7 +35,7 @@ const POLLS_PER_SPIN: u32 = 16;
 /// Rounds after which the coarse clock is read again under load.
 const ROUNDS_PER_CLOCK: u32 = 64;
 
-/// Drives one shard until the shard is closed and empty. Spawn it on a tokio runtime with I/O and
+/// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio runtime with I/O and
 /// time enabled.
 #[must_use = "a driver does nothing until it is spawned"]
 pub struct Driver<P: Protocol, E: Executor<P>> {
@@ -128,7 +130,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         }
         let mut woke = false;
         for (key, effect) in self.effects.drain(..) {
-            woke |= self.executor.execute(key, effect);
+            woke |= caught(|| self.executor.execute(key, effect)).unwrap_or_default();
         }
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
@@ -164,9 +166,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             state.run_timers();
             state.send_idle_acks();
             let _ = state.settle();
-            // A dead CQ fails every connection at the next poll; there is nothing to arm then.
-            let armed = state.cq().arm().is_ok();
-            if state.poll() > 0 || state.has_effects() || !armed && !state.is_empty() {
+            // A CQ that cannot be armed is dead, which the poll finds out.
+            let _ = state.cq().arm();
+            if state.poll() > 0 || state.has_effects() || state.is_finished() {
                 let _ = state.settle();
                 return None;
             }
@@ -280,9 +282,16 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
             state.take_effects(&mut effects);
         }
         for (_, effect) in effects {
-            self.executor.discard(effect);
+            caught(|| self.executor.discard(effect));
         }
     }
+}
+
+/// Runs user code. A panic of it is its own: the other effects have owners, too.
+fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(run))
+        .inspect_err(|_| tracing::error!("a panic in a waker or a dispatcher was caught"))
+        .ok()
 }
 
 impl<P: Protocol, E: Executor<P>> std::fmt::Debug for Driver<P, E> {

@@ -140,6 +140,9 @@ pub enum CloseCause {
     /// The device or CQ died.
     #[error("the device failed: {0}")]
     Device(Arc<str>),
+    /// The protocol above panicked, which is a bug in this framework: its state cannot be trusted.
+    #[error("the connection's state was lost to a panic")]
+    Panicked,
     /// The runtime that drove this connection has shut down.
     #[error("the runtime that drove the connection has shut down")]
     DriverGone,

@@ -12,6 +12,7 @@ pub mod credit;
 mod doorbell;
 pub mod driver;
 pub mod error;
+pub mod fault;
 pub mod frame;
 pub mod handshake;
 pub mod link;
@@ -26,3 +27,5 @@ pub mod setup;
 pub mod shard;
 pub mod soft;
 pub mod spin;
+#[cfg(feature = "verbs")]
+pub mod verbs;

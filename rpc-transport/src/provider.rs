@@ -1,11 +1,11 @@
 //! The seam: a provider is an RDMA device.
 //!
 //! Owns the contract between the engine above (link, driver) and a device below: real verbs
-//! ([`crate::verbs`], feature `verbs`) or the software device ([`crate::soft`]). One engine runs on
+//! (`verbs`, behind the feature of that name) or the software device ([`crate::soft`]). One engine runs on
 //! all of them, so a test on the software device tests the engine that runs on a NIC.
 //! Never knows messages, credits or calls.
 //!
-//! Objects: [`Device`] -> [`ProtectionDomain`](crate::memory::ProtectionDomain) ->
+//! Objects: [`Device`] -> [`ProtectionDomain`] ->
 //! [`MemoryRegion`]; [`CompletionQueue`], which also owns its QPs (named by
 //! [`QpHandle`]); and for set-up [`Connector`] -> [`Outgoing`] and [`Listener`] -> [`Incoming`].
 //! A QP sends and receives on one CQ, and posting goes through that CQ's owner: exclusive access
@@ -271,6 +271,55 @@ pub struct SendWr<'a> {
     pub source: Source<'a>,
 }
 
+impl SendWr<'_> {
+    /// Checks what every device checks when a WR is posted: inline length, spans, no inline READ.
+    ///
+    /// # Errors
+    /// [`PostErrorKind::InlineTooLong`], [`PostErrorKind::OutOfBounds`],
+    /// [`PostErrorKind::TooLong`], [`PostErrorKind::Unsupported`].
+    #[inline]
+    pub fn check(
+        &self,
+        max_inline_bytes: u32,
+        max_message_bytes: u64,
+    ) -> Result<(), PostErrorKind> {
+        match &self.source {
+            Source::Empty => Ok(()),
+            Source::Inline(bytes) => self.check_inline(bytes.len(), max_inline_bytes),
+            Source::InlineGather(a, b) => {
+                self.check_inline(a.len().saturating_add(b.len()), max_inline_bytes)
+            }
+            Source::Buffer { buffer, start, len } => {
+                let (start, len) = (u64::from(*start), u64::from(*len));
+                check_span(start, len, buffer.len() as u64, max_message_bytes)
+            }
+            Source::Region { region, start, len } => {
+                check_span(*start, *len, region.len() as u64, max_message_bytes)
+            }
+        }
+    }
+
+    fn check_inline(&self, len: usize, max: u32) -> Result<(), PostErrorKind> {
+        if len > max as usize {
+            return Err(PostErrorKind::InlineTooLong { len, max });
+        }
+        match self.op {
+            SendOp::Read(_) => Err(PostErrorKind::Unsupported),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_span(start: u64, len: u64, size: u64, max: u64) -> Result<(), PostErrorKind> {
+    if start.checked_add(len).is_none_or(|end| end > size) {
+        return Err(PostErrorKind::OutOfBounds { start, len, size });
+    }
+    if len > max {
+        return Err(PostErrorKind::TooLong { len, max });
+    }
+    Ok(())
+}
+
 /// A receive work request: one buffer, filled by one incoming SEND.
 #[derive(Debug)]
 pub struct RecvWr {
@@ -382,6 +431,14 @@ pub enum PostErrorKind {
         len: usize,
         /// Bytes granted.
         max: u32,
+    },
+    /// A message longer than the device can send.
+    #[error("message of {len} bytes exceeds the device's limit of {max} bytes")]
+    TooLong {
+        /// Length.
+        len: u64,
+        /// Limit ([`DeviceAttributes::max_message_bytes`]).
+        max: u64,
     },
     /// A span outside its buffer or region.
     #[error("span {start}+{len} lies outside the memory of {size} bytes")]

@@ -57,11 +57,23 @@ const NO_VERBS: &str = "this program was built without the `verbs` feature; buil
                         pkg-config), or use auto://, shm:// or tcp://";
 
 #[cfg(not(feature = "verbs"))]
-async fn resolve_rdma(_address: &Address) -> Result<Resolved, ConnectError> {
+pub(crate) async fn resolve_rdma(_address: &Address) -> Result<Resolved, ConnectError> {
     Err(ConnectError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
 }
 
 #[cfg(not(feature = "verbs"))]
-async fn listen_rdma(_address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+pub(crate) async fn listen_rdma(_address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     Err(ListenError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
+}
+
+#[cfg(feature = "verbs")]
+pub(crate) async fn resolve_rdma(address: &Address) -> Result<Resolved, ConnectError> {
+    let outgoing = crate::verbs::VerbsConnector::default().resolve(address).await?;
+    let reason = "rdma:// was asked for".to_owned();
+    Ok(Resolved { outgoing, address: address.clone(), reason })
+}
+
+#[cfg(feature = "verbs")]
+pub(crate) async fn listen_rdma(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+    crate::verbs::listen(address, crate::verbs::SetupOptions::default()).await
 }

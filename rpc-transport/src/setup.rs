@@ -195,6 +195,7 @@ impl<P: Protocol> Shard<P> {
             if let Err(cause) = connection.post_recv(cq, buffer) {
                 connection.held = false;
                 connection.fail(cq, &cause);
+                state.mark_dirty_key(key);
                 self.finish(state);
                 let (what, message) = ("post the receives", cause.to_string());
                 return Err(ProviderError::Resources { what, message });
@@ -264,10 +265,16 @@ fn agree(
         reason: error.to_string(),
     };
     let server = Offer::from_reply(&established.private_data).map_err(protocol)?;
-    offer.agree_as_client(&server).map_err(|reject| ConnectError::Rejected {
-        address: address.clone(),
-        reason: format!("{}: {}", reject.code, reject.text),
-        private_data: Vec::new(),
+    offer.agree_as_client(&server).map_err(|reject| {
+        let address = address.clone();
+        let reason = format!("{}: {}", reject.code, reject.text);
+        match reject.code {
+            RejectCode::VersionMismatch => {
+                ConnectError::Rejected { address, reason, private_data: Vec::new() }
+            }
+            // It has accepted, with an offer that nobody could make.
+            _ => ConnectError::Protocol { address, reason },
+        }
     })
 }
 

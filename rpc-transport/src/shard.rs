@@ -9,12 +9,13 @@
 //! 2. A connection whose state changed is on the dirty list until it has been pumped, and the lock
 //!    is never released with the list non-empty.
 //! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
-//! 4. The registered deadline of a connection is never later than its real one, so a driver that
+//! 4. A panic under the lock ends every connection of the shard.
+//! 5. The registered deadline of a connection is never later than its real one, so a driver that
 //!    sleeps until the earliest registered one misses none.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -26,6 +27,8 @@ use crate::connection::Connection;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
 use crate::link::LinkMetrics;
+#[cfg(any(test, feature = "model"))]
+use crate::memory::BufferPool;
 use crate::memory::ProtectionDomain;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
@@ -92,16 +95,18 @@ impl<P: Protocol> Shard<P> {
     /// Runs `step` on a connection's protocol, then sends what it wants sent. `None` when the
     /// connection is gone from the shard. The step must not run user code.
     pub fn with<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
-        let mut state = self.state.lock();
-        let result = state.with(key, step);
-        self.finish(state);
-        result
+        self.visit(|state| state.with(key, step))
     }
 
     /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
     /// reason to. `None` when the connection is gone from the shard.
     pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
-        Some(step(&mut self.state.lock().connection(key)?.protocol))
+        let on_panic = EndOnPanic(self);
+        let mut state = self.state.lock();
+        let result = state.connection(key).map(|connection| step(&mut connection.protocol));
+        drop(state);
+        std::mem::forget(on_panic);
+        result
     }
 
     /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
@@ -115,28 +120,23 @@ impl<P: Protocol> Shard<P> {
         step: impl FnOnce(&mut P) -> R,
         mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
     ) -> Option<(R, Option<T>)> {
-        let mut state = self.state.lock();
-        let result = state.with(key, step)?;
-        state.pump_dirty();
-        let mut found = None;
-        let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
-        while let Some(connection) = state.connection(key) {
-            match wanted(&mut connection.protocol, &result) {
-                Progress::Done(value) => {
-                    found = Some(value);
-                    break;
+        self.visit(|state| {
+            let result = state.with(key, step)?;
+            state.pump_dirty();
+            let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
+            loop {
+                match wanted(&mut state.connection(key)?.protocol, &result) {
+                    Progress::Done(value) => return Some((result, Some(value))),
+                    Progress::Wait if polls > 0 && !state.has_effects() => {}
+                    Progress::Wait | Progress::GiveUp => return Some((result, None)),
                 }
-                Progress::Wait if polls > 0 && !state.has_effects() => {}
-                Progress::Wait | Progress::GiveUp => break,
+                polls -= 1;
+                state.poll();
+                state.caller_progress = true;
+                MutexGuard::bump(state);
+                std::hint::spin_loop();
             }
-            polls -= 1;
-            state.poll();
-            state.caller_progress = true;
-            MutexGuard::bump(&mut state);
-            std::hint::spin_loop();
-        }
-        self.finish(state);
-        Some((result, found))
+        })
     }
 
     /// Like [`Shard::with`], but hands the step the connection, so that it can revoke messages.
@@ -145,31 +145,22 @@ impl<P: Protocol> Shard<P> {
         key: ConnectionKey,
         step: impl FnOnce(&mut P, Revoke<'_>) -> R,
     ) -> Option<R> {
-        let mut state = self.state.lock();
-        let result = state.with_revoke(key, step);
-        self.finish(state);
-        result
+        self.visit(|state| state.with_revoke(key, step))
     }
 
     /// Closes a connection in order: what is queued already is sent first, then the reason.
     pub fn close(&self, key: ConnectionKey, reason: CloseReason) {
-        let mut state = self.state.lock();
-        state.close(key, reason);
-        self.finish(state);
+        self.visit(|state| state.close(key, reason));
     }
 
     /// Ends a connection at once with `cause`.
     pub fn fail(&self, key: ConnectionKey, cause: &CloseCause) {
-        let mut state = self.state.lock();
-        state.fail(key, cause);
-        self.finish(state);
+        self.visit(|state| state.fail(key, cause));
     }
 
     /// Gives up the handle of a connection: it is closed, and forgotten once its QP is gone.
     pub fn release(&self, key: ConnectionKey) {
-        let mut state = self.state.lock();
-        state.release(key);
-        self.finish(state);
+        self.visit(|state| state.release(key));
     }
 
     /// Why a connection ended, once it has.
@@ -203,29 +194,27 @@ impl<P: Protocol> Shard<P> {
 
     /// Runs `step` on every connection's protocol. The step must not run user code.
     pub fn for_each(&self, mut step: impl FnMut(&mut P)) {
-        let mut state = self.state.lock();
-        for index in state.indices() {
-            step(&mut state.connections[index as usize].protocol);
-            state.mark_dirty(index);
-        }
-        self.finish(state);
+        self.visit(|state| {
+            for index in state.indices() {
+                step(&mut state.connections[index as usize].protocol);
+                state.mark_dirty(index);
+            }
+        });
     }
 
     /// Closes every connection in order.
     pub fn close_all(&self, reason: &CloseReason) {
-        let mut state = self.state.lock();
-        for index in state.indices() {
-            state.connections[index as usize].close(reason.clone());
-            state.mark_dirty(index);
-        }
-        self.finish(state);
+        self.visit(|state| {
+            for index in state.indices() {
+                state.connections[index as usize].close(reason.clone());
+                state.mark_dirty(index);
+            }
+        });
     }
 
     /// Ends every connection at once, and the driver after them.
     pub fn shutdown_now(&self) {
-        let mut state = self.state.lock();
-        state.fail_all(&CloseCause::Local);
-        self.finish(state);
+        self.visit(|state| state.fail_all(&CloseCause::Local));
         self.shutdown();
     }
 
@@ -244,6 +233,17 @@ impl<P: Protocol> Shard<P> {
         self.state.lock()
     }
 
+    /// One visit of a caller: what `step` changed is sent, also where it found nothing to do.
+    #[inline]
+    fn visit<R>(&self, step: impl FnOnce(&mut MutexGuard<'_, State<P>>) -> R) -> R {
+        let on_panic = EndOnPanic(self);
+        let mut state = self.state.lock();
+        let result = step(&mut state);
+        self.finish(state);
+        std::mem::forget(on_panic);
+        result
+    }
+
     /// Ends a visit: everything is sent, and the driver woken if it must look.
     pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
@@ -255,9 +255,66 @@ impl<P: Protocol> Shard<P> {
     }
 }
 
+/// Sizes of what a shard holds, for tests.
+#[cfg(any(test, feature = "model"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holdings {
+    /// Connections, those without a QP included.
+    pub entries: usize,
+    /// Connections with a QP.
+    pub queue_pairs: usize,
+    /// Deadlines that the driver waits for.
+    pub deadlines: usize,
+    /// Effects that the driver has not taken.
+    pub effects: usize,
+    /// Whether the driver sleeps.
+    pub is_parked: bool,
+    /// QPs that were destroyed before all their work requests had been flushed.
+    pub unflushed: u64,
+}
+
+#[cfg(any(test, feature = "model"))]
+impl<P: Protocol> Shard<P> {
+    /// What the shard holds.
+    pub fn holdings(&self) -> Holdings {
+        let state = self.state.lock();
+        Holdings {
+            entries: state.connections.len(),
+            queue_pairs: state.qp_count,
+            deadlines: state.deadlines.len(),
+            effects: state.effects.len(),
+            is_parked: matches!(state.driver, DriverState::Parked { .. }),
+            unflushed: state.unflushed,
+        }
+    }
+
+    /// The receive and send buffers of a connection, while it has a QP.
+    pub fn pools(&self, key: ConnectionKey) -> Vec<BufferPool> {
+        let mut state = self.state.lock();
+        let pipe = state.connection(key).and_then(Connection::pipe_mut);
+        pipe.map_or_else(Vec::new, |pipe| {
+            std::iter::once(pipe.recv_pool.clone()).chain(pipe.send_pool.clone()).collect()
+        })
+    }
+}
+
 impl<P: Protocol> fmt::Debug for Shard<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").field("device", &self.device.attributes().name).finish()
+    }
+}
+
+/// Ends every connection when a panic leaves their states in doubt: the lock poisons nothing, and
+/// what a poll had taken from the CQ is lost.
+struct EndOnPanic<'a, P: Protocol>(&'a Shard<P>);
+
+impl<P: Protocol> Drop for EndOnPanic<'_, P> {
+    #[cold]
+    fn drop(&mut self) {
+        tracing::error!("a panic under the lock of a shard: its connections end");
+        let mut state = self.0.state.lock();
+        state.fail_all(&CloseCause::Panicked);
+        self.0.finish(state);
     }
 }
 
@@ -280,14 +337,18 @@ pub struct State<P: Protocol> {
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
     dirty: Vec<u32>,
-    deadlines: BinaryHeap<Reverse<(Instant, u32)>>,
+    // One for each connection that has any: what its `registered_deadline` says.
+    deadlines: BTreeSet<(Instant, u32)>,
     effects: Vec<(ConnectionKey, P::Effect)>,
     // Touched since the driver last parked: may owe acks.
     warm: Vec<u32>,
     now: Instant,
     driver: DriverState,
     closing: bool,
+    /// The CQ has died.
+    dead: bool,
     qp_count: usize,
+    unflushed: u64,
     may_spin: bool,
     caller_progress: bool,
 }
@@ -301,13 +362,15 @@ impl<P: Protocol> State<P> {
             by_qp: Vec::new(),
             completions: Vec::with_capacity(POLL_BATCH),
             dirty: Vec::new(),
-            deadlines: BinaryHeap::new(),
+            deadlines: BTreeSet::new(),
             effects: Vec::new(),
             warm: Vec::new(),
             now: Instant::now(),
             driver: DriverState::Running,
             closing: false,
+            dead: false,
             qp_count: 0,
+            unflushed: 0,
             may_spin: false,
             caller_progress: false,
         }
@@ -401,14 +464,14 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Pumps; returns the driver's waker if it must look (invariants 2 and 4).
+    /// Pumps; returns the driver's waker if it must look (invariants 2 and 5).
     pub(crate) fn settle(&mut self) -> Option<Waker> {
         self.pump_dirty();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
-        let earliest = self.deadlines.peek().map(|Reverse((at, _))| *at);
-        let sooner = earliest.is_some_and(|at| until.is_none_or(|until| at < until));
+        let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
         // Whoever polls takes events that the sleeping driver armed for: it must arm again.
-        if !sooner && self.effects.is_empty() && !self.caller_progress {
+        let must_look = sooner || !self.effects.is_empty() || self.caller_progress;
+        if !must_look && !self.is_finished() {
             return None;
         }
         self.take_driver_waker()
@@ -434,14 +497,21 @@ impl<P: Protocol> State<P> {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.dirty = false;
         let key = ConnectionKey { index, generation: connection.generation };
-        if connection.pump(&mut *self.cq, self.now) {
+        if let Some(drained) = connection.pump(&mut *self.cq, self.now) {
             self.qp_count -= 1;
+            self.unflushed += u64::from(!drained);
+            if let Some(at) = connection.take_registered_deadline() {
+                self.deadlines.remove(&(at, index));
+            }
         }
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));
         }
-        if let Some(at) = connection.deadline_to_register() {
-            self.deadlines.push(Reverse((at, index)));
+        if let Some((at, earlier)) = connection.deadline_to_register() {
+            self.deadlines.insert((at, index));
+            if let Some(earlier) = earlier {
+                self.deadlines.remove(&(earlier, index));
+            }
         }
         if connection.owes_idle_ack() && !connection.warm {
             connection.warm = true;
@@ -453,7 +523,10 @@ impl<P: Protocol> State<P> {
     }
 
     fn remove(&mut self, index: u32) {
-        self.connections.remove(index as usize);
+        let mut gone = self.connections.remove(index as usize);
+        if let Some(at) = gone.take_registered_deadline() {
+            self.deadlines.remove(&(at, index));
+        }
         self.warm.retain(|other| *other != index);
     }
 
@@ -466,12 +539,16 @@ impl<P: Protocol> State<P> {
                 Some(event) => self.on_events(event),
             },
             Ok(_) => self.on_completions(),
-            Err(error) => {
-                self.fail_all(&CloseCause::Device(error.to_string().into()));
-                self.pump_dirty();
-                0
-            }
+            Err(error) => self.on_dead_cq(&error),
         }
+    }
+
+    /// No completion will come any more: waiting for a flush would be in vain.
+    #[cold]
+    fn on_dead_cq(&mut self, error: &ProviderError) -> usize {
+        self.dead = true;
+        self.end_all(&CloseCause::Device(error.to_string().into()));
+        0
     }
 
     fn on_completions(&mut self) -> usize {
@@ -530,7 +607,12 @@ impl<P: Protocol> State<P> {
 
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
         for index in self.indices() {
-            self.connections[index as usize].fail(&mut *self.cq, cause);
+            let (connection, cq) = (&mut self.connections[index as usize], &mut *self.cq);
+            // A protocol whose step panicked may do so again; the others still have to be told.
+            let told = catch_unwind(AssertUnwindSafe(|| connection.fail(cq, cause)));
+            if told.is_err() {
+                tracing::error!("a protocol panicked when it was told of its end");
+            }
             self.mark_dirty(index);
         }
     }
@@ -539,20 +621,41 @@ impl<P: Protocol> State<P> {
         self.connections.iter().map(|(index, _)| narrow(index)).collect()
     }
 
-    /// Runs the timers that are due.
+    /// Runs the timers that are due. Before a peer's silence is judged, all is taken in that has
+    /// arrived by now: this process may have been stopped for a while.
     pub(crate) fn run_timers(&mut self) {
-        while let Some(Reverse((at, index))) = self.deadlines.peek().copied() {
+        let mut taken_in = false;
+        while let Some(&(at, index)) = self.deadlines.first() {
             if at > self.now {
                 break;
             }
-            self.deadlines.pop();
-            // The entry may be of an earlier holder of the slot; looking too early is harmless.
-            if let Some(connection) = self.connections.get_mut(index as usize) {
-                connection.on_timeout(&mut *self.cq, self.now);
-                self.mark_dirty(index);
+            let judged = self
+                .connections
+                .get(index as usize)
+                .is_some_and(|connection| connection.is_silence_judged(self.now));
+            if judged && !std::mem::replace(&mut taken_in, true) {
+                self.take_in();
+                continue;
             }
+            self.deadlines.pop_first();
+            let Some(connection) = self.connections.get_mut(index as usize) else { continue };
+            connection.take_registered_deadline();
+            connection.on_timeout(&mut *self.cq, self.now);
+            self.mark_dirty(index);
         }
         self.pump_dirty();
+    }
+
+    /// Polls until nothing is left of what had arrived; what arrives meanwhile need not end.
+    fn take_in(&mut self) {
+        let mut left = self.cq.capacity() as usize;
+        loop {
+            let count = self.poll();
+            if count == 0 || count >= left {
+                return;
+            }
+            left -= count;
+        }
     }
 
     /// Sends the acks that are owed below the threshold, before going to sleep (credit rule 6).
@@ -581,7 +684,7 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.peek().map(|Reverse((at, _))| *at)
+        self.deadlines.first().map(|(at, _)| *at)
     }
 
     pub(crate) fn take_effects(&mut self, into: &mut Vec<(ConnectionKey, P::Effect)>) {
@@ -604,7 +707,11 @@ impl<P: Protocol> State<P> {
     /// The driver's runtime has gone: nothing will be polled any more.
     pub(crate) fn driver_gone(&mut self) {
         self.driver = DriverState::Gone;
-        self.fail_all(&CloseCause::DriverGone);
+        self.end_all(&CloseCause::DriverGone);
+    }
+
+    fn end_all(&mut self, cause: &CloseCause) {
+        self.fail_all(cause);
         for (_, connection) in &mut self.connections {
             connection.abandon(&mut *self.cq);
         }
@@ -617,12 +724,9 @@ impl<P: Protocol> State<P> {
         matches!(self.driver, DriverState::Gone)
     }
 
+    /// Whether there is nothing left to drive.
     pub(crate) fn is_finished(&self) -> bool {
-        self.closing && self.connections.is_empty()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.connections.is_empty()
+        self.dead || self.closing && self.connections.is_empty()
     }
 }
 

@@ -51,15 +51,13 @@ impl Journal {
         visit.finished = true;
     }
 
-    /// Waits at a gate, blocking the thread.
+    /// Waits at a gate, blocking the thread. Leaves no mark before that: whoever a mark wakes waits
+    /// for this very thread.
     pub fn pass_blocking(&self, tag: u64) {
-        let mut visit = Visit { journal: self, tag, finished: false };
-        self.mark(tag, Mark::Started);
         let mut open = self.blocking.0.lock();
         while !open.contains(&tag) {
             self.blocking.1.wait(&mut open);
         }
-        visit.finished = true;
     }
 
     /// Marks so far.

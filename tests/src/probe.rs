@@ -245,7 +245,7 @@ pub trait Probe {
     #[rpc(no_cancel)]
     async fn hold_to_the_end(&self, tag: u64) -> u64;
 
-    /// Blocks its thread until the gate `tag` is opened.
+    /// Blocks its thread until the gate `tag` is opened; leaves no marks.
     #[rpc(spawn)]
     async fn block(&self, tag: u64) -> u64;
 

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::io::BufRead;
 use std::process::{ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 
@@ -79,13 +79,32 @@ impl Child {
         stdin.write_all(format!("{line}\n").as_bytes()).await.expect("the child listens");
     }
 
-    /// Sends a signal.
+    /// Stops all of its threads.
     ///
     /// # Panics
     /// When the child has ended.
-    pub fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).expect("a process id");
-        kill_process(pid, signal).expect("the child lives");
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        // The signal takes its time; this comes back when the last thread has stopped.
+        let stopped =
+            waitpid(Some(self.raw_pid()), WaitOptions::UNTRACED).expect("it is our child");
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the child lives");
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Panics
+    /// When the child has ended.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.raw_pid(), signal).expect("the child lives");
+    }
+
+    fn raw_pid(&self) -> Pid {
+        i32::try_from(self.pid).ok().and_then(Pid::from_raw).expect("a process id")
     }
 
     /// Ends it as `kill -9` does, and waits until the kernel has taken it down.

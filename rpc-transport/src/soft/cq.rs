@@ -398,12 +398,12 @@ impl CompletionQueue for SoftCompletionQueue {
         let polled = completions.len() - start;
         if polled > 0 {
             self.armed = false;
-        } else if self.armed {
-            if disturbed {
-                self.fire();
-            }
-            // The owner is about to sleep: what this poll has sent on must not wait for its next.
-            self.ring_bells();
+            return Ok(polled);
+        }
+        // The owner may sleep now, so nothing that a peer waits for stays behind.
+        self.ring_bells();
+        if disturbed {
+            self.fire();
         }
         Ok(polled)
     }

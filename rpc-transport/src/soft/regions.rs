@@ -150,8 +150,12 @@ impl PeerRegion {
 
 /// Maps a region of `len` bytes and the page behind it.
 fn map(len: u64, file: BorrowedFd<'_>, writable: bool) -> std::io::Result<Mapping> {
-    let too_large = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
-    let len = usize::try_from(len).map_err(|_| too_large())?;
-    let bytes = mapping::whole_pages(len)?.checked_add(PAGE_BYTES).ok_or_else(too_large)?;
+    let impossible = || {
+        let reason = "the announced size of a region is impossible";
+        std::io::Error::new(std::io::ErrorKind::InvalidData, reason)
+    };
+    let len = usize::try_from(len).map_err(|_| impossible())?;
+    let pages = mapping::whole_pages(len).map_err(|_| impossible())?;
+    let bytes = pages.checked_add(PAGE_BYTES).ok_or_else(impossible)?;
     mapping::map_received(file, bytes, writable)
 }

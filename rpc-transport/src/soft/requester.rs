@@ -65,7 +65,7 @@ impl Held {
         };
         debug_assert!(offset + len as u64 <= self.len());
         let offset = usize::try_from(start + offset).unwrap_or(0);
-        // SAFETY: start + offset + len lies inside the memory: `validate` checked the span at post.
+        // SAFETY: start + offset + len lies inside the memory: `SendWr::check` saw to that at post.
         Piece { base: unsafe { base.add(offset) }, len }
     }
 
@@ -183,7 +183,7 @@ impl Requester {
         if used.sends >= self.max_wr {
             return Err(PostErrorKind::QueueFull(self.max_wr));
         }
-        self.validate(wr)?;
+        wr.check(self.max_inline_bytes, super::MAX_MESSAGE_BYTES)?;
         used.sends += 1;
         if self.waiting.is_empty() && self.send_inline(wr, wire) {
             return Ok(());
@@ -241,39 +241,6 @@ impl Requester {
         self.reads += usize::from(reading);
         let reading = reading.then_some(0);
         self.in_flight.push_back(InFlight { wr_id, end, held, signaled, reading });
-    }
-
-    /// Checks what can be checked at post.
-    #[inline(always)]
-    fn validate(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let inline = |len: usize| {
-            if len > self.max_inline_bytes as usize {
-                return Err(PostErrorKind::InlineTooLong { len, max: self.max_inline_bytes });
-            }
-            match wr.op {
-                SendOp::Read(_) => Err(PostErrorKind::Unsupported),
-                _ => Ok(()),
-            }
-        };
-        let span = |start: u64, len: u64, size: usize| {
-            let size = size as u64;
-            if start.checked_add(len).is_none_or(|end| end > size) {
-                return Err(PostErrorKind::OutOfBounds { start, len, size });
-            }
-            if len > super::MAX_MESSAGE_BYTES {
-                return Err(PostErrorKind::Os(rustix::io::Errno::MSGSIZE.raw_os_error()));
-            }
-            Ok(())
-        };
-        match &wr.source {
-            Source::Empty => Ok(()),
-            Source::Inline(bytes) => inline(bytes.len()),
-            Source::InlineGather(a, b) => inline(a.len() + b.len()),
-            Source::Buffer { buffer, start, len } => {
-                span(u64::from(*start), u64::from(*len), buffer.len())
-            }
-            Source::Region { region, start, len } => span(*start, *len, region.len()),
-        }
     }
 
     #[cold]
@@ -403,7 +370,7 @@ impl Requester {
         if used.sends >= self.max_wr {
             return Err(PostErrorKind::QueueFull(self.max_wr));
         }
-        self.validate(wr)?;
+        wr.check(self.max_inline_bytes, super::MAX_MESSAGE_BYTES)?;
         used.sends += 1;
         self.enqueue(wr);
         self.flush(None, sink, used);

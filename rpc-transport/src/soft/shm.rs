@@ -332,13 +332,15 @@ impl Listener for ShmListener {
 async fn handshake(socket: OwnedFd, address: Address) -> Option<ShmIncoming> {
     let peer = socket::check_user(socket.as_fd());
     let socket = socket::watch(socket).ok()?;
+    // Read in any case: a socket closed with something unread takes the refusal with it.
+    let request = match receive(&socket).await {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+        Err(_) => return None,
+        Ok(request) => request,
+    };
     let request = match peer {
         Err(error) => Err(error.to_string()),
-        Ok(peer) => match receive(&socket).await {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return None,
-            Err(error) => Err(error.to_string()),
-            Ok(request) => request.and_then(check_request).map(|checked| (peer, checked)),
-        },
+        Ok(peer) => request.and_then(check_request).map(|checked| (peer, checked)),
     };
     match request {
         Ok((peer, (private_data, half))) => {

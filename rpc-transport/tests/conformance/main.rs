@@ -12,6 +12,8 @@ mod queues;
 mod remote;
 mod seeds;
 mod soft;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 /// Runs the suite for a fixture, in a module of the given name.
 macro_rules! conformance {
@@ -43,6 +45,7 @@ macro_rules! conformance {
             }
             remote {
                 rule02_visibility
+                rule02_large_transfers
                 rule11_bad_access_kills_both_and_writes_nothing
                 rule11_bounds_hold_after_good_writes
                 rule11_access_rights
@@ -104,3 +107,6 @@ macro_rules! conformance {
 conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
 conformance!(tcp, crate::soft::Tcp);
+conformance!(faulty_mem, crate::soft::FaultyMem);
+#[cfg(feature = "verbs")]
+conformance!(rdma, crate::verbs::Verbs);

@@ -296,6 +296,7 @@ pub(crate) fn rule08_flush(fixture: &dyn Fixture) {
         assert_eq!((flushed.wr_id, flushed.status), (30, Status::FlushError));
     }
     pair.client.cq.destroy_qp(qp).unwrap();
+    fixture.settle();
     assert_eq!(pair.client.recv_pool.free_count(), pair.client.recv_pool.count() as usize);
     assert_eq!(pair.client.send_pool.free_count(), pair.client.send_pool.count() as usize);
 }

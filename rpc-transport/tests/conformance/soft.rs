@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use rpc_transport::address::HostPort;
+use rpc_transport::fault::{self, FaultPlan, FaultyConnector};
 use rpc_transport::provider::{Connector, Listener};
 use rpc_transport::soft;
 
@@ -65,5 +66,32 @@ impl Fixture for Tcp {
 
     fn connector(&self) -> Arc<dyn Connector> {
         Arc::new(soft::TcpConnector)
+    }
+}
+
+/// `mem://` on a bad day. WRs are not started late here, as the suite lets one side sleep while
+/// the other, having posted, does nothing: that is tested in `faults`.
+pub(crate) struct FaultyMem;
+
+impl FaultyMem {
+    fn plan() -> FaultPlan {
+        // Fixed, so that a failure is found again; tests of its own try many.
+        let plan = FaultPlan::new(0x5eed);
+        println!("{plan:?}");
+        plan.delay_completions(5).interleave_queues(true).poison_receives(true)
+    }
+}
+
+impl Fixture for FaultyMem {
+    fn listen(&self) -> Box<dyn Listener> {
+        fault::listener(Mem.listen(), Self::plan())
+    }
+
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(FaultyConnector::new(Mem.connector(), Self::plan()))
+    }
+
+    fn reorders_queues(&self) -> bool {
+        true
     }
 }

@@ -29,6 +29,13 @@ impl Random {
 /// Prints its seed when dropped by a panic.
 pub(crate) struct PrintSeed(u64);
 
+impl PrintSeed {
+    #[allow(dead_code, reason = "not every test that shares this file has seeds of its own")]
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+}
+
 impl Drop for PrintSeed {
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -35,6 +35,8 @@ struct Options {
     #[arg(long)]
     data_credits: Option<u16>,
     #[arg(long)]
+    keep_alive_ms: Option<u64>,
+    #[arg(long)]
     grace_ms: Option<u64>,
     #[arg(long, default_value_t = 1)]
     shards: usize,
@@ -86,6 +88,9 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     }
     if let Some(credits) = options.data_credits {
         link = link.data_credits(credits);
+    }
+    if let Some(interval) = options.keep_alive_ms.map(Duration::from_millis) {
+        link = link.keep_alive(Some(interval)).keep_alive_timeout(interval);
     }
     let mut builder = Server::builder()
         .add_service(ProbeServer::new(ProbeService::new(journal, options.next.clone())))

@@ -58,6 +58,7 @@ mod hostile_client;
 mod hostile_server;
 mod idle;
 mod mismatch;
+mod paths;
 mod peer_death;
 mod poll_modes;
 mod random_frames;

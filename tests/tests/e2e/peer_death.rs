@@ -1,9 +1,10 @@
 //! A peer killed with calls in flight: each call ends once, the survivor lives on.
 
 use std::error::Error;
+use std::time::Duration;
 
 use futures::future::join_all;
-use rpc_core::{CloseCause, Code, ConnectError};
+use rpc_core::{CloseCause, Code, ConnectError, LinkConfig};
 use tests::probe::{Mark, ProbeClient};
 use tests::process::{Child, READY};
 use tests::scheme::Scheme;
@@ -17,6 +18,9 @@ between_processes! {
     a_new_server_takes_the_address_of_a_killed_one,
     a_killed_client_frees_its_handlers_and_harms_nobody,
     calls_after_the_death_say_why,
+    a_server_that_answers_no_ping_is_given_up,
+    a_client_that_answers_no_ping_is_given_up,
+    silence_is_no_death_while_pings_are_answered,
 }
 
 async fn a_killed_server_ends_every_call_once(scheme: Scheme) {
@@ -108,4 +112,46 @@ async fn calls_after_the_death_say_why(scheme: Scheme) {
     for word in words {
         assert!(status.message().contains(&word), "`{status}` lacks `{word}`");
     }
+}
+
+/// Pings after a tenth of a second of silence.
+fn impatient() -> LinkConfig {
+    let tenth = Duration::from_millis(100);
+    LinkConfig::default().keep_alive(Some(tenth)).keep_alive_timeout(tenth)
+}
+
+async fn a_server_that_answers_no_ping_is_given_up(scheme: Scheme) {
+    let mut world = World::start(SERVER, scheme).await;
+    let client = world.client_with(|builder| builder.link(impatient())).await;
+    let held = client.hold(1).start();
+    marked(&client, 1, Mark::Started, 1).await;
+    // Alive for the kernel, dead for everybody else.
+    world.process().stop();
+    let status = held.await.expect_err("the server does nothing any more");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let cause = client.channel().close_cause();
+    assert!(matches!(cause, Some(CloseCause::PingTimeout(_))), "{cause:?}");
+    world.process().resume();
+    assert_eq!(world.client().await.add(1, 1).await, Ok(2));
+}
+
+async fn a_client_that_answers_no_ping_is_given_up(scheme: Scheme) {
+    let world = World::start_with(SERVER, scheme, &["--keep-alive-ms", "100"]).await;
+    let witness = world.client().await;
+    let mut silent = Child::start(CLIENT, ["--address", &world.address, "hold", "1", "10"]);
+    silent.expect(READY).await;
+    marked(&witness, 1, Mark::Started, 10).await;
+    silent.stop();
+    assert_eq!(marked(&witness, 1, Mark::Cancelled, 10).await, 10);
+    silent.resume();
+}
+
+async fn silence_is_no_death_while_pings_are_answered(scheme: Scheme) {
+    let world = World::start_with(SERVER, scheme, &["--keep-alive-ms", "100"]).await;
+    let client = world.client_with(|builder| builder.link(impatient())).await;
+    assert_eq!(client.add(1, 1).await, Ok(2));
+    // Several intervals without a call; what is measured is that nothing happens.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(client.channel().close_cause().is_none());
+    assert_eq!(client.add(2, 2).await, Ok(4));
 }

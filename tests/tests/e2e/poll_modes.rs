@@ -35,7 +35,7 @@ async fn calls(scheme: Scheme, server_mode: &str, client_mode: PollMode) {
     assert!((0..).zip(sums).all(|(a, sum)| sum == Ok(a + 2)));
     let data = pattern(300_000, 1);
     assert_eq!(client.digest(&data).await, Ok((300_000, checksum(&data))));
-    // Parked: the next call must wake both ends.
+    // Long enough for everybody to park; whoever has not, must be right as well.
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     assert_eq!(client.add(1, 1).await, Ok(2));
 }

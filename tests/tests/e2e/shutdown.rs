@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use rpc_core::{Code, PollMode, Server, Status};
+use rpc_core::{Code, ListenError, PollMode, Server, Status};
 use tests::journal::Journal;
 use tests::limit;
 use tests::probe::{Mark, ProbeClient, ProbeServer};
@@ -102,7 +102,6 @@ async fn waiting_calls_are_never_sent(scheme: Scheme) {
 }
 
 async fn a_client_that_is_stopped_does_not_hold_up_the_shutdown(scheme: Scheme) {
-    use rustix::process::Signal;
     let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "300"]).await;
     let mut silent = tests::process::Child::start(
         crate::CLIENT,
@@ -111,10 +110,10 @@ async fn a_client_that_is_stopped_does_not_hold_up_the_shutdown(scheme: Scheme) 
     silent.expect(tests::process::READY).await;
     let witness = world.client().await;
     marked(&witness, 1, Mark::Started, 3).await;
-    silent.signal(Signal::STOP);
+    silent.stop();
     world.process().command(SHUTDOWN).await;
     assert_eq!(world.process().expect(STOPPED).await, "ok");
-    silent.signal(Signal::CONT);
+    silent.resume();
 }
 
 async fn handlers_may_still_call_others_during_shutdown(scheme: Scheme) {
@@ -182,10 +181,12 @@ fn dropping_serve_ends_connections_and_handlers_at_once() {
         let status = held.await.expect_err("the server is gone");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         journal.wait_for(1, Mark::Cancelled, 1).await;
-        // The address is free again.
+        // The address is free again, once the tasks that listened are gone.
         let _ = serving.await;
-        let (again, _) = serve_here(&address).await;
-        drop(again);
+        while let Err(error) = Server::builder().bind(&address).await {
+            assert!(matches!(error, ListenError::InUse { .. }), "{error}");
+            tokio::task::yield_now().await;
+        }
     });
 }
 

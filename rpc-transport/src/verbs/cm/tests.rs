@@ -1,0 +1,327 @@
+//! The table, whole; then every order of inputs, legal or not, against the invariants.
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt::Write;
+
+use super::*;
+
+const STATES: [State; 12] = [
+    State::ResolvingAddress,
+    State::ResolvingRoute,
+    State::Routed,
+    State::Connecting,
+    State::Completing,
+    State::Requested,
+    State::Preparing,
+    State::Accepting,
+    State::Up,
+    State::Down,
+    State::Listening,
+    State::Closed,
+];
+
+/// Every input there is: all event numbers that exist, two that do not, with both kinds of status,
+/// and everything that the owner, the clock and the calls can say.
+fn inputs() -> Vec<Input> {
+    let mut inputs = Vec::new();
+    for number in (0..=20).chain([4711, u32::MAX]) {
+        for status in [0, -110] {
+            let input = Input::Event(Event::from_number(number, status));
+            if !inputs.contains(&input) {
+                inputs.push(input);
+            }
+        }
+    }
+    inputs.extend([Input::Connect, Input::Accept, Input::Reject, Input::Disconnect, Input::Close]);
+    inputs.extend([Input::Deadline, Input::Ready, Input::CallFailed]);
+    inputs
+}
+
+/// All that does something; everything else is ignored.
+const TABLE: &str = "\
+ResolvingAddress  AddressResolved   -> ResolvingRoute: ResolveRoute
+ResolvingAddress  AddressError      -> Closed: ReportFailure, Destroy
+ResolvingAddress  DeviceRemoval     -> Closed: ReportFailure, Destroy
+ResolvingAddress  Close             -> Closed: Destroy
+ResolvingAddress  Deadline          -> Closed: ReportFailure, Destroy
+ResolvingAddress  CallFailed        -> Closed: ReportFailure, Destroy
+ResolvingRoute    AddressError      -> Closed: ReportFailure, Destroy
+ResolvingRoute    RouteResolved     -> Routed: ReportResolved
+ResolvingRoute    RouteError        -> Closed: ReportFailure, Destroy
+ResolvingRoute    Unreachable       -> Closed: ReportFailure, Destroy
+ResolvingRoute    DeviceRemoval     -> Closed: ReportFailure, Destroy
+ResolvingRoute    Close             -> Closed: Destroy
+ResolvingRoute    Deadline          -> Closed: ReportFailure, Destroy
+ResolvingRoute    CallFailed        -> Closed: ReportFailure, Destroy
+Routed            Unreachable       -> Closed: Destroy
+Routed            DeviceRemoval     -> Closed: Destroy
+Routed            Connect           -> Connecting: SendConnect
+Routed            Close             -> Closed: Destroy
+Routed            CallFailed        -> Closed: ReportFailure, Destroy
+Connecting        ConnectResponse   -> Completing: MakeReady, Establish
+Connecting        ConnectError      -> Closed: ReportFailure, Destroy
+Connecting        Unreachable       -> Closed: ReportFailure, Destroy
+Connecting        Rejected          -> Closed: ReportFailure, Destroy
+Connecting        Established       -> Up: ReportUp
+Connecting        Disconnected      -> Closed: ReportFailure, Destroy
+Connecting        DeviceRemoval     -> Closed: ReportFailure, Destroy
+Connecting        Disconnect        -> Closed: ReportFailure, Destroy
+Connecting        Close             -> Closed: Destroy
+Connecting        Deadline          -> Closed: ReportFailure, Destroy
+Connecting        CallFailed        -> Closed: ReportFailure, Destroy
+Completing        ConnectError      -> Closed: ReportFailure, Destroy
+Completing        Unreachable       -> Closed: ReportFailure, Destroy
+Completing        Rejected          -> Closed: ReportFailure, Destroy
+Completing        Disconnected      -> Closed: ReportFailure, Destroy
+Completing        DeviceRemoval     -> Closed: ReportFailure, Destroy
+Completing        Disconnect        -> Closed: ReportFailure, Destroy
+Completing        Close             -> Closed: Destroy
+Completing        Deadline          -> Closed: ReportFailure, Destroy
+Completing        Ready             -> Up: ReportUp
+Completing        CallFailed        -> Closed: ReportFailure, Destroy
+Requested         ConnectError      -> Closed: Destroy
+Requested         Unreachable       -> Closed: Destroy
+Requested         Rejected          -> Closed: Destroy
+Requested         Disconnected      -> Closed: Destroy
+Requested         DeviceRemoval     -> Closed: Destroy
+Requested         Accept            -> Preparing: MakeReady
+Requested         Reject            -> Closed: SendReject, Destroy
+Requested         Close             -> Closed: SendReject, Destroy
+Preparing         ConnectError      -> Closed: ReportFailure, Destroy
+Preparing         Unreachable       -> Closed: ReportFailure, Destroy
+Preparing         Rejected          -> Closed: ReportFailure, Destroy
+Preparing         Disconnected      -> Closed: ReportFailure, Destroy
+Preparing         DeviceRemoval     -> Closed: ReportFailure, Destroy
+Preparing         Disconnect        -> Closed: SendReject, ReportFailure, Destroy
+Preparing         Close             -> Closed: SendReject, Destroy
+Preparing         Deadline          -> Closed: SendReject, ReportFailure, Destroy
+Preparing         Ready             -> Accepting: SendAccept
+Preparing         CallFailed        -> Closed: SendReject, ReportFailure, Destroy
+Accepting         ConnectError      -> Closed: ReportFailure, Destroy
+Accepting         Unreachable       -> Closed: ReportFailure, Destroy
+Accepting         Rejected          -> Closed: ReportFailure, Destroy
+Accepting         Established       -> Up: ReportUp
+Accepting         Disconnected      -> Closed: SendDisconnect, ReportFailure, Destroy
+Accepting         DeviceRemoval     -> Closed: ReportFailure, Destroy
+Accepting         Disconnect        -> Closed: SendDisconnect, ReportFailure, Destroy
+Accepting         Close             -> Closed: SendDisconnect, Destroy
+Accepting         Deadline          -> Closed: SendDisconnect, ReportFailure, Destroy
+Accepting         CallFailed        -> Closed: ReportFailure, Destroy
+Up                ConnectError      -> Down: SendDisconnect, ReportDisconnected
+Up                Unreachable       -> Down: SendDisconnect, ReportDisconnected
+Up                Rejected          -> Down: SendDisconnect, ReportDisconnected
+Up                Disconnected      -> Down: SendDisconnect, ReportDisconnected
+Up                DeviceRemoval     -> Closed: ReportDisconnected, Destroy
+Up                Disconnect        -> Down: SendDisconnect
+Up                Close             -> Closed: SendDisconnect, Destroy
+Down              DeviceRemoval     -> Closed: Destroy
+Down              Close             -> Closed: Destroy
+Listening         ConnectRequest    -> Listening: DeliverRequest
+Listening         DeviceRemoval     -> Closed: ReportListenerDead, Destroy
+Listening         Close             -> Closed: Destroy
+";
+
+#[test]
+fn the_table_is_this_one() {
+    let mut table = String::new();
+    for state in STATES {
+        for input in inputs() {
+            let (next, actions) = step(state, input);
+            if next == state && actions.is_empty() {
+                continue;
+            }
+            let input = match input {
+                Input::Event(event) => format!("{event:?}"),
+                other => format!("{other:?}"),
+            };
+            let actions: Vec<String> = actions.iter().map(|action| format!("{action:?}")).collect();
+            let state = format!("{state:?}");
+            writeln!(table, "{state:17} {input:17} -> {next:?}: {}", actions.join(", ")).unwrap();
+        }
+    }
+    assert_eq!(table, TABLE, "the table as it is:\n{table}");
+}
+
+#[test]
+fn s20_every_event_number_has_a_meaning() {
+    let expected = [
+        (0, Event::AddressResolved, Event::AddressError),
+        (1, Event::AddressError, Event::AddressError),
+        (2, Event::RouteResolved, Event::RouteError),
+        (3, Event::RouteError, Event::RouteError),
+        (4, Event::ConnectRequest, Event::ConnectRequest),
+        (5, Event::ConnectResponse, Event::ConnectError),
+        (6, Event::ConnectError, Event::ConnectError),
+        (7, Event::Unreachable, Event::Unreachable),
+        (8, Event::Rejected, Event::Rejected),
+        (9, Event::Established, Event::ConnectError),
+        (10, Event::Disconnected, Event::Disconnected),
+        (11, Event::DeviceRemoval, Event::DeviceRemoval),
+        (12, Event::Unknown(12), Event::Unknown(12)),
+        (13, Event::Unknown(13), Event::Unknown(13)),
+        (14, Event::AddressChange, Event::AddressChange),
+        (15, Event::TimewaitExit, Event::TimewaitExit),
+        (16, Event::Unknown(16), Event::Unknown(16)),
+        (u32::MAX, Event::Unknown(u32::MAX), Event::Unknown(u32::MAX)),
+    ];
+    for (number, good, bad) in expected {
+        assert_eq!(Event::from_number(number, 0), good);
+        assert_eq!(Event::from_number(number, -110), bad);
+        assert_eq!(Event::from_number(number, 28), bad);
+    }
+}
+
+/// Runs inputs through the table; returns the last state and all actions.
+fn run(start: State, inputs: &[Input]) -> (State, Vec<Action>) {
+    let mut state = start;
+    let mut actions = Vec::new();
+    for input in inputs {
+        let (next, step_actions) = step(state, *input);
+        state = next;
+        actions.extend_from_slice(step_actions);
+    }
+    (state, actions)
+}
+
+#[test]
+fn s02_a_client_waits_for_the_route_and_learns_its_device_before_it_connects() {
+    let events = [Event::AddressResolved, Event::RouteResolved].map(Input::Event);
+    let (state, actions) = run(State::ResolvingAddress, &events);
+    assert_eq!(
+        (state, &actions[..]),
+        (State::Routed, &[Action::ResolveRoute, Action::ReportResolved][..])
+    );
+    // A wish that comes too early is not taken for a connect.
+    let (state, actions) = run(State::ResolvingAddress, &[Input::Connect]);
+    assert_eq!((state, &actions[..]), (State::ResolvingAddress, &[][..]));
+}
+
+#[test]
+fn s03_the_qp_is_ready_before_the_accept_goes_out() {
+    let inputs = [Input::Accept, Input::Ready, Input::Event(Event::Established)];
+    let (state, actions) = run(State::Requested, &inputs);
+    assert_eq!(state, State::Up);
+    assert_eq!(actions, [Action::MakeReady, Action::SendAccept, Action::ReportUp]);
+}
+
+#[test]
+fn s15_a_connect_response_is_answered_by_us() {
+    let inputs = [Input::Connect, Input::Event(Event::ConnectResponse), Input::Ready];
+    let (state, actions) = run(State::Routed, &inputs);
+    assert_eq!(state, State::Up);
+    let expected = [Action::SendConnect, Action::MakeReady, Action::Establish, Action::ReportUp];
+    assert_eq!(actions, expected);
+}
+
+#[test]
+fn s16_nothing_waits_for_the_end_of_time_wait() {
+    let with = [Input::Disconnect, Input::Event(Event::TimewaitExit), Input::Close];
+    let without = [Input::Disconnect, Input::Close];
+    assert_eq!(run(State::Up, &with), run(State::Up, &without));
+}
+
+#[test]
+fn s17_a_disconnect_is_answered_by_one_even_before_established() {
+    let (state, actions) =
+        run(State::Up, &[Event::Disconnected, Event::Disconnected].map(Input::Event));
+    assert_eq!(state, State::Down);
+    assert_eq!(actions, [Action::SendDisconnect, Action::ReportDisconnected]);
+    let (state, actions) =
+        run(State::Accepting, &[Event::Disconnected, Event::Established].map(Input::Event));
+    assert_eq!(state, State::Closed);
+    assert_eq!(actions, [Action::SendDisconnect, Action::ReportFailure, Action::Destroy]);
+}
+
+/// What has happened so far, as far as the invariants need it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Ledger {
+    /// A wish waits for its answer.
+    pending: bool,
+    owner_gone: bool,
+    made_ready: bool,
+    up: bool,
+    disconnect_sent: bool,
+    disconnect_reported: bool,
+    destroyed: bool,
+}
+
+fn check(ledger: &mut Ledger, from: State, input: Input) -> State {
+    let (next, actions) = step(from, input);
+    let at = format!("{from:?} on {input:?} with {ledger:?}");
+    match input {
+        Input::Connect if from == State::Routed => ledger.pending = true,
+        Input::Accept if from == State::Requested => ledger.pending = true,
+        Input::Close => (ledger.owner_gone, ledger.pending) = (true, false),
+        _ => {}
+    }
+    if ledger.destroyed {
+        assert!(actions.is_empty() && next == State::Closed, "after the end: {at}");
+    }
+    for (index, action) in actions.iter().enumerate() {
+        match action {
+            Action::ReportUp | Action::ReportResolved => {
+                assert!(ledger.pending, "an answer to nobody: {at}");
+                ledger.pending = false;
+                ledger.up |= *action == Action::ReportUp;
+            }
+            Action::ReportFailure => {
+                // A call of an earlier wish cannot fail any more when none is pending.
+                assert!(ledger.pending || input == Input::CallFailed, "an answer to nobody: {at}");
+                ledger.pending = false;
+            }
+            Action::MakeReady => {
+                assert!(!ledger.made_ready, "twice to RTS: {at}");
+                ledger.made_ready = true;
+            }
+            Action::Establish | Action::SendAccept => assert!(ledger.made_ready, "{at}"),
+            Action::SendDisconnect => {
+                assert!(!ledger.disconnect_sent, "two disconnects: {at}");
+                assert!(ledger.made_ready || ledger.up, "nothing to disconnect: {at}");
+                ledger.disconnect_sent = true;
+            }
+            Action::ReportDisconnected => {
+                assert!(ledger.up && !ledger.disconnect_reported, "{at}");
+                ledger.disconnect_reported = true;
+            }
+            Action::Destroy => {
+                assert!(index + 1 == actions.len() && next == State::Closed, "{at}");
+                ledger.destroyed = true;
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(next == State::Closed, ledger.destroyed, "closed without the end: {at}");
+    next
+}
+
+/// All orders of all inputs, of any length: the states that can be reached are finitely many.
+#[test]
+fn every_order_of_inputs_keeps_the_invariants() {
+    let mut visited = HashSet::new();
+    let mut queue = VecDeque::new();
+    for start in [State::ResolvingAddress, State::Requested, State::Listening] {
+        let pending = start == State::ResolvingAddress;
+        queue.push_back((start, Ledger { pending, ..Ledger::default() }));
+    }
+    let mut steps = 0;
+    while let Some((state, ledger)) = queue.pop_front() {
+        if !visited.insert((state, ledger)) {
+            continue;
+        }
+        for input in inputs() {
+            let mut after = ledger;
+            let next = check(&mut after, state, input);
+            steps += 1;
+            queue.push_back((next, after));
+        }
+        // Invariant 2: who waits is answered when the time is over, whatever came before.
+        let mut after = ledger;
+        check(&mut after, state, Input::Deadline);
+        assert!(!after.pending, "{state:?} leaves its owner waiting: {ledger:?}");
+        // Nothing keeps an id whose owner is gone.
+        let mut after = ledger;
+        assert_eq!(check(&mut after, state, Input::Close), State::Closed);
+    }
+    let reached: HashSet<State> = visited.iter().map(|(state, _)| *state).collect();
+    assert_eq!(reached.len(), STATES.len(), "unreachable states in {steps} steps");
+}

@@ -1,0 +1,360 @@
+//! An id of the connection manager, and its event channel.
+//!
+//! Owns every call of librdmacm. Never decides what comes next: that is [`cm`](super::cm).
+//!
+//! Invariants:
+//! 1. Ids are made, used and destroyed on the thread that owns the channel, the same that takes its
+//!    events: librdmacm does not protect an event from the destruction of its id.
+//! 2. An event is copied and acknowledged before anything else happens, so that destroying its id
+//!    never waits for an acknowledgement (S10, S21).
+#![allow(unsafe_code, reason = "calls librdmacm")]
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::{MaybeUninit, offset_of};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use super::device::{self, VerbsDevice};
+use super::ffi::{self, Plain};
+use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
+use super::service::IdKey;
+use super::sockaddr::{self, RawAddress, STORAGE_BYTES};
+
+/// The event channel.
+#[derive(Debug)]
+pub(super) struct CmChannel(NonNull<ffi::rdma_event_channel>);
+
+// SAFETY: moved once, to the thread that uses it from then on.
+unsafe impl Send for CmChannel {}
+
+impl CmChannel {
+    /// Opens a channel, non-blocking.
+    pub(super) fn open() -> io::Result<Self> {
+        // SAFETY: no precondition.
+        let raw = unsafe { ffi::rdma_create_event_channel() };
+        let channel = Self(NonNull::new(raw).ok_or_else(io::Error::last_os_error)?);
+        let flags = rustix::fs::fcntl_getfl(channel.fd())?;
+        rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(channel)
+    }
+
+    /// Becomes readable when there is an event.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: a live channel.
+        let fd = unsafe { self.0.as_ref().fd };
+        // SAFETY: the fd is open as long as the channel, which the borrow stands for.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// The next event, copied and acknowledged (invariant 2); `None` when there is none.
+    pub(super) fn next_event(&self) -> io::Result<Option<CmEvent>> {
+        let mut event = ptr::null_mut();
+        // SAFETY: a live channel; writes the place given.
+        let returned = unsafe { ffi::rdma_get_cm_event(self.0.as_ptr(), &raw mut event) };
+        if let Err(error) = ffi::cm_result(returned) {
+            return match error.kind() {
+                io::ErrorKind::WouldBlock => Ok(None),
+                _ => Err(error),
+            };
+        }
+        // SAFETY: the event was just taken and is not acknowledged yet.
+        let copied = unsafe { CmEvent::copy(event) };
+        // SAFETY: acknowledged once; nothing of it is used any more.
+        unsafe { ffi::rdma_ack_cm_event(event) };
+        Ok(Some(copied))
+    }
+}
+
+impl Drop for CmChannel {
+    fn drop(&mut self) {
+        // SAFETY: the only owner; its ids are gone (they are dropped before, by their owner).
+        unsafe { ffi::rdma_destroy_event_channel(self.0.as_ptr()) }
+    }
+}
+
+/// An event of the connection manager, as a copy.
+#[derive(Debug)]
+pub(super) struct CmEvent {
+    /// Number of the event (`enum rdma_cm_event_type`).
+    pub(super) number: u32,
+    /// 0, a negative errno, or a reject reason.
+    pub(super) status: i32,
+    /// The id that it concerns; for a connection request, the listener.
+    pub(super) key: IdKey,
+    /// The id of a connection request.
+    pub(super) new_id: Option<CmId>,
+    /// What the peer has sent along.
+    pub(super) private_data: Vec<u8>,
+    /// What the peer of a connection request offers.
+    pub(super) depths: ReadDepths,
+}
+
+impl CmEvent {
+    /// # Safety
+    /// `event` came from `rdma_get_cm_event` and is not acknowledged.
+    unsafe fn copy(event: *const ffi::rdma_cm_event) -> Self {
+        // SAFETY: the caller's promise.
+        let number = unsafe { ffi::cm_event_number(event) };
+        // SAFETY: as above; every field is an integer, a pointer or a union of such.
+        let event = unsafe { &*event };
+        let new_id = NonNull::new(event.listen_id).and(NonNull::new(event.id)).map(CmId::wrap);
+        let concerned = if event.listen_id.is_null() { event.id } else { event.listen_id };
+        // SAFETY: every event of an RC id has connection parameters, zeroed where they mean
+        // nothing.
+        let param = unsafe { event.param.conn };
+        // SAFETY: the event's private data, which lives as long as the event.
+        let private_data = unsafe { copy_bytes(param.private_data.cast(), param.private_data_len) };
+        // SAFETY: the id of an event is alive until the event is acknowledged.
+        let key = unsafe { key_of(concerned) };
+        let depths = ReadDepths { own: param.initiator_depth, peer: param.responder_resources };
+        Self { number, status: event.status, key, new_id, private_data, depths }
+    }
+}
+
+/// # Safety
+/// `id` is null or alive.
+unsafe fn key_of(id: *const ffi::rdma_cm_id) -> IdKey {
+    if id.is_null() {
+        return IdKey::NONE;
+    }
+    // SAFETY: the caller's promise; the context is a number that we have set.
+    IdKey::from_context(unsafe { (*id).context })
+}
+
+/// # Safety
+/// `from` is null or has `len` bytes.
+unsafe fn copy_bytes(from: *const u8, len: u8) -> Vec<u8> {
+    if from.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(from, usize::from(len)) }.to_vec()
+}
+
+/// What is said to the peer when connecting or accepting.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConnParam<'a> {
+    pub(super) private_data: &'a [u8],
+    pub(super) qp_number: u32,
+    pub(super) depths: ReadDepths,
+    pub(super) retry_count: u8,
+}
+
+impl ConnParam<'_> {
+    fn to_c(self) -> ffi::rdma_conn_param {
+        let mut param = ffi::rdma_conn_param::zeroed();
+        param.private_data = self.private_data.as_ptr().cast();
+        // The seam's limits are below 256, and are checked by the callers.
+        param.private_data_len = u8::try_from(self.private_data.len()).unwrap_or(0);
+        param.initiator_depth = self.depths.own;
+        param.responder_resources = self.depths.peer;
+        param.retry_count = self.retry_count;
+        param.rnr_retry_count = 0;
+        param.qp_num = self.qp_number;
+        param
+    }
+}
+
+/// An id. Destroyed on drop; stays on its thread (invariant 1).
+pub(super) struct CmId(NonNull<ffi::rdma_cm_id>, PhantomData<*mut ()>);
+
+impl CmId {
+    fn wrap(raw: NonNull<ffi::rdma_cm_id>) -> Self {
+        Self(raw, PhantomData)
+    }
+
+    /// Makes an id for a connection-oriented service.
+    pub(super) fn create(channel: &CmChannel, key: IdKey) -> io::Result<Self> {
+        let mut raw = ptr::null_mut();
+        let space = ffi::rdma_port_space::RDMA_PS_TCP;
+        // SAFETY: a live channel; writes the place given; the context is a number.
+        let returned = unsafe {
+            ffi::rdma_create_id(channel.0.as_ptr(), &raw mut raw, key.to_context(), space)
+        };
+        ffi::cm_result(returned)?;
+        NonNull::new(raw).map(Self::wrap).ok_or_else(|| io::Error::other("no id"))
+    }
+
+    /// Names the id in its events; the id of a connection request has its listener's name.
+    pub(super) fn set_key(&mut self, key: IdKey) {
+        // SAFETY: a live id; the context is ours to set.
+        unsafe { (*self.0.as_ptr()).context = key.to_context() };
+    }
+
+    /// Starts to look for a device and, where needed, the peer's link address.
+    pub(super) fn resolve_address(&self, to: SocketAddr, timeout: Duration) -> io::Result<()> {
+        let mut to = RawAddress::from(to);
+        let timeout = milliseconds(timeout);
+        // SAFETY: a live id and a socket address in the kernel's layout.
+        let returned = unsafe {
+            let to = to.as_mut_ptr().cast();
+            ffi::rdma_resolve_addr(self.0.as_ptr(), ptr::null_mut(), to, timeout)
+        };
+        ffi::cm_result(returned)
+    }
+
+    /// Starts to look for a path.
+    pub(super) fn resolve_route(&self, timeout: Duration) -> io::Result<()> {
+        // SAFETY: a live id.
+        let returned = unsafe { ffi::rdma_resolve_route(self.0.as_ptr(), milliseconds(timeout)) };
+        ffi::cm_result(returned)
+    }
+
+    /// Binds to a local address; a wildcard means every device.
+    pub(super) fn bind(&self, at: SocketAddr) -> io::Result<()> {
+        if at.is_ipv6() && at.ip().is_unspecified() {
+            self.accept_both_families()?;
+        }
+        let mut at = RawAddress::from(at);
+        // SAFETY: a live id and a socket address in the kernel's layout.
+        let returned = unsafe { ffi::rdma_bind_addr(self.0.as_ptr(), at.as_mut_ptr().cast()) };
+        ffi::cm_result(returned)
+    }
+
+    fn accept_both_families(&self) -> io::Result<()> {
+        let mut only_v6 = 0_i32;
+        let level = ffi::number::OPTION_LEVEL_ID;
+        let option = ffi::number::OPTION_AFONLY;
+        let value = (&raw mut only_v6).cast();
+        // SAFETY: a live id, and an int as the option wants it.
+        let returned = unsafe {
+            ffi::rdma_set_option(self.0.as_ptr(), level, option, value, size_of::<i32>())
+        };
+        ffi::cm_result(returned)
+    }
+
+    /// Starts to listen.
+    pub(super) fn listen(&self, backlog: u16) -> io::Result<()> {
+        // SAFETY: a live id.
+        let returned = unsafe { ffi::rdma_listen(self.0.as_ptr(), i32::from(backlog)) };
+        ffi::cm_result(returned)
+    }
+
+    /// Sends the REQ.
+    pub(super) fn connect(&self, param: ConnParam<'_>) -> io::Result<()> {
+        let mut param = param.to_c();
+        // SAFETY: a live id; the private data outlives the call, which copies it.
+        ffi::cm_result(unsafe { ffi::rdma_connect(self.0.as_ptr(), &raw mut param) })
+    }
+
+    /// Sends the RTU.
+    pub(super) fn establish(&self) -> io::Result<()> {
+        // SAFETY: a live id without a QP of its own.
+        ffi::cm_result(unsafe { ffi::rdma_establish(self.0.as_ptr()) })
+    }
+
+    /// Sends the REP.
+    pub(super) fn accept(&self, param: ConnParam<'_>) -> io::Result<()> {
+        let mut param = param.to_c();
+        // SAFETY: a live id; the private data outlives the call, which copies it.
+        ffi::cm_result(unsafe { ffi::rdma_accept(self.0.as_ptr(), &raw mut param) })
+    }
+
+    /// Sends a REJ.
+    pub(super) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
+        let len = u8::try_from(private_data.len()).unwrap_or(0);
+        let data = private_data.as_ptr().cast();
+        // SAFETY: a live id; the private data outlives the call, which copies it.
+        ffi::cm_result(unsafe { ffi::rdma_reject(self.0.as_ptr(), data, len) })
+    }
+
+    /// Sends a DREQ, or answers one.
+    pub(super) fn disconnect(&self) -> io::Result<()> {
+        // SAFETY: a live id.
+        ffi::cm_result(unsafe { ffi::rdma_disconnect(self.0.as_ptr()) })
+    }
+
+    /// Tells the kernel that the QP has received something: the RTU may be lost.
+    pub(super) fn notify_established(&self) -> io::Result<()> {
+        // SAFETY: a live id, used by this thread alone.
+        ffi::cm_result(unsafe { ffi::notify_communication_established(self.0.as_ptr()) })
+    }
+
+    /// The device, once it is known.
+    pub(super) fn device(&self) -> Option<NonNull<ffi::ibv_context>> {
+        // SAFETY: a live id.
+        NonNull::new(unsafe { self.0.as_ref().verbs })
+    }
+
+    /// What the QP needs to go to INIT.
+    pub(super) fn init_transition(&self, allows_reads: bool) -> io::Result<Transition> {
+        // SAFETY: a live id, used by this thread alone.
+        unsafe { Transition::to_init(self.0.as_ptr(), allows_reads) }
+    }
+
+    /// Moves the QP through RTR to RTS.
+    pub(super) fn make_ready(&self, qp: &QpGuard, terms: ReadyTerms) -> io::Result<()> {
+        let id = self.0.as_ptr();
+        let link_layer = self.link_layer();
+        let depths = terms.read_depths;
+        // INIT once more, since the attributes may change on the way (librdmacm does the same).
+        // SAFETY: a live id, used by this thread alone.
+        let init = unsafe { Transition::to_init(id, terms.allows_reads) }?;
+        qp.modify(&init)?;
+        // SAFETY: as above.
+        let rtr = unsafe { Transition::to_rtr(id, depths.map(|depths| depths.peer), link_layer) }?;
+        qp.modify(&rtr)?;
+        // SAFETY: as above.
+        let rts = unsafe { Transition::to_rts(id, depths.map(|depths| depths.own), terms.timers) }?;
+        qp.modify(&rts)
+    }
+
+    fn link_layer(&self) -> u8 {
+        // SAFETY: a live id.
+        let port = unsafe { self.0.as_ref().port_num };
+        let port = self.device().map(|context| device::query_port(context.as_ptr(), port));
+        port.and_then(Result::ok).map_or(0, |port| port.link_layer)
+    }
+
+    /// The device's own object.
+    pub(super) fn open_device(&self) -> Option<std::sync::Arc<VerbsDevice>> {
+        let context = self.device()?;
+        VerbsDevice::of(context)
+            .inspect_err(|error| tracing::warn!(%error, "a device cannot be used"))
+            .ok()
+    }
+
+    /// The local address.
+    pub(super) fn local_address(&self) -> Option<SocketAddr> {
+        self.address_at(offset_of!(ffi::rdma_cm_id, route.addr.src_addr_union))
+    }
+
+    /// The peer's address.
+    pub(super) fn peer_address(&self) -> Option<SocketAddr> {
+        self.address_at(offset_of!(ffi::rdma_cm_id, route.addr.dst_addr_union))
+    }
+
+    fn address_at(&self, offset: usize) -> Option<SocketAddr> {
+        // SAFETY: the offset of a field of the id.
+        let from = unsafe { self.0.as_ptr().cast::<u8>().add(offset) };
+        let mut raw = MaybeUninit::<[u8; STORAGE_BYTES]>::uninit();
+        // SAFETY: the field has the size of a sockaddr_storage and is zeroed when the id is made.
+        unsafe { raw.as_mut_ptr().copy_from_nonoverlapping(from.cast(), 1) };
+        // SAFETY: written by the line above.
+        sockaddr::parse(&unsafe { raw.assume_init() })
+    }
+}
+
+fn milliseconds(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // SAFETY: the only owner, on the id's thread; its events are acknowledged (invariant 2).
+        let returned = unsafe { ffi::rdma_destroy_id(self.0.as_ptr()) };
+        if let Err(error) = ffi::cm_result(returned) {
+            tracing::error!(%error, "connection id leaked");
+        }
+    }
+}
+
+impl fmt::Debug for CmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CmId({:?})", self.0)
+    }
+}

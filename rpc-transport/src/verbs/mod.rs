@@ -1,0 +1,56 @@
+//! Real RDMA devices (cargo feature `verbs`): RC queue pairs of libibverbs, connected by rdma_cm.
+//!
+//! Owns everything that touches libibverbs and librdmacm. Never knows messages or credits.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `ffi` | the system crate, fenced: names, constants, layouts |
+//! | `cm` | the connection manager's conversation, a pure table |
+//! | `service`, `dispatcher`, `conversation`, `cm_id` | its one thread, and all calls of librdmacm |
+//! | `connect`, `listen`, `setup_qp`, `options`, `failure` | what the seam sees of it |
+//! | `context`, `device`, `async_events` | devices, their limits, what breaks in them |
+//! | `memory`, `limits` | protection domains, registration, the limit on locked memory |
+//! | `queue`, `completion_channel`, `mailbox` | the CQ, its events, news from other threads |
+//! | `queue_pair`, `work_queues`, `send_ring`, `wr_key`, `batch`, `status` | QPs and what is posted |
+//! | `reaper` | the thread that destroys |
+//! | `preflight` | what is missing on this machine, and what to do |
+//!
+//! Two threads serve the process: `rdma-cm` sets connections up and hears of their end,
+//! `rdma-reaper` destroys. Both sleep while there is nothing to do. Posting and polling happen on
+//! the CQ owner's thread, without a lock.
+
+mod async_events;
+mod batch;
+mod cm;
+mod cm_id;
+mod completion_channel;
+mod connect;
+mod context;
+mod conversation;
+mod device;
+mod dispatcher;
+mod failure;
+mod ffi;
+mod limits;
+mod listen;
+mod mailbox;
+mod memory;
+mod options;
+mod preflight;
+mod queue;
+mod queue_pair;
+mod reaper;
+mod send_ring;
+mod service;
+mod setup_qp;
+mod sockaddr;
+mod status;
+mod work_queues;
+mod wr_key;
+
+pub use connect::VerbsConnector;
+pub use device::devices;
+pub use listen::listen;
+pub use options::{ACK_TIMEOUT_VARIABLE, SetupOptions};
+pub use preflight::{DeviceReport, Finding, Gid, Port, Report, Severity, preflight};
+pub use reaper::wait_for_teardown;

@@ -1,0 +1,101 @@
+//! What a user may choose about connecting through verbs.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// Environment variable that overrides [`SetupOptions::ack_timeout`]; read once per process.
+pub const ACK_TIMEOUT_VARIABLE: &str = "RPC_RDMA_ACK_TIMEOUT";
+
+/// How connections are set up and when a silent peer is given up. `Default` fits a network of one
+/// building.
+///
+/// A peer that does not acknowledge is found after about `4.096 us * 2^ack_timeout * (retry_count +
+/// 1)`: 0.47 s by default.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SetupOptions {
+    /// Longest wait for an address and then for a route to be resolved, each. Default 2 s.
+    pub resolve_timeout: Duration,
+    /// Longest wait for the peer's answer to a connection request. rdma_cm itself has no such limit
+    /// and may try for a minute. Default 10 s.
+    pub connect_timeout: Duration,
+    /// Longest wait for the peer's confirmation after accepting. Default 10 s.
+    pub accept_timeout: Duration,
+    /// Time without an acknowledgement after which a packet is sent again, as the exponent of
+    /// `4.096 us * 2^n`, 1 to 31. Default 14 (67 ms), or what `RPC_RDMA_ACK_TIMEOUT` says; an
+    /// emulated machine wants 17.
+    pub ack_timeout: u8,
+    /// How often a packet is sent again, 0 to 6. Default 6. Seven would mean for ever on some
+    /// devices and is taken for 6.
+    pub retry_count: u8,
+    /// Most READs under way per connection in either direction, where the device and the peer agree.
+    /// 0 turns READ off. Default 4.
+    pub read_depth: u8,
+    /// Connection requests that may wait for a listener; more are refused. Default 128.
+    pub backlog: u16,
+}
+
+impl Default for SetupOptions {
+    fn default() -> Self {
+        Self {
+            resolve_timeout: Duration::from_secs(2),
+            connect_timeout: Duration::from_secs(10),
+            accept_timeout: Duration::from_secs(10),
+            ack_timeout: *ACK_TIMEOUT,
+            retry_count: 6,
+            read_depth: 4,
+            backlog: 128,
+        }
+    }
+}
+
+const DEFAULT_ACK_TIMEOUT: u8 = 14;
+
+static ACK_TIMEOUT: LazyLock<u8> = LazyLock::new(|| {
+    let Ok(text) = std::env::var(ACK_TIMEOUT_VARIABLE) else { return DEFAULT_ACK_TIMEOUT };
+    parse_ack_timeout(&text).unwrap_or_else(|| {
+        tracing::warn!("{ACK_TIMEOUT_VARIABLE}={text} is not a number from 1 to 31, ignored");
+        DEFAULT_ACK_TIMEOUT
+    })
+});
+
+fn parse_ack_timeout(text: &str) -> Option<u8> {
+    text.parse().ok().filter(|value| (1..=31).contains(value))
+}
+
+/// The part of the options that the QP itself needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QpTimers {
+    pub(super) ack_timeout: u8,
+    pub(super) retry_count: u8,
+}
+
+impl SetupOptions {
+    pub(super) fn timers(&self) -> QpTimers {
+        // 0 would switch the timer off: a dead peer would never be found.
+        let ack_timeout = self.ack_timeout.clamp(1, 31);
+        QpTimers { ack_timeout, retry_count: self.retry_count.min(6) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_option_makes_a_qp_wait_for_ever() {
+        let options = SetupOptions { ack_timeout: 0, retry_count: 7, ..SetupOptions::default() };
+        let timers = options.timers();
+        assert_eq!((timers.ack_timeout, timers.retry_count), (1, 6));
+        let options = SetupOptions { ack_timeout: 200, ..SetupOptions::default() };
+        assert_eq!(options.timers().ack_timeout, 31);
+    }
+
+    #[test]
+    fn the_variable_takes_what_a_qp_takes() {
+        assert_eq!(parse_ack_timeout("17"), Some(17));
+        for bad in ["", "0", "32", "-1", "fast", "999"] {
+            assert_eq!(parse_ack_timeout(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! What this machine offers for RDMA, what is missing, and what to do about it.
+//!
+//! Owns the report and its judgement: [`judge`] is a pure function of the facts that
+//! [`probe`] collects. Never changes anything.
+
+mod probe;
+
+use std::fmt;
+use std::io;
+use std::net::Ipv6Addr;
+
+use super::limits::RAISE_MEMLOCK;
+
+/// Locked memory below this many bytes is too little for even a few connections: the receive
+/// buffers of one alone take a quarter of it.
+const SMALL_MEMLOCK_BYTES: u64 = 4 * 1024 * 1024;
+/// RDMA MTU below which large messages are noticeably slower, bytes.
+const GOOD_MTU_BYTES: u32 = 4096;
+
+/// How serious a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// It works, but could be better.
+    Advice,
+    /// Something will fail.
+    Problem,
+}
+
+/// Something to know, with what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How serious it is.
+    pub severity: Severity,
+    /// What is wrong, and what to do.
+    pub text: String,
+}
+
+/// An address of a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gid {
+    /// Index in the port's table.
+    pub index: u32,
+    /// The address; IPv4 is mapped.
+    pub address: Ipv6Addr,
+    /// Its kind, as the kernel calls it: `RoCE v2`, `IB/RoCE v1`; empty where it does not say.
+    pub kind: String,
+    /// The network device that it belongs to, if any.
+    pub network_device: Option<String>,
+}
+
+impl Gid {
+    /// Whether a peer in another network could answer to it.
+    fn is_routable(&self) -> bool {
+        let is_link_local = self.address.segments()[0] & 0xffc0 == 0xfe80;
+        !is_link_local && !self.address.is_unspecified()
+    }
+}
+
+/// A port of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// Number, from 1.
+    pub number: u8,
+    /// Whether traffic can flow.
+    pub is_active: bool,
+    /// Whether it is Ethernet (RoCE, iWARP); else InfiniBand.
+    pub is_ethernet: bool,
+    /// RDMA MTU now in use, bytes.
+    pub active_mtu_bytes: u32,
+    /// Largest RDMA MTU, bytes.
+    pub max_mtu_bytes: u32,
+    /// Addresses.
+    pub gids: Vec<Gid>,
+}
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// Why it cannot be opened, if so.
+    pub open_error: Option<String>,
+    /// Most QPs of the device.
+    pub max_qp: u32,
+    /// Most entries of a CQ.
+    pub max_cqe: u32,
+    /// Most memory regions.
+    pub max_mr: u32,
+    /// Its ports.
+    pub ports: Vec<Port>,
+}
+
+/// Everything that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Devices that libibverbs knows.
+    pub devices: Vec<DeviceReport>,
+    /// Devices that the kernel knows, whether or not libibverbs can drive them.
+    pub kernel_devices: Vec<String>,
+    /// Why the connection manager cannot be used, if so.
+    pub connection_manager_error: Option<String>,
+    /// Limit on locked memory, bytes; `None` when there is none for this process.
+    pub memlock_bytes: Option<u64>,
+    /// What is wrong and what to do, most serious first.
+    pub findings: Vec<Finding>,
+}
+
+/// Looks at this machine, as this user.
+#[must_use]
+pub fn preflight() -> Report {
+    let mut report = probe::facts();
+    report.findings = judge(&report);
+    report
+}
+
+/// The most serious thing that this machine lacks, if any.
+pub(super) fn first_problem() -> Option<String> {
+    let findings = preflight().findings.into_iter();
+    findings.filter(|found| found.severity == Severity::Problem).map(|found| found.text).next()
+}
+
+/// Why connecting is impossible, when the connection manager could not be opened.
+pub(super) fn why_unavailable(error: &io::Error) -> String {
+    first_problem().unwrap_or_else(|| format!("the connection manager cannot be used: {error}"))
+}
+
+impl Report {
+    /// Whether a connection can be expected to work: nothing worse than advice.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.findings.iter().all(|found| found.severity == Severity::Advice)
+    }
+}
+
+/// What follows from the facts.
+fn judge(facts: &Report) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |severity, text: String| findings.push(Finding { severity, text });
+    if facts.devices.is_empty() {
+        add(Severity::Problem, no_device(&facts.kernel_devices));
+    } else if let Some(error) = &facts.connection_manager_error {
+        let text = format!(
+            "the RDMA connection manager (/dev/infiniband/rdma_cm) cannot be opened: {error}; \
+             load it with `modprobe rdma_ucm`, and see that this user may read and write the file"
+        );
+        add(Severity::Problem, text);
+    }
+    for device in &facts.devices {
+        judge_device(device, &mut add);
+    }
+    if let Some(bytes) = facts.memlock_bytes.filter(|bytes| *bytes < SMALL_MEMLOCK_BYTES) {
+        let text = format!(
+            "only {bytes} bytes of memory may be locked (RLIMIT_MEMLOCK), and registered memory \
+             is locked: {RAISE_MEMLOCK}"
+        );
+        add(Severity::Problem, text);
+    }
+    findings.sort_by_key(|found| std::cmp::Reverse(found.severity));
+    findings
+}
+
+fn no_device(kernel_devices: &[String]) -> String {
+    if kernel_devices.is_empty() {
+        return "this machine has no RDMA device: install the adapter's driver, or make a software \
+                one with `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`"
+            .to_owned();
+    }
+    let names = kernel_devices.join(", ");
+    format!(
+        "the kernel has RDMA devices ({names}) that libibverbs does not find: install its drivers \
+         (package ibverbs-providers) and load the kernel's user access with `modprobe ib_uverbs`"
+    )
+}
+
+fn judge_device(device: &DeviceReport, add: &mut impl FnMut(Severity, String)) {
+    let name = &device.name;
+    if let Some(error) = &device.open_error {
+        let text = format!(
+            "{name} cannot be opened: {error}; this user must be able to read and write \
+             /dev/infiniband/uverbs* (often a group, such as rdma)"
+        );
+        return add(Severity::Problem, text);
+    }
+    if device.ports.iter().all(|port| !port.is_active) {
+        let text = format!("{name} has no active port: check the cable and `ip link`/`rdma link`");
+        add(Severity::Problem, text);
+    }
+    for port in device.ports.iter().filter(|port| port.is_active) {
+        judge_port(name, port, add);
+    }
+}
+
+fn judge_port(device: &str, port: &Port, add: &mut impl FnMut(Severity, String)) {
+    let number = port.number;
+    if port.gids.is_empty() {
+        let text =
+            format!("{device} port {number} has no address (GID): bring its network device up");
+        return add(Severity::Problem, text);
+    }
+    if port.is_ethernet && !port.gids.iter().any(Gid::is_routable) {
+        let text = format!(
+            "{device} port {number} has only link-local addresses: give its network device an IP \
+             address"
+        );
+        add(Severity::Problem, text);
+    }
+    if port.active_mtu_bytes < port.max_mtu_bytes.min(GOOD_MTU_BYTES) {
+        let text = format!(
+            "{device} port {number} uses an RDMA MTU of {} bytes, {} are possible: a larger MTU of \
+             the network device (4200 for 4096) makes large messages faster",
+            port.active_mtu_bytes, port.max_mtu_bytes
+        );
+        add(Severity::Advice, text);
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for device in &self.devices {
+            write!(f, "{device}")?;
+        }
+        if self.devices.is_empty() {
+            writeln!(f, "no RDMA device")?;
+        }
+        match self.memlock_bytes {
+            None => writeln!(f, "locked memory: no limit")?,
+            Some(bytes) => writeln!(f, "locked memory: {bytes} bytes")?,
+        }
+        for found in &self.findings {
+            let mark = match found.severity {
+                Severity::Problem => "PROBLEM",
+                Severity::Advice => "advice",
+            };
+            writeln!(f, "{mark}: {}", found.text)?;
+        }
+        write!(
+            f,
+            "{}",
+            if self.is_usable() { "ready for rdma://" } else { "not ready for rdma://" }
+        )
+    }
+}
+
+impl fmt::Display for DeviceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, open_error, max_qp, max_cqe, max_mr, ports } = self;
+        if let Some(error) = open_error {
+            return writeln!(f, "{name}: {error}");
+        }
+        writeln!(f, "{name}: at most {max_qp} QPs, {max_mr} MRs, {max_cqe} entries per CQ")?;
+        for port in ports {
+            let state = if port.is_active { "active" } else { "not active" };
+            let layer = if port.is_ethernet { "Ethernet" } else { "InfiniBand" };
+            let (number, mtu) = (port.number, port.active_mtu_bytes);
+            writeln!(f, "  port {number}: {state}, {layer}, MTU {mtu} of {}", port.max_mtu_bytes)?;
+            for gid in &port.gids {
+                let address = gid.address.to_canonical();
+                write!(f, "    GID {}: {address} {}", gid.index, gid.kind)?;
+                match &gid.network_device {
+                    Some(device) => writeln!(f, " on {device}")?,
+                    None => writeln!(f)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Each thing that can be missing, and what is said about it.
+
+use super::*;
+
+fn gid(address: &str) -> Gid {
+    let address = address.parse().unwrap();
+    let network_device = Some("eth0".to_owned());
+    Gid { index: 1, address, kind: "RoCE v2".to_owned(), network_device }
+}
+
+fn port() -> Port {
+    Port {
+        number: 1,
+        is_active: true,
+        is_ethernet: true,
+        active_mtu_bytes: 4096,
+        max_mtu_bytes: 4096,
+        gids: vec![gid("fe80::1"), gid("::ffff:10.9.0.1")],
+    }
+}
+
+fn device() -> DeviceReport {
+    DeviceReport {
+        name: "rxe0".to_owned(),
+        open_error: None,
+        max_qp: 10,
+        max_cqe: 20,
+        max_mr: 30,
+        ports: vec![port()],
+    }
+}
+
+fn good() -> Report {
+    Report {
+        devices: vec![device()],
+        kernel_devices: vec!["rxe0".to_owned()],
+        connection_manager_error: None,
+        memlock_bytes: Some(64 << 20),
+        findings: Vec::new(),
+    }
+}
+
+fn judged(change: impl FnOnce(&mut Report)) -> Report {
+    let mut report = good();
+    change(&mut report);
+    report.findings = judge(&report);
+    report
+}
+
+#[test]
+fn a_good_machine_has_no_findings() {
+    let report = judged(|_| {});
+    assert_eq!(report.findings, []);
+    let text = report.to_string();
+    for part in ["rxe0", "MTU 4096", "10.9.0.1 RoCE v2 on eth0", "ready for rdma://"] {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+    assert!(!text.contains("not ready"));
+}
+
+#[test]
+fn every_want_is_named_with_its_remedy() {
+    type Change = fn(&mut Report);
+    let cases: [(&[&str], Change); 8] = [
+        (&["no RDMA device", "modprobe rdma_rxe"], |report| {
+            report.devices.clear();
+            report.kernel_devices.clear();
+        }),
+        (&["libibverbs does not find", "rxe0", "ibverbs-providers"], |report| {
+            report.devices.clear();
+        }),
+        (&["rdma_cm", "modprobe rdma_ucm", "No such file"], |report| {
+            report.connection_manager_error = Some("No such file or directory".to_owned());
+        }),
+        (&["rxe0 cannot be opened", "Permission denied", "/dev/infiniband/uverbs"], |report| {
+            report.devices[0].open_error = Some("Permission denied".to_owned());
+        }),
+        (&["no active port", "rdma link"], |report| report.devices[0].ports[0].is_active = false),
+        (&["no address (GID)"], |report| report.devices[0].ports[0].gids.clear()),
+        (&["only link-local", "IP"], |report| report.devices[0].ports[0].gids.truncate(1)),
+        (
+            &["65536 bytes", "RLIMIT_MEMLOCK", "ulimit -l", "LimitMEMLOCK", "CAP_IPC_LOCK"],
+            |report| {
+                report.memlock_bytes = Some(65536);
+            },
+        ),
+    ];
+    for (parts, change) in cases {
+        let report = judged(change);
+        assert!(!report.is_usable());
+        assert_eq!(report.findings.len(), 1, "{report}");
+        let text = report.to_string();
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing in:\n{text}");
+        }
+        assert!(text.contains("not ready for rdma://"));
+    }
+}
+
+#[test]
+fn a_small_mtu_is_advice_and_comes_last() {
+    let report = judged(|report| {
+        report.devices[0].ports[0].active_mtu_bytes = 1024;
+        report.memlock_bytes = Some(0);
+    });
+    let severities: Vec<_> = report.findings.iter().map(|found| found.severity).collect();
+    assert_eq!(severities, [Severity::Problem, Severity::Advice]);
+    let report = judged(|report| report.devices[0].ports[0].active_mtu_bytes = 1024);
+    assert!(report.is_usable());
+    assert!(report.to_string().contains("1024"));
+}
+
+#[test]
+fn probing_this_machine_does_not_fail() {
+    // Whatever it has: the report says so and is consistent.
+    let report = preflight();
+    assert!(!report.devices.is_empty() || !report.is_usable(), "{report}");
+}

@@ -1,0 +1,147 @@
+//! A thread that destroys device objects, so that no worker waits for it.
+//!
+//! Owns the order in which what was dropped is destroyed: first in, first out, and a child holds
+//! its parent's `Arc`, so that the parent's own job comes behind it: QP, then its buffers and MRs,
+//! then CQ and PD. Never looks at what it destroys.
+//!
+//! Destroying may wait: for the kernel, for an event that is being handled, for pages to be
+//! unpinned (a millisecond for 64 MiB).
+
+use std::collections::VecDeque;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Work that is waiting or under way, here and on the connection manager's thread.
+struct Outstanding {
+    count: Mutex<usize>,
+    none: Condvar,
+}
+
+static OUTSTANDING: Outstanding = Outstanding { count: Mutex::new(0), none: Condvar::new() };
+
+/// Stands for one object on its way out.
+#[derive(Debug)]
+pub(super) struct Token(());
+
+impl Token {
+    /// Counts one more.
+    pub(super) fn take() -> Self {
+        *OUTSTANDING.count.lock() += 1;
+        Self(())
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        let mut count = OUTSTANDING.count.lock();
+        *count -= 1;
+        if *count == 0 {
+            OUTSTANDING.none.notify_all();
+        }
+    }
+}
+
+/// Waits until every object that was dropped before this call is destroyed in the device, too, or
+/// until `limit` has passed. True when all are gone. Meant for orderly exits and for tests: nothing
+/// depends on it, and it blocks the thread.
+#[must_use]
+pub fn wait_for_teardown(limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    let mut count = OUTSTANDING.count.lock();
+    while *count > 0 {
+        if OUTSTANDING.none.wait_until(&mut count, deadline).timed_out() {
+            return *count == 0;
+        }
+    }
+    true
+}
+
+struct Reaper {
+    jobs: Mutex<VecDeque<(Job, Token)>>,
+    more: Condvar,
+}
+
+impl Reaper {
+    fn run(&self) {
+        loop {
+            let mut jobs = self.jobs.lock();
+            while jobs.is_empty() {
+                self.more.wait(&mut jobs);
+            }
+            let next = jobs.pop_front();
+            drop(jobs);
+            if let Some((job, token)) = next {
+                job();
+                // Only now: the job may have dropped parents, which count by now.
+                drop(token);
+            }
+        }
+    }
+}
+
+/// The thread lives as long as the process; it sleeps while nothing is to be destroyed.
+static REAPER: LazyLock<Option<&'static Reaper>> = LazyLock::new(|| {
+    let reaper: &'static Reaper =
+        Box::leak(Box::new(Reaper { jobs: Mutex::default(), more: Condvar::new() }));
+    let thread = std::thread::Builder::new().name("rdma-reaper".to_owned());
+    match thread.spawn(|| reaper.run()) {
+        Ok(_) => Some(reaper),
+        Err(error) => {
+            tracing::warn!(%error, "no thread for teardown: objects are destroyed where dropped");
+            None
+        }
+    }
+});
+
+/// Runs `job` on the reaper's thread, after all jobs before it.
+pub(super) fn dispose(job: impl FnOnce() + Send + 'static) {
+    let Some(reaper) = *REAPER else { return job() };
+    reaper.jobs.lock().push_back((Box::new(job), Token::take()));
+    reaper.more.notify_one();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    struct Noted(&'static str, Option<Arc<Noted>>, mpsc::Sender<&'static str>);
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            let (name, parent, notes) = (self.0, self.1.take(), self.2.clone());
+            dispose(move || {
+                let _ = notes.send(name);
+                drop(parent);
+            });
+        }
+    }
+
+    #[test]
+    fn children_go_before_their_parents_and_waiting_sees_all_of_them_gone() {
+        let (notes, noted) = mpsc::channel();
+        let pd = Arc::new(Noted("pd", None, notes.clone()));
+        let cq = Arc::new(Noted("cq", Some(Arc::clone(&pd)), notes.clone()));
+        let qp = Noted("qp", Some(Arc::clone(&cq)), notes);
+        drop((pd, cq, qp));
+        assert!(wait_for_teardown(Duration::from_secs(60)));
+        assert_eq!(noted.iter().collect::<Vec<_>>(), ["qp", "cq", "pd"]);
+    }
+
+    #[test]
+    fn waiting_ends_when_its_time_is_over() {
+        let (release, held) = mpsc::channel::<()>();
+        dispose(move || {
+            let _ = held.recv();
+        });
+        assert!(!wait_for_teardown(Duration::from_millis(1)));
+        drop(release);
+        assert!(wait_for_teardown(Duration::from_secs(60)));
+    }
+}

@@ -1,0 +1,215 @@
+//! The provider's own account of an SQ: what was posted and not yet known to be done.
+//!
+//! Owns the memory of posted WRs until a completion frees it. Pure; generic over what a WR holds.
+//!
+//! Invariants:
+//! 1. A WR keeps its slot and its memory until the completion of a WR at or behind it has been
+//!    polled (contract rule 4): completions of one SQ come in order, and an unsignaled WR gives
+//!    none when it succeeds.
+//! 2. Slots are counted by what was asked for, not by what the device granted.
+//! 3. Stranded WRs (which the device refused after the post had been promised) are at the tail, and
+//!    are given back only when everything before them is.
+
+use std::collections::VecDeque;
+
+use super::wr_key::{MAX_WRS, POSITIONS};
+
+/// A posted WR.
+#[derive(Debug)]
+pub(super) struct Posted<T> {
+    /// The caller's id.
+    pub(super) wr_id: u64,
+    /// Whether success gives a completion.
+    pub(super) signaled: bool,
+    /// What must stay untouched until the WR is done.
+    pub(super) held: T,
+}
+
+/// An SQ as the provider sees it.
+#[derive(Debug)]
+pub(super) struct SendRing<T> {
+    posted: VecDeque<Posted<T>>,
+    /// Position of the front.
+    first: u32,
+    limit: usize,
+    /// How many at the tail never reached the device.
+    stranded: usize,
+}
+
+impl<T> SendRing<T> {
+    /// An empty SQ of `limit` slots.
+    pub(super) fn new(limit: u32) -> Self {
+        debug_assert!(limit <= MAX_WRS);
+        Self { posted: VecDeque::new(), first: 0, limit: limit as usize, stranded: 0 }
+    }
+
+    /// Whether no slot is free.
+    pub(super) fn is_full(&self) -> bool {
+        self.posted.len() >= self.limit
+    }
+
+    /// Slots in all.
+    pub(super) fn limit(&self) -> u32 {
+        // It came from a u32.
+        u32::try_from(self.limit).unwrap_or(u32::MAX)
+    }
+
+    /// WRs that have not been retired.
+    pub(super) fn len(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// Takes a slot; returns the WR's position.
+    pub(super) fn push(&mut self, wr: Posted<T>) -> u32 {
+        let position = self.position_of(self.posted.len());
+        self.posted.push_back(wr);
+        position
+    }
+
+    /// The WR at `position` has completed: frees it and what was silent before it. `None` for a
+    /// position that is not posted.
+    pub(super) fn retire(&mut self, position: u32) -> Option<Posted<T>> {
+        let index = self.index_of(position)?;
+        self.posted.drain(..index);
+        self.first = (position + 1) % POSITIONS;
+        self.posted.pop_front()
+    }
+
+    /// Nothing up to `position` will complete any more: gives all of it back.
+    pub(super) fn retire_all(&mut self, position: u32) -> impl Iterator<Item = Posted<T>> + '_ {
+        let count = self.index_of(position).map_or(0, |index| index + 1);
+        self.first = self.position_of(count);
+        self.posted.drain(..count)
+    }
+
+    /// The position of the last WR that the device has, if that one is unsignaled: nothing will
+    /// tell when it is done.
+    pub(super) fn silent_tail(&self) -> Option<u32> {
+        let last = (self.posted.len() - self.stranded).checked_sub(1)?;
+        (!self.posted[last].signaled).then(|| self.position_of(last))
+    }
+
+    /// The device refused the last `count` WRs.
+    pub(super) fn strand(&mut self, count: usize) {
+        self.stranded = (self.stranded + count).min(self.posted.len());
+    }
+
+    /// Gives the stranded WRs back, once nothing is before them.
+    pub(super) fn take_stranded(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
+        let count = if self.stranded == self.posted.len() { self.stranded } else { 0 };
+        self.stranded -= count;
+        self.first = self.position_of(count);
+        self.posted.drain(..count)
+    }
+
+    /// Everything, in order, for a QP that is destroyed.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
+        self.stranded = 0;
+        self.first = self.position_of(self.posted.len());
+        self.posted.drain(..)
+    }
+
+    fn index_of(&self, position: u32) -> Option<usize> {
+        let index = ((position + POSITIONS - self.first) % POSITIONS) as usize;
+        (index < self.posted.len()).then_some(index)
+    }
+
+    fn position_of(&self, index: usize) -> u32 {
+        // At most MAX_WRS + POSITIONS, which is far below 2^32.
+        let index = u32::try_from(index).unwrap_or(MAX_WRS);
+        (self.first + index) % POSITIONS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(limit: u32, first: u32, signaled: &[bool]) -> (SendRing<u32>, Vec<u32>) {
+        let mut ring = SendRing::new(limit);
+        ring.first = first;
+        let positions = (0..)
+            .zip(signaled)
+            .map(|(held, signaled)| {
+                let wr_id = u64::from(held) + 100;
+                ring.push(Posted { wr_id, signaled: *signaled, held })
+            })
+            .collect();
+        (ring, positions)
+    }
+
+    fn ids<T>(wrs: impl Iterator<Item = Posted<T>>) -> Vec<u64> {
+        wrs.map(|wr| wr.wr_id).collect()
+    }
+
+    #[test]
+    fn s43_unsignaled_keeps_slot() {
+        // Also where positions wrap.
+        for first in [0, POSITIONS - 2] {
+            let (mut ring, positions) = ring(4, first, &[false, false, true, false]);
+            assert!(ring.is_full());
+            let done = ring.retire(positions[2]).unwrap();
+            assert_eq!((done.wr_id, done.held, ring.len()), (102, 2, 1));
+            assert_eq!(ring.silent_tail(), Some(positions[3]));
+            assert!(ring.retire(positions[2]).is_none(), "twice");
+            assert!(ring.retire(positions[0]).is_none(), "freed before");
+            let next = ring.push(Posted { wr_id: 9, signaled: true, held: 9 });
+            assert_eq!(next, (first + 4) % POSITIONS);
+            assert_eq!(ring.retire(next).unwrap().wr_id, 9);
+            assert_eq!(ring.len(), 0);
+        }
+    }
+
+    #[test]
+    fn a_position_that_is_not_posted_is_none() {
+        let (mut ring, positions) = ring(4, POSITIONS - 1, &[true]);
+        assert!(ring.retire((positions[0] + 1) % POSITIONS).is_none());
+        assert!(ring.retire(MAX_WRS).is_none());
+        assert_eq!(ring.retire_all((positions[0] + 1) % POSITIONS).count(), 0);
+        assert_eq!(ring.len(), 1);
+    }
+
+    #[test]
+    fn a_beacon_gives_back_what_was_silent() {
+        let (mut ring, positions) = ring(8, POSITIONS - 2, &[true, false, false]);
+        assert_eq!(ring.silent_tail(), Some(positions[2]));
+        assert_eq!(ring.retire(positions[0]).unwrap().wr_id, 100);
+        // Posted after the beacon, flushed by the device in its own right.
+        let late = ring.push(Posted { wr_id: 7, signaled: true, held: 7 });
+        assert_eq!(ids(ring.retire_all(positions[2])), [101, 102]);
+        assert_eq!(ring.silent_tail(), None);
+        assert_eq!(ring.retire(late).unwrap().wr_id, 7);
+    }
+
+    #[test]
+    fn stranded_wrs_wait_for_those_before_them() {
+        let (mut ring, positions) = ring(8, 5, &[false, true, true, false]);
+        ring.strand(2);
+        assert_eq!(ring.take_stranded().count(), 0);
+        assert_eq!(ring.silent_tail(), None, "the last that the device has is signaled");
+        assert_eq!(ring.retire(positions[1]).unwrap().wr_id, 101);
+        assert_eq!(ids(ring.take_stranded()), [102, 103]);
+        assert_eq!(ring.len(), 0);
+        // Positions go on behind them.
+        assert_eq!(ring.push(Posted { wr_id: 1, signaled: true, held: 1 }), 9);
+        assert_eq!(ring.take_stranded().count(), 0, "the new one is not stranded");
+    }
+
+    #[test]
+    fn a_silent_wr_before_the_stranded_ones_is_the_tail() {
+        let (mut ring, positions) = ring(8, 0, &[true, false, true]);
+        ring.strand(1);
+        assert_eq!(ring.silent_tail(), Some(positions[1]));
+        assert_eq!(ids(ring.retire_all(positions[1])), [100, 101]);
+        assert_eq!(ids(ring.take_stranded()), [102]);
+        assert_eq!(ring.silent_tail(), None);
+    }
+
+    #[test]
+    fn a_destroyed_qp_gives_everything_back() {
+        let (mut ring, _) = ring(8, 0, &[true, false]);
+        ring.strand(1);
+        assert_eq!(ids(ring.take_all()), [100, 101]);
+        assert_eq!(ring.take_stranded().count(), 0);
+    }
+}

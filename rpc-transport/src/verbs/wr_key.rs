@@ -1,0 +1,116 @@
+//! The 64 bits that travel with a WR through the device and come back in its completion.
+//!
+//! Owns their layout: queue, QP (index and generation within its CQ) and place in the queue. A
+//! device may still deliver completions of a QP that is gone, under a QP number that was given out
+//! again; the generation tells them apart (S34). Pure.
+
+/// Most QPs of one CQ.
+pub(super) const MAX_QPS: u32 = 1 << QP_BITS;
+/// Most WRs of one queue: half the range of positions, so that old and new ones differ.
+pub(super) const MAX_WRS: u32 = 1 << (POSITION_BITS - 1);
+/// Positions are counted modulo this.
+pub(super) const POSITIONS: u32 = 1 << POSITION_BITS;
+
+const QUEUE_BITS: u32 = 2;
+const GENERATION_BITS: u32 = 22;
+const QP_BITS: u32 = 20;
+const POSITION_BITS: u32 = 20;
+const _: () = assert!(QUEUE_BITS + GENERATION_BITS + QP_BITS + POSITION_BITS == 64);
+
+/// Which of a QP's queues, and what kind of entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// A WR of the SQ.
+    Send,
+    /// A WR that the provider has put behind the last one of a QP in ERR.
+    Beacon,
+    /// A RECV.
+    Recv,
+}
+
+/// The identity of a posted WR.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WrKey {
+    pub(super) queue: Queue,
+    /// Index of the QP within its CQ, below [`MAX_QPS`].
+    pub(super) qp: u32,
+    /// Generation of that index; its low bits count.
+    pub(super) generation: u32,
+    /// Place within the queue, below [`POSITIONS`].
+    pub(super) position: u32,
+}
+
+impl WrKey {
+    /// As the device carries it.
+    pub(super) fn encode(self) -> u64 {
+        let queue: u64 = match self.queue {
+            Queue::Send => 0,
+            Queue::Beacon => 1,
+            Queue::Recv => 2,
+        };
+        let generation = u64::from(truncate(self.generation));
+        let (qp, position) = (u64::from(self.qp), u64::from(self.position));
+        debug_assert!(self.qp < MAX_QPS && self.position < POSITIONS);
+        ((queue << GENERATION_BITS | generation) << QP_BITS | qp) << POSITION_BITS | position
+    }
+
+    /// Reads what the device brought back; `None` when it is not ours.
+    pub(super) fn decode(bits: u64) -> Option<Self> {
+        let field = |shift: u32, width: u32| {
+            let masked = bits >> shift & ((1 << width) - 1);
+            u32::try_from(masked).ok()
+        };
+        let position = field(0, POSITION_BITS)?;
+        let qp = field(POSITION_BITS, QP_BITS)?;
+        let generation = field(POSITION_BITS + QP_BITS, GENERATION_BITS)?;
+        let queue = match field(64 - QUEUE_BITS, QUEUE_BITS)? {
+            0 => Queue::Send,
+            1 => Queue::Beacon,
+            2 => Queue::Recv,
+            _ => return None,
+        };
+        Some(Self { queue, qp, generation, position })
+    }
+
+    /// Whether the WR belongs to this generation of its QP's index.
+    pub(super) fn is_of(self, generation: u32) -> bool {
+        self.generation == truncate(generation)
+    }
+}
+
+fn truncate(generation: u32) -> u32 {
+    generation & ((1 << GENERATION_BITS) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_the_device() {
+        for queue in [Queue::Send, Queue::Beacon, Queue::Recv] {
+            for qp in [0, 1, MAX_QPS - 1] {
+                for generation in [0, 1, (1 << GENERATION_BITS) - 1] {
+                    for position in [0, 1, MAX_WRS, POSITIONS - 1] {
+                        let key = WrKey { queue, qp, generation, position };
+                        assert_eq!(WrKey::decode(key.encode()), Some(key));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn generations_differ_also_where_they_wrap() {
+        let key = WrKey { queue: Queue::Send, qp: 0, generation: u32::MAX, position: 0 };
+        let key = WrKey::decode(key.encode()).unwrap();
+        assert!(key.is_of(u32::MAX));
+        assert!(!key.is_of(u32::MAX.wrapping_add(1)));
+        assert!(!key.is_of(u32::MAX - 1));
+    }
+
+    #[test]
+    fn foreign_bits_are_not_a_key() {
+        assert_eq!(WrKey::decode(u64::MAX), None);
+    }
+}

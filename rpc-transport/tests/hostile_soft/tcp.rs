@@ -1,0 +1,544 @@
+//! Hostile peers of the tcp wire.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+use rpc_transport::address::{Address, HostPort};
+use rpc_transport::error::ConnectError;
+use rpc_transport::memory::Access;
+use rpc_transport::provider::{Connector, PostErrorKind, QpHandle, QpState, Status};
+use rpc_transport::soft;
+
+use crate::fixture::*;
+use crate::victim::{POSTED, Random, Victim};
+
+const REQUEST: u8 = 1;
+const REPLY: u8 = 2;
+const REFUSE: u8 = 4;
+const PROBE: u8 = 5;
+const ANSWER: u8 = 6;
+
+const SEND: u8 = 1;
+const WRITE: u8 = 2;
+const READ_REQUEST: u8 = 4;
+const ACK: u8 = 8;
+const NAK: u8 = 9;
+const FIRST: u8 = 1;
+const LAST: u8 = 2;
+const WHOLE: u8 = FIRST | LAST;
+
+fn victim() -> Victim {
+    let listen = async || {
+        let at = HostPort { host: "127.0.0.1".to_owned(), port: 0 };
+        let answer: soft::ProbeAnswer = Arc::new(|request| [b"you said ", request].concat());
+        soft::listen_tcp(&at, Some(answer)).await.unwrap()
+    };
+    Victim::new(listen, Arc::new(soft::TcpConnector))
+}
+
+fn dial(victim: &Victim) -> TcpStream {
+    dial_to(&victim.listener.local_address())
+}
+
+fn dial_to(address: &Address) -> TcpStream {
+    let Address::Tcp(at) = address else { panic!("not tcp") };
+    let stream = TcpStream::connect((at.host.as_str(), at.port)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = b"softrdma".to_vec();
+    bytes.extend([1, kind]);
+    bytes.extend((body.len() as u16).to_le_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+fn read_message(stream: &mut TcpStream) -> (u8, Vec<u8>) {
+    let mut header = [0; 12];
+    stream.read_exact(&mut header).unwrap();
+    let mut body = vec![0; usize::from(u16::from_le_bytes([header[10], header[11]]))];
+    stream.read_exact(&mut body).unwrap();
+    (header[9], body)
+}
+
+fn frame(ack: u32, op: u8, flags: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = ack.to_le_bytes().to_vec();
+    bytes.extend([op, flags]);
+    bytes.extend((body.len() as u16).to_le_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+fn span(address: u64, rkey: u32, aux: u32, len: u64) -> Vec<u8> {
+    let mut bytes = address.to_le_bytes().to_vec();
+    bytes.extend(rkey.to_le_bytes());
+    bytes.extend(aux.to_le_bytes());
+    bytes.extend(len.to_le_bytes());
+    bytes
+}
+
+/// A hostile peer past a correct set-up.
+fn intrude(victim: &mut Victim) -> (TcpStream, QpHandle) {
+    let mut stream = dial(victim);
+    stream.write_all(&message(REQUEST, &[0; 56])).unwrap();
+    let qp = victim.accept();
+    assert_eq!(read_message(&mut stream).0, REPLY);
+    (stream, qp)
+}
+
+/// Whether the other side closes the connection, whatever it says before.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
+/// Runs the listener in the background while `act` speaks to it.
+fn while_listening(victim: &mut Victim, act: impl FnOnce() + Send) {
+    let Victim { runtime, listener, .. } = victim;
+    std::thread::scope(|scope| {
+        let (done, ended) = tokio::sync::oneshot::channel();
+        scope.spawn(move || {
+            act();
+            let _ = done.send(());
+        });
+        runtime.block_on(async {
+            tokio::select! {
+                _ = ended => {}
+                _ = async { loop { drop(listener.incoming().await) } } => {}
+            }
+        });
+    });
+}
+
+#[test]
+fn garbage_at_the_port_is_refused_and_hurts_nobody() {
+    let _watchdog = Watchdog::start("garbage at the port");
+    let mut victim = victim();
+    let mut bad_version = message(REQUEST, &[0; 56]);
+    bad_version[8] = 9;
+    let garbage: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        vec![0; 1000],
+        vec![0xff; 100_000],
+        bad_version,
+        message(77, b""),
+        message(REPLY, &[0; 196]),
+        message(REQUEST, &[0; 57]),
+        message(PROBE, &[0; 4097]),
+        frame(0, SEND, WHOLE, b"too early"),
+        message(PROBE, b"x").repeat(10),
+    ];
+    for bytes in garbage {
+        let mut stream = dial(&victim);
+        while_listening(&mut victim, move || {
+            let _ = stream.write_all(&bytes);
+            assert!(is_closed(&mut stream), "{:?} is still served", &bytes[..bytes.len().min(30)]);
+        });
+    }
+    // The version is named to the peer.
+    let mut stream = dial(&victim);
+    while_listening(&mut victim, move || {
+        let mut bad_version = message(REQUEST, b"");
+        bad_version[8] = 9;
+        stream.write_all(&bad_version).unwrap();
+        let (kind, text) = read_message(&mut stream);
+        assert_eq!(kind, REFUSE);
+        assert!(String::from_utf8_lossy(&text).contains("version 9"));
+    });
+    victim.assert_unharmed();
+    victim.assert_listening(&soft::TcpConnector);
+}
+
+#[test]
+fn peers_that_stall_do_not_keep_others_out() {
+    let _watchdog = Watchdog::start("stalling peers");
+    let mut victim = victim();
+    let mut stalled = Vec::new();
+    for i in 0..400 {
+        let address = victim.listener.local_address();
+        while_listening(&mut victim, || {
+            let mut stream = dial_to(&address);
+            // Some say nothing, some half a request.
+            let _ = stream.write_all(&message(REQUEST, &[0; 56])[..i % 60]);
+            stalled.push(stream);
+        });
+    }
+    victim.assert_listening(&soft::TcpConnector);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn a_probe_is_answered_and_the_connection_goes_on() {
+    let runtime = runtime();
+    let mut victim = victim();
+    let Address::Tcp(at) = victim.listener.local_address() else { panic!("not tcp") };
+    let client = std::thread::spawn(move || {
+        runtime.block_on(async {
+            let (answer, mut outgoing) = soft::TcpConnector.probe(&at, b"hello").await.unwrap();
+            assert_eq!(answer, b"you said hello");
+            let options = Options::default();
+            let mut objects = End::objects(outgoing.device(), &options);
+            let capacity = End::capacity(&options);
+            outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            outgoing.connect(b"").await.map(drop).unwrap();
+            let long = soft::TcpConnector.probe(&at, &[0; 4097]).await.unwrap_err();
+            assert!(matches!(long, ConnectError::Config(_)), "{long}");
+        });
+    });
+    victim.accept();
+    client.join().unwrap();
+}
+
+#[test]
+fn a_server_that_speaks_something_else_is_named() {
+    let _watchdog = Watchdog::start("a foreign server");
+    for (answer, expected) in [
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "magic number"),
+        (b"", "dropped"),
+        (b"softrdma\x07\x02\x00\x00", "version 7"),
+        (b"softrdma\x01\x2a\x00\x00", "kind 42"),
+        (b"softrdma\x01\x02\xff\xff", "too long"),
+    ] {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(server.local_addr().unwrap().into());
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            read_message(&mut stream);
+            stream.write_all(answer).unwrap();
+        });
+        let error = runtime().block_on(async {
+            let mut outgoing = soft::TcpConnector.resolve(&address).await.unwrap();
+            let options = Options::default();
+            let mut objects = End::objects(outgoing.device(), &options);
+            let capacity = End::capacity(&options);
+            outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            outgoing.connect(b"").await.unwrap_err()
+        });
+        let error = error.to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(error.contains(&address.to_string()), "{error}");
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn an_honest_stream_one_byte_at_a_time() {
+    let _watchdog = Watchdog::start("one byte at a time");
+    let mut victim = victim();
+    let (mut stream, qp) = intrude(&mut victim);
+    let target = victim.region(Access::REMOTE_WRITE);
+    let mut bytes = frame(0, SEND, WHOLE, b"one");
+    bytes.extend(frame(0, SEND, FIRST, b"in two "));
+    bytes.extend(frame(0, SEND, LAST, b"parts"));
+    let mut body = span(target.remote_address(10), target.rkey(), 0, 6);
+    body.extend(b"write");
+    bytes.extend(frame(0, WRITE, FIRST, &body));
+    bytes.extend(frame(0, WRITE, LAST, b"!"));
+    bytes.extend(frame(0, ACK, WHOLE, b""));
+    bytes.extend(frame(0, SEND, WHOLE | 8, b"two"));
+    for byte in bytes {
+        stream.write_all(&[byte]).unwrap();
+        // Each byte is taken in by itself.
+        victim.wait(|_| true);
+    }
+    victim.wait(|victim| victim.received(qp).len() == 3);
+    assert_eq!(victim.received(qp), [&b"one"[..], b"in two parts", b"two"]);
+    assert_eq!(&contents(&target)[9..17], b"\x07write!\x07");
+    // The last frame asked for an acknowledgement: of six packets, its own ack not counted.
+    victim.wait(|_| true);
+    victim.server.cq.flush();
+    let mut ack = [0; 8];
+    stream.read_exact(&mut ack).unwrap();
+    assert_eq!(ack, [6, 0, 0, 0, ACK, WHOLE, 0, 0]);
+}
+
+/// Frames that make no sense end the connection they came on.
+#[test]
+fn senseless_frames_kill_only_their_own_connection() {
+    let _watchdog = Watchdog::start("senseless frames");
+    let mut victim = victim();
+    let target = victim.region(Access::REMOTE_READ_WRITE);
+    let at = |offset, len| span(target.remote_address(offset), target.rkey(), 0, len);
+    let with = |mut span: Vec<u8>, payload: &[u8]| {
+        span.extend(payload);
+        span
+    };
+    let senseless: Vec<(&str, Vec<u8>)> = vec![
+        ("unknown operation", frame(0, 0, WHOLE, b"")),
+        ("unknown operation", frame(0, 200, WHOLE, b"x")),
+        ("map answer", frame(0, 7, WHOLE, &at(0, 4096))),
+        ("read response", frame(0, 5, WHOLE, b"x")),
+        ("placed without a recv address", frame(0, 3, WHOLE, b"short")),
+        ("oversize body", frame(0, SEND, FIRST, &[0; 61_465])),
+        ("not first", frame(0, SEND, LAST, b"x")),
+        ("first again", frame(0, SEND, FIRST, b"x").repeat(2)),
+        ("write without span", frame(0, WRITE, LAST, b"x")),
+        ("write too short", frame(0, WRITE, WHOLE, &with(at(0, 10), b"x"))),
+        ("write too long", frame(0, WRITE, WHOLE, &with(at(0, 1), b"xy"))),
+        ("write out of bounds", frame(0, WRITE, WHOLE, &with(at(4096, 1), b"x"))),
+        ("write that wraps", frame(0, WRITE, WHOLE, &with(at(1, u64::MAX), b"x"))),
+        ("write without key", frame(0, WRITE, WHOLE, &with(span(0, 0, 0, 1), b"x"))),
+        ("send inside a write", {
+            let mut bytes = frame(0, WRITE, FIRST, &with(at(0, 2), b"x"));
+            bytes.extend(frame(0, SEND, WHOLE, b"x"));
+            bytes
+        }),
+        ("reads without end", frame(0, READ_REQUEST, WHOLE, &at(0, 4096)).repeat(5000)),
+        ("ack of what was never sent", frame(1, ACK, WHOLE, b"")),
+        ("ack far away", frame(u32::MAX, ACK, WHOLE, b"")),
+        ("ack with a body", frame(0, ACK, WHOLE, b"x")),
+        ("nak of unknown code", frame(0, NAK, WHOLE, &[9, 9, 9, 9])),
+        ("send longer than the recv", frame(0, SEND, WHOLE, &[1; 4097])),
+    ];
+    for (what, bytes) in senseless {
+        println!("{what}");
+        let (stream, qp) = intrude(&mut victim);
+        // Whoever floods does not read, and so may be stuck until it is cut off.
+        let writer = std::thread::spawn({
+            let mut stream = stream.try_clone().unwrap();
+            move || drop(stream.write_all(&bytes))
+        });
+        victim.wait_dead(qp);
+        victim.server.cq.destroy_qp(qp).unwrap();
+        writer.join().unwrap();
+        drop(stream);
+    }
+    assert_eq!(contents(&target)[1..], [7; 4095]);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn random_bytes_never_do_more_than_kill_the_connection() {
+    let _watchdog = Watchdog::start("random bytes");
+    let mut victim = victim();
+    for seed in 0..60 {
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let (mut stream, qp) = intrude(&mut victim);
+        for _ in 0..20 {
+            // Now and then something that begins well.
+            let bytes = if random.below(2) == 0 {
+                let len = random.below(100) as usize;
+                let body: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
+                frame(0, random.below(11) as u8, random.below(16) as u8, &body)
+            } else {
+                let len = random.below(300);
+                (0..len).map(|_| random.below(256) as u8).collect()
+            };
+            if stream.write_all(&bytes).is_err() {
+                break;
+            }
+            victim.poll();
+        }
+        let _ = stream.shutdown(Shutdown::Write);
+        let gone = |victim: &Victim| victim.state(qp) == QpState::Error;
+        for _ in 0..200 {
+            victim.poll();
+            if gone(&victim) {
+                break;
+            }
+        }
+        victim.server.cq.destroy_qp(qp).unwrap();
+        victim.completions.clear();
+    }
+    victim.assert_unharmed();
+}
+
+#[test]
+fn a_truncated_frame_is_no_message() {
+    let _watchdog = Watchdog::start("a truncated frame");
+    let mut victim = victim();
+    let whole = frame(0, SEND, WHOLE, b"never complete");
+    for cut in 0..whole.len() {
+        let (mut stream, qp) = intrude(&mut victim);
+        stream.write_all(&whole[..cut]).unwrap();
+        drop(stream);
+        let mut events = 0;
+        while events == 0 {
+            victim.server.cq.arm().unwrap();
+            victim.server.cq.poll(&mut victim.completions, 16).unwrap();
+            events += std::iter::from_fn(|| victim.server.cq.poll_event()).count();
+            if events == 0 {
+                assert!(readable(&[victim.server.cq.event_fd()], PATIENCE));
+                victim.server.cq.clear_events().unwrap();
+            }
+        }
+        assert!(victim.received(qp).is_empty());
+        victim.server.cq.destroy_qp(qp).unwrap();
+    }
+    victim.assert_unharmed();
+}
+
+/// A peer that reads nothing fills its socket; the CQ goes on, and the QP's SQ is bounded.
+#[test]
+fn a_peer_that_reads_nothing_blocks_nobody() {
+    let _watchdog = Watchdog::start("a peer that reads nothing");
+    let mut victim = victim();
+    let (stream, qp) = intrude(&mut victim);
+    let source = region(&victim.server.pd, 1 << 20, Access::LOCAL, 3);
+    let mut posted = 0;
+    let refused = loop {
+        let mut wrs = [send(posted, true, whole(&source))];
+        match victim.server.cq.post_send(qp, &mut wrs) {
+            Ok(()) => posted += 1,
+            Err(error) => break error,
+        }
+        victim.server.cq.flush();
+    };
+    assert_eq!((posted, refused.kind), (16, PostErrorKind::QueueFull(16)));
+    victim.assert_unharmed();
+    // Its end comes all the same, with every WR completed.
+    victim.completions.clear();
+    drop(stream);
+    victim.wait(|victim| {
+        victim.completions.iter().filter(|completion| completion.qp == qp).count()
+            >= 16 + POSTED as usize
+    });
+    victim.assert_unharmed();
+}
+
+/// Acknowledging what has not been received must not free memory that is still to be sent.
+#[test]
+fn an_early_ack_frees_nothing() {
+    let _watchdog = Watchdog::start("an early ack");
+    let mut victim = victim();
+    let (mut stream, qp) = intrude(&mut victim);
+    let source = region(&victim.server.pd, 64 << 20, Access::LOCAL, 3);
+    victim.post(qp, send(1, true, whole(&source)));
+    // More than a thousand frames, of which the socket has taken a few.
+    stream.write_all(&frame(1000, ACK, WHOLE, b"")).unwrap();
+    victim.wait_dead(qp);
+    let completion = victim.completions.iter().find(|completion| completion.qp == qp).unwrap();
+    assert_ne!(completion.status, Status::Success);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn half_open_peers_are_reported() {
+    let _watchdog = Watchdog::start("half-open peers");
+    let mut victim = victim();
+    let (mut stream, qp) = intrude(&mut victim);
+    stream.write_all(&frame(0, SEND, WHOLE, b"goodbye")).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut gone = false;
+    while !gone {
+        victim.server.cq.poll(&mut victim.completions, 16).unwrap();
+        gone = victim.server.cq.poll_event().is_some();
+        if !gone {
+            victim.server.cq.arm().unwrap();
+            assert!(readable(&[victim.server.cq.event_fd()], PATIENCE));
+            victim.server.cq.clear_events().unwrap();
+        }
+    }
+    assert_eq!(victim.received(qp), [b"goodbye"]);
+    victim.server.cq.modify_to_error(qp).unwrap();
+    victim.wait_dead(qp);
+    assert!(is_closed(&mut stream));
+    victim.assert_unharmed();
+}
+
+/// Forwards bytes both ways in small pieces of random size.
+fn dribble(mut from: TcpStream, mut to: TcpStream, seed: u64) {
+    let mut random = Random(seed);
+    let mut bytes = [0; 23];
+    loop {
+        let len = 1 + random.below(bytes.len() as u64) as usize;
+        match from.read(&mut bytes[..len]) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => {
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Messages, WRITEs and READs of all sizes through a proxy that cuts the stream anywhere.
+#[test]
+fn streams_cut_at_random_places_carry_everything() {
+    let _watchdog = Watchdog::start("a dribbling proxy");
+    let runtime = runtime();
+    let at = HostPort { host: "127.0.0.1".to_owned(), port: 0 };
+    let options = Options { buffer_bytes: 16 * 1024, ..Options::default() };
+    let (client, server) = runtime.block_on(async {
+        let mut listener = soft::listen_tcp(&at, None).await.unwrap();
+        let Address::Tcp(real) = listener.local_address() else { panic!("not tcp") };
+        let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(proxy.local_addr().unwrap().into());
+        std::thread::spawn(move || {
+            let (near, _) = proxy.accept().unwrap();
+            let far = TcpStream::connect((real.host.as_str(), real.port)).unwrap();
+            near.set_nodelay(true).unwrap();
+            far.set_nodelay(true).unwrap();
+            let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            std::thread::spawn(move || dribble(far_too, near_too, 1));
+            dribble(near, far, 2);
+        });
+        let connecting = async {
+            let mut outgoing = soft::TcpConnector.resolve(&address).await.unwrap();
+            let mut objects = End::objects(outgoing.device(), &options);
+            let capacity = End::capacity(&options);
+            let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let mut end = objects.into_end(qp, &options);
+            outgoing.connect(b"").await.unwrap().attach.run(&mut *end.cq).unwrap();
+            end
+        };
+        tokio::join!(connecting, accept(&mut listener, &options))
+    });
+    let mut ends = [client, server];
+    let region_bytes = 150_000;
+    let target = region(&ends[1].pd, region_bytes, Access::REMOTE_READ_WRITE, 0);
+    let back = region(&ends[0].pd, region_bytes, Access::LOCAL, 0);
+    for (round, len) in [1, 7, 8, 9, 24, 100, 4096, 16 * 1024].into_iter().enumerate() {
+        let bytes = pattern(round as u64, len);
+        let source = ends[0].pd.register(pattern(!0, region_bytes), Access::LOCAL).unwrap();
+        let message = ends[0].filled(&bytes);
+        let read = rpc_transport::provider::SendOp::Read(remote(&target, 0));
+        let mut list = [
+            write(1, remote(&target, 0), whole(&source)),
+            send(2, true, message),
+            rpc_transport::provider::SendWr {
+                wr_id: 3,
+                op: read,
+                signaled: true,
+                source: whole(&back),
+            },
+        ];
+        ends[0].post(&mut list).unwrap();
+        while ends[0].got.len() < 3 || ends[1].got.is_empty() {
+            let mut any = false;
+            for end in &mut ends {
+                end.cq.arm().unwrap();
+                any |= end.pump();
+            }
+            if !any {
+                let fds = [ends[0].cq.event_fd(), ends[1].cq.event_fd()];
+                assert!(readable(&fds, PATIENCE), "round {round} is stuck");
+                for end in &mut ends {
+                    end.cq.clear_events().unwrap();
+                }
+            }
+        }
+        assert!(payload(&ends[1].got[0]) == bytes);
+        assert!(contents(&target) == pattern(!0, region_bytes));
+        assert!(contents(&back) == pattern(!0, region_bytes));
+        for completion in ends[0].got.drain(..) {
+            assert_eq!(completion.status, Status::Success);
+        }
+        ends[1].got.clear();
+        ends[1].post_recv(0);
+    }
+}

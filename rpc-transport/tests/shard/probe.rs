@@ -1,0 +1,198 @@
+//! A small protocol to test the movers of bytes with: it keeps or echoes what arrives, and tells
+//! every change to whoever waits.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use rpc_transport::error::CloseCause;
+use rpc_transport::link::{Lane, SubmitError};
+use rpc_transport::message::Message;
+use rpc_transport::outbound::OutBuf;
+use rpc_transport::protocol::{Executor, Protocol, Revoke, Submission};
+use rpc_transport::provider::PeerIdentity;
+use rpc_transport::shard::{ConnectionKey, State};
+use tokio::sync::Notify;
+
+/// What a probe does with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Habit {
+    /// Keeps it in its inbox.
+    Keep,
+    /// Sends it back, and forgets it.
+    Echo,
+    /// Counts it.
+    Count,
+}
+
+/// One end's protocol.
+pub(crate) struct Probe {
+    pub(crate) habit: Habit,
+    pub(crate) inbox: VecDeque<Message>,
+    /// Due dates; each is taken out when it has passed.
+    pub(crate) deadlines: Vec<Instant>,
+    /// Messages of this length are answered with a broken rule.
+    pub(crate) hates: Option<usize>,
+    /// Messages of this length make `on_message` panic.
+    pub(crate) bomb: Option<usize>,
+    /// Most messages that the peer may make wait.
+    pub(crate) backlog: usize,
+    pub(crate) outbox: VecDeque<Submission>,
+    pub(crate) effects: VecDeque<Effect>,
+    record: Arc<Record>,
+}
+
+/// What has happened to a probe; outlives it.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    pub(crate) changed: Notify,
+    events: Mutex<Events>,
+}
+
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Events {
+    pub(crate) established: u32,
+    pub(crate) received: u64,
+    pub(crate) timeouts: u32,
+    pub(crate) refused: Vec<String>,
+    pub(crate) closed: Vec<CloseCause>,
+    pub(crate) released: u32,
+}
+
+impl Record {
+    pub(crate) fn events(&self) -> Events {
+        self.events.lock().unwrap().clone()
+    }
+}
+
+/// What a probe wants done outside the lock.
+pub(crate) enum Effect {
+    Changed(Arc<Record>),
+    Run(Box<dyn FnOnce() + Send>),
+}
+
+impl Probe {
+    pub(crate) fn new(habit: Habit) -> Self {
+        Self {
+            habit,
+            inbox: VecDeque::new(),
+            deadlines: Vec::new(),
+            hates: None,
+            bomb: None,
+            backlog: usize::MAX,
+            outbox: VecDeque::new(),
+            effects: VecDeque::new(),
+            record: Arc::default(),
+        }
+    }
+
+    /// Notified at every change.
+    pub(crate) fn record(&self) -> Arc<Record> {
+        Arc::clone(&self.record)
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        self.send_tagged(0, bytes);
+    }
+
+    pub(crate) fn send_tagged(&mut self, tag: u64, bytes: &[u8]) {
+        let mut frame = OutBuf::new();
+        frame.extend_from_slice(bytes);
+        self.outbox.push_back(Submission { lane: Lane::Small, tag, frame });
+    }
+
+    fn change(&mut self, event: impl FnOnce(&mut Events)) {
+        event(&mut self.record.events.lock().unwrap());
+        self.effects.push_back(Effect::Changed(Arc::clone(&self.record)));
+    }
+}
+
+impl Protocol for Probe {
+    type Effect = Effect;
+
+    fn on_established(&mut self, _: &PeerIdentity, _: u64) {
+        self.change(|events| {
+            assert!(events.closed.is_empty(), "established after the end");
+            events.established += 1;
+        });
+    }
+
+    fn on_message(&mut self, message: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
+        let events = self.record.events();
+        assert_eq!(events.established, 1, "a message before the connection was established");
+        assert!(events.closed.is_empty(), "a message after the end");
+        if self.hates == Some(message.len()) {
+            return Err("it is hated".into());
+        }
+        assert_ne!(self.bomb, Some(message.len()), "a bomb, on purpose");
+        match self.habit {
+            Habit::Keep => self.inbox.push_back(message),
+            Habit::Echo => self.send(&message),
+            Habit::Count => {}
+        }
+        self.change(|events| events.received += 1);
+        Ok(())
+    }
+
+    fn on_refused(&mut self, _: u64, error: &SubmitError) {
+        self.change(|events| events.refused.push(error.to_string()));
+    }
+
+    fn poll_transmit(&mut self) -> Option<Submission> {
+        self.outbox.pop_front()
+    }
+
+    fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.iter().min().copied()
+    }
+
+    fn on_timeout(&mut self, now: Instant, _: Revoke<'_>) {
+        self.deadlines.retain(|at| *at > now);
+        self.change(|events| events.timeouts += 1);
+    }
+
+    fn on_closed(&mut self, cause: &CloseCause, _: Revoke<'_>) {
+        self.change(|events| events.closed.push(cause.clone()));
+    }
+
+    fn on_released(&mut self) {
+        self.change(|events| events.released += 1);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.outbox.is_empty()
+    }
+}
+
+/// Runs the probes' effects.
+#[derive(Debug, Default)]
+pub(crate) struct Runner;
+
+impl Executor<Probe> for Runner {
+    fn execute(&mut self, _: ConnectionKey, effect: Effect) -> bool {
+        match effect {
+            Effect::Changed(record) => {
+                record.changed.notify_waiters();
+                return true;
+            }
+            Effect::Run(run) => run(),
+        }
+        false
+    }
+
+    fn discard(&mut self, effect: Effect) {
+        if let Effect::Changed(record) = effect {
+            record.changed.notify_waiters();
+        }
+    }
+
+    fn apply(&mut self, _: &mut State<Probe>) {}
+
+    fn has_results(&self) -> bool {
+        false
+    }
+}

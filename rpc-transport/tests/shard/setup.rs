@@ -1,0 +1,93 @@
+//! Set-up that goes wrong, and devices that fail: nothing is left behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc_transport::config::LinkConfig;
+use rpc_transport::provider::Listener;
+use rpc_transport::schemes;
+use rpc_transport::spin::PollMode;
+use tokio::task::JoinHandle;
+
+use crate::faulty::{Faults, faulty};
+use crate::probe::{Habit, Probe};
+use crate::world::{End, ProbeShard, fresh_address, run, shard};
+
+const FAR: Duration = Duration::from_secs(3600);
+
+/// A shard with its driver at work.
+fn driven(device: &Arc<dyn rpc_transport::provider::Device>) -> (ProbeShard, JoinHandle<()>) {
+    let (shard, driver) = shard(device, &LinkConfig::default(), 1, PollMode::Event);
+    (shard, tokio::spawn(driver))
+}
+
+/// A client on a device that fails on demand, connected to an ordinary server.
+async fn on_faulty_device() -> (End, JoinHandle<()>, Arc<Faults>, End, Box<dyn Listener>) {
+    let faults = Arc::<Faults>::default();
+    let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
+    let address = listener.local_address();
+    let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+    let (server, _) = driven(outgoing.device());
+    let outgoing = faulty(outgoing, &faults);
+    let (client, driver) = driven(outgoing.device());
+    let config = LinkConfig::default();
+    let (near, far) = (Probe::new(Habit::Keep), Probe::new(Habit::Echo));
+    let records = (near.record(), far.record());
+    let accept = async {
+        let incoming = listener.incoming().await.unwrap();
+        server.accept(incoming, &config, far).await.unwrap()
+    };
+    let connect = client.connect(outgoing, &address, &config, FAR, near);
+    let (near, far) = tokio::join!(connect, accept);
+    let near = End { shard: client, key: near.unwrap().key, record: records.0 };
+    let far = End { shard: server, key: far.key, record: records.1 };
+    (near, driver, faults, far, listener)
+}
+
+/// The driver of a dead CQ looked again without a pause, as long as anybody held a connection.
+#[test]
+fn the_driver_of_a_dead_cq_ends() {
+    run("dead CQ", async {
+        let (client, driver, faults, server, _listener) = on_faulty_device().await;
+        client.send(b"before");
+        client.next().await;
+        let pools = client.pools();
+        Faults::set(&faults.dead);
+        client.send(b"after");
+        let cause = client.cause().await;
+        let text = "the device failed: completion queue is dead: it was pulled out";
+        assert_eq!(cause.to_string(), text);
+        client.gone().await;
+        driver.await.unwrap();
+        crate::world::assert_home(&pools);
+        assert!(!client.shard.has_room(1), "nobody drives it any more");
+        client.shard.release(client.key);
+        assert_eq!(client.shard.holdings().entries, 0);
+        server.cause().await;
+    });
+}
+
+/// When no RECV could be posted, nothing would ever complete on the new queue pair, and nobody
+/// looked at it again.
+#[test]
+fn a_queue_pair_without_any_recv_is_not_forgotten() {
+    run("no RECV", async {
+        let faults = Arc::<Faults>::default();
+        Faults::set(&faults.no_recvs);
+        let listener = schemes::listen(&fresh_address("mem")).await.unwrap();
+        let address = listener.local_address();
+        let outgoing = faulty(schemes::resolve(&address).await.unwrap().outgoing, &faults);
+        let (client, driver) = driven(outgoing.device());
+        let probe = Probe::new(Habit::Keep);
+        let record = probe.record();
+        let config = LinkConfig::default();
+        let refused = client.connect(outgoing, &address, &config, FAR, probe).await;
+        let text = "post the receives: the device failed: queue is full (0 work requests) \
+                    (after 0 posted)";
+        assert_eq!(refused.unwrap_err().to_string(), text);
+        assert_eq!((record.events().closed.len(), record.events().released), (1, 1));
+        client.shutdown();
+        driver.await.unwrap();
+        assert_eq!(client.holdings().entries, 0);
+    });
+}

@@ -1,0 +1,113 @@
+//! Deadlines and keep-alive: the one timer of a sleeping driver.
+
+use std::time::{Duration, Instant};
+
+use rpc_transport::config::LinkConfig;
+
+use crate::world::{ByHand, Options, Pair, parked, run, unspawned};
+
+const MILL: Duration = Duration::from_millis(1);
+const FAR: Duration = Duration::from_secs(3600);
+
+/// A sleeping driver holds a timer for the earliest deadline that it knew of. An earlier one must
+/// wake it, as nothing else will.
+#[test]
+fn a_deadline_earlier_than_the_one_slept_on_wakes_the_driver() {
+    run("deadline", async {
+        let pair = Pair::new("mem").await;
+        let mut passed = 0;
+        for before in [None, Some(FAR), Some(FAR / 2)] {
+            if let Some(before) = before {
+                pair.client.with(|probe| probe.deadlines.push(Instant::now() + before));
+            }
+            parked(&pair.client.shard).await;
+            pair.client.with(|probe| probe.deadlines.push(Instant::now() + 5 * MILL));
+            passed += 1;
+            pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
+        }
+        pair.end().await;
+    });
+}
+
+/// A far deadline was put into the heap again each time that a near one had passed.
+#[test]
+fn deadlines_do_not_pile_up() {
+    run("pile", async {
+        let pair = Pair::new("mem").await;
+        pair.client.with(|probe| probe.deadlines.push(Instant::now() + FAR));
+        for passed in 1..=100 {
+            pair.client.with(|probe| probe.deadlines.push(Instant::now() + MILL / 2));
+            pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
+            assert_eq!(pair.client.shard.holdings().deadlines, 1);
+        }
+        // Ever earlier ones replace each other, too.
+        for sooner in 1..100 {
+            pair.client.with(|probe| probe.deadlines.push(Instant::now() + FAR - sooner * MILL));
+            assert_eq!(pair.client.shard.holdings().deadlines, 1);
+        }
+        pair.end().await;
+    });
+}
+
+/// The Pong lies in the queue when a process that was stopped goes on: it is taken in before the
+/// peer's silence is judged.
+#[test]
+fn a_pause_of_this_process_is_not_the_peers_death() {
+    run("pause", async {
+        let silent = LinkConfig::default().keep_alive(None);
+        let asking = LinkConfig::default().keep_alive(Some(20 * MILL));
+        let asking = asking.keep_alive_timeout(100 * MILL);
+        let options = Options { configs: [asking, silent], ..Options::default() };
+        for wire in crate::world::WIRES {
+            let (client, server, drivers, _listener) = unspawned(wire, &options).await;
+            let [mut ours, mut theirs] = drivers.map(ByHand::new);
+            ours.until_parked(&client.shard);
+            let pings = || client.shard.link_metrics(client.key).unwrap().counters.posted.data;
+            while pings() == 0 {
+                std::thread::sleep(5 * MILL);
+                ours.until_parked(&client.shard);
+            }
+            let taken = || server.shard.link_metrics(server.key).unwrap().counters.posted.data;
+            while taken() == 0 {
+                theirs.until_parked(&server.shard);
+            }
+            // Stopped for longer than the peer may be silent.
+            std::thread::sleep(200 * MILL);
+            ours.until_parked(&client.shard);
+            assert!(client.events().closed.is_empty(), "{wire}: {:?}", client.events().closed);
+        }
+    });
+}
+
+/// A Pong brings the next Ping nearer than the patience that is left for the one before it.
+#[test]
+fn pings_go_on_when_the_patience_is_longer_than_the_interval() {
+    run("pings", async {
+        let silent = LinkConfig::default().keep_alive(None);
+        let asking = LinkConfig::default().keep_alive(Some(5 * MILL)).keep_alive_timeout(FAR);
+        let options = Options { configs: [asking, silent], ..Options::default() };
+        let pair = Pair::with("mem", &options).await;
+        let client = &pair.client;
+        while client.shard.link_metrics(client.key).unwrap().counters.posted.data < 5 {
+            tokio::time::sleep(MILL).await;
+        }
+        pair.end().await;
+    });
+}
+
+/// A peer that is there and does nothing any more is found out, at the end that asks.
+#[test]
+fn a_peer_that_does_not_answer_is_declared_dead() {
+    run("silent peer", async {
+        let silent = LinkConfig::default().keep_alive(None);
+        let asking = LinkConfig::default().keep_alive(Some(5 * MILL)).keep_alive_timeout(5 * MILL);
+        let options = Options { configs: [asking, silent], ..Options::default() };
+        let (client, _server, [ours, _theirs], _listener) = unspawned("mem", &options).await;
+        let driver = tokio::spawn(ours);
+        let cause = client.cause().await;
+        assert_eq!(cause.to_string(), "the peer did not answer a ping within 5ms");
+        client.leave().await;
+        client.shard.shutdown();
+        driver.await.unwrap();
+    });
+}

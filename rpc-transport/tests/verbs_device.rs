@@ -1,0 +1,563 @@
+//! What only a real RDMA device can show (Soft-RoCE is one): claims of the RDMA literature about
+//! rdma_cm and verbs, each named after its number in the project's notes, and this provider's own
+//! promises about time, errors and leaks. Without a device every test fails.
+
+#![allow(missing_docs, unsafe_code, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
+#![allow(dead_code, reason = "shares the fixture of the conformance suite")]
+
+#[path = "conformance/fixture.rs"]
+mod fixture;
+#[path = "conformance/verbs.rs"]
+mod verbs;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rpc_transport::address::{Address, HostPort};
+use rpc_transport::error::{ConnectError, ListenError};
+use rpc_transport::memory::Access;
+use rpc_transport::provider::{
+    CompletionKind, Connector, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpState, SendOp,
+    SendWr, Source, Status,
+};
+use rpc_transport::verbs::{
+    SetupOptions, VerbsConnector, devices, listen, preflight, wait_for_teardown,
+};
+
+use fixture::*;
+use verbs::{Verbs, listen_at, local_ip, local_ipv6};
+
+/// Tests that count the objects of the whole machine run alone; all others share.
+static ALONE: RwLock<()> = RwLock::new(());
+
+macro_rules! shared {
+    ($name:ident) => {
+        let _shared = ALONE.read();
+        let _watchdog = Watchdog::start(stringify!($name));
+    };
+}
+
+macro_rules! alone {
+    ($name:ident) => {
+        let _alone = ALONE.write();
+        let _watchdog = Watchdog::start(stringify!($name));
+    };
+}
+
+fn at(host: &str, port: u16) -> Address {
+    Address::Rdma(HostPort { host: host.to_owned(), port })
+}
+
+fn here(port: u16) -> Address {
+    at(&local_ip().to_string(), port)
+}
+
+fn port_of(address: &Address) -> u16 {
+    let Address::Rdma(at) = address else { panic!("{address}") };
+    at.port
+}
+
+fn quick() -> SetupOptions {
+    let mut options = SetupOptions::default();
+    options.connect_timeout = Duration::from_millis(300);
+    options.accept_timeout = Duration::from_millis(300);
+    options
+}
+
+/// A QP made for an attempt; the objects keep it alive.
+fn with_qp(outgoing: &mut Box<dyn Outgoing>) -> Objects {
+    let options = Options::default();
+    let mut objects = End::objects(outgoing.device(), &options);
+    outgoing.create_qp(&mut *objects.cq, &objects.pd, End::capacity(&options)).unwrap();
+    objects
+}
+
+async fn connect_error(connector: &dyn Connector, address: &Address) -> ConnectError {
+    match connector.resolve(address).await {
+        Err(error) => error,
+        Ok(mut outgoing) => {
+            let _objects = with_qp(&mut outgoing);
+            outgoing.connect(b"").await.unwrap_err()
+        }
+    }
+}
+
+/// Objects of all devices, as the kernel counts them (`rdma resource`), and open fds.
+fn resources() -> BTreeMap<String, u64> {
+    let output = Command::new("rdma").args(["resource", "show"]).output().expect("iproute2's rdma");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut counts = BTreeMap::new();
+    for line in text.lines() {
+        let words: Vec<_> = line.split_whitespace().skip(2).collect();
+        for pair in words.chunks_exact(2) {
+            *counts.entry(pair[0].to_owned()).or_default() += pair[1].parse::<u64>().unwrap();
+        }
+    }
+    assert!(counts.contains_key("qp"), "{text}");
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    counts.insert("fd".to_owned(), fds as u64);
+    counts
+}
+
+/// Waits until the device has forgotten everything, then counts.
+fn settled() -> BTreeMap<String, u64> {
+    assert!(wait_for_teardown(PATIENCE), "something is not destroyed");
+    resources()
+}
+
+#[test]
+fn the_device_says_what_it_can() {
+    shared!(the_device_says_what_it_can);
+    let devices = devices().unwrap();
+    assert!(!devices.is_empty(), "no RDMA device:\n{}", preflight());
+    for device in devices {
+        let attributes = device.attributes();
+        assert!(attributes.max_inline_bytes >= 64, "{attributes:?}");
+        assert!(attributes.max_qp_wr >= 256 && attributes.max_cqe >= 1024, "{attributes:?}");
+        assert!(attributes.max_message_bytes >= 1 << 20, "{attributes:?}");
+        let again = rpc_transport::verbs::devices().unwrap();
+        assert!(again.iter().any(|other| Arc::ptr_eq(other, &device)), "one object per device");
+    }
+}
+
+#[test]
+fn preflight_finds_nothing_wrong() {
+    shared!(preflight_finds_nothing_wrong);
+    let report = preflight();
+    assert!(report.is_usable(), "{report}");
+    assert!(report.to_string().contains("ready for rdma://"));
+}
+
+#[test]
+fn s18_a_port_without_listener_is_refused_at_once() {
+    shared!(s18_a_port_without_listener_is_refused_at_once);
+    runtime().block_on(async {
+        let error = connect_error(&VerbsConnector::default(), &here(1)).await;
+        assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+    });
+}
+
+#[test]
+fn s22_a_port_of_the_systems_choice_is_told_and_taken() {
+    shared!(s22_a_port_of_the_systems_choice_is_told_and_taken);
+    let listener = listen_at("0.0.0.0", 0, SetupOptions::default());
+    let port = port_of(&listener.local_address());
+    assert_ne!(port, 0);
+    runtime().block_on(async {
+        let error = listen(&at("0.0.0.0", port), SetupOptions::default()).await.unwrap_err();
+        assert!(matches!(error, ListenError::InUse { .. }), "{error}");
+        let error = listen(&at("192.0.2.1", 0), SetupOptions::default()).await.unwrap_err();
+        assert!(matches!(error, ListenError::Failed { .. }), "{error}");
+        assert!(error.to_string().contains("192.0.2.1"), "{error}");
+    });
+}
+
+/// Wildcard and specific, IPv4 and IPv6; `[::]` takes both (S25).
+#[test]
+fn s25_listeners_hear_what_they_are_bound_to() {
+    shared!(s25_listeners_hear_what_they_are_bound_to);
+    let (v4, v6) = (local_ip().to_string(), local_ipv6().to_string());
+    let cases = [("0.0.0.0", &v4), (&*v4, &v4), ("::", &v6), ("::", &v4), (&*v6, &v6)];
+    runtime().block_on(async {
+        for (bound, asked) in cases {
+            let mut listener = listen_at(bound, 0, SetupOptions::default());
+            let address = at(asked, port_of(&listener.local_address()));
+            let options = Options::default();
+            let client = connect(&Verbs, &address, &options);
+            let server = async {
+                let mut incoming = listener.incoming().await.unwrap();
+                let PeerIdentity::Network(peer) = incoming.peer() else { panic!() };
+                assert_eq!(peer.ip().to_canonical().to_string(), *asked, "{bound}");
+                let mut objects = End::objects(incoming.device(), &options);
+                let capacity = End::capacity(&options);
+                let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+                let established = incoming.accept(b"").await.unwrap();
+                established.attach.run(&mut *objects.cq).unwrap();
+                (objects, qp)
+            };
+            let (client, (server, qp)) = tokio::join!(client, server);
+            assert_eq!(client.state(), QpState::ReadyToSend, "{bound} {asked}");
+            assert_eq!(server.cq.state(qp), Some(QpState::ReadyToSend));
+        }
+    });
+}
+
+#[test]
+fn an_address_that_nobody_has_is_unreachable() {
+    shared!(an_address_that_nobody_has_is_unreachable);
+    runtime().block_on(async {
+        let connector = VerbsConnector::default();
+        for host in ["192.0.2.1", "no-such-host.invalid"] {
+            let error = connect_error(&connector, &at(host, 7471)).await;
+            assert!(matches!(error, ConnectError::Unreachable { .. }), "{host}: {error}");
+            assert!(error.to_string().contains(host), "{error}");
+        }
+        // A neighbour that is not there: where addresses are resolved on the wire, nobody answers
+        // for it; where they are not (a dummy network device), nobody answers the request.
+        let mut options = quick();
+        options.resolve_timeout = Duration::from_millis(500);
+        let IpAddr::V4(own) = local_ip() else { unreachable!() };
+        let [a, b, c, _] = own.octets();
+        let neighbour = at(&format!("{a}.{b}.{c}.250"), 7471);
+        let error = connect_error(&VerbsConnector::new(options), &neighbour).await;
+        let nobody = |error: &ConnectError| {
+            matches!(error, ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })
+        };
+        assert!(nobody(&error), "{error}");
+    });
+}
+
+/// rdma_cm has no time limit of its own for a peer that does not answer.
+#[test]
+fn a_listener_that_never_answers_is_given_up() {
+    shared!(a_listener_that_never_answers_is_given_up);
+    runtime().block_on(async {
+        let mut listener = Verbs.listen();
+        let connector = VerbsConnector::new(quick());
+        let mut outgoing = connector.resolve(&listener.local_address()).await.unwrap();
+        let _objects = with_qp(&mut outgoing);
+        let (error, incoming) = tokio::join!(outgoing.connect(b""), listener.incoming());
+        let error = error.unwrap_err();
+        assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
+        // The client is gone by now: accepting comes to nothing, and says so in time.
+        let mut incoming = incoming.unwrap();
+        let options = Options::default();
+        let mut objects = End::objects(incoming.device(), &options);
+        let capacity = End::capacity(&options);
+        incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+        let error = incoming.accept(b"").await.unwrap_err();
+        assert!(!error.to_string().is_empty());
+    });
+}
+
+#[test]
+fn requests_beyond_the_backlog_are_refused() {
+    shared!(requests_beyond_the_backlog_are_refused);
+    runtime().block_on(async {
+        let mut options = SetupOptions::default();
+        options.backlog = 2;
+        let mut listener = listen_at(&local_ip().to_string(), 0, options);
+        let address = listener.local_address();
+        let connector = VerbsConnector::new(quick());
+        let mut refused = 0;
+        for _ in 0..6 {
+            // The first two wait until their own time is over.
+            let error = connect_error(&connector, &address).await;
+            refused += u32::from(matches!(error, ConnectError::Rejected { .. }));
+        }
+        assert_eq!(refused, 4);
+        assert_eq!(listener.incoming().await.unwrap().private_data().len(), 56);
+    });
+}
+
+/// S28: what is in the queues when a QP goes to ERR comes back, each WR once; unsignaled ones that
+/// had succeeded in silence as well.
+#[test]
+fn s28_every_wr_completes_when_the_qp_fails() {
+    shared!(s28_every_wr_completes_when_the_qp_fails);
+    for silent in [0, 1, 5] {
+        let mut pair = Pair::new(&Verbs);
+        let free = pair.client.send_pool.free_count();
+        for wr_id in 0..silent {
+            let source = pair.client.filled(b"silent");
+            pair.client.post(&mut [send(wr_id, false, source)]).unwrap();
+        }
+        for _ in 0..silent {
+            pair.next_recv(Server);
+        }
+        let qp = pair.client.qp;
+        pair.client.cq.modify_to_error(qp).unwrap();
+        for wr_id in 0..silent {
+            let flushed = pair.next_of(Client, false);
+            assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::FlushError));
+        }
+        for wr_id in 0..8 {
+            let flushed = pair.next_of(Client, true);
+            assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::FlushError));
+        }
+        pair.pump();
+        assert!(pair.client.got.is_empty(), "{:?}", pair.client.got);
+        assert_eq!(pair.client.send_pool.free_count(), free);
+    }
+}
+
+/// Soft-RoCE never flushes a RECV that comes after the QP went to ERR; the provider does.
+#[test]
+fn recvs_posted_in_error_come_back() {
+    shared!(recvs_posted_in_error_come_back);
+    let mut pair = Pair::new(&Verbs);
+    let qp = pair.client.qp;
+    pair.client.cq.modify_to_error(qp).unwrap();
+    pair.client.post_recv(100);
+    for wr_id in (0..8).chain([100]) {
+        let flushed = pair.next_of(Client, true);
+        assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::FlushError));
+    }
+}
+
+#[test]
+fn s33_the_largest_inline_size_is_what_was_found_by_trial() {
+    shared!(s33_the_largest_inline_size_is_what_was_found_by_trial);
+    let limit = devices().unwrap()[0].attributes().max_inline_bytes;
+    let mut pair = Pair::with(&Verbs, Options { inline: u32::MAX, ..Options::default() });
+    assert_eq!(pair.client.cq.max_inline_bytes(pair.client.qp), limit);
+    let bytes = pattern(3, limit as usize);
+    pair.client.send(1, &bytes);
+    assert_eq!(payload(&pair.next_recv(Server)), bytes);
+}
+
+/// S26: objects of one device mean nothing to another; here the other is not even of verbs.
+#[test]
+fn s26_objects_of_another_device_are_refused() {
+    shared!(s26_objects_of_another_device_are_refused);
+    let soft = rpc_transport::soft::mem_device();
+    let listener = Verbs.listen();
+    runtime().block_on(async {
+        let mut outgoing = resolve(&Verbs, &listener.local_address()).await;
+        let mut objects = End::objects(outgoing.device(), &Options::default());
+        let capacity = End::capacity(&Options::default());
+        let foreign = soft.allocate_pd().unwrap();
+        let error = outgoing.create_qp(&mut *objects.cq, &foreign, capacity).unwrap_err();
+        assert!(matches!(error, ProviderError::WrongDevice("protection domain")), "{error}");
+        let mut foreign = soft.create_cq(64).unwrap();
+        let error = outgoing.create_qp(&mut *foreign, &objects.pd, capacity).unwrap_err();
+        assert!(matches!(error, ProviderError::WrongDevice("completion queue")), "{error}");
+        // Neither has used the attempt up; one QP does.
+        outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+        let error = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap_err();
+        assert!(matches!(error, ProviderError::Unsupported(_)), "{error}");
+    });
+}
+
+#[test]
+fn s32_limits_are_named_when_they_are_passed() {
+    shared!(s32_limits_are_named_when_they_are_passed);
+    let device = Arc::clone(&devices().unwrap()[0]);
+    let too_many = device.attributes().max_cqe + 1;
+    let error = device.create_cq(too_many).unwrap_err();
+    assert!(matches!(error, ProviderError::Limit { .. }), "{error}");
+    assert!(error.to_string().contains(&too_many.to_string()), "{error}");
+    // The largest CQ that is offered can be had.
+    let cq = device.create_cq(device.attributes().max_cqe).unwrap();
+    assert!(cq.capacity() >= device.attributes().max_cqe);
+    let listener = Verbs.listen();
+    runtime().block_on(async {
+        let mut outgoing = resolve(&Verbs, &listener.local_address()).await;
+        let mut objects = End::objects(outgoing.device(), &Options::default());
+        let max_send_wr = device.attributes().max_qp_wr + 1;
+        let capacity = QpCapacity { max_send_wr, max_recv_wr: 1, max_inline_bytes: 0 };
+        let created = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity);
+        assert!(matches!(created, Err(ProviderError::Limit { .. })), "{created:?}");
+    });
+}
+
+/// S57: destroying a CQ waits until exactly as many events are acknowledged as were taken.
+#[test]
+fn s57_event_accounts_are_balanced() {
+    shared!(s57_event_accounts_are_balanced);
+    for rounds in [0, 1, 63, 64, 65, 200] {
+        let mut pair = Pair::new(&Verbs);
+        for round in 0..rounds {
+            pair.server.cq.arm().unwrap();
+            pair.client.send(round, b"x");
+            assert!(pair.server.is_woken(PATIENCE));
+            pair.server.cq.clear_events().unwrap();
+            pair.next_recv(Server);
+            pair.server.post_recv(round);
+            pair.next_sent(Client);
+        }
+    }
+    // Would hang here.
+    assert!(wait_for_teardown(PATIENCE));
+}
+
+/// S17: after a `kill -9` of its process the peer is told, and what is posted comes back.
+#[test]
+fn s17_a_killed_peer_is_noticed() {
+    shared!(s17_a_killed_peer_is_noticed);
+    let mut listener = Verbs.listen();
+    let port = port_of(&listener.local_address()).to_string();
+    // A client of its own kind: it sends one message and waits for an answer that never comes.
+    let mut victim = Command::new("rping")
+        .args(["-c", "-a", &local_ip().to_string(), "-p", &port])
+        .spawn()
+        .expect("rdmacm-utils' rping");
+    let mut server = runtime().block_on(accept(&mut listener, &Options::default()));
+    while server.got.is_empty() {
+        server.pump();
+    }
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    server.cq.arm().unwrap();
+    server.pump();
+    while !server.is_disconnected() {
+        assert!(server.is_woken(PATIENCE), "the death is not noticed");
+        server.cq.clear_events().unwrap();
+        server.pump();
+        server.cq.arm().unwrap();
+        server.pump();
+    }
+    assert_eq!(server.state(), QpState::Error);
+    // Seven RECVs were left.
+    while server.got.len() < 8 {
+        server.pump();
+    }
+    let statuses: Vec<_> = server.got.iter().map(|completion| completion.status).collect();
+    assert_eq!(statuses[0], Status::Success);
+    assert_eq!(statuses[1..], [Status::FlushError; 7]);
+}
+
+/// A client that disappears between the steps of set-up leaves nothing behind.
+#[test]
+fn attempts_may_be_dropped_at_every_step() {
+    alone!(attempts_may_be_dropped_at_every_step);
+    drop(Pair::new(&Verbs));
+    let before = settled();
+    for _ in 0..5 {
+        runtime().block_on(async {
+            let mut listener = Verbs.listen();
+            let address = listener.local_address();
+            let connector = VerbsConnector::default();
+            // While the address is being resolved.
+            let resolving = tokio::time::timeout(Duration::ZERO, connector.resolve(&address));
+            drop(resolving.await);
+            // Resolved, with and without a QP.
+            drop(connector.resolve(&address).await.unwrap());
+            let mut outgoing = connector.resolve(&address).await.unwrap();
+            let objects = with_qp(&mut outgoing);
+            drop(outgoing);
+            drop(objects);
+            // The other way round.
+            let mut outgoing = connector.resolve(&address).await.unwrap();
+            drop(with_qp(&mut outgoing));
+            let error = outgoing.connect(b"").await.unwrap_err();
+            assert!(error.to_string().contains("destroyed"), "{error}");
+            // While the peer is asked, and never answers.
+            let mut outgoing = connector.resolve(&address).await.unwrap();
+            let _objects = with_qp(&mut outgoing);
+            let mut connecting = outgoing.connect(b"");
+            let incoming = tokio::select! {
+                _ = &mut connecting => panic!("nobody has accepted"),
+                incoming = listener.incoming() => incoming,
+            };
+            drop(connecting);
+            // The QP is still there, but its id is not: only the listener's and the request's.
+            assert_eq!(settled()["cm_id"], before["cm_id"] + 2);
+            drop(incoming);
+            // While the server accepts.
+            let mut outgoing = connector.resolve(&address).await.unwrap();
+            let mut client = with_qp(&mut outgoing);
+            let accepting = async {
+                let mut incoming = listener.incoming().await.unwrap();
+                let options = Options::default();
+                let mut objects = End::objects(incoming.device(), &options);
+                let capacity = End::capacity(&options);
+                incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+                drop(tokio::time::timeout(Duration::ZERO, incoming.accept(b"")).await);
+            };
+            let (connected, ()) = tokio::join!(outgoing.connect(b""), accepting);
+            if let Ok(established) = connected {
+                // It was accepted after all, before it was given up.
+                established.attach.run(&mut *client.cq).unwrap();
+            }
+        });
+    }
+    assert_eq!(settled(), before);
+}
+
+/// 1,000 connections, one after the other, leave no QP, CQ, MR, PD, id or fd.
+#[test]
+fn a_thousand_connections_leave_nothing() {
+    let _alone = ALONE.write();
+    drop(Pair::new(&Verbs));
+    let before = settled();
+    let runtime = runtime();
+    let mut listener = Verbs.listen();
+    let address = listener.local_address();
+    let options = Options { posted: 2, ..Options::default() };
+    let mut watchdog = None;
+    for round in 0..1000_u32 {
+        if round % 100 == 0 {
+            watchdog = Some(Watchdog::start("a_thousand_connections_leave_nothing"));
+        }
+        let (mut client, server) = runtime.block_on(async {
+            tokio::join!(connect(&Verbs, &address, &options), accept(&mut listener, &options))
+        });
+        match round % 4 {
+            0 => drop(server),
+            1 => client.send(1, b"into the void"),
+            2 => {
+                let qp = client.qp;
+                client.cq.modify_to_error(qp).unwrap();
+            }
+            _ => {}
+        }
+    }
+    drop((listener, runtime));
+    assert_eq!(settled(), before);
+    drop(watchdog);
+}
+
+#[test]
+fn memory_over_the_lock_limit_names_the_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    // The limit is the whole process's; but only this thread gives the right to pass it up.
+    alone!(memory_over_the_lock_limit_names_the_limit);
+    let device = Arc::clone(&devices().unwrap()[0]);
+    let pd = device.allocate_pd().unwrap();
+    let old = getrlimit(Resource::Memlock);
+    let before = capabilities(None).unwrap();
+    let mut without = before;
+    without.effective.remove(CapabilitySet::IPC_LOCK);
+    let low = Rlimit { current: Some(256 * 1024), maximum: old.maximum };
+    setrlimit(Resource::Memlock, low).unwrap();
+    set_capabilities(None, without).unwrap();
+    let small = pd.allocate(16 * 1024, Access::LOCAL);
+    let large = pd.allocate(1024 * 1024, Access::LOCAL);
+    set_capabilities(None, before).unwrap();
+    setrlimit(Resource::Memlock, old).unwrap();
+    assert!(small.is_ok(), "{small:?}");
+    let error = large.unwrap_err().to_string();
+    for part in ["1048576 bytes", "262144 bytes", "RLIMIT_MEMLOCK", "ulimit -l", "CAP_IPC_LOCK"] {
+        assert!(error.contains(part), "{part} is missing in: {error}");
+    }
+}
+
+/// READ has to be agreed: a side that offers none gets none.
+#[test]
+fn s50_reads_are_limited_by_what_both_sides_offer() {
+    shared!(s50_reads_are_limited_by_what_both_sides_offer);
+    let mut pair = Pair::new(&Verbs);
+    let source = pair.server_region(4096, Access::REMOTE_READ, 7);
+    let target = region(&pair.client.pd, 4096, Access::LOCAL, 0);
+    // More at once than the depth of four.
+    for wr_id in 0..8 {
+        let op = SendOp::Read(remote(&source, 0));
+        let wr = SendWr { wr_id, op, signaled: true, source: whole(&target) };
+        pair.client.post(&mut [wr]).unwrap();
+    }
+    for wr_id in 0..8 {
+        assert_eq!(pair.next_sent(Client).wr_id, wr_id);
+    }
+    assert_eq!(contents(&target), [7; 4096]);
+}
+
+/// A reply may be here before the connection is seen to stand on the passive side.
+#[test]
+fn the_first_message_may_come_before_the_accept_returns() {
+    shared!(the_first_message_may_come_before_the_accept_returns);
+    for _ in 0..20 {
+        let mut pair = Pair::with(&Verbs, Options { posted: 1, ..Options::default() });
+        pair.client.send(7, b"first");
+        let received = pair.next_recv(Server);
+        assert_eq!((payload(&received), received.kind), (&b"first"[..], CompletionKind::Recv));
+        pair.server.post(&mut [send(8, true, Source::Inline(b"answer"))]).unwrap();
+        assert_eq!(payload(&pair.next_recv(Client)), b"answer");
+    }
+}
