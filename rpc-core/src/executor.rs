@@ -5,13 +5,16 @@
 //! user code runs.
 //!
 //! Invariants:
-//! 1. Every request gets exactly one reply or `handler_ended`.
+//! 1. Every request gets exactly one reply or `handler_ended`, the latter when its handler has been
+//!    dropped.
 //! 2. A handler that is pending, or whose method works long between awaits, runs as a task of its
 //!    own, so that it cannot hold up the driver.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -25,7 +28,7 @@ use tokio::sync::Notify;
 use crate::call::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 use crate::codec::Codec;
 use crate::context::Context;
-use crate::handler::Handler;
+use crate::handler::{Handler, log_panic};
 use crate::metadata::Metadata;
 use crate::peer::{Effect, Peer, RpcShard};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
@@ -142,6 +145,8 @@ pub(crate) struct Handlers {
     shard: Arc<RpcShard>,
     router: Arc<Router>,
     done: Vec<Done>,
+    /// What is left of replies that were given: of the user's making, so dropped outside the lock.
+    spent: Vec<Reply>,
     settled: Arc<Notify>,
 }
 
@@ -153,7 +158,7 @@ impl Handlers {
 
     /// `settled` is notified when a connection ends or has drained.
     pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
-        Self { shard, router, done: Vec::new(), settled }
+        Self { shard, router, done: Vec::new(), spent: Vec::new(), settled }
     }
 
     fn on_request(&mut self, key: ConnectionKey, incoming: Incoming, peer: Arc<PeerIdentity>) {
@@ -170,8 +175,15 @@ impl Handlers {
                 self.done.push(Done::Reply { key, id, reply, accepted: false });
             }
             Ok((route, request)) => {
-                let handler = route.service.dispatch(route.position, request);
-                self.run(key, id, accepted, route, handler);
+                let dispatch = || route.service.dispatch(route.position, request);
+                match catch_unwind(AssertUnwindSafe(dispatch)) {
+                    Ok(handler) => self.run(key, id, accepted, route, handler),
+                    Err(panic) => {
+                        log_panic(panic);
+                        let reply = Reply::Status(Status::internal("the dispatcher panicked"));
+                        self.done.push(Done::Reply { key, id, reply, accepted: false });
+                    }
+                }
             }
         }
     }
@@ -191,11 +203,8 @@ impl Handlers {
         }
         let shard = Arc::clone(&self.shard);
         // Made here, not in the task: an abort before the task's first poll must be told too.
-        let mut ended = HandlerEnded { shard, key, id, replied: false };
-        let task = tokio::spawn(async move {
-            let reply = std::future::poll_fn(|cx| handler.poll_caught(cx)).await;
-            ended.reply(reply);
-        });
+        let ended = HandlerEnded { shard, key, id, replied: false };
+        let task = tokio::spawn(Spawned { handler, ended });
         if works_long {
             wake_another_worker();
         }
@@ -211,6 +220,24 @@ fn wake_another_worker() {
     tokio::spawn(std::future::ready(()));
 }
 
+/// A handler as a task. Its fields are dropped in their order: when the session hears that a handler
+/// has ended, nothing of it runs any more.
+struct Spawned {
+    handler: Handler,
+    ended: HandlerEnded,
+}
+
+impl Future for Spawned {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        let reply = std::task::ready!(this.handler.poll_caught(cx));
+        this.ended.reply(reply);
+        Poll::Ready(())
+    }
+}
+
 /// Tells the session that a spawned handler has ended, also when its task is aborted.
 struct HandlerEnded {
     shard: Arc<RpcShard>,
@@ -222,7 +249,8 @@ struct HandlerEnded {
 impl HandlerEnded {
     fn reply(&mut self, reply: Reply) {
         self.replied = true;
-        self.shard.with(self.key, |peer| peer.reply(self.id, reply));
+        let mut reply = Some(reply);
+        self.shard.with(self.key, |peer| peer.reply(self.id, &mut reply));
     }
 }
 
@@ -272,15 +300,20 @@ fn context(
 }
 
 impl Peer {
-    /// Answers a call; what is too large for the caller becomes an error that says so.
-    pub(crate) fn reply(&mut self, id: IncomingId, reply: Reply) {
-        let outcome = match self.within_limits(reply) {
+    /// Answers a call; what is too large for the caller becomes an error that says so. A status is
+    /// left where it is, as its details and source are the user's own to drop.
+    pub(crate) fn reply(&mut self, id: IncomingId, reply: &mut Option<Reply>) {
+        let Some(given) = reply.take() else { return };
+        let outcome = match self.within_limits(given) {
             Reply::Ok(body) => self.session.reply(id, Answer::Ok(body)),
             Reply::UserError(body) => self.session.reply(id, Answer::UserError(body)),
             Reply::Status(status) => {
                 let (text, details) = status.sent_within(self.reply_room());
                 let (code, retryable) = (status.code().number(), status.is_retryable());
-                self.session.reply(id, Answer::Status { code, retryable, text, details })
+                let outcome =
+                    self.session.reply(id, Answer::Status { code, retryable, text, details });
+                *reply = Some(Reply::Status(status));
+                outcome
             }
         };
         if outcome.is_err() {
@@ -324,12 +357,14 @@ impl Executor<Peer> for Handlers {
         for done in self.done.drain(..) {
             match done {
                 Done::Reply { key, id, reply, accepted } => {
+                    let mut reply = Some(reply);
                     state.with(key, |peer| {
                         if accepted {
                             peer.session.accept_signature(id);
                         }
-                        peer.reply(id, reply);
+                        peer.reply(id, &mut reply);
                     });
+                    self.spent.extend(reply);
                 }
                 Done::Attach { key, id, handle, accepted } => {
                     let refused = state.with(key, |peer| {
@@ -344,6 +379,10 @@ impl Executor<Peer> for Handlers {
                 }
             }
         }
+    }
+
+    fn applied(&mut self) {
+        self.spent.clear();
     }
 
     fn has_results(&self) -> bool {

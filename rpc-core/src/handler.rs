@@ -80,7 +80,7 @@ impl Handler {
 }
 
 #[cold]
-fn log_panic(panic: Box<dyn Any + Send>) {
+pub(crate) fn log_panic(panic: Box<dyn Any + Send>) {
     let text = panic
         .downcast_ref::<&str>()
         .copied()

@@ -93,6 +93,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     /// Feeds results back, polls, and runs what came of it.
     fn round(&mut self) -> Round {
         let mut found = 0;
+        let has_results = self.executor.has_results();
         {
             let mut state = self.shard.lock();
             self.rounds = self.rounds.wrapping_add(1);
@@ -100,7 +101,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 state.set_now(Instant::now());
                 state.run_timers();
             }
-            if self.executor.has_results() {
+            if has_results {
                 self.executor.apply(&mut state);
                 found += 1;
             }
@@ -122,6 +123,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 // User code may take long; what was posted must not wait for it.
                 state.cq().flush();
             }
+        }
+        if has_results {
+            caught(|| self.executor.applied());
         }
         self.run_effects(found)
     }
@@ -293,7 +297,7 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
 /// Runs user code. A panic of it is its own: the other effects have owners, too.
 fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(run))
-        .inspect_err(|_| tracing::error!("a panic in a waker or a dispatcher was caught"))
+        .inspect_err(|_| tracing::error!("user code that the driver ran has panicked"))
         .ok()
 }
 

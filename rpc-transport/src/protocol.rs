@@ -86,6 +86,9 @@ pub trait Executor<P: Protocol>: Send + 'static {
     /// Feeds results of executed effects back. Runs under the lock: no user code here.
     fn apply(&mut self, state: &mut crate::shard::State<P>);
 
+    /// Called outside the lock, after [`Executor::apply`]: drops what must not be dropped under it.
+    fn applied(&mut self) {}
+
     /// Whether [`Executor::apply`] has something to feed back.
     fn has_results(&self) -> bool;
 }
