@@ -10,7 +10,8 @@ use super::cli::{CasArgs, DelArgs, GetArgs, ListArgs, PutArgs, StatsArgs, ValueA
 use super::connect::connect;
 use super::error::CommandError;
 use super::key_path::Printable;
-use super::service::{KvError, Listed, MAX_PAGE_KEYS, MAX_VALUE_BYTES, Stats};
+use super::listing::Listing;
+use super::service::{KvError, Listed, MAX_VALUE_BYTES, Stats};
 
 /// `kv get`.
 pub(crate) async fn get(args: &GetArgs) -> Result<(), CommandError> {
@@ -61,17 +62,12 @@ pub(crate) async fn list(args: &ListArgs) -> Result<(), CommandError> {
     let client = connect(&args.connect).await?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut left = args.limit.unwrap_or(u64::MAX);
-    let mut after = String::new();
+    let mut listing = Listing::new(&client, &args.prefix);
     while left > 0 {
-        let limit = u32::try_from(left).unwrap_or(u32::MAX).min(MAX_PAGE_KEYS);
-        let page = client.list(&args.prefix, &after, limit).await?;
-        left = left.saturating_sub(page.keys.len() as u64);
-        for listed in &page.keys {
+        let Some(keys) = listing.next(left).await? else { break };
+        left = left.saturating_sub(keys.len() as u64);
+        for listed in &keys {
             print_key(&mut out, args, listed)?;
-        }
-        match page.next {
-            Some(next) => after = next,
-            None => break,
         }
     }
     Ok(out.flush()?)

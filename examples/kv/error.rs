@@ -31,6 +31,9 @@ pub(crate) enum CommandError {
     /// A call failed.
     #[error("the call failed: {0}")]
     Call(#[from] Status),
+    /// A server that lists keys out of order, or other keys.
+    #[error("the server's listing is not one: its keys are out of order, or not those asked for")]
+    BadListing,
     /// A file or directory of the command line.
     #[error("{}: {error}", path.display())]
     File {

@@ -4,13 +4,14 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use rpc_core::{CallError, Status};
+use rpc_core::CallError;
 
 use super::cli::ExportArgs;
 use super::connect::connect;
 use super::error::CommandError;
 use super::key_path::{KeyPath, Printable};
-use super::service::{KvClient, KvError, Listed, MAX_PAGE_KEYS};
+use super::listing::Listing;
+use super::service::{KvClient, KvError, Listed};
 use super::target_dir::TargetDir;
 use super::transfer::{FileError, Moved, Transfer};
 
@@ -33,17 +34,13 @@ pub(crate) async fn export(args: &ExportArgs) -> Result<(), CommandError> {
 }
 
 /// All keys that begin with a prefix.
-async fn list_all(client: &KvClient, prefix: &str) -> Result<Vec<Listed>, Status> {
+async fn list_all(client: &KvClient, prefix: &str) -> Result<Vec<Listed>, CommandError> {
     let mut all = Vec::new();
-    let mut after = String::new();
-    loop {
-        let page = client.list(prefix, &after, MAX_PAGE_KEYS).await?;
-        all.extend(page.keys);
-        match page.next {
-            Some(next) => after = next,
-            None => return Ok(all),
-        }
+    let mut listing = Listing::new(client, prefix);
+    while let Some(keys) = listing.next(u64::MAX).await? {
+        all.extend(keys);
     }
+    Ok(all)
 }
 
 /// What will be written, and which keys cannot be.

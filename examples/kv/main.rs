@@ -5,7 +5,7 @@
 //! | `service.rs` | the service: its methods, types, limits and errors |
 //! | `store.rs` | the map behind it, which knows no calls |
 //! | `serve.rs` | the server |
-//! | `connect.rs`, `commands.rs` | the client: one call each |
+//! | `connect.rs`, `listing.rs`, `commands.rs` | the client, and its commands about single keys |
 //! | `walk.rs`, `import.rs` | a tree becomes keys |
 //! | `key_path.rs`, `target_dir.rs`, `export.rs` | keys become a tree, and never leave it |
 //! | `transfer.rs` | many files in flight, progress, tally |
@@ -18,6 +18,7 @@ mod error;
 mod export;
 mod import;
 mod key_path;
+mod listing;
 mod serve;
 mod service;
 mod store;

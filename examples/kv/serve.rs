@@ -140,10 +140,10 @@ mod tests {
     #[tokio::test]
     async fn values_beyond_the_usual_message_size_pass_whole() {
         limited(async {
-            const { assert!(MAX_VALUE_BYTES > 100 << 20) };
+            const { assert!(MAX_VALUE_BYTES > 70 << 20) };
             let kv = client("kv-large", None).await;
             let value: Vec<u8> =
-                (0..100_u32 << 20).map(|at| (at ^ (at >> 8)).to_le_bytes()[0]).collect();
+                (0..70_u32 << 20).map(|at| (at ^ (at >> 8)).to_le_bytes()[0]).collect();
             kv.put("large", &value).await.unwrap();
             assert!(kv.get("large").await.unwrap().bytes == value);
         })

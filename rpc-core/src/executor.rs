@@ -257,7 +257,10 @@ impl HandlerEnded {
 impl Drop for HandlerEnded {
     fn drop(&mut self) {
         if !self.replied {
-            self.shard.with(self.key, |peer| peer.session.handler_ended(self.id));
+            // Panics are replies, and a cancelled call's caller waits for none: what remains is the
+            // end of the runtime.
+            let status = Status::unavailable("the handler was dropped: its runtime has shut down");
+            self.shard.with(self.key, |peer| peer.reply(self.id, Reply::Status(status)));
         }
     }
 }

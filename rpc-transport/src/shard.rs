@@ -131,8 +131,9 @@ impl<P: Protocol> Shard<P> {
                     Progress::Wait | Progress::GiveUp => return Some((result, None)),
                 }
                 polls -= 1;
-                state.poll();
-                state.caller_progress = true;
+                // A poll that gives something uses up the arming of a driver that sleeps.
+                let polled = state.poll();
+                state.caller_progress |= polled > 0;
                 MutexGuard::bump(state);
                 std::hint::spin_loop();
             }

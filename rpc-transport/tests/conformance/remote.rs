@@ -33,24 +33,25 @@ pub(crate) fn rule02_visibility(fixture: &dyn Fixture) {
 
 /// More than any queue or socket buffer on the way holds at a time.
 pub(crate) fn rule02_large_transfers(fixture: &dyn Fixture) {
-    const LEN: usize = 24 << 20;
     let mut pair = Pair::new(fixture);
-    let target = pair.server_region(LEN, Access::REMOTE_READ_WRITE, 0);
-    let source = pair.client.pd.register(pattern(9, LEN), Access::LOCAL).unwrap();
+    let longest = pair.client.device.attributes().max_message_bytes;
+    let len = usize::try_from(longest.min(24 << 20)).unwrap();
+    let target = pair.server_region(len, Access::REMOTE_READ_WRITE, 0);
+    let source = pair.client.pd.register(pattern(9, len), Access::LOCAL).unwrap();
     let mut list =
         [write(1, remote(&target, 0), whole(&source)), send(2, true, Source::Inline(b"all of it"))];
     pair.client.post(&mut list).unwrap();
     assert_eq!(payload(&pair.next_recv(Server)), b"all of it");
-    assert!(contents(&target) == pattern(9, LEN));
+    assert!(contents(&target) == pattern(9, len));
     pair.next_sent(Client);
     pair.next_sent(Client);
     if pair.client.has(Capabilities::READ) {
-        let back = region(&pair.client.pd, LEN, Access::LOCAL, 0);
+        let back = region(&pair.client.pd, len, Access::LOCAL, 0);
         let op = SendOp::Read(remote(&target, 0));
         let mut read = [SendWr { wr_id: 3, op, signaled: true, source: whole(&back) }];
         pair.client.post(&mut read).unwrap();
         assert_eq!(pair.next_sent(Client).wr_id, 3);
-        assert!(contents(&back) == pattern(9, LEN));
+        assert!(contents(&back) == pattern(9, len));
     }
 }
 

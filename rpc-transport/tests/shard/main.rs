@@ -9,6 +9,7 @@ mod hostile;
 mod panics;
 mod probe;
 #[path = "../support/random.rs"]
+#[allow(dead_code, reason = "shared with tests that use more of it")]
 mod random;
 mod raw;
 mod setup;

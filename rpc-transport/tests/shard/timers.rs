@@ -15,14 +15,12 @@ const FAR: Duration = Duration::from_secs(3600);
 fn a_deadline_earlier_than_the_one_slept_on_wakes_the_driver() {
     run("deadline", async {
         let pair = Pair::new("mem").await;
-        let mut passed = 0;
-        for before in [None, Some(FAR), Some(FAR / 2)] {
+        for (passed, before) in (1..).zip([None, Some(FAR), Some(FAR / 2)]) {
             if let Some(before) = before {
                 pair.client.with(|probe| probe.deadlines.push(Instant::now() + before));
             }
             parked(&pair.client.shard).await;
             pair.client.with(|probe| probe.deadlines.push(Instant::now() + 5 * MILL));
-            passed += 1;
             pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
         }
         pair.end().await;
