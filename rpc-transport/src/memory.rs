@@ -4,8 +4,8 @@
 //! Owns the rule of who may touch which bytes when. Never posts anything.
 //!
 //! Invariants:
-//! 1. A [`Buffer`] is the only safe path to its bytes, its region has no remote access, and it is
-//!    not `Clone`: whoever holds it may read and write. A posted buffer is inside the queue, so
+//! 1. A [`Buffer`] is the only safe path to its bytes (so its region is not handed out), its region
+//!    has no remote access, and it is not `Clone`: whoever holds it may read and write. A posted buffer is inside the queue, so
 //!    nobody else can.
 //! 2. Bytes of a region that a peer may write are never lent as `&[u8]`: they are copied out
 //!    through [`MemoryRegion::copy_out`].
@@ -375,9 +375,10 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The region that the buffer lies in, for its keys.
+    /// The region that the buffer lies in, for its keys. Not for users: a handle of the region is a
+    /// way around the buffers to their bytes.
     #[must_use]
-    pub fn region(&self) -> &MemoryRegion {
+    pub(crate) fn region(&self) -> &MemoryRegion {
         &self.pool.region
     }
 

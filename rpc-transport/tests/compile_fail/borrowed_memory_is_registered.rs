@@ -1,0 +1,7 @@
+use rpc_transport::memory::{Access, MemoryRegion, ProtectionDomain};
+
+fn register(domain: &ProtectionDomain, bytes: &mut [u8]) -> MemoryRegion {
+    domain.register(bytes, Access::LOCAL).unwrap()
+}
+
+fn main() {}

@@ -1,0 +1,7 @@
+use rpc_transport::memory::Buffer;
+
+fn two(buffer: &Buffer) -> Buffer {
+    buffer.clone()
+}
+
+fn main() {}

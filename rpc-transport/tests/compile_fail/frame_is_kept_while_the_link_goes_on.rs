@@ -1,0 +1,9 @@
+use rpc_transport::link::Link;
+
+fn pump(link: &mut Link) {
+    let first = link.poll_transmit();
+    let second = link.poll_transmit();
+    drop((first, second));
+}
+
+fn main() {}

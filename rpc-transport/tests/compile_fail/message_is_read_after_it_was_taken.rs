@@ -1,0 +1,8 @@
+use rpc_transport::message::Message;
+
+fn take(message: Message) -> (Vec<u8>, usize) {
+    let bytes = message.into_vec();
+    (bytes, message.len())
+}
+
+fn main() {}

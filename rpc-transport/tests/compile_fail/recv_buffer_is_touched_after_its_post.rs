@@ -1,0 +1,9 @@
+use rpc_transport::memory::Buffer;
+use rpc_transport::provider::{CompletionQueue, QpHandle, RecvWr};
+
+fn post(cq: &mut dyn CompletionQueue, qp: QpHandle, buffer: Buffer) -> u8 {
+    let _ = cq.post_recv(qp, RecvWr { wr_id: 0, buffer });
+    buffer[0]
+}
+
+fn main() {}
