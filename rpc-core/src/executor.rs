@@ -260,7 +260,7 @@ impl Drop for HandlerEnded {
             // Panics are replies, and a cancelled call's caller waits for none: what remains is the
             // end of the runtime.
             let status = Status::unavailable("the handler was dropped: its runtime has shut down");
-            self.shard.with(self.key, |peer| peer.reply(self.id, Reply::Status(status)));
+            self.reply(Reply::Status(status));
         }
     }
 }
