@@ -1,0 +1,91 @@
+//! What a call costs in allocations when everything is warm: nothing but what the method's own
+//! types take, on either side.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use allocation_counter::measure;
+use rpc_core::{Channel, Codec, PollMode, Server};
+
+#[rpc_core::service]
+trait Echo {
+    async fn echo(&self, payload: &[u8]) -> Vec<u8>;
+    async fn count(&self, payload: &[u8]) -> u64;
+}
+
+struct Service;
+
+impl Echo for Service {
+    async fn echo(&self, payload: &[u8]) -> Vec<u8> {
+        payload.to_vec()
+    }
+
+    async fn count(&self, payload: &[u8]) -> u64 {
+        payload.len() as u64
+    }
+}
+
+const WARM_UP: u32 = 500;
+const CALLS: u32 = 500;
+
+async fn call_in_turn(client: &EchoClient, calls: u32) {
+    for _ in 0..calls {
+        assert_eq!(client.echo(&[7; 64]).await.unwrap(), [7; 64]);
+    }
+}
+
+async fn count_in_turn(client: &EchoClient, calls: u32) {
+    for _ in 0..calls {
+        assert_eq!(client.count(&[7; 64]).await, Ok(64));
+    }
+}
+
+async fn count_together(client: &EchoClient, calls: u32) {
+    let mut started = Vec::with_capacity(32);
+    for _ in 0..calls / 32 {
+        started.extend((0..32).map(|_| client.count(&[7; 64]).start()));
+        for call in started.drain(..) {
+            assert_eq!(call.await, Ok(64));
+        }
+    }
+}
+
+/// Both ends on one thread, which is the one whose allocations are counted.
+fn calls_allocate_at_most_what_their_results_take(mode: PollMode, address: &str) {
+    for codec in [Codec::Bincode, Codec::Postcard] {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let address = format!("{address}-{codec:?}");
+        let client = runtime.block_on(async {
+            let server = Server::builder().add_service(EchoServer::new(Service)).poll_mode(mode);
+            tokio::spawn(server.bind(&address).await.unwrap().serve());
+            EchoClient::new(
+                Channel::builder().codec(codec).poll_mode(mode).connect(&address).await.unwrap(),
+            )
+        });
+        let counted = |run: &dyn Fn(u32)| {
+            run(WARM_UP);
+            measure(|| run(CALLS)).count_total
+        };
+        let in_turn = counted(&|calls| runtime.block_on(call_in_turn(&client, calls)));
+        let counts = counted(&|calls| runtime.block_on(count_in_turn(&client, calls)));
+        let together = counted(&|calls| runtime.block_on(count_together(&client, calls)));
+        // The method's result, and what the caller gets; and a few of the runtime itself.
+        assert!(in_turn >= 2 * u64::from(CALLS), "they are counted");
+        assert!(in_turn <= 2 * u64::from(CALLS) + 10, "{mode:?} {codec:?}: {in_turn}");
+        assert!(counts <= 10, "{mode:?} {codec:?}: {counts} for results that need none");
+        assert!(together <= 10, "{mode:?} {codec:?}: {together} together");
+    }
+}
+
+#[test]
+fn adaptive_calls_allocate_at_most_what_their_results_take() {
+    calls_allocate_at_most_what_their_results_take(PollMode::Adaptive, "mem://allocs-adaptive");
+}
+
+#[test]
+fn event_calls_allocate_at_most_what_their_results_take() {
+    calls_allocate_at_most_what_their_results_take(PollMode::Event, "mem://allocs-event");
+}
+
+#[test]
+fn busy_calls_allocate_at_most_what_their_results_take() {
+    calls_allocate_at_most_what_their_results_take(PollMode::Busy, "mem://allocs-busy");
+}
