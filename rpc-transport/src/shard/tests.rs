@@ -2,19 +2,19 @@
 //! tests poll, and the shard's clock stands still.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Wake;
-use std::time::Duration;
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::address::Address;
 use crate::config::LinkConfig;
-use crate::connection::Pipe;
+use crate::connection::{Connection, Pipe};
 use crate::link::{Lane, SubmitError};
 use crate::memory::BufferPool;
 use crate::message::Message;
 use crate::outbound::OutBuf;
 use crate::protocol::Submission;
-use crate::provider::{Connector, PeerIdentity, QpCapacity};
+use crate::provider::{Connector, PeerIdentity, QpCapacity, QpHandle};
 use crate::soft;
 
 /// A protocol that sends what it is given and waits for nothing.
