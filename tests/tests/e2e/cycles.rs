@@ -19,9 +19,9 @@ const WARM_UP: u64 = 200;
 
 /// What may be kept for good, or be on its way out, when it is counted.
 const SLACK: u64 = 8;
-/// Growth of resident memory that is no leak: 1 KiB a cycle at the least number of cycles.
+/// Growth of resident memory that is no leak: the allocator's own.
 const RSS_SLACK_BYTES: u64 = 4 << 20;
-/// Growth of resident memory that is one, per cycle.
+/// Growth of resident memory for each cycle that is still no leak: far below one connection.
 const RSS_PER_CYCLE_BYTES: u64 = 256;
 
 fn cycles(scheme: Scheme) -> u64 {
