@@ -22,7 +22,6 @@ pub(crate) trait Word {
     fn store(&self, value: u32, order: Ordering);
 }
 
-#[cfg(not(rpc_loom))]
 impl Word for std::sync::atomic::AtomicU32 {
     #[inline]
     fn load(&self, order: Ordering) -> u32 {
