@@ -134,6 +134,10 @@ pub enum CloseCause {
     /// The peer broke the protocol; the text names the rule.
     #[error("the peer broke the protocol: {0}")]
     Protocol(Arc<str>),
+    /// The peer says that this side broke the protocol; the text names the rule, as far as it
+    /// travelled (100 bytes).
+    #[error("the peer closed the connection, as this side broke the protocol: {0}")]
+    Accused(Arc<str>),
     /// The peer does not answer pings.
     #[error("the peer did not answer a ping within {0:?}")]
     PingTimeout(std::time::Duration),

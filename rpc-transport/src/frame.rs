@@ -100,6 +100,8 @@ pub mod flags {
 const SEGMENT_LAST: u32 = 1;
 /// Segment flag: the message is given up, and never delivered.
 const SEGMENT_ABORT: u32 = 2;
+/// Segment flag: the head of the message ends with the payload of this frame.
+const SEGMENT_HEAD_END: u32 = 4;
 
 /// The SEGMENT block: which bytes of which message a frame carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +112,9 @@ pub struct Segment {
     pub last: bool,
     /// Whether it gives the message up; it then carries no bytes.
     pub abort: bool,
+    /// Whether the head of the message ends with the payload of this frame; all that follows is its
+    /// tail. Never set: there is no tail.
+    pub head_end: bool,
     /// Where its bytes belong; for an abort, how many bytes were sent.
     pub offset: u64,
     /// Length of the whole message, bytes.
@@ -236,7 +241,9 @@ const fn header_with(kind: Kind, flags: u8, grant: Grant) -> [u8; HEADER_BYTES] 
 #[inline]
 #[must_use]
 pub fn segment_header(grant: Grant, segment: Segment) -> [u8; SEGMENT_HEADER_BYTES] {
-    let bits = u32::from(segment.last) * SEGMENT_LAST + u32::from(segment.abort) * SEGMENT_ABORT;
+    let bits = u32::from(segment.last) * SEGMENT_LAST
+        + u32::from(segment.abort) * SEGMENT_ABORT
+        + u32::from(segment.head_end) * SEGMENT_HEAD_END;
     let mut bytes = [0; SEGMENT_HEADER_BYTES];
     bytes[..8].copy_from_slice(&header_with(Kind::Data, flags::SEGMENT, grant));
     bytes[8..12].copy_from_slice(&segment.number.to_le_bytes());
@@ -358,16 +365,17 @@ fn parse_data(
 
 fn parse_segment(block: &[u8; SEGMENT_BLOCK_BYTES]) -> Result<Segment, ProtocolError> {
     let bits = u32::from_le_bytes(bytes_at(block, 4));
-    if bits & !(SEGMENT_LAST | SEGMENT_ABORT) != 0 {
+    if bits & !(SEGMENT_LAST | SEGMENT_ABORT | SEGMENT_HEAD_END) != 0 {
         return Err(ProtocolError::UnknownSegmentFlags(bits));
     }
-    if bits == SEGMENT_LAST | SEGMENT_ABORT {
+    if bits & SEGMENT_ABORT != 0 && bits != SEGMENT_ABORT {
         return Err(ProtocolError::LastAndAbort);
     }
     Ok(Segment {
         number: u32::from_le_bytes(bytes_at(block, 0)),
-        last: bits == SEGMENT_LAST,
-        abort: bits == SEGMENT_ABORT,
+        last: bits & SEGMENT_LAST != 0,
+        abort: bits & SEGMENT_ABORT != 0,
+        head_end: bits & SEGMENT_HEAD_END != 0,
         offset: u64::from_le_bytes(bytes_at(block, 8)),
         total: u64::from_le_bytes(bytes_at(block, 16)),
     })

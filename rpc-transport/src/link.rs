@@ -33,13 +33,14 @@ mod segmenter;
 mod tests;
 mod transmit;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use self::assembly::Assembly;
 use self::bulk_window::BulkWindow;
 use self::keepalive::{Due, KeepAlive};
 use self::lanes::{Lanes, Queued};
-use self::segmenter::Segmenter;
+use self::segmenter::{Cut, Segmenter};
 pub use self::transmit::{FrameBytes, Transmit};
 use crate::config::LinkConfig;
 use crate::credit::{Counters, Credits, SendQueueMark, Stamp, WindowError};
@@ -99,7 +100,7 @@ pub enum SubmitError {
     #[error("message of {len} bytes exceeds the peer's max_message_bytes = {max}")]
     TooLarge {
         /// Its length, bytes.
-        len: usize,
+        len: u64,
         /// The peer's limit, bytes.
         max: u64,
     },
@@ -130,7 +131,7 @@ pub struct LinkMetrics {
     /// Messages that wait in the bulk lane, the one being sent not counted.
     pub bulk_count: usize,
     /// Bytes left of the bulk message being sent.
-    pub bulk_unsent_bytes: usize,
+    pub bulk_unsent_bytes: u64,
     /// Data credits that bulk frames hold, as of the last bulk frame.
     pub bulk_credits_out: usize,
     /// Bytes held of a message that is arriving in segments.
@@ -228,8 +229,8 @@ impl Link {
     }
 
     /// Queues a message. `tag` is the caller's name for it, to [`Link::revoke`] it by; with equal
-    /// tags the first is revoked. A message longer than [`Link::eager_bytes`] is queued in the bulk
-    /// lane whatever lane is asked for: what has to stay in order behind it must take that lane too.
+    /// tags the first is revoked. A message longer than [`Link::eager_bytes`], or with a tail, is
+    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must take that lane too.
     ///
     /// # Errors
     /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
@@ -239,15 +240,21 @@ impl Link {
             return Err(SubmitError::Closed);
         }
         let mut lane = lane;
-        if message.len() > self.eager_bytes {
-            if message.len() as u64 > self.max_message_bytes {
-                let len = message.len();
+        if !self.is_eager(&message) {
+            let len = message.total_len();
+            if len > self.max_message_bytes {
                 return Err(SubmitError::TooLarge { len, max: self.max_message_bytes });
             }
             lane = Lane::Bulk;
         }
         self.lanes.push(lane, Queued { tag, message });
         Ok(())
+    }
+
+    /// Whether a message leaves as one plain frame.
+    #[inline]
+    fn is_eager(&self, message: &OutBuf) -> bool {
+        message.len() <= self.eager_bytes && message.tail().is_empty()
     }
 
     /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
@@ -333,8 +340,8 @@ impl Link {
             Frame::Data(grant) => self.credits.on_data(grant)?,
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
-                if let Some(bytes) = self.assembly.on_segment(segment, payload)? {
-                    return Ok(Inbound::Assembled(Message::private(bytes)));
+                if let Some(message) = self.assembly.on_segment(segment, payload)? {
+                    return Ok(Inbound::Assembled(message));
                 }
             }
             Frame::Ack(grant) => self.credits.on_ack(grant)?,
@@ -468,7 +475,7 @@ impl Link {
         if !self.segmenter.has_work() {
             match self.lanes.pop(Lane::Bulk) {
                 None => return Source::Nothing,
-                Some(queued) if queued.message.len() <= self.eager_bytes => {
+                Some(queued) if self.is_eager(&queued.message) => {
                     return Source::Whole(queued, Lane::Bulk);
                 }
                 Some(queued) => self.segmenter.start(queued),
@@ -500,11 +507,14 @@ impl Link {
     fn send_segment(&mut self) -> Option<Transmit<'_>> {
         let number = self.sent;
         let mut stamp = self.spend()?;
-        let (segment, payload) = self.segmenter.next()?;
-        let bytes = SEGMENT_HEADER_BYTES + payload.len();
-        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, bytes);
+        let (segment, cut) = self.segmenter.next()?;
         let header = frame::segment_header(stamp.grant, segment);
-        Some(Transmit::data(FrameBytes::Segment { header, payload }, stamp))
+        let frame = match cut {
+            Cut::Head(payload) => FrameBytes::Segment { header, payload },
+            Cut::Tail(message, range) => FrameBytes::Message(gathered(&header, message, range)),
+        };
+        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, frame.len());
+        Some(Transmit::data(frame, stamp))
     }
 
     fn send_keep_alive(&mut self, due: Due) -> Option<Transmit<'_>> {
@@ -530,4 +540,19 @@ impl Link {
         let token = CLOSE_TOKEN | u64::from(self.credits.counters().posted.to_bits());
         Some(Transmit { frame, imm: None, signaled: true, token })
     }
+}
+
+/// A segment of the tail, copied: for a peer without an arena.
+fn gathered(header: &[u8], message: &OutBuf, range: Range<u64>) -> OutBuf {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(header);
+    let mut at = 0;
+    for part in message.tail() {
+        let (start, end) = (range.start.max(at), range.end.min(at + part.len()));
+        if start < end {
+            part.append_to(start - at..end - at, frame.as_vec_mut());
+        }
+        at += part.len();
+    }
+    frame
 }

@@ -60,8 +60,8 @@ pub enum ProtocolError {
     /// A segment's flag is none of this version.
     #[error("unknown segment flags {0:#010x}")]
     UnknownSegmentFlags(u32),
-    /// A segment cannot both end and give up its message.
-    #[error("segment with both LAST and ABORT")]
+    /// A segment that gives its message up has no other flag.
+    #[error("segment with both LAST or HEAD_END and ABORT")]
     LastAndAbort,
     /// A message larger than this end takes.
     #[error(
@@ -107,6 +107,12 @@ pub enum ProtocolError {
         /// What this one says.
         now: u64,
     },
+    /// The head of a message ends once.
+    #[error("segment with HEAD_END where the head has ended at {0} bytes")]
+    HeadEndedTwice(u64),
+    /// A head that is the whole message has no end apart.
+    #[error("segment with HEAD_END at the total of {0} bytes")]
+    HeadEndsAtTotal(u64),
     /// A segment reaches past the total.
     #[error("segment ends at {end}, past the total of {total} bytes")]
     BeyondTotal {

@@ -217,7 +217,7 @@ impl<P: Protocol> Shard<P> {
             .map_err(|error| ConnectError::Config(error.to_string()))?;
         let mut state = self.lock();
         let connection = usable(state.connection(key))?;
-        connection.set_link(link);
+        connection.set_link(link, peer);
         connection.protocol.on_established(peer, agreed.remote.max_message_bytes);
         Ok(())
     }

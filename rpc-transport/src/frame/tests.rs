@@ -4,8 +4,14 @@ use super::*;
 use crate::credit::CreditError;
 
 const GRANT: Grant = Grant { data: 0x0102, ack: 0x0304 };
-const SEGMENT: Segment =
-    Segment { number: 0x1122_3344, last: true, abort: false, offset: 0x0102_0304_0506, total: 9 };
+const SEGMENT: Segment = Segment {
+    number: 0x1122_3344,
+    last: true,
+    abort: false,
+    head_end: false,
+    offset: 0x0102_0304_0506,
+    total: 9,
+};
 
 /// Every kind of frame, byte by byte as in `docs/wire-format.md`, with what it says.
 fn golden() -> Vec<(&'static str, Vec<u8>, Option<u32>, Frame)> {
@@ -130,9 +136,10 @@ fn each_broken_rule_has_its_error() {
             Some(1),
             E::ImmediateMismatch { immediate: 1, payload: GRANT.to_imm() },
         ),
-        (with(12, 4, &segment), None, E::UnknownSegmentFlags(4)),
+        (with(12, 8, &segment), None, E::UnknownSegmentFlags(8)),
         (with(15, 1, &segment), None, E::UnknownSegmentFlags(0x0100_0001)),
         (with(12, 3, &segment), None, E::LastAndAbort),
+        (with(12, 6, &segment), None, E::LastAndAbort),
         (with(2, 1, &close), None, E::CloseWithGrant),
         (with(10, 101, &close), None, E::CloseTextTooLong { len: 101, max: 100 }),
         (with(10, 4, &close), None, E::Truncated { len: 15, need: 16 }),

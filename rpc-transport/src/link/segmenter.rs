@@ -8,11 +8,13 @@
 //!    before.
 //! 2. A message whose bytes have all been lent stays until [`Segmenter::reap`], as the frame
 //!    still borrows them.
+//! 3. No segment holds bytes of both head and tail.
 
 use std::ops::Range;
 
 use super::Queued;
 use crate::frame::Segment;
+use crate::outbound::OutBuf;
 
 #[derive(Debug)]
 pub(super) struct Segmenter {
@@ -26,7 +28,18 @@ pub(super) struct Segmenter {
 struct Current {
     queued: Queued,
     number: u32,
-    sent: usize,
+    sent: u64,
+    /// The head has been sent, and the peer told that it ends.
+    head_ended: bool,
+}
+
+/// The bytes of a segment.
+#[derive(Debug)]
+pub(super) enum Cut<'a> {
+    /// Of the head, in one piece.
+    Head(&'a [u8]),
+    /// Of the tail: which part of it, gathered from its parts.
+    Tail(&'a OutBuf, Range<u64>),
 }
 
 impl Segmenter {
@@ -54,26 +67,37 @@ impl Segmenter {
         debug_assert!(!self.has_work(), "invariant 1");
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);
-        self.current = Some(Current { queued, number, sent: 0 });
+        self.current = Some(Current { queued, number, sent: 0, head_ended: false });
     }
 
     /// The next segment and its bytes.
-    pub(super) fn next(&mut self) -> Option<(Segment, &[u8])> {
+    pub(super) fn next(&mut self) -> Option<(Segment, Cut<'_>)> {
         if let Some(abort) = self.abort.take() {
-            return Some((abort, &[]));
+            return Some((abort, Cut::Head(&[])));
         }
-        let segment_bytes = self.segment_bytes;
+        let segment_bytes = self.segment_bytes as u64;
         let current = self.current.as_mut().filter(|current| !current.is_sent())?;
-        let Range { start, end } = current.advance(segment_bytes);
-        let total = current.queued.message.len();
+        let message = &current.queued.message;
+        let (head, total) = (message.len() as u64, message.total_len());
+        let start = current.sent;
+        let is_head = !current.head_ended;
+        let end = (start + segment_bytes).min(if is_head { head } else { total });
+        current.sent = end;
+        current.head_ended = end >= head;
         let segment = Segment {
             number: current.number,
             last: end == total,
             abort: false,
-            offset: start as u64,
-            total: total as u64,
+            head_end: is_head && end == head && end < total,
+            offset: start,
+            total,
         };
-        Some((segment, &current.queued.message[start..end]))
+        let cut = if is_head {
+            Cut::Head(&message[in_memory(start)..in_memory(end)])
+        } else {
+            Cut::Tail(message, start - head..end - head)
+        };
+        Some((segment, cut))
     }
 
     /// The tag of the message that is partly sent.
@@ -88,25 +112,25 @@ impl Segmenter {
             number: current.number,
             last: false,
             abort: true,
-            offset: current.sent as u64,
-            total: current.queued.message.len() as u64,
+            head_end: false,
+            offset: current.sent,
+            total: current.queued.message.total_len(),
         });
     }
 
     /// Bytes not yet sent of the current message.
-    pub(super) fn unsent_bytes(&self) -> usize {
-        self.current.as_ref().map_or(0, |current| current.queued.message.len() - current.sent)
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| current.queued.message.total_len() - current.sent)
     }
 }
 
 impl Current {
     fn is_sent(&self) -> bool {
-        self.sent == self.queued.message.len()
+        self.sent == self.queued.message.total_len()
     }
+}
 
-    fn advance(&mut self, segment_bytes: usize) -> Range<usize> {
-        let start = self.sent;
-        self.sent = self.queued.message.len().min(start + segment_bytes);
-        start..self.sent
-    }
+/// An offset within the head.
+fn in_memory(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
 }

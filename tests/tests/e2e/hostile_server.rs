@@ -304,7 +304,8 @@ fn frames_are_bytes_of_the_wire_format() {
     use rpc_transport::frame::{Kind, Segment, header, segment_header};
     assert_eq!(bytes::link_header(2, 0, 3, 4), header(Kind::Ack, Grant { data: 3, ack: 4 }));
     let grant = Grant::default();
-    let block = Segment { number: 7, last: true, abort: false, offset: 8, total: 9 };
+    let block =
+        Segment { number: 7, last: true, abort: false, head_end: false, offset: 8, total: 9 };
     assert_eq!(bytes::segment(7, 1, 8, 9, b""), segment_header(grant, block));
     let hello = rpc_core::wire::Hello { min_version: 1, max_version: 1, max_calls: 5, features: 0 };
     assert_eq!(bytes::hello(5), *rpc_core::wire::hello(&hello));
