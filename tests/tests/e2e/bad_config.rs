@@ -172,8 +172,8 @@ fn places_where_no_rdma_peer_can_be_are_named() {
     limit::run(async {
         let not_ours = "rdma://192.0.2.1:7471";
         check(&bind(not_ours).await.expect_err("not our address"), &[not_ours]);
-        // No route leads there.
-        for nowhere in [not_ours, "rdma://no-such-host.invalid:7471"] {
+        // No route leads there, no name, and no device.
+        for nowhere in [not_ours, "rdma://no-such-host.invalid:7471", "rdma://127.0.0.1:7471"] {
             let error = Channel::connect(nowhere).await.expect_err("nobody is there");
             assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
             check(&error, &[nowhere]);
