@@ -31,6 +31,7 @@
 pub mod __private;
 mod blob;
 pub mod blocking;
+pub mod bulk;
 pub mod call;
 pub mod client;
 pub mod codec;
@@ -53,6 +54,7 @@ pub use rpc_transport::error::{CloseCause, ConnectError, ListenError};
 pub use rpc_transport::provider::PeerIdentity;
 pub use rpc_transport::spin::PollMode;
 
+pub use crate::bulk::{Bulk, BulkMut, BulkPool};
 pub use crate::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;

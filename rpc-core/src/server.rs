@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ use rpc_transport::spin::PollMode;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::bulk::BulkPool;
+use crate::client::DEFAULT_MIN_PART_BYTES;
 use crate::executor::{Handlers, Router};
 use crate::peer::{Peer, RpcShard};
 use crate::service::Dispatch;
@@ -53,6 +56,7 @@ struct Config {
     shards: usize,
     max_connections: usize,
     grace: Duration,
+    min_part_bytes: usize,
 }
 
 impl Default for ServerBuilder {
@@ -64,6 +68,7 @@ impl Default for ServerBuilder {
             shards: 1,
             max_connections: 16_384,
             grace: Duration::from_secs(10),
+            min_part_bytes: DEFAULT_MIN_PART_BYTES,
         };
         Self { services: Vec::new(), config }
     }
@@ -117,6 +122,14 @@ impl ServerBuilder {
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.config.grace = grace;
+        self
+    }
+
+    /// From how many bytes on a byte string in a result travels beside the reply's body: see
+    /// [`ChannelBuilder::min_part_bytes`](crate::ChannelBuilder::min_part_bytes). Default 8,192.
+    #[must_use]
+    pub fn min_part_bytes(mut self, bytes: usize) -> Self {
+        self.config.min_part_bytes = bytes;
         self
     }
 
@@ -281,7 +294,22 @@ impl Drop for EndShards {
     }
 }
 
-type Shards = HashMap<String, Vec<Arc<RpcShard>>>;
+type Shards = HashMap<String, Vec<ServedShard>>;
+
+/// A shard with the buffers that its handlers use, which are registered in its domain.
+#[derive(Debug, Clone)]
+struct ServedShard {
+    shard: Arc<RpcShard>,
+    bulk: BulkPool,
+}
+
+impl Deref for ServedShard {
+    type Target = Arc<RpcShard>;
+
+    fn deref(&self) -> &Arc<RpcShard> {
+        &self.shard
+    }
+}
 
 struct Acceptor {
     /// By device; `None` once the server has ended.
@@ -344,7 +372,8 @@ impl Acceptor {
                 return;
             }
         };
-        let peer = Peer::new(Role::Server, self.config.limits);
+        let Config { limits, min_part_bytes, .. } = self.config;
+        let peer = Peer::new(Role::Server, limits, shard.bulk.clone(), min_part_bytes);
         let accepting = shard.accept(incoming, &self.config.link, peer);
         match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
             Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
@@ -357,7 +386,7 @@ impl Acceptor {
     }
 
     /// A shard with room, on the device that a request came in on.
-    fn shard_for(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
+    fn shard_for(&self, device: &Arc<dyn Device>) -> Result<ServedShard, String> {
         let mut shards = self.shards.lock();
         let Some(shards) = &mut *shards else {
             return Err("the server is shutting down".to_owned());
@@ -381,13 +410,13 @@ impl Acceptor {
             Some(shard) if of_device.len() >= self.config.shards => Ok(shard),
             _ => {
                 let shard = self.new_shard(device)?;
-                of_device.push(Arc::clone(&shard));
+                of_device.push(shard.clone());
                 Ok(shard)
             }
         }
     }
 
-    fn new_shard(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
+    fn new_shard(&self, device: &Arc<dyn Device>) -> Result<ServedShard, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let domain = device.allocate_pd().map_err(|error| text(&error))?;
         let needed = completions_per_connection(&self.config.link);
@@ -406,15 +435,16 @@ impl Acceptor {
         let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
             .map_err(|error| text(&error))?;
         tokio::spawn(driver);
-        Ok(shard)
+        let bulk = BulkPool::new(shard.domain().clone());
+        Ok(ServedShard { shard, bulk })
     }
 
-    fn all_shards(&self) -> Vec<Arc<RpcShard>> {
+    fn all_shards(&self) -> Vec<ServedShard> {
         self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
     }
 
     /// The shards, which there will be no more of.
-    fn end(&self) -> Vec<Arc<RpcShard>> {
+    fn end(&self) -> Vec<ServedShard> {
         self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
     }
 
