@@ -49,6 +49,7 @@ macro_rules! on_every_scheme {
 }
 
 mod bad_config;
+mod bulk;
 mod calls;
 mod cancellation;
 mod context;
