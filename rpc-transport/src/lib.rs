@@ -24,6 +24,7 @@ pub mod message;
 pub mod out_part;
 pub mod outbound;
 pub mod payload;
+pub mod payload_stream;
 pub mod protocol;
 pub mod protocol_error;
 pub mod provider;

@@ -39,6 +39,7 @@ mod tests;
 mod tests_large;
 mod transmit;
 
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use self::assembly::Assembly;
@@ -177,6 +178,7 @@ pub struct Link {
     sent: u32,
     keep_alive: KeepAlive,
     assembly: Assembly,
+    readers: Vec<Waker>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -237,7 +239,8 @@ impl Link {
             ),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
-            assembly: Assembly::new(config.max_message_bytes),
+            assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
+            readers: Vec::new(),
             arenas,
             features: agreed.features,
             room: Self::written_room(frame_bytes),
@@ -388,9 +391,8 @@ impl Link {
             Frame::Data(grant) => self.credits.on_data(grant)?,
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
-                if let Some(message) = self.assembly.on_segment(segment, payload)? {
-                    return Ok(Inbound::Assembled(message));
-                }
+                let outcome = self.assembly.on_segment(segment, payload)?;
+                return Ok(self.on_outcome(outcome));
             }
             Frame::Ack(grant) => self.credits.on_ack(grant)?,
             Frame::Ping(grant) => {
