@@ -138,6 +138,13 @@ impl OwnedMemory {
         Self { base, len, owner }
     }
 
+    /// The bytes of a region, to register them in another domain for reading there.
+    #[must_use]
+    pub(crate) fn of_region(region: &MemoryRegion) -> Self {
+        let owner = Box::new(region.clone());
+        Self { base: region.base(), len: region.len(), owner }
+    }
+
     /// Start, length and owner, for a provider that builds the region.
     #[must_use]
     pub fn into_parts(self) -> (NonNull<u8>, usize, Box<dyn Any + Send + Sync>) {
@@ -290,6 +297,28 @@ impl MemoryRegion {
         unsafe { to.set_len(end + len) };
     }
 
+    /// Plays the device of a peer: writes as its DMA would, for models that have no device.
+    ///
+    /// # Panics
+    /// When the span lies outside the region, or peers may not write it.
+    #[cfg(any(test, feature = "model"))]
+    pub fn write_as_peer(&self, offset: usize, from: &[u8]) {
+        assert!(self.access().remote_write, "a peer may not write {self:?}");
+        self.check(offset, from.len());
+        // SAFETY: `check` keeps the offset inside the region.
+        let to = unsafe { self.base().as_ptr().add(offset) };
+        // SAFETY: in bounds (checked); nobody has a reference to memory that a peer may write
+        // (invariant 2), so this races with copies at worst, as DMA does.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// Handles that share the registration.
+    #[cfg(any(test, feature = "model"))]
+    #[must_use]
+    pub fn handle_count(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Whether both are handles of one registration.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
@@ -371,6 +400,12 @@ impl BufferPool {
     #[must_use]
     pub fn buffer_bytes(&self) -> u32 {
         self.0.buffer_bytes
+    }
+
+    /// Identity of the protection domain.
+    #[must_use]
+    pub fn domain(&self) -> u64 {
+        self.0.region.domain()
     }
 
     /// Buffers in all.

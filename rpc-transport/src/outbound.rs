@@ -181,6 +181,12 @@ impl Deref for OutBuf {
     }
 }
 
+impl AsRef<[u8]> for OutBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Drop for OutBuf {
     fn drop(&mut self) {
         keep_storage(std::mem::take(&mut self.bytes));

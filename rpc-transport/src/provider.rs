@@ -122,6 +122,8 @@ impl Capabilities {
     pub const FLUSHES_LATE_RECEIVES: Self = Self(1 << 4);
     /// A SEND of length zero arrives.
     pub const EMPTY_SEND: Self = Self(1 << 5);
+    /// Registering memory for local access costs next to nothing, so that staging it would not pay.
+    pub const FREE_REGISTRATION: Self = Self(1 << 6);
 
     /// Both sets together.
     #[must_use]
@@ -138,13 +140,14 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 6] = [
+        const NAMES: [(&str, Capabilities); 7] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
             ("REGISTER_REMOTE", Capabilities::REGISTER_REMOTE),
             ("FLUSHES_LATE_RECEIVES", Capabilities::FLUSHES_LATE_RECEIVES),
             ("EMPTY_SEND", Capabilities::EMPTY_SEND),
+            ("FREE_REGISTRATION", Capabilities::FREE_REGISTRATION),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

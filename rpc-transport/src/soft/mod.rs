@@ -70,7 +70,8 @@ impl SoftDevice {
             .with(Capabilities::READ)
             .with(Capabilities::REGISTER_REMOTE)
             .with(Capabilities::FLUSHES_LATE_RECEIVES)
-            .with(Capabilities::EMPTY_SEND);
+            .with(Capabilities::EMPTY_SEND)
+            .with(Capabilities::FREE_REGISTRATION);
         let attributes = DeviceAttributes {
             name: name.to_owned(),
             max_inline_bytes: MAX_INLINE_BYTES,
