@@ -10,6 +10,8 @@
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
 //! 4. The protocol hears of the end exactly once.
+//! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
+//!    heard no more.
 
 mod post;
 
@@ -21,13 +23,14 @@ use self::post::Flying;
 pub(crate) use self::post::Poster;
 use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
-use crate::frame::CloseReason;
+use crate::frame::{CloseCode, CloseReason};
 use crate::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
 use crate::memory::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
-    Completion, CompletionKind, CompletionQueue, QpHandle, RecvWr, SendOp, SendWr, Source, Status,
+    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, SendOp, SendWr,
+    Source, Status,
 };
 
 /// Messages up to this size are copied out and their RECV is reposted at once, bytes.
@@ -66,6 +69,8 @@ enum Phase {
     /// Created; RECVs may complete, nothing may be sent yet.
     Setup,
     Up,
+    /// The peer has broken a rule, and its Close is on its way: nothing of it counts any more.
+    Parting,
     /// In ERR, waiting for the flush.
     Draining {
         until: Instant,
@@ -129,6 +134,8 @@ pub(crate) struct Connection<P: Protocol> {
     poster: Poster,
     data_credits: u32,
     link: Option<Link>,
+    /// Who is at the other end, once that is known.
+    peer: Option<PeerIdentity>,
     pipe: Option<Pipe>,
     cause: Option<CloseCause>,
     /// An orderly close that waits for the link to drain.
@@ -156,6 +163,7 @@ impl<P: Protocol> Connection<P> {
             poster,
             data_credits: data_credits.into(),
             link: None,
+            peer: None,
             pipe: Some(pipe),
             cause: None,
             closing: None,
@@ -170,12 +178,13 @@ impl<P: Protocol> Connection<P> {
 
     /// The peer's offer is known: frames may arrive from now on. `on_return` is called, without the
     /// shard's lock, when dropped payloads make it worth to pump.
-    pub(crate) fn set_link(&mut self, mut link: Link, on_return: OnReturn) {
+    pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
         link.set_on_return(on_return);
         if let Some(pipe) = &mut self.pipe {
             pipe.send_buffer_bytes = link.frame_bytes();
         }
         self.link = Some(link);
+        self.peer = Some(peer.clone());
     }
 
     /// Set-up is complete: sending may begin.
@@ -228,21 +237,53 @@ impl<P: Protocol> Connection<P> {
         self.closing.get_or_insert(reason);
     }
 
-    /// Ends the connection: the protocol is told, the QP goes to ERR (invariants 2 and 4).
+    /// Ends the connection: the protocol is told, a peer that broke a rule too, and the QP goes to
+    /// ERR (invariants 2, 4 and 5).
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
-        let Some(pipe) = &mut self.pipe else { return };
+        let Some(pipe) = &self.pipe else { return };
         if matches!(pipe.phase, Phase::Draining { .. }) {
             return;
         }
-        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
-        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
-        let _ = cq.modify_to_error(pipe.qp);
-        post_beacon(cq, pipe);
+        let parting = matches!(cause, CloseCause::Protocol(rule) if self.part(cq, rule));
+        if !parting {
+            self.drain(cq);
+        }
         if self.cause.is_none() {
             self.cause = Some(cause.clone());
             self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
         }
-        self.link = None;
+        if !parting {
+            self.link = None;
+        }
+    }
+
+    /// The QP goes to ERR, and its flush is awaited.
+    fn drain(&mut self, cq: &mut dyn CompletionQueue) {
+        let Some(pipe) = &mut self.pipe else { return };
+        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
+        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
+        let _ = cq.modify_to_error(pipe.qp);
+        post_beacon(cq, pipe);
+    }
+
+    /// Sends the peer the rule that it broke. False when that cannot be done: nothing is awaited.
+    #[cold]
+    fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
+        tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return false };
+        if pipe.phase != Phase::Up {
+            return false;
+        }
+        pipe.phase = Phase::Parting;
+        link.close(CloseReason::new(CloseCode::Protocol, rule));
+        while let Some(transmit) = link.poll_transmit() {
+            if self.poster.post(cq, pipe, transmit).is_err() {
+                return false;
+            }
+        }
+        let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
+        self.pressing = Pressing::Close { until, posted };
+        true
     }
 
     /// Gives the QP up without waiting for its flush: nobody will poll any more.
@@ -274,10 +315,14 @@ impl<P: Protocol> Connection<P> {
     ) {
         let Some(pipe) = &mut self.pipe else { return };
         pipe.posted_recv -= 1;
-        let draining = matches!(pipe.phase, Phase::Draining { .. });
+        let phase = pipe.phase;
+        let draining = matches!(phase, Phase::Draining { .. });
         let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
         if completion.status != Status::Success {
             self.fail(cq, &cause_of(completion.status));
+            return;
+        }
+        if phase == Phase::Parting {
             return;
         }
         let len = completion.byte_len as usize;
@@ -312,7 +357,7 @@ impl<P: Protocol> Connection<P> {
             Inbound::None => return Ok(()),
             Inbound::Message => std::mem::take(message),
             Inbound::Assembled(message) => message,
-            Inbound::Closed(reason) => return Err(CloseCause::Peer(reason.to_string().into())),
+            Inbound::Closed(reason) => return Err(closed_by_peer(&reason)),
         };
         self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
             .map_err(CloseCause::Protocol)
@@ -569,6 +614,13 @@ const SEQUENCE_MASK: u32 = (1 << (64 - TOKEN_BITS)) - 1;
 #[allow(clippy::cast_possible_truncation, reason = "31 bits are left above the token")]
 fn split_wr_id(wr_id: u64) -> (u32, u64) {
     ((wr_id >> TOKEN_BITS) as u32, wr_id & ((1 << TOKEN_BITS) - 1))
+}
+
+fn closed_by_peer(reason: &CloseReason) -> CloseCause {
+    match reason.code {
+        CloseCode::Protocol => CloseCause::Accused(reason.text.as_str().into()),
+        _ => CloseCause::Peer(reason.to_string().into()),
+    }
 }
 
 fn cause_of(status: Status) -> CloseCause {

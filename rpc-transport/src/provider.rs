@@ -61,7 +61,8 @@
 //!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll` or `arm`.
 //! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
-//!     `create_qp` and `connect`/`accept` are in place before the peer can send.
+//!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
+//!     not polled before [`Established::attach`] has run.
 //! 19. *Peer data never panics.* Whatever a peer does to the wire ends in an error completion, an
 //!     event or a connect error.
 //! 20. *Zero-length* SEND and WRITE are legal and complete (clouds that drop them exist, so the

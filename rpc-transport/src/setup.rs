@@ -219,7 +219,7 @@ impl<P: Protocol> Shard<P> {
         let mut state = self.lock();
         let connection = usable(state.connection(key))?;
         let returns = Arc::clone(self.returns());
-        connection.set_link(link, Box::new(move || returns.add(key)));
+        connection.set_link(link, peer, Box::new(move || returns.add(key)));
         connection.protocol.on_established(peer, agreed.remote.max_message_bytes);
         Ok(())
     }

@@ -444,14 +444,15 @@ impl<P: Protocol> State<P> {
         self.cq.flush();
     }
 
-    /// Why no connection can be added any more.
+    /// Why no connection can be added any more. A driver that has ended because of the shutdown is
+    /// no reason of its own: the answer must not depend on whether it has got there yet.
     pub(crate) fn refusal(&self) -> Option<&'static str> {
-        if matches!(self.driver, DriverState::Gone) {
-            Some("the runtime that drove it has shut down")
+        if self.closing {
+            Some("it is being shut down")
         } else if self.dead {
             Some("it has failed")
-        } else if self.closing {
-            Some("it is being shut down")
+        } else if matches!(self.driver, DriverState::Gone) {
+            Some("the runtime that drove it has shut down")
         } else {
             None
         }

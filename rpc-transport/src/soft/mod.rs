@@ -15,6 +15,7 @@
 //! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
 //! | `setup`, `pending`, `mem`, `shm`, `socket`, `tcp` | connecting |
 
+mod advice;
 mod bell;
 mod cq;
 mod domain;
