@@ -26,11 +26,16 @@
 //! Addresses: `auto://host:port` (the best way to that host), `shm://name`, `shm:///path`,
 //! `tcp://host:port`, `rdma://host:port` (feature `verbs`), `mem://name` (this process).
 
+// The macro's paths in this crate's own tests.
+#[cfg(test)]
+extern crate self as rpc_core;
+
 #[doc(hidden)]
 #[path = "private.rs"]
 pub mod __private;
 mod blob;
 pub mod blocking;
+pub mod bulk;
 pub mod call;
 pub mod client;
 pub mod codec;
@@ -53,6 +58,7 @@ pub use rpc_transport::error::{CloseCause, ConnectError, ListenError};
 pub use rpc_transport::provider::PeerIdentity;
 pub use rpc_transport::spin::PollMode;
 
+pub use crate::bulk::{Bulk, BulkMut, BulkPool};
 pub use crate::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
 
+use crate::bulk::BulkMut;
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::Handler;
@@ -66,7 +67,8 @@ pub struct MethodDescriptor {
     pub idempotent: bool,
     /// Runs to its end even when the caller has gone away.
     pub no_cancel: bool,
-    /// Runs as a task of its own from the start, because it works long between awaits.
+    /// Runs as a task of its own from the start, because it works long between awaits. Milliseconds
+    /// of work still belong in `spawn_blocking`: see `#[service]`.
     pub spawn: bool,
     /// 0: not assigned yet.
     index: AtomicU32,
@@ -243,6 +245,8 @@ pub struct ReplyParts {
     pub method: &'static MethodDescriptor,
     /// The reply, or why there is none.
     pub outcome: Result<(ReplyKind, Message), Status>,
+    /// Where the reply's payload shall lie.
+    pub(crate) into: Option<Box<BulkMut>>,
 }
 
 impl fmt::Debug for ReplyParts {

@@ -35,6 +35,7 @@ use std::time::Instant;
 
 use rpc_transport::error::CloseCause;
 use rpc_transport::message::Message;
+use rpc_transport::payload::Payload;
 
 pub use self::call::{
     Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
@@ -146,7 +147,8 @@ impl<W, H> Session<W, H> {
         if self.closed.is_some() {
             return Ok(());
         }
-        let (frame, head_bytes) = wire::parse(&message)?;
+        let tail_bytes = message.tail().map_or(0, Payload::len);
+        let (frame, head_bytes) = wire::parse_with_tail(&message, tail_bytes)?;
         if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {
             return Err(SessionError::HelloMissing);
         }

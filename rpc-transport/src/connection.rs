@@ -10,19 +10,27 @@
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
 //! 4. The protocol hears of the end exactly once.
+//! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
+//!    heard no more.
 
+mod post;
+
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use self::post::Flying;
+pub(crate) use self::post::Poster;
 use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
-use crate::frame::CloseReason;
-use crate::link::{FrameBytes, Inbound, Link, LinkError, LinkMetrics, Revoked, Transmit};
-use crate::memory::{Buffer, BufferPool, ProtectionDomain};
+use crate::frame::{CloseCode, CloseReason};
+use crate::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
+use crate::memory::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{
-    Completion, CompletionKind, CompletionQueue, QpHandle, RecvWr, SendOp, SendWr, Source, Status,
+    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, SendOp, SendWr,
+    Source, Status,
 };
 
 /// Messages up to this size are copied out and their RECV is reposted at once, bytes.
@@ -37,11 +45,13 @@ const TOKEN_BITS: u32 = 33;
 /// The transport half of a connection, as long as its QP exists.
 pub(crate) struct Pipe {
     pub(crate) qp: QpHandle,
+    /// The protection domain of its memory.
+    pub(crate) domain: u64,
     pub(crate) max_inline_bytes: usize,
     pub(crate) recv_pool: BufferPool,
     /// Registered send buffers, for frames that the device cannot take inline.
     pub(crate) send_pool: Option<BufferPool>,
-    /// Size of each send buffer: the peer's receive buffer, bytes.
+    /// Size of each send buffer: the longest frame, bytes.
     pub(crate) send_buffer_bytes: u32,
     /// SQ slots, WRs.
     pub(crate) send_slots: u32,
@@ -49,6 +59,8 @@ pub(crate) struct Pipe {
     // Send WRs posted and retired, modulo 2^31.
     posted_send: u32,
     retired_send: u32,
+    /// What WRITEs under way read, by the sequence number of the SEND behind them.
+    flying: VecDeque<(u32, Vec<Flying>)>,
     phase: Phase,
 }
 
@@ -57,6 +69,8 @@ enum Phase {
     /// Created; RECVs may complete, nothing may be sent yet.
     Setup,
     Up,
+    /// The peer has broken a rule, and its Close is on its way: nothing of it counts any more.
+    Parting,
     /// In ERR, waiting for the flush.
     Draining {
         until: Instant,
@@ -72,6 +86,7 @@ impl Pipe {
     ) -> Self {
         Self {
             qp,
+            domain: recv_pool.domain(),
             max_inline_bytes: max_inline_bytes as usize,
             recv_pool,
             send_pool: None,
@@ -80,7 +95,18 @@ impl Pipe {
             posted_recv: 0,
             posted_send: 0,
             retired_send: 0,
+            flying: VecDeque::new(),
             phase: Phase::Setup,
+        }
+    }
+
+    /// The WRs up to `sequence` have completed.
+    fn retire(&mut self, sequence: u32) {
+        self.retired_send = sequence;
+        while let Some((flying, _)) = self.flying.front()
+            && sequence.wrapping_sub(*flying) & SEQUENCE_MASK <= SEQUENCE_MASK / 2
+        {
+            self.flying.pop_front();
         }
     }
 
@@ -105,9 +131,11 @@ enum Pressing {
 /// One connection.
 pub(crate) struct Connection<P: Protocol> {
     pub(crate) protocol: P,
-    domain: ProtectionDomain,
+    poster: Poster,
     data_credits: u32,
     link: Option<Link>,
+    /// Who is at the other end, once that is known.
+    peer: Option<PeerIdentity>,
     pipe: Option<Pipe>,
     cause: Option<CloseCause>,
     /// An orderly close that waits for the link to drain.
@@ -125,16 +153,17 @@ impl<P: Protocol> Connection<P> {
     /// A connection in set-up.
     pub(crate) fn new(
         protocol: P,
-        domain: ProtectionDomain,
+        poster: Poster,
         pipe: Pipe,
         data_credits: u16,
         held: bool,
     ) -> Self {
         Self {
             protocol,
-            domain,
+            poster,
             data_credits: data_credits.into(),
             link: None,
+            peer: None,
             pipe: Some(pipe),
             cause: None,
             closing: None,
@@ -147,12 +176,15 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// The peer's offer is known: frames may arrive from now on.
-    pub(crate) fn set_link(&mut self, link: Link) {
+    /// The peer's offer is known: frames may arrive from now on. `on_return` is called, without the
+    /// shard's lock, when dropped payloads make it worth to pump.
+    pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
+        link.set_on_return(on_return);
         if let Some(pipe) = &mut self.pipe {
             pipe.send_buffer_bytes = link.frame_bytes();
         }
         self.link = Some(link);
+        self.peer = Some(peer.clone());
     }
 
     /// Set-up is complete: sending may begin.
@@ -189,7 +221,7 @@ impl<P: Protocol> Connection<P> {
         let pools = |pipe: &Pipe| {
             [Some(pipe.recv_pool.clone()), pipe.send_pool.clone()].into_iter().flatten()
         };
-        self.pipe.iter().flat_map(pools).collect()
+        self.pipe.iter().flat_map(pools).chain(self.poster.staging().cloned()).collect()
     }
 
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
@@ -205,21 +237,53 @@ impl<P: Protocol> Connection<P> {
         self.closing.get_or_insert(reason);
     }
 
-    /// Ends the connection: the protocol is told, the QP goes to ERR (invariants 2 and 4).
+    /// Ends the connection: the protocol is told, a peer that broke a rule too, and the QP goes to
+    /// ERR (invariants 2, 4 and 5).
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
-        let Some(pipe) = &mut self.pipe else { return };
+        let Some(pipe) = &self.pipe else { return };
         if matches!(pipe.phase, Phase::Draining { .. }) {
             return;
         }
-        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
-        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
-        let _ = cq.modify_to_error(pipe.qp);
-        post_beacon(cq, pipe);
+        let parting = matches!(cause, CloseCause::Protocol(rule) if self.part(cq, rule));
+        if !parting {
+            self.drain(cq);
+        }
         if self.cause.is_none() {
             self.cause = Some(cause.clone());
             self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
         }
-        self.link = None;
+        if !parting {
+            self.link = None;
+        }
+    }
+
+    /// The QP goes to ERR, and its flush is awaited.
+    fn drain(&mut self, cq: &mut dyn CompletionQueue) {
+        let Some(pipe) = &mut self.pipe else { return };
+        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
+        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
+        let _ = cq.modify_to_error(pipe.qp);
+        post_beacon(cq, pipe);
+    }
+
+    /// Sends the peer the rule that it broke. False when that cannot be done: nothing is awaited.
+    #[cold]
+    fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
+        tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return false };
+        if pipe.phase != Phase::Up {
+            return false;
+        }
+        pipe.phase = Phase::Parting;
+        link.close(CloseReason::new(CloseCode::Protocol, rule));
+        while let Some(transmit) = link.poll_transmit() {
+            if self.poster.post(cq, pipe, transmit).is_err() {
+                return false;
+            }
+        }
+        let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
+        self.pressing = Pressing::Close { until, posted };
+        true
     }
 
     /// Gives the QP up without waiting for its flush: nobody will poll any more.
@@ -251,10 +315,14 @@ impl<P: Protocol> Connection<P> {
     ) {
         let Some(pipe) = &mut self.pipe else { return };
         pipe.posted_recv -= 1;
-        let draining = matches!(pipe.phase, Phase::Draining { .. });
+        let phase = pipe.phase;
+        let draining = matches!(phase, Phase::Draining { .. });
         let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
         if completion.status != Status::Success {
             self.fail(cq, &cause_of(completion.status));
+            return;
+        }
+        if phase == Phase::Parting {
             return;
         }
         let len = completion.byte_len as usize;
@@ -289,7 +357,7 @@ impl<P: Protocol> Connection<P> {
             Inbound::None => return Ok(()),
             Inbound::Message => std::mem::take(message),
             Inbound::Assembled(message) => message,
-            Inbound::Closed(reason) => return Err(CloseCause::Peer(reason.to_string().into())),
+            Inbound::Closed(reason) => return Err(closed_by_peer(&reason)),
         };
         self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
             .map_err(CloseCause::Protocol)
@@ -302,7 +370,7 @@ impl<P: Protocol> Connection<P> {
     ) {
         let Some(pipe) = &mut self.pipe else { return };
         let (sequence, token) = split_wr_id(completion.wr_id);
-        pipe.retired_send = sequence;
+        pipe.retire(sequence);
         if matches!(pipe.phase, Phase::Draining { .. }) {
             return;
         }
@@ -335,6 +403,9 @@ impl<P: Protocol> Connection<P> {
         if pipe.phase != Phase::Up {
             return Ok(());
         }
+        if let Some(bytes) = link.wanted_arena() {
+            grow(link, self.poster.domain(), bytes)?;
+        }
         let mut submitted = false;
         while let Some(submission) = self.protocol.poll_transmit() {
             submitted = true;
@@ -344,7 +415,7 @@ impl<P: Protocol> Connection<P> {
             }
         }
         while let Some(transmit) = link.poll_transmit() {
-            post(cq, &self.domain, pipe, transmit)?;
+            self.poster.post(cq, pipe, transmit)?;
         }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
@@ -370,7 +441,7 @@ impl<P: Protocol> Connection<P> {
             link.close(reason);
         }
         while let Some(transmit) = link.poll_transmit() {
-            post(cq, &self.domain, pipe, transmit)?;
+            self.poster.post(cq, pipe, transmit)?;
         }
         Ok(())
     }
@@ -412,7 +483,7 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         let Some(transmit) = link.poll_idle_ack() else { return };
-        if let Err(cause) = post(cq, &self.domain, pipe, transmit) {
+        if let Err(cause) = self.poster.post(cq, pipe, transmit) {
             self.fail(cq, &cause);
         }
     }
@@ -497,6 +568,22 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
     }
 }
 
+/// Gives the link the arena that it wants, if there is memory.
+#[cold]
+fn grow(link: &mut Link, domain: &ProtectionDomain, bytes: u64) -> Result<(), CloseCause> {
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+    match domain.allocate(len, Access::REMOTE_WRITE) {
+        Ok(region) => {
+            link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
+        }
+        Err(error) => {
+            tracing::warn!(%error, bytes, "no memory for an arena, large messages are copied");
+            link.decline_arena();
+            Ok(())
+        }
+    }
+}
+
 /// Copies a small message out, or lends its buffer if another one can be posted in its place.
 fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
     if len > COPY_OUT_BYTES
@@ -505,26 +592,6 @@ fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buff
         return (Message::lent(buffer, len), spare);
     }
     (Message::copied(&buffer[..len]), buffer)
-}
-
-/// Posts one frame as a SEND: inline if the device takes it so, else from a registered buffer.
-fn post(
-    cq: &mut dyn CompletionQueue,
-    domain: &ProtectionDomain,
-    pipe: &mut Pipe,
-    transmit: Transmit<'_>,
-) -> Result<(), CloseCause> {
-    let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
-    let (first, second) = transmit.frame.parts();
-    let source = if first.len() + second.len() <= pipe.max_inline_bytes {
-        Source::InlineGather(first, second)
-    } else {
-        staged(domain, pipe, &transmit.frame)?
-    };
-    pipe.posted_send = (pipe.posted_send + 1) & SEQUENCE_MASK;
-    let wr_id = u64::from(pipe.posted_send) << TOKEN_BITS | transmit.token;
-    let wr = SendWr { wr_id, op, signaled: transmit.signaled, source };
-    cq.post_send(pipe.qp, &mut [wr]).map_err(|error| CloseCause::Device(error.to_string().into()))
 }
 
 /// Unsignaled WRs that have succeeded are not flushed: a last signaled one, in the slot that the SQ
@@ -542,32 +609,18 @@ fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
     }
 }
 
-/// Copies a frame into a registered send buffer. There is one for each slot of the SQ.
-fn staged<'a>(
-    domain: &ProtectionDomain,
-    pipe: &mut Pipe,
-    frame: &FrameBytes<'_>,
-) -> Result<Source<'a>, CloseCause> {
-    let failed = |text: String| CloseCause::Device(text.into());
-    if pipe.send_pool.is_none() {
-        let pool = BufferPool::allocate(domain, pipe.send_buffer_bytes, pipe.send_slots);
-        pipe.send_pool = Some(pool.map_err(|error| failed(error.to_string()))?);
-    }
-    let buffer = pipe.send_pool.as_ref().and_then(BufferPool::take);
-    let mut buffer =
-        buffer.ok_or_else(|| failed("no send buffer is left for a free slot".into()))?;
-    let (first, second) = frame.parts();
-    buffer[..first.len()].copy_from_slice(first);
-    buffer[first.len()..first.len() + second.len()].copy_from_slice(second);
-    let len = u32::try_from(frame.len()).map_err(|error| failed(error.to_string()))?;
-    Ok(Source::Buffer { buffer, start: 0, len })
-}
-
 const SEQUENCE_MASK: u32 = (1 << (64 - TOKEN_BITS)) - 1;
 
 #[allow(clippy::cast_possible_truncation, reason = "31 bits are left above the token")]
 fn split_wr_id(wr_id: u64) -> (u32, u64) {
     ((wr_id >> TOKEN_BITS) as u32, wr_id & ((1 << TOKEN_BITS) - 1))
+}
+
+fn closed_by_peer(reason: &CloseReason) -> CloseCause {
+    match reason.code {
+        CloseCode::Protocol => CloseCause::Accused(reason.text.as_str().into()),
+        _ => CloseCause::Peer(reason.to_string().into()),
+    }
 }
 
 fn cause_of(status: Status) -> CloseCause {

@@ -17,7 +17,9 @@ pub enum ConnectError {
     #[error(transparent)]
     Address(#[from] AddressError),
     /// Nothing listens there.
-    #[error("nothing is listening at {address}: {reason}")]
+    #[error(
+        "nothing is listening at {address}: {reason}; start the server there, or correct the address"
+    )]
     Refused {
         /// Where.
         address: Address,
@@ -134,6 +136,10 @@ pub enum CloseCause {
     /// The peer broke the protocol; the text names the rule.
     #[error("the peer broke the protocol: {0}")]
     Protocol(Arc<str>),
+    /// The peer says that this side broke the protocol; the text names the rule, as far as it
+    /// travelled (100 bytes).
+    #[error("the peer closed the connection, as this side broke the protocol: {0}")]
+    Accused(Arc<str>),
     /// The peer does not answer pings.
     #[error("the peer did not answer a ping within {0:?}")]
     PingTimeout(std::time::Duration),

@@ -138,6 +138,13 @@ impl OwnedMemory {
         Self { base, len, owner }
     }
 
+    /// The bytes of a region, to register them in another domain for reading there.
+    #[must_use]
+    pub(crate) fn of_region(region: &MemoryRegion) -> Self {
+        let owner = Box::new(region.clone());
+        Self { base: region.base(), len: region.len(), owner }
+    }
+
     /// Start, length and owner, for a provider that builds the region.
     #[must_use]
     pub fn into_parts(self) -> (NonNull<u8>, usize, Box<dyn Any + Send + Sync>) {
@@ -272,6 +279,30 @@ impl MemoryRegion {
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     }
 
+    /// Appends `len` bytes to `to`, as they are at this moment; a peer may be writing them
+    /// (invariant 2).
+    ///
+    /// # Panics
+    /// When the span lies outside the region.
+    pub fn append_to(&self, offset: usize, len: usize, to: &mut Vec<u8>) {
+        self.check(offset, len);
+        to.reserve(len);
+        let end = to.len();
+        // SAFETY: `check` keeps the offset inside the region.
+        let from = unsafe { self.base().as_ptr().add(offset) };
+        let room = to.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: in bounds (checked), `len` bytes of room are reserved, as in `copy_out`.
+        unsafe { std::ptr::copy_nonoverlapping(from, room, len) };
+        // SAFETY: the bytes behind the old end were written just now.
+        unsafe { to.set_len(end + len) };
+    }
+
+    /// Whether both are handles of one registration.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Copies bytes in, for regions that peers read, and for tests.
     ///
     /// # Safety
@@ -347,6 +378,12 @@ impl BufferPool {
     #[must_use]
     pub fn buffer_bytes(&self) -> u32 {
         self.0.buffer_bytes
+    }
+
+    /// Identity of the protection domain.
+    #[must_use]
+    pub fn domain(&self) -> u64 {
+        self.0.region.domain()
     }
 
     /// Buffers in all.

@@ -1,7 +1,8 @@
 //! Received bytes: a message that the layers above own, wherever its bytes lie.
 //!
 //! Owns the choice between private memory (copied out, RECV reposted at once) and a lent RECV
-//! buffer (zero-copy, comes home when the message is dropped). Readers see `&[u8]` either way.
+//! buffer (zero-copy, comes home when the message is dropped). Readers see `&[u8]` either way. What
+//! was sent as a tail is beside it, as a [`Payload`].
 //!
 //! Invariants:
 //! 1. `start <= end <= length of the storage`.
@@ -12,6 +13,7 @@ use std::ops::Deref;
 
 use crate::memory::Buffer;
 use crate::outbound::{keep_storage, take_storage};
+use crate::payload::Payload;
 
 enum Storage {
     Private(Vec<u8>),
@@ -23,6 +25,8 @@ pub struct Message {
     storage: Storage,
     start: usize,
     end: usize,
+    // Boxed: most messages have none, and all are moved around.
+    tail: Option<Box<Payload>>,
 }
 
 impl Message {
@@ -38,7 +42,7 @@ impl Message {
     #[must_use]
     pub fn private(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
-        Self { storage: Storage::Private(bytes), start: 0, end }
+        Self { storage: Storage::Private(bytes), start: 0, end, tail: None }
     }
 
     /// Lends the first `len` bytes of a RECV buffer.
@@ -48,7 +52,25 @@ impl Message {
     #[must_use]
     pub fn lent(buffer: Buffer, len: usize) -> Self {
         assert!(len <= buffer.len(), "message of {len} bytes in a buffer of {}", buffer.len());
-        Self { storage: Storage::Lent(buffer), start: 0, end: len }
+        Self { storage: Storage::Lent(buffer), start: 0, end: len, tail: None }
+    }
+
+    /// The message with a tail.
+    #[must_use]
+    pub fn with_tail(mut self, tail: Option<Payload>) -> Self {
+        self.tail = tail.map(Box::new);
+        self
+    }
+
+    /// What was sent as the message's tail.
+    #[must_use]
+    pub fn tail(&self) -> Option<&Payload> {
+        self.tail.as_deref()
+    }
+
+    /// Takes the tail away.
+    pub fn take_tail(&mut self) -> Option<Payload> {
+        self.tail.take().map(|tail| *tail)
     }
 
     /// Whether a RECV buffer is lent.
@@ -108,7 +130,7 @@ impl Default for Message {
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_lent() { "lent" } else { "private" };
-        write!(f, "Message({} bytes, {kind})", self.len())
+        write!(f, "Message({} bytes, {kind}, tail {:?})", self.len(), self.tail)
     }
 }
 

@@ -4,6 +4,9 @@
 //! layers below put their headers in front without copying. Never registered memory: a device that
 //! needs that copies the frame into a send buffer when posting.
 //!
+//! A message may have a *tail* behind its bytes, the *head*: spans of memory that are sent from where
+//! they lie ([`OutPart`]). The receiver gets head and tail apart.
+//!
 //! Invariants:
 //! 1. `start <= bytes.len()`; the message is `bytes[start..]`.
 //! 2. Storage comes from and returns to a bounded per-thread list, so that a steady stream of
@@ -14,12 +17,17 @@ use std::fmt;
 use std::io;
 use std::ops::Deref;
 
+use crate::out_part::OutPart;
+
 /// Room for headers in front of a fresh message, bytes: link and session headers with all their
 /// fixed optional blocks.
 pub const HEADROOM_BYTES: usize = 96;
 
 /// Storage above this size is given back to the allocator instead of the list, bytes.
 const KEEP_BYTES: usize = 16 * 1024;
+/// Smallest storage, bytes: a small message with its headers never grows it, so a thread has
+/// allocated all that it needs when it has had as many messages at once.
+const MIN_BYTES: usize = 512;
 /// Most buffers that a thread keeps.
 const KEEP_COUNT: usize = 64;
 
@@ -27,14 +35,15 @@ thread_local! {
     static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes an empty `Vec` from the thread's list.
+/// Takes an empty `Vec` of at least [`MIN_BYTES`] from the thread's list.
 pub(crate) fn take_storage() -> Vec<u8> {
-    FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten().unwrap_or_default()
+    let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
+    kept.unwrap_or_else(|| Vec::with_capacity(MIN_BYTES))
 }
 
-/// Puts a `Vec` on the thread's list, unless it is large or the list is full.
+/// Puts a `Vec` on the thread's list, unless it is small or large, or the list is full.
 pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
-    if bytes.capacity() == 0 || bytes.capacity() > KEEP_BYTES {
+    if !(MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
         return;
     }
     bytes.clear();
@@ -51,6 +60,15 @@ pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
 pub struct OutBuf {
     bytes: Vec<u8>,
     start: usize,
+    // Boxed: most messages have none, and all are moved around.
+    tail: Option<Box<Tail>>,
+}
+
+/// What follows the head.
+#[derive(Default)]
+struct Tail {
+    parts: Vec<OutPart>,
+    len: u64,
 }
 
 impl OutBuf {
@@ -59,16 +77,49 @@ impl OutBuf {
     pub fn new() -> Self {
         let mut bytes = take_storage();
         bytes.resize(HEADROOM_BYTES, 0);
-        Self { bytes, start: HEADROOM_BYTES }
+        Self { bytes, start: HEADROOM_BYTES, tail: None }
     }
 
-    /// Length of the message, bytes.
+    /// Appends a part to the tail. An empty one adds nothing.
+    pub fn push_tail(&mut self, part: OutPart) {
+        if part.is_empty() {
+            return;
+        }
+        let tail = self.tail.get_or_insert_default();
+        tail.len += part.len();
+        tail.parts.push(part);
+    }
+
+    /// The parts of the tail.
+    #[must_use]
+    pub fn tail(&self) -> &[OutPart] {
+        self.tail.as_ref().map_or(&[], |tail| &tail.parts)
+    }
+
+    /// Length of the tail, bytes.
+    #[must_use]
+    pub fn tail_len(&self) -> u64 {
+        self.tail.as_ref().map_or(0, |tail| tail.len)
+    }
+
+    /// Takes the tail away.
+    pub fn take_tail(&mut self) -> Vec<OutPart> {
+        self.tail.take().map_or_else(Vec::new, |tail| tail.parts)
+    }
+
+    /// Length of head and tail, bytes.
+    #[must_use]
+    pub fn total_len(&self) -> u64 {
+        self.len() as u64 + self.tail_len()
+    }
+
+    /// Length of the message's head, bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
-    /// Whether the message has no bytes.
+    /// Whether the head has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -113,7 +164,7 @@ impl OutBuf {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The tail of the message as a growable `Vec`, for encoders that write to one. What stands
+    /// The head's end as a growable `Vec`, for encoders that write to one. What stands
     /// before the current end must not be touched.
     pub fn as_vec_mut(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
@@ -131,6 +182,12 @@ impl Deref for OutBuf {
 
     fn deref(&self) -> &[u8] {
         &self.bytes[self.start..]
+    }
+}
+
+impl AsRef<[u8]> for OutBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
     }
 }
 
@@ -153,7 +210,11 @@ impl io::Write for OutBuf {
 
 impl fmt::Debug for OutBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OutBuf({} bytes)", self.len())
+        write!(f, "OutBuf({} bytes", self.len())?;
+        match self.tail_len() {
+            0 => f.write_str(")"),
+            tail => write!(f, " and a tail of {tail})"),
+        }
     }
 }
 
@@ -192,5 +253,19 @@ mod tests {
         let second = OutBuf::new();
         assert_eq!(second.bytes.as_ptr(), address);
         assert!(second.is_empty());
+    }
+    /// Storage of any size went round, and each piece grew several times until all were warm.
+    #[test]
+    fn small_messages_never_grow_storage() {
+        keep_storage(Vec::with_capacity(8));
+        for _ in 0..3 {
+            let mut outs: Vec<_> = (0..8).map(|_| OutBuf::new()).collect();
+            for out in &mut outs {
+                let at = out.bytes.as_ptr();
+                out.extend_from_slice(&[1; 256]);
+                out.prepend(&[2; HEADROOM_BYTES]);
+                assert_eq!(out.bytes.as_ptr(), at);
+            }
+        }
     }
 }

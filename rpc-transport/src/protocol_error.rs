@@ -3,6 +3,7 @@
 //! Owns one variant per rule, so that a log line and a test can name it. Never holds bytes of the
 //! peer beyond the number that broke the rule. After any of them the connection is closed.
 
+use crate::arena::ArenaError;
 use crate::credit::CreditError;
 use crate::frame::Kind;
 
@@ -60,8 +61,8 @@ pub enum ProtocolError {
     /// A segment's flag is none of this version.
     #[error("unknown segment flags {0:#010x}")]
     UnknownSegmentFlags(u32),
-    /// A segment cannot both end and give up its message.
-    #[error("segment with both LAST and ABORT")]
+    /// A segment that gives its message up has no other flag.
+    #[error("segment with both LAST or HEAD_END and ABORT")]
     LastAndAbort,
     /// A message larger than this end takes.
     #[error(
@@ -107,6 +108,12 @@ pub enum ProtocolError {
         /// What this one says.
         now: u64,
     },
+    /// The head of a message ends once.
+    #[error("segment with HEAD_END where the head has ended at {0} bytes")]
+    HeadEndedTwice(u64),
+    /// A head that is the whole message has no end apart.
+    #[error("segment with HEAD_END at the total of {0} bytes")]
+    HeadEndsAtTotal(u64),
     /// A segment reaches past the total.
     #[error("segment ends at {end}, past the total of {total} bytes")]
     BeyondTotal {
@@ -158,6 +165,21 @@ pub enum ProtocolError {
     /// A Pong that answers nothing.
     #[error("Pong without a Ping")]
     PongUnasked,
+    /// What lies in the arena belongs to a segment.
+    #[error("arena extents without a SEGMENT block")]
+    WrittenWithoutSegment,
+    /// Payload and written bytes of a frame belong to head and tail.
+    #[error("segment with a payload beside arena extents, and no HEAD_END between them")]
+    PayloadBesideWritten,
+    /// A Release frame carries no message.
+    #[error("Release frame with a SEGMENT block or arena extents")]
+    MessageInRelease,
+    /// A Release frame has something to say.
+    #[error("Release frame without a release, an ARENA block or STARVED")]
+    EmptyRelease,
+    /// A rule of the arena.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
     /// A rule of flow control.
     #[error(transparent)]
     Credit(#[from] CreditError),

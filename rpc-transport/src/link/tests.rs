@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -7,6 +8,8 @@ use super::*;
 use crate::credit::CreditError;
 use crate::frame::{CloseCode, Segment};
 use crate::handshake::Offer;
+use crate::out_part::OutPart;
+use crate::payload::Payload;
 
 struct Pair {
     now: Instant,
@@ -14,6 +17,7 @@ struct Pair {
     /// Frames on their way *to* the end.
     wires: [VecDeque<(Option<u32>, Vec<u8>)>; 2],
     delivered: [Vec<Vec<u8>>; 2],
+    tails: [Vec<Payload>; 2],
 }
 
 fn link(own: &LinkConfig, peer: &LinkConfig, now: Instant) -> Link {
@@ -31,6 +35,7 @@ impl Pair {
             ends: [link(config, config, now), link(config, config, now)],
             wires: Default::default(),
             delivered: Default::default(),
+            tails: Default::default(),
         }
     }
 
@@ -61,7 +66,10 @@ impl Pair {
         let inbound = self.ends[end].on_frame(self.now, imm, &mut message).unwrap();
         match &inbound {
             Inbound::Message => self.delivered[end].push(message.to_vec()),
-            Inbound::Assembled(message) => self.delivered[end].push(message.to_vec()),
+            Inbound::Assembled(message) => {
+                self.delivered[end].push(message.to_vec());
+                self.tails[end].extend(message.tail().cloned());
+            }
             _ => {}
         }
         Some(inbound)
@@ -190,6 +198,32 @@ fn a_message_beyond_the_peers_limit_is_refused_and_the_rest_lives_on() {
 }
 
 #[test]
+fn head_and_tail_arrive_apart() {
+    let mut pair = Pair::new(&small_config());
+    for (tag, head, tails) in [
+        (1, 10, &[1_usize][..]),
+        (2, 0, &[700, 1, 2]),
+        (3, 500, &[3, 500]),
+        (4, 224, &[224]),
+        (5, 225, &[448, 1]),
+    ] {
+        let mut message = out(tag, head);
+        let mut expected = Vec::new();
+        for (index, len) in tails.iter().enumerate() {
+            let bytes = pattern(tag + 100 + index as u64, *len);
+            expected.extend_from_slice(&bytes);
+            message.push_tail(OutPart::shared(Arc::new(bytes)));
+        }
+        pair.ends[0].submit(Lane::Small, tag, message).unwrap();
+        pair.run();
+        assert_eq!(pair.delivered[1].pop().unwrap(), pattern(tag, head));
+        let tail = pair.tails[1].pop().unwrap();
+        assert_eq!(tail.into_vec(), expected);
+    }
+    assert!(pair.ends[0].is_idle());
+}
+
+#[test]
 fn a_silent_peer_is_pinged_then_dead() {
     let mut pair = Pair::new(&small_config());
     let start = pair.now;
@@ -293,11 +327,18 @@ fn an_idle_ack_returns_what_is_owed_before_sleep() {
 #[test]
 fn what_a_peer_announces_and_never_sends_costs_no_memory() {
     let mut assembly = Assembly::new(1 << 40);
-    let first = Segment { number: 0, last: false, abort: false, offset: 0, total: 1 << 40 };
-    assert_eq!(assembly.on_segment(first, &[0; 224]), Ok(None));
+    let first = Segment {
+        number: 0,
+        last: false,
+        abort: false,
+        head_end: false,
+        offset: 0,
+        total: 1 << 40,
+    };
+    assert!(matches!(assembly.on_segment(first, &[0; 224]), Ok(None)));
     for at in 1..100 {
         let next = Segment { offset: 224 * at, ..first };
-        assert_eq!(assembly.on_segment(next, &[0; 224]), Ok(None));
+        assert!(matches!(assembly.on_segment(next, &[0; 224]), Ok(None)));
         assert!(assembly.reserved_bytes() as u64 <= 2 * 224 * (at + 1));
     }
 }
@@ -365,7 +406,8 @@ fn a_peer_that_breaks_a_rule_is_told_which() {
     let ack = frame::header(Kind::Ack, grant);
     assert_eq!(refusal(&[&ack]), ProtocolError::Credit(CreditError::EmptyAck));
 
-    let first = Segment { number: 0, last: false, abort: false, offset: 0, total: 1000 };
+    let first =
+        Segment { number: 0, last: false, abort: false, head_end: false, offset: 0, total: 1000 };
     let segment = |segment, len| {
         let mut bytes = frame::segment_header(grant, segment).to_vec();
         bytes.resize(bytes.len() + len, 1);
@@ -401,6 +443,11 @@ fn a_peer_that_breaks_a_rule_is_told_which() {
             ProtocolError::TotalChanged { first: 1000, now: 999 },
         ),
         (second, 0, ProtocolError::EmptySegment),
+        (
+            Segment { head_end: true, last: true, ..second },
+            900,
+            ProtocolError::HeadEndsAtTotal(1000),
+        ),
         (Segment { abort: true, ..second }, 1, ProtocolError::AbortWithBytes(1)),
         (second, 901, ProtocolError::BeyondTotal { end: 1001, total: 1000 }),
         (
@@ -413,6 +460,9 @@ fn a_peer_that_breaks_a_rule_is_told_which() {
     for (bad, len, error) in cases {
         assert_eq!(refusal(&[&start, &segment(bad, len)]), error);
     }
+    let ended = segment(Segment { head_end: true, ..first }, 100);
+    let again = segment(Segment { head_end: true, ..second }, 100);
+    assert_eq!(refusal(&[&ended, &again]), ProtocolError::HeadEndedTwice(100));
     let text = ProtocolError::MessageTooLarge { total: 2, max: 1 }.to_string();
     assert!(text.contains("max_message_bytes"), "{text}");
 }
@@ -439,7 +489,7 @@ proptest! {
                 0..4 => {
                     let number = u32::from(what == 3);
                     let total = if what == 2 { 99 } else { 1000 };
-                    let segment = Segment { number, last: what == 1, abort: false, offset, total };
+                    let segment = Segment { number, last: what == 1, abort: false, head_end: false, offset, total };
                     offset += len as u64;
                     frame::segment_header(grant, segment).to_vec()
                 }

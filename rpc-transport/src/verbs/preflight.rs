@@ -7,7 +7,7 @@ mod probe;
 
 use std::fmt;
 use std::io;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::limits::RAISE_MEMLOCK;
 
@@ -129,6 +129,14 @@ impl Report {
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.findings.iter().all(|found| found.severity == Severity::Advice)
+    }
+
+    /// The addresses at which peers reach the active ports of this machine.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let ports = self.devices.iter().flat_map(|device| &device.ports);
+        let gids = ports.filter(|port| port.is_active).flat_map(|port| &port.gids);
+        gids.filter(|gid| gid.is_routable()).map(|gid| gid.address.to_canonical()).collect()
     }
 }
 

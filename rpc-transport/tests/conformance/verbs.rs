@@ -17,9 +17,7 @@ pub(crate) fn local_ip() -> IpAddr {
     static ADDRESS: LazyLock<IpAddr> = LazyLock::new(|| {
         let report = preflight();
         assert!(report.is_usable(), "these tests need an RDMA device:\n{report}");
-        let ports = report.devices.iter().flat_map(|device| &device.ports);
-        let gids = ports.filter(|port| port.is_active).flat_map(|port| &port.gids);
-        let mut addresses = gids.map(|gid| gid.address.to_canonical());
+        let mut addresses = report.addresses().into_iter();
         addresses.find(IpAddr::is_ipv4).expect("an IPv4 address of an RDMA port")
     });
     *ADDRESS

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rpc_transport::config::LinkConfig;
 use rpc_transport::credit::Grant;
+use rpc_transport::frame::{self, CloseCode, CloseReason, Frame, Kind};
 use rpc_transport::memory::Access;
 use rpc_transport::provider::{RemoteSlice, SendOp};
 use rpc_transport::schemes;
@@ -11,7 +12,7 @@ use rpc_transport::spin::PollMode;
 
 use crate::probe::{Habit, Probe};
 use crate::raw::Raw;
-use crate::world::{End, assert_home, fresh_address, run, shard};
+use crate::world::{End, Pair, WIRES, assert_home, fresh_address, run, shard};
 
 /// What a raw peer does to a connection of a shard that serves another one as well.
 async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
@@ -28,7 +29,10 @@ async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
     good.send(Grant::default(), b"before");
     act(&mut raw, &end).await;
     let cause = end.cause().await.to_string();
-    end.gone().await;
+    tokio::select! {
+        () = end.gone() => {}
+        () = raw.listen() => {}
+    }
     assert_home(&pools);
     good.send(Grant::default(), b"after");
     honest.received(2).await;
@@ -79,6 +83,83 @@ fn a_rule_that_the_protocol_above_names_ends_the_connection() {
             raw.send(Grant::default(), b"too late");
         });
         assert_eq!(cause.await, "the peer broke the protocol: it is hated");
+    });
+}
+
+/// The queue pair went to ERR without a word, and the violator read "the peer is gone".
+#[test]
+fn a_violator_is_told_the_rule_before_the_end() {
+    run("told", async {
+        let mut told = Vec::new();
+        let cause = suffer(Probe::new(Habit::Keep), async |raw, _| {
+            let mut frame = frame::header(Kind::Data, Grant::default());
+            frame[1] = 0x80;
+            raw.post(SendOp::Send, &frame);
+            told = raw.frames().await;
+        });
+        let rule = "unknown flags 0x80 in a data frame";
+        assert_eq!(cause.await, format!("the peer broke the protocol: {rule}"));
+        let reason = CloseReason::new(CloseCode::Protocol, rule);
+        assert_eq!(told.last(), Some(&Frame::Close(reason)));
+    });
+}
+
+/// What a violator sends while it is being told must count for nothing, whatever it is.
+#[test]
+fn a_violator_is_heard_no_more() {
+    run("heard", async {
+        let cause = suffer(Probe::new(Habit::Count), async |raw, end| {
+            raw.send(Grant { data: 999, ack: 999 }, b"more credits than there are");
+            for _ in 0..8 {
+                raw.send(Grant::default(), b"a message");
+                raw.post(SendOp::Send, b"what is this");
+            }
+            raw.frames().await;
+            assert_eq!(end.events().received, 0);
+        });
+        let cause = cause.await;
+        assert!(cause.contains("grant"), "{cause}");
+    });
+}
+
+/// The same between two whole ends, on every wire: the end that broke the rule names it.
+#[test]
+fn the_error_of_a_violator_names_the_rule() {
+    run("names", async {
+        for wire in WIRES {
+            let pair = Pair::new(wire).await;
+            pair.server.with(|probe| probe.hates = Some(5));
+            pair.client.send(b"fine");
+            pair.client.send(b"hated");
+            let text =
+                "the peer closed the connection, as this side broke the protocol: it is hated";
+            assert_eq!(pair.client.cause().await.to_string(), text, "{wire}");
+            let text = "the peer broke the protocol: it is hated";
+            assert_eq!(pair.server.cause().await.to_string(), text, "{wire}");
+            pair.end().await;
+        }
+    });
+}
+
+/// A peer that never takes its Close is left at the limit, and nothing of it stays.
+#[test]
+fn a_violator_that_does_not_listen_is_left_at_the_limit() {
+    run("does not listen", async {
+        let mut listener = schemes::listen(&fresh_address("tcp")).await.unwrap();
+        let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
+        let config = LinkConfig::default();
+        let (server, driver) = shard(resolved.outgoing.device(), &config, 1, PollMode::Event);
+        let driver = tokio::spawn(driver);
+        let (mut raw, end) =
+            Raw::connect(&server, &mut *listener, &config, Probe::new(Habit::Keep)).await;
+        let pools = end.pools();
+        // Never polled again: over tcp nothing completes at the other side.
+        raw.post(SendOp::Send, b"what is this");
+        assert!(end.cause().await.to_string().starts_with("the peer broke the protocol: "));
+        end.gone().await;
+        assert_home(&pools);
+        server.shutdown();
+        driver.await.unwrap();
     });
 }
 

@@ -1,10 +1,11 @@
 //! A peer without a link: raw work requests at a shard of probes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rpc_transport::config::LinkConfig;
 use rpc_transport::credit::Grant;
-use rpc_transport::frame::{self, Kind};
+use rpc_transport::frame::{self, Frame, Kind};
 use rpc_transport::handshake::{Features, Offer};
 use rpc_transport::memory::{Access, BufferPool, ProtectionDomain};
 use rpc_transport::provider::{
@@ -79,6 +80,31 @@ impl Raw {
     /// Vanishes: the QP is destroyed without a word.
     pub(crate) fn vanish(&mut self) {
         self.cq.destroy_qp(self.qp).unwrap();
+    }
+
+    /// The frames that have arrived since this was called last, waiting for one at least.
+    pub(crate) async fn frames(&mut self) -> Vec<Frame> {
+        loop {
+            self.cq.poll(&mut self.completions, 64).unwrap();
+            let parsed = |done: Completion| {
+                let buffer = done.buffer?;
+                let frame = &buffer[..done.byte_len as usize];
+                Some(frame::parse(frame, done.imm, Features::NONE).unwrap().0)
+            };
+            let frames: Vec<_> = self.completions.drain(..).filter_map(parsed).collect();
+            if !frames.is_empty() {
+                return frames;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Takes for ever what arrives.
+    pub(crate) async fn listen(&mut self) {
+        loop {
+            self.poll();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// RECVs that were filled so far.

@@ -159,20 +159,27 @@ fn set_up_without_a_driver_says_so() {
     });
 }
 
-/// A connection that was accepted after the shutdown had nobody to end it.
+/// A connection that was accepted after the shutdown had nobody to end it. And the reason that the
+/// caller gets was another one once the driver had ended.
 #[test]
 fn a_shard_that_is_shut_down_takes_no_connection() {
     run("shut down", async {
         let listener = schemes::listen(&fresh_address("mem")).await.unwrap();
         let address = listener.local_address();
-        let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
-        let (client, driver) = driven(outgoing.device());
+        let outgoing = || async { schemes::resolve(&address).await.unwrap().outgoing };
+        let (client, driver) = {
+            let device = Arc::clone(outgoing().await.device());
+            shard(&device, &LinkConfig::default(), 1, PollMode::Event)
+        };
         client.shutdown();
-        let probe = Probe::new(Habit::Keep);
-        let refused = client.connect(outgoing, &address, &LinkConfig::default(), FAR, probe).await;
+        let refused = async || {
+            let (outgoing, probe) = (outgoing().await, Probe::new(Habit::Keep));
+            client.connect(outgoing, &address, &LinkConfig::default(), FAR, probe).await
+        };
         let text = "completion queue is dead: it is being shut down";
-        assert_eq!(refused.unwrap_err().to_string(), text);
-        driver.await.unwrap();
+        assert_eq!(refused().await.unwrap_err().to_string(), text, "before the driver has ended");
+        driver.await;
         assert!(client.is_over());
+        assert_eq!(refused().await.unwrap_err().to_string(), text, "after the driver has ended");
     });
 }

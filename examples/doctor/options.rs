@@ -1,0 +1,91 @@
+//! The command line of `doctor`.
+
+use clap::{Parser, ValueEnum};
+
+/// Says which ways to call this machine has, what the others lack, and what to do about it.
+///
+/// Makes a call over each scheme, and shows RDMA devices with their ports, addresses and MTU, and
+/// the limits that count.
+#[derive(Debug, Parser)]
+#[command(
+    name = "doctor",
+    after_help = "Examples:
+  doctor            everything
+  doctor rdma       only rdma://; the exit status says whether it works
+  doctor shm tcp
+
+Exit status: 0; 1 if a scheme that was named does not work; 2 for a mistyped command line.
+RDMA needs a build with `--features verbs`."
+)]
+pub(crate) struct Options {
+    /// Schemes to try and to insist on [default: try all, insist on none]
+    #[arg(value_enum, value_name = "SCHEME")]
+    named: Vec<Scheme>,
+}
+
+/// A scheme of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scheme {
+    /// Within a process
+    Mem,
+    /// Shared memory between processes of one user
+    Shm,
+    /// TCP
+    Tcp,
+    /// RDMA devices
+    Rdma,
+    /// The best of shm, rdma and tcp
+    Auto,
+}
+
+impl Scheme {
+    /// As in addresses.
+    pub(crate) fn name(self) -> String {
+        examples::options::word(self)
+    }
+}
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Schemes {
+    /// Which to try.
+    pub(crate) tried: Vec<Scheme>,
+    /// Whether they have to work.
+    pub(crate) needed: bool,
+}
+
+impl Options {
+    /// Which schemes to try.
+    pub(crate) fn schemes(&self) -> Schemes {
+        match &*self.named {
+            [] => Schemes { tried: Scheme::value_variants().to_vec(), needed: false },
+            named => Schemes { tried: named.to_vec(), needed: true },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Schemes, clap::Error> {
+        Options::try_parse_from(line.split(' ')).map(|options| options.schemes())
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn all_are_tried_and_those_named_are_needed() {
+        let all = parse("doctor").unwrap();
+        assert_eq!((all.tried.len(), all.needed), (5, false));
+        let named = parse("doctor rdma auto").unwrap();
+        assert_eq!(named, Schemes { tried: vec![Scheme::Rdma, Scheme::Auto], needed: true });
+        let error = parse("doctor http").unwrap_err().to_string();
+        assert!(error.contains("mem, shm, tcp, rdma, auto"), "{error}");
+    }
+}

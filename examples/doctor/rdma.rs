@@ -1,0 +1,89 @@
+//! What this machine has for RDMA: by the preflight of the `verbs` feature, or, in a build without
+//! it, by what the kernel shows to everybody.
+
+use std::io::{self, Write};
+
+#[cfg(feature = "verbs")]
+pub(crate) use self::with_verbs::{listen_address, print};
+#[cfg(not(feature = "verbs"))]
+pub(crate) use self::without_verbs::{listen_address, print};
+
+#[cfg(feature = "verbs")]
+mod with_verbs {
+    use rpc_transport::verbs::preflight;
+
+    use super::{Write, io};
+
+    /// Where a peer would reach this machine. Without such an address, listening says why.
+    pub(crate) fn listen_address() -> String {
+        match preflight().addresses().first() {
+            Some(std::net::IpAddr::V6(address)) => format!("rdma://[{address}]:0"),
+            Some(address) => format!("rdma://{address}:0"),
+            None => "rdma://0.0.0.0:0".to_owned(),
+        }
+    }
+
+    /// Prints devices, ports and addresses, and what is wrong.
+    pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
+        for line in preflight().to_string().lines() {
+            writeln!(out, "  {line}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+mod without_verbs {
+    use std::path::Path;
+
+    use super::{Write, io};
+
+    /// Any will do: listening says what is missing.
+    pub(crate) fn listen_address() -> String {
+        "rdma://0.0.0.0:0".to_owned()
+    }
+
+    /// Prints what the kernel knows, and how to build for it.
+    pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
+        print_from(Path::new("/sys/class/infiniband"), out)
+    }
+
+    fn print_from(devices: &Path, out: &mut impl Write) -> io::Result<()> {
+        let entries = devices.read_dir().into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        if names.is_empty() {
+            writeln!(out, "  the kernel knows no RDMA device")?;
+        } else {
+            writeln!(out, "  the kernel has RDMA devices: {}", names.join(", "))?;
+        }
+        writeln!(
+            out,
+            "  this program was built without the `verbs` feature, so it cannot use any; on Debian:\n\
+             \x20   apt-get install libibverbs-dev librdmacm-dev libclang-dev pkg-config\n\
+             \x20   cargo run --features verbs --example doctor"
+        )
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        fn printed(devices: &str) -> String {
+            let mut text = Vec::new();
+            print_from(Path::new(devices), &mut text).unwrap();
+            String::from_utf8(text).unwrap()
+        }
+
+        #[test]
+        fn devices_of_the_kernel_are_named() {
+            let text = printed("/nonexistent-directory");
+            assert!(text.contains("knows no RDMA device"), "{text}");
+            // Any directory with known entries.
+            let text = printed("/proc/self/net");
+            assert!(text.contains("has RDMA devices: ") && text.contains("tcp"), "{text}");
+            assert!(text.contains("cargo run --features verbs --example doctor"), "{text}");
+        }
+    }
+}

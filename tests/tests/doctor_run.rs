@@ -1,0 +1,60 @@
+//! The `doctor` example as a person runs it.
+
+use tests::example::{Ended, command, run};
+
+async fn doctor(arguments: &str) -> Ended {
+    run(command("doctor", arguments.split_whitespace())).await
+}
+
+/// The line of a scheme.
+fn line<'a>(text: &'a str, scheme: &str) -> &'a str {
+    let found = text.lines().find(|line| line.trim_start().starts_with(scheme));
+    found.unwrap_or_else(|| panic!("no line for {scheme} in:\n{text}"))
+}
+
+#[tokio::test]
+async fn everything_is_tried_and_said() {
+    let ended = doctor("").await.with_code(0);
+    let text = ended.text();
+    for (scheme, way) in [("mem", "soft-mem"), ("shm", "soft-shm"), ("tcp", "soft-tcp")] {
+        let line = line(&text, scheme);
+        assert!(line.contains("works") && line.contains(way), "{ended:?}");
+    }
+    assert!(line(&text, "auto").contains("works  shm://"), "{ended:?}");
+    for part in ["open files: ", "locked memory: ", "\nRDMA\n"] {
+        assert!(text.contains(part), "{part} is missing: {ended:?}");
+    }
+    assert_eq!(ended.stderr, "");
+}
+
+#[tokio::test]
+async fn a_named_scheme_decides_the_exit_status() {
+    let ended = doctor("shm tcp").await.with_code(0);
+    assert!(!ended.text().contains("mem "), "{ended:?}");
+    // Whether there is RDMA here or not, status and text agree.
+    let ended = doctor("rdma").await;
+    let works = line(&ended.text(), "rdma").contains("works");
+    let ended = ended.with_code(i32::from(!works));
+    doctor("carrier-pigeon").await.with_code(2);
+    let text = ended.text();
+    let Some(said) = line(&text, "rdma").split_once(" NO ").map(|(_, said)| said) else {
+        return;
+    };
+    // A build without the feature names it, one with it what the machine lacks.
+    let words = if cfg!(feature = "verbs") {
+        ["rdma", "modprobe"]
+    } else {
+        ["--features verbs", "libibverbs-dev"]
+    };
+    for word in words {
+        assert!(said.contains(word), "{word} is missing: {ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn help_says_what_the_exit_status_means() {
+    let text = doctor("--help").await.with_code(0).text();
+    for part in ["Exit status: 0; 1 if a scheme", "doctor rdma", "--features verbs"] {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+}
