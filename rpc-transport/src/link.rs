@@ -174,7 +174,7 @@ pub struct Link {
 /// Where the next frame comes from.
 enum Source {
     KeepAlive(Due),
-    Whole(Queued, Lane),
+    Whole(OutBuf, Lane),
     Segment,
     Nothing,
 }
@@ -251,6 +251,30 @@ impl Link {
         Ok(())
     }
 
+    /// [`Link::submit`] and [`Link::poll_transmit`] in one, for a message that nothing is ahead of and
+    /// that may leave now; `None` when it was queued.
+    ///
+    /// # Errors
+    /// Those of [`Link::submit`].
+    #[inline]
+    pub fn submit_now(
+        &mut self,
+        lane: Lane,
+        tag: u64,
+        message: OutBuf,
+    ) -> Result<Option<Transmit<'_>>, SubmitError> {
+        let leaves = !self.is_closing()
+            && lane != Lane::Bulk
+            && self.has_nothing_queued()
+            && self.is_eager(&message)
+            && self.credits.can_send(FRAME_SLOTS);
+        if leaves {
+            return Ok(self.send_whole(message, lane));
+        }
+        self.submit(lane, tag, message)?;
+        Ok(None)
+    }
+
     /// Whether a message leaves as one plain frame.
     #[inline]
     fn is_eager(&self, message: &OutBuf) -> bool {
@@ -270,6 +294,24 @@ impl Link {
     /// The next frame to post now, if any. Call it until it gives `None`.
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+        if self.has_nothing_to_transmit() {
+            return None;
+        }
+        self.poll_queued()
+    }
+
+    /// Whether [`Link::poll_transmit`] would give nothing, for being idle: the cheap look that most
+    /// pumps get by with.
+    #[inline]
+    pub(crate) fn has_nothing_to_transmit(&self) -> bool {
+        !self.is_closing()
+            && self.lanes.is_empty()
+            && self.segmenter.is_empty()
+            && !self.keep_alive.is_due()
+            && !self.credits.is_ack_due()
+    }
+
+    fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
         if self.is_closing() {
             return self.poll_close();
@@ -278,7 +320,7 @@ impl Link {
             return self.credits.poll_ack().map(|stamp| self.ack(stamp));
         }
         match self.next_source() {
-            Source::Whole(queued, lane) => self.send_whole(queued, lane),
+            Source::Whole(message, lane) => self.send_whole(message, lane),
             Source::Segment => self.send_segment(),
             Source::KeepAlive(due) => self.send_keep_alive(due),
             // Credit rule 5: messages first, as their headers carry grants for nothing.
@@ -466,7 +508,8 @@ impl Link {
             None => Source::Nothing,
             Some(Lane::Bulk) => self.next_bulk(),
             Some(lane) => {
-                self.lanes.pop(lane).map_or(Source::Nothing, |queued| Source::Whole(queued, lane))
+                let queued = self.lanes.pop(lane);
+                queued.map_or(Source::Nothing, |queued| Source::Whole(queued.message, lane))
             }
         }
     }
@@ -476,7 +519,7 @@ impl Link {
             match self.lanes.pop(Lane::Bulk) {
                 None => return Source::Nothing,
                 Some(queued) if self.is_eager(&queued.message) => {
-                    return Source::Whole(queued, Lane::Bulk);
+                    return Source::Whole(queued.message, Lane::Bulk);
                 }
                 Some(queued) => self.segmenter.start(queued),
             }
@@ -493,10 +536,9 @@ impl Link {
     }
 
     #[inline]
-    fn send_whole(&mut self, queued: Queued, lane: Lane) -> Option<Transmit<'_>> {
+    fn send_whole(&mut self, mut message: OutBuf, lane: Lane) -> Option<Transmit<'_>> {
         let number = self.sent;
         let mut stamp = self.spend()?;
-        let mut message = queued.message;
         message.prepend(&frame::header(Kind::Data, stamp.grant));
         if lane == Lane::Bulk {
             stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, message.len());
