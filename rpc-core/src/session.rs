@@ -137,6 +137,7 @@ impl<W, H> Session<W, H> {
     ///
     /// # Errors
     /// The rule that the peer broke: close the connection. After `on_closed` messages are dropped.
+    #[inline]
     pub fn on_message(
         &mut self,
         message: Message,
@@ -146,6 +147,26 @@ impl<W, H> Session<W, H> {
         if self.closed.is_some() {
             return Ok(());
         }
+        // Nearly every message is one of these two.
+        if self.peer.is_some() {
+            if let Some(head) = wire::plain_response(&message) {
+                return self.on_response(head, wire::HEADER_BYTES, message);
+            }
+            if let Some(head) = wire::plain_request(&message) {
+                let head_bytes = wire::HEADER_BYTES;
+                let bytes = RequestBytes { head_bytes, metadata_bytes: 0, message };
+                return self.on_request(head, bytes, now);
+            }
+        }
+        self.on_parsed(message, now, revoke)
+    }
+
+    fn on_parsed(
+        &mut self,
+        message: Message,
+        now: impl FnOnce() -> Instant,
+        revoke: Revoke<'_>,
+    ) -> Result<(), SessionError> {
         let (frame, head_bytes) = wire::parse(&message)?;
         if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {
             return Err(SessionError::HelloMissing);
