@@ -15,9 +15,6 @@ pub(crate) enum EchoError {
     /// The client cannot connect.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The same, with a hint.
-    #[error("{0}; is `echo server` running there?")]
-    NobodyThere(ConnectError),
     /// A call failed.
     #[error("a call failed: {0}")]
     Call(#[from] Status),
@@ -50,14 +47,6 @@ pub(crate) enum EchoError {
 }
 
 impl EchoError {
-    /// A refused connection, with the hint that goes with it.
-    pub(crate) fn connect(error: ConnectError) -> Self {
-        match error {
-            ConnectError::Refused { .. } => Self::NobodyThere(error),
-            error => Self::Connect(error),
-        }
-    }
-
     /// The exit status: 1, and 130 after Ctrl-C, as shells have it.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {

@@ -84,7 +84,7 @@ async fn client(address: &str, options: &CallOptions) -> Result<(), EchoError> {
         .link(link())
         .connect(address)
         .await
-        .map_err(EchoError::connect)?;
+        .map_err(EchoError::Connect)?;
     let client = EchoClient::new(channel);
     report::path(client.channel().path())?;
     report::heading(options)?;

@@ -21,6 +21,6 @@ pub(crate) async fn connect(args: &ConnectArgs) -> Result<KvClient, CommandError
         .default_timeout(Some(args.timeout))
         .connect(args.address.to_string())
         .await
-        .map_err(CommandError::connect)?;
+        .map_err(CommandError::Connect)?;
     Ok(KvClient::new(channel))
 }

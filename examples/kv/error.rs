@@ -17,9 +17,6 @@ pub(crate) enum CommandError {
     /// No connection.
     #[error(transparent)]
     Connect(ConnectError),
-    /// Nobody listens there.
-    #[error("{0}; is `kv serve` running there?")]
-    NobodyThere(ConnectError),
     /// The store refused.
     #[error("{}: {error}", Printable(.key))]
     Refused {
@@ -68,14 +65,6 @@ pub(crate) enum CommandError {
 }
 
 impl CommandError {
-    /// A failed connection attempt, with the hint that goes with it.
-    pub(crate) fn connect(error: ConnectError) -> Self {
-        match error {
-            ConnectError::Refused { .. } => Self::NobodyThere(error),
-            error => Self::Connect(error),
-        }
-    }
-
     /// A failed call about a key.
     pub(crate) fn call(key: &str, error: CallError<KvError>) -> Self {
         match error {

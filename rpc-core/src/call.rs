@@ -245,6 +245,17 @@ impl<'a, O> Call<'a, O> {
     #[cold]
     fn received(&self, reply: &session::Reply, code: u8, retryable: bool) -> Status {
         let code = Code::from_number(code).unwrap_or(Code::Unknown);
+        if let Some(text) = self.refusal(code, reply) {
+            return Status::new(code, text).with_retryable(retryable);
+        }
+        Status::new(code, reply.text().to_owned())
+            .with_details(Bytes::copy_from_slice(reply.details()))
+            .with_retryable(retryable)
+    }
+
+    /// What to say when the server refused the method as such. Until it has accepted the signature,
+    /// nothing of the user's has run there, so the marks cannot be details of the user's own.
+    fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
         let text = match (code, reply.details()) {
             (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
                 format!("{}, this client has `{}`", reply.text(), self.method.signature)
@@ -252,11 +263,13 @@ impl<'a, O> Call<'a, O> {
             (Code::Unimplemented, UNKNOWN_METHOD) => {
                 format!("{}: {}", self.method.name, reply.text())
             }
-            _ => reply.text().to_owned(),
+            _ => return None,
         };
-        Status::new(code, text)
-            .with_details(Bytes::copy_from_slice(reply.details()))
-            .with_retryable(retryable)
+        let connection = self.via.connection();
+        let index = self.method.dense_index();
+        let accepted =
+            connection.shard.look(connection.key, |peer| peer.session.has_accepted(index));
+        (accepted == Some(false)).then_some(text)
     }
 
     fn failed(&self, reason: Failure, never_sent: bool) -> Status {
@@ -313,7 +326,8 @@ impl<'a, O> Call<'a, O> {
     }
 }
 
-/// Marks the status of a signature mismatch, so that the caller's side adds its own.
+/// Marks the status of a signature mismatch, so that the caller's side adds its own. The marks mean
+/// something only from a server that has not accepted the method's signature.
 pub(crate) const SIGNATURES_DIFFER: &[u8] = b"signature";
 /// Marks the status of an unknown method, which only the caller's side can name.
 pub(crate) const UNKNOWN_METHOD: &[u8] = b"method";

@@ -26,6 +26,10 @@
 //! Addresses: `auto://host:port` (the best way to that host), `shm://name`, `shm:///path`,
 //! `tcp://host:port`, `rdma://host:port` (feature `verbs`), `mem://name` (this process).
 
+// The macro's paths in this crate's own tests.
+#[cfg(test)]
+extern crate self as rpc_core;
+
 #[doc(hidden)]
 #[path = "private.rs"]
 pub mod __private;

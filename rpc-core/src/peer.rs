@@ -13,6 +13,7 @@ use rpc_transport::message::Message;
 use rpc_transport::protocol::{Protocol, Revoke, Submission};
 use rpc_transport::provider::PeerIdentity;
 use rpc_transport::shard::Shard;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use crate::session::{Event, Incoming, Revoked, Role, Session, SessionLimits};
@@ -29,6 +30,8 @@ pub(crate) struct Peer {
     max_message_bytes: u64,
     /// The connection has ended and nobody has been told.
     ended: bool,
+    /// Its place among the server's connections.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 /// Longest header of a request without metadata, bytes: deadline, signature, metadata's length.
@@ -55,7 +58,14 @@ impl Peer {
             identity: Arc::new(PeerIdentity::SameProcess),
             max_message_bytes: u64::MAX,
             ended: false,
+            place: None,
         }
+    }
+
+    /// Holds a place until the QP has been destroyed.
+    pub(crate) fn holding(mut self, place: OwnedSemaphorePermit) -> Self {
+        self.place = Some(place);
+        self
     }
 
     /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
@@ -150,6 +160,7 @@ impl Protocol for Peer {
     }
 
     fn on_released(&mut self) {
+        self.place = None;
         self.ended = true;
     }
 

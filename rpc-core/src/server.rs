@@ -1,11 +1,15 @@
 //! Servers: services bound to addresses.
 //!
-//! Owns listening, accepting, the spread of connections over shards, and orderly shutdown. Never
-//! looks into a message.
+//! Owns the configuration, the listeners, and the order of a shutdown; what becomes of a connection
+//! request is the [`acceptor`]'s.
 //!
 //! Invariants:
-//! 1. A peer that misbehaves during set-up costs its own connection only.
-//! 2. Shutdown ends: calls in flight get a grace period, then their connections are closed.
+//! 1. Shutdown ends: calls in flight get a grace period, then their connections are closed.
+//! 2. A listener that dies ends the server in the same order, and its address is named.
+
+mod acceptor;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,31 +17,19 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rpc_transport::address::Address;
 use rpc_transport::config::LinkConfig;
-use rpc_transport::driver::Driver;
-use rpc_transport::error::{ConnectError, ListenError};
-use rpc_transport::frame::{CloseCode, CloseReason};
-use rpc_transport::handshake::{Reject, RejectCode};
-use rpc_transport::provider::{Device, Incoming, Listener};
+use rpc_transport::error::ListenError;
+use rpc_transport::provider::Listener;
 use rpc_transport::schemes;
-use rpc_transport::setup::{AcceptError, completions_per_connection};
 use rpc_transport::spin::PollMode;
-use tokio::sync::{Notify, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
+use tokio::task::{self, JoinError, JoinSet};
 
-use crate::executor::{Handlers, Router};
-use crate::peer::{Peer, RpcShard};
+use self::acceptor::Acceptor;
+use crate::executor::Router;
 use crate::service::Dispatch;
-use crate::session::{Role, SessionLimits};
-
-/// Connections that one CQ is made for.
-const CONNECTIONS_PER_CQ: u32 = 1024;
-/// Set-ups under way at once; more wait in the listener's backlog.
-const CONCURRENT_ACCEPTS: usize = 64;
-/// Longest time for one set-up.
-const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
+use crate::session::SessionLimits;
 
 /// Configuration of a [`Server`].
 pub struct ServerBuilder {
@@ -156,12 +148,7 @@ impl ServerBuilder {
             listeners.push(schemes::listen(&address).await?);
         }
         let (stop, _) = watch::channel(false);
-        let acceptor = Acceptor {
-            shards: Mutex::new(Some(Shards::new())),
-            router: Arc::new(router),
-            settled: Arc::default(),
-            config: self.config,
-        };
+        let acceptor = Acceptor::new(router, self.config);
         Ok(Server { listeners, acceptor: Arc::new(acceptor), stop: Arc::new(stop) })
     }
 }
@@ -223,29 +210,31 @@ impl Server {
     /// Serves until shut down. Dropping the future ends all connections at once.
     ///
     /// # Errors
-    /// [`ListenError`] when a listener dies.
+    /// [`ListenError`] when a listener dies: the others are then closed, and the connections get the
+    /// end of a shutdown.
     pub async fn serve(self) -> Result<(), ListenError> {
         let Self { listeners, acceptor, stop } = self;
         let _end = EndShards(Arc::clone(&acceptor));
-        let mut stopped = stop.subscribe();
         let mut accepting = JoinSet::new();
+        let mut addresses = HashMap::new();
         for listener in listeners {
-            accepting.spawn(Arc::clone(&acceptor).accept_loop(listener, stop.subscribe()));
+            let address = listener.local_address();
+            let looping = Arc::clone(&acceptor).accept_loop(listener, stop.subscribe());
+            addresses.insert(accepting.spawn(looping).id(), address);
         }
-        let died = tokio::select! {
+        // Without any listener there is nothing that could end but by the handle.
+        let mut stopped = stop.subscribe();
+        let mut died = tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => None,
-            Some(ended) = accepting.join_next() => ended.unwrap_or_else(|join| {
-                let address = Address::Mem("server".to_owned());
-                Some(ListenError::Failed { address, reason: join.to_string() })
-            }),
+            Some(ended) = accepting.join_next_with_id() => death(ended, &addresses),
         };
-        if let Some(error) = died {
-            return Err(error);
+        stop.send_replace(true);
+        while let Some(ended) = accepting.join_next_with_id().await {
+            died = died.or_else(|| death(ended, &addresses));
         }
         // All listeners are closed and no set-up is under way: the connections are all there are.
-        while accepting.join_next().await.is_some() {}
         acceptor.drain().await;
-        Ok(())
+        died.map_or(Ok(()), Err)
     }
 
     /// Serves until `signal` completes, then shuts down in order.
@@ -270,6 +259,23 @@ impl fmt::Debug for Server {
     }
 }
 
+/// Why an accept loop ended, when it was not told to, with the address.
+fn death(
+    ended: Result<(task::Id, Option<ListenError>), JoinError>,
+    addresses: &HashMap<task::Id, Address>,
+) -> Option<ListenError> {
+    let (id, reason) = match ended {
+        Ok((_, None)) => return None,
+        Ok((_, Some(error @ (ListenError::Failed { .. } | ListenError::InUse { .. })))) => {
+            return Some(error);
+        }
+        Ok((id, Some(error))) => (id, error.to_string()),
+        Err(error) => (error.id(), error.to_string()),
+    };
+    let address = addresses.get(&id)?.clone();
+    Some(ListenError::Failed { address, reason })
+}
+
 /// Ends every connection of a server whose `serve` is over.
 struct EndShards(Arc<Acceptor>);
 
@@ -278,220 +284,5 @@ impl Drop for EndShards {
         for shard in self.0.end() {
             shard.shutdown_now();
         }
-    }
-}
-
-type Shards = HashMap<String, Vec<Arc<RpcShard>>>;
-
-struct Acceptor {
-    /// By device; `None` once the server has ended.
-    shards: Mutex<Option<Shards>>,
-    router: Arc<Router>,
-    settled: Arc<Notify>,
-    config: Config,
-}
-
-impl Acceptor {
-    /// Accepts until the server is stopped; `Some` when the listener dies before.
-    async fn accept_loop(
-        self: Arc<Self>,
-        listener: Box<dyn Listener>,
-        mut stopped: watch::Receiver<bool>,
-    ) -> Option<ListenError> {
-        let mut setups = JoinSet::new();
-        let died = tokio::select! {
-            error = self.accept_all(listener, &mut setups) => Some(error),
-            _ = stopped.wait_for(|stop| *stop) => None,
-        };
-        setups.shutdown().await;
-        died
-    }
-
-    async fn accept_all(
-        self: &Arc<Self>,
-        mut listener: Box<dyn Listener>,
-        setups: &mut JoinSet<()>,
-    ) -> ListenError {
-        let permits = Arc::new(Semaphore::new(CONCURRENT_ACCEPTS));
-        loop {
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
-                return ListenError::Config("the accept semaphore was closed".to_owned());
-            };
-            let incoming = tokio::select! {
-                incoming = listener.incoming() => incoming,
-                Some(_) = setups.join_next() => continue,
-            };
-            match incoming {
-                Err(error) => return error,
-                Ok(incoming) => {
-                    let this = Arc::clone(self);
-                    setups.spawn(async move {
-                        this.accept(incoming).await;
-                        drop(permit);
-                    });
-                }
-            }
-        }
-    }
-
-    async fn accept(&self, incoming: Box<dyn Incoming>) {
-        let from = incoming.peer();
-        let shard = match self.shard_for(incoming.device()) {
-            Ok(shard) => shard,
-            Err(text) => {
-                tracing::warn!(peer = ?from, "cannot serve: {text}");
-                incoming.reject(&Reject::new(RejectCode::Busy, text.clone()).to_bytes()).await;
-                return;
-            }
-        };
-        let peer = Peer::new(Role::Server, self.config.limits);
-        let accepting = shard.accept(incoming, &self.config.link, peer);
-        match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
-            Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
-            Ok(Err(AcceptError::Connect(ConnectError::Provider(error)))) => {
-                tracing::warn!(peer = ?from, %error, "set-up failed");
-            }
-            Ok(Err(error)) => tracing::info!(peer = ?from, %error, "set-up failed"),
-            Err(_) => tracing::info!(peer = ?from, "set-up took too long"),
-        }
-    }
-
-    /// A shard with room, on the device that a request came in on.
-    fn shard_for(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
-        let mut shards = self.shards.lock();
-        let Some(shards) = &mut *shards else {
-            return Err("the server is shutting down".to_owned());
-        };
-        let total: usize = shards.values().flatten().map(|shard| shard.connection_count()).sum();
-        if total >= self.config.max_connections {
-            return Err(format!(
-                "the server has its limit of {} connections",
-                self.config.max_connections
-            ));
-        }
-        let of_device = shards.entry(device.attributes().name.clone()).or_default();
-        of_device.retain(|shard| !shard.is_over());
-        let needed = completions_per_connection(&self.config.link);
-        let least = of_device
-            .iter()
-            .filter(|shard| shard.has_room(needed))
-            .min_by_key(|shard| shard.connection_count())
-            .cloned();
-        match least {
-            Some(shard) if of_device.len() >= self.config.shards => Ok(shard),
-            _ => {
-                let shard = self.new_shard(device)?;
-                of_device.push(Arc::clone(&shard));
-                Ok(shard)
-            }
-        }
-    }
-
-    fn new_shard(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
-        let text = |error: &dyn fmt::Display| error.to_string();
-        let domain = device.allocate_pd().map_err(|error| text(&error))?;
-        let needed = completions_per_connection(&self.config.link);
-        let entries = (needed * CONNECTIONS_PER_CQ).min(device.attributes().max_cqe);
-        if entries < needed {
-            return Err(format!(
-                "a connection needs {needed} completion queue entries, {} has {entries}; lower \
-                 data_credits or send_queue_slots",
-                device.attributes().name
-            ));
-        }
-        let shard =
-            RpcShard::new(Arc::clone(device), domain, entries).map_err(|error| text(&error))?;
-        let handlers =
-            Handlers::new(Arc::clone(&shard), Arc::clone(&self.router), Arc::clone(&self.settled));
-        let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
-            .map_err(|error| text(&error))?;
-        tokio::spawn(driver);
-        Ok(shard)
-    }
-
-    fn all_shards(&self) -> Vec<Arc<RpcShard>> {
-        self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
-    }
-
-    /// The shards, which there will be no more of.
-    fn end(&self) -> Vec<Arc<RpcShard>> {
-        self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
-    }
-
-    /// Lets calls in flight finish, then closes.
-    async fn drain(&self) {
-        let shards = self.all_shards();
-        for shard in &shards {
-            shard.for_each(|peer| peer.session.go_away());
-        }
-        let drained = async {
-            loop {
-                let settled = self.settled.notified();
-                tokio::pin!(settled);
-                settled.as_mut().enable();
-                if shards.iter().all(|shard| shard.is_quiet()) {
-                    break;
-                }
-                settled.await;
-            }
-        };
-        if tokio::time::timeout(self.config.grace, drained).await.is_err() {
-            tracing::warn!(grace = ?self.config.grace, "calls were still in flight at shutdown");
-        }
-        let reason = CloseReason::new(CloseCode::ShuttingDown, "the server has shut down");
-        for shard in &shards {
-            shard.close_all(&reason);
-        }
-        let closed = async {
-            loop {
-                let settled = self.settled.notified();
-                tokio::pin!(settled);
-                settled.as_mut().enable();
-                if shards.iter().all(|shard| shard.connection_count() == 0) {
-                    break;
-                }
-                settled.await;
-            }
-        };
-        // Peers that do not read any more are left behind.
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
-    }
-}
-
-/// Longest time for the close frames of a shutdown to leave.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-
-#[cfg(test)]
-mod tests {
-    use rpc_transport::soft;
-
-    use super::*;
-
-    /// A set-up that was under way when a server ended opened a shard that nobody would ever end.
-    #[tokio::test]
-    async fn a_server_that_has_ended_opens_no_shard() {
-        let server = Server::builder().bind("mem://ended-server").await.unwrap();
-        let acceptor = Arc::clone(&server.acceptor);
-        let device = soft::mem_device();
-        let shard = acceptor.shard_for(device).unwrap();
-        let again = acceptor.shard_for(device).unwrap();
-        assert!(Arc::ptr_eq(&shard, &again));
-        drop(server.serve());
-        assert!(!shard.is_over(), "serve was never polled");
-        drop(EndShards(Arc::clone(&acceptor)));
-        assert!(shard.is_over());
-        assert_eq!(acceptor.shard_for(device).unwrap_err(), "the server is shutting down");
-    }
-
-    /// A shard whose driver has gone stayed in the list, and connections were put beside it.
-    #[tokio::test]
-    async fn a_shard_without_a_driver_is_replaced() {
-        let server = Server::builder().bind("mem://replaced-shard").await.unwrap();
-        let device = soft::mem_device();
-        let shard = server.acceptor.shard_for(device).unwrap();
-        shard.shutdown();
-        let other = server.acceptor.shard_for(device).unwrap();
-        assert!(!Arc::ptr_eq(&shard, &other));
-        assert_eq!(server.acceptor.all_shards().len(), 1);
     }
 }

@@ -66,7 +66,8 @@ pub struct MethodDescriptor {
     pub idempotent: bool,
     /// Runs to its end even when the caller has gone away.
     pub no_cancel: bool,
-    /// Runs as a task of its own from the start, because it works long between awaits.
+    /// Runs as a task of its own from the start, because it works long between awaits. Milliseconds
+    /// of work still belong in `spawn_blocking`: see `#[service]`.
     pub spawn: bool,
     /// 0: not assigned yet.
     index: AtomicU32,

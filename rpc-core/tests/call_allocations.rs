@@ -23,7 +23,7 @@ impl Echo for Service {
     }
 }
 
-const WARM_UP: u32 = 500;
+const WARM_UP: u32 = 64;
 const CALLS: u32 = 500;
 
 async fn call_in_turn(client: &EchoClient, calls: u32) {

@@ -32,9 +32,25 @@ use proc_macro::TokenStream;
 /// - `version = 2`: part of the signature; change it when the content of a type changes.
 /// - `idempotent`: may be carried out more than once, so a failed call may be retried.
 /// - `no_cancel`: runs to its end although the caller has gone away.
-/// - `spawn`: runs as a task of its own from the start.
+/// - `spawn`: runs as a task of its own from the start; see below.
 /// - `result`: the return type is an alias of a `Result`.
 /// - `plain`: the return type is a value, although it is called `Result`.
+///
+/// # Handlers that work long
+/// A handler is first polled by the connection's driver, on the driver's thread. One that finishes
+/// there costs no task; one that waits becomes a task. What it does *between* two awaits holds up
+/// every connection of that driver, so a method whose polls run long is spawned by itself after a
+/// while (two of 50 µs in a row among those that are timed, or one of 5 ms), and `spawn` does so
+/// from the first call on.
+///
+/// A spawned handler still shares the runtime's workers with the drivers: when all of them are in
+/// long polls, or there is only one, a driver waits for the next to end, and with it the acks, pings
+/// and calls of its connections. Idle workers do not always help. tokio keeps a task that a running
+/// task wakes in the LIFO slot of that worker, where no other worker takes it from: a handler that
+/// makes a call may so wake the driver of that call's connection, and if it then computes on without
+/// awaiting anything, the driver stands still for just as long. So `spawn` suits polls of up to
+/// about a millisecond. What computes or blocks for longer belongs in `tokio::task::spawn_blocking`
+/// or on threads of its own, awaited by the handler.
 ///
 /// # Arguments and results
 /// Any type that implements serde's traits, as far as a format that does not describe itself can

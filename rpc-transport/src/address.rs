@@ -148,7 +148,7 @@ fn shm(rest: &str) -> Result<Address, String> {
 
 fn plain_name(name: &str) -> Result<String, String> {
     if name.is_empty() {
-        return Err("a name is missing".to_owned());
+        return Err("a name is missing; write shm://name, shm:///path or mem://name".to_owned());
     }
     if name.len() > MAX_SHM_NAME_BYTES {
         return Err(format!(

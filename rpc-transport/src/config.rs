@@ -9,10 +9,13 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+use crate::arena::ArenaConfig;
 use crate::credit::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window};
 
 /// SQ slots for Acks, WRs. More than one only lets Acks leave before earlier ones complete.
 const ACK_SLOTS: u16 = 4;
+/// Most WRs of one message: 7 WRITEs and a SEND.
+const MAX_MESSAGE_SLOTS: u16 = 8;
 /// Smallest receive buffer, bytes: holds every control frame and a segment worth its header.
 pub const MIN_RECEIVE_BUFFER_BYTES: u32 = 256;
 /// Largest receive buffer, bytes.
@@ -41,6 +44,9 @@ pub struct LinkConfig {
     pub(crate) max_message_bytes: u64,
     pub(crate) send_queue_slots: u16,
     pub(crate) bulk_queue_bytes: u32,
+    pub(crate) arena: ArenaConfig,
+    pub(crate) arena_threshold_bytes: u32,
+    pub(crate) arena_segment_bytes: u32,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) keep_alive_timeout: Duration,
 }
@@ -53,7 +59,10 @@ impl Default for LinkConfig {
             receive_buffer_bytes: 8 << 10,
             max_message_bytes: 64 << 20,
             send_queue_slots: 64,
-            bulk_queue_bytes: 256 << 10,
+            bulk_queue_bytes: 1 << 20,
+            arena: ArenaConfig::default(),
+            arena_threshold_bytes: 16 << 10,
+            arena_segment_bytes: 256 << 10,
             keep_alive: Some(Duration::from_secs(15)),
             keep_alive_timeout: Duration::from_secs(5),
         }
@@ -103,10 +112,36 @@ impl LinkConfig {
     }
 
     /// Bytes of segments that may lie in the send queue at once, so that a small message never
-    /// waits behind more. Default 256 KiB, at least 1; two segments are always allowed.
+    /// waits behind more. Default 1 MiB, at least 1; two segments are always allowed.
     #[must_use]
     pub fn bulk_queue_bytes(mut self, bytes: u32) -> Self {
         self.bulk_queue_bytes = bytes;
+        self
+    }
+
+    /// The landing zone that this end gives its peer for large messages: see [`ArenaConfig`].
+    /// Nothing is allocated before the first large message; by default arenas of 4 MiB are added on
+    /// demand up to 64 MiB. `max_chunks` 0 gives none, and large messages then arrive through
+    /// receive buffers.
+    #[must_use]
+    pub fn arena(mut self, arena: ArenaConfig) -> Self {
+        self.arena = arena;
+        self
+    }
+
+    /// Messages of this size and more are written into the peer's arena, bytes. Default 16 KiB;
+    /// smaller ones travel through receive buffers, as do all that fit one.
+    #[must_use]
+    pub fn arena_threshold_bytes(mut self, bytes: u32) -> Self {
+        self.arena_threshold_bytes = bytes;
+        self
+    }
+
+    /// Most bytes that are written into the peer's arena at once. Default 256 KiB, 4 KiB to 1 GiB.
+    /// A longer message is written in several segments, and small messages leave between two.
+    #[must_use]
+    pub fn arena_segment_bytes(mut self, bytes: u32) -> Self {
+        self.arena_segment_bytes = bytes;
         self
     }
 
@@ -160,7 +195,15 @@ impl LinkConfig {
             MAX_WINDOW,
             "the peer's data credits are a good choice",
         )?;
-        check("bulk_queue_bytes", self.bulk_queue_bytes, 1, u32::MAX, "256 KiB suits most links")?;
+        check("bulk_queue_bytes", self.bulk_queue_bytes, 1, u32::MAX, "1 MiB suits most links")?;
+        self.arena.validate()?;
+        check(
+            "arena_segment_bytes",
+            self.arena_segment_bytes,
+            4 << 10,
+            1 << 30,
+            "256 KiB suits most links",
+        )?;
         if let Some(interval) = self.keep_alive {
             let what = "use None to switch pings off";
             check_time("keep_alive", interval, mill, what)?;
@@ -181,9 +224,19 @@ impl LinkConfig {
         SendQueueBudget {
             data_slots: self.send_queue_slots,
             ack_slots: ACK_SLOTS,
-            message_slots: 1,
+            message_slots: message_slots(self.send_queue_slots),
             signal_interval: if interval == 0 { 1 } else { interval },
         }
+    }
+}
+
+/// WRs of the largest message: WRITEs and the SEND behind them. In a short queue large messages
+/// leave two others room, or are not written.
+const fn message_slots(queue_slots: u16) -> u16 {
+    match queue_slots / 2 {
+        0 | 1 => 1,
+        half if half < MAX_MESSAGE_SLOTS => half,
+        _ => MAX_MESSAGE_SLOTS,
     }
 }
 
@@ -254,7 +307,15 @@ mod tests {
                 ["max_message_bytes is 8191", "8192 to 1099511627776", "stream"],
             ),
             (base().send_queue_slots(0), ["send_queue_slots is 0", "1 to 4095", "data credits"]),
-            (base().bulk_queue_bytes(0), ["bulk_queue_bytes is 0", "1 to", "256 KiB"]),
+            (base().bulk_queue_bytes(0), ["bulk_queue_bytes is 0", "1 to", "1 MiB"]),
+            (
+                base().arena_segment_bytes(4095),
+                ["arena_segment_bytes is 4095", "4096 to 1073741824", "256 KiB"],
+            ),
+            (
+                base().arena(ArenaConfig { log2_chunk: 11, ..ArenaConfig::default() }),
+                ["log2_chunk is 11", "12 to 26", "64 KiB"],
+            ),
             (base().keep_alive(Some(Duration::ZERO)), ["keep_alive is 0ns", "1ms or more", "None"]),
             (
                 base().keep_alive_timeout(Duration::ZERO),

@@ -13,14 +13,19 @@
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    heard no more.
 
+mod post;
+
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use self::post::Flying;
+pub(crate) use self::post::Poster;
 use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
-use crate::link::{FrameBytes, Inbound, Link, LinkError, LinkMetrics, Revoked, Transmit};
-use crate::memory::{Buffer, BufferPool, ProtectionDomain};
+use crate::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
+use crate::memory::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke, Submission};
 use crate::provider::{
@@ -40,11 +45,13 @@ const TOKEN_BITS: u32 = 33;
 /// The transport half of a connection, as long as its QP exists.
 pub(crate) struct Pipe {
     pub(crate) qp: QpHandle,
+    /// The protection domain of its memory.
+    pub(crate) domain: u64,
     pub(crate) max_inline_bytes: usize,
     pub(crate) recv_pool: BufferPool,
     /// Registered send buffers, for frames that the device cannot take inline.
     pub(crate) send_pool: Option<BufferPool>,
-    /// Size of each send buffer: the peer's receive buffer, bytes.
+    /// Size of each send buffer: the longest frame, bytes.
     pub(crate) send_buffer_bytes: u32,
     /// SQ slots, WRs.
     pub(crate) send_slots: u32,
@@ -52,6 +59,8 @@ pub(crate) struct Pipe {
     // Send WRs posted and retired, modulo 2^31.
     posted_send: u32,
     retired_send: u32,
+    /// What WRITEs under way read, by the sequence number of the SEND behind them.
+    flying: VecDeque<(u32, Vec<Flying>)>,
     phase: Phase,
 }
 
@@ -77,6 +86,7 @@ impl Pipe {
     ) -> Self {
         Self {
             qp,
+            domain: recv_pool.domain(),
             max_inline_bytes: max_inline_bytes as usize,
             recv_pool,
             send_pool: None,
@@ -85,7 +95,18 @@ impl Pipe {
             posted_recv: 0,
             posted_send: 0,
             retired_send: 0,
+            flying: VecDeque::new(),
             phase: Phase::Setup,
+        }
+    }
+
+    /// The WRs up to `sequence` have completed.
+    fn retire(&mut self, sequence: u32) {
+        self.retired_send = sequence;
+        while let Some((flying, _)) = self.flying.front()
+            && sequence.wrapping_sub(*flying) & SEQUENCE_MASK <= SEQUENCE_MASK / 2
+        {
+            self.flying.pop_front();
         }
     }
 
@@ -110,7 +131,7 @@ enum Pressing {
 /// One connection.
 pub(crate) struct Connection<P: Protocol> {
     pub(crate) protocol: P,
-    domain: ProtectionDomain,
+    poster: Poster,
     data_credits: u32,
     link: Option<Link>,
     /// Who is at the other end, once that is known.
@@ -132,14 +153,14 @@ impl<P: Protocol> Connection<P> {
     /// A connection in set-up.
     pub(crate) fn new(
         protocol: P,
-        domain: ProtectionDomain,
+        poster: Poster,
         pipe: Pipe,
         data_credits: u16,
         held: bool,
     ) -> Self {
         Self {
             protocol,
-            domain,
+            poster,
             data_credits: data_credits.into(),
             link: None,
             peer: None,
@@ -155,8 +176,10 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// The peer's offer is known: frames may arrive from now on.
-    pub(crate) fn set_link(&mut self, link: Link, peer: &PeerIdentity) {
+    /// The peer's offer is known: frames may arrive from now on. `on_return` is called, without the
+    /// shard's lock, when dropped payloads make it worth to pump.
+    pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
+        link.set_on_return(on_return);
         if let Some(pipe) = &mut self.pipe {
             pipe.send_buffer_bytes = link.frame_bytes();
         }
@@ -198,7 +221,7 @@ impl<P: Protocol> Connection<P> {
         let pools = |pipe: &Pipe| {
             [Some(pipe.recv_pool.clone()), pipe.send_pool.clone()].into_iter().flatten()
         };
-        self.pipe.iter().flat_map(pools).collect()
+        self.pipe.iter().flat_map(pools).chain(self.poster.staging().cloned()).collect()
     }
 
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
@@ -254,7 +277,7 @@ impl<P: Protocol> Connection<P> {
         pipe.phase = Phase::Parting;
         link.close(CloseReason::new(CloseCode::Protocol, rule));
         while let Some(transmit) = link.poll_transmit() {
-            if post(cq, &self.domain, pipe, transmit).is_err() {
+            if self.poster.post(cq, pipe, transmit).is_err() {
                 return false;
             }
         }
@@ -348,7 +371,7 @@ impl<P: Protocol> Connection<P> {
     ) {
         let Some(pipe) = &mut self.pipe else { return };
         let (sequence, token) = split_wr_id(completion.wr_id);
-        pipe.retired_send = sequence;
+        pipe.retire(sequence);
         if matches!(pipe.phase, Phase::Draining { .. }) {
             return;
         }
@@ -374,12 +397,13 @@ impl<P: Protocol> Connection<P> {
 
     /// What most pumps find: up, and nothing to send.
     #[inline]
-    fn has_nothing_to_pump(&self) -> bool {
-        let (Some(pipe), Some(link)) = (&self.pipe, &self.link) else { return false };
+    fn has_nothing_to_pump(&mut self) -> bool {
+        let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return false };
         pipe.phase == Phase::Up
             && self.closing.is_none()
             && !self.protocol.may_transmit()
             && link.has_nothing_to_transmit()
+            && link.wanted_arena().is_none()
     }
 
     fn pump_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
@@ -396,19 +420,22 @@ impl<P: Protocol> Connection<P> {
         if pipe.phase != Phase::Up {
             return Ok(());
         }
+        if let Some(bytes) = link.wanted_arena() {
+            grow(link, self.poster.domain(), bytes)?;
+        }
         let mut submitted = false;
         while self.protocol.may_transmit()
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
-                Ok(Some(transmit)) => post(cq, &self.domain, pipe, transmit)?,
+                Ok(Some(transmit)) => self.poster.post(cq, pipe, transmit)?,
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
         while let Some(transmit) = link.poll_transmit() {
-            post(cq, &self.domain, pipe, transmit)?;
+            self.poster.post(cq, pipe, transmit)?;
         }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
@@ -434,7 +461,7 @@ impl<P: Protocol> Connection<P> {
             link.close(reason);
         }
         while let Some(transmit) = link.poll_transmit() {
-            post(cq, &self.domain, pipe, transmit)?;
+            self.poster.post(cq, pipe, transmit)?;
         }
         Ok(())
     }
@@ -477,7 +504,7 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         let Some(transmit) = link.poll_idle_ack() else { return };
-        if let Err(cause) = post(cq, &self.domain, pipe, transmit) {
+        if let Err(cause) = self.poster.post(cq, pipe, transmit) {
             self.fail(cq, &cause);
         }
     }
@@ -562,6 +589,22 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
     }
 }
 
+/// Gives the link the arena that it wants, if there is memory.
+#[cold]
+fn grow(link: &mut Link, domain: &ProtectionDomain, bytes: u64) -> Result<(), CloseCause> {
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+    match domain.allocate(len, Access::REMOTE_WRITE) {
+        Ok(region) => {
+            link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
+        }
+        Err(error) => {
+            tracing::warn!(%error, bytes, "no memory for an arena, large messages are copied");
+            link.decline_arena();
+            Ok(())
+        }
+    }
+}
+
 /// Copies a small message out, or lends its buffer if another one can be posted in its place.
 #[inline(always)]
 fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
@@ -571,26 +614,6 @@ fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buff
         return (Message::lent(buffer, len), spare);
     }
     (Message::copied(&buffer[..len]), buffer)
-}
-
-/// Posts one frame as a SEND: inline if the device takes it so, else from a registered buffer.
-fn post(
-    cq: &mut dyn CompletionQueue,
-    domain: &ProtectionDomain,
-    pipe: &mut Pipe,
-    transmit: Transmit<'_>,
-) -> Result<(), CloseCause> {
-    let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
-    let (first, second) = transmit.frame.parts();
-    let source = if first.len() + second.len() <= pipe.max_inline_bytes {
-        Source::InlineGather(first, second)
-    } else {
-        staged(domain, pipe, &transmit.frame)?
-    };
-    pipe.posted_send = (pipe.posted_send + 1) & SEQUENCE_MASK;
-    let wr_id = u64::from(pipe.posted_send) << TOKEN_BITS | transmit.token;
-    let wr = SendWr { wr_id, op, signaled: transmit.signaled, source };
-    cq.post_send(pipe.qp, &mut [wr]).map_err(|error| CloseCause::Device(error.to_string().into()))
 }
 
 /// Unsignaled WRs that have succeeded are not flushed: a last signaled one, in the slot that the SQ
@@ -606,27 +629,6 @@ fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
     if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
         pipe.posted_send = sequence;
     }
-}
-
-/// Copies a frame into a registered send buffer. There is one for each slot of the SQ.
-fn staged<'a>(
-    domain: &ProtectionDomain,
-    pipe: &mut Pipe,
-    frame: &FrameBytes<'_>,
-) -> Result<Source<'a>, CloseCause> {
-    let failed = |text: String| CloseCause::Device(text.into());
-    if pipe.send_pool.is_none() {
-        let pool = BufferPool::allocate(domain, pipe.send_buffer_bytes, pipe.send_slots);
-        pipe.send_pool = Some(pool.map_err(|error| failed(error.to_string()))?);
-    }
-    let buffer = pipe.send_pool.as_ref().and_then(BufferPool::take);
-    let mut buffer =
-        buffer.ok_or_else(|| failed("no send buffer is left for a free slot".into()))?;
-    let (first, second) = frame.parts();
-    buffer[..first.len()].copy_from_slice(first);
-    buffer[first.len()..first.len() + second.len()].copy_from_slice(second);
-    let len = u32::try_from(frame.len()).map_err(|error| failed(error.to_string()))?;
-    Ok(Source::Buffer { buffer, start: 0, len })
 }
 
 const SEQUENCE_MASK: u32 = (1 << (64 - TOKEN_BITS)) - 1;

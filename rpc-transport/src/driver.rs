@@ -179,7 +179,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 let _ = state.settle();
                 return None;
             }
-            state.park(cx.waker().clone());
+            if !state.park(cx.waker().clone()) {
+                return None;
+            }
             state.next_deadline()
         };
         self.parked_at = Some(now);

@@ -17,7 +17,9 @@ pub enum ConnectError {
     #[error(transparent)]
     Address(#[from] AddressError),
     /// Nothing listens there.
-    #[error("nothing is listening at {address}: {reason}")]
+    #[error(
+        "nothing is listening at {address}: {reason}; start the server there, or correct the address"
+    )]
     Refused {
         /// Where.
         address: Address,

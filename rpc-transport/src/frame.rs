@@ -17,10 +17,14 @@
 //!    [`CLOSE_TEXT_MAX_BYTES`].
 //! 3. What is written here parses to the same values.
 
+mod blocks;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::blocks::SEGMENT_PREFIX_MAX_BYTES;
+pub use self::blocks::{Blocks, Written};
 use crate::credit::Grant;
+use crate::handshake::Features;
 use crate::outbound::OutBuf;
 use crate::protocol_error::ProtocolError;
 
@@ -51,7 +55,8 @@ pub enum Kind {
     Data = 1,
     /// Grants alone. Spends an ack credit.
     Ack = 2,
-    /// Arena extents given back, when no Data frame is at hand. Spends a data credit.
+    /// News of arenas without a message: chunks given back, STARVED, an ARENA block. Spends a data
+    /// credit.
     Release = 3,
     /// Asks for a Pong. Spends a data credit.
     Ping = 4,
@@ -201,6 +206,10 @@ pub enum Frame {
     Data(Grant),
     /// A part of a message.
     Segment(Grant, Segment),
+    /// A message or a part of one, with blocks beside SEGMENT.
+    Blocks(Grant, Box<Blocks>),
+    /// Blocks alone.
+    Release(Grant, Box<Blocks>),
     /// Grants alone.
     Ack(Grant),
     /// Asks for a Pong.
@@ -216,7 +225,8 @@ impl Frame {
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
-            Self::Data(_) | Self::Segment(..) => Kind::Data,
+            Self::Data(_) | Self::Segment(..) | Self::Blocks(..) => Kind::Data,
+            Self::Release(..) => Kind::Release,
             Self::Ack(_) => Kind::Ack,
             Self::Ping(_) => Kind::Ping,
             Self::Pong(_) => Kind::Pong,
@@ -241,15 +251,21 @@ const fn header_with(kind: Kind, flags: u8, grant: Grant) -> [u8; HEADER_BYTES] 
 #[inline]
 #[must_use]
 pub fn segment_header(grant: Grant, segment: Segment) -> [u8; SEGMENT_HEADER_BYTES] {
+    let mut bytes = [0; SEGMENT_HEADER_BYTES];
+    bytes[..8].copy_from_slice(&header_with(Kind::Data, flags::SEGMENT, grant));
+    bytes[8..].copy_from_slice(&segment_block(segment));
+    bytes
+}
+
+fn segment_block(segment: Segment) -> [u8; SEGMENT_BLOCK_BYTES] {
     let bits = u32::from(segment.last) * SEGMENT_LAST
         + u32::from(segment.abort) * SEGMENT_ABORT
         + u32::from(segment.head_end) * SEGMENT_HEAD_END;
-    let mut bytes = [0; SEGMENT_HEADER_BYTES];
-    bytes[..8].copy_from_slice(&header_with(Kind::Data, flags::SEGMENT, grant));
-    bytes[8..12].copy_from_slice(&segment.number.to_le_bytes());
-    bytes[12..16].copy_from_slice(&bits.to_le_bytes());
-    bytes[16..24].copy_from_slice(&segment.offset.to_le_bytes());
-    bytes[24..32].copy_from_slice(&segment.total.to_le_bytes());
+    let mut bytes = [0; SEGMENT_BLOCK_BYTES];
+    bytes[..4].copy_from_slice(&segment.number.to_le_bytes());
+    bytes[4..8].copy_from_slice(&bits.to_le_bytes());
+    bytes[8..16].copy_from_slice(&segment.offset.to_le_bytes());
+    bytes[16..].copy_from_slice(&segment.total.to_le_bytes());
     bytes
 }
 
@@ -275,14 +291,18 @@ pub(crate) fn truncated(text: &str, max: usize) -> &str {
     &text[..end]
 }
 
-/// Reads a frame; `imm` is the immediate of its completion. The number is where the payload of a
-/// Data frame starts.
+/// Reads a frame; `imm` is the immediate of its completion, `features` is what was agreed. The
+/// number is where the payload of a Data frame starts.
 ///
 /// # Errors
 /// A [`ProtocolError`] for each rule that the bytes break. Whether the values fit the state of the
 /// link is for the link to judge.
 #[inline]
-pub fn parse(bytes: &[u8], imm: Option<u32>) -> Result<(Frame, usize), ProtocolError> {
+pub fn parse(
+    bytes: &[u8],
+    imm: Option<u32>,
+    features: Features,
+) -> Result<(Frame, usize), ProtocolError> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(ProtocolError::Truncated { len: bytes.len(), need: HEADER_BYTES });
     };
@@ -291,7 +311,7 @@ pub fn parse(bytes: &[u8], imm: Option<u32>) -> Result<(Frame, usize), ProtocolE
     if head & 0xffff_0000_0000_ffff == Kind::Data as u64 && imm.is_none() {
         return Ok((Frame::Data(grant_of(head)), HEADER_BYTES));
     }
-    parse_other(head, rest, imm)
+    parse_other(head, rest, imm, features)
 }
 
 /// The grant in the middle of a header.
@@ -301,17 +321,25 @@ const fn grant_of(head: u64) -> Grant {
     Grant::from_imm((head >> 16) as u32)
 }
 
-fn parse_other(head: u64, rest: &[u8], imm: Option<u32>) -> Result<(Frame, usize), ProtocolError> {
+fn parse_other(
+    head: u64,
+    rest: &[u8],
+    imm: Option<u32>,
+    features: Features,
+) -> Result<(Frame, usize), ProtocolError> {
     let [kind, flags, _, _, _, _, releases, extents] = head.to_le_bytes();
     let kind = Kind::from_byte(kind).ok_or(ProtocolError::UnknownKind(kind))?;
     let grant = grant_of(head);
     if kind != Kind::Ack && imm.is_some() {
         return Err(ProtocolError::UnexpectedImmediate(kind));
     }
-    match kind {
-        Kind::Data => return parse_data(grant, flags, [releases, extents], rest),
-        Kind::Release => return Err(ProtocolError::NotAgreed("Release frame")),
-        _ => {}
+    if matches!(kind, Kind::Data | Kind::Release) {
+        let counts = [releases, extents];
+        if kind == Kind::Release && !features.contains(Features::ARENA) {
+            return Err(ProtocolError::NotAgreed("Release frame"));
+        }
+        let (blocks, payload_at) = blocks::parse(kind, flags, counts, rest, features)?;
+        return Ok((with_blocks(kind, grant, blocks), payload_at));
     }
     if flags != 0 {
         return Err(ProtocolError::FlagsOnControl { kind, flags });
@@ -333,34 +361,15 @@ fn parse_other(head: u64, rest: &[u8], imm: Option<u32>) -> Result<(Frame, usize
     Ok((frame, HEADER_BYTES))
 }
 
-/// A Data frame that is not plain.
-fn parse_data(
-    grant: Grant,
-    flags: u8,
-    [releases, extents]: [u8; 2],
-    rest: &[u8],
-) -> Result<(Frame, usize), ProtocolError> {
-    if flags & flags::UNKNOWN != 0 {
-        return Err(ProtocolError::UnknownFlags(flags));
+/// A frame with blocks, as its simplest variant.
+fn with_blocks(kind: Kind, grant: Grant, blocks: Blocks) -> Frame {
+    match blocks.segment {
+        _ if kind == Kind::Release => Frame::Release(grant, Box::new(blocks)),
+        Some(segment) if blocks == (Blocks { segment: Some(segment), ..Blocks::default() }) => {
+            Frame::Segment(grant, segment)
+        }
+        _ => Frame::Blocks(grant, Box::new(blocks)),
     }
-    let features = [
-        (flags & flags::ARENA != 0, "ARENA block"),
-        (flags & flags::SLOT_ADVERTISE != 0, "SLOT block"),
-        (flags & flags::SLOT_PLACED != 0, "PLACED block"),
-        (flags & flags::SLOTS_DONE != 0, "DONE block"),
-        (flags & flags::STARVED != 0, "STARVED flag"),
-        (flags & flags::CRC32C != 0, "CRC32C block"),
-        (releases != 0, "released extents"),
-        (extents != 0, "arena extents"),
-    ];
-    if let Some((_, name)) = features.iter().find(|(used, _)| *used) {
-        return Err(ProtocolError::NotAgreed(name));
-    }
-    let Some(block) = rest.first_chunk::<SEGMENT_BLOCK_BYTES>() else {
-        let len = HEADER_BYTES + rest.len();
-        return Err(ProtocolError::Truncated { len, need: SEGMENT_HEADER_BYTES });
-    };
-    Ok((Frame::Segment(grant, parse_segment(block)?), SEGMENT_HEADER_BYTES))
 }
 
 fn parse_segment(block: &[u8; SEGMENT_BLOCK_BYTES]) -> Result<Segment, ProtocolError> {

@@ -21,27 +21,34 @@
 //!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered.
 //! 2. No frame is longer than either end's receive buffer, and none leaves without its credit.
 //! 3. Close leaves once, spends no credit, and is the last frame.
-//! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), one
-//!    Pong, counters.
+//! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), the
+//!    arenas within their budget, one Pong, counters.
+//! 5. A message that waits for chunks holds no credit and keeps no other lane waiting.
 
 mod assembly;
 mod bulk_window;
+mod home;
 mod keepalive;
+mod landing;
 mod lanes;
+mod large;
 mod segmenter;
+mod short;
 #[cfg(test)]
 mod tests;
 mod transmit;
 
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use self::assembly::Assembly;
 use self::bulk_window::BulkWindow;
+pub use self::home::OnReturn;
 use self::keepalive::{Due, KeepAlive};
 use self::lanes::{Lanes, Queued};
-use self::segmenter::{Cut, Segmenter};
-pub use self::transmit::{FrameBytes, Transmit};
+use self::large::{Arenas, Way};
+use self::segmenter::Segmenter;
+pub use self::transmit::{FrameBytes, Put, Transmit};
+use crate::arena::{ArenaOwner, ArenaWriter};
 use crate::config::LinkConfig;
 use crate::credit::{Counters, Credits, SendQueueMark, Stamp, WindowError};
 use crate::frame::{self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES};
@@ -135,7 +142,17 @@ pub struct LinkMetrics {
     /// Data credits that bulk frames hold, as of the last bulk frame.
     pub bulk_credits_out: usize,
     /// Bytes held of a message that is arriving in segments.
-    pub assembly_bytes: usize,
+    pub assembly_bytes: u64,
+    /// Chunks of this end's arenas.
+    pub landing_chunks: u32,
+    /// Chunks of this end's arenas that hold messages.
+    pub landing_held: u32,
+    /// Chunks of this end's arenas whose release waits for a frame.
+    pub landing_releasing: u32,
+    /// Chunks of the peer's arenas, as far as this end knows.
+    pub peer_chunks: u32,
+    /// Chunks of the peer's arenas that are free to write.
+    pub peer_free: u32,
 }
 
 #[derive(Debug)]
@@ -157,6 +174,9 @@ pub struct Link {
     sent: u32,
     keep_alive: KeepAlive,
     assembly: Assembly,
+    /// Both directions' arenas, if the handshake agreed on them.
+    arenas: Option<Box<Arenas>>,
+    features: Features,
     phase: Phase,
     peer_closed: bool,
     /// Acks travel as SEND_WITH_IMM.
@@ -165,8 +185,12 @@ pub struct Link {
     frame_bytes: u32,
     /// SQ slots in all, WRs.
     slots: u32,
+    /// SQ slots of the largest message, WRs.
+    message_slots: u16,
     /// Longest message of one frame, bytes.
     eager_bytes: usize,
+    /// Bytes of a head that fit the frame of a written segment.
+    room: usize,
     /// The peer's `max_message_bytes`.
     max_message_bytes: u64,
 }
@@ -175,7 +199,8 @@ pub struct Link {
 enum Source {
     KeepAlive(Due),
     Whole(OutBuf, Lane),
-    Segment,
+    Segment(Way),
+    Release,
     Nothing,
 }
 
@@ -192,6 +217,12 @@ impl Link {
         // The peer's offer must not size this end's send buffers.
         let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer_bytes);
         let payload_bytes = |header| (frame_bytes as usize).saturating_sub(header);
+        let arenas = agreed
+            .features
+            .contains(Features::ARENA)
+            .then(|| Arenas::new(config, budget, now).map(Box::new))
+            .flatten();
+        let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,
             lanes: Lanes::default(),
@@ -200,15 +231,19 @@ impl Link {
                 remote.window,
                 budget,
                 config.bulk_queue_bytes,
-                frame_bytes,
+                frame_bytes.max(largest),
             ),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
             assembly: Assembly::new(config.max_message_bytes),
+            arenas,
+            features: agreed.features,
+            room: Self::written_room(frame_bytes),
             phase: Phase::Open,
             peer_closed: false,
             immediates: agreed.features.contains(Features::ACK_IMMEDIATE),
             frame_bytes,
+            message_slots: budget.message_slots,
             slots: u32::from(budget.data_slots) + u32::from(budget.ack_slots),
             eager_bytes: payload_bytes(HEADER_BYTES),
             max_message_bytes: remote.max_message_bytes,
@@ -251,30 +286,6 @@ impl Link {
         Ok(())
     }
 
-    /// [`Link::submit`] and [`Link::poll_transmit`] in one, for a message that nothing is ahead of and
-    /// that may leave now; `None` when it was queued.
-    ///
-    /// # Errors
-    /// Those of [`Link::submit`].
-    #[inline]
-    pub fn submit_now(
-        &mut self,
-        lane: Lane,
-        tag: u64,
-        message: OutBuf,
-    ) -> Result<Option<Transmit<'_>>, SubmitError> {
-        let leaves = !self.is_closing()
-            && lane != Lane::Bulk
-            && self.has_nothing_queued()
-            && self.is_eager(&message)
-            && self.credits.can_send(FRAME_SLOTS);
-        if leaves {
-            return Ok(self.send_whole(message, lane));
-        }
-        self.submit(lane, tag, message)?;
-        Ok(None)
-    }
-
     /// Whether a message leaves as one plain frame.
     #[inline]
     fn is_eager(&self, message: &OutBuf) -> bool {
@@ -285,8 +296,7 @@ impl Link {
     /// Also after [`Link::close`], to learn what never left.
     pub fn revoke(&mut self, tag: u64) -> Revoked {
         if self.segmenter.current_tag() == Some(tag) {
-            self.segmenter.give_up();
-            return Revoked::Aborted;
+            return self.revoke_current();
         }
         self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
     }
@@ -300,17 +310,6 @@ impl Link {
         self.poll_queued()
     }
 
-    /// Whether [`Link::poll_transmit`] would give nothing, for being idle: the cheap look that most
-    /// pumps get by with.
-    #[inline]
-    pub(crate) fn has_nothing_to_transmit(&self) -> bool {
-        !self.is_closing()
-            && self.lanes.is_empty()
-            && self.segmenter.is_empty()
-            && !self.keep_alive.is_due()
-            && !self.credits.is_ack_due()
-    }
-
     fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
         if self.is_closing() {
@@ -321,7 +320,8 @@ impl Link {
         }
         match self.next_source() {
             Source::Whole(message, lane) => self.send_whole(message, lane),
-            Source::Segment => self.send_segment(),
+            Source::Segment(way) => self.send_segment(way),
+            Source::Release => self.send_release(),
             Source::KeepAlive(due) => self.send_keep_alive(due),
             // Credit rule 5: messages first, as their headers carry grants for nothing.
             Source::Nothing => self.credits.poll_ack().map(|stamp| self.ack(stamp)),
@@ -364,7 +364,7 @@ impl Link {
         imm: Option<u32>,
         message: &mut Message,
     ) -> Result<Inbound, ProtocolError> {
-        let (frame, payload_at) = frame::parse(message, imm)?;
+        let (frame, payload_at) = frame::parse(message, imm, self.features)?;
         if self.peer_closed {
             return Err(ProtocolError::AfterClose(frame.kind()));
         }
@@ -374,11 +374,22 @@ impl Link {
             message.advance(payload_at);
             return Ok(Inbound::Message);
         }
+        if let Frame::Blocks(grant, blocks) | Frame::Release(grant, blocks) = &frame {
+            self.credits.on_data(*grant)?;
+            let inbound = self.on_blocks(now, blocks, &message[payload_at..])?;
+            if frame.kind() == Kind::Release || blocks.segment.is_some() {
+                return Ok(inbound);
+            }
+            message.advance(payload_at);
+            return Ok(Inbound::Message);
+        }
         self.on_other_frame(frame, &message[payload_at..])
     }
 
     fn on_other_frame(&mut self, frame: Frame, payload: &[u8]) -> Result<Inbound, ProtocolError> {
         match frame {
+            // Dealt with before.
+            Frame::Blocks(..) | Frame::Release(..) => {}
             Frame::Data(grant) => self.credits.on_data(grant)?,
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
@@ -415,7 +426,13 @@ impl Link {
     /// # Errors
     /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.
     pub fn on_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
-        if self.is_closing() { Ok(()) } else { self.keep_alive.on_timeout(now) }
+        if self.is_closing() {
+            return Ok(());
+        }
+        if let Some(arenas) = &mut self.arenas {
+            arenas.on_timeout(now);
+        }
+        self.keep_alive.on_timeout(now)
     }
 
     /// Ends this direction: Close is the next and last frame. What is queued stays behind, to be
@@ -465,6 +482,7 @@ impl Link {
     /// A snapshot.
     #[must_use]
     pub fn metrics(&self) -> LinkMetrics {
+        let (owner, writer) = self.arenas.as_ref().map(|arenas| arenas.ends()).unzip();
         LinkMetrics {
             counters: self.credits.counters(),
             urgent_count: self.lanes.count(Lane::Urgent),
@@ -473,13 +491,12 @@ impl Link {
             bulk_unsent_bytes: self.segmenter.unsent_bytes(),
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
+            landing_chunks: owner.map_or(0, ArenaOwner::chunk_count),
+            landing_held: owner.map_or(0, ArenaOwner::held_count),
+            landing_releasing: owner.map_or(0, ArenaOwner::releasing_count),
+            peer_chunks: writer.map_or(0, ArenaWriter::chunk_count),
+            peer_free: writer.map_or(0, ArenaWriter::free_count),
         }
-    }
-
-    /// What most pumps find; spares them the choice between lanes.
-    #[inline]
-    fn has_nothing_queued(&self) -> bool {
-        self.lanes.is_empty() && !self.segmenter.has_work() && !self.keep_alive.is_due()
     }
 
     /// Data credits owed to the peer.
@@ -497,34 +514,40 @@ impl Link {
         if let Some(due) = self.keep_alive.take_due() {
             return Source::KeepAlive(due);
         }
-        let (segmenter, window) = (&mut self.segmenter, &mut self.bulk_window);
-        let counters = self.credits.counters();
-        let out = self.credits.remote().data - counters.data_credits;
-        let returned = self.sent.wrapping_sub(u32::from(out));
-        let lane = self.lanes.choose(|lanes| {
-            (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk)) && window.allows(returned)
-        });
-        match lane {
-            None => Source::Nothing,
-            Some(Lane::Bulk) => self.next_bulk(),
-            Some(lane) => {
-                let queued = self.lanes.pop(lane);
-                queued.map_or(Source::Nothing, |queued| Source::Whole(queued.message, lane))
+        if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
+            return Source::Release;
+        }
+        loop {
+            match self.choose_lane() {
+                None => return Source::Nothing,
+                Some(Lane::Bulk) => {
+                    if let Some(source) = self.next_bulk() {
+                        return source;
+                    }
+                }
+                Some(lane) => {
+                    let queued = self.lanes.pop(lane);
+                    return queued
+                        .map_or(Source::Nothing, |queued| Source::Whole(queued.message, lane));
+                }
             }
         }
     }
 
-    fn next_bulk(&mut self) -> Source {
-        if !self.segmenter.has_work() {
-            match self.lanes.pop(Lane::Bulk) {
-                None => return Source::Nothing,
-                Some(queued) if self.is_eager(&queued.message) => {
-                    return Source::Whole(queued.message, Lane::Bulk);
-                }
-                Some(queued) => self.segmenter.start(queued),
-            }
-        }
-        Source::Segment
+    #[inline]
+    fn choose_lane(&mut self) -> Option<Lane> {
+        let (segmenter, window) = (&mut self.segmenter, &mut self.bulk_window);
+        let counters = self.credits.counters();
+        let out = self.credits.remote().data - counters.data_credits;
+        let returned = self.sent.wrapping_sub(u32::from(out));
+        let is_blocked = self.arenas.as_ref().is_some_and(|arenas| arenas.is_blocked());
+        let has_slots = self.credits.can_send(self.message_slots);
+        self.lanes.choose(|lanes| {
+            !is_blocked
+                && has_slots
+                && (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk))
+                && window.allows(returned)
+        })
     }
 
     /// Spends the credit of a data frame; `next_source` has seen that it is there.
@@ -539,24 +562,12 @@ impl Link {
     fn send_whole(&mut self, mut message: OutBuf, lane: Lane) -> Option<Transmit<'_>> {
         let number = self.sent;
         let mut stamp = self.spend()?;
-        message.prepend(&frame::header(Kind::Data, stamp.grant));
+        self.prepend_header(&mut message, &stamp);
         if lane == Lane::Bulk {
-            stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, message.len());
+            let bytes = message.len() as u64;
+            stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, FRAME_SLOTS, bytes);
         }
         Some(Transmit::data(FrameBytes::Message(message), stamp))
-    }
-
-    fn send_segment(&mut self) -> Option<Transmit<'_>> {
-        let number = self.sent;
-        let mut stamp = self.spend()?;
-        let (segment, cut) = self.segmenter.next()?;
-        let header = frame::segment_header(stamp.grant, segment);
-        let frame = match cut {
-            Cut::Head(payload) => FrameBytes::Segment { header, payload },
-            Cut::Tail(message, range) => FrameBytes::Message(gathered(&header, message, range)),
-        };
-        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, frame.len());
-        Some(Transmit::data(frame, stamp))
     }
 
     fn send_keep_alive(&mut self, due: Due) -> Option<Transmit<'_>> {
@@ -580,21 +591,6 @@ impl Link {
         self.phase = Phase::CloseSent;
         // In order behind all that was posted, so its completion frees all of that.
         let token = CLOSE_TOKEN | u64::from(self.credits.counters().posted.to_bits());
-        Some(Transmit { frame, imm: None, signaled: true, token })
+        Some(Transmit { writes: Vec::new(), frame, imm: None, signaled: true, token })
     }
-}
-
-/// A segment of the tail, copied: for a peer without an arena.
-fn gathered(header: &[u8], message: &OutBuf, range: Range<u64>) -> OutBuf {
-    let mut frame = OutBuf::new();
-    frame.extend_from_slice(header);
-    let mut at = 0;
-    for part in message.tail() {
-        let (start, end) = (range.start.max(at), range.end.min(at + part.len()));
-        if start < end {
-            part.append_to(start - at..end - at, frame.as_vec_mut());
-        }
-        at += part.len();
-    }
-    frame
 }

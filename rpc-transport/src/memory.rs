@@ -138,6 +138,13 @@ impl OwnedMemory {
         Self { base, len, owner }
     }
 
+    /// The bytes of a region, to register them in another domain for reading there.
+    #[must_use]
+    pub(crate) fn of_region(region: &MemoryRegion) -> Self {
+        let owner = Box::new(region.clone());
+        Self { base: region.base(), len: region.len(), owner }
+    }
+
     /// Start, length and owner, for a provider that builds the region.
     #[must_use]
     pub fn into_parts(self) -> (NonNull<u8>, usize, Box<dyn Any + Send + Sync>) {
@@ -371,6 +378,12 @@ impl BufferPool {
     #[must_use]
     pub fn buffer_bytes(&self) -> u32 {
         self.0.buffer_bytes
+    }
+
+    /// Identity of the protection domain.
+    #[must_use]
+    pub fn domain(&self) -> u64 {
+        self.0.region.domain()
     }
 
     /// Buffers in all.

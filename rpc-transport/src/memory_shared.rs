@@ -45,7 +45,6 @@ impl SharedBytes {
     }
 
     /// The same bytes as memory to register for reading by the device of this process.
-    #[allow(dead_code, reason = "for the arena path")]
     #[must_use]
     pub(crate) fn to_owned_memory(&self) -> OwnedMemory {
         let owner = Box::new(Arc::clone(&self.owner));

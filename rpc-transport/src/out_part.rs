@@ -98,13 +98,26 @@ impl OutPart {
         }
     }
 
-    #[allow(dead_code, reason = "for the arena path")]
+    /// Copies all bytes.
+    ///
+    /// # Panics
+    /// When `to` is not as long as the part.
+    pub fn copy_to(&self, to: &mut [u8]) {
+        let (start, len) = (in_memory(self.start), in_memory(self.len));
+        assert_eq!(to.len(), len, "room for a part");
+        match &self.source {
+            PartSource::Region { region, .. } => region.copy_out(start, to),
+            PartSource::Shared(bytes) => {
+                to.copy_from_slice(&bytes.as_slice()[start..start + len]);
+            }
+        }
+    }
+
     pub(crate) fn source(&self) -> &PartSource {
         &self.source
     }
 
     /// Where it starts within its source, bytes.
-    #[allow(dead_code, reason = "for the arena path")]
     pub(crate) fn start(&self) -> u64 {
         self.start
     }

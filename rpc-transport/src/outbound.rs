@@ -25,6 +25,9 @@ pub const HEADROOM_BYTES: usize = 96;
 
 /// Storage above this size is given back to the allocator instead of the list, bytes.
 const KEEP_BYTES: usize = 16 * 1024;
+/// Smallest storage, bytes: a small message with its headers never grows it, so a thread has
+/// allocated all that it needs when it has had as many messages at once.
+const MIN_BYTES: usize = 512;
 /// Most buffers that a thread keeps.
 const KEEP_COUNT: usize = 64;
 
@@ -32,7 +35,7 @@ thread_local! {
     static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes an empty `Vec` from the thread's list.
+/// Takes an empty `Vec` of at least [`MIN_BYTES`] from the thread's list.
 #[inline]
 pub(crate) fn take_storage() -> Vec<u8> {
     let mut bytes = take_used();
@@ -40,15 +43,16 @@ pub(crate) fn take_storage() -> Vec<u8> {
     bytes
 }
 
-/// Takes a `Vec` from the thread's list, with some bytes of its last use.
+/// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list, with some bytes of its last use.
 #[inline]
 fn take_used() -> Vec<u8> {
-    FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten().unwrap_or_default()
+    let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
+    kept.unwrap_or_else(|| Vec::with_capacity(MIN_BYTES))
 }
 
-/// Puts a `Vec` on the thread's list, unless it is large or the list is full.
+/// Puts a `Vec` on the thread's list, unless it is small or large, or the list is full.
 pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
-    if bytes.capacity() == 0 || bytes.capacity() > KEEP_BYTES {
+    if !(MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
         return;
     }
     // As long as a headroom, which need not be filled then when it becomes one.
@@ -198,6 +202,12 @@ impl Deref for OutBuf {
     }
 }
 
+impl AsRef<[u8]> for OutBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Drop for OutBuf {
     fn drop(&mut self) {
         keep_storage(std::mem::take(&mut self.bytes));
@@ -260,5 +270,19 @@ mod tests {
         let second = OutBuf::new();
         assert_eq!(second.bytes.as_ptr(), address);
         assert!(second.is_empty());
+    }
+    /// Storage of any size went round, and each piece grew several times until all were warm.
+    #[test]
+    fn small_messages_never_grow_storage() {
+        keep_storage(Vec::with_capacity(8));
+        for _ in 0..3 {
+            let mut outs: Vec<_> = (0..8).map(|_| OutBuf::new()).collect();
+            for out in &mut outs {
+                let at = out.bytes.as_ptr();
+                out.extend_from_slice(&[1; 256]);
+                out.prepend(&[2; HEADROOM_BYTES]);
+                assert_eq!(out.bytes.as_ptr(), at);
+            }
+        }
     }
 }

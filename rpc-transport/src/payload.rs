@@ -19,7 +19,6 @@ use crate::out_part::OutPart;
 pub(crate) type Lease = Box<dyn Send + Sync>;
 
 /// A run of bytes.
-#[allow(dead_code, reason = "remote ones come with the arena path")]
 pub(crate) enum Piece {
     /// Of this process alone.
     Private(Arc<Vec<u8>>),
@@ -29,16 +28,23 @@ pub(crate) enum Piece {
         /// First byte in the region.
         offset: usize,
         len: usize,
-        /// Comes before no other use: dropped with the piece.
-        _lease: Option<Lease>,
+        /// Gives the memory back when the piece is dropped.
+        lease: Option<Lease>,
     },
 }
 
 impl Piece {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::Private(bytes) => bytes.len(),
             Self::Remote { len, .. } => *len,
+        }
+    }
+
+    pub(crate) fn append_to(&self, to: &mut Vec<u8>) {
+        match self {
+            Self::Private(bytes) => to.extend_from_slice(bytes),
+            Self::Remote { region, offset, len, .. } => region.append_to(*offset, *len, to),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Owns one variant per rule, so that a log line and a test can name it. Never holds bytes of the
 //! peer beyond the number that broke the rule. After any of them the connection is closed.
 
+use crate::arena::ArenaError;
 use crate::credit::CreditError;
 use crate::frame::Kind;
 
@@ -164,6 +165,21 @@ pub enum ProtocolError {
     /// A Pong that answers nothing.
     #[error("Pong without a Ping")]
     PongUnasked,
+    /// What lies in the arena belongs to a segment.
+    #[error("arena extents without a SEGMENT block")]
+    WrittenWithoutSegment,
+    /// Payload and written bytes of a frame belong to head and tail.
+    #[error("segment with a payload beside arena extents, and no HEAD_END between them")]
+    PayloadBesideWritten,
+    /// A Release frame carries no message.
+    #[error("Release frame with a SEGMENT block or arena extents")]
+    MessageInRelease,
+    /// A Release frame has something to say.
+    #[error("Release frame without a release, an ARENA block or STARVED")]
+    EmptyRelease,
+    /// A rule of the arena.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
     /// A rule of flow control.
     #[error(transparent)]
     Credit(#[from] CreditError),

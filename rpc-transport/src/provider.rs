@@ -61,7 +61,8 @@
 //!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll` or `arm`.
 //! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
-//!     `create_qp` and `connect`/`accept` are in place before the peer can send.
+//!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
+//!     not polled before [`Established::attach`] has run.
 //! 19. *Peer data never panics.* Whatever a peer does to the wire ends in an error completion, an
 //!     event or a connect error.
 //! 20. *Zero-length* SEND and WRITE are legal and complete (clouds that drop them exist, so the
@@ -122,6 +123,8 @@ impl Capabilities {
     pub const FLUSHES_LATE_RECEIVES: Self = Self(1 << 4);
     /// A SEND of length zero arrives.
     pub const EMPTY_SEND: Self = Self(1 << 5);
+    /// Registering memory for local access costs next to nothing, so that staging it would not pay.
+    pub const FREE_REGISTRATION: Self = Self(1 << 6);
 
     /// Both sets together.
     #[must_use]
@@ -138,13 +141,14 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 6] = [
+        const NAMES: [(&str, Capabilities); 7] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
             ("REGISTER_REMOTE", Capabilities::REGISTER_REMOTE),
             ("FLUSHES_LATE_RECEIVES", Capabilities::FLUSHES_LATE_RECEIVES),
             ("EMPTY_SEND", Capabilities::EMPTY_SEND),
+            ("FREE_REGISTRATION", Capabilities::FREE_REGISTRATION),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

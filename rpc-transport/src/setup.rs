@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::Address;
 use crate::config::LinkConfig;
-use crate::connection::{Connection, Pipe};
+use crate::connection::{Connection, Pipe, Poster};
 use crate::error::{CloseCause, ConnectError};
 use crate::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::link::Link;
@@ -68,9 +68,9 @@ const MIN_INLINE_BYTES: u32 = 256;
 
 fn features(device: &dyn Device) -> Features {
     if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
-        Features::ACK_IMMEDIATE
+        Features::ACK_IMMEDIATE.with(Features::ARENA)
     } else {
-        Features::NONE
+        Features::ARENA
     }
 }
 
@@ -188,7 +188,8 @@ impl<P: Protocol> Shard<P> {
         let slots = config.send_queue_budget().sq_len();
         let pipe = Pipe::new(qp, max_inline, slots, recv_pool.clone());
         let window = config.window().data;
-        let connection = Connection::new(protocol, self.domain().clone(), pipe, window, held);
+        let poster = Poster::new(self.domain().clone(), &**self.device(), config);
+        let connection = Connection::new(protocol, poster, pipe, window, held);
         let key = state.insert(qp, connection);
         for _ in 0..posted {
             let Some(buffer) = recv_pool.take() else { break };
@@ -217,7 +218,8 @@ impl<P: Protocol> Shard<P> {
             .map_err(|error| ConnectError::Config(error.to_string()))?;
         let mut state = self.lock();
         let connection = usable(state.connection(key))?;
-        connection.set_link(link, peer);
+        let returns = Arc::clone(self.returns());
+        connection.set_link(link, peer, Box::new(move || returns.add(key)));
         connection.protocol.on_established(peer, agreed.remote.max_message_bytes);
         Ok(())
     }

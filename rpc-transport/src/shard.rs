@@ -15,6 +15,7 @@
 
 #[cfg(any(test, feature = "model"))]
 mod holdings;
+mod returns;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 #[cfg(any(test, feature = "model"))]
 pub use self::holdings::Holdings;
+pub(crate) use self::returns::Returns;
 pub use self::state::State;
 use crate::error::CloseCause;
 use crate::frame::CloseReason;
@@ -62,6 +64,7 @@ pub struct ConnectionKey {
 /// One CQ with its connections, shared by callers and the driver.
 pub struct Shard<P: Protocol> {
     state: Mutex<State<P>>,
+    returns: Arc<Returns>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
 }
@@ -77,8 +80,9 @@ impl<P: Protocol> Shard<P> {
         cq_entries: u32,
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
-        let state = Mutex::new(State::new(cq));
-        Ok(Arc::new(Self { state, device, domain }))
+        let returns = Arc::<Returns>::default();
+        let state = Mutex::new(State::new(cq, Arc::clone(&returns)));
+        Ok(Arc::new(Self { state, returns, device, domain }))
     }
 
     /// The device of the CQ.
@@ -227,6 +231,10 @@ impl<P: Protocol> Shard<P> {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    pub(crate) fn returns(&self) -> &Arc<Returns> {
+        &self.returns
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State<P>> {

@@ -548,6 +548,51 @@ fn s50_reads_are_limited_by_what_both_sides_offer() {
     assert_eq!(contents(&target), [7; 4096]);
 }
 
+/// The peer's end may be up, and send, before this one's owner knows of the connection.
+#[test]
+fn what_comes_before_the_connect_returns_waits_for_it() {
+    shared!(what_comes_before_the_connect_returns_waits_for_it);
+    for fails in [false, true] {
+        let options = Options { posted: 4, ..Options::default() };
+        let mut listener = Verbs.listen();
+        let (mut client, mut server, established) = runtime().block_on(async {
+            let mut outgoing = resolve(&Verbs, &listener.local_address()).await;
+            let mut objects = End::objects(outgoing.device(), &options);
+            let capacity = End::capacity(&options);
+            let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let end = objects.into_end(qp, &options);
+            let (established, server) =
+                tokio::join!(outgoing.connect(b""), accept(&mut listener, &options));
+            (end, server, established.unwrap())
+        });
+        client.cq.arm().unwrap();
+        for wr_id in 0..3 {
+            server.post(&mut [send(wr_id, true, Source::Inline(&[wr_id as u8]))]).unwrap();
+        }
+        // Acknowledged, so they are in the client's queue.
+        while server.got.len() < 3 {
+            server.pump();
+        }
+        client.pump();
+        assert!(client.got.is_empty(), "{:?}", client.got);
+        client.cq.clear_events().unwrap();
+        client.cq.arm().unwrap();
+        if fails {
+            client.cq.modify_to_error(client.qp).unwrap();
+        } else {
+            established.attach.run(&mut *client.cq).unwrap();
+        }
+        assert!(client.is_woken(PATIENCE), "nobody says that there is something to poll");
+        while client.got.len() < if fails { 4 } else { 3 } {
+            client.pump();
+        }
+        let got: Vec<_> = client.got.iter().map(|got| (got.wr_id, got.status)).collect();
+        let all = [Status::Success, Status::Success, Status::Success, Status::FlushError];
+        let all: Vec<_> = (0..).zip(all).collect();
+        assert_eq!(got, all[..got.len()]);
+    }
+}
+
 /// A reply may be here before the connection is seen to stand on the passive side.
 #[test]
 fn the_first_message_may_come_before_the_accept_returns() {

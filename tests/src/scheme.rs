@@ -3,6 +3,15 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// An IPv4 address that an RDMA port of this machine answers to.
+#[cfg(feature = "verbs")]
+fn rdma_host() -> std::net::IpAddr {
+    let report = rpc_transport::verbs::preflight();
+    assert!(report.is_usable(), "tests over rdma:// need an RDMA device:\n{report}");
+    let mut addresses = report.addresses().into_iter();
+    addresses.find(std::net::IpAddr::is_ipv4).expect("an RDMA port with an IPv4 address")
+}
+
 /// A way to reach a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
@@ -16,13 +25,19 @@ pub enum Scheme {
     Tcp,
     /// The best way from a TCP port.
     Auto,
+    /// An RDMA device of this machine.
+    #[cfg(feature = "verbs")]
+    Rdma,
 }
 
 impl Scheme {
-    /// All of them.
+    /// All that need no device.
     pub const ALL: [Self; 5] = [Self::Mem, Self::ShmName, Self::ShmPath, Self::Tcp, Self::Auto];
 
     /// An address to listen at, different each time.
+    ///
+    /// # Panics
+    /// For RDMA without a usable device.
     #[must_use]
     pub fn fresh_address(self) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -37,6 +52,8 @@ impl Scheme {
             }
             Self::Tcp => "tcp://127.0.0.1:0".to_owned(),
             Self::Auto => "auto://127.0.0.1:0".to_owned(),
+            #[cfg(feature = "verbs")]
+            Self::Rdma => format!("rdma://{}:0", rdma_host()),
         }
     }
 

@@ -72,7 +72,10 @@ async fn the_two_ends_by_hand() {
     let (status, stderr) = server.ended().await;
     assert!(status.success() && stderr.is_empty(), "{status} {stderr}");
     let gone = echo("client shm://echo-run-nobody").await.with_code(1);
-    assert!(gone.stderr.ends_with("; is `echo server` running there?\n"), "{gone:?}");
+    assert!(
+        gone.stderr.ends_with("; start the server there, or correct the address\n"),
+        "{gone:?}"
+    );
 }
 
 /// An endless run, the process of its server, and the rest of its stdout.

@@ -281,7 +281,10 @@ async fn failures_say_what_where_and_what_to_do() {
         refused.stderr.starts_with("error: ") && refused.stderr.contains(&nobody),
         "{refused:?}"
     );
-    assert!(refused.stderr.ends_with("; is `kv serve` running there?\n"), "{refused:?}");
+    assert!(
+        refused.stderr.ends_with("; start the server there, or correct the address\n"),
+        "{refused:?}"
+    );
     assert_eq!(refused.stderr.lines().count(), 1, "{refused:?}");
 
     let server = serve(&["tcp://127.0.0.1:0"], &[]).await;

@@ -56,6 +56,36 @@ async fn calls_come_back() {
     }
 }
 
+#[rpc_core::service]
+pub trait Refuser {
+    async fn refuse(&self, code: u8, details: &[u8]) -> Result<(), Status>;
+}
+
+impl Refuser for Store {
+    async fn refuse(&self, code: u8, details: &[u8]) -> Result<(), Status> {
+        let code = Code::from_number(code).unwrap();
+        Err(Status::new(code, "mine").with_details(details.to_vec()))
+    }
+}
+
+/// Such details were taken for the marks of this framework's own refusals, and the text rewritten.
+#[tokio::test]
+async fn a_status_of_the_users_is_never_taken_for_a_refusal() {
+    let refuser = RefuserClient::new(in_process(RefuserServer::new(Store), Codec::default()).await);
+    // The first call carries the signature, the others do not.
+    for round in 0..3 {
+        for code in [Code::FailedPrecondition, Code::Unimplemented] {
+            for details in [&b"signature"[..], b"method"] {
+                let status = match refuser.refuse(code.number(), details).await.unwrap_err() {
+                    CallError::User(status) | CallError::Status(status) => status,
+                };
+                let expected = Status::new(code, "mine").with_details(details.to_vec());
+                assert_eq!(status, expected, "round {round}");
+            }
+        }
+    }
+}
+
 fn is_a_good_future<F: Future + Send + Unpin>(future: F) -> F {
     future
 }

@@ -102,6 +102,13 @@ impl<W, H> Session<W, H> {
         !self.calls.is_pending(id)
     }
 
+    /// Whether the peer has accepted the signature of the method with this dense index: before that
+    /// it runs no handler of it.
+    #[must_use]
+    pub fn has_accepted(&self, method_index: u32) -> bool {
+        self.accepted_by_peer.contains(method_index)
+    }
+
     /// Takes a call's outcome, or registers who waits for it. Drops who did before: see
     /// [`set_waiter`](Self::set_waiter) for waiters that must not be dropped under a lock.
     pub fn poll_call(&mut self, id: CallId, waiter: impl FnOnce() -> W) -> Option<Outcome> {

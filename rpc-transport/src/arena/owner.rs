@@ -79,6 +79,12 @@ impl Landed {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Chunks that they lie in.
+    #[must_use]
+    pub fn chunk_count(&self) -> u32 {
+        self.extents.chunk_count()
+    }
 }
 
 /// Where a piece of a landed message lies.
@@ -104,7 +110,8 @@ pub struct ArenaOwner {
     releasing: u32,
     /// The writer waits, and has got nothing since it said so.
     starved: bool,
-    /// The writer waits, and no arena was added or declined since it said so.
+    /// The writer waits, or the application holds its share, and no arena was added or declined
+    /// since.
     wants_arena: bool,
     last_used: Instant,
     asked_back: Option<u16>,
@@ -235,7 +242,7 @@ impl ArenaOwner {
     }
 
     /// Rule 3: whether the application may hold the message where it lies. If not, copy it out and
-    /// release it at once.
+    /// release it at once; an arena more would help the next one.
     #[must_use]
     pub fn lend(&mut self, landed: &mut Landed) -> bool {
         let chunks = landed.extents.chunk_count();
@@ -243,11 +250,19 @@ impl ArenaOwner {
             return true;
         }
         if self.lent + chunks > self.layout.usable_chunk_count() / 2 {
+            self.wants_arena = true;
             return false;
         }
         landed.lent = true;
         self.lent += chunks;
         true
+    }
+
+    /// What the application may hold beside what it holds now, bytes.
+    #[must_use]
+    pub fn lendable_bytes(&self) -> u64 {
+        let lendable = (self.layout.usable_chunk_count() / 2).saturating_sub(self.lent);
+        u64::from(lendable) << self.config.log2_chunk
     }
 
     /// The message is read, or dropped: its chunks go back with the next frame.
@@ -266,6 +281,16 @@ impl ArenaOwner {
     #[must_use]
     pub fn is_release_due(&self) -> bool {
         self.releasing > 0 && (self.starved || self.releasing >= half(self.layout.chunk_count()))
+    }
+
+    /// Chunks that have to come back before [`ArenaOwner::is_release_due`] says so.
+    #[must_use]
+    pub fn release_due_in(&self) -> u32 {
+        if self.starved {
+            1
+        } else {
+            half(self.layout.chunk_count()).saturating_sub(self.releasing)
+        }
     }
 
     /// Releases for the header of a frame that leaves now, neighbours joined; empty if there are

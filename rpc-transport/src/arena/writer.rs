@@ -110,7 +110,12 @@ impl ArenaWriter {
     /// [`ArenaWriter::usable_count`] do not wait, as the owner may have no memory to give: send the
     /// rest without the arena.
     pub fn allocate(&mut self, bytes: u64) -> Option<Allocation> {
-        let allocation = self.try_allocate(bytes);
+        self.allocate_within(bytes, MAX_EXTENTS)
+    }
+
+    /// Like [`ArenaWriter::allocate`], in at most so many extents, at least 1.
+    pub fn allocate_within(&mut self, bytes: u64, max_extents: usize) -> Option<Allocation> {
+        let allocation = self.try_allocate(bytes, max_extents.clamp(1, MAX_EXTENTS));
         let is_news = self.want == Want::None || self.usable_count() == 0;
         if allocation.is_none() && bytes != 0 && is_news {
             self.want = Want::ToTell;
@@ -118,7 +123,7 @@ impl ArenaWriter {
         allocation
     }
 
-    fn try_allocate(&mut self, bytes: u64) -> Option<Allocation> {
+    fn try_allocate(&mut self, bytes: u64, max_extents: usize) -> Option<Allocation> {
         let log2_chunk = self.layout.log2_chunk()?;
         let needed = bytes.div_ceil(1 << log2_chunk);
         let usable = self.layout.usable_chunk_count();
@@ -128,15 +133,15 @@ impl ArenaWriter {
         // Two parts are in flight at a time, beside the half that the application may hold.
         let part = (usable / 4).max(1);
         let needed = u32::try_from(needed).ok().filter(|needed| *needed <= half(usable));
-        let extents = self.choose(needed.unwrap_or(part))?;
+        let extents = self.choose(needed.unwrap_or(part), max_extents)?;
         self.set(&extents, Chunk::Writing);
         let bytes = bytes.min(u64::from(extents.chunk_count()) << log2_chunk);
         Some(Allocation { extents, bytes })
     }
 
     /// Chooses `wanted` free chunks, fewer only if they are too scattered; `None` if there are not
-    /// as many: the smallest run that fits, else the largest ones.
-    fn choose(&self, wanted: u32) -> Option<Extents> {
+    /// as many: the smallest run that fits, else the largest ones, at most `max_extents`.
+    fn choose(&self, wanted: u32, max_extents: usize) -> Option<Extents> {
         let mut free = 0;
         let mut fit: Option<Extent> = None;
         let mut largest = [Extent::default(); MAX_EXTENTS];
@@ -155,7 +160,7 @@ impl ArenaWriter {
         }
         let mut extents = Extents::default();
         let mut left = wanted;
-        for run in largest {
+        for run in largest.into_iter().take(max_extents) {
             // Never truncates: `run.count` is the larger bound.
             let count = u16::try_from(left).unwrap_or(u16::MAX).min(run.count);
             if count == 0 {
@@ -242,6 +247,13 @@ impl ArenaWriter {
         placed.retiring = true;
         self.give_up_idle();
         Ok(())
+    }
+
+    /// Whether the owner is to be told something.
+    #[inline]
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        self.want == Want::ToTell || !self.given_up.is_empty()
     }
 
     /// An arena to give up: tell the owner.

@@ -1,7 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::arena::{Advertisement, ArenaBlock, ArenaError, Extent, Extents};
 use crate::credit::CreditError;
+
+const ALL: Features = Features::ARENA.with(Features::REPLY_SLOTS);
 
 const GRANT: Grant = Grant { data: 0x0102, ack: 0x0304 };
 const SEGMENT: Segment = Segment {
@@ -25,7 +28,73 @@ fn golden() -> Vec<(&'static str, Vec<u8>, Option<u32>, Frame)> {
     let mut abort = segment.clone();
     abort[12] = 2;
     let close = [&[6, 0, 0, 0, 0, 0, 0, 0][..], &[1, 0, 3, 0], b"bye"].concat();
+    let segment_block = &segment[8..];
+    let extents = |list: &[(u16, u16)]| {
+        let list: Vec<_> =
+            list.iter().map(|(first, count)| Extent { first: *first, count: *count }).collect();
+        Extents::from_slice(&list).unwrap()
+    };
+    #[rustfmt::skip]
+    let written = [
+        &[1, 1, 0x02, 0x01, 0x04, 0x03, 1, 2][..],
+        segment_block,
+        &[9, 0, 3, 0],
+        &[0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 1, 0, 5, 0, 1, 0],
+    ]
+    .concat();
+    let arena = Advertisement {
+        arena: 2,
+        first_chunk: 64,
+        chunks: 32,
+        log2_chunk: 16,
+        rkey: 0x0708_090a,
+        address: 0x1112_1314_1516_1718,
+    };
+    #[rustfmt::skip]
+    let release = vec![
+        3, 0x22, 2, 1, 4, 3, 1, 0,
+        0, 16, 2, 0, 64, 0, 32, 0, 10, 9, 8, 7, 0, 0, 0, 0,
+        0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
+        7, 0, 8, 0,
+    ];
     vec![
+        (
+            "written segment with releases",
+            written,
+            None,
+            Frame::Blocks(
+                GRANT,
+                Box::new(Blocks {
+                    segment: Some(SEGMENT),
+                    releases: extents(&[(9, 3)]),
+                    written: Some(Written { bytes: 1 << 17, extents: extents(&[(1, 1), (5, 1)]) }),
+                    ..Blocks::default()
+                }),
+            ),
+        ),
+        (
+            "data with releases",
+            vec![1, 0, 2, 1, 4, 3, 1, 0, 9, 0, 3, 0],
+            None,
+            Frame::Blocks(
+                GRANT,
+                Box::new(Blocks { releases: extents(&[(9, 3)]), ..Blocks::default() }),
+            ),
+        ),
+        (
+            "release",
+            release,
+            None,
+            Frame::Release(
+                GRANT,
+                Box::new(Blocks {
+                    arena: Some(ArenaBlock::Advertise(arena)),
+                    starved: true,
+                    releases: extents(&[(7, 8)]),
+                    ..Blocks::default()
+                }),
+            ),
+        ),
         ("data", vec![1, 0, 2, 1, 4, 3, 0, 0], None, Frame::Data(GRANT)),
         ("segment", segment, None, Frame::Segment(GRANT, SEGMENT)),
         (
@@ -45,7 +114,7 @@ fn golden() -> Vec<(&'static str, Vec<u8>, Option<u32>, Frame)> {
 #[test]
 fn golden_vectors_are_read() {
     for (name, bytes, imm, frame) in golden() {
-        let (read, payload_at) = parse(&bytes, imm).unwrap();
+        let (read, payload_at) = parse(&bytes, imm, ALL).unwrap();
         assert_eq!(read, frame, "{name}");
         assert_eq!(payload_at, bytes.len(), "{name}");
     }
@@ -57,6 +126,8 @@ fn golden_vectors_are_written() {
         let written = match &frame {
             Frame::Data(grant) => header(Kind::Data, *grant).to_vec(),
             Frame::Segment(grant, segment) => segment_header(*grant, *segment).to_vec(),
+            Frame::Blocks(grant, blocks) => blocks.to_prefix(Kind::Data, *grant).to_vec(),
+            Frame::Release(grant, blocks) => blocks.to_prefix(Kind::Release, *grant).to_vec(),
             Frame::Ack(grant) => header(Kind::Ack, *grant).to_vec(),
             Frame::Ping(grant) => header(Kind::Ping, *grant).to_vec(),
             Frame::Pong(grant) => header(Kind::Pong, *grant).to_vec(),
@@ -76,7 +147,7 @@ fn the_immediate_of_an_ack_is_its_payload() {
 fn every_truncation_of_a_golden_vector_is_refused() {
     for (name, bytes, imm, _) in golden() {
         for len in 0..bytes.len() {
-            let error = parse(&bytes[..len], imm).map(|_| ()).unwrap_err();
+            let error = parse(&bytes[..len], imm, ALL).map(|_| ()).unwrap_err();
             assert!(matches!(error, ProtocolError::Truncated { .. }), "{name} {len}: {error}");
         }
     }
@@ -89,7 +160,7 @@ fn every_corrupted_byte_gives_a_frame_or_a_named_error() {
             for value in 0..=u8::MAX {
                 let mut bytes = bytes.clone();
                 bytes[at] = value;
-                if let Err(error) = parse(&bytes, imm) {
+                if let Err(error) = parse(&bytes, imm, ALL) {
                     assert!(!error.to_string().is_empty());
                 }
             }
@@ -148,7 +219,37 @@ fn each_broken_rule_has_its_error() {
         (with(11, 1, &close), None, E::CloseReserved(1)),
         (with(12, 0xff, &close), None, E::CloseTextNotUtf8),
     ] {
-        assert_eq!(parse(&bytes, imm).map(|_| ()), Err(error));
+        assert_eq!(parse(&bytes, imm, Features::NONE).map(|_| ()), Err(error));
+    }
+}
+
+#[test]
+fn each_broken_rule_of_blocks_has_its_error() {
+    use ProtocolError as E;
+    let release = |flags, releases, extents, rest: &[u8]| {
+        [&[3, flags, 0, 0, 0, 0, releases, extents][..], rest].concat()
+    };
+    let data = |flags, releases, extents, rest: &[u8]| {
+        [&[1, flags, 0, 0, 0, 0, releases, extents][..], rest].concat()
+    };
+    let segment = &segment_header(GRANT, SEGMENT)[8..];
+    let extent = [0; 12];
+    for (bytes, error) in [
+        (release(0, 0, 0, &[]), E::EmptyRelease),
+        (release(0x20, 0, 0, &[1]), E::TrailingBytes { kind: Kind::Release, extra: 1 }),
+        (release(0x21, 0, 0, segment), E::MessageInRelease),
+        (release(0x20, 0, 1, &extent), E::MessageInRelease),
+        (release(0x80, 0, 0, &[]), E::UnknownFlags(0x80)),
+        (release(0x04, 0, 0, &[]), E::NotAgreed("SLOT block")),
+        (release(0, 17, 0, &[0; 68]), E::Arena(ArenaError::TooManyExtents(17))),
+        (release(0, 2, 0, &[0; 7]), E::Truncated { len: 15, need: 16 }),
+        (release(0x02, 0, 0, &[9; 24]), E::Arena(ArenaError::UnknownOperation(9))),
+        (data(0, 0, 1, &extent), E::WrittenWithoutSegment),
+        (data(0, 0, 17, &[0; 76]), E::Arena(ArenaError::TooManyExtents(17))),
+        (data(0, 0, 1, &[0; 11]), E::Truncated { len: 19, need: 20 }),
+        (data(0x40, 0, 0, &[0; 4]), E::NotAgreed("CRC32C block")),
+    ] {
+        assert_eq!(parse(&bytes, None, ALL).map(|_| ()), Err(error));
     }
 }
 
@@ -157,7 +258,9 @@ fn a_long_close_text_is_cut_between_characters() {
     let text = format!("{}ß", "x".repeat(99));
     let frame = close_frame(&CloseReason::new(CloseCode::Other(77), text));
     assert_eq!(frame.len(), CONTROL_FRAME_MAX_BYTES - 1);
-    let (Frame::Close(reason), _) = parse(&frame, None).unwrap() else { panic!("not a Close") };
+    let (Frame::Close(reason), _) = parse(&frame, None, ALL).unwrap() else {
+        panic!("not a Close")
+    };
     assert_eq!(reason, CloseReason::new(CloseCode::Other(77), "x".repeat(99)));
     assert_eq!(reason.to_string(), format!("Other(77): {}", "x".repeat(99)));
 }
@@ -182,11 +285,11 @@ proptest! {
         kind in 0_u8..8,
         imm in any::<Option<u32>>(),
     ) {
-        let _refused = parse(&bytes, imm).is_err();
+        let _refused = parse(&bytes, imm, ALL).is_err();
         if let Some(first) = bytes.first_mut() {
             *first = kind;
         }
-        if let Ok((_, payload_at)) = parse(&bytes, imm) {
+        if let Ok((_, payload_at)) = parse(&bytes, imm, ALL) {
             prop_assert!(payload_at <= bytes.len());
         }
     }

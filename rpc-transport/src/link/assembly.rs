@@ -10,12 +10,13 @@
 
 use std::mem;
 
+use std::sync::Arc;
+
 use crate::frame::Segment;
 use crate::message::Message;
-use crate::payload::Payload;
+use crate::payload::{Payload, Piece};
 use crate::protocol_error::ProtocolError;
 
-#[derive(Debug)]
 pub(super) struct Assembly {
     max_message_bytes: u64,
     /// The number that the next first segment must have.
@@ -23,12 +24,17 @@ pub(super) struct Assembly {
     partial: Option<Partial>,
 }
 
-#[derive(Debug)]
 struct Partial {
     total: u64,
+    received: u64,
     /// The head once it has ended, and then `bytes` are the tail's.
     head: Option<Vec<u8>>,
+    /// Private bytes that are not in `pieces` yet.
     bytes: Vec<u8>,
+    /// What the tail has before `bytes`.
+    pieces: Vec<Piece>,
+    /// What lies in the arena may stay there.
+    lend: bool,
 }
 
 impl Assembly {
@@ -37,8 +43,8 @@ impl Assembly {
     }
 
     /// Bytes that have arrived of an unfinished message.
-    pub(super) fn held_bytes(&self) -> usize {
-        self.partial.as_ref().map_or(0, Partial::len)
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.partial.as_ref().map_or(0, |partial| partial.received)
     }
 
     #[cfg(test)]
@@ -49,26 +55,58 @@ impl Assembly {
         }
     }
 
-    /// Takes a segment; gives the message that it completes.
+    /// Takes a segment whose bytes are all in its frame; gives the message that it completes.
     pub(super) fn on_segment(
         &mut self,
         segment: Segment,
         payload: &[u8],
     ) -> Result<Option<Message>, ProtocolError> {
-        self.check(segment, payload)?;
+        self.check(segment, payload, 0)?;
+        self.on_checked(segment, payload, Vec::new(), false)
+    }
+
+    /// Takes a segment that [`Assembly::check`] has passed. `pieces` are the written bytes; they
+    /// stay where they are if they are `lent`, else they are copied.
+    pub(super) fn on_checked(
+        &mut self,
+        segment: Segment,
+        payload: &[u8],
+        pieces: Vec<Piece>,
+        lent: bool,
+    ) -> Result<Option<Message>, ProtocolError> {
         if segment.abort {
             self.finish();
             return Ok(None);
         }
         let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total));
-        partial.append(payload)?;
+        partial.reserve(payload.len())?;
+        partial.bytes.extend_from_slice(payload);
+        partial.received += payload.len() as u64;
         if segment.head_end {
             partial.head = Some(mem::take(&mut partial.bytes));
         }
+        partial.take_in(pieces, lent)?;
         if segment.last { Ok(self.finish()) } else { Ok(None) }
     }
 
-    fn check(&self, segment: Segment, payload: &[u8]) -> Result<(), ProtocolError> {
+    /// Whether the written bytes of a segment, which has passed [`Assembly::check`], are better left
+    /// where they are: those of a tail that fits what the application may hold. A longer one is put
+    /// together in one piece. Decided once a message.
+    pub(super) fn wants_lent(&mut self, segment: Segment, lendable_bytes: u64) -> bool {
+        let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total));
+        if segment.head_end {
+            partial.lend = segment.total - segment.offset <= lendable_bytes;
+        }
+        partial.lend && (segment.head_end || partial.head.is_some())
+    }
+
+    /// Checks a segment against those before it; `written` counts its bytes in the arena.
+    pub(super) fn check(
+        &self,
+        segment: Segment,
+        payload: &[u8],
+        written: u64,
+    ) -> Result<(), ProtocolError> {
         let Segment { number, last, abort, head_end, offset, total } = segment;
         if number != self.due {
             return Err(ProtocolError::WrongMessageNumber { number, expected: self.due });
@@ -79,7 +117,7 @@ impl Assembly {
         if total == 0 {
             return Err(ProtocolError::EmptySegmentedMessage);
         }
-        let received = self.held_bytes() as u64;
+        let received = self.held_bytes();
         if offset != received {
             return Err(ProtocolError::WrongOffset { offset, expected: received });
         }
@@ -88,22 +126,38 @@ impl Assembly {
         {
             return Err(ProtocolError::TotalChanged { first, now: total });
         }
-        match (abort, payload.len()) {
-            (true, 0) => return Ok(()),
-            (true, len) => return Err(ProtocolError::AbortWithBytes(len)),
-            (false, 0) if !head_end => return Err(ProtocolError::EmptySegment),
-            (false, _) => {}
+        match (abort, payload.len(), written) {
+            (true, 0, 0) => return Ok(()),
+            (true, len, _) => return Err(ProtocolError::AbortWithBytes(len)),
+            (false, 0, 0) if !head_end => return Err(ProtocolError::EmptySegment),
+            (false, ..) => {}
         }
-        // No overflow: `offset` is the length of a Vec.
-        let end = offset + payload.len() as u64;
+        // No overflow: `offset` is what has arrived.
+        let head = offset + payload.len() as u64;
+        let end = head.saturating_add(written);
         if end > total {
             return Err(ProtocolError::BeyondTotal { end, total });
         }
+        self.check_order(segment, payload, written)?;
         if head_end {
-            self.check_head_end(end, total)?;
+            self.check_head_end(head, total)?;
         }
         if last != (end == total) {
             return Err(ProtocolError::WrongLast { last, end, total });
+        }
+        Ok(())
+    }
+
+    /// The payload comes first and what was written behind it: only where the head ends can a
+    /// segment have both.
+    fn check_order(
+        &self,
+        segment: Segment,
+        payload: &[u8],
+        written: u64,
+    ) -> Result<(), ProtocolError> {
+        if written > 0 && !payload.is_empty() && !segment.head_end {
+            return Err(ProtocolError::PayloadBesideWritten);
         }
         Ok(())
     }
@@ -117,35 +171,61 @@ impl Assembly {
 
     fn finish(&mut self) -> Option<Message> {
         self.due = self.due.wrapping_add(1);
-        let Partial { head, bytes, .. } = self.partial.take()?;
-        Some(match head {
-            None => Message::private(bytes),
-            Some(head) => Message::private(head).with_tail(Some(Payload::private(bytes))),
-        })
+        self.partial.take().map(Partial::into_message)
     }
 }
 
 impl Partial {
     fn new(total: u64) -> Self {
-        Self { total, head: None, bytes: Vec::new() }
+        let (bytes, pieces) = (Vec::new(), Vec::new());
+        Self { total, received: 0, head: None, bytes, pieces, lend: false }
     }
 
-    /// Bytes that have arrived.
-    fn len(&self) -> usize {
-        self.head.as_ref().map_or(0, Vec::len) + self.bytes.len()
-    }
-
-    fn append(&mut self, payload: &[u8]) -> Result<(), ProtocolError> {
-        let needed = self.bytes.len() + payload.len();
-        if needed > self.bytes.capacity() {
-            let head = self.head.as_ref().map_or(0, Vec::len);
-            let total = usize::try_from(self.total).unwrap_or(usize::MAX) - head;
-            let wanted = needed.saturating_mul(2).min(total);
-            self.bytes
-                .try_reserve_exact(wanted - self.bytes.len())
-                .map_err(|_| ProtocolError::OutOfMemory { received: needed as u64 })?;
+    fn take_in(&mut self, pieces: Vec<Piece>, lent: bool) -> Result<(), ProtocolError> {
+        let len: usize = pieces.iter().map(Piece::len).sum();
+        self.received += len as u64;
+        if lent && !pieces.is_empty() {
+            self.close_run();
+            self.pieces.extend(pieces);
+            return Ok(());
         }
-        self.bytes.extend_from_slice(payload);
+        self.reserve(len)?;
+        for piece in pieces {
+            piece.append_to(&mut self.bytes);
+        }
         Ok(())
+    }
+
+    /// Makes a piece of the private bytes that have arrived.
+    fn close_run(&mut self) {
+        if !self.bytes.is_empty() {
+            self.pieces.push(Piece::Private(Arc::new(mem::take(&mut self.bytes))));
+        }
+    }
+
+    /// Room for `more` private bytes: at most twice what has arrived (invariant 2).
+    fn reserve(&mut self, more: usize) -> Result<(), ProtocolError> {
+        let needed = self.bytes.len() + more;
+        if needed > self.bytes.capacity() {
+            let left = usize::try_from(self.total - self.received).unwrap_or(usize::MAX);
+            let whole = self.bytes.len().saturating_add(left.max(more));
+            let wanted = needed.saturating_mul(2).min(whole);
+            self.bytes.try_reserve_exact(wanted - self.bytes.len()).map_err(|_| {
+                ProtocolError::OutOfMemory { received: self.received + more as u64 }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn into_message(mut self) -> Message {
+        let Some(head) = self.head.take() else { return Message::private(self.bytes) };
+        self.close_run();
+        Message::private(head).with_tail(Some(Payload::from_pieces(self.pieces)))
+    }
+}
+
+impl std::fmt::Debug for Assembly {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Assembly({} bytes of message {})", self.held_bytes(), self.due)
     }
 }

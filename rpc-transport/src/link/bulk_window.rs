@@ -21,14 +21,18 @@ const MIN_FRAMES: usize = 2;
 #[derive(Debug)]
 pub(super) struct BulkWindow {
     max_credits: usize,
+    min_frames: usize,
     max_slots: usize,
     max_bytes: u64,
     max_frame_bytes: u64,
     /// Numbers of bulk frames (of all data frames sent) whose credit is out, oldest first.
     uncredited: VecDeque<u32>,
-    /// SQ mark and size of bulk frames not known to be complete, oldest first.
-    unswept: VecDeque<(u16, u64)>,
+    /// SQ mark, slots and size of bulk frames not known to be complete, oldest first.
+    unswept: VecDeque<(u16, u16, u64)>,
+    unswept_slots: usize,
     unswept_bytes: u64,
+    /// Slots of the largest frame with its WRITEs.
+    max_frame_slots: usize,
 }
 
 impl BulkWindow {
@@ -41,11 +45,14 @@ impl BulkWindow {
         let slots = usize::from(sq.data_slots);
         Self {
             max_credits: usize::from(remote.data_threshold()),
-            max_slots: (slots / 2).max(MIN_FRAMES).min(slots),
+            min_frames: MIN_FRAMES.min(slots),
+            max_slots: slots / 2,
             max_bytes: u64::from(max_bytes),
             max_frame_bytes: u64::from(max_frame_bytes),
+            max_frame_slots: usize::from(sq.message_slots),
             uncredited: VecDeque::new(),
             unswept: VecDeque::new(),
+            unswept_slots: 0,
             unswept_bytes: 0,
         }
     }
@@ -62,25 +69,34 @@ impl BulkWindow {
 
     fn has_room(&self) -> bool {
         let frames = self.unswept.len();
-        frames < self.max_slots
-            && (frames < MIN_FRAMES || self.unswept_bytes + self.max_frame_bytes <= self.max_bytes)
+        let has_slots = self.unswept_slots + self.max_frame_slots <= self.max_slots;
+        let has_bytes = self.unswept_bytes + self.max_frame_bytes <= self.max_bytes;
+        frames < self.min_frames || (has_slots && has_bytes)
     }
 
     /// A bulk frame leaves; `true` if it must be signaled (invariant 3).
-    pub(super) fn on_sent(&mut self, number: u32, mark: SendQueueMark, bytes: usize) -> bool {
+    pub(super) fn on_sent(
+        &mut self,
+        number: u32,
+        mark: SendQueueMark,
+        slots: u16,
+        bytes: u64,
+    ) -> bool {
         self.uncredited.push_back(number);
-        self.unswept.push_back((mark.data, bytes as u64));
-        self.unswept_bytes += bytes as u64;
+        self.unswept.push_back((mark.data, slots, bytes));
+        self.unswept_slots += usize::from(slots);
+        self.unswept_bytes += bytes;
         !self.has_room()
     }
 
     /// All frames up to `mark` are complete.
     #[inline]
     pub(super) fn on_send_completion(&mut self, mark: SendQueueMark) {
-        while let Some((sent, bytes)) = self.unswept.front()
+        while let Some((sent, slots, bytes)) = self.unswept.front()
             // A queue has fewer than 2^15 slots, so the distance is small on one side of the mark.
             && mark.data.wrapping_sub(*sent) < 1 << 15
         {
+            self.unswept_slots -= usize::from(*slots);
             self.unswept_bytes -= bytes;
             self.unswept.pop_front();
         }
@@ -123,7 +139,7 @@ mod tests {
         let mut number = first;
         while window.allows(returned) {
             let posted = u16::try_from((number + 1) & 0xffff).unwrap();
-            window.on_sent(number, mark(posted), 100);
+            window.on_sent(number, mark(posted), 1, 100);
             number += 1;
         }
         number - first
@@ -142,12 +158,12 @@ mod tests {
     fn numbers_and_marks_wrap() {
         let mut window = window(4, 1 << 20);
         let start = u32::MAX - 1;
-        window.on_sent(start, mark(u16::MAX), 100);
-        assert!(window.on_sent(start.wrapping_add(1), mark(0), 100), "invariant 3");
+        window.on_sent(start, mark(u16::MAX), 1, 100);
+        assert!(window.on_sent(start.wrapping_add(1), mark(0), 1, 100), "invariant 3");
         assert!(!window.allows(start));
         window.on_send_completion(mark(u16::MAX));
         assert!(window.allows(start));
-        window.on_sent(start.wrapping_add(2), mark(1), 100);
+        window.on_sent(start.wrapping_add(2), mark(1), 1, 100);
         assert!(!window.allows(0));
         assert_eq!(window.credits_out(), 1);
         window.on_send_completion(mark(1));

@@ -4,12 +4,25 @@
 
 use crate::credit::Stamp;
 use crate::frame::{HEADER_BYTES, SEGMENT_HEADER_BYTES};
+use crate::out_part::OutPart;
 use crate::outbound::OutBuf;
+use crate::provider::RemoteSlice;
+
+/// A WRITE into the peer's memory.
+#[derive(Debug)]
+pub struct Put {
+    /// The bytes, which stay as they are until the WR has completed.
+    pub part: OutPart,
+    /// Where they go.
+    pub to: RemoteSlice,
+}
 
 /// A frame to post as one SEND, before anything else is polled from the link.
 #[derive(Debug)]
 #[must_use = "its credit and its slot are spent, so the frame has to be posted"]
 pub struct Transmit<'a> {
+    /// WRITEs to post before the SEND, in the same list, unsignaled. Each takes one SQ slot.
+    pub writes: Vec<Put>,
     /// The bytes.
     pub frame: FrameBytes<'a>,
     /// Post as SEND_WITH_IMM with this immediate; `None` as SEND.
@@ -24,7 +37,7 @@ impl<'a> Transmit<'a> {
     #[inline]
     pub(super) fn data(frame: FrameBytes<'a>, stamp: Stamp) -> Self {
         let Stamp { signaled, mark, .. } = stamp;
-        Self { frame, imm: None, signaled, token: u64::from(mark.to_bits()) }
+        Self { writes: Vec::new(), frame, imm: None, signaled, token: u64::from(mark.to_bits()) }
     }
 }
 

@@ -6,12 +6,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
 use slab::Slab;
 
-use super::ConnectionKey;
+use super::{ConnectionKey, Returns};
 use crate::connection::Connection;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
@@ -39,6 +40,7 @@ pub(super) enum DriverState {
 pub struct State<P: Protocol> {
     pub(super) cq: Box<dyn CompletionQueue>,
     pub(super) connections: Slab<Connection<P>>,
+    returns: Arc<Returns>,
     generation: u32,
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
@@ -60,10 +62,11 @@ pub struct State<P: Protocol> {
 }
 
 impl<P: Protocol> State<P> {
-    pub(super) fn new(cq: Box<dyn CompletionQueue>) -> Self {
+    pub(super) fn new(cq: Box<dyn CompletionQueue>, returns: Arc<Returns>) -> Self {
         Self {
             cq,
             connections: Slab::new(),
+            returns,
             generation: 0,
             by_qp: Vec::new(),
             completions: Vec::with_capacity(POLL_BATCH),
@@ -172,6 +175,9 @@ impl<P: Protocol> State<P> {
 
     /// Pumps; returns the driver's waker if it must look (invariants 2 and 5).
     pub(crate) fn settle(&mut self) -> Option<Waker> {
+        if self.returns.has_any() {
+            self.mark_returned();
+        }
         self.pump_dirty();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
@@ -181,6 +187,13 @@ impl<P: Protocol> State<P> {
             return None;
         }
         self.take_driver_waker()
+    }
+
+    #[cold]
+    fn mark_returned(&mut self) {
+        for key in self.returns.take() {
+            self.mark_dirty_key(key);
+        }
     }
 
     pub(super) fn take_driver_waker(&mut self) -> Option<Waker> {
@@ -407,9 +420,14 @@ impl<P: Protocol> State<P> {
         !self.effects.is_empty()
     }
 
-    pub(crate) fn park(&mut self, waker: Waker) {
-        let until = self.next_deadline();
-        self.driver = DriverState::Parked { waker, until };
+    /// Notes that the driver sleeps from now on; false if it must look first.
+    pub(crate) fn park(&mut self, waker: Waker) -> bool {
+        let may_sleep = self.returns.sleep(&waker);
+        if may_sleep {
+            let until = self.next_deadline();
+            self.driver = DriverState::Parked { waker, until };
+        }
+        may_sleep
     }
 
     pub(crate) fn unpark(&mut self) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::address::Address;
 use crate::config::LinkConfig;
-use crate::connection::{Connection, Pipe};
+use crate::connection::{Connection, Pipe, Poster};
 use crate::link::{Lane, SubmitError};
 use crate::memory::BufferPool;
 use crate::message::Message;
@@ -76,7 +76,8 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
     let pipe = Pipe::new(qp, 0, 4, pool.clone());
-    let key = state.insert(qp, Connection::new(Simple::default(), domain, pipe, 4, true));
+    let poster = Poster::new(domain, &**shard.device(), &LinkConfig::default());
+    let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 4, true));
     let buffer = pool.take().unwrap();
     let (cq, connection) = state.cq_and_connection(key).unwrap();
     connection.post_recv(cq, buffer).unwrap();
@@ -90,7 +91,7 @@ fn park(shard: &Shard<Simple>) -> Arc<Wakes> {
     let wakes = Arc::new(Wakes::default());
     let mut state = shard.lock();
     state.cq().arm().unwrap();
-    state.park(Waker::from(Arc::clone(&wakes)));
+    assert!(state.park(Waker::from(Arc::clone(&wakes))));
     wakes
 }
 

@@ -131,7 +131,7 @@ pub fn listen_mem(name: &str) -> Result<Box<dyn Listener>, ListenError> {
     let (sender, requests) = mpsc::channel(BACKLOG);
     let mut listeners = LISTENERS.lock();
     if listeners.contains_key(name) {
-        let reason = "another listener of this process has this name".to_owned();
+        let reason = "another listener of this process has this name; choose another".to_owned();
         return Err(ListenError::InUse { address: Address::Mem(name.to_owned()), reason });
     }
     listeners.insert(name.to_owned(), sender);

@@ -15,6 +15,7 @@
 //! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
 //! | `setup`, `pending`, `mem`, `shm`, `socket`, `tcp` | connecting |
 
+mod advice;
 mod bell;
 mod cq;
 mod domain;
@@ -70,7 +71,8 @@ impl SoftDevice {
             .with(Capabilities::READ)
             .with(Capabilities::REGISTER_REMOTE)
             .with(Capabilities::FLUSHES_LATE_RECEIVES)
-            .with(Capabilities::EMPTY_SEND);
+            .with(Capabilities::EMPTY_SEND)
+            .with(Capabilities::FREE_REGISTRATION);
         let attributes = DeviceAttributes {
             name: name.to_owned(),
             max_inline_bytes: MAX_INLINE_BYTES,

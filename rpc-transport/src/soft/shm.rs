@@ -30,6 +30,7 @@ use crate::provider::{
     REQ_PRIVATE_DATA_BYTES,
 };
 
+use super::advice::{cannot_connect, cannot_listen};
 use super::pending::Pending;
 use super::ring::{DEFAULT_SLOTS, MAX_SLOTS, MIN_SLOTS};
 use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
@@ -237,15 +238,7 @@ impl ShmOutgoing {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     tokio::time::sleep(std::time::Duration::from_millis(2)).await;
                 }
-                Err(error) => {
-                    let (address, reason) = (self.address.clone(), error.to_string());
-                    return Err(match error.kind() {
-                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                            ConnectError::Refused { address, reason }
-                        }
-                        _ => ConnectError::Unreachable { address, reason },
-                    });
-                }
+                Err(error) => return Err(cannot_connect(self.address.clone(), &error)),
             }
         }
     }
@@ -274,13 +267,7 @@ fn out_of_resources(error: &io::Error) -> ProviderError {
 pub fn listen_shm(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     setup::need_runtime("shm")?;
     let bound = ListeningSocket::bind(address).and_then(AsyncFdOf::new);
-    let socket = bound.map_err(|error| {
-        let (address, reason) = (address.clone(), error.to_string());
-        match error.kind() {
-            io::ErrorKind::AddrInUse => ListenError::InUse { address, reason },
-            _ => ListenError::Failed { address, reason },
-        }
-    })?;
+    let socket = bound.map_err(|error| cannot_listen(address.clone(), &error))?;
     Ok(Box::new(ShmListener { address: address.clone(), socket, pending: Pending::new() }))
 }
 

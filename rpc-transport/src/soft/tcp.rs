@@ -31,6 +31,7 @@ use crate::provider::{
     REQ_PRIVATE_DATA_BYTES,
 };
 
+use super::advice::{cannot_connect, cannot_listen};
 use super::pending::Pending;
 use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
 use super::wire::Wire;
@@ -159,13 +160,7 @@ async fn in_time<T>(
 
 async fn open(at: &HostPort) -> Result<TcpStream, ConnectError> {
     let stream = TcpStream::connect((at.host.as_str(), at.port)).await;
-    stream.map_err(|error| {
-        let (address, reason) = (Address::Tcp(at.clone()), error.to_string());
-        match error.kind() {
-            io::ErrorKind::ConnectionRefused => ConnectError::Refused { address, reason },
-            _ => ConnectError::Unreachable { address, reason },
-        }
-    })
+    stream.map_err(|error| cannot_connect(Address::Tcp(at.clone()), &error))
 }
 
 /// An exchange that failed on the way.
@@ -276,13 +271,8 @@ pub async fn listen_tcp(
         let local = listener.local_addr()?;
         io::Result::Ok((listener, local))
     };
-    let (listener, local) = bound.await.map_err(|error| {
-        let (address, reason) = (Address::Tcp(at.clone()), error.to_string());
-        match error.kind() {
-            io::ErrorKind::AddrInUse => ListenError::InUse { address, reason },
-            _ => ListenError::Failed { address, reason },
-        }
-    })?;
+    let (listener, local) =
+        bound.await.map_err(|error| cannot_listen(Address::Tcp(at.clone()), &error))?;
     Ok(Box::new(TcpRendezvous {
         address: Address::Tcp(local.into()),
         listener,

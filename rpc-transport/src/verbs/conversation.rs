@@ -18,7 +18,7 @@ use crate::provider::QpEvent;
 use super::cm::{Action, State};
 use super::cm_id::{CmId, ConnParam};
 use super::device::VerbsDevice;
-use super::failure::{Failure, RESOLVE_ADDRESS};
+use super::failure::{Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
 use super::options::SetupOptions;
 use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms};
 use super::service::{Answer, Request, Resolved, SetupQp};
@@ -77,7 +77,7 @@ impl Conversation {
         match action {
             Action::ResolveRoute => {
                 let limit = self.options.resolve_timeout;
-                self.id.resolve_route(limit).map_err(failed("resolve route"))?;
+                self.id.resolve_route(limit).map_err(failed(RESOLVE_ROUTE))?;
             }
             Action::ReportResolved => self.report_resolved()?,
             Action::SendConnect => {

@@ -70,7 +70,9 @@ impl Failure {
                 return ListenError::InUse { address, reason };
             }
             Self::Call { what, error } if is_errno(&error, Errno::NODEV) => {
-                format!("{what}: {error} (no RDMA device has this address)")
+                format!(
+                    "{what}: {error} (no RDMA device has this address; the doctor shows those that do)"
+                )
             }
             Self::Call { what, error } => format!("{what}: {error}"),
             Self::Event { event, status, .. } => event_text(event, status),
@@ -136,15 +138,21 @@ fn event_text(event: Event, status: i32) -> String {
 fn call_failed(address: &Address, what: &'static str, error: &io::Error) -> ConnectError {
     let unreachable_errnos =
         [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::ADDRNOTAVAIL, Errno::NODEV, Errno::INVAL];
-    if what == RESOLVE_ADDRESS && unreachable_errnos.iter().any(|errno| is_errno(error, *errno)) {
-        let reason = format!("{error} (no RDMA device has a route to it)");
+    let resolving = [RESOLVE_ADDRESS, RESOLVE_ROUTE].contains(&what);
+    if resolving && unreachable_errnos.iter().any(|errno| is_errno(error, *errno)) {
+        let reason = format!("{error} ({NO_DEVICE})");
         return unreachable(address, reason);
     }
     ConnectError::Provider(ProviderError::Resources { what, message: error.to_string() })
 }
 
-/// Name of the call that fails for want of a route.
+/// Names of the calls that fail for want of a route.
 pub(super) const RESOLVE_ADDRESS: &str = "resolve address";
+pub(super) const RESOLVE_ROUTE: &str = "resolve route";
+
+/// What many try first is 127.0.0.1.
+const NO_DEVICE: &str = "no RDMA device has a route to it; loopback addresses have no device, so \
+                         use the address of an RDMA port, which the doctor shows";
 
 fn is_errno(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
@@ -204,6 +212,7 @@ mod tests {
             (event(Event::Unknown(40), 0), "Unknown(40)"),
             (call(RESOLVE_ADDRESS, 101), "Network is unreachable"),
             (call(RESOLVE_ADDRESS, 19), "No such device"),
+            (call(RESOLVE_ROUTE, 19), "loopback addresses have no device"),
             (Failure::Gone.into_connect_error(&address()), "over"),
         ] {
             let text = error.to_string();

@@ -31,7 +31,8 @@ pub struct SetupOptions {
     /// Most READs under way per connection in either direction, where the device and the peer agree.
     /// 0 turns READ off. Default 4.
     pub read_depth: u8,
-    /// Connection requests that may wait for a listener; more are refused. Default 128.
+    /// Connection requests that may wait for a listener; more are refused, and a refused client has
+    /// to try again. Default 1024, the most that Linux takes unless it is told otherwise.
     pub backlog: u16,
 }
 
@@ -44,7 +45,7 @@ impl Default for SetupOptions {
             ack_timeout: *ACK_TIMEOUT,
             retry_count: 6,
             read_depth: 4,
-            backlog: 128,
+            backlog: 1024,
         }
     }
 }

@@ -166,7 +166,10 @@ impl VerbsCompletionQueue {
     /// The QP is in RTS.
     pub(super) fn establish(&mut self, handle: QpHandle) -> Result<(), ProviderError> {
         let entry = find(&mut self.slots, handle).ok_or(ProviderError::UnknownQp)?;
-        entry.queues.establish();
+        entry.queues.establish(&mut self.ready);
+        if !self.ready.is_empty() {
+            self.cq.mailbox().ring();
+        }
         Ok(())
     }
 
@@ -210,6 +213,7 @@ impl VerbsCompletionQueue {
                 post_beacon(index, key, &entry.guard);
             }
         }
+        entry.queues.tell_early(&mut self.ready);
         entry.queues.tell_stranded(&mut self.ready);
         if !self.ready.is_empty() {
             self.cq.mailbox().ring();

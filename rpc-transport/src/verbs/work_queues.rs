@@ -12,6 +12,8 @@
 //!    unsignaled ones that it had finished in silence are told by a beacon, a WR of our own behind
 //!    the last one; RECVs that come later are flushed here, without the device, because devices
 //!    exist that never flush them.
+//! 3. Nothing that was received is told before the owner knows of the connection: the peer may send
+//!    as soon as its own end is up.
 
 use std::collections::VecDeque;
 
@@ -76,6 +78,8 @@ pub(super) struct WorkQueues {
     recv_limit: usize,
     /// RECVs posted in ERR: never given to the device.
     late: VecDeque<RecvWr>,
+    /// Received before the owner knew of the connection (invariant 3).
+    early: Vec<Completion>,
     max_inline_bytes: u32,
     max_message_bytes: u64,
     capabilities: Capabilities,
@@ -99,6 +103,7 @@ impl WorkQueues {
             recv: Slab::new(),
             recv_limit: capacity.max_recv_wr as usize,
             late: VecDeque::new(),
+            early: Vec::new(),
             max_inline_bytes,
             max_message_bytes,
             capabilities,
@@ -121,11 +126,17 @@ impl WorkQueues {
         self.send.len() == 0 && self.recv.is_empty()
     }
 
-    /// The QP is in RTS.
-    pub(super) fn establish(&mut self) {
+    /// The QP is in RTS, and its owner knows.
+    pub(super) fn establish(&mut self, out: &mut VecDeque<Completion>) {
         if self.state == QpState::Init {
             self.state = QpState::ReadyToSend;
         }
+        self.tell_early(out);
+    }
+
+    /// Tells what was received before the owner knew of the connection.
+    pub(super) fn tell_early(&mut self, out: &mut VecDeque<Completion>) {
+        out.extend(self.early.drain(..));
     }
 
     /// Checks one send WR and moves it to the batch. A refused one keeps its memory.
@@ -270,6 +281,10 @@ impl WorkQueues {
         out: &mut VecDeque<Completion>,
     ) -> bool {
         let handle = self.handle;
+        let is_early = self.state == QpState::Init && outcome.status == Status::Success;
+        if !is_early {
+            self.tell_early(out);
+        }
         let known = match key.queue {
             Queue::Send => {
                 let posted = self.send.retire(key.position);
@@ -282,7 +297,14 @@ impl WorkQueues {
             }
             Queue::Recv => {
                 let posted = self.recv.try_remove(key.position as usize);
-                posted.map(|wr| out.push_back(received(handle, wr, outcome))).is_some()
+                let received = posted.map(|wr| received(handle, wr, outcome));
+                let known = received.is_some();
+                if is_early {
+                    self.early.extend(received);
+                } else {
+                    out.extend(received);
+                }
+                known
             }
         };
         if self.state == QpState::Error {

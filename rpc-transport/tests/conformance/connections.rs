@@ -173,7 +173,7 @@ pub(crate) fn rule18_rejection_carries_its_reason(fixture: &dyn Fixture) {
     });
 }
 
-pub(crate) fn rule18_recvs_are_in_place_before_the_peer_can_send(fixture: &dyn Fixture) {
+pub(crate) fn rule18_s03_recvs_are_in_place_before_the_peer_can_send(fixture: &dyn Fixture) {
     for _ in 0..20 {
         let mut pair = Pair::with(fixture, Options { posted: 1, ..Options::default() });
         pair.client.send(1, b"first thing");

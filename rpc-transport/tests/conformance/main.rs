@@ -1,6 +1,7 @@
 //! The conformance suite: each rule of the seam's contract is a test, and every provider passes
 //! all of them. A provider joins by a [`fixture::Fixture`] and a line at the end of this file.
 //!
+//! `sNN` in a name is the number of a claim of the RDMA literature, see `seeds`.
 //! Rule 19 (peer data never panics) has a suite of its own for each wire: `hostile_soft`.
 
 #![allow(missing_docs, unsafe_code, reason = "tests")]
@@ -23,23 +24,23 @@ macro_rules! conformance {
             queues {
                 rule01_order
                 rule03_arming
-                rule03_queued_completions_fire_nothing
+                rule03_s52_queued_completions_fire_nothing
                 rule03_what_is_sent_by_the_last_poll_is_told
                 rule03_silent_traffic_does_not_spend_the_arming
                 rule04_unsignaled
                 rule04_signaled_frees_the_unsignaled_before
                 rule05_queues_are_unordered
-                rule06_accepted_messages_outlive_the_sender
-                rule07_states
-                rule08_flush
+                rule06_s60_accepted_messages_outlive_the_sender
+                rule07_s73_states
+                rule08_s28_flush
                 rule08_the_failed_wr_has_its_own_status
-                rule09_rnr
+                rule09_s61_s84_rnr
                 rule10_too_long
                 rule12_bounded_queues
-                rule12_what_does_not_fit_is_refused
-                rule13_bounded_cq
+                rule12_s33_what_does_not_fit_is_refused
+                rule13_s37_bounded_cq
                 rule14_buffers_come_back
-                rule14_inline_bytes_are_copied_by_the_post
+                rule14_s45_s82_inline_bytes_are_gathered_by_the_post
                 rule17_linked_posts
                 rule20_zero_length
             }
@@ -47,19 +48,19 @@ macro_rules! conformance {
                 rule02_visibility
                 rule02_large_transfers
                 rule11_bad_access_kills_both_and_writes_nothing
-                rule11_bounds_hold_after_good_writes
+                rule11_s77_bounds_hold_after_good_writes
                 rule11_access_rights
-                rule11_keys_of_another_domain_or_region
+                rule11_s79_keys_of_another_domain_or_region
                 rule11_deregistered_memory_is_not_written
                 rule11_local_memory_of_another_domain
-                rule11_recv_memory_of_another_domain
+                rule11_s41_recv_memory_of_another_domain
                 rule11_user_memory
-                rule15_handles_dropped_while_in_use
+                rule15_s59_handles_dropped_while_in_use
                 rule15_destroying_with_work_outstanding
-                s40_only_send_and_immediates_consume_a_recv
+                s40_s48_only_send_and_immediates_consume_a_recv
                 s47_send_with_imm
                 s49_write_with_imm_takes_a_recv_but_not_its_buffer
-                s49_write_with_imm_without_recv_is_rnr
+                s49_s75_write_with_imm_without_recv_is_rnr
                 s50_read
                 s50_many_reads_at_once
                 s68_one_sided_operations_are_silent_at_the_target
@@ -73,17 +74,18 @@ macro_rules! conformance {
                 rule18_private_data_travels_and_is_padded
                 rule18_too_much_private_data_is_refused_locally
                 rule18_rejection_carries_its_reason
-                rule18_recvs_are_in_place_before_the_peer_can_send
+                rule18_s03_recvs_are_in_place_before_the_peer_can_send
                 rule18_nobody_listens
                 rule15_queue_pairs_may_be_destroyed_between_any_two_polls
                 rule18_many_connections_share_a_cq
             }
             seeds {
+                s34_a_new_queue_pair_is_never_taken_for_an_old_one
                 s39_recvs_are_independent_and_their_ids_free
                 s43_unsignaled_keeps_slot
                 s46_send_takes_the_head_of_the_rq
                 s51_arming_is_idempotent
-                s53_an_event_says_only_look
+                s53_s69_an_event_says_only_look
                 s54_poll_takes_at_most_what_was_asked
                 s62_a_send_queue_full_of_unsignaled_refuses
                 s74_in_order_exactly_once

@@ -83,7 +83,7 @@ fn settle(pair: &mut Pair) {
 }
 
 /// S52 as well: what is queued when arming fires nothing, and polling after arming finds it.
-pub(crate) fn rule03_queued_completions_fire_nothing(fixture: &dyn Fixture) {
+pub(crate) fn rule03_s52_queued_completions_fire_nothing(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     settle(&mut pair);
     pair.client.send(1, b"first");
@@ -219,7 +219,7 @@ pub(crate) fn rule05_queues_are_unordered(fixture: &dyn Fixture) {
     }
 }
 
-pub(crate) fn rule06_accepted_messages_outlive_the_sender(fixture: &dyn Fixture) {
+pub(crate) fn rule06_s60_accepted_messages_outlive_the_sender(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     pair.client.send(1, b"last words");
     pair.wait("the send", |pair| !pair.client.got.is_empty());
@@ -229,7 +229,7 @@ pub(crate) fn rule06_accepted_messages_outlive_the_sender(fixture: &dyn Fixture)
     assert_eq!(payload(&pair.next_recv(Server)), b"last words");
 }
 
-pub(crate) fn rule07_states(fixture: &dyn Fixture) {
+pub(crate) fn rule07_s73_states(fixture: &dyn Fixture) {
     let options = Options { posted: 0, ..Options::default() };
     let runtime = runtime();
     runtime.block_on(async {
@@ -270,7 +270,7 @@ pub(crate) fn rule07_states(fixture: &dyn Fixture) {
     assert!(matches!(pair.client.cq.destroy_qp(qp), Err(ProviderError::UnknownQp)));
 }
 
-pub(crate) fn rule08_flush(fixture: &dyn Fixture) {
+pub(crate) fn rule08_s28_flush(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let qp = pair.client.qp;
     pair.client.cq.modify_to_error(qp).unwrap();
@@ -319,7 +319,7 @@ pub(crate) fn rule08_the_failed_wr_has_its_own_status(fixture: &dyn Fixture) {
     assert!(pair.client.got.is_empty());
 }
 
-pub(crate) fn rule09_rnr(fixture: &dyn Fixture) {
+pub(crate) fn rule09_s61_s84_rnr(fixture: &dyn Fixture) {
     let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
     pair.client.send(5, b"nobody listens");
     let failed = pair.next(Client);
@@ -384,7 +384,7 @@ pub(crate) fn rule12_bounded_queues(fixture: &dyn Fixture) {
     assert_eq!((error.posted, error.kind, wr.wr_id), (0, PostErrorKind::QueueFull(3), 9));
 }
 
-pub(crate) fn rule12_what_does_not_fit_is_refused(fixture: &dyn Fixture) {
+pub(crate) fn rule12_s33_what_does_not_fit_is_refused(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let qp = pair.client.qp;
     let granted = pair.client.cq.max_inline_bytes(qp);
@@ -416,7 +416,7 @@ pub(crate) fn rule12_what_does_not_fit_is_refused(fixture: &dyn Fixture) {
     assert_eq!(pair.client.cq.max_inline_bytes(qp), 0);
 }
 
-pub(crate) fn rule13_bounded_cq(fixture: &dyn Fixture) {
+pub(crate) fn rule13_s37_bounded_cq(fixture: &dyn Fixture) {
     let runtime = runtime();
     runtime.block_on(async {
         let listener = fixture.listen();
@@ -462,7 +462,7 @@ pub(crate) fn rule14_buffers_come_back(fixture: &dyn Fixture) {
     }
 }
 
-pub(crate) fn rule14_inline_bytes_are_copied_by_the_post(fixture: &dyn Fixture) {
+pub(crate) fn rule14_s45_s82_inline_bytes_are_gathered_by_the_post(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     for round in 0..8_u8 {
         let (mut a, mut b) = ([round; 50], [round + 1; 30]);

@@ -92,7 +92,7 @@ pub(crate) fn rule11_bad_access_kills_both_and_writes_nothing(fixture: &dyn Fixt
     }
 }
 
-pub(crate) fn rule11_bounds_hold_after_good_writes(fixture: &dyn Fixture) {
+pub(crate) fn rule11_s77_bounds_hold_after_good_writes(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let target = pair.server_region(8192, Access::REMOTE_WRITE, 7);
     let source = pair.client.filled(&[1; 64]);
@@ -123,7 +123,7 @@ pub(crate) fn rule11_access_rights(fixture: &dyn Fixture) {
     }
 }
 
-pub(crate) fn rule11_keys_of_another_domain_or_region(fixture: &dyn Fixture) {
+pub(crate) fn rule11_s79_keys_of_another_domain_or_region(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let other = pair.server.device.allocate_pd().unwrap();
     let foreign = region(&other, 64, Access::REMOTE_WRITE, 7);
@@ -168,7 +168,7 @@ pub(crate) fn rule11_local_memory_of_another_domain(fixture: &dyn Fixture) {
     assert_eq!(payload(&pair.next_recv(Server)), b"good");
 }
 
-pub(crate) fn rule11_recv_memory_of_another_domain(fixture: &dyn Fixture) {
+pub(crate) fn rule11_s41_recv_memory_of_another_domain(fixture: &dyn Fixture) {
     let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
     let other = pair.server.device.allocate_pd().unwrap();
     let pool = BufferPool::allocate(&other, 64, 1).unwrap();
@@ -203,7 +203,7 @@ pub(crate) fn rule11_user_memory(fixture: &dyn Fixture) {
     }
 }
 
-pub(crate) fn rule15_handles_dropped_while_in_use(fixture: &dyn Fixture) {
+pub(crate) fn rule15_s59_handles_dropped_while_in_use(fixture: &dyn Fixture) {
     let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
     let target = pair.server_region(64 * 1024, Access::REMOTE_WRITE, 0);
     // The only handles of the source region, of a pool and of a PD go away while WRs name them.
@@ -251,7 +251,7 @@ pub(crate) fn rule15_destroying_with_work_outstanding(fixture: &dyn Fixture) {
     assert!(home(&pair.server.recv_pool));
 }
 
-pub(crate) fn s40_only_send_and_immediates_consume_a_recv(fixture: &dyn Fixture) {
+pub(crate) fn s40_s48_only_send_and_immediates_consume_a_recv(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let target = pair.server_region(4096, Access::REMOTE_READ_WRITE, 0);
     let data = region(&pair.client.pd, 64, Access::LOCAL, 9);
@@ -306,7 +306,7 @@ pub(crate) fn s49_write_with_imm_takes_a_recv_but_not_its_buffer(fixture: &dyn F
     }
 }
 
-pub(crate) fn s49_write_with_imm_without_recv_is_rnr(fixture: &dyn Fixture) {
+pub(crate) fn s49_s75_write_with_imm_without_recv_is_rnr(fixture: &dyn Fixture) {
     let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
     if !pair.client.has(Capabilities::WRITE_WITH_IMM) {
         return;

@@ -70,7 +70,7 @@ fn all_rules_credits_alone_equal_ends() {
 
 #[test]
 fn all_rules_credits_alone_unequal_ends() {
-    let most = if is_deep() { 4 } else { 3 };
+    let most = if is_deep() { 5 } else { 4 };
     let windows = || (1..=most).flat_map(|data| [window(data, 2), window(data, 3)]);
     for a in windows() {
         for b in windows().filter(|b| (b.data, b.ack) < (a.data, a.ack)) {

@@ -6,6 +6,7 @@ mod dropped;
 mod ends;
 mod faulty;
 mod hostile;
+mod large;
 mod panics;
 mod probe;
 #[path = "../support/random.rs"]

@@ -2,6 +2,7 @@
 //! waits for its stdin to end.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rpc_core::{Channel, PollMode};
@@ -62,7 +63,9 @@ async fn connect(address: &str) -> ProbeClient {
 }
 
 async fn connect_with(address: &str, mode: PollMode) -> ProbeClient {
-    let channel = Channel::builder().poll_mode(mode).connect(address).await;
+    // A crowd at an emulated machine takes its time.
+    let builder = Channel::builder().poll_mode(mode).connect_timeout(Duration::from_secs(60));
+    let channel = builder.connect(address).await;
     ProbeClient::new(channel.unwrap_or_else(|error| panic!("{error}")))
 }
 

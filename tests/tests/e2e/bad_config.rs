@@ -12,6 +12,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::SERVER;
 
+on_every_scheme! {
+    an_address_in_use_is_named,
+    nothing_listening_is_named,
+}
+
+between_processes! {
+    an_address_in_use_by_another_process_is_named,
+    a_full_server_says_so,
+}
+
 fn check(error: &dyn std::fmt::Display, words: &[&str]) {
     let text = error.to_string();
     for word in words {
@@ -105,47 +115,32 @@ fn bad_addresses_are_named_with_what_would_be_right() {
     });
 }
 
-#[test]
-fn an_address_in_use_is_named() {
-    limit::run(async {
-        for scheme in Scheme::ALL {
-            let first = bind(&scheme.fresh_address()).await.expect("it is free");
-            let address = first.local_address().to_string();
-            let error = bind(&address).await.expect_err("it is taken");
-            assert!(matches!(error, ListenError::InUse { .. }), "{error:?}");
-            check(&error, &[&address, "in use"]);
-            drop(first);
-            drop(bind(&address).await.expect("it is free again"));
-        }
-    });
+async fn an_address_in_use_is_named(scheme: Scheme) {
+    let first = bind(&scheme.fresh_address()).await.expect("it is free");
+    let address = first.local_address().to_string();
+    let error = bind(&address).await.expect_err("it is taken");
+    assert!(matches!(error, ListenError::InUse { .. }), "{error:?}");
+    check(&error, &[&address, "in use"]);
+    drop(first);
+    drop(bind(&address).await.expect("it is free again"));
 }
 
-#[test]
-fn an_address_in_use_by_another_process_is_named() {
-    limit::run(async {
-        for scheme in Scheme::ALL.into_iter().filter(|scheme| scheme.is_between_processes()) {
-            let world = World::start(SERVER, scheme).await;
-            let error = bind(&world.address).await.expect_err("it is taken");
-            assert!(matches!(error, ListenError::InUse { .. }), "{error:?}");
-            check(&error, &[&world.address, "in use"]);
-            // The attempt has not disturbed who was there.
-            assert_eq!(world.client().await.add(1, 1).await, Ok(2));
-        }
-    });
+async fn an_address_in_use_by_another_process_is_named(scheme: Scheme) {
+    let world = World::start(SERVER, scheme).await;
+    let error = bind(&world.address).await.expect_err("it is taken");
+    assert!(matches!(error, ListenError::InUse { .. }), "{error:?}");
+    check(&error, &[&world.address, "in use"]);
+    // The attempt has not disturbed who was there.
+    assert_eq!(world.client().await.add(1, 1).await, Ok(2));
 }
 
-#[test]
-fn nothing_listening_is_named() {
-    limit::run(async {
-        for scheme in Scheme::ALL {
-            let server = bind(&scheme.fresh_address()).await.expect("it is free");
-            let address = server.local_address().to_string();
-            drop(server);
-            let error = Channel::connect(&address).await.expect_err("nobody is there");
-            assert!(matches!(error, ConnectError::Refused { .. }), "{error:?}");
-            check(&error, &["nothing is listening", &address]);
-        }
-    });
+async fn nothing_listening_is_named(scheme: Scheme) {
+    let server = bind(&scheme.fresh_address()).await.expect("it is free");
+    let address = server.local_address().to_string();
+    drop(server);
+    let error = Channel::connect(&address).await.expect_err("nobody is there");
+    assert!(matches!(error, ConnectError::Refused { .. }), "{error:?}");
+    check(&error, &["nothing is listening", &address]);
 }
 
 #[test]
@@ -171,6 +166,22 @@ fn places_where_no_server_can_be_are_named() {
     });
 }
 
+#[cfg(feature = "verbs")]
+#[test]
+fn places_where_no_rdma_peer_can_be_are_named() {
+    limit::run(async {
+        let not_ours = "rdma://192.0.2.1:7471";
+        check(&bind(not_ours).await.expect_err("not our address"), &[not_ours]);
+        // No route leads there, no name, and no device.
+        for nowhere in [not_ours, "rdma://no-such-host.invalid:7471", "rdma://127.0.0.1:7471"] {
+            let error = Channel::connect(nowhere).await.expect_err("nobody is there");
+            assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
+            check(&error, &[nowhere]);
+        }
+    });
+}
+
+#[cfg(not(feature = "verbs"))]
 #[test]
 fn rdma_without_the_feature_says_how_to_get_it() {
     limit::run(async {
@@ -184,29 +195,24 @@ fn rdma_without_the_feature_says_how_to_get_it() {
     });
 }
 
-#[test]
-fn a_full_server_says_so() {
-    limit::run(async {
-        for scheme in Scheme::ALL.into_iter().filter(|scheme| scheme.is_between_processes()) {
-            let world = World::start_with(SERVER, scheme, &["--max-connections", "2"]).await;
-            let clients = [world.client().await, world.client().await];
-            let error = Channel::connect(&world.address).await.expect_err("it is full");
-            assert!(matches!(error, ConnectError::Rejected { .. }), "{error:?}");
-            check(&error, &["busy", "limit of 2 connections"]);
-            for client in &clients {
-                assert_eq!(client.add(1, 1).await, Ok(2));
-            }
-            // A place becomes free; how soon is the server's business.
-            drop(clients);
-            let again = loop {
-                match Channel::connect(&world.address).await {
-                    Ok(channel) => break channel,
-                    Err(error) => check(&error, &["busy"]),
-                }
-            };
-            drop(again);
+async fn a_full_server_says_so(scheme: Scheme) {
+    let world = World::start_with(SERVER, scheme, &["--max-connections", "2"]).await;
+    let clients = [world.client().await, world.client().await];
+    let error = Channel::connect(&world.address).await.expect_err("it is full");
+    assert!(matches!(error, ConnectError::Rejected { .. }), "{error:?}");
+    check(&error, &["busy", "limit of 2 connections"]);
+    for client in &clients {
+        assert_eq!(client.add(1, 1).await, Ok(2));
+    }
+    // A place becomes free; how soon is the server's business.
+    drop(clients);
+    let again = loop {
+        match Channel::connect(&world.address).await {
+            Ok(channel) => break channel,
+            Err(error) => check(&error, &["busy"]),
         }
-    });
+    };
+    drop(again);
 }
 
 #[test]

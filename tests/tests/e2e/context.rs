@@ -54,6 +54,12 @@ async fn a_handler_knows_method_and_peer(scheme: Scheme) {
         (Scheme::Tcp, SeenPeer::Network(address)) => {
             assert!(address.starts_with("127.0.0.1:"), "{address}");
         }
+        #[cfg(feature = "verbs")]
+        (Scheme::Rdma, SeenPeer::Network(address)) => {
+            let (server, _) = world.address.rsplit_once(':').expect("a port");
+            let (host, _) = address.rsplit_once(':').expect("a port");
+            assert_eq!(format!("rdma://{host}"), server, "both are on this machine");
+        }
         // The way that auto:// takes on one host is shared memory.
         (Scheme::ShmName | Scheme::ShmPath | Scheme::Auto, peer) => {
             assert_eq!(peer, SeenPeer::Process { pid, uid, gid });

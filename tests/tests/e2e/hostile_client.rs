@@ -16,15 +16,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::SERVER;
 
-/// `auto://` ends in one of the others.
-macro_rules! on_every_device {
-    ($($name:ident),* $(,)?) => {
-        on_scheme!(mem, Mem, $($name),*);
-        on_scheme!(shm, ShmName, $($name),*);
-        on_scheme!(tcp, Tcp, $($name),*);
-    };
-}
-
 on_every_device! {
     broken_rules_end_their_own_connection_alone,
     a_replayed_request_runs_once_and_ends_the_connection,

@@ -3,6 +3,9 @@
 //! Each test has a server and a runtime of its own and ends within [`tests::limit::LIMIT`]. Where
 //! something must have happened before the test goes on, it waits for a mark of the handler or for
 //! an outcome, never for time.
+//!
+//! With feature `verbs` there are tests over `rdma://` as well, with `rdma` in their names. Without
+//! a device they fail; `tests/e2e_in_lab` runs them on Soft-RoCE.
 
 /// The server program.
 const SERVER: &str = env!("CARGO_BIN_EXE_probe_server");
@@ -33,6 +36,8 @@ macro_rules! between_processes {
             on_scheme!(shm_path, ShmPath, $($name),*);
             on_scheme!(tcp, Tcp, $($name),*);
             on_scheme!(auto, Auto, $($name),*);
+            #[cfg(feature = "verbs")]
+            on_scheme!(rdma, Rdma, $($name),*);
         }
     };
 }
@@ -45,6 +50,19 @@ macro_rules! on_every_scheme {
         on_scheme!(shm_path, ShmPath, $($name),*);
         on_scheme!(tcp, Tcp, $($name),*);
         on_scheme!(auto, Auto, $($name),*);
+        #[cfg(feature = "verbs")]
+        on_scheme!(rdma, Rdma, $($name),*);
+    };
+}
+
+/// Makes a test of each named function on every device: `auto://` ends in one of the others.
+macro_rules! on_every_device {
+    ($($name:ident),* $(,)?) => {
+        on_scheme!(mem, Mem, $($name),*);
+        on_scheme!(shm, ShmName, $($name),*);
+        on_scheme!(tcp, Tcp, $($name),*);
+        #[cfg(feature = "verbs")]
+        on_scheme!(rdma, Rdma, $($name),*);
     };
 }
 

@@ -166,3 +166,9 @@ fn random_frames_over_shm() {
 fn random_frames_over_tcp() {
     random_frames(Scheme::Tcp);
 }
+
+#[cfg(feature = "verbs")]
+#[test]
+fn random_frames_over_rdma() {
+    random_frames(Scheme::Rdma);
+}

@@ -40,7 +40,7 @@ fn queues(max_send_wr: u32, max_recv_wr: u32) -> WorkQueues {
     let capacity = QpCapacity { max_send_wr, max_recv_wr, max_inline_bytes: 16 };
     let all = Capabilities::IMMEDIATE.with(Capabilities::READ);
     let mut queues = WorkQueues::new(HANDLE, capacity, 16, 1 << 20, all);
-    queues.establish();
+    queues.establish(&mut VecDeque::new());
     queues
 }
 
@@ -143,6 +143,30 @@ fn late_recvs_are_flushed_behind_those_of_the_device() {
 }
 
 #[test]
+fn what_comes_early_is_told_in_order_with_the_connection_or_with_its_failure() {
+    for fails in [false, true] {
+        let capacity = QpCapacity { max_send_wr: 1, max_recv_wr: 3, max_inline_bytes: 0 };
+        let mut queues = WorkQueues::new(HANDLE, capacity, 0, 1, Capabilities::NONE);
+        let (pool, mut out) = (pool(3), VecDeque::new());
+        let recv = |wr_id| RecvWr { wr_id, buffer: pool.take().unwrap() };
+        let keys = [1, 2, 3].map(|wr_id| WrKey::decode(queues.hold_recv(recv(wr_id))).unwrap());
+        assert!(queues.complete(keys[0], done(Status::Success), &mut out));
+        assert!(queues.complete(keys[1], done(Status::Success), &mut out));
+        assert!(!queues.complete(keys[1], done(Status::Success), &mut out), "once only");
+        assert!(out.is_empty());
+        if !fails {
+            queues.establish(&mut out);
+            assert_eq!(out.len(), 2);
+        }
+        let last = if fails { Status::LocalLength } else { Status::Success };
+        assert!(queues.complete(keys[2], done(last), &mut out));
+        let told: Vec<_> = out.drain(..).map(|told| (told.wr_id, told.status)).collect();
+        assert_eq!(told, [(1, Status::Success), (2, Status::Success), (3, last)]);
+        assert_eq!(pool.free_count(), 3);
+    }
+}
+
+#[test]
 fn recvs_are_counted_wherever_they_are() {
     let pool = pool(4);
     let (mut queues, mut out) = (queues(4, 2), VecDeque::new());
@@ -193,7 +217,7 @@ fn s73_sends_wait_for_rts() {
     assert!(queues.check_recv().is_ok());
     queues.enter_error();
     // Not back to life.
-    queues.establish();
+    queues.establish(&mut VecDeque::new());
     assert_eq!(queues.state(), QpState::Error);
     assert!(queues.post_send(&mut send(1, true, Source::Empty), &mut batch).is_ok());
 }

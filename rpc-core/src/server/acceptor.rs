@@ -1,0 +1,231 @@
+//! The acceptor: from connection requests to connections on shards, and their end.
+//!
+//! Owns the shards of a server, and which of them a connection goes to. Never looks into a message.
+//!
+//! Invariants:
+//! 1. A peer that misbehaves during set-up costs its own connection only.
+//! 2. There are never more than `max_connections`: each holds its place from before its set-up
+//!    until its QP has been destroyed.
+//! 3. Once the server has ended no shard is opened.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rpc_transport::driver::Driver;
+use rpc_transport::error::{ConnectError, ListenError};
+use rpc_transport::frame::{CloseCode, CloseReason};
+use rpc_transport::handshake::{Reject, RejectCode};
+use rpc_transport::provider::{Device, Incoming, Listener};
+use rpc_transport::setup::{AcceptError, completions_per_connection};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+
+use super::Config;
+use crate::executor::{Handlers, Router};
+use crate::peer::{Peer, RpcShard};
+use crate::session::Role;
+
+/// Connections that one CQ is made for.
+const CONNECTIONS_PER_CQ: u32 = 1024;
+/// Set-ups under way at once; more wait in the listener's backlog.
+const CONCURRENT_ACCEPTS: usize = 64;
+/// Longest time for one set-up.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest time for the close frames of a shutdown to leave.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+type Shards = HashMap<String, Vec<Arc<RpcShard>>>;
+
+/// Where a connection goes.
+pub(super) struct Place {
+    pub(super) shard: Arc<RpcShard>,
+    permit: OwnedSemaphorePermit,
+}
+
+/// What the listeners of a server share.
+pub(super) struct Acceptor {
+    /// By device; `None` once the server has ended.
+    shards: Mutex<Option<Shards>>,
+    /// One permit for each connection that there may still be.
+    places: Arc<Semaphore>,
+    router: Arc<Router>,
+    settled: Arc<Notify>,
+    config: Config,
+}
+
+impl Acceptor {
+    pub(super) fn new(router: Router, config: Config) -> Self {
+        let places = config.max_connections.min(Semaphore::MAX_PERMITS);
+        Self {
+            shards: Mutex::new(Some(Shards::new())),
+            places: Arc::new(Semaphore::new(places)),
+            router: Arc::new(router),
+            settled: Arc::default(),
+            config,
+        }
+    }
+
+    /// Accepts until the server is stopped; `Some` when the listener dies before.
+    pub(super) async fn accept_loop(
+        self: Arc<Self>,
+        listener: Box<dyn Listener>,
+        mut stopped: watch::Receiver<bool>,
+    ) -> Option<ListenError> {
+        let mut setups = JoinSet::new();
+        let died = tokio::select! {
+            error = self.accept_all(listener, &mut setups) => Some(error),
+            _ = stopped.wait_for(|stop| *stop) => None,
+        };
+        setups.shutdown().await;
+        died
+    }
+
+    async fn accept_all(
+        self: &Arc<Self>,
+        mut listener: Box<dyn Listener>,
+        setups: &mut JoinSet<()>,
+    ) -> ListenError {
+        let permits = Arc::new(Semaphore::new(CONCURRENT_ACCEPTS));
+        loop {
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+                return ListenError::Config("the accept semaphore was closed".to_owned());
+            };
+            let incoming = tokio::select! {
+                incoming = listener.incoming() => incoming,
+                Some(_) = setups.join_next() => continue,
+            };
+            match incoming {
+                Err(error) => return error,
+                Ok(incoming) => {
+                    let this = Arc::clone(self);
+                    setups.spawn(async move {
+                        this.accept(incoming).await;
+                        drop(permit);
+                    });
+                }
+            }
+        }
+    }
+
+    async fn accept(&self, incoming: Box<dyn Incoming>) {
+        let from = incoming.peer();
+        let place = match self.place(incoming.device()) {
+            Ok(place) => place,
+            Err(text) => {
+                tracing::warn!(peer = ?from, "cannot serve: {text}");
+                incoming.reject(&Reject::new(RejectCode::Busy, text.clone()).to_bytes()).await;
+                return;
+            }
+        };
+        let peer = Peer::new(Role::Server, self.config.limits).holding(place.permit);
+        let accepting = place.shard.accept(incoming, &self.config.link, peer);
+        match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
+            Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
+            Ok(Err(AcceptError::Connect(ConnectError::Provider(error)))) => {
+                tracing::warn!(peer = ?from, %error, "set-up failed");
+            }
+            Ok(Err(error)) => tracing::info!(peer = ?from, %error, "set-up failed"),
+            Err(_) => tracing::info!(peer = ?from, "set-up took too long"),
+        }
+    }
+
+    /// A shard with room, on the device that a request came in on.
+    pub(super) fn place(&self, device: &Arc<dyn Device>) -> Result<Place, String> {
+        let mut shards = self.shards.lock();
+        let Some(shards) = &mut *shards else {
+            return Err("the server is shutting down".to_owned());
+        };
+        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            format!("the server has its limit of {} connections", self.config.max_connections)
+        })?;
+        let of_device = shards.entry(device.attributes().name.clone()).or_default();
+        of_device.retain(|shard| !shard.is_over());
+        let needed = completions_per_connection(&self.config.link);
+        let least = of_device
+            .iter()
+            .filter(|shard| shard.has_room(needed))
+            .min_by_key(|shard| shard.connection_count())
+            .cloned();
+        match least {
+            Some(shard) if of_device.len() >= self.config.shards => Ok(Place { shard, permit }),
+            _ => {
+                let shard = self.new_shard(device)?;
+                of_device.push(Arc::clone(&shard));
+                Ok(Place { shard, permit })
+            }
+        }
+    }
+
+    fn new_shard(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
+        let text = |error: &dyn fmt::Display| error.to_string();
+        let domain = device.allocate_pd().map_err(|error| text(&error))?;
+        let needed = completions_per_connection(&self.config.link);
+        let entries = (needed * CONNECTIONS_PER_CQ).min(device.attributes().max_cqe);
+        if entries < needed {
+            return Err(format!(
+                "a connection needs {needed} completion queue entries, {} has {entries}; lower \
+                 data_credits or send_queue_slots",
+                device.attributes().name
+            ));
+        }
+        let shard =
+            RpcShard::new(Arc::clone(device), domain, entries).map_err(|error| text(&error))?;
+        let handlers =
+            Handlers::new(Arc::clone(&shard), Arc::clone(&self.router), Arc::clone(&self.settled));
+        let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
+            .map_err(|error| text(&error))?;
+        tokio::spawn(driver);
+        Ok(shard)
+    }
+
+    pub(super) fn all_shards(&self) -> Vec<Arc<RpcShard>> {
+        self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
+    }
+
+    /// The shards, which there will be no more of.
+    pub(super) fn end(&self) -> Vec<Arc<RpcShard>> {
+        self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
+    }
+
+    /// Lets calls in flight finish, then closes.
+    pub(super) async fn drain(&self) {
+        let shards = self.all_shards();
+        for shard in &shards {
+            shard.for_each(|peer| peer.session.go_away());
+        }
+        let drained = async {
+            loop {
+                let settled = self.settled.notified();
+                tokio::pin!(settled);
+                settled.as_mut().enable();
+                if shards.iter().all(|shard| shard.is_quiet()) {
+                    break;
+                }
+                settled.await;
+            }
+        };
+        if tokio::time::timeout(self.config.grace, drained).await.is_err() {
+            tracing::warn!(grace = ?self.config.grace, "calls were still in flight at shutdown");
+        }
+        let reason = CloseReason::new(CloseCode::ShuttingDown, "the server has shut down");
+        for shard in &shards {
+            shard.close_all(&reason);
+        }
+        let closed = async {
+            loop {
+                let settled = self.settled.notified();
+                tokio::pin!(settled);
+                settled.as_mut().enable();
+                if shards.iter().all(|shard| shard.connection_count() == 0) {
+                    break;
+                }
+                settled.await;
+            }
+        };
+        // Peers that do not read any more are left behind.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+    }
+}

@@ -1,0 +1,138 @@
+use async_trait::async_trait;
+use futures::FutureExt;
+use rpc_transport::provider::{Device, Incoming, ProviderError};
+use rpc_transport::soft;
+use tokio::sync::Notify;
+
+use super::*;
+use crate::client::Channel;
+
+/// A set-up that was under way when a server ended opened a shard that nobody would ever end.
+#[tokio::test]
+async fn a_server_that_has_ended_opens_no_shard() {
+    let server = Server::builder().bind("mem://ended-server").await.unwrap();
+    let acceptor = Arc::clone(&server.acceptor);
+    let device = soft::mem_device();
+    let shard = acceptor.place(device).unwrap().shard;
+    let again = acceptor.place(device).unwrap().shard;
+    assert!(Arc::ptr_eq(&shard, &again));
+    drop(server.serve());
+    assert!(!shard.is_over(), "serve was never polled");
+    drop(EndShards(Arc::clone(&acceptor)));
+    assert!(shard.is_over());
+    assert_eq!(refusal(&acceptor, device), "the server is shutting down");
+}
+
+fn refusal(acceptor: &Acceptor, device: &Arc<dyn Device>) -> String {
+    acceptor.place(device).map(|_| ()).unwrap_err()
+}
+
+/// A shard whose driver has gone stayed in the list, and connections were put beside it.
+#[tokio::test]
+async fn a_shard_without_a_driver_is_replaced() {
+    let server = Server::builder().bind("mem://replaced-shard").await.unwrap();
+    let device = soft::mem_device();
+    let shard = server.acceptor.place(device).unwrap().shard;
+    shard.shutdown();
+    let other = server.acceptor.place(device).unwrap().shard;
+    assert!(!Arc::ptr_eq(&shard, &other));
+    assert_eq!(server.acceptor.all_shards().len(), 1);
+}
+
+/// Connections counted from when they had a queue pair: as many set-ups as were under way at once
+/// went beyond the limit.
+#[tokio::test]
+async fn set_ups_under_way_count_as_connections() {
+    let server = Server::builder().max_connections(2).bind("mem://exact-limit").await.unwrap();
+    let acceptor = &server.acceptor;
+    let device = soft::mem_device();
+    let first = acceptor.place(device).unwrap();
+    let _second = acceptor.place(device).unwrap();
+    assert_eq!(refusal(acceptor, device), "the server has its limit of 2 connections");
+    drop(first);
+    let _third = acceptor.place(device).unwrap();
+    assert_eq!(refusal(acceptor, device), "the server has its limit of 2 connections");
+}
+
+#[tokio::test]
+async fn a_place_is_free_again_when_its_connection_has_ended() {
+    let server = Server::builder().max_connections(1).bind("mem://freed-place").await.unwrap();
+    let serving = tokio::spawn(server.serve());
+    for _ in 0..20 {
+        // The server learns of the end in its own time.
+        let channel = loop {
+            match Channel::connect("mem://freed-place").await {
+                Ok(channel) => break channel,
+                Err(error) => assert!(error.to_string().contains("limit of 1 connections")),
+            }
+            tokio::task::yield_now().await;
+        };
+        let refused = Channel::connect("mem://freed-place").await.unwrap_err();
+        assert!(refused.to_string().contains("limit of 1 connections"), "{refused}");
+        drop(channel);
+    }
+    serving.abort();
+}
+
+#[crate::service]
+trait Slow {
+    async fn wait(&self) -> u32;
+}
+
+struct Waits(Arc<[Notify; 2]>);
+
+impl Slow for Waits {
+    async fn wait(&self) -> u32 {
+        self.0[0].notify_one();
+        self.0[1].notified().await;
+        7
+    }
+}
+
+/// A listener that lives until it is told to die.
+#[derive(Debug)]
+struct Mortal {
+    end: Arc<Notify>,
+    panics: bool,
+}
+
+#[async_trait]
+impl Listener for Mortal {
+    fn local_address(&self) -> Address {
+        Address::Mem("mortal".to_owned())
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        self.end.notified().await;
+        assert!(!self.panics, "on purpose");
+        Err(ProviderError::CompletionQueueDead("it was pulled out".to_owned()).into())
+    }
+}
+
+/// A listener that died ended the connections of all the others at once.
+#[tokio::test]
+async fn a_dying_listener_lets_calls_in_flight_finish_and_is_named() {
+    for panics in [false, true] {
+        let waits = Arc::new([Notify::new(), Notify::new()]);
+        let address = format!("mem://beside-mortal-{panics}");
+        let service = SlowServer::new(Waits(Arc::clone(&waits)));
+        let mut server = Server::builder().add_service(service).bind(&address).await.unwrap();
+        let end = Arc::new(Notify::new());
+        server.listeners.push(Box::new(Mortal { end: Arc::clone(&end), panics }));
+        let mut serving = tokio::spawn(server.serve());
+        let slow = SlowClient::connect(&address).await.unwrap();
+        let call = tokio::spawn(slow.wait().start());
+        waits[0].notified().await;
+        end.notify_one();
+        // The listener beside it is closed, the call goes on.
+        while Channel::connect(&address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert!((&mut serving).now_or_never().is_none(), "a call is in flight");
+        waits[1].notify_one();
+        assert_eq!(call.await.unwrap(), Ok(7));
+        let error = serving.await.unwrap().unwrap_err().to_string();
+        assert!(error.starts_with("cannot listen at mem://mortal: "), "{error}");
+        assert_eq!(error.ends_with("it was pulled out"), !panics, "{error}");
+    }
+}

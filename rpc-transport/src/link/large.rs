@@ -1,0 +1,338 @@
+//! The bulk lane of a link, and both directions of its arenas.
+//!
+//! Owns the choice of the way by which a large message goes, and what blocks of arenas mean. The
+//! invariants are those of [`link`](super).
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::home::OnReturn;
+use super::landing::{Arrival, Landing};
+use super::segmenter::{Cut, GivenUp, WrittenSegment};
+use super::transmit::{FrameBytes, Put, Transmit};
+use super::{Inbound, Lane, Link, Revoked, Source};
+use crate::arena::{Allocation, ArenaBlock, ArenaError, ArenaOwner, ArenaWriter};
+use crate::config::LinkConfig;
+use crate::credit::{SendQueueBudget, Stamp};
+use crate::frame::{self, Blocks, Kind, SEGMENT_HEADER_BYTES, SEGMENT_PREFIX_MAX_BYTES, Written};
+use crate::memory::MemoryRegion;
+use crate::out_part::OutPart;
+use crate::outbound::OutBuf;
+use crate::protocol_error::ProtocolError;
+use crate::provider::RemoteSlice;
+
+/// Both directions of the arenas of a connection.
+#[derive(Debug)]
+pub(super) struct Arenas {
+    landing: Landing,
+    writer: ArenaWriter,
+    /// The current message waits for chunks.
+    blocked: bool,
+    /// Messages from this size on are written, bytes.
+    threshold_bytes: u64,
+    /// Most bytes of one segment.
+    segment_bytes: u64,
+    /// Most WRITEs of one segment.
+    max_writes: usize,
+}
+
+/// How the next segment goes.
+pub(super) enum Way {
+    /// All in the frame.
+    Inline,
+    /// Into these chunks.
+    Written(Allocation),
+}
+
+impl Arenas {
+    /// `None` if the SQ is too short for a WRITE and its SEND.
+    pub(super) fn new(config: &LinkConfig, budget: SendQueueBudget, now: Instant) -> Option<Self> {
+        let max_writes = usize::from(budget.message_slots).checked_sub(1).filter(|max| *max > 0)?;
+        Some(Self {
+            landing: Landing::new(config.arena.clone(), now),
+            writer: ArenaWriter::new(),
+            blocked: false,
+            threshold_bytes: config.arena_threshold_bytes.into(),
+            segment_bytes: config.arena_segment_bytes.into(),
+            max_writes,
+        })
+    }
+
+    /// For metrics.
+    pub(super) fn ends(&self) -> (&ArenaOwner, &ArenaWriter) {
+        (self.landing.owner(), &self.writer)
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        self.landing.collect();
+        self.landing.is_due() || self.writer.has_news()
+    }
+
+    pub(super) fn on_timeout(&mut self, now: Instant) {
+        self.landing.on_timeout(now);
+    }
+
+    fn on_arena(&mut self, block: ArenaBlock) -> Result<(), ArenaError> {
+        self.blocked = false;
+        match block {
+            ArenaBlock::Advertise(arena) => self.writer.on_advertise(arena),
+            ArenaBlock::AskBack(arena) => self.writer.on_ask_back(arena),
+            ArenaBlock::GivenUp(arena) => self.landing.on_given_up(arena),
+        }
+    }
+
+    /// What is to be told without a message.
+    fn release_blocks(&mut self) -> Blocks {
+        let given_up = self.writer.poll_given_up().map(ArenaBlock::GivenUp);
+        Blocks {
+            arena: given_up.or_else(|| self.landing.next_news()),
+            starved: self.writer.take_starved(),
+            releases: self.landing.take_releases(),
+            ..Blocks::default()
+        }
+    }
+}
+
+impl Link {
+    /// Bytes of the arena that this end should allocate now, for its device's remote WRITEs. Answer
+    /// with [`Link::add_arena`] or [`Link::decline_arena`].
+    #[inline]
+    #[must_use]
+    pub fn wanted_arena(&self) -> Option<u64> {
+        self.arenas.as_ref().and_then(|arenas| arenas.landing.wanted_bytes())
+    }
+
+    /// Adds an arena of the size that was wanted. Then pump: it is to be advertised.
+    ///
+    /// # Errors
+    /// [`ArenaError`] if none was wanted, or its address cannot be.
+    pub fn add_arena(&mut self, region: MemoryRegion) -> Result<(), ArenaError> {
+        let arenas = self.arenas.as_mut().ok_or(ArenaError::TooManyArenas)?;
+        arenas.landing.add(region)
+    }
+
+    /// There is no memory for the arena that was wanted.
+    pub fn decline_arena(&mut self) {
+        if let Some(arenas) = &mut self.arenas {
+            arenas.landing.decline();
+        }
+    }
+
+    /// Has `on_return` called when payloads that were dropped make it worth to pump.
+    pub fn set_on_return(&mut self, on_return: OnReturn) {
+        if let Some(arenas) = &self.arenas {
+            arenas.landing.set_on_return(on_return);
+        }
+    }
+
+    /// What the bulk lane sends next; `None` if it waits for chunks.
+    pub(super) fn next_bulk(&mut self) -> Option<Source> {
+        if !self.segmenter.has_work() {
+            match self.lanes.pop(Lane::Bulk) {
+                None => return Some(Source::Nothing),
+                Some(queued) if self.is_eager(&queued.message) => {
+                    return Some(Source::Whole(queued.message, Lane::Bulk));
+                }
+                Some(queued) => self.segmenter.start(queued),
+            }
+        }
+        let Some(arenas) = &mut self.arenas else { return Some(Source::Segment(Way::Inline)) };
+        let total = self.segmenter.total();
+        if self.segmenter.is_abort_due() || total < arenas.threshold_bytes {
+            return Some(Source::Segment(Way::Inline));
+        }
+        let max_parts = arenas.max_writes.div_ceil(2);
+        let bytes = self.segmenter.writable(self.room, arenas.segment_bytes, max_parts);
+        // Without an arena one is asked for once a message, and nothing waits for it.
+        let is_hopeless = arenas.writer.usable_count() == 0;
+        if bytes == 0 || (is_hopeless && !self.segmenter.is_fresh()) {
+            return Some(Source::Segment(Way::Inline));
+        }
+        match arenas.writer.allocate_within(bytes, arenas.max_writes + 1 - max_parts) {
+            Some(allocation) => Some(Source::Segment(Way::Written(allocation))),
+            None if is_hopeless => Some(Source::Segment(Way::Inline)),
+            None => {
+                arenas.blocked = true;
+                None
+            }
+        }
+    }
+
+    pub(super) fn send_segment(&mut self, way: Way) -> Option<Transmit<'_>> {
+        let allocation = match way {
+            Way::Inline => return self.send_inline_segment(),
+            Way::Written(allocation) => allocation,
+        };
+        let arenas = self.arenas.as_mut()?;
+        let WrittenSegment { segment, payload, parts } =
+            self.segmenter.next_written(self.room, allocation.bytes())?;
+        let writes = arenas
+            .writer
+            .writes(&allocation)
+            .map(|write| (RemoteSlice { address: write.address, rkey: write.rkey }, write.bytes));
+        let writes = puts(writes, parts);
+        let bytes = allocation.bytes();
+        let extents = arenas.writer.announce(allocation);
+        let slots = u16::try_from(writes.len() + 1).unwrap_or(u16::MAX);
+        let number = self.sent;
+        // `next_source` has seen that the largest message fits.
+        let mut stamp = self.credits.send(slots)?;
+        self.sent = number.wrapping_add(1);
+        let blocks = Blocks {
+            segment: Some(segment),
+            releases: arenas.landing.take_releases(),
+            written: Some(Written { bytes, extents }),
+            ..Blocks::default()
+        };
+        let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
+        frame.extend_from_slice(payload);
+        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, slots, bytes);
+        // The memory of the parts waits for it.
+        stamp.signaled = true;
+        Some(Transmit { writes, ..Transmit::data(FrameBytes::Message(frame), stamp) })
+    }
+
+    fn send_inline_segment(&mut self) -> Option<Transmit<'_>> {
+        let number = self.sent;
+        let mut stamp = self.spend()?;
+        let (segment, cut) = self.segmenter.next()?;
+        let header = frame::segment_header(stamp.grant, segment);
+        let frame = match cut {
+            Cut::Head(payload) => FrameBytes::Segment { header, payload },
+            Cut::Tail(message, range) => FrameBytes::Message(gathered(&header, message, range)),
+        };
+        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, 1, frame.len() as u64);
+        Some(Transmit::data(frame, stamp))
+    }
+
+    /// A Release frame.
+    pub(super) fn send_release(&mut self) -> Option<Transmit<'_>> {
+        let stamp = self.spend()?;
+        let blocks = self.arenas.as_mut()?.release_blocks();
+        let frame = blocks.to_prefix(Kind::Release, stamp.grant);
+        Some(Transmit::data(FrameBytes::Message(frame), stamp))
+    }
+
+    /// Puts the header in front of a whole message, with releases if any wait and there is room.
+    #[inline]
+    pub(super) fn prepend_header(&mut self, message: &mut OutBuf, stamp: &Stamp) {
+        match &mut self.arenas {
+            Some(arenas) if arenas.landing.has_releases() => {
+                prepend_releases(&mut arenas.landing, message, stamp, self.frame_bytes as usize);
+            }
+            _ => message.prepend(&frame::header(Kind::Data, stamp.grant)),
+        }
+    }
+
+    /// A Data or Release frame with blocks has been received; its grant is counted.
+    pub(super) fn on_blocks(
+        &mut self,
+        now: Instant,
+        blocks: &Blocks,
+        payload: &[u8],
+    ) -> Result<Inbound, ProtocolError> {
+        let Some(arenas) = &mut self.arenas else {
+            return Err(ProtocolError::NotAgreed("arena"));
+        };
+        if !blocks.releases.is_empty() {
+            arenas.writer.on_release(&blocks.releases)?;
+            arenas.blocked = false;
+        }
+        if let Some(arena) = blocks.arena {
+            arenas.on_arena(arena)?;
+        }
+        if blocks.starved {
+            arenas.landing.on_starved();
+        }
+        let Some(segment) = blocks.segment else { return Ok(Inbound::None) };
+        let written = blocks.written.as_ref();
+        let bytes = written.map_or(0, |written| written.bytes);
+        self.assembly.check(segment, payload, bytes)?;
+        let arrival = match written {
+            None => None,
+            Some(written) => {
+                let lend = self.assembly.wants_lent(segment, arenas.landing.lendable_bytes());
+                Some(arenas.landing.on_written(now, written, lend)?)
+            }
+        };
+        let (pieces, landed) = match arrival {
+            None => (Vec::new(), None),
+            Some(Arrival::Lent(pieces)) => (pieces, None),
+            Some(Arrival::ToCopy(pieces, landed)) => (pieces, Some(landed)),
+        };
+        let is_lent = landed.is_none();
+        let message = self.assembly.on_checked(segment, payload, pieces, is_lent);
+        if let Some(landed) = landed {
+            arenas.landing.release(landed);
+        }
+        Ok(message?.map_or(Inbound::None, Inbound::Assembled))
+    }
+
+    pub(super) fn revoke_current(&mut self) -> Revoked {
+        if let Some(arenas) = &mut self.arenas {
+            arenas.blocked = false;
+        }
+        match self.segmenter.give_up() {
+            GivenUp::Whole(message) => Revoked::Whole(message),
+            GivenUp::Aborted => Revoked::Aborted,
+        }
+    }
+
+    /// Bytes of the head that fit a frame beside the blocks of a written segment.
+    pub(super) fn written_room(frame_bytes: u32) -> usize {
+        (frame_bytes as usize).saturating_sub(SEGMENT_PREFIX_MAX_BYTES)
+    }
+}
+
+#[cold]
+fn prepend_releases(
+    landing: &mut Landing,
+    message: &mut OutBuf,
+    stamp: &Stamp,
+    frame_bytes: usize,
+) {
+    if message.len() + SEGMENT_PREFIX_MAX_BYTES - SEGMENT_HEADER_BYTES > frame_bytes {
+        return message.prepend(&frame::header(Kind::Data, stamp.grant));
+    }
+    let blocks = Blocks { releases: landing.take_releases(), ..Blocks::default() };
+    message.prepend(&blocks.to_prefix(Kind::Data, stamp.grant));
+}
+
+/// Matches runs of the peer's memory with the parts that go there.
+fn puts(runs: impl Iterator<Item = (RemoteSlice, Range<u64>)>, parts: Vec<OutPart>) -> Vec<Put> {
+    let mut puts = Vec::with_capacity(parts.len());
+    let mut parts = parts.into_iter();
+    let mut left: Option<OutPart> = None;
+    for (mut to, bytes) in runs {
+        let mut room = bytes.end - bytes.start;
+        while room > 0 {
+            let Some(part) = left.take().or_else(|| parts.next()) else { return puts };
+            let len = part.len().min(room);
+            left = (len < part.len()).then(|| part.slice(len..part.len()));
+            puts.push(Put { part: part.slice(0..len), to });
+            to.address = to.address.wrapping_add(len);
+            room -= len;
+        }
+    }
+    puts
+}
+
+/// A segment of the tail, copied: for a peer without an arena.
+fn gathered(header: &[u8], message: &OutBuf, range: Range<u64>) -> OutBuf {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(header);
+    let mut at = 0;
+    for part in message.tail() {
+        let (start, end) = (range.start.max(at), range.end.min(at + part.len()));
+        if start < end {
+            part.append_to(start - at..end - at, frame.as_vec_mut());
+        }
+        at += part.len();
+    }
+    frame
+}

@@ -1,0 +1,261 @@
+//! Heads and tails: large messages through arenas, over every wire.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rpc_transport::arena::ArenaConfig;
+use rpc_transport::config::LinkConfig;
+use rpc_transport::link::Lane;
+use rpc_transport::memory::{Access, MemoryRegion};
+use rpc_transport::message::Message;
+use rpc_transport::out_part::OutPart;
+use rpc_transport::outbound::OutBuf;
+use rpc_transport::payload::Payload;
+use rpc_transport::protocol::Submission;
+use rpc_transport::spin::PollMode;
+
+use crate::probe::Habit;
+use crate::random::{PrintSeed, Random, variable};
+use crate::world::{End, Options, Pair, WIRES, pattern, run};
+
+const KEEP: [Habit; 2] = [Habit::Keep, Habit::Keep];
+
+fn quiet() -> LinkConfig {
+    LinkConfig::default().keep_alive(None)
+}
+
+fn send(end: &End, head: &[u8], parts: impl IntoIterator<Item = OutPart>) {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(head);
+    for part in parts {
+        frame.push_tail(part);
+    }
+    let submission = Submission { lane: Lane::Small, tag: 0, frame };
+    end.with(|probe| probe.outbox.push_back(submission));
+}
+
+fn shared(bytes: Vec<u8>) -> OutPart {
+    OutPart::shared(Arc::new(bytes))
+}
+
+/// A region of a domain, filled.
+fn region(end: &End, bytes: &[u8]) -> MemoryRegion {
+    end.shard.domain().register(bytes.to_vec(), Access::LOCAL).unwrap()
+}
+
+fn whole(region: MemoryRegion) -> OutPart {
+    let len = region.len() as u64;
+    OutPart::region(region, 0, len, None)
+}
+
+/// Sends messages until one has come through an arena.
+async fn warm_up(from: &End, to: &End) {
+    loop {
+        send(from, b"warm", [shared(pattern(1, 60_000))]);
+        let tail = to.next().await.take_tail().unwrap();
+        assert_eq!(tail.to_vec(), pattern(1, 60_000));
+        if !tail.is_private() {
+            return;
+        }
+    }
+}
+
+/// Chunks of the receiver: those that hold messages; all.
+fn held(end: &End) -> (u32, u32) {
+    let metrics = end.shard.link_metrics(end.key).unwrap();
+    (metrics.landing_held, metrics.landing_chunks)
+}
+
+#[test]
+fn tails_of_every_kind_of_memory_arrive_in_the_arena() {
+    run("kinds", async {
+        for wire in WIRES {
+            let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
+            warm_up(&pair.client, &pair.server).await;
+            let (a, b, c) = (pattern(1, 300_000), pattern(2, 77), pattern(3, 65_536));
+            let ours = whole(region(&pair.client, &a));
+            let theirs = whole(region(&pair.server, &c));
+            send(&pair.client, b"head", [ours, shared(b.clone()), theirs]);
+            let mut message = pair.server.next().await;
+            assert_eq!(&*message, b"head");
+            let tail = message.take_tail().unwrap();
+            assert!(!tail.is_private(), "{wire}: {tail:?}");
+            let expected = [a, b, c].concat();
+            assert!(tail.to_vec() == expected, "{wire}");
+            assert!(held(&pair.server).0 > 0);
+            // Forwarded from where it lies.
+            send(&pair.server, b"back", tail.slice(5..300_100).to_parts());
+            drop(tail);
+            let back = pair.client.next().await.take_tail().unwrap();
+            assert!(back.to_vec() == expected[5..300_100], "{wire}");
+            drop(back);
+            warm_up(&pair.client, &pair.server).await;
+            pair.end().await;
+        }
+    });
+}
+
+#[test]
+fn the_first_large_message_asks_for_an_arena_and_an_idle_connection_has_none() {
+    run("first", async {
+        for wire in WIRES {
+            let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
+            pair.client.send(b"small");
+            pair.server.next().await;
+            assert_eq!(held(&pair.server), (0, 0));
+            warm_up(&pair.client, &pair.server).await;
+            assert!(held(&pair.server).1 > 0);
+            assert_eq!(held(&pair.client), (0, 0), "the other direction has none");
+            pair.end().await;
+        }
+    });
+}
+
+#[test]
+fn without_an_arena_large_messages_arrive_all_the_same() {
+    run("none", async {
+        let arena = ArenaConfig { max_chunks: 0, ..ArenaConfig::default() };
+        let options = Options { habits: KEEP, ..Options::alike(quiet().arena(arena)) };
+        for wire in WIRES {
+            let pair = Pair::with(wire, &options).await;
+            for round in 0..5 {
+                let len = 200_000 + round;
+                send(&pair.client, &pattern(round as u64, 10_000), [shared(pattern(3, len))]);
+                let mut message = pair.server.next().await;
+                assert!(*message == pattern(round as u64, 10_000)[..]);
+                let tail = message.take_tail().unwrap();
+                assert!(tail.is_private());
+                assert!(tail.to_vec() == pattern(3, len));
+            }
+            pair.end().await;
+        }
+    });
+}
+
+/// The application holds all that it gets, and more keeps arriving: as private copies.
+#[test]
+fn an_application_that_holds_everything_stalls_nothing() {
+    run("hold", async {
+        let arena = ArenaConfig { arena_chunks: 8, max_chunks: 16, ..ArenaConfig::default() };
+        let options = Options { habits: KEEP, ..Options::alike(quiet().arena(arena)) };
+        for wire in WIRES {
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            let mut all: Vec<Message> = Vec::new();
+            for number in 0..30 {
+                send(&pair.client, &[number], [shared(pattern(number.into(), 150_000))]);
+                all.push(pair.server.next().await);
+            }
+            let remote = |message: &&Message| !message.tail().unwrap().is_private();
+            let count = all.iter().filter(remote).count();
+            assert!(count > 0 && count < all.len(), "{wire}: {count} of {} are remote", all.len());
+            let (chunks, of) = held(&pair.server);
+            assert!(chunks > 0 && chunks <= of / 2, "{wire}: {chunks} of {of}");
+            for (number, message) in (0..).zip(&all) {
+                assert!(message.tail().unwrap().to_vec() == pattern(number, 150_000));
+            }
+            drop(all);
+            warm_up(&pair.client, &pair.server).await;
+            pair.end().await;
+        }
+    });
+}
+
+/// The writer waits for chunks while both drivers sleep: a dropped payload wakes the owner.
+#[test]
+fn a_dropped_payload_wakes_a_sleeping_driver() {
+    run("wake", async {
+        let arena = ArenaConfig { arena_chunks: 2, max_chunks: 2, ..ArenaConfig::default() };
+        let config = quiet().arena(arena);
+        let options = Options { habits: KEEP, mode: PollMode::Event, ..Options::alike(config) };
+        for wire in WIRES {
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            for round in 0..300_u64 {
+                let len = 40_000;
+                send(&pair.client, b"one", [shared(pattern(round, len))]);
+                let first = pair.server.next().await.take_tail().unwrap();
+                send(&pair.client, b"two", [shared(pattern(round + 1, len))]);
+                send(&pair.client, b"three", [shared(pattern(round + 2, len))]);
+                let second = pair.server.next().await.take_tail().unwrap();
+                drop(first);
+                let third = pair.server.next().await.take_tail().unwrap();
+                assert!(second.to_vec() == pattern(round + 1, len));
+                assert!(third.to_vec() == pattern(round + 2, len));
+            }
+            pair.end().await;
+        }
+    });
+}
+
+/// Payloads of all sizes both ways, held for a while and dropped anywhere.
+async fn exchange(wire: &str, mode: PollMode, count: u64, arena: ArenaConfig) {
+    let seed = variable("MODEL_SEED").unwrap_or(11);
+    let _print = PrintSeed::new(seed);
+    let mut random = Random::new(seed);
+    let options = Options { mode, habits: KEEP, ..Options::alike(quiet().arena(arena)) };
+    let pair = Pair::with(wire, &options).await;
+    let ends = [&pair.client, &pair.server];
+    let mut sent: [VecDeque<Vec<u8>>; 2] = Default::default();
+    let mut held: Vec<(Vec<u8>, Payload)> = Vec::new();
+    for _ in 0..count {
+        let at = usize::from(random.below(2) == 0);
+        while sent[at].len() < 6 {
+            let mut expected = Vec::new();
+            let mut parts = Vec::new();
+            for _ in 0..1 + random.below(9) {
+                let most = random.pick(&[2, 300, 9000, 20_000, 70_000, 300_000]);
+                let bytes = pattern(random.below(1000), 1 + random.below(most) as usize);
+                expected.extend_from_slice(&bytes);
+                let is_registered = random.below(2) == 0;
+                let registered = |bytes: &[u8]| whole(region(ends[at], bytes));
+                parts.push(if is_registered { registered(&bytes) } else { shared(bytes) });
+            }
+            send(ends[at], b"head", parts);
+            sent[at].push_back(expected);
+        }
+        let mut message = ends[1 - at].next().await;
+        assert_eq!(*message, *b"head");
+        let expected = sent[at].pop_front().unwrap();
+        held.push((expected, message.take_tail().unwrap()));
+        while held.len() > random.below(6) as usize {
+            let (expected, tail) = held.swap_remove(random.below(held.len() as u64) as usize);
+            assert!(tail.to_vec() == expected, "{tail:?} arrived changed");
+        }
+    }
+    drop(held);
+    for (at, sent) in sent.iter().enumerate() {
+        for _ in sent {
+            drop(ends[1 - at].next().await);
+        }
+    }
+    pair.end().await;
+}
+
+#[test]
+fn payloads_of_all_sizes_arrive_over_every_wire() {
+    run("exchange", async {
+        for wire in WIRES {
+            exchange(wire, PollMode::Adaptive, 300, ArenaConfig::default()).await;
+        }
+    });
+}
+
+#[test]
+fn payloads_of_all_sizes_arrive_through_a_tiny_arena() {
+    run("tiny", async {
+        for (wire, mode) in
+            WIRES.into_iter().zip([PollMode::Event, PollMode::Busy, PollMode::Event])
+        {
+            for chunks in [1, 2, 3, 7] {
+                let arena = ArenaConfig {
+                    log2_chunk: 13,
+                    arena_chunks: chunks,
+                    max_chunks: u32::from(chunks) * 2,
+                    ..ArenaConfig::default()
+                };
+                exchange(wire, mode, 60, arena).await;
+            }
+        }
+    });
+}
