@@ -20,6 +20,7 @@ use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
 use rpc_transport::shard::Progress;
 
+use crate::bulk::BulkMut;
 use crate::client::Connection;
 use crate::context::Context as CallContext;
 use crate::metadata::Metadata;
@@ -71,6 +72,7 @@ pub struct Call<'a, O> {
     state: State,
     deadline: Option<Instant>,
     metadata: Metadata,
+    into: Option<Box<BulkMut>>,
     decode: fn(ReplyParts) -> O,
 }
 
@@ -86,7 +88,7 @@ impl<'a, O> Call<'a, O> {
             Err(status) => State::Failed(status),
         };
         let via = Via::Borrowed(connection);
-        Self { via, method, state, deadline: None, metadata: Metadata::new(), decode }
+        Self { via, method, state, deadline: None, metadata: Metadata::new(), into: None, decode }
     }
 
     /// Ends the call with [`Code::DeadlineExceeded`] after `timeout`, at both ends. Counted from
@@ -119,6 +121,35 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
+    /// Has the large part of the reply land in `buffer`: the [`Bulk`](crate::Bulk)s of the result
+    /// that travel beside its body then lie there, private and in the reply's order, and
+    /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call. A
+    /// reply that needs more room, or has nothing large, arrives as without this.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use rpc_core::{Bulk, Channel, Server};
+    /// # #[rpc_core::service] trait Source { async fn give(&self, len: u32) -> Bulk; }
+    /// # struct Zeros;
+    /// # impl Source for Zeros {
+    /// #     async fn give(&self, len: u32) -> Bulk { Bulk::from(vec![0; len as usize]) }
+    /// # }
+    /// # let server = Server::builder().add_service(SourceServer::new(Zeros)).bind("mem://into").await?;
+    /// # tokio::spawn(server.serve());
+    /// let source = SourceClient::connect("mem://into").await?;
+    /// let mut buffer = source.channel().bulk_pool().take(1 << 20)?;
+    /// for _ in 0..3 {
+    ///     let bulk = source.give(1 << 20).into(buffer).await?;
+    ///     assert_eq!(bulk.as_slice().map(<[u8]>::len), Some(1 << 20));
+    ///     buffer = bulk.try_into_mut().expect("nobody else has it");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn into(mut self, buffer: BulkMut) -> Self {
+        self.into = Some(Box::new(buffer));
+        self
+    }
+
     /// Sends the request now and detaches from the channel's borrow: a call to spawn, or to wait
     /// for beside others.
     pub fn start(mut self) -> Call<'static, O> {
@@ -132,6 +163,7 @@ impl<'a, O> Call<'a, O> {
             state: std::mem::replace(&mut self.state, State::Done),
             deadline: self.deadline,
             metadata: Metadata::new(),
+            into: self.into.take(),
             decode: self.decode,
         }
     }
@@ -163,7 +195,7 @@ impl<'a, O> Call<'a, O> {
             metadata: metadata.as_deref().unwrap_or_default(),
         };
         let start = |peer: &mut Peer| {
-            if let Some(why) = peer.request_too_large(call.metadata.len(), body.len()) {
+            if let Some(why) = peer.request_too_large(call.metadata.len(), body.total_len()) {
                 return Err(Err(why));
             }
             peer.session.start(call, body, None).map_err(Ok)
@@ -287,7 +319,8 @@ impl<'a, O> Call<'a, O> {
     fn finish(&mut self, outcome: Answer) -> O {
         self.state = State::Done;
         let codec = self.via.connection().codec;
-        (self.decode)(ReplyParts { codec, method: self.method, outcome })
+        let into = self.into.take();
+        (self.decode)(ReplyParts { codec, method: self.method, outcome, into })
     }
 
     fn poll_outcome(&self, call: CallId, cx: &Context<'_>) -> Poll<Answer> {

@@ -21,7 +21,6 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use rpc_transport::protocol::Executor;
-use rpc_transport::provider::PeerIdentity;
 use rpc_transport::shard::{ConnectionKey, State};
 use tokio::sync::Notify;
 
@@ -30,7 +29,7 @@ use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::{Handler, log_panic};
 use crate::metadata::Metadata;
-use crate::peer::{Effect, Peer, RpcShard};
+use crate::peer::{Effect, Peer, RpcShard, Surroundings};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
 use crate::session::{Answer, Incoming, IncomingId};
 use crate::status::Status;
@@ -161,12 +160,17 @@ impl Handlers {
         Self { shard, router, done: Vec::new(), spent: Vec::new(), settled }
     }
 
-    fn on_request(&mut self, key: ConnectionKey, incoming: Incoming, peer: Arc<PeerIdentity>) {
+    fn on_request(
+        &mut self,
+        key: ConnectionKey,
+        incoming: Incoming,
+        surroundings: Arc<Surroundings>,
+    ) {
         let id = incoming.id;
         let accepted = incoming.signature.is_some();
         let Self { shard, router, done, .. } = self;
         let prepared = router.find(&incoming).and_then(|(route, codec)| {
-            let context = context(route.method, &incoming, peer)?;
+            let context = context(route.method, &incoming, surroundings)?;
             Ok((route, Request::new(incoming.into_body(), codec, context)))
         });
         match prepared {
@@ -287,10 +291,12 @@ fn poll_inline(route: &Route, handler: &mut Handler) -> Poll<Reply> {
 fn context(
     method: &'static MethodDescriptor,
     incoming: &Incoming,
-    peer: Arc<PeerIdentity>,
+    surroundings: Arc<Surroundings>,
 ) -> Result<Context, Status> {
-    let context =
-        Context::new().with_deadline(incoming.deadline).with_peer(peer).with_method(method);
+    let context = Context::new()
+        .with_deadline(incoming.deadline)
+        .with_surroundings(surroundings)
+        .with_method(method);
     if incoming.metadata().is_empty() {
         return Ok(context);
     }
@@ -323,7 +329,7 @@ impl Peer {
 
     fn within_limits(&self, reply: Reply) -> Reply {
         let (Reply::Ok(body) | Reply::UserError(body)) = &reply else { return reply };
-        match self.reply_too_large(body.len()) {
+        match self.reply_too_large(body.total_len()) {
             None => reply,
             Some(why) => Reply::Status(Status::resource_exhausted(format!("the reply {why}"))),
         }
@@ -337,7 +343,7 @@ impl Executor<Peer> for Handlers {
                 waker.wake();
                 return true;
             }
-            Effect::Request(incoming, peer) => self.on_request(key, incoming, peer),
+            Effect::Request(incoming, surroundings) => self.on_request(key, incoming, surroundings),
             Effect::Abort(handle) => handle.abort(),
             Effect::Settled => self.settled.notify_waiters(),
         }

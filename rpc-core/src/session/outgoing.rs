@@ -184,6 +184,7 @@ impl<W> Calls<W> {
             no_cancel: head.no_cancel,
             remaining_micros,
             signature: if signature_accepted { None } else { Some(head.signature) },
+            has_parts: request.as_ref().is_some_and(|request| request.tail_len() != 0),
         };
         let mut frame = request.take()?;
         wire::prepend_request(&mut frame, &head, has_metadata);

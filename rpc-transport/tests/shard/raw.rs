@@ -88,7 +88,8 @@ impl Raw {
             self.cq.poll(&mut self.completions, 64).unwrap();
             let parsed = |done: Completion| {
                 let buffer = done.buffer?;
-                Some(frame::parse(&buffer[..done.byte_len as usize], done.imm).unwrap().0)
+                let frame = &buffer[..done.byte_len as usize];
+                Some(frame::parse(frame, done.imm, Features::NONE).unwrap().0)
             };
             let frames: Vec<_> = self.completions.drain(..).filter_map(parsed).collect();
             if !frames.is_empty() {

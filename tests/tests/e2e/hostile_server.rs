@@ -52,8 +52,8 @@ fn broken_link_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (plain(segment(0, 1, 0, 0, b"")), "0 bytes"),
         (plain(segment(0, 0, 5, 100, b"x")), "offset 5"),
         (plain(segment(7, 0, 0, 100, b"x")), "message 7"),
-        (plain(segment(0, 3, 0, 100, b"x")), "HEAD_END and ABORT"),
-        (plain(segment(0, 4, 0, 100, b"x")), "unknown segment flags"),
+        (plain(segment(0, 3, 0, 100, b"x")), "both LAST or HEAD_END and ABORT"),
+        (plain(segment(0, 8, 0, 100, b"x")), "unknown segment flags"),
         (plain(segment(0, 1, 0, 100, b"x")), "LAST is true"),
         (plain(segment(0, 0, 0, 1, b"x")), "LAST is false"),
         (plain(segment(0, 0, 0, 2, b"xyz")), "past the total"),
@@ -78,6 +78,9 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
     let say = |session: Vec<u8>| plain(data(&session));
     let after_hello = |session: Vec<u8>| [say(hello(16)), say(session)].concat();
     let response = |slot, generation| session_header(3, 0, 0, 0, slot, generation);
+    let with_parts =
+        |block: &[u8]| after_hello([&session_header(3, 0x10, 0, 0, 0, 1)[..], block].concat());
+    let part = |at: u32, len: u64| [&[1, 0][..], &at.to_le_bytes(), &len.to_le_bytes()].concat();
     vec![
         (say(vec![]), "0 bytes is shorter than the session header"),
         (say(vec![1; 15]), "15 bytes is shorter than the session header"),
@@ -96,6 +99,23 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (after_hello(session_header(5, 0, 0, 0, 0, 1)), "was not cancelled"),
         (after_hello(session_header(4, 0, 0, 0, 100, 1)), "slot 100 is not below"),
         (after_hello([session_header(4, 0, 0, 0, 0, 1), vec![0]].concat()), "1 bytes after"),
+        (with_parts(&[]), "parts block is cut short"),
+        (with_parts(&[0, 0]), "empty block"),
+        (with_parts(&[1, 16, 0]), "4097 parts"),
+        (with_parts(&part(9, 1)), "a part belongs at 9 of a body of 0 bytes"),
+        (with_parts(&part(0, 0)), "an empty part"),
+        (with_parts(&part(0, 7)), "parts of 7 bytes in a tail of 0"),
+        (with_parts(&part(0, u64::MAX)), "in a tail of 0"),
+        (
+            // A head in one segment and a tail in another, of a frame that says nothing of it.
+            [
+                say(hello(16)),
+                plain(segment(0, 4, 0, 17, &response(0, 1))),
+                plain(segment(0, 1, 16, 17, b"x")),
+            ]
+            .concat(),
+            "a tail on a frame of kind Response",
+        ),
         // This client offers no services.
         (after_hello(session_header(2, 0, 1, 7, 100, 1)), "slot 100 is not below"),
         (after_hello([session_header(2, 0x01, 1, 7, 0, 1), vec![0; 4]].concat()), "deadline"),

@@ -14,6 +14,8 @@ use crate::verbs::ffi::{self, Plain, ibv_port_state};
 use crate::verbs::limits;
 
 const KERNEL_DEVICES: &str = "/sys/class/infiniband";
+const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
+const DEVICE_FILES: &str = "/dev/infiniband";
 const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
 /// Bit of the effective capabilities.
 const CAP_IPC_LOCK: u32 = 14;
@@ -73,7 +75,8 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
         ports: Vec::new(),
     };
     let Some(context) = NonNull::new(context) else {
-        report.open_error = Some(io::Error::last_os_error().to_string());
+        let error = io::Error::last_os_error();
+        report.open_error = Some(device_file_error(&report.name).unwrap_or(error.to_string()));
         return report;
     };
     let mut limits = ffi::ibv_device_attr::zeroed();
@@ -93,6 +96,19 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
     // SAFETY: opened above, closed once.
     unsafe { ffi::ibv_close_device(context.as_ptr()) };
     report
+}
+
+/// Why the file of a device cannot be opened, if so: libibverbs itself may report the error of a
+/// second attempt at another place.
+fn device_file_error(device: &str) -> Option<String> {
+    let entries = fs::read_dir(VERBS_FILES).into_iter().flatten().flatten();
+    let is_of_device = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("ibdev")).is_ok_and(|name| name.trim() == device)
+    };
+    let entry = entries.into_iter().find(is_of_device)?;
+    let file = Path::new(DEVICE_FILES).join(entry.file_name());
+    let error = OpenOptions::new().read(true).write(true).open(&file).err()?;
+    Some(format!("{}: {error}", file.display()))
 }
 
 fn name(device: NonNull<ffi::ibv_device>) -> String {
