@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! 1. A partial file is gone on with behind the leaves that have the same sums at both sides.
-//! 2. The digest that a file is checked against is made of the sums that its source gave with the
+//! 2. A block is asked for when the one `in_flight` places before it is there. Blocks come in any
+//!    order, so after an interruption at most that many are copied again.
+//! 3. The digest that a file is checked against is made of the sums that its source gave with the
 //!    blocks, so what happens to them on the way is found.
 
 use futures::stream::{self, StreamExt, TryStreamExt};

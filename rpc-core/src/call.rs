@@ -290,10 +290,18 @@ impl<'a, O> Call<'a, O> {
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
         let text = match (code, reply.details()) {
             (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
-                format!("{}, this client has `{}`", reply.text(), self.method.signature)
+                format!(
+                    "{}, this client has `{}`; build both from the same version of the trait",
+                    reply.text(),
+                    self.method.signature
+                )
             }
             (Code::Unimplemented, UNKNOWN_METHOD) => {
-                format!("{}: {}", self.method.name, reply.text())
+                format!(
+                    "{}: {}; add the service to the server, or bring the server up to date",
+                    self.method.name,
+                    reply.text()
+                )
             }
             _ => return None,
         };

@@ -151,6 +151,8 @@ pub struct LinkMetrics {
     pub landing_releasing: u32,
     /// Chunks of the peer's arenas, as far as this end knows.
     pub peer_chunks: u32,
+    /// Chunks of the peer's arenas that are not asked back.
+    pub peer_usable: u32,
     /// Chunks of the peer's arenas that are free to write.
     pub peer_free: u32,
 }
@@ -220,8 +222,7 @@ impl Link {
         let arenas = agreed
             .features
             .contains(Features::ARENA)
-            .then(|| Arenas::new(config, budget, now).map(Box::new))
-            .flatten();
+            .then(|| Box::new(Arenas::new(config, budget, now)));
         let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,
@@ -495,6 +496,7 @@ impl Link {
             landing_held: owner.map_or(0, ArenaOwner::held_count),
             landing_releasing: owner.map_or(0, ArenaOwner::releasing_count),
             peer_chunks: writer.map_or(0, ArenaWriter::chunk_count),
+            peer_usable: writer.map_or(0, ArenaWriter::usable_count),
             peer_free: writer.map_or(0, ArenaWriter::free_count),
         }
     }

@@ -32,7 +32,7 @@ pub(super) struct Arenas {
     threshold_bytes: u64,
     /// Most bytes of one segment.
     segment_bytes: u64,
-    /// Most WRITEs of one segment.
+    /// Most WRITEs of one segment; none if the SQ is too short for one and its SEND.
     max_writes: usize,
 }
 
@@ -45,17 +45,15 @@ pub(super) enum Way {
 }
 
 impl Arenas {
-    /// `None` if the SQ is too short for a WRITE and its SEND.
-    pub(super) fn new(config: &LinkConfig, budget: SendQueueBudget, now: Instant) -> Option<Self> {
-        let max_writes = usize::from(budget.message_slots).checked_sub(1).filter(|max| *max > 0)?;
-        Some(Self {
+    pub(super) fn new(config: &LinkConfig, budget: SendQueueBudget, now: Instant) -> Self {
+        Self {
             landing: Landing::new(config.arena.clone(), now),
             writer: ArenaWriter::new(),
             blocked: false,
             threshold_bytes: config.arena_threshold_bytes.into(),
             segment_bytes: config.arena_segment_bytes.into(),
-            max_writes,
-        })
+            max_writes: usize::from(budget.message_slots) - 1,
+        }
     }
 
     /// For metrics.
@@ -143,7 +141,8 @@ impl Link {
         }
         let Some(arenas) = &mut self.arenas else { return Some(Source::Segment(Way::Inline)) };
         let total = self.segmenter.total();
-        if self.segmenter.is_abort_due() || total < arenas.threshold_bytes {
+        let is_small = total < arenas.threshold_bytes || arenas.max_writes == 0;
+        if self.segmenter.is_abort_due() || is_small {
             return Some(Source::Segment(Way::Inline));
         }
         let max_parts = arenas.max_writes.div_ceil(2);

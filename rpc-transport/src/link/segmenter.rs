@@ -35,7 +35,7 @@ struct Current {
     /// Given when the first segment leaves.
     number: Option<u32>,
     sent: u64,
-    /// The head has been sent, and the peer told that it ends.
+    /// The peer was told that the head ends.
     head_ended: bool,
 }
 
@@ -208,7 +208,7 @@ impl Current {
             number
         });
         let offset = std::mem::replace(&mut self.sent, end);
-        self.head_ended |= end >= self.head_len();
+        self.head_ended |= head_end;
         let total = self.message.total_len();
         Segment { number, last: end == total, abort: false, head_end, offset, total }
     }
