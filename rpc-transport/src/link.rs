@@ -36,6 +36,8 @@ mod segmenter;
 mod short;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_large;
 mod transmit;
 
 use std::time::{Duration, Instant};
