@@ -339,6 +339,20 @@ impl From<&'static [u8]> for Bulk {
     }
 }
 
+/// Without a copy.
+impl<const N: usize> From<&'static [u8; N]> for Bulk {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Self::from(&bytes[..])
+    }
+}
+
+/// Without a copy.
+impl From<&'static str> for Bulk {
+    fn from(text: &'static str) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
 /// What arrived beside a message.
 impl From<Payload> for Bulk {
     fn from(payload: Payload) -> Self {
