@@ -105,13 +105,13 @@ impl Copy<'_> {
         let _permit = self.blocks.acquire().await;
         let bytes = (file.what - offset).min(self.options.block_bytes as u64);
         let piece = self.source.read(file.from.clone(), offset, bytes).await?;
-        if (piece.block.len() as u64) < bytes {
+        if piece.block.len() < bytes {
             return Err(self.source.alone(FileError::Changed));
         }
-        if piece.block.len() as u64 > bytes || piece.sums.len() as u64 != leaf_count(bytes) {
+        if piece.block.len() > bytes || piece.sums.len() as u64 != leaf_count(bytes) {
             return Err(self.source.senseless());
         }
-        self.pace(piece.block.len()).await;
+        self.pace(bytes).await;
         self.sink.write(file.to.clone(), offset, piece.block).await?;
         self.progress.moved(bytes);
         Ok((bytes, piece.sums))

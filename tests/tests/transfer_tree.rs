@@ -533,7 +533,10 @@ async fn failures_say_what_where_and_what_to_do() {
     let nobody = shm_name("nobody");
     let refused = transfer(&[&"receive", &nobody, &"x"]).await.with_code(1);
     assert!(refused.stderr.starts_with("error: ") && refused.stderr.contains(&nobody));
-    assert!(refused.stderr.ends_with("; is `transfer serve` running there?\n"), "{refused:?}");
+    assert!(
+        refused.stderr.ends_with("; start the server there, or correct the address\n"),
+        "{refused:?}"
+    );
 
     let at = Scratch::new();
     let server = serve(&["tcp://127.0.0.1:0"], at.path()).await;
