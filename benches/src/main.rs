@@ -7,7 +7,9 @@
 
 mod cores;
 mod floor;
+mod floor_large;
 mod idle;
+mod large;
 mod ours;
 #[cfg(feature = "verbs")]
 mod perftest;
@@ -43,6 +45,30 @@ enum Command {
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 400)]
         millis: u64,
+    },
+    /// 1 MiB payloads: rates against raw passes through shared memory and tarpc.
+    Large {
+        /// `shm` or `tcp`.
+        #[arg(long, default_value = "shm")]
+        scheme: String,
+        /// Bytes of a payload.
+        #[arg(long, default_value_t = 1 << 20)]
+        size: usize,
+        /// Interleaved rounds; medians are printed.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 300)]
+        millis: u64,
+    },
+    /// CPU time of large payloads with both ends on one thread, against copies.
+    LargeCpu {
+        /// Bytes of a payload.
+        #[arg(long, default_value_t = 1 << 20)]
+        size: usize,
+        /// Calls in each of five series; the best one counts.
+        #[arg(long, default_value_t = 200)]
+        calls: u32,
     },
     /// What idle connections cost in memory and time.
     Idle {
@@ -88,7 +114,7 @@ enum Command {
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
-        /// `ours` or `tarpc`.
+        /// `ours`, `large` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -113,13 +139,17 @@ fn main() -> Result<()> {
         Command::Serve { who, address, mode: name } => {
             cores::pin(1);
             runtime.block_on(async {
-                if who == "tarpc" {
-                    tarpc_peer::serve(address.as_ref()).await
-                } else {
-                    ours::serve(&address, mode(&name)).await
+                match &*who {
+                    "tarpc" => tarpc_peer::serve(address.as_ref()).await,
+                    "large" => large::serve(&address, mode(&name)).await,
+                    _ => ours::serve(&address, mode(&name)).await,
                 }
             })
         }
+        Command::Large { scheme, size, rounds, millis } => {
+            large::run(&runtime, &scheme, size, rounds, Duration::from_millis(millis))
+        }
+        Command::LargeCpu { size, calls } => runtime.block_on(large::cpu(size, calls)),
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls } => runtime.block_on(async {

@@ -30,8 +30,13 @@ pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
     Ok(())
 }
 
+/// The service.
+pub(crate) fn echo_server() -> impl rpc_core::service::Dispatch {
+    EchoServer::new(Plain)
+}
+
 pub(crate) async fn bind(address: &str, mode: PollMode) -> Result<Server> {
-    let builder = Server::builder().add_service(EchoServer::new(Plain)).poll_mode(mode);
+    let builder = Server::builder().add_service(echo_server()).poll_mode(mode);
     Ok(builder.bind(address).await?)
 }
 

@@ -15,6 +15,10 @@ use tarpc::{client, context};
 pub(crate) trait Echo {
     /// Gives the bytes back.
     async fn echo(data: Vec<u8>) -> Vec<u8>;
+    /// Looks at a byte of each page.
+    async fn sink(data: Vec<u8>) -> u64;
+    /// Gives bytes.
+    async fn source(len: u32) -> Vec<u8>;
 }
 
 #[derive(Clone)]
@@ -23,6 +27,14 @@ struct Plain;
 impl Echo for Plain {
     async fn echo(self, _: context::Context, data: Vec<u8>) -> Vec<u8> {
         data
+    }
+
+    async fn sink(self, _: context::Context, data: Vec<u8>) -> u64 {
+        crate::large::look(&data)
+    }
+
+    async fn source(self, _: context::Context, len: u32) -> Vec<u8> {
+        vec![7; len as usize]
     }
 }
 
@@ -67,6 +79,44 @@ pub(crate) async fn latency(
         before = after;
     }
     Ok(histogram)
+}
+
+/// Bytes per second up and down with `in_flight` tasks.
+#[allow(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
+pub(crate) async fn large_rates(
+    client: &EchoClient,
+    in_flight: usize,
+    size: usize,
+    duration: Duration,
+) -> Result<(f64, f64)> {
+    let len = u32::try_from(size)?;
+    let mut rates = [0.0; 2];
+    for (direction, rate) in rates.iter_mut().enumerate() {
+        let start = Instant::now();
+        let mut tasks = futures::stream::FuturesUnordered::new();
+        for _ in 0..in_flight {
+            let client = client.clone();
+            tasks.push(tokio::spawn(async move {
+                let data = vec![7; size];
+                let mut calls = 0_u64;
+                while start.elapsed() < duration {
+                    if direction == 0 {
+                        client.sink(context::current(), data.clone()).await?;
+                    } else {
+                        crate::large::look(&client.source(context::current(), len).await?);
+                    }
+                    calls += 1;
+                }
+                anyhow::Ok(calls)
+            }));
+        }
+        let mut calls = 0;
+        while let Some(done) = tasks.next().await {
+            calls += done??;
+        }
+        *rate = (calls * size as u64) as f64 / start.elapsed().as_secs_f64();
+    }
+    Ok((rates[0], rates[1]))
 }
 
 /// Calls per second with `in_flight` tasks.

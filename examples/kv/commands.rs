@@ -22,11 +22,12 @@ pub(crate) async fn get(args: &GetArgs) -> Result<(), CommandError> {
         eprintln!("version {}", value.version);
     }
     match &args.output {
-        Some(path) => fs::write(path, &value.bytes).map_err(CommandError::file(path)),
+        Some(path) => fs::File::create(path)
+            .and_then(|file| value.bytes.write_to(file))
+            .map_err(CommandError::file(path)),
         None => {
-            let mut stdout = io::stdout().lock();
-            stdout.write_all(&value.bytes)?;
-            Ok(stdout.flush()?)
+            let stdout = io::stdout().lock();
+            Ok(value.bytes.write_to(stdout)?)
         }
     }
 }
@@ -35,7 +36,7 @@ pub(crate) async fn get(args: &GetArgs) -> Result<(), CommandError> {
 pub(crate) async fn put(args: &PutArgs) -> Result<(), CommandError> {
     let value = read_value(&args.key, &args.value)?;
     let client = connect(&args.connect).await?;
-    let put = client.put(&args.key, &value).await;
+    let put = client.put(&args.key, value.into()).await;
     let version = put.map_err(|error| CommandError::call(&args.key, error))?;
     print_line(&format!("version {version}"))
 }
@@ -52,7 +53,7 @@ pub(crate) async fn del(args: &DelArgs) -> Result<(), CommandError> {
 pub(crate) async fn cas(args: &CasArgs) -> Result<(), CommandError> {
     let value = read_value(&args.key, &args.value)?;
     let client = connect(&args.connect).await?;
-    let swapped = client.compare_and_swap(&args.key, args.expected.0, &value).await;
+    let swapped = client.compare_and_swap(&args.key, args.expected.0, value.into()).await;
     let version = swapped.map_err(|error| CommandError::call(&args.key, error))?;
     print_line(&format!("version {version}"))
 }

@@ -100,7 +100,7 @@ async fn fetch(
         }
         Err(error) => return Err(FileError::from_call(client.channel(), &shown, error)),
     };
-    let moved = if item.key.ends_with('/') { Moved::Dir } else { Moved::File(value.len() as u64) };
+    let moved = if item.key.ends_with('/') { Moved::Dir } else { Moved::File(value.len()) };
     let target = Arc::clone(target);
     // Runs to its end once begun, also when this future is dropped: no half-written file remains.
     let writing = tokio::task::spawn_blocking(move || {

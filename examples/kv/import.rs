@@ -1,11 +1,12 @@
 //! `kv import`: every file of a tree becomes a key.
 
-use std::fs::OpenOptions;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use examples::units::bytes;
+use rpc_core::{Bulk, BulkPool};
 use rustix::fs::OFlags;
 
 use super::cli::ImportArgs;
@@ -15,6 +16,9 @@ use super::error::CommandError;
 use super::service::{KvClient, MAX_VALUE_BYTES};
 use super::transfer::{FileError, Moved, Transfer};
 use super::walk::{Found, walk};
+
+/// Files of at least so many bytes are read into registered buffers.
+const REGISTERED_BYTES: usize = 64 << 10;
 
 /// A key to be stored: that of a file, or that of an empty directory.
 struct Item {
@@ -56,18 +60,20 @@ impl Item {
 async fn store(client: &KvClient, prefix: &str, item: Item) -> Result<Moved, FileError> {
     let key = format!("{prefix}{}", item.key);
     let Some(path) = item.file else {
-        put(client, &key, &[], &item.key).await?;
+        put(client, &key, Bulk::new(), &item.key).await?;
         return Ok(Moved::Dir);
     };
     let shown = path.display().to_string();
-    let reading = tokio::task::spawn_blocking(move || read(&path));
+    let pool = client.channel().bulk_pool().clone();
+    let reading = tokio::task::spawn_blocking(move || read(&path, &pool));
     let value = reading.await.map_err(io::Error::other).and_then(|inner| inner);
     let value = value.map_err(|error| FileError::Failed(format!("{shown}: {error}")))?;
-    put(client, &key, &value, &shown).await?;
-    Ok(Moved::File(value.len() as u64))
+    let bytes = value.len();
+    put(client, &key, value, &shown).await?;
+    Ok(Moved::File(bytes))
 }
 
-async fn put(client: &KvClient, key: &str, value: &[u8], shown: &str) -> Result<(), FileError> {
+async fn put(client: &KvClient, key: &str, value: Bulk, shown: &str) -> Result<(), FileError> {
     match client.put(key, value).await {
         Ok(_) => Ok(()),
         Err(error) => Err(FileError::from_call(client.channel(), shown, error)),
@@ -75,7 +81,7 @@ async fn put(client: &KvClient, key: &str, value: &[u8], shown: &str) -> Result<
 }
 
 /// Reads a regular file of at most the size of a value.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+fn read(path: &Path, pool: &BulkPool) -> io::Result<Bulk> {
     // What was a regular file when the tree was read may be a pipe or a link by now.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -85,10 +91,29 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     }
     // The file may grow while it is read, so both its size and what was read are checked.
     let value = match usize::try_from(metadata.len()) {
-        Ok(size) if size <= MAX_VALUE_BYTES => read_limited(file, size)?,
+        Ok(size) if size <= MAX_VALUE_BYTES => read_all(file, size, pool)?,
         _ => return Err(too_large()),
     };
-    if value.len() > MAX_VALUE_BYTES { Err(too_large()) } else { Ok(value) }
+    if value.len() > MAX_VALUE_BYTES as u64 { Err(too_large()) } else { Ok(value) }
+}
+
+/// Reads a file that is expected to have `size` bytes; a large one into a registered buffer, to be
+/// sent from where it lies.
+fn read_all(mut file: File, size: usize, pool: &BulkPool) -> io::Result<Bulk> {
+    if size < REGISTERED_BYTES {
+        return Ok(read_limited(file, size)?.into());
+    }
+    let mut buffer = pool.take(size).map_err(io::Error::other)?;
+    let mut filled = 0;
+    while filled < size {
+        match file.read(&mut buffer[filled..])? {
+            0 => break,
+            count => filled += count,
+        }
+    }
+    buffer.truncate(filled);
+    let behind = read_limited(file, 0)?;
+    if behind.is_empty() { Ok(buffer.freeze()) } else { Ok([&buffer[..], &behind].concat().into()) }
 }
 
 fn too_large() -> io::Error {
@@ -100,12 +125,41 @@ fn too_large() -> io::Error {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::sync::Arc;
 
+    use rpc_core::Channel;
+
+    use super::super::serve::builder;
+    use super::super::store::Store;
     use super::super::testing::Scratch;
     use super::*;
 
-    #[test]
-    fn what_is_no_regular_file_any_more_is_not_read() {
+    /// The pool of a connection to `mem://name`.
+    async fn pool(name: &str) -> BulkPool {
+        let address = format!("mem://{name}");
+        let server = builder(&Arc::new(Store::new(None))).bind(&address).await.unwrap();
+        tokio::spawn(server.serve());
+        Channel::connect(&address).await.unwrap().bulk_pool().clone()
+    }
+
+    #[tokio::test]
+    async fn files_of_every_size_are_read_whole() {
+        let (dir, pool) = (Scratch::new(), pool("kv-import-sizes").await);
+        for size in [0, 1, REGISTERED_BYTES - 1, REGISTERED_BYTES, 3 * REGISTERED_BYTES + 1] {
+            let path = dir.path().join(size.to_string());
+            let content: Vec<u8> = (0..=250).cycle().take(size).collect();
+            fs::write(&path, &content).unwrap();
+            assert_eq!(read(&path, &pool).unwrap(), content);
+            // Of another size than it was believed to have.
+            for believed in [REGISTERED_BYTES, 2 * REGISTERED_BYTES, 4 * REGISTERED_BYTES] {
+                let read = read_all(File::open(&path).unwrap(), believed, &pool);
+                assert_eq!(read.unwrap(), content, "{size} {believed}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_regular_file_any_more_is_not_read() {
         let dir = Scratch::new();
         fs::write(dir.path().join("f"), "x").unwrap();
         symlink("f", dir.path().join("link")).unwrap();
@@ -118,19 +172,22 @@ mod tests {
             0,
         )
         .unwrap();
-        assert_eq!(read(&dir.path().join("f")).unwrap(), b"x");
+        let pool = pool("kv-import-kinds").await;
+        let read = |path: &Path| read(path, &pool);
+        assert_eq!(read(&dir.path().join("f")).unwrap(), *b"x");
         assert!(read(&dir.path().join("link")).is_err());
         assert!(read(&pipe).unwrap_err().to_string().contains("not a regular file"));
         assert!(read(dir.path()).unwrap_err().to_string().contains("not a regular file"));
     }
 
-    #[test]
-    fn a_file_that_is_too_large_is_refused() {
+    #[tokio::test]
+    async fn a_file_that_is_too_large_is_refused() {
         let dir = Scratch::new();
         let path = dir.path().join("sparse");
         let file = fs::File::create(&path).unwrap();
         file.set_len(MAX_VALUE_BYTES as u64 + 1).unwrap();
-        let error = read(&path).unwrap_err().to_string();
+        let pool = pool("kv-import-large").await;
+        let error = read(&path, &pool).unwrap_err().to_string();
         assert_eq!(error, "it is larger than the 1023.0 MiB that one key holds");
     }
 }

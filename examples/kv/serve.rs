@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use examples::signals::EndSignals;
 use examples::units::{bytes, counted};
-use rpc_core::{Server, ServerBuilder};
+use rpc_core::{Bulk, Server, ServerBuilder};
 
 use super::cli::ServeArgs;
 use super::error::CommandError;
@@ -20,7 +20,7 @@ impl Kv for StoreService {
         self.0.get(key)
     }
 
-    async fn put(&self, key: &str, value: &[u8]) -> Result<Version, KvError> {
+    async fn put(&self, key: &str, value: Bulk) -> Result<Version, KvError> {
         self.0.put(key, value)
     }
 
@@ -32,7 +32,7 @@ impl Kv for StoreService {
         &self,
         key: &str,
         expected: Option<Version>,
-        value: &[u8],
+        value: Bulk,
     ) -> Result<Version, KvError> {
         self.0.compare_and_swap(key, expected, value)
     }
@@ -106,8 +106,8 @@ mod tests {
     async fn every_method_answers() {
         limited(async {
             let kv = client("kv-methods", None).await;
-            let first = kv.put("a", b"1").await.unwrap();
-            let second = kv.compare_and_swap("a", Some(first), b"2").await.unwrap();
+            let first = kv.put("a", b"1".into()).await.unwrap();
+            let second = kv.compare_and_swap("a", Some(first), b"2".into()).await.unwrap();
             assert_eq!(kv.get("a").await.unwrap(), Value { version: second, bytes: "2".into() });
             let page = kv.list("", "", 10).await.unwrap();
             assert_eq!((page.keys.len(), page.keys[0].version, page.next), (1, second, None));
@@ -126,13 +126,13 @@ mod tests {
             assert_eq!(kv.delete("a").await, Err(CallError::User(KvError::NotFound)));
             let mismatch = KvError::VersionMismatch { current: None };
             assert_eq!(
-                kv.compare_and_swap("a", Some(Version(1)), b"").await,
+                kv.compare_and_swap("a", Some(Version(1)), Bulk::new()).await,
                 Err(CallError::User(mismatch))
             );
             let full = KvError::Full { used: 0, max: 10, needed: 11 };
-            assert_eq!(kv.put("a", &[0; 10]).await, Err(CallError::User(full)));
+            assert_eq!(kv.put("a", vec![0; 10].into()).await, Err(CallError::User(full)));
             let bad = KvError::BadKey { bytes: 0, max: 4096 };
-            assert_eq!(kv.put("", b"").await, Err(CallError::User(bad)));
+            assert_eq!(kv.put("", Bulk::new()).await, Err(CallError::User(bad)));
         })
         .await;
     }
@@ -144,7 +144,7 @@ mod tests {
             let kv = client("kv-large", None).await;
             let value: Vec<u8> =
                 (0..70_u32 << 20).map(|at| (at ^ (at >> 8)).to_le_bytes()[0]).collect();
-            kv.put("large", &value).await.unwrap();
+            kv.put("large", value.clone().into()).await.unwrap();
             assert!(kv.get("large").await.unwrap().bytes == value);
         })
         .await;

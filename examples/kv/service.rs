@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use bytes::Bytes;
+use rpc_core::Bulk;
 use serde::{Deserialize, Serialize};
 
 /// Longest key, bytes: as long as a path.
@@ -25,7 +25,7 @@ pub(crate) trait Kv {
     async fn get(&self, key: &str) -> Result<Value, KvError>;
 
     /// Sets the value of a key, whatever it was. Gives the new version.
-    async fn put(&self, key: &str, value: &[u8]) -> Result<Version, KvError>;
+    async fn put(&self, key: &str, value: Bulk) -> Result<Version, KvError>;
 
     /// Removes a key. Gives the version that it had.
     async fn delete(&self, key: &str) -> Result<Version, KvError>;
@@ -36,7 +36,7 @@ pub(crate) trait Kv {
         &self,
         key: &str,
         expected: Option<Version>,
-        value: &[u8],
+        value: Bulk,
     ) -> Result<Version, KvError>;
 
     /// Keys that begin with `prefix` and come behind `after`, in order, at most `limit` and at most
@@ -72,7 +72,7 @@ pub(crate) struct Value {
     /// The version.
     pub(crate) version: Version,
     /// The value.
-    pub(crate) bytes: Bytes,
+    pub(crate) bytes: Bulk,
 }
 
 /// A key in a [`Page`].

@@ -8,7 +8,8 @@
 //!    number is its version.
 //! 2. `used` is the sum of all keys' and values' lengths, and never more than the budget.
 //! 3. Who holds more than one shard's lock took them in the order of the shards, for reading.
-//! 4. A value is copied before its shard is locked, and freed after.
+//! 4. A value is made the store's own ([`Bulk::detach`]) before its shard is locked, and freed after:
+//!    what is kept here is no memory of a connection.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -17,8 +18,8 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use bytes::Bytes;
 use parking_lot::RwLock;
+use rpc_core::Bulk;
 
 use super::service::{
     KvError, Listed, MAX_KEY_BYTES, MAX_PAGE_BYTES, MAX_PAGE_KEYS, MAX_VALUE_BYTES, Page, Requests,
@@ -79,10 +80,10 @@ impl Store {
     }
 
     /// Sets the value of a key.
-    pub(crate) fn put(&self, key: &str, value: &[u8]) -> Result<Version, KvError> {
+    pub(crate) fn put(&self, key: &str, value: impl Into<Bulk>) -> Result<Version, KvError> {
         let shard = self.shard(key);
         bump(&shard.requests.put);
-        self.write(shard, key, value, |_| Ok(()))
+        self.write(shard, key, value.into(), |_| Ok(()))
     }
 
     /// Sets the value of a key that has the expected version, or none.
@@ -90,11 +91,11 @@ impl Store {
         &self,
         key: &str,
         expected: Option<Version>,
-        value: &[u8],
+        value: impl Into<Bulk>,
     ) -> Result<Version, KvError> {
         let shard = self.shard(key);
         bump(&shard.requests.compare_and_swap);
-        self.write(shard, key, value, |current| {
+        self.write(shard, key, value.into(), |current| {
             if current == expected { Ok(()) } else { Err(KvError::VersionMismatch { current }) }
         })
     }
@@ -105,7 +106,7 @@ impl Store {
         bump(&shard.requests.delete);
         let mut map = shard.map.write();
         let removed = map.entries.remove(key).ok_or(KvError::NotFound)?;
-        self.budget.shrink(size(key, &removed.bytes));
+        self.budget.shrink(size(key, removed.bytes.len()));
         drop(map);
         Ok(removed.version)
     }
@@ -165,11 +166,12 @@ impl Store {
         &self,
         shard: &Shard,
         key: &str,
-        value: &[u8],
+        value: Bulk,
         check: impl FnOnce(Option<Version>) -> Result<(), KvError>,
     ) -> Result<Version, KvError> {
-        check_sizes(key, value)?;
-        let bytes = Bytes::copy_from_slice(value);
+        let len = value.len();
+        check_sizes(key, len)?;
+        let bytes = value.detach();
         let mut guard = shard.map.write();
         let map = &mut *guard;
         let version = Version(map.writes + 1);
@@ -177,12 +179,12 @@ impl Store {
         let replaced = match map.entries.get_mut(key) {
             Some(old) => {
                 check(Some(old.version))?;
-                self.budget.replace(old.bytes.len() as u64, value.len() as u64)?;
+                self.budget.replace(old.bytes.len(), len)?;
                 Some(std::mem::replace(old, new))
             }
             None => {
                 check(None)?;
-                self.budget.replace(0, size(key, value))?;
+                self.budget.replace(0, size(key, len))?;
                 map.entries.insert(key.into(), new)
             }
         };
@@ -218,7 +220,7 @@ struct Head<'a> {
 impl Head<'_> {
     fn listed(&self) -> Listed {
         let Value { version, bytes } = self.value;
-        Listed { key: self.key.to_owned(), version: *version, bytes: bytes.len() as u64 }
+        Listed { key: self.key.to_owned(), version: *version, bytes: bytes.len() }
     }
 }
 
@@ -270,18 +272,18 @@ impl Budget {
     }
 }
 
-fn check_sizes(key: &str, value: &[u8]) -> Result<(), KvError> {
+fn check_sizes(key: &str, value_bytes: u64) -> Result<(), KvError> {
     if key.is_empty() || key.len() > MAX_KEY_BYTES {
         return Err(KvError::BadKey { bytes: key.len() as u64, max: MAX_KEY_BYTES as u64 });
     }
-    if value.len() > MAX_VALUE_BYTES {
-        return Err(KvError::TooLarge { bytes: value.len() as u64, max: MAX_VALUE_BYTES as u64 });
+    if value_bytes > MAX_VALUE_BYTES as u64 {
+        return Err(KvError::TooLarge { bytes: value_bytes, max: MAX_VALUE_BYTES as u64 });
     }
     Ok(())
 }
 
-fn size(key: &str, value: &[u8]) -> u64 {
-    key.len() as u64 + value.len() as u64
+fn size(key: &str, value_bytes: u64) -> u64 {
+    key.len() as u64 + value_bytes
 }
 
 fn bump(counter: &AtomicU64) {
@@ -340,7 +342,7 @@ mod tests {
             store.compare_and_swap("a", Some(first), b"3"),
             Err(KvError::VersionMismatch { current: Some(second) })
         );
-        assert_eq!(store.get("a").unwrap().bytes, "2");
+        assert_eq!(store.get("a").unwrap().bytes, *b"2");
     }
 
     #[test]
@@ -351,16 +353,17 @@ mod tests {
             let mut done = 0;
             while done < 100 {
                 let Value { version, bytes } = store.get("n").unwrap();
-                let number: u32 = std::str::from_utf8(&bytes).unwrap().parse().unwrap();
+                let number: u32 =
+                    str::from_utf8(bytes.as_slice().unwrap()).unwrap().parse().unwrap();
                 let next = (number + 1).to_string();
-                match store.compare_and_swap("n", Some(version), next.as_bytes()) {
+                match store.compare_and_swap("n", Some(version), next) {
                     Ok(_) => done += 1,
                     Err(error) => assert!(matches!(error, KvError::VersionMismatch { .. })),
                 }
             }
         };
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(add_100))));
-        assert_eq!(store.get("n").unwrap().bytes, "400");
+        assert_eq!(store.get("n").unwrap().bytes, *b"400");
     }
 
     #[test]
@@ -373,7 +376,7 @@ mod tests {
             assert_eq!(store.put(key, b""), Err(KvError::BadKey { bytes, max }));
         }
         assert_eq!(
-            check_sizes("k", &vec![0; MAX_VALUE_BYTES + 1]),
+            check_sizes("k", MAX_VALUE_BYTES as u64 + 1),
             Err(KvError::TooLarge {
                 bytes: MAX_VALUE_BYTES as u64 + 1,
                 max: MAX_VALUE_BYTES as u64
@@ -406,7 +409,7 @@ mod tests {
         let store = Store::new(None);
         let mut expected: Vec<String> = (0..500).map(|n| format!("p/{n}")).collect();
         for key in expected.iter().map(|key| &**key).chain(["o", "p", "p0", "q", "p/é\n"]) {
-            store.put(key, key.as_bytes()).unwrap();
+            store.put(key, key.to_owned()).unwrap();
         }
         expected.push("p/é\n".to_owned());
         expected.sort();

@@ -7,11 +7,12 @@
 //!    fails is removed again.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rpc_core::Bulk;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
@@ -73,11 +74,11 @@ impl TargetDir {
     }
 
     /// Creates or replaces what a key stands for: a file with these bytes, or a directory.
-    pub(crate) fn write(&self, path: &KeyPath<'_>, bytes: &[u8]) -> Result<(), WriteError> {
+    pub(crate) fn write(&self, path: &KeyPath<'_>, content: &Bulk) -> Result<(), WriteError> {
         let dir = self.create_dirs(&path.dirs)?;
         let Some(name) = path.file else { return Ok(()) };
-        let mut temporary = self.temporary(dir.as_fd())?;
-        temporary.file.write_all(bytes)?;
+        let temporary = self.temporary(dir.as_fd())?;
+        content.write_to(&temporary.file)?;
         temporary.rename(name)
     }
 
@@ -147,7 +148,9 @@ mod tests {
     use super::*;
 
     fn write(dir: &Scratch, key: &str, bytes: &[u8]) -> Result<(), WriteError> {
-        TargetDir::open(dir.path()).unwrap().write(&KeyPath::parse(key).unwrap(), bytes)
+        TargetDir::open(dir.path())
+            .unwrap()
+            .write(&KeyPath::parse(key).unwrap(), &bytes.to_vec().into())
     }
 
     fn names(dir: &Path) -> Vec<String> {

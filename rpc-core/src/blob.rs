@@ -18,10 +18,13 @@ use bytes::Bytes;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
 
+use crate::bulk::{Bulk, handoff};
 use crate::shape::{Blob, OwnedBlob, Put, Take, TakeShape};
 
 /// Most elements that room is made for on the strength of an announced count.
 const MAX_RESERVED: usize = 1024;
+/// From so many bytes on [`Bytes`] are passed by reference count, where the codec can use it.
+const SHARED_BYTES: usize = 4096;
 
 /// Types that [`Blob`] encodes.
 pub trait PutBlob {
@@ -92,9 +95,20 @@ put_as! {
     [T: PutBlob + ?Sized] &T => T,
     [] Vec<u8> => [u8],
     [] Box<[u8]> => [u8],
-    [] Bytes => [u8],
     [] Cow<'_, [u8]> => [u8],
     [T: PutBlob] Vec<T> => [T],
+}
+
+impl PutBlob for Bytes {
+    #[inline]
+    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.len() < SHARED_BYTES {
+            return serializer.serialize_bytes(self);
+        }
+        handoff::pass(Bulk::from(self.clone()), || {
+            serializer.serialize_newtype_struct(handoff::NAME, &Put(&**self, Blob))
+        })
+    }
 }
 
 /// Visits bytes, and hands what it gets to `Self::Value`'s constructor.
@@ -105,6 +119,7 @@ trait FromBytes<'de>: Sized {
     const EXPECTED: &'static str = "bytes";
     fn from_borrowed(bytes: &'de [u8]) -> Option<Self>;
     fn from_transient(bytes: &[u8]) -> Option<Self>;
+    fn from_owned(bytes: Vec<u8>) -> Option<Self>;
 }
 
 impl<'de, T: FromBytes<'de>> Visitor<'de> for BytesVisitor<T> {
@@ -122,6 +137,11 @@ impl<'de, T: FromBytes<'de>> Visitor<'de> for BytesVisitor<T> {
     fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<T, E> {
         T::from_transient(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
     }
+
+    fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<T, E> {
+        let len = bytes.len();
+        T::from_owned(bytes).ok_or_else(|| E::invalid_length(len, &self))
+    }
 }
 
 impl<'de> FromBytes<'de> for &'de [u8] {
@@ -135,6 +155,10 @@ impl<'de> FromBytes<'de> for &'de [u8] {
     fn from_transient(_: &[u8]) -> Option<Self> {
         None
     }
+
+    fn from_owned(_: Vec<u8>) -> Option<Self> {
+        None
+    }
 }
 
 impl<'de> FromBytes<'de> for Cow<'de, [u8]> {
@@ -145,6 +169,10 @@ impl<'de> FromBytes<'de> for Cow<'de, [u8]> {
 
     fn from_transient(bytes: &[u8]) -> Option<Self> {
         Some(Self::Owned(bytes.to_vec()))
+    }
+
+    fn from_owned(bytes: Vec<u8>) -> Option<Self> {
+        Some(Self::Owned(bytes))
     }
 }
 
@@ -158,6 +186,10 @@ macro_rules! from_copy {
 
             fn from_transient(bytes: &[u8]) -> Option<Self> {
                 Some($convert(bytes))
+            }
+
+            fn from_owned(bytes: Vec<u8>) -> Option<Self> {
+                Some(bytes.into())
             }
         }
 
@@ -184,22 +216,22 @@ impl TakeOwnedBlob for Cow<'static, [u8]> {
 }
 
 macro_rules! take_bytes {
-    ($([$($generics:tt)*] $type:ty),* $(,)?) => {$(
-        impl<'de, $($generics)*> TakeBlob<'de> for $type {
+    ($($type:ty => $how:ident),* $(,)?) => {$(
+        impl<'de> TakeBlob<'de> for $type {
             #[inline]
             fn take_blob<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_bytes(BytesVisitor(PhantomData))
+                deserializer.$how(BytesVisitor(PhantomData))
             }
         }
     )*};
 }
 
 take_bytes! {
-    [] &'de [u8],
-    [] Cow<'de, [u8]>,
-    [] Vec<u8>,
-    [] Box<[u8]>,
-    [] Bytes,
+    &'de [u8] => deserialize_bytes,
+    Cow<'de, [u8]> => deserialize_bytes,
+    Vec<u8> => deserialize_byte_buf,
+    Box<[u8]> => deserialize_byte_buf,
+    Bytes => deserialize_byte_buf,
 }
 
 /// Arrays have no length on the wire: serde's way, for any length.

@@ -20,6 +20,7 @@ use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
 use rpc_transport::shard::Progress;
 
+use crate::bulk::BulkMut;
 use crate::client::Connection;
 use crate::context::Context as CallContext;
 use crate::metadata::Metadata;
@@ -71,6 +72,7 @@ pub struct Call<'a, O> {
     state: State,
     deadline: Option<Instant>,
     metadata: Metadata,
+    into: Option<Box<BulkMut>>,
     decode: fn(ReplyParts) -> O,
 }
 
@@ -86,7 +88,7 @@ impl<'a, O> Call<'a, O> {
             Err(status) => State::Failed(status),
         };
         let via = Via::Borrowed(connection);
-        Self { via, method, state, deadline: None, metadata: Metadata::new(), decode }
+        Self { via, method, state, deadline: None, metadata: Metadata::new(), into: None, decode }
     }
 
     /// Ends the call with [`Code::DeadlineExceeded`] after `timeout`, at both ends. Counted from
@@ -119,6 +121,35 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
+    /// Has the large part of the reply land in `buffer`: the [`Bulk`](crate::Bulk)s of the result
+    /// that travel beside its body then lie there, private and in the reply's order, and
+    /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call. A
+    /// reply that needs more room, or has nothing large, arrives as without this.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use rpc_core::{Bulk, Channel, Server};
+    /// # #[rpc_core::service] trait Source { async fn give(&self, len: u32) -> Bulk; }
+    /// # struct Zeros;
+    /// # impl Source for Zeros {
+    /// #     async fn give(&self, len: u32) -> Bulk { Bulk::from(vec![0; len as usize]) }
+    /// # }
+    /// # let server = Server::builder().add_service(SourceServer::new(Zeros)).bind("mem://into").await?;
+    /// # tokio::spawn(server.serve());
+    /// let source = SourceClient::connect("mem://into").await?;
+    /// let mut buffer = source.channel().bulk_pool().take(1 << 20)?;
+    /// for _ in 0..3 {
+    ///     let bulk = source.give(1 << 20).into(buffer).await?;
+    ///     assert_eq!(bulk.as_slice().map(<[u8]>::len), Some(1 << 20));
+    ///     buffer = bulk.try_into_mut().expect("nobody else has it");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn into(mut self, buffer: BulkMut) -> Self {
+        self.into = Some(Box::new(buffer));
+        self
+    }
+
     /// Sends the request now and detaches from the channel's borrow: a call to spawn, or to wait
     /// for beside others.
     pub fn start(mut self) -> Call<'static, O> {
@@ -132,6 +163,7 @@ impl<'a, O> Call<'a, O> {
             state: std::mem::replace(&mut self.state, State::Done),
             deadline: self.deadline,
             metadata: Metadata::new(),
+            into: self.into.take(),
             decode: self.decode,
         }
     }
@@ -163,18 +195,18 @@ impl<'a, O> Call<'a, O> {
             metadata: metadata.as_deref().unwrap_or_default(),
         };
         let start = |peer: &mut Peer| {
-            if let Some(why) = peer.request_too_large(call.metadata.len(), body.len()) {
+            if let Some(why) = peer.request_too_large(call.metadata.len(), body.total_len()) {
                 return Err(Err(why));
             }
             peer.session.start(call, body, None).map_err(Ok)
         };
         // A call that is alone polls for itself; where others wait too, the driver serves them all.
         let wanted = |peer: &mut Peer, started: &Result<CallId, _>| match started {
-            Ok(call) => match peer.session.take_outcome(*call) {
-                Some(outcome) => Progress::Done(outcome),
-                None if may_wait && peer.session.outgoing_calls() == 1 => Progress::Wait,
-                None => Progress::GiveUp,
-            },
+            Ok(call) if !peer.session.has_outcome(*call) => {
+                let alone = may_wait && peer.session.outgoing_calls() == 1;
+                if alone { Progress::Wait } else { Progress::GiveUp }
+            }
+            Ok(call) => peer.session.take_outcome(*call).map_or(Progress::GiveUp, Progress::Done),
             Err(_) => Progress::GiveUp,
         };
         match connection.shard.with_progress(connection.key, start, wanted) {
@@ -258,10 +290,18 @@ impl<'a, O> Call<'a, O> {
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
         let text = match (code, reply.details()) {
             (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
-                format!("{}, this client has `{}`", reply.text(), self.method.signature)
+                format!(
+                    "{}, this client has `{}`; build both from the same version of the trait",
+                    reply.text(),
+                    self.method.signature
+                )
             }
             (Code::Unimplemented, UNKNOWN_METHOD) => {
-                format!("{}: {}", self.method.name, reply.text())
+                format!(
+                    "{}: {}; add the service to the server, or bring the server up to date",
+                    self.method.name,
+                    reply.text()
+                )
             }
             _ => return None,
         };
@@ -287,20 +327,23 @@ impl<'a, O> Call<'a, O> {
     fn finish(&mut self, outcome: Answer) -> O {
         self.state = State::Done;
         let codec = self.via.connection().codec;
-        (self.decode)(ReplyParts { codec, method: self.method, outcome })
+        let into = self.into.take();
+        (self.decode)(ReplyParts { codec, method: self.method, outcome, into })
     }
 
     fn poll_outcome(&self, call: CallId, cx: &Context<'_>) -> Poll<Answer> {
         let connection = self.via.connection();
         let polled = connection.shard.look(connection.key, |peer| {
-            let outcome = peer.session.take_outcome(call);
-            let known = || peer.session.waiter(call).is_some_and(|it| it.will_wake(cx.waker()));
-            (outcome.is_some() || known()).then_some(outcome)
+            if peer.session.has_outcome(call) {
+                return (peer.session.take_outcome(call), false);
+            }
+            let known = peer.session.waiter(call).is_some_and(|it| it.will_wake(cx.waker()));
+            (None, known)
         });
         match polled {
-            Some(Some(None)) => Poll::Pending,
-            Some(Some(Some(outcome))) => Poll::Ready(self.answer(outcome)),
-            Some(None) => self.poll_with_waker(call, cx),
+            Some((Some(outcome), _)) => Poll::Ready(self.answer(outcome)),
+            Some((None, true)) => Poll::Pending,
+            Some((None, false)) => self.poll_with_waker(call, cx),
             None => Poll::Ready(Err(connection.unavailable())),
         }
     }

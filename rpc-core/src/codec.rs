@@ -5,7 +5,8 @@
 //! method to an error ([`CodecError::describe`]).
 //!
 //! Both formats run behind the same two wrappers (`encode`, `decode`), which hold the
-//! invariants; a newtype struct under a private name would be recognised there too.
+//! invariants. There byte strings also leave the body for the message's tail and come back from it
+//! (`collector`, `source`); put together, body and tail are always what the format alone gives.
 //!
 //! Invariants:
 //! 1. A message is decoded to its last byte: trailing bytes are refused.
@@ -16,17 +17,30 @@
 //! 4. A failed encoding leaves the output as it was.
 //! 5. Strings and byte strings are borrowed from the message and copied by the type that wants to
 //!    own them, after their length has been checked.
+//! 6. Which byte strings the sender took out of the body makes no difference to the value, only to
+//!    how often its bytes are copied.
 
+mod collector;
 mod decode;
 mod encode;
 mod error;
 mod guard;
+mod scratch;
+mod source;
+
+use std::rc::Rc;
 
 use rpc_transport::outbound::OutBuf;
+use serde::de::DeserializeSeed;
 use serde::{Deserialize, Serialize};
 
+use self::collector::Collector;
+pub(crate) use self::collector::{Placement, Pool};
 pub use self::error::{CodecError, CodecErrorKind};
 use self::guard::Guard;
+pub use self::scratch::Scratch;
+pub use self::source::Tail;
+use self::source::{Cursor, Plain};
 
 #[cfg(not(any(feature = "bincode", feature = "postcard")))]
 compile_error!("rpc-core needs a codec: enable the feature `bincode` or `postcard`");
@@ -107,24 +121,61 @@ impl Codec {
     where
         T: Serialize + ?Sized,
     {
+        self.encode_placed(value, out, Placement::INLINE)
+    }
+
+    /// Encodes `value` as the body of a message. Large byte strings become its tail, with a PARTS
+    /// block in front of the body.
+    ///
+    /// # Errors
+    /// As [`Codec::encode`].
+    #[inline]
+    pub(crate) fn encode_body<T>(
+        &self,
+        value: &T,
+        placement: Placement<'_>,
+    ) -> Result<OutBuf, CodecError>
+    where
+        T: Serialize + ?Sized,
+    {
+        let mut out = OutBuf::new();
+        self.encode_placed(value, &mut out, placement)?;
+        Ok(out)
+    }
+
+    #[inline]
+    fn encode_placed<T>(
+        &self,
+        value: &T,
+        out: &mut OutBuf,
+        placement: Placement<'_>,
+    ) -> Result<(), CodecError>
+    where
+        T: Serialize + ?Sized,
+    {
         let before = out.len();
         let guard = Guard::for_encoding();
-        let guarded = encode::Guarded::new(value, &guard);
+        // The writers count from the start of the buffer, not of the message.
+        let parts = Collector::new(placement, out.as_vec_mut().len());
+        let guarded = encode::Guarded::new(value, &guard, &parts);
         let result = match self {
             #[cfg(feature = "bincode")]
-            Self::Bincode => with_bincode::encode(&guarded, out.as_vec_mut()),
+            Self::Bincode => with_bincode::encode(&guarded, out.as_vec_mut(), &parts),
             #[cfg(feature = "postcard")]
-            Self::Postcard => with_postcard::encode(&guarded, out.as_vec_mut()),
+            Self::Postcard => with_postcard::encode(&guarded, out.as_vec_mut(), &parts),
             #[allow(unreachable_patterns, reason = "reachable when a codec is not compiled in")]
             codec => return Err(CodecErrorKind::NotCompiledIn { codec: *codec }.into()),
         };
         let written = out.len() - before;
         match result {
-            Ok(()) if guard.claimed() <= written => Ok(()),
+            Ok(()) if guard.claimed() <= written || guard.claimed() <= parts.total(written) => {
+                parts.finish(out);
+                Ok(())
+            }
             failed => {
                 out.truncate(before);
                 let kind = match failed {
-                    Ok(()) => CodecErrorKind::TooManyElements { limit: written },
+                    Ok(()) => CodecErrorKind::TooManyElements { limit: parts.total(written) },
                     Err(reason) => guard.kind_or(CodecErrorKind::Unencodable { reason }),
                 };
                 Err(CodecError::new(kind, guard.into_path()))
@@ -148,10 +199,10 @@ impl Codec {
     #[inline]
     pub fn decode_seed<'a, S>(&self, seed: S, bytes: &'a [u8]) -> Result<S::Value, CodecError>
     where
-        S: serde::de::DeserializeSeed<'a>,
+        S: DeserializeSeed<'a>,
     {
         let guard = Guard::for_decoding(bytes.len());
-        let guarded = decode::Seed::new(seed, &guard);
+        let guarded = decode::Seed::new(seed, Plain, &guard);
         let result = match self {
             #[cfg(feature = "bincode")]
             Self::Bincode => with_bincode::decode(guarded, bytes),
@@ -162,40 +213,117 @@ impl Codec {
         };
         match result {
             Ok((value, read)) if read == bytes.len() => Ok(value),
-            Ok((_, read)) => {
-                Err(CodecErrorKind::TrailingBytes { count: bytes.len() - read }.into())
-            }
-            Err(reason) => {
-                let kind = guard.kind_or(CodecErrorKind::Malformed { reason });
-                Err(CodecError::new(kind, guard.into_path()))
-            }
+            Ok((_, read)) => Err(trailing(bytes.len() - read)),
+            Err(reason) => Err(malformed(guard, reason)),
         }
     }
+
+    /// Decodes a value from a message with a tail: `message` is its PARTS block and body, as
+    /// `wire::parse_with_tail` has judged them. The value may borrow from the message, and from
+    /// copies that `scratch` keeps.
+    ///
+    /// # Errors
+    /// As [`Codec::decode`].
+    #[cold]
+    pub fn decode_parts<'a, S>(
+        &self,
+        seed: S,
+        message: &'a [u8],
+        tail: Tail<'a>,
+        scratch: &'a Scratch,
+    ) -> Result<S::Value, CodecError>
+    where
+        S: DeserializeSeed<'a> + Clone,
+    {
+        let cursor = Cursor::new(message, tail, scratch);
+        let guard = Guard::for_decoding(cursor.total_bytes());
+        let guarded = decode::Seed::new(seed.clone(), &*cursor, &guard);
+        let result = match self {
+            #[cfg(feature = "bincode")]
+            Self::Bincode => with_bincode::decode_parts(guarded, &cursor),
+            #[cfg(feature = "postcard")]
+            Self::Postcard => with_postcard::decode_parts(guarded, Rc::clone(&cursor)),
+            #[allow(unreachable_patterns, reason = "reachable when a codec is not compiled in")]
+            codec => return Err(CodecErrorKind::NotCompiledIn { codec: *codec }.into()),
+        };
+        match result {
+            Ok(value) if cursor.left_bytes() == 0 => Ok(value),
+            Ok(_) => Err(trailing(cursor.left_bytes())),
+            Err(reason) if cursor.must_join() => match cursor.join() {
+                Some(joined) => self.decode_seed(seed, joined),
+                None => Err(malformed(guard, reason)),
+            },
+            Err(reason) => Err(malformed(guard, reason)),
+        }
+    }
+}
+
+#[cold]
+fn trailing(count: usize) -> CodecError {
+    CodecErrorKind::TrailingBytes { count }.into()
+}
+
+#[cold]
+fn malformed(guard: Guard, reason: String) -> CodecError {
+    let kind = guard.kind_or(CodecErrorKind::Malformed { reason });
+    CodecError::new(kind, guard.into_path())
 }
 
 #[cfg(feature = "bincode")]
 mod with_bincode {
     use bincode::config::{Configuration, standard};
+    use bincode::de::read::Reader;
     use bincode::enc::write::Writer;
     use bincode::error::{DecodeError, EncodeError};
+    use bincode::serde::OwnedSerdeDecoder;
     use serde::Serialize;
     use serde::de::DeserializeSeed;
 
+    use super::{Collector, Cursor};
+
     const CONFIG: Configuration = standard();
 
-    struct VecWriter<'a>(&'a mut Vec<u8>);
+    struct VecWriter<'a>(&'a mut Vec<u8>, &'a Collector<'a>);
 
     impl Writer for VecWriter<'_> {
         #[inline]
         fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
             self.0.extend_from_slice(bytes);
+            self.1.on_written(self.0.len());
             Ok(())
         }
     }
 
     #[inline]
-    pub(super) fn encode<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), String> {
-        bincode::serde::encode_into_writer(value, VecWriter(out), CONFIG).map_err(encode_reason)
+    pub(super) fn encode<T: Serialize>(
+        value: &T,
+        out: &mut Vec<u8>,
+        parts: &Collector<'_>,
+    ) -> Result<(), String> {
+        bincode::serde::encode_into_writer(value, VecWriter(out, parts), CONFIG)
+            .map_err(encode_reason)
+    }
+
+    struct CursorReader<'a, 'de>(&'a Cursor<'de>);
+
+    impl Reader for CursorReader<'_, '_> {
+        #[inline]
+        fn read(&mut self, bytes: &mut [u8]) -> Result<(), DecodeError> {
+            let additional = bytes.len();
+            let read = self.0.read(bytes.len());
+            bytes.copy_from_slice(read.ok_or(DecodeError::UnexpectedEnd { additional })?);
+            Ok(())
+        }
+    }
+
+    /// The decoder of owned values, as only that one takes a reader: what is borrowed comes from the
+    /// cursor itself.
+    pub(super) fn decode_parts<'a, S>(seed: S, cursor: &Cursor<'a>) -> Result<S::Value, String>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        let mut decoder = OwnedSerdeDecoder::from_reader(CursorReader(cursor), CONFIG);
+        seed.deserialize(decoder.as_deserializer()).map_err(decode_reason)
     }
 
     #[inline]
@@ -231,11 +359,15 @@ mod with_bincode {
 
 #[cfg(feature = "postcard")]
 mod with_postcard {
+    use std::rc::Rc;
+
     use postcard::{Deserializer, Error, de_flavors, ser_flavors};
     use serde::Serialize;
     use serde::de::DeserializeSeed;
 
-    struct VecFlavor<'a>(&'a mut Vec<u8>);
+    use super::{Collector, Cursor};
+
+    struct VecFlavor<'a>(&'a mut Vec<u8>, &'a Collector<'a>);
 
     impl ser_flavors::Flavor for VecFlavor<'_> {
         type Output = ();
@@ -243,12 +375,14 @@ mod with_postcard {
         #[inline]
         fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
             self.0.extend_from_slice(bytes);
+            self.1.on_written(self.0.len());
             Ok(())
         }
 
         #[inline]
         fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
             self.0.push(byte);
+            self.1.on_written(self.0.len());
             Ok(())
         }
 
@@ -286,8 +420,43 @@ mod with_postcard {
     }
 
     #[inline]
-    pub(super) fn encode<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), String> {
-        postcard::serialize_with_flavor(value, VecFlavor(out)).map_err(|error| reason(&error))
+    pub(super) fn encode<T: Serialize>(
+        value: &T,
+        out: &mut Vec<u8>,
+        parts: &Collector<'_>,
+    ) -> Result<(), String> {
+        postcard::serialize_with_flavor(value, VecFlavor(out, parts))
+            .map_err(|error| reason(&error))
+    }
+
+    struct CursorFlavor<'de>(Rc<Cursor<'de>>);
+
+    impl<'de> de_flavors::Flavor<'de> for CursorFlavor<'de> {
+        type Remainder = ();
+        type Source = ();
+
+        #[inline]
+        fn pop(&mut self) -> postcard::Result<u8> {
+            let byte = self.0.read(1).and_then(<[u8]>::first);
+            byte.copied().ok_or(Error::DeserializeUnexpectedEnd)
+        }
+
+        #[inline]
+        fn try_take_n(&mut self, count: usize) -> postcard::Result<&'de [u8]> {
+            self.0.read(count).ok_or(Error::DeserializeUnexpectedEnd)
+        }
+
+        fn finalize(self) -> postcard::Result<()> {
+            Ok(())
+        }
+    }
+
+    pub(super) fn decode_parts<'a, S>(seed: S, cursor: Rc<Cursor<'a>>) -> Result<S::Value, String>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        let mut deserializer = Deserializer::from_flavor(CursorFlavor(cursor));
+        seed.deserialize(&mut deserializer).map_err(|error| reason(&error))
     }
 
     #[inline]
@@ -315,5 +484,7 @@ mod with_postcard {
     }
 }
 
+#[cfg(test)]
+mod parts_tests;
 #[cfg(test)]
 mod tests;

@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 
 use rpc_transport::provider::PeerIdentity;
 
+use crate::bulk::BulkPool;
 use crate::metadata::Metadata;
+use crate::peer::Surroundings;
 use crate::service::MethodDescriptor;
 
 thread_local! {
@@ -31,8 +33,17 @@ thread_local! {
 pub struct Context {
     deadline: Option<Instant>,
     metadata: Metadata,
-    peer: Option<Arc<PeerIdentity>>,
+    caller: Caller,
     method: Option<&'static MethodDescriptor>,
+}
+
+/// What is known of the caller.
+#[derive(Clone, Default)]
+enum Caller {
+    #[default]
+    Unknown,
+    Named(Arc<PeerIdentity>),
+    Connected(Arc<Surroundings>),
 }
 
 impl Context {
@@ -91,7 +102,13 @@ impl Context {
     /// Sets the peer.
     #[must_use]
     pub fn with_peer(mut self, peer: Arc<PeerIdentity>) -> Self {
-        self.peer = Some(peer);
+        self.caller = Caller::Named(peer);
+        self
+    }
+
+    /// Sets the connection that the call came over.
+    pub(crate) fn with_surroundings(mut self, surroundings: Arc<Surroundings>) -> Self {
+        self.caller = Caller::Connected(surroundings);
         self
     }
 
@@ -123,7 +140,48 @@ impl Context {
     /// Who calls, as far as the transport knows.
     #[must_use]
     pub fn peer(&self) -> Option<&Arc<PeerIdentity>> {
-        self.peer.as_ref()
+        match &self.caller {
+            Caller::Unknown => None,
+            Caller::Named(peer) => Some(peer),
+            Caller::Connected(surroundings) => Some(&surroundings.identity),
+        }
+    }
+
+    /// Registered buffers of the connection that the call came over: a [`Bulk`](crate::Bulk) in the
+    /// reply that was filled in one of them goes out without a copy. `None` outside a handler.
+    ///
+    /// ```
+    /// use rpc_core::{Bulk, Context};
+    ///
+    /// # struct Store;
+    /// # impl Store {
+    /// async fn zeros(&self, len: u32) -> Bulk {
+    ///     let context = Context::current();
+    ///     match context.bulk_pool().map(|pool| pool.take(len as usize)) {
+    ///         Some(Ok(mut buffer)) => {
+    ///             buffer.fill(0);
+    ///             buffer.freeze()
+    ///         }
+    ///         _ => Bulk::from(vec![0; len as usize]),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn bulk_pool(&self) -> Option<&BulkPool> {
+        match &self.caller {
+            Caller::Connected(surroundings) => Some(&surroundings.bulk),
+            Caller::Unknown | Caller::Named(_) => None,
+        }
+    }
+
+    /// From how many bytes on a byte string of the reply travels beside its body.
+    #[inline]
+    pub(crate) fn min_part_bytes(&self) -> usize {
+        match &self.caller {
+            Caller::Connected(surroundings) => surroundings.min_part_bytes,
+            Caller::Unknown | Caller::Named(_) => usize::MAX,
+        }
     }
 
     /// The method being served: `Kv.get`. Empty outside a handler.
@@ -149,7 +207,7 @@ impl fmt::Debug for Context {
         f.debug_struct("Context")
             .field("method", &self.method_name())
             .field("remaining", &self.remaining())
-            .field("peer", &self.peer)
+            .field("peer", &self.peer())
             .field("metadata", &self.metadata)
             .finish()
     }

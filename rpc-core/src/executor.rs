@@ -21,7 +21,6 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use rpc_transport::protocol::Executor;
-use rpc_transport::provider::PeerIdentity;
 use rpc_transport::shard::{ConnectionKey, State};
 use tokio::sync::Notify;
 
@@ -30,7 +29,7 @@ use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::{Handler, log_panic};
 use crate::metadata::Metadata;
-use crate::peer::{Effect, Peer, RpcShard};
+use crate::peer::{Effect, Peer, RpcShard, Surroundings};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
 use crate::session::{Answer, Incoming, IncomingId};
 use crate::status::Status;
@@ -161,56 +160,61 @@ impl Handlers {
         Self { shard, router, done: Vec::new(), spent: Vec::new(), settled }
     }
 
-    fn on_request(&mut self, key: ConnectionKey, incoming: Incoming, peer: Arc<PeerIdentity>) {
+    fn on_request(
+        &mut self,
+        key: ConnectionKey,
+        incoming: Incoming,
+        surroundings: Arc<Surroundings>,
+    ) {
         let id = incoming.id;
         let accepted = incoming.signature.is_some();
-        let router = Arc::clone(&self.router);
+        let Self { shard, router, done, .. } = self;
         let prepared = router.find(&incoming).and_then(|(route, codec)| {
-            let context = context(route.method, &incoming, peer)?;
+            let context = context(route.method, &incoming, surroundings)?;
             Ok((route, Request::new(incoming.into_body(), codec, context)))
         });
         match prepared {
             Err(status) => {
                 let reply = Reply::Status(status);
-                self.done.push(Done::Reply { key, id, reply, accepted: false });
+                done.push(Done::Reply { key, id, reply, accepted: false });
             }
             Ok((route, request)) => {
                 let dispatch = || route.service.dispatch(route.position, request);
                 match catch_unwind(AssertUnwindSafe(dispatch)) {
-                    Ok(handler) => self.run(key, id, accepted, route, handler),
+                    Ok(handler) => done.push(run(shard, key, id, accepted, route, handler)),
                     Err(panic) => {
                         log_panic(panic);
                         let reply = Reply::Status(Status::internal("the dispatcher panicked"));
-                        self.done.push(Done::Reply { key, id, reply, accepted: false });
+                        done.push(Done::Reply { key, id, reply, accepted: false });
                     }
                 }
             }
         }
     }
+}
 
-    fn run(
-        &mut self,
-        key: ConnectionKey,
-        id: IncomingId,
-        accepted: bool,
-        route: &Route,
-        mut handler: Handler,
-    ) {
-        let works_long = route.spawn.load(Ordering::Relaxed);
-        if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
-            self.done.push(Done::Reply { key, id, reply, accepted });
-            return;
-        }
-        let shard = Arc::clone(&self.shard);
-        // Made here, not in the task: an abort before the task's first poll must be told too.
-        let ended = HandlerEnded { shard, key, id, replied: false };
-        let task = tokio::spawn(Spawned { handler, ended });
-        if works_long {
-            wake_another_worker();
-        }
-        let handle = task.abort_handle();
-        self.done.push(Done::Attach { key, id, handle, accepted });
+/// Polls a handler where it stands, and spawns it when it has not finished by that.
+fn run(
+    shard: &Arc<RpcShard>,
+    key: ConnectionKey,
+    id: IncomingId,
+    accepted: bool,
+    route: &Route,
+    mut handler: Handler,
+) -> Done {
+    let works_long = route.spawn.load(Ordering::Relaxed);
+    if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
+        return Done::Reply { key, id, reply, accepted };
     }
+    let shard = Arc::clone(shard);
+    // Made here, not in the task: an abort before the task's first poll must be told too.
+    let ended = HandlerEnded { shard, key, id, replied: false };
+    let task = tokio::spawn(Spawned { handler, ended });
+    if works_long {
+        wake_another_worker();
+    }
+    let handle = task.abort_handle();
+    Done::Attach { key, id, handle, accepted }
 }
 
 /// A runtime keeps a fresh task for the worker that spawned it and tells nobody else. If that task
@@ -287,10 +291,12 @@ fn poll_inline(route: &Route, handler: &mut Handler) -> Poll<Reply> {
 fn context(
     method: &'static MethodDescriptor,
     incoming: &Incoming,
-    peer: Arc<PeerIdentity>,
+    surroundings: Arc<Surroundings>,
 ) -> Result<Context, Status> {
-    let context =
-        Context::new().with_deadline(incoming.deadline).with_peer(peer).with_method(method);
+    let context = Context::new()
+        .with_deadline(incoming.deadline)
+        .with_surroundings(surroundings)
+        .with_method(method);
     if incoming.metadata().is_empty() {
         return Ok(context);
     }
@@ -323,7 +329,7 @@ impl Peer {
 
     fn within_limits(&self, reply: Reply) -> Reply {
         let (Reply::Ok(body) | Reply::UserError(body)) = &reply else { return reply };
-        match self.reply_too_large(body.len()) {
+        match self.reply_too_large(body.total_len()) {
             None => reply,
             Some(why) => Reply::Status(Status::resource_exhausted(format!("the reply {why}"))),
         }
@@ -337,7 +343,7 @@ impl Executor<Peer> for Handlers {
                 waker.wake();
                 return true;
             }
-            Effect::Request(incoming, peer) => self.on_request(key, incoming, peer),
+            Effect::Request(incoming, surroundings) => self.on_request(key, incoming, surroundings),
             Effect::Abort(handle) => handle.abort(),
             Effect::Settled => self.settled.notify_waiters(),
         }

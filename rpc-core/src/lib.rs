@@ -35,6 +35,7 @@ extern crate self as rpc_core;
 pub mod __private;
 mod blob;
 pub mod blocking;
+pub mod bulk;
 pub mod call;
 pub mod client;
 pub mod codec;
@@ -57,6 +58,7 @@ pub use rpc_transport::error::{CloseCause, ConnectError, ListenError};
 pub use rpc_transport::provider::PeerIdentity;
 pub use rpc_transport::spin::PollMode;
 
+pub use crate::bulk::{Bulk, BulkMut, BulkPool};
 pub use crate::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;

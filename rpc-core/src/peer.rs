@@ -16,16 +16,28 @@ use rpc_transport::shard::Shard;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
+use crate::bulk::BulkPool;
 use crate::session::{Event, Incoming, Revoked, Role, Session, SessionLimits};
 use crate::wire;
 
 /// A shard whose connections carry sessions.
 pub(crate) type RpcShard = Shard<Peer>;
 
-/// One end of a connection: its session and who is at the other end.
+/// What calls of a connection may use of it.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    /// Who is at the other end.
+    pub(crate) identity: Arc<PeerIdentity>,
+    /// Registered buffers.
+    pub(crate) bulk: BulkPool,
+    /// Byte strings of at least so many bytes travel beside the body.
+    pub(crate) min_part_bytes: usize,
+}
+
+/// One end of a connection: its session and what its handlers may use.
 pub(crate) struct Peer {
     pub(crate) session: Session<Waker, AbortHandle>,
-    identity: Arc<PeerIdentity>,
+    surroundings: Arc<Surroundings>,
     /// Largest message that the other end takes, bytes.
     max_message_bytes: u64,
     /// The connection has ended and nobody has been told.
@@ -44,7 +56,7 @@ pub(crate) enum Effect {
     /// A caller's outcome is there.
     Wake(Waker),
     /// A call has arrived.
-    Request(Incoming, Arc<PeerIdentity>),
+    Request(Incoming, Arc<Surroundings>),
     /// A running handler's caller is gone.
     Abort(AbortHandle),
     /// The connection has ended, or has nothing in flight any more after a go-away.
@@ -52,10 +64,16 @@ pub(crate) enum Effect {
 }
 
 impl Peer {
-    pub(crate) fn new(role: Role, limits: SessionLimits) -> Self {
+    pub(crate) fn new(
+        role: Role,
+        limits: SessionLimits,
+        bulk: BulkPool,
+        min_part_bytes: usize,
+    ) -> Self {
+        let identity = Arc::new(PeerIdentity::SameProcess);
         Self {
             session: Session::new(role, limits),
-            identity: Arc::new(PeerIdentity::SameProcess),
+            surroundings: Arc::new(Surroundings { identity, bulk, min_part_bytes }),
             max_message_bytes: u64::MAX,
             ended: false,
             place: None,
@@ -70,12 +88,12 @@ impl Peer {
 
     /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
     /// if it cannot.
-    pub(crate) fn request_too_large(&self, metadata: usize, body: usize) -> Option<String> {
+    pub(crate) fn request_too_large(&self, metadata: usize, body: u64) -> Option<String> {
         self.too_large(body, REQUEST_HEADER_BYTES + metadata as u64)
     }
 
     /// Says why a reply of `body` bytes cannot be sent to this peer, if it cannot.
-    pub(crate) fn reply_too_large(&self, body: usize) -> Option<String> {
+    pub(crate) fn reply_too_large(&self, body: u64) -> Option<String> {
         self.too_large(body, RESPONSE_HEADER_BYTES)
     }
 
@@ -85,8 +103,8 @@ impl Peer {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    fn too_large(&self, body: usize, header: u64) -> Option<String> {
-        (body as u64 + header > self.max_message_bytes).then(|| {
+    fn too_large(&self, body: u64, header: u64) -> Option<String> {
+        (body.saturating_add(header) > self.max_message_bytes).then(|| {
             format!(
                 "of {body} bytes is larger than the {} bytes that the other side takes (its \
                  `max_message_bytes`)",
@@ -100,7 +118,10 @@ impl Protocol for Peer {
     type Effect = Effect;
 
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
-        self.identity = Arc::new(peer.clone());
+        let (bulk, min_part_bytes) =
+            (self.surroundings.bulk.clone(), self.surroundings.min_part_bytes);
+        let identity = Arc::new(peer.clone());
+        self.surroundings = Arc::new(Surroundings { identity, bulk, min_part_bytes });
         self.max_message_bytes = max_message_bytes;
     }
 
@@ -115,6 +136,11 @@ impl Protocol for Peer {
         // Sizes are checked before (`request_too_large`, `reply_room`), so what remains is a link
         // that is closing, which ends every call anyhow.
         tracing::debug!(tag, %error, "the link did not take a message");
+    }
+
+    #[inline]
+    fn may_transmit(&self) -> bool {
+        self.session.may_transmit()
     }
 
     #[inline]
@@ -135,7 +161,7 @@ impl Protocol for Peer {
         };
         Some(match event {
             Event::Wake(waker) => Effect::Wake(waker),
-            Event::Request(incoming) => Effect::Request(incoming, Arc::clone(&self.identity)),
+            Event::Request(incoming) => Effect::Request(incoming, Arc::clone(&self.surroundings)),
             Event::CancelHandler(handle) => Effect::Abort(handle),
             Event::PeerGoingAway | Event::Drained => Effect::Settled,
         })

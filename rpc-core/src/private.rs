@@ -22,6 +22,7 @@ pub use std::sync::Arc;
 pub use std::vec::Vec;
 
 use rpc_transport::message::Message;
+use rpc_transport::payload::Payload;
 use serde::Serialize;
 use serde::de::DeserializeSeed;
 
@@ -41,7 +42,8 @@ pub use crate::shape::{
 pub use crate::status::{CallError, Status};
 pub use rpc_transport::error::ConnectError;
 
-use crate::codec::Codec;
+use crate::bulk::{Bulk, BulkMut};
+use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
 use crate::context::Context;
 
 /// A type that is a [`Result`], behind an alias.
@@ -103,13 +105,17 @@ impl PutError<Status> for StatusShape {
 pub struct Incoming {
     message: Message,
     codec: Codec,
+    /// What arguments borrow that cannot be borrowed from the message.
+    scratch: Scratch,
+    min_part_bytes: usize,
 }
 
 /// Parts a request between the handler and its future.
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
     let Request { message, codec, context } = request;
-    (context, Incoming { message, codec })
+    let min_part_bytes = context.min_part_bytes();
+    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes })
 }
 
 /// The handler for a position that no method has.
@@ -124,14 +130,18 @@ impl Incoming {
     /// # Errors
     /// The reply that says what is wrong with them.
     #[inline]
-    pub fn arguments<'de, S: DeserializeSeed<'de>>(
+    pub fn arguments<'de, S: DeserializeSeed<'de> + Clone>(
         &'de self,
         method: &'static MethodDescriptor,
         seeds: S,
     ) -> Result<S::Value, Reply> {
-        self.codec
-            .decode_seed(seeds, &self.message)
-            .map_err(|error| undecodable_arguments(method, error))
+        let decoded = match self.message.tail() {
+            None => self.codec.decode_seed(seeds, &self.message),
+            Some(tail) => {
+                self.codec.decode_parts(seeds, &self.message, Tail::Kept(tail), &self.scratch)
+            }
+        };
+        decoded.map_err(|error| undecodable_arguments(method, error))
     }
 
     /// Encodes what a method without an error type returned.
@@ -158,9 +168,10 @@ impl Incoming {
         kind: ReplyKind,
         value: &T,
     ) -> Reply {
-        let mut body = rpc_transport::outbound::OutBuf::new();
-        match self.codec.encode(value, &mut body) {
-            Ok(()) => match kind {
+        let min_part_bytes = self.min_part_bytes;
+        let placement = Placement { min_part_bytes, pool: Pool::OfContext };
+        match self.codec.encode_body(value, placement) {
+            Ok(body) => match kind {
                 ReplyKind::Ok => Reply::Ok(body),
                 ReplyKind::UserError => Reply::UserError(body),
             },
@@ -169,11 +180,14 @@ impl Incoming {
     }
 }
 
+/// What to do about bytes that are no value of the type: names of types are compared, not contents.
+const TYPES_DIFFER: &str = "the types of the two ends differ: bring both up to date";
+
 #[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
     Reply::Status(Status::invalid_argument(format!(
-        "cannot decode the arguments of {}: {what}",
+        "cannot decode the arguments of {}: {what}; {TYPES_DIFFER}",
         method.name
     )))
 }
@@ -211,11 +225,10 @@ pub fn decode_plain<T, H>(parts: ReplyParts) -> Result<T, Status>
 where
     H: for<'de> TakeShape<'de, T> + Default,
 {
-    match parts.outcome? {
-        (ReplyKind::Ok, message) => {
-            take(parts.codec, parts.method, seed::<T, H>(H::default()), &message)
-        }
-        (ReplyKind::UserError, _) => Err(unexpected_user_error(parts.method)),
+    let ReplyParts { codec, method, outcome, into } = parts;
+    match outcome? {
+        (ReplyKind::Ok, message) => take::<T, H>(codec, method, H::default(), message, into),
+        (ReplyKind::UserError, _) => Err(unexpected_user_error(method)),
     }
 }
 
@@ -228,32 +241,56 @@ where
     H: for<'de> TakeShape<'de, T> + Default,
     F: for<'de> TakeShape<'de, E> + Default,
 {
-    let ReplyParts { codec, method, outcome } = parts;
+    let ReplyParts { codec, method, outcome, into } = parts;
     match outcome {
         Ok((ReplyKind::UserError, message)) => {
-            let error: E = take(codec, method, seed::<E, F>(F::default()), &message)?;
+            let error = take::<E, F>(codec, method, F::default(), message, into)?;
             Err(CallError::User(error))
         }
         outcome => {
-            let parts = ReplyParts { codec, method, outcome };
+            let parts = ReplyParts { codec, method, outcome, into };
             decode_plain::<T, H>(parts).map_err(CallError::Status)
         }
     }
 }
 
 #[inline]
-fn take<'de, S: DeserializeSeed<'de>>(
+fn take<T, H>(
     codec: Codec,
     method: &'static MethodDescriptor,
-    seed: S,
-    message: &'de Message,
-) -> Result<S::Value, Status> {
-    codec.decode_seed(seed, message).map_err(|error| undecodable_reply(method, error))
+    shape: H,
+    mut message: Message,
+    into: Option<Box<BulkMut>>,
+) -> Result<T, Status>
+where
+    H: for<'de> TakeShape<'de, T>,
+{
+    let decoded = match message.take_tail() {
+        None => codec.decode_seed(seed::<T, H>(shape), &message),
+        Some(tail) => {
+            let (tail, scratch) = (Tail::Given(landed(tail, into)), Scratch::new());
+            codec.decode_parts(seed::<T, H>(shape), &message, tail, &scratch)
+        }
+    };
+    decoded.map_err(|error| undecodable_reply(method, error))
+}
+
+/// What arrived, in the buffer that it was to arrive in, if it has room.
+#[cold]
+fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
+    match (into, usize::try_from(tail.len())) {
+        (Some(mut buffer), Ok(len)) if len <= buffer.capacity() => {
+            buffer.resize(len);
+            tail.copy_to(0, &mut buffer);
+            buffer.freeze()
+        }
+        _ => Bulk::from(tail),
+    }
 }
 
 #[cold]
 fn undecodable_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    let text = format!("cannot decode the reply of {}: {error}", method.name);
+    let text = format!("cannot decode the reply of {}: {error}; {TYPES_DIFFER}", method.name);
     Status::internal(text)
         .with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
 }

@@ -1,7 +1,7 @@
 //! Servers: services bound to addresses.
 //!
 //! Owns the configuration, the listeners, and the order of a shutdown; what becomes of a connection
-//! request is the [`acceptor`]'s.
+//! request is the acceptor's (`acceptor.rs`).
 //!
 //! Invariants:
 //! 1. Shutdown ends: calls in flight get a grace period, then their connections are closed.
@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 
 use self::acceptor::Acceptor;
+use crate::client::DEFAULT_MIN_PART_BYTES;
 use crate::executor::Router;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
@@ -45,6 +46,7 @@ struct Config {
     shards: usize,
     max_connections: usize,
     grace: Duration,
+    min_part_bytes: usize,
 }
 
 impl Default for ServerBuilder {
@@ -56,6 +58,7 @@ impl Default for ServerBuilder {
             shards: 1,
             max_connections: 16_384,
             grace: Duration::from_secs(10),
+            min_part_bytes: DEFAULT_MIN_PART_BYTES,
         };
         Self { services: Vec::new(), config }
     }
@@ -83,7 +86,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Connections at once. Default 16,384; more are refused.
+    /// Connections at once, those that are being set up included. Default 16,384; more are refused.
     #[must_use]
     pub fn max_connections(mut self, count: usize) -> Self {
         self.config.max_connections = count;
@@ -109,6 +112,14 @@ impl ServerBuilder {
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.config.grace = grace;
+        self
+    }
+
+    /// From how many bytes on a byte string in a result travels beside the reply's body: see
+    /// [`ChannelBuilder::min_part_bytes`](crate::ChannelBuilder::min_part_bytes). Default 8,192.
+    #[must_use]
+    pub fn min_part_bytes(mut self, bytes: usize) -> Self {
+        self.config.min_part_bytes = bytes;
         self
     }
 

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
 
+use crate::bulk::BulkMut;
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::Handler;
@@ -244,6 +245,8 @@ pub struct ReplyParts {
     pub method: &'static MethodDescriptor,
     /// The reply, or why there is none.
     pub outcome: Result<(ReplyKind, Message), Status>,
+    /// Where the reply's payload shall lie.
+    pub(crate) into: Option<Box<BulkMut>>,
 }
 
 impl fmt::Debug for ReplyParts {

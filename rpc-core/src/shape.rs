@@ -126,6 +126,15 @@ impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
 /// A shape to decode a `T` in.
 pub(crate) struct Take<T, H>(H, PhantomData<fn() -> T>);
 
+impl<T, H: Copy> Clone for Take<T, H> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, H: Copy> Copy for Take<T, H> {}
+
 impl<T, H> Take<T, H> {
     /// Decodes a `T` in shape `shape`.
     #[inline]
@@ -164,7 +173,7 @@ pub fn put<'a, T: ?Sized, H: PutShape<T>>(
 #[inline]
 pub fn seed<'de, T, H: TakeShape<'de, T>>(
     shape: H,
-) -> impl DeserializeSeed<'de, Value = T> + use<'de, T, H> {
+) -> impl DeserializeSeed<'de, Value = T> + Clone + use<'de, T, H> {
     Take::new(shape)
 }
 
@@ -265,7 +274,7 @@ pub trait ProbePlain {
 impl<T: ?Sized> ProbePlain for Probe<T> {}
 
 /// The seed of a tuple: a tuple of seeds.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Seeds<S>(pub S);
 
 /// Tuples of shapes are the shapes of tuples.

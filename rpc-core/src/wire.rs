@@ -13,10 +13,14 @@
 //! 5. Every frame but a hello has one encoding: what [`parse`] takes, encoding gives back.
 
 mod error;
+mod parts;
+mod plain;
 
 use rpc_transport::outbound::OutBuf;
 
 pub use self::error::WireError;
+pub use self::parts::{MAX_PARTS, Part, Parts, prepend_parts};
+pub use self::plain::{plain_request, plain_response};
 
 /// Size of the header that every frame starts with, bytes.
 pub const HEADER_BYTES: usize = 16;
@@ -48,7 +52,8 @@ mod request_flag {
     pub(super) const SIGNATURE: u8 = 0x02;
     pub(super) const METADATA: u8 = 0x04;
     pub(super) const NO_CANCEL: u8 = 0x08;
-    pub(super) const ALL: u8 = DEADLINE | SIGNATURE | METADATA | NO_CANCEL;
+    pub(super) const PARTS: u8 = 0x10;
+    pub(super) const ALL: u8 = DEADLINE | SIGNATURE | METADATA | NO_CANCEL | PARTS;
 }
 
 mod response_flag {
@@ -56,8 +61,13 @@ mod response_flag {
     pub(super) const RETRYABLE: u8 = 0x02;
     pub(super) const DETAILS: u8 = 0x04;
     pub(super) const ACCEPTED: u8 = 0x08;
-    pub(super) const ALL: u8 = USER_ERROR | RETRYABLE | DETAILS | ACCEPTED;
+    pub(super) const PARTS: u8 = 0x10;
+    pub(super) const ALL: u8 = USER_ERROR | RETRYABLE | DETAILS | ACCEPTED | PARTS;
 }
+
+/// Both kinds that may have a tail have it behind the same flag.
+const PARTS: u8 = request_flag::PARTS;
+const _: () = assert!(PARTS == response_flag::PARTS);
 
 mod go_away_flag {
     pub(super) const DRAINED: u8 = 0x01;
@@ -148,6 +158,8 @@ pub struct RequestHead {
     pub remaining_micros: Option<u64>,
     /// Signature hash of the method, until the callee has accepted it.
     pub signature: Option<u64>,
+    /// The body starts with a PARTS block: some of it is in the message's tail.
+    pub has_parts: bool,
 }
 
 /// What a response carries in its body.
@@ -177,6 +189,8 @@ pub struct ResponseHead {
     pub kind: ReplyKind,
     /// The callee has accepted the method's signature: later calls may leave it out.
     pub signature_accepted: bool,
+    /// The body starts with a PARTS block: some of it is in the message's tail.
+    pub has_parts: bool,
 }
 
 /// A parsed frame.
@@ -206,12 +220,21 @@ pub enum Frame {
     Stream(Kind),
 }
 
-/// Reads a frame's head. Returns it with the number of bytes that it takes: what follows is
-/// metadata and body of a request, body of a response.
+/// Reads the head of a frame that has no tail: see [`parse_with_tail`].
 ///
 /// # Errors
 /// The first rule that the frame breaks.
 pub fn parse(bytes: &[u8]) -> Result<(Frame, usize), WireError> {
+    parse_with_tail(bytes, 0)
+}
+
+/// Reads the head of a frame with a tail of `tail_bytes`. Returns it with the number of bytes that
+/// it takes: what follows is metadata, PARTS block and body of a request, PARTS block and body of a
+/// response.
+///
+/// # Errors
+/// The first rule that the frame breaks.
+pub fn parse_with_tail(bytes: &[u8], tail_bytes: u64) -> Result<(Frame, usize), WireError> {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(WireError::HeaderTruncated(bytes.len()));
     };
@@ -219,9 +242,13 @@ pub fn parse(bytes: &[u8]) -> Result<(Frame, usize), WireError> {
         return Err(WireError::UnknownKind(header[0]));
     };
     let header = Header::new(kind, header);
+    let may_have_tail = matches!(kind, Kind::Request | Kind::Response);
+    if tail_bytes != 0 && !(may_have_tail && header.flags & PARTS != 0) {
+        return Err(WireError::UnexpectedTail(kind));
+    }
     match kind {
-        Kind::Request => parse_request(&header, rest),
-        Kind::Response => parse_response(&header, rest),
+        Kind::Request => parse_request(&header, rest, tail_bytes),
+        Kind::Response => parse_response(&header, rest, tail_bytes),
         Kind::Cancel => parse_bare(&header, rest).map(|id| (Frame::Cancel(id), HEADER_BYTES)),
         Kind::Cancelled => parse_bare(&header, rest).map(|id| (Frame::Cancelled(id), HEADER_BYTES)),
         Kind::Hello => parse_hello(&header, rest),
@@ -291,7 +318,11 @@ impl Header {
 }
 
 #[inline]
-fn parse_request(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), WireError> {
+fn parse_request(
+    header: &Header,
+    mut rest: &[u8],
+    tail_bytes: u64,
+) -> Result<(Frame, usize), WireError> {
     header.check_flags(request_flag::ALL)?;
     header.check_unused(true)?;
     let mut head = RequestHead {
@@ -301,6 +332,7 @@ fn parse_request(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), Wir
         no_cancel: header.flags & request_flag::NO_CANCEL != 0,
         remaining_micros: None,
         signature: None,
+        has_parts: header.flags & PARTS != 0,
     };
     let mut taken = HEADER_BYTES;
     let mut metadata_bytes = 0;
@@ -322,11 +354,18 @@ fn parse_request(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), Wir
             return Err(WireError::EmptyBlock(Kind::Request));
         }
     }
+    if head.has_parts {
+        parts::check(Kind::Request, &rest[metadata_bytes..], tail_bytes)?;
+    }
     Ok((Frame::Request { head, metadata_bytes }, taken))
 }
 
 #[inline]
-fn parse_response(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), WireError> {
+fn parse_response(
+    header: &Header,
+    mut rest: &[u8],
+    tail_bytes: u64,
+) -> Result<(Frame, usize), WireError> {
     header.check_flags(response_flag::ALL)?;
     header.check_unused(header.method == 0)?;
     let id = header.call()?;
@@ -334,7 +373,7 @@ fn parse_response(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), Wi
     let signature_accepted = flags & response_flag::ACCEPTED != 0;
     let conflict = match code {
         0 => flags & (response_flag::RETRYABLE | response_flag::DETAILS),
-        1..=code::MAX => flags & response_flag::USER_ERROR,
+        1..=code::MAX => flags & (response_flag::USER_ERROR | PARTS),
         _ => return Err(WireError::UnknownStatus(code)),
     };
     if conflict != 0 {
@@ -346,7 +385,11 @@ fn parse_response(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), Wi
         0 => ReplyKind::Ok,
         _ => parse_status(flags, code, &mut rest, &mut taken)?,
     };
-    Ok((Frame::Response(ResponseHead { id, kind, signature_accepted }), taken))
+    let has_parts = flags & PARTS != 0;
+    if has_parts {
+        parts::check(Kind::Response, rest, tail_bytes)?;
+    }
+    Ok((Frame::Response(ResponseHead { id, kind, signature_accepted, has_parts }), taken))
 }
 
 #[cold]
@@ -439,7 +482,7 @@ fn header(
     [kind, flags, codec_or_status, 0, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3]
 }
 
-/// Puts the METADATA block in front of a request's body. Comes before [`prepend_request`], which
+/// Puts the METADATA block in front of a request's PARTS block and body. Comes before [`prepend_request`], which
 /// must then be told so. The caller has checked [`MAX_METADATA_BYTES`]; what is beyond is cut.
 pub fn prepend_metadata(body: &mut OutBuf, metadata: &[u8]) {
     let len = u16::try_from(metadata.len()).unwrap_or(u16::MAX);
@@ -457,6 +500,9 @@ pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool
     if head.no_cancel {
         flags |= request_flag::NO_CANCEL;
     }
+    if head.has_parts {
+        flags |= PARTS;
+    }
     if let Some(signature) = head.signature {
         flags |= request_flag::SIGNATURE;
         body.prepend(&signature.to_le_bytes());
@@ -473,6 +519,9 @@ pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool
 #[inline]
 pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
     let mut flags = if head.signature_accepted { response_flag::ACCEPTED } else { 0 };
+    if head.has_parts {
+        flags |= PARTS;
+    }
     let mut status = 0;
     match head.kind {
         ReplyKind::Ok => {}

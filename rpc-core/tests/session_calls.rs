@@ -541,6 +541,7 @@ fn request_frame(id: WireId, no_cancel: bool) -> Vec<u8> {
         no_cancel,
         remaining_micros: None,
         signature: Some(0x51),
+        has_parts: false,
     };
     let mut frame = OutBuf::new();
     wire::prepend_request(&mut frame, &head, false);
@@ -549,7 +550,8 @@ fn request_frame(id: WireId, no_cancel: bool) -> Vec<u8> {
 
 fn response_frame(id: WireId) -> Vec<u8> {
     let mut frame = OutBuf::new();
-    let head = ResponseHead { id, kind: ReplyKind::Ok, signature_accepted: false };
+    let head =
+        ResponseHead { id, kind: ReplyKind::Ok, signature_accepted: false, has_parts: false };
     wire::prepend_response(&mut frame, &head);
     frame.to_vec()
 }

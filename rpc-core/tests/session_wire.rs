@@ -2,7 +2,7 @@
 
 use rpc_core::session::{Revoked, Role, Session, SessionError, SessionLimits};
 use rpc_core::wire::{
-    self, Frame, Hello, Kind, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
+    self, Frame, Hello, Kind, Part, Parts, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
 };
 use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
@@ -24,9 +24,13 @@ fn request(head: &RequestHead, metadata: &[u8], bytes: &[u8]) -> Vec<u8> {
     frame.to_vec()
 }
 
+fn response_head(kind: ReplyKind, signature_accepted: bool) -> ResponseHead {
+    ResponseHead { id: ID, kind, signature_accepted, has_parts: false }
+}
+
 fn response(kind: ReplyKind, signature_accepted: bool, bytes: &[u8]) -> Vec<u8> {
     let mut frame = body(bytes);
-    wire::prepend_response(&mut frame, &ResponseHead { id: ID, kind, signature_accepted });
+    wire::prepend_response(&mut frame, &response_head(kind, signature_accepted));
     frame.to_vec()
 }
 
@@ -37,6 +41,7 @@ const PLAIN: RequestHead = RequestHead {
     no_cancel: false,
     remaining_micros: None,
     signature: None,
+    has_parts: false,
 };
 
 /// Every kind of frame that is sent, with its bytes in hexadecimal and its head.
@@ -50,9 +55,7 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
     let hello = Hello { min_version: 1, max_version: 2, max_calls: 1024, features: 0x80 };
     let status = ReplyKind::Status { code: 14, retryable: true, details_bytes: 0 };
     let detailed = ReplyKind::Status { code: 5, retryable: false, details_bytes: 2 };
-    let head = |kind, signature_accepted| {
-        Frame::Response(ResponseHead { id: ID, kind, signature_accepted })
-    };
+    let head = |kind, signature_accepted| Frame::Response(response_head(kind, signature_accepted));
     vec![
         (
             wire::hello(&hello).to_vec(),
@@ -104,6 +107,42 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
     ]
 }
 
+/// Parts of 3 and 4 GiB, at the start and behind the second byte, of a body of four.
+const PARTS: [Part; 2] = [Part { at: 0, len: 3 }, Part { at: 2, len: 1 << 32 }];
+const TAIL_BYTES: u64 = (1 << 32) + 3;
+const PARTS_BLOCK: &str = "0200 00000000 0300000000000000 02000000 0000000001000000";
+
+/// The kinds of frame that have a tail, as above.
+fn golden_with_tail() -> Vec<(Vec<u8>, String, Frame)> {
+    let parted = || {
+        let mut frame = body(b"args");
+        wire::prepend_parts(&mut frame, PARTS.into_iter());
+        frame
+    };
+    let head = RequestHead { remaining_micros: Some(1), has_parts: true, ..PLAIN };
+    let mut request = parted();
+    wire::prepend_metadata(&mut request, b"md");
+    wire::prepend_request(&mut request, &head, true);
+    let reply = ResponseHead { has_parts: true, ..response_head(ReplyKind::Ok, true) };
+    let mut response = parted();
+    wire::prepend_response(&mut response, &reply);
+    vec![
+        (
+            request.to_vec(),
+            format!(
+                "02150900 a4a3a2a1 04030201 08070605 0100000000000000 0200 6d64 {PARTS_BLOCK} \
+                 61726773"
+            ),
+            Frame::Request { head, metadata_bytes: 2 },
+        ),
+        (
+            response.to_vec(),
+            format!("03180000 00000000 04030201 08070605 {PARTS_BLOCK} 61726773"),
+            Frame::Response(reply),
+        ),
+    ]
+}
+
 fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
     let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("ascii"), 16);
@@ -118,6 +157,85 @@ fn frames_are_as_they_are_written_down() {
         assert_eq!(parsed, frame);
         assert!(head_bytes <= bytes.len());
     }
+}
+
+#[test]
+fn frames_with_a_tail_are_as_they_are_written_down() {
+    for (bytes, expected, frame) in golden_with_tail() {
+        assert_eq!(bytes, hex(&expected), "{frame:?}");
+        let (parsed, head_bytes) = wire::parse_with_tail(&bytes, TAIL_BYTES).expect("well-formed");
+        assert_eq!(parsed, frame);
+        let metadata_bytes = match frame {
+            Frame::Request { metadata_bytes, .. } => metadata_bytes,
+            _ => 0,
+        };
+        let (parts, body) = Parts::split(&bytes[head_bytes + metadata_bytes..]);
+        assert_eq!((parts.count(), parts.get(1), parts.get(2)), (2, Some(PARTS[1]), None));
+        assert!(parts.iter().eq(PARTS));
+        assert_eq!(body, b"args");
+    }
+}
+
+#[test]
+fn a_tail_that_is_not_understood_is_refused() {
+    for (bytes, _, frame) in golden_with_tail() {
+        for at in 0..bytes.len() {
+            for value in 0..=u8::MAX {
+                let changed = changed(&bytes, at, value);
+                let Ok((frame, head)) = wire::parse_with_tail(&changed, TAIL_BYTES) else {
+                    continue;
+                };
+                let again = encode_again(&frame, &changed[head..]).expect("no hello has a tail");
+                assert_eq!(again, changed, "byte {at} = {value}");
+            }
+        }
+        for len in 0..bytes.len() - 2 {
+            wire::parse_with_tail(&bytes[..len], TAIL_BYTES).expect_err("a part is beyond the end");
+        }
+        let mismatch = |tail_bytes| WireError::TailMismatch { total: TAIL_BYTES, tail_bytes };
+        for tail in [0, 1, TAIL_BYTES - 1, TAIL_BYTES + 1, u64::MAX] {
+            assert_eq!(wire::parse_with_tail(&bytes, tail), Err(mismatch(tail)), "{frame:?}");
+        }
+    }
+    for (bytes, _, frame) in golden() {
+        let refused = wire::parse_with_tail(&bytes, 1).expect_err("it has no parts");
+        assert!(matches!(refused, WireError::UnexpectedTail(_)), "{frame:?}: {refused}");
+    }
+}
+
+#[test]
+fn each_broken_rule_of_parts_has_its_own_error() {
+    let judged = |block: &[u8], tail_bytes| {
+        let head = ResponseHead { has_parts: true, ..response_head(ReplyKind::Ok, false) };
+        let mut frame = body(block);
+        wire::prepend_response(&mut frame, &head);
+        wire::parse_with_tail(&frame, tail_bytes).map(drop)
+    };
+    let block = |parts: &[Part]| {
+        let mut block = body(b"args");
+        wire::prepend_parts(&mut block, parts.iter().copied());
+        block.to_vec()
+    };
+    let part = |at, len| Part { at, len };
+    assert_eq!(judged(&block(&[part(4, 1), part(4, 1)]), 2), Ok(()));
+    assert_eq!(judged(&[1], 1), Err(WireError::PartsTruncated));
+    assert_eq!(judged(&[2, 0, 0, 0], 1), Err(WireError::PartsTruncated));
+    assert_eq!(judged(&[0, 0], 0), Err(WireError::EmptyBlock(Kind::Response)));
+    assert_eq!(judged(&[1, 16], 1), Err(WireError::TooManyParts(4097)));
+    assert_eq!(judged(&block(&[part(0, 0)]), 0), Err(WireError::EmptyPart));
+    let order = block(&[part(1, 1), part(0, 1)]);
+    assert_eq!(judged(&order, 2), Err(WireError::PartsOutOfOrder));
+    let beyond = WireError::PartBeyondBody { at: 5, body_bytes: 4 };
+    assert_eq!(judged(&block(&[part(5, 1)]), 1), Err(beyond));
+    let huge = block(&[part(0, u64::MAX), part(0, u64::MAX)]);
+    let mismatch = WireError::TailMismatch { total: u64::MAX, tail_bytes: 5 };
+    assert_eq!(judged(&huge, 5), Err(mismatch));
+    let mut status = body(&block(&[part(0, 1)]));
+    let kind = ReplyKind::Status { code: 5, retryable: false, details_bytes: 0 };
+    let head = ResponseHead { has_parts: true, ..response_head(kind, false) };
+    wire::prepend_response(&mut status, &head);
+    let conflict = WireError::ResponseFlagsConflict { flags: 0x10, code: 5 };
+    assert_eq!(wire::parse_with_tail(&status, 1).map(drop), Err(conflict));
 }
 
 /// The head's bytes again, from what was understood.
@@ -151,6 +269,40 @@ fn a_frame_that_is_understood_says_nothing_that_was_not_understood() {
                 assert_eq!(again, changed, "byte {at} = {value}");
             }
         }
+    }
+}
+
+/// What the short ways take they take as the long one does, and of golden frames the plain ones.
+#[test]
+fn the_short_ways_read_what_the_long_one_reads() {
+    let mut taken = 0;
+    for (bytes, _, _) in golden() {
+        for at in 0..bytes.len() {
+            for value in 0..=u8::MAX {
+                let mut changed = bytes.clone();
+                changed[at] = value;
+                let request = wire::plain_request(&changed);
+                let response = wire::plain_response(&changed);
+                let short = match (request, response) {
+                    (Some(head), None) => Frame::Request { head, metadata_bytes: 0 },
+                    (None, Some(head)) => Frame::Response(head),
+                    (None, None) => continue,
+                    both => panic!("{both:?}"),
+                };
+                assert_eq!(wire::parse(&changed), Ok((short, wire::HEADER_BYTES)));
+                taken += 1;
+            }
+        }
+    }
+    assert!(taken > 1000, "{taken}");
+    let plain = request(&PLAIN, b"", b"body");
+    assert_eq!(wire::plain_request(&plain), Some(PLAIN));
+    assert_eq!(wire::plain_request(&changed(&plain, 1, 1)), None);
+    assert!(wire::plain_response(&response(ReplyKind::Ok, false, b"")).is_some());
+    assert_eq!(wire::plain_response(&response(ReplyKind::Ok, true, b"")), None);
+    for len in 0..wire::HEADER_BYTES {
+        assert_eq!(wire::plain_request(&plain[..len]), None);
+        assert_eq!(wire::plain_response(&plain[..len]), None);
     }
 }
 
@@ -200,8 +352,9 @@ fn each_broken_rule_has_its_own_error() {
     assert_eq!(error(&changed(&plain, 0, 0)), WireError::UnknownKind(0));
     assert_eq!(error(&changed(&plain, 0, 11)), WireError::UnknownKind(11));
     let flags = |kind, flags| WireError::UnknownFlags { kind, flags };
-    assert_eq!(error(&changed(&plain, 1, 0x10)), flags(Kind::Request, 0x10));
-    assert_eq!(error(&changed(&ok, 1, 0x50)), flags(Kind::Response, 0x50));
+    assert_eq!(error(&changed(&plain, 1, 0x20)), flags(Kind::Request, 0x20));
+    assert_eq!(error(&changed(&ok, 1, 0xc0)), flags(Kind::Response, 0xc0));
+    assert_eq!(error(&changed(&plain, 1, 0x10)), WireError::PartsTruncated);
     assert_eq!(error(&changed(&cancel, 1, 1)), flags(Kind::Cancel, 1));
     assert_eq!(error(&changed(&plain, 3, 1)), WireError::UnusedFieldSet(Kind::Request));
     assert_eq!(error(&changed(&ok, 4, 1)), WireError::UnusedFieldSet(Kind::Response));

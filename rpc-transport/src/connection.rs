@@ -10,6 +10,8 @@
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
 //! 4. The protocol hears of the end exactly once.
+//! 5. A pump writes one large segment at most, as a device may copy it at once: what is small, here
+//!    and on other connections, gets its turn between two.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    heard no more.
 
@@ -27,7 +29,7 @@ use crate::frame::{CloseCode, CloseReason};
 use crate::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
 use crate::memory::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
-use crate::protocol::{Protocol, Revoke};
+use crate::protocol::{Protocol, Revoke, Submission};
 use crate::provider::{
     Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, SendOp, SendWr,
     Source, Status,
@@ -142,6 +144,7 @@ pub(crate) struct Connection<P: Protocol> {
     closing: Option<CloseReason>,
     registered_deadline: Option<Instant>,
     pressing: Pressing,
+    unfinished: bool,
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
@@ -169,6 +172,7 @@ impl<P: Protocol> Connection<P> {
             closing: None,
             registered_deadline: None,
             pressing: Pressing::Nothing,
+            unfinished: false,
             generation: 0,
             dirty: false,
             warm: false,
@@ -295,6 +299,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Posts one RECV.
+    #[inline]
     pub(crate) fn post_recv(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -311,7 +316,7 @@ impl<P: Protocol> Connection<P> {
         &mut self,
         cq: &mut dyn CompletionQueue,
         now: Instant,
-        mut completion: Completion,
+        completion: &mut Completion,
     ) {
         let Some(pipe) = &mut self.pipe else { return };
         pipe.posted_recv -= 1;
@@ -389,14 +394,36 @@ impl<P: Protocol> Connection<P> {
 
     /// Sends all that may be sent now. Says when the QP was destroyed, and whether all its WRs had
     /// been flushed.
+    #[inline]
     pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
+        if self.has_nothing_to_pump() { None } else { self.pump_all(cq, now) }
+    }
+
+    /// What most pumps find: up, and nothing to send.
+    #[inline]
+    fn has_nothing_to_pump(&mut self) -> bool {
+        let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return false };
+        pipe.phase == Phase::Up
+            && self.closing.is_none()
+            && !self.protocol.may_transmit()
+            && link.has_nothing_to_transmit()
+            && link.wanted_arena().is_none()
+    }
+
+    fn pump_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
         }
         self.finish_drain(cq, now)
     }
 
+    /// Whether the last pump left something that could be sent: others had to get their turn.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.unfinished
+    }
+
     fn try_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        self.unfinished = false;
         let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else {
             return Ok(());
         };
@@ -407,15 +434,23 @@ impl<P: Protocol> Connection<P> {
             grow(link, self.poster.domain(), bytes)?;
         }
         let mut submitted = false;
-        while let Some(submission) = self.protocol.poll_transmit() {
+        while self.protocol.may_transmit()
+            && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
+        {
             submitted = true;
-            let tag = submission.tag;
-            if let Err(error) = link.submit(submission.lane, tag, submission.frame) {
-                self.protocol.on_refused(tag, &error);
+            match link.submit_now(lane, tag, frame) {
+                Ok(Some(transmit)) => self.poster.post(cq, pipe, transmit)?,
+                Ok(None) => {}
+                Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
         while let Some(transmit) = link.poll_transmit() {
+            let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
+            if is_written && link.has_large() {
+                self.unfinished = true;
+                break;
+            }
         }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
@@ -471,6 +506,7 @@ impl<P: Protocol> Connection<P> {
         Some(drained)
     }
 
+    #[inline]
     pub(crate) fn owes_idle_ack(&self) -> bool {
         self.link.as_ref().is_some_and(|link| {
             u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= self.data_credits
@@ -585,6 +621,7 @@ fn grow(link: &mut Link, domain: &ProtectionDomain, bytes: u64) -> Result<(), Cl
 }
 
 /// Copies a small message out, or lends its buffer if another one can be posted in its place.
+#[inline(always)]
 fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
     if len > COPY_OUT_BYTES
         && let Some(spare) = pool.take()

@@ -31,7 +31,7 @@ use crate::spin::{PollMode, SpinPolicy, Wait};
 /// Rounds with progress before other tasks of the worker get their turn.
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
-const POLLS_PER_SPIN: u32 = 16;
+const POLLS_PER_SPIN: u32 = 32;
 /// Rounds after which the coarse clock is read again under load.
 const ROUNDS_PER_CLOCK: u32 = 64;
 
@@ -175,7 +175,11 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             if let Err(error) = state.cq().arm() {
                 state.on_dead_cq(&error);
             }
-            if state.poll() > 0 || state.has_effects() || state.is_finished() {
+            if state.poll() > 0
+                || state.has_effects()
+                || state.is_unfinished()
+                || state.is_finished()
+            {
                 let _ = state.settle();
                 return None;
             }

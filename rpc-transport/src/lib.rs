@@ -18,6 +18,7 @@ pub mod handshake;
 pub mod link;
 pub mod memory;
 mod memory_payload;
+pub mod memory_registered;
 pub mod memory_shared;
 pub mod message;
 pub mod out_part;

@@ -33,8 +33,11 @@ mod landing;
 mod lanes;
 mod large;
 mod segmenter;
+mod short;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_large;
 mod transmit;
 
 use std::time::{Duration, Instant};
@@ -150,6 +153,8 @@ pub struct LinkMetrics {
     pub landing_releasing: u32,
     /// Chunks of the peer's arenas, as far as this end knows.
     pub peer_chunks: u32,
+    /// Chunks of the peer's arenas that are not asked back.
+    pub peer_usable: u32,
     /// Chunks of the peer's arenas that are free to write.
     pub peer_free: u32,
 }
@@ -197,7 +202,7 @@ pub struct Link {
 /// Where the next frame comes from.
 enum Source {
     KeepAlive(Due),
-    Whole(Queued, Lane),
+    Whole(OutBuf, Lane),
     Segment(Way),
     Release,
     Nothing,
@@ -219,8 +224,7 @@ impl Link {
         let arenas = agreed
             .features
             .contains(Features::ARENA)
-            .then(|| Arenas::new(config, budget, now).map(Box::new))
-            .flatten();
+            .then(|| Box::new(Arenas::new(config, budget, now)));
         let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,
@@ -303,6 +307,13 @@ impl Link {
     /// The next frame to post now, if any. Call it until it gives `None`.
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+        if self.has_nothing_to_transmit() {
+            return None;
+        }
+        self.poll_queued()
+    }
+
+    fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
         if self.is_closing() {
             return self.poll_close();
@@ -311,7 +322,7 @@ impl Link {
             return self.credits.poll_ack().map(|stamp| self.ack(stamp));
         }
         match self.next_source() {
-            Source::Whole(queued, lane) => self.send_whole(queued, lane),
+            Source::Whole(message, lane) => self.send_whole(message, lane),
             Source::Segment(way) => self.send_segment(way),
             Source::Release => self.send_release(),
             Source::KeepAlive(due) => self.send_keep_alive(due),
@@ -487,17 +498,9 @@ impl Link {
             landing_held: owner.map_or(0, ArenaOwner::held_count),
             landing_releasing: owner.map_or(0, ArenaOwner::releasing_count),
             peer_chunks: writer.map_or(0, ArenaWriter::chunk_count),
+            peer_usable: writer.map_or(0, ArenaWriter::usable_count),
             peer_free: writer.map_or(0, ArenaWriter::free_count),
         }
-    }
-
-    /// What most pumps find; spares them the choice between lanes.
-    #[inline]
-    fn has_nothing_queued(&mut self) -> bool {
-        self.lanes.is_empty()
-            && !self.segmenter.has_work()
-            && !self.keep_alive.is_due()
-            && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
     }
 
     /// Data credits owed to the peer.
@@ -528,7 +531,8 @@ impl Link {
                 }
                 Some(lane) => {
                     let queued = self.lanes.pop(lane);
-                    return queued.map_or(Source::Nothing, |queued| Source::Whole(queued, lane));
+                    return queued
+                        .map_or(Source::Nothing, |queued| Source::Whole(queued.message, lane));
                 }
             }
         }
@@ -559,10 +563,9 @@ impl Link {
     }
 
     #[inline]
-    fn send_whole(&mut self, queued: Queued, lane: Lane) -> Option<Transmit<'_>> {
+    fn send_whole(&mut self, mut message: OutBuf, lane: Lane) -> Option<Transmit<'_>> {
         let number = self.sent;
         let mut stamp = self.spend()?;
-        let mut message = queued.message;
         self.prepend_header(&mut message, &stamp);
         if lane == Lane::Bulk {
             let bytes = message.len() as u64;

@@ -297,6 +297,28 @@ impl MemoryRegion {
         unsafe { to.set_len(end + len) };
     }
 
+    /// Plays the device of a peer: writes as its DMA would, for models that have no device.
+    ///
+    /// # Panics
+    /// When the span lies outside the region, or peers may not write it.
+    #[cfg(any(test, feature = "model"))]
+    pub fn write_as_peer(&self, offset: usize, from: &[u8]) {
+        assert!(self.access().remote_write, "a peer may not write {self:?}");
+        self.check(offset, from.len());
+        // SAFETY: `check` keeps the offset inside the region.
+        let to = unsafe { self.base().as_ptr().add(offset) };
+        // SAFETY: in bounds (checked); nobody has a reference to memory that a peer may write
+        // (invariant 2), so this races with copies at worst, as DMA does.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// Handles that share the registration.
+    #[cfg(any(test, feature = "model"))]
+    #[must_use]
+    pub fn handle_count(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Whether both are handles of one registration.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {

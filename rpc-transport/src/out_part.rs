@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::memory::MemoryRegion;
+use crate::memory::{Buffer, MemoryRegion};
 use crate::memory_shared::SharedBytes;
 
 /// A span of bytes behind the head of a message (see [`OutBuf::push_tail`]). Cloning shares them.
@@ -50,6 +50,13 @@ impl OutPart {
             region.len()
         );
         Self { source: PartSource::Region { region, _owner: owner }, start, len }
+    }
+
+    /// All bytes of a buffer, which goes home when the transfer no longer needs them.
+    #[must_use]
+    pub fn buffer(buffer: Arc<Buffer>) -> Self {
+        let (start, len) = (buffer.region_offset() as u64, buffer.len() as u64);
+        Self::region(buffer.region().clone(), start, len, Some(buffer))
     }
 
     /// All bytes of `owner`.

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
+use rpc_core::Bulk;
 use serde::{Deserialize, Serialize};
 
 /// One of every shape that a method may take or give.
@@ -92,6 +93,19 @@ pub struct Borrowing<'a> {
     pub name: &'a str,
     /// Beside something owned.
     pub count: u32,
+}
+
+/// Payloads inside a type.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Parcel {
+    /// Beside the payloads.
+    pub name: String,
+    /// A payload.
+    pub content: Bulk,
+    /// One that may not be there.
+    pub label: Option<Bulk>,
+    /// Further down.
+    pub inside: Vec<Parcel>,
 }
 
 /// The methods' own error.
@@ -219,6 +233,38 @@ pub trait Probe {
 
     /// Length and checksum of a large argument.
     async fn digest(&self, data: &[u8]) -> (u64, u64);
+
+    /// Gives the payload back: what arrived is what is sent.
+    async fn bulk(&self, data: Bulk) -> Bulk;
+
+    /// A payload of `len` bytes, [`crate::service::pattern`] of `seed`, from a registered buffer.
+    async fn produce_bulk(&self, len: u64, seed: u64) -> Option<Bulk>;
+
+    /// Length and checksum of a payload, read piece by piece.
+    async fn digest_bulk(&self, data: Bulk) -> Result<(u64, u64), ProbeError>;
+
+    /// Gives parcels back, in the opposite order.
+    async fn parcels(&self, parcels: Vec<Parcel>) -> Vec<Parcel>;
+
+    /// Checksums of one byte string of each type.
+    async fn digests(
+        &self,
+        slice: &[u8],
+        cow: Cow<'_, [u8]>,
+        vec: Vec<u8>,
+        bytes: Bytes,
+        bulk: Bulk,
+        maybe: Option<&[u8]>,
+    ) -> Vec<u64>;
+
+    /// Waits until the gate `tag` is opened, with the payload in hand; then gives it back.
+    async fn hold_bulk(&self, tag: u64, data: Bulk) -> Bulk;
+
+    /// Keeps a payload as it arrived.
+    async fn keep(&self, data: Bulk) -> u64;
+
+    /// Lengths and checksums of what is kept, which is let go.
+    async fn let_go(&self) -> Vec<(u64, u64)>;
 
     /// Adds after giving other tasks a turn `turns` times.
     async fn add_slowly(&self, a: u64, b: u64, turns: u32) -> u64;

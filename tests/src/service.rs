@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rpc_core::{Context, PeerIdentity, PollMode};
+use parking_lot::Mutex;
+use rpc_core::{Bulk, Context, PeerIdentity, PollMode};
 
+use tokio::io::AsyncReadExt;
 use tokio::sync::OnceCell;
 
 use crate::journal::Journal;
 use crate::probe::{
-    Borrowing, Mark, Probe, ProbeClient, ProbeError, Resources, Seen, SeenPeer, Shapes,
+    Borrowing, Mark, Parcel, Probe, ProbeClient, ProbeError, Resources, Seen, SeenPeer, Shapes,
 };
 use crate::resources;
 
@@ -41,19 +43,37 @@ pub fn checksum(data: &[u8]) -> u64 {
     })
 }
 
+/// Length of a payload and its [`checksum`], without having all of it in one piece.
+///
+/// # Errors
+/// What reading it gives.
+pub async fn digest_of(data: &Bulk) -> std::io::Result<(u64, u64)> {
+    let mut reader = data.reader();
+    let mut bytes = Vec::new();
+    // Steps that fit neither chunks nor words.
+    let mut step = [0; 10_007];
+    loop {
+        match AsyncReadExt::read(&mut reader, &mut step).await? {
+            0 => return Ok((data.len(), checksum(&bytes))),
+            count => bytes.extend_from_slice(&step[..count]),
+        }
+    }
+}
+
 /// The service that the tests call.
 #[derive(Debug, Default)]
 pub struct ProbeService {
     journal: Arc<Journal>,
     next: Option<String>,
     next_client: OnceCell<ProbeClient>,
+    kept: Mutex<Vec<Bulk>>,
 }
 
 impl ProbeService {
     /// A service that leaves its marks in `journal` and makes nested calls at `next`.
     #[must_use]
     pub fn new(journal: Arc<Journal>, next: Option<String>) -> Self {
-        Self { journal, next, next_client: OnceCell::new() }
+        Self { journal, next, next_client: OnceCell::new(), kept: Mutex::default() }
     }
 
     async fn next(&self) -> Result<&ProbeClient, ProbeError> {
@@ -118,6 +138,54 @@ impl Probe for ProbeService {
 
     async fn digest(&self, data: &[u8]) -> (u64, u64) {
         (data.len() as u64, checksum(data))
+    }
+
+    async fn bulk(&self, data: Bulk) -> Bulk {
+        data
+    }
+
+    async fn produce_bulk(&self, len: u64, seed: u64) -> Option<Bulk> {
+        let len = usize::try_from(len).ok()?;
+        let mut buffer = Context::current().bulk_pool()?.take(len).ok()?;
+        buffer.copy_from_slice(&pattern(len, seed));
+        Some(buffer.freeze())
+    }
+
+    async fn digest_bulk(&self, data: Bulk) -> Result<(u64, u64), ProbeError> {
+        digest_of(&data).await.map_err(|error| ProbeError::Nested(error.to_string()))
+    }
+
+    async fn parcels(&self, parcels: Vec<Parcel>) -> Vec<Parcel> {
+        parcels.into_iter().rev().collect()
+    }
+
+    async fn digests(
+        &self,
+        slice: &[u8],
+        cow: Cow<'_, [u8]>,
+        vec: Vec<u8>,
+        bytes: Bytes,
+        bulk: Bulk,
+        maybe: Option<&[u8]>,
+    ) -> Vec<u64> {
+        let bulk = bulk.to_bytes();
+        [slice, &cow, &vec, &bytes, &bulk, maybe.unwrap_or_default()].map(checksum).to_vec()
+    }
+
+    async fn hold_bulk(&self, tag: u64, data: Bulk) -> Bulk {
+        self.journal.pass(tag).await;
+        data
+    }
+
+    async fn keep(&self, data: Bulk) -> u64 {
+        let mut kept = self.kept.lock();
+        kept.push(data);
+        kept.len() as u64
+    }
+
+    async fn let_go(&self) -> Vec<(u64, u64)> {
+        let kept = std::mem::take(&mut *self.kept.lock());
+        kept.iter().map(|data| (data.len(), checksum(&data.to_vec()))).collect()
     }
 
     async fn add_slowly(&self, a: u64, b: u64, turns: u32) -> u64 {

@@ -12,33 +12,38 @@ use serde::de::{
 use super::MAX_DEPTH;
 use super::error::{CodecErrorKind, Step};
 use super::guard::Guard;
+use super::source::Source;
+use crate::bulk::handoff;
 
 /// A seed whose value is decoded under the guard.
-pub(super) struct Seed<'g, S> {
+pub(super) struct Seed<'g, S, P> {
     seed: S,
+    source: P,
     guard: &'g Guard,
     depth: u32,
 }
 
-impl<'g, S> Seed<'g, S> {
+impl<'g, S, P> Seed<'g, S, P> {
     #[inline]
-    pub(super) fn new(seed: S, guard: &'g Guard) -> Self {
-        Self { seed, guard, depth: MAX_DEPTH }
+    pub(super) fn new(seed: S, source: P, guard: &'g Guard) -> Self {
+        Self { seed, source, guard, depth: MAX_DEPTH }
     }
 }
 
-impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Seed<'_, S> {
+impl<'de, S: DeserializeSeed<'de>, P: Source<'de>> DeserializeSeed<'de> for Seed<'_, S, P> {
     type Value = S::Value;
 
     #[inline]
     fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<S::Value, D::Error> {
-        self.seed.deserialize(Guarded { inner, guard: self.guard, depth: self.depth })
+        let Self { seed, source, guard, depth } = self;
+        seed.deserialize(Guarded { inner, source, guard, depth })
     }
 }
 
 /// A format's deserializer under the guard; `depth` is how many containers may still open.
-struct Guarded<'g, D> {
+struct Guarded<'g, D, P> {
     inner: D,
+    source: P,
     guard: &'g Guard,
     depth: u32,
 }
@@ -60,7 +65,7 @@ impl Naming {
     }
 }
 
-impl<'de, 'g, D: Deserializer<'de>> Guarded<'g, D> {
+impl<'de, 'g, D: Deserializer<'de>, P> Guarded<'g, D, P> {
     /// Opens a container: its visitor sees one level less. `counted` containers announce their
     /// length in the message.
     #[inline]
@@ -69,13 +74,14 @@ impl<'de, 'g, D: Deserializer<'de>> Guarded<'g, D> {
         visitor: V,
         naming: Naming,
         counted: bool,
-    ) -> Result<(D, Contents<'g, V>), D::Error> {
+    ) -> Result<(D, Contents<'g, V, P>), D::Error> {
         let Some(depth) = self.depth.checked_sub(1) else {
             self.guard.note(CodecErrorKind::TooDeep);
             return Err(D::Error::custom(CodecErrorKind::TooDeep));
         };
-        let contents = Contents { visitor, guard: self.guard, depth, naming, counted };
-        Ok((self.inner, contents))
+        let Self { inner, source, guard, .. } = self;
+        let contents = Contents { visitor, source, guard, depth, naming, counted };
+        Ok((inner, contents))
     }
 
     #[cold]
@@ -94,7 +100,7 @@ macro_rules! pass_through {
     )*};
 }
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Guarded<'_, D> {
+impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_, D, P> {
     type Error = D::Error;
 
     pass_through! {
@@ -113,11 +119,27 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Guarded<'_, D> {
         deserialize_f64 => deserialize_f64,
         deserialize_char => deserialize_char,
         deserialize_unit => deserialize_unit,
-        // Borrowed even for owners: formats allocate for an announced length before checking it.
-        deserialize_str => deserialize_str,
-        deserialize_string => deserialize_str,
-        deserialize_bytes => deserialize_bytes,
-        deserialize_byte_buf => deserialize_bytes,
+    }
+
+    #[inline]
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.source.text(self.inner, visitor)
+    }
+
+    // Borrowed even for owners: formats allocate for an announced length before checking it.
+    #[inline]
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.source.text(self.inner, visitor)
+    }
+
+    #[inline]
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.source.bytes(self.inner, visitor)
+    }
+
+    #[inline]
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.source.owned_bytes(self.inner, visitor)
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, D::Error> {
@@ -147,14 +169,17 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Guarded<'_, D> {
         inner.deserialize_option(contents)
     }
 
-    // Here a newtype under a private name (a payload that travels beside the message) is told
-    // from ordinary ones.
+    // A payload, which may travel beside the body, is a newtype under a private name. It is bytes
+    // and no container.
     #[inline]
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         name: &'static str,
         visitor: V,
     ) -> Result<V::Value, D::Error> {
+        if name == handoff::NAME {
+            return self.source.bulk(self.inner, visitor);
+        }
         let (inner, contents) = self.open(visitor, Naming::Positions, false)?;
         inner.deserialize_newtype_struct(name, contents)
     }
@@ -221,15 +246,16 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Guarded<'_, D> {
 }
 
 /// What a container holds: the visitor of a container, or the access to one, under the guard.
-struct Contents<'g, V> {
+struct Contents<'g, V, P> {
     visitor: V,
+    source: P,
     guard: &'g Guard,
     depth: u32,
     naming: Naming,
     counted: bool,
 }
 
-impl<'g, V> Contents<'g, V> {
+impl<'g, V, P: Copy> Contents<'g, V, P> {
     /// Refuses a count that the message cannot hold, before anything is done with it.
     #[inline]
     fn check<E: Error>(&self, announced: Option<usize>) -> Result<(), E> {
@@ -240,17 +266,18 @@ impl<'g, V> Contents<'g, V> {
     }
 
     #[inline]
-    fn elements<A>(&self, inner: A) -> Elements<'g, A> {
-        Elements { inner, guard: self.guard, depth: self.depth, naming: self.naming, index: 0 }
+    fn elements<A>(&self, inner: A) -> Elements<'g, A, P> {
+        let Self { source, guard, depth, naming, .. } = *self;
+        Elements { inner, source, guard, depth, naming, index: 0 }
     }
 
     #[inline]
-    fn nested<D>(&self, inner: D) -> Guarded<'g, D> {
-        Guarded { inner, guard: self.guard, depth: self.depth }
+    fn nested<D>(&self, inner: D) -> Guarded<'g, D, P> {
+        Guarded { inner, source: self.source, guard: self.guard, depth: self.depth }
     }
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for Contents<'_, V> {
+impl<'de, V: Visitor<'de>, P: Source<'de>> Visitor<'de> for Contents<'_, V, P> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -295,24 +322,26 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Contents<'_, V> {
 
     #[inline]
     fn visit_enum<A: EnumAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
-        let variants = Variants { inner, guard: self.guard, depth: self.depth };
+        let Self { source, guard, depth, .. } = self;
+        let variants = Variants { inner, source, guard, depth };
         self.visitor.visit_enum(variants)
     }
 }
 
 /// Access to the elements of a container.
-struct Elements<'g, A> {
+struct Elements<'g, A, P> {
     inner: A,
+    source: P,
     guard: &'g Guard,
     depth: u32,
     naming: Naming,
     index: usize,
 }
 
-impl<'g, A> Elements<'g, A> {
+impl<'g, A, P: Copy> Elements<'g, A, P> {
     #[inline]
-    fn seed<S>(&self, seed: S) -> Seed<'g, S> {
-        Seed { seed, guard: self.guard, depth: self.depth }
+    fn seed<S>(&self, seed: S) -> Seed<'g, S, P> {
+        Seed { seed, source: self.source, guard: self.guard, depth: self.depth }
     }
 
     #[inline]
@@ -327,7 +356,7 @@ impl<'g, A> Elements<'g, A> {
     }
 }
 
-impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Elements<'_, A> {
+impl<'de, A: SeqAccess<'de>, P: Source<'de>> SeqAccess<'de> for Elements<'_, A, P> {
     type Error = A::Error;
 
     #[inline]
@@ -347,7 +376,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Elements<'_, A> {
     }
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Elements<'_, A> {
+impl<'de, A: MapAccess<'de>, P: Source<'de>> MapAccess<'de> for Elements<'_, A, P> {
     type Error = A::Error;
 
     #[inline]
@@ -377,34 +406,37 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Elements<'_, A> {
 }
 
 /// Access to an enum: first which variant, then what it holds.
-struct Variants<'g, A> {
+struct Variants<'g, A, P> {
     inner: A,
+    source: P,
     guard: &'g Guard,
     depth: u32,
 }
 
-impl<'de, 'g, A: EnumAccess<'de>> EnumAccess<'de> for Variants<'g, A> {
+impl<'de, 'g, A: EnumAccess<'de>, P: Source<'de>> EnumAccess<'de> for Variants<'g, A, P> {
     type Error = A::Error;
-    type Variant = Variants<'g, A::Variant>;
+    type Variant = Variants<'g, A::Variant, P>;
 
     #[inline]
     fn variant_seed<S>(self, seed: S) -> Result<(S::Value, Self::Variant), A::Error>
     where
         S: DeserializeSeed<'de>,
     {
-        let (value, inner) = self.inner.variant_seed(seed)?;
-        Ok((value, Variants { inner, guard: self.guard, depth: self.depth }))
+        let Self { inner, source, guard, depth } = self;
+        let (value, inner) = inner.variant_seed(seed)?;
+        Ok((value, Variants { inner, source, guard, depth }))
     }
 }
 
-impl<'g, A> Variants<'g, A> {
+impl<'g, A, P: Copy> Variants<'g, A, P> {
     #[inline]
-    fn contents<V>(&self, visitor: V, naming: Naming) -> Contents<'g, V> {
-        Contents { visitor, guard: self.guard, depth: self.depth, naming, counted: false }
+    fn contents<V>(&self, visitor: V, naming: Naming) -> Contents<'g, V, P> {
+        let Self { source, guard, depth, .. } = *self;
+        Contents { visitor, source, guard, depth, naming, counted: false }
     }
 }
 
-impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Variants<'_, A> {
+impl<'de, A: VariantAccess<'de>, P: Source<'de>> VariantAccess<'de> for Variants<'_, A, P> {
     type Error = A::Error;
 
     #[inline]
@@ -417,7 +449,8 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Variants<'_, A> {
     where
         S: DeserializeSeed<'de>,
     {
-        self.inner.newtype_variant_seed(Seed { seed, guard: self.guard, depth: self.depth })
+        let Self { inner, source, guard, depth } = self;
+        inner.newtype_variant_seed(Seed { seed, source, guard, depth })
     }
 
     #[inline]

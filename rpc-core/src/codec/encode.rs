@@ -11,34 +11,43 @@ use serde::ser::{
 };
 
 use super::MAX_DEPTH;
+use super::collector::Collector;
 use super::error::{CodecErrorKind, Step};
 use super::guard::Guard;
+use crate::bulk::{Bulk, handoff};
 
 /// A value that is encoded under the guard; `depth` is how many containers may still open.
 pub(super) struct Guarded<'a, 'g, T: ?Sized> {
     value: &'a T,
-    guard: &'g Guard,
+    round: Round<'g>,
     depth: u32,
 }
 
 impl<'a, 'g, T: ?Sized> Guarded<'a, 'g, T> {
     #[inline]
-    pub(super) fn new(value: &'a T, guard: &'g Guard) -> Self {
-        Self { value, guard, depth: MAX_DEPTH }
+    pub(super) fn new(value: &'a T, guard: &'g Guard, parts: &'g Collector<'g>) -> Self {
+        Self { value, round: Round { guard, parts }, depth: MAX_DEPTH }
     }
+}
+
+/// What one encoding shares: its guard, and what it takes out of the body.
+#[derive(Clone, Copy)]
+struct Round<'g> {
+    guard: &'g Guard,
+    parts: &'g Collector<'g>,
 }
 
 impl<T: Serialize + ?Sized> Serialize for Guarded<'_, '_, T> {
     #[inline]
     fn serialize<S: Serializer>(&self, inner: S) -> Result<S::Ok, S::Error> {
-        self.value.serialize(GuardedSerializer { inner, guard: self.guard, depth: self.depth })
+        self.value.serialize(GuardedSerializer { inner, round: self.round, depth: self.depth })
     }
 }
 
 /// A format's serializer under the guard.
 struct GuardedSerializer<'g, S> {
     inner: S,
-    guard: &'g Guard,
+    round: Round<'g>,
     depth: u32,
 }
 
@@ -47,19 +56,43 @@ impl<'g, S: Serializer> GuardedSerializer<'g, S> {
     #[inline]
     fn open(self) -> Result<(S, Compound<'g, ()>), S::Error> {
         let Some(depth) = self.depth.checked_sub(1) else {
-            return Err(broken(self.guard, CodecErrorKind::TooDeep));
+            return Err(broken(self.round.guard, CodecErrorKind::TooDeep));
         };
-        Ok((self.inner, Compound { inner: (), guard: self.guard, depth, index: 0 }))
+        Ok((self.inner, Compound { inner: (), round: self.round, depth, index: 0 }))
+    }
+
+    /// Takes bytes out of the body: their length is all that is written.
+    #[cold]
+    fn take_out(self, bytes: Bulk) -> Result<S::Ok, S::Error> {
+        let written = self.inner.serialize_u64(bytes.len())?;
+        self.round.parts.push(bytes);
+        Ok(written)
+    }
+
+    #[cold]
+    fn stage(self, bytes: &[u8]) -> Result<S::Ok, S::Error> {
+        let copy = self.round.parts.stage(bytes);
+        self.take_out(copy)
+    }
+
+    #[cold]
+    fn bulk(self, bytes: Bulk) -> Result<S::Ok, S::Error> {
+        let len = usize::try_from(bytes.len()).unwrap_or(usize::MAX);
+        if self.round.parts.takes(len) {
+            self.take_out(bytes)
+        } else {
+            self.inner.serialize_bytes(&bytes.contiguous())
+        }
     }
 
     /// The same for a container whose length goes into the message.
     #[inline]
     fn open_counted(self, len: Option<usize>) -> Result<(S, Compound<'g, ()>), S::Error> {
         let Some(len) = len else {
-            return Err(broken(self.guard, CodecErrorKind::UnknownLength));
+            return Err(broken(self.round.guard, CodecErrorKind::UnknownLength));
         };
         // The budget is compared with the bytes written, at the end.
-        self.guard.claim(len);
+        self.round.guard.claim(len);
         self.open()
     }
 }
@@ -107,9 +140,17 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         serialize_f64(v: f64),
         serialize_char(v: char),
         serialize_str(v: &str),
-        serialize_bytes(v: &[u8]),
         serialize_unit(),
         serialize_unit_struct(name: &'static str),
+    }
+
+    #[inline]
+    fn serialize_bytes(self, bytes: &[u8]) -> Result<S::Ok, S::Error> {
+        if self.round.parts.takes(bytes.len()) {
+            self.stage(bytes)
+        } else {
+            self.inner.serialize_bytes(bytes)
+        }
     }
 
     // Opened although nothing is inside: the decoder opens before it can know.
@@ -139,14 +180,19 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         inner.serialize_some(&compound.nested(value))
     }
 
-    // Here a newtype under a private name (a payload that travels beside the message) is told
-    // from ordinary ones.
+    // A payload, which may travel beside the body, is a newtype under a private name. It is bytes
+    // and no container.
     #[inline]
     fn serialize_newtype_struct<T: Serialize + ?Sized>(
         self,
         name: &'static str,
         value: &T,
     ) -> Result<S::Ok, S::Error> {
+        if name == handoff::NAME
+            && let Some(bytes) = handoff::take()
+        {
+            return self.bulk(bytes);
+        }
         let (inner, compound) = self.open()?;
         inner.serialize_newtype_struct(name, &compound.nested(value))
     }
@@ -234,7 +280,7 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
 /// A container being written.
 struct Compound<'g, C> {
     inner: C,
-    guard: &'g Guard,
+    round: Round<'g>,
     depth: u32,
     index: usize,
 }
@@ -242,19 +288,19 @@ struct Compound<'g, C> {
 impl<'g, C> Compound<'g, C> {
     #[inline]
     fn around<D>(&self, inner: D) -> Compound<'g, D> {
-        Compound { inner, guard: self.guard, depth: self.depth, index: 0 }
+        Compound { inner, round: self.round, depth: self.depth, index: 0 }
     }
 
     #[inline]
     fn nested<'a, T: ?Sized>(&self, value: &'a T) -> Guarded<'a, 'g, T> {
-        Guarded { value, guard: self.guard, depth: self.depth }
+        Guarded { value, round: self.round, depth: self.depth }
     }
 
     /// Counts an element that was written, or notes where it failed.
     #[inline]
     fn element<E>(&mut self, result: Result<(), E>) -> Result<(), E> {
         if result.is_err() {
-            self.guard.step(Step::Index(self.index));
+            self.round.guard.step(Step::Index(self.index));
         }
         self.index += 1;
         result
@@ -263,15 +309,15 @@ impl<'g, C> Compound<'g, C> {
     #[inline]
     fn field<E>(&mut self, name: &'static str, result: Result<(), E>) -> Result<(), E> {
         if result.is_err() {
-            self.guard.step(Step::Field(name));
+            self.round.guard.step(Step::Field(name));
         }
         result
     }
 
     #[cold]
     fn skipped<E: Error>(&self, name: &'static str) -> E {
-        self.guard.step(Step::Field(name));
-        broken(self.guard, CodecErrorKind::SkippedField)
+        self.round.guard.step(Step::Field(name));
+        broken(self.round.guard, CodecErrorKind::SkippedField)
     }
 }
 
@@ -340,7 +386,7 @@ impl<C: SerializeMap> SerializeMap for Compound<'_, C> {
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), C::Error> {
         let result = self.inner.serialize_key(&self.nested(key));
         if result.is_err() {
-            self.guard.step(Step::Index(self.index));
+            self.round.guard.step(Step::Index(self.index));
         }
         result
     }

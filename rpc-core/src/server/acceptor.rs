@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::Config;
+use crate::bulk::BulkPool;
 use crate::executor::{Handlers, Router};
 use crate::peer::{Peer, RpcShard};
 use crate::session::Role;
@@ -37,11 +39,26 @@ const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Longest time for the close frames of a shutdown to leave.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-type Shards = HashMap<String, Vec<Arc<RpcShard>>>;
+type Shards = HashMap<String, Vec<ServedShard>>;
+
+/// A shard with the buffers that its handlers use, which are registered in its domain.
+#[derive(Debug, Clone)]
+pub(super) struct ServedShard {
+    shard: Arc<RpcShard>,
+    bulk: BulkPool,
+}
+
+impl Deref for ServedShard {
+    type Target = Arc<RpcShard>;
+
+    fn deref(&self) -> &Arc<RpcShard> {
+        &self.shard
+    }
+}
 
 /// Where a connection goes.
 pub(super) struct Place {
-    pub(super) shard: Arc<RpcShard>,
+    pub(super) shard: ServedShard,
     permit: OwnedSemaphorePermit,
 }
 
@@ -120,7 +137,9 @@ impl Acceptor {
                 return;
             }
         };
-        let peer = Peer::new(Role::Server, self.config.limits).holding(place.permit);
+        let Config { limits, min_part_bytes, .. } = self.config;
+        let bulk = place.shard.bulk.clone();
+        let peer = Peer::new(Role::Server, limits, bulk, min_part_bytes).holding(place.permit);
         let accepting = place.shard.accept(incoming, &self.config.link, peer);
         match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
             Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
@@ -139,7 +158,10 @@ impl Acceptor {
             return Err("the server is shutting down".to_owned());
         };
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            format!("the server has its limit of {} connections", self.config.max_connections)
+            format!(
+                "the server has its limit of {} connections (its `max_connections`)",
+                self.config.max_connections
+            )
         })?;
         let of_device = shards.entry(device.attributes().name.clone()).or_default();
         of_device.retain(|shard| !shard.is_over());
@@ -153,13 +175,13 @@ impl Acceptor {
             Some(shard) if of_device.len() >= self.config.shards => Ok(Place { shard, permit }),
             _ => {
                 let shard = self.new_shard(device)?;
-                of_device.push(Arc::clone(&shard));
+                of_device.push(shard.clone());
                 Ok(Place { shard, permit })
             }
         }
     }
 
-    fn new_shard(&self, device: &Arc<dyn Device>) -> Result<Arc<RpcShard>, String> {
+    fn new_shard(&self, device: &Arc<dyn Device>) -> Result<ServedShard, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let domain = device.allocate_pd().map_err(|error| text(&error))?;
         let needed = completions_per_connection(&self.config.link);
@@ -178,15 +200,16 @@ impl Acceptor {
         let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
             .map_err(|error| text(&error))?;
         tokio::spawn(driver);
-        Ok(shard)
+        let bulk = BulkPool::new(shard.domain().clone());
+        Ok(ServedShard { shard, bulk })
     }
 
-    pub(super) fn all_shards(&self) -> Vec<Arc<RpcShard>> {
+    pub(super) fn all_shards(&self) -> Vec<ServedShard> {
         self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
     }
 
     /// The shards, which there will be no more of.
-    pub(super) fn end(&self) -> Vec<Arc<RpcShard>> {
+    pub(super) fn end(&self) -> Vec<ServedShard> {
         self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
     }
 

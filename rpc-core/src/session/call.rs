@@ -143,7 +143,8 @@ pub enum Failure {
 pub struct Reply {
     /// What the message is.
     pub kind: ReplyKind,
-    /// The body: of a status, its details and then its text.
+    /// The body: of a status, its details and then its text; of others with a tail, the PARTS
+    /// block and then the encoded value.
     pub message: Message,
 }
 
@@ -204,13 +205,13 @@ impl Incoming {
         &self.message[..self.metadata_bytes]
     }
 
-    /// The encoded arguments.
+    /// The encoded arguments; in front of them the PARTS block, if the message has a tail.
     #[must_use]
     pub fn body(&self) -> &[u8] {
         &self.message[self.metadata_bytes..]
     }
 
-    /// The message, positioned at the encoded arguments.
+    /// The message, positioned at what [`Incoming::body`] gives.
     #[must_use]
     pub fn into_body(mut self) -> Message {
         self.message.advance(self.metadata_bytes);
@@ -221,9 +222,9 @@ impl Incoming {
 /// What a handler answers.
 #[derive(Debug)]
 pub enum Answer<'a> {
-    /// The encoded result.
+    /// The encoded result; with a tail, behind its PARTS block.
     Ok(OutBuf),
-    /// The encoded error of the method's own type.
+    /// The encoded error of the method's own type, likewise.
     UserError(OutBuf),
     /// A status.
     Status {

@@ -234,7 +234,11 @@ impl<W, H> Session<W, H> {
                 status_body(code, retryable, text, details)
             }
         };
-        wire::prepend_response(&mut frame, &ResponseHead { id, kind, signature_accepted });
+        let has_parts = frame.tail_len() != 0;
+        wire::prepend_response(
+            &mut frame,
+            &ResponseHead { id, kind, signature_accepted, has_parts },
+        );
         self.frames.push_response(id, frame);
     }
 

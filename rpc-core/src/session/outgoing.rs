@@ -184,6 +184,7 @@ impl<W> Calls<W> {
             no_cancel: head.no_cancel,
             remaining_micros,
             signature: if signature_accepted { None } else { Some(head.signature) },
+            has_parts: request.as_ref().is_some_and(|request| request.tail_len() != 0),
         };
         let mut frame = request.take()?;
         wire::prepend_request(&mut frame, &head, has_metadata);
@@ -212,6 +213,12 @@ impl<W> Calls<W> {
     #[inline]
     pub(super) fn stage(&self, index: u32) -> Stage {
         self.calls[index as usize].stage
+    }
+
+    /// Whether the id names a call that has no outcome yet.
+    #[inline]
+    pub(super) fn is_pending(&self, id: CallId) -> bool {
+        self.find(id).is_some_and(|call| matches!(call.stage, Stage::Unsent | Stage::Sent(_)))
     }
 
     /// Whether the id names a call.

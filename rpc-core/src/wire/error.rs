@@ -40,7 +40,38 @@ pub enum WireError {
     /// The DETAILS block is cut short or longer than the frame.
     #[error("the details block is cut short")]
     DetailsTruncated,
-    /// A METADATA or DETAILS block without content: its flag should be clear.
+    /// The PARTS block is cut short or longer than the frame.
+    #[error("the parts block is cut short")]
+    PartsTruncated,
+    /// More parts than a message may have.
+    #[error("{0} parts, the most is {max}", max = super::MAX_PARTS)]
+    TooManyParts(u16),
+    /// A part without bytes.
+    #[error("an empty part")]
+    EmptyPart,
+    /// A part that belongs before the one listed before it.
+    #[error("the parts are not in the order of their places")]
+    PartsOutOfOrder,
+    /// A part that belongs behind the end of the body.
+    #[error("a part belongs at {at} of a body of {body_bytes} bytes")]
+    PartBeyondBody {
+        /// Its place.
+        at: u32,
+        /// Length of the body without its parts.
+        body_bytes: usize,
+    },
+    /// The parts are not the message's tail.
+    #[error("parts of {total} bytes in a tail of {tail_bytes}")]
+    TailMismatch {
+        /// What the parts take together.
+        total: u64,
+        /// What the tail has.
+        tail_bytes: u64,
+    },
+    /// A tail on a frame that has no parts.
+    #[error("a tail on a frame of kind {0:?} without parts")]
+    UnexpectedTail(Kind),
+    /// A METADATA, DETAILS or PARTS block without content: its flag should be clear.
     #[error("an empty block on a frame of kind {0:?}")]
     EmptyBlock(Kind),
     /// Not one of the seventeen codes.

@@ -32,7 +32,7 @@ pub(super) struct Arenas {
     threshold_bytes: u64,
     /// Most bytes of one segment.
     segment_bytes: u64,
-    /// Most WRITEs of one segment.
+    /// Most WRITEs of one segment; none if the SQ is too short for one and its SEND.
     max_writes: usize,
 }
 
@@ -45,17 +45,15 @@ pub(super) enum Way {
 }
 
 impl Arenas {
-    /// `None` if the SQ is too short for a WRITE and its SEND.
-    pub(super) fn new(config: &LinkConfig, budget: SendQueueBudget, now: Instant) -> Option<Self> {
-        let max_writes = usize::from(budget.message_slots).checked_sub(1).filter(|max| *max > 0)?;
-        Some(Self {
+    pub(super) fn new(config: &LinkConfig, budget: SendQueueBudget, now: Instant) -> Self {
+        Self {
             landing: Landing::new(config.arena.clone(), now),
             writer: ArenaWriter::new(),
             blocked: false,
             threshold_bytes: config.arena_threshold_bytes.into(),
             segment_bytes: config.arena_segment_bytes.into(),
-            max_writes,
-        })
+            max_writes: usize::from(budget.message_slots) - 1,
+        }
     }
 
     /// For metrics.
@@ -123,6 +121,13 @@ impl Link {
         }
     }
 
+    /// Whether a large message is being sent, or waits to be.
+    #[inline]
+    #[must_use]
+    pub fn has_large(&self) -> bool {
+        self.segmenter.has_work() || !self.lanes.is_empty_lane(Lane::Bulk)
+    }
+
     /// Has `on_return` called when payloads that were dropped make it worth to pump.
     pub fn set_on_return(&mut self, on_return: OnReturn) {
         if let Some(arenas) = &self.arenas {
@@ -136,14 +141,15 @@ impl Link {
             match self.lanes.pop(Lane::Bulk) {
                 None => return Some(Source::Nothing),
                 Some(queued) if self.is_eager(&queued.message) => {
-                    return Some(Source::Whole(queued, Lane::Bulk));
+                    return Some(Source::Whole(queued.message, Lane::Bulk));
                 }
                 Some(queued) => self.segmenter.start(queued),
             }
         }
         let Some(arenas) = &mut self.arenas else { return Some(Source::Segment(Way::Inline)) };
         let total = self.segmenter.total();
-        if self.segmenter.is_abort_due() || total < arenas.threshold_bytes {
+        let is_small = total < arenas.threshold_bytes || arenas.max_writes == 0;
+        if self.segmenter.is_abort_due() || is_small {
             return Some(Source::Segment(Way::Inline));
         }
         let max_parts = arenas.max_writes.div_ceil(2);

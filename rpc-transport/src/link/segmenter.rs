@@ -35,7 +35,7 @@ struct Current {
     /// Given when the first segment leaves.
     number: Option<u32>,
     sent: u64,
-    /// The head has been sent, and the peer told that it ends.
+    /// The peer was told that the head ends.
     head_ended: bool,
 }
 
@@ -77,6 +77,12 @@ impl Segmenter {
     #[inline]
     pub(super) fn has_work(&self) -> bool {
         self.abort.is_some() || self.current.as_ref().is_some_and(|current| !current.is_sent())
+    }
+
+    /// Whether nothing is being sent, to be aborted or to be reaped.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.current.is_none() && self.abort.is_none()
     }
 
     /// Whether it is an abort.
@@ -202,7 +208,7 @@ impl Current {
             number
         });
         let offset = std::mem::replace(&mut self.sent, end);
-        self.head_ended |= end >= self.head_len();
+        self.head_ended |= head_end;
         let total = self.message.total_len();
         Segment { number, last: end == total, abort: false, head_end, offset, total }
     }

@@ -1,9 +1,12 @@
 //! The oracle: what was submitted at one end, and what must and must not arrive at the other.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use rpc_transport::link::Lane;
+use rpc_transport::out_part::OutPart;
 use rpc_transport::outbound::OutBuf;
+use rpc_transport::payload::Payload;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -15,6 +18,7 @@ pub(crate) enum Fate {
 #[derive(Debug)]
 struct Sent {
     len: usize,
+    tail: usize,
     lane: Lane,
     fate: Fate,
 }
@@ -36,16 +40,43 @@ pub(crate) fn content(tag: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// The bytes of a tail.
+fn tail_content(tag: u64, len: usize) -> Vec<u8> {
+    let word = |at: u64| (at ^ tag.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(31);
+    (0..len as u64).map(|at| word(at).to_le_bytes()[2] ^ at.to_le_bytes()[0]).collect()
+}
+
 impl Oracle {
-    /// A new message of at least 8 bytes.
-    pub(crate) fn submit(&mut self, lane: Lane, len: usize, eager_bytes: usize) -> (u64, OutBuf) {
+    /// A new message with a head of at least 8 bytes, and a tail of parts of these lengths.
+    pub(crate) fn submit(
+        &mut self,
+        lane: Lane,
+        len: usize,
+        parts: &[usize],
+        eager_bytes: usize,
+    ) -> (u64, OutBuf) {
         let tag = self.next_tag;
         self.next_tag += 1;
-        let lane = if len > eager_bytes { Lane::Bulk } else { lane };
-        self.sent.insert(tag, Sent { len, lane, fate: Fate::Pending });
+        let tail = parts.iter().sum();
+        let lane = if len > eager_bytes || tail > 0 { Lane::Bulk } else { lane };
+        self.sent.insert(tag, Sent { len, tail, lane, fate: Fate::Pending });
         let mut out = OutBuf::new();
         out.extend_from_slice(&content(tag, len));
+        let whole = Arc::new(tail_content(tag, tail));
+        let mut at = 0;
+        for part in parts {
+            let end = at + *part as u64;
+            out.push_tail(OutPart::shared(Arc::clone(&whole)).slice(at..end));
+            at = end;
+        }
         (tag, out)
+    }
+
+    /// Whether the tail of a message arrived unchanged.
+    pub(crate) fn check_tail(&self, tag: u64, tail: &Payload) {
+        let bytes = tail.to_vec();
+        let expected = self.sent.get(&tag).map(|sent| tail_content(tag, sent.tail));
+        assert!(Some(bytes) == expected, "the tail of message {tag} changed: {tail:?}");
     }
 
     pub(crate) fn on_revoked(&mut self, tag: u64, whole: Option<&[u8]>) {
@@ -57,11 +88,12 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn on_delivered(&mut self, bytes: &[u8]) {
+    pub(crate) fn on_delivered(&mut self, bytes: &[u8], has_tail: bool) -> u64 {
         let tag = u64::from_le_bytes(*bytes.first_chunk().expect("a tag"));
         let sent = self.sent.get_mut(&tag).expect("only what was submitted arrives");
         assert_eq!(sent.fate, Fate::Pending, "message {tag} delivered");
         assert!(bytes == content(tag, sent.len), "message {tag} arrived changed");
+        assert_eq!(has_tail, sent.tail > 0, "the tail of message {tag}");
         sent.fate = Fate::Delivered;
         let (lane, before) = (sent.lane, self.last_delivered.insert(sent.lane, tag));
         assert!(before.is_none_or(|before| before < tag), "{before:?} before {tag} in {lane:?}");
@@ -71,6 +103,7 @@ impl Oracle {
         if lane != Lane::Bulk && self.sent.iter().any(older_bulk) {
             self.overtakes += 1;
         }
+        tag
     }
 
     pub(crate) fn pending(&self) -> Vec<u64> {

@@ -3,16 +3,23 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use rpc_transport::arena::ArenaConfig;
 use rpc_transport::config::LinkConfig;
 use rpc_transport::frame::{CloseCode, CloseReason, Kind, flags};
 use rpc_transport::handshake::{Features, Offer};
-use rpc_transport::link::{Inbound, Lane, Link, Revoked, SubmitError, Transmit};
+use rpc_transport::link::{Inbound, Lane, Link, Put, Revoked, SubmitError, Transmit};
+use rpc_transport::memory::{Access, MemoryRegion, ProtectionDomain};
 use rpc_transport::message::Message;
+use rpc_transport::payload::Payload;
+use rpc_transport::provider::RemoteSlice;
+use rpc_transport::soft;
 
 use super::oracle::Oracle;
 use super::random::Random;
 
 struct Packet {
+    /// What is written before the frame arrives.
+    writes: Vec<(RemoteSlice, Vec<u8>)>,
     imm: Option<u32>,
     bytes: Vec<u8>,
     /// Token, if the sender's WR is signaled.
@@ -38,20 +45,67 @@ struct End {
     data_frames: Vec<bool>,
     /// What this end sent.
     oracle: Oracle,
+    domain: ProtectionDomain,
+    /// Every arena that this end ever had.
+    regions: Vec<MemoryRegion>,
+    /// Tails that the application holds, by the tag of their message.
+    held: Vec<(u64, Payload)>,
     closed_by_peer: bool,
+}
+
+/// How often the interesting cases occurred.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) aborts: u64,
+    pub(crate) pings: u64,
+    pub(crate) written: u64,
+    pub(crate) remote_tails: u64,
+    pub(crate) private_tails: u64,
+    pub(crate) blocked: u64,
+    pub(crate) given_up: u64,
+}
+
+impl Seen {
+    pub(crate) fn all(&mut self) -> [(&'static str, &mut u64); 7] {
+        [
+            ("aborts", &mut self.aborts),
+            ("pings", &mut self.pings),
+            ("written segments", &mut self.written),
+            ("remote tails", &mut self.remote_tails),
+            ("private tails", &mut self.private_tails),
+            ("waits for chunks", &mut self.blocked),
+            ("arenas given up", &mut self.given_up),
+        ]
+    }
+
+    pub(crate) fn add(&mut self, mut other: Self) {
+        for ((_, count), (_, more)) in self.all().into_iter().zip(other.all()) {
+            *count += *more;
+        }
+    }
 }
 
 pub(crate) struct World {
     now: Instant,
     ends: [End; 2],
     idle_acks: bool,
-    pub(crate) aborts: u64,
-    pub(crate) pings: u64,
+    pub(crate) seen: Seen,
 }
 
 fn config(random: &mut Random) -> LinkConfig {
     let buffer = random.pick(&[256, 257, 300, 1024]);
+    let arena_chunks = random.pick(&[1, 2, 8, 32]);
+    let arena = ArenaConfig {
+        log2_chunk: 12,
+        arena_chunks,
+        max_chunks: u32::from(arena_chunks) * random.pick(&[0, 1, 1, 2, 4]),
+        keep_chunks: random.pick(&[0, 0, u32::from(arena_chunks)]),
+        idle: Duration::from_secs(2),
+    };
     LinkConfig::default()
+        .arena(arena)
+        .arena_threshold_bytes(random.pick(&[0, 2000, 9000]))
+        .arena_segment_bytes(random.pick(&[4096, 5000, 1 << 16]))
         .data_credits(random.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 64]))
         .ack_credits(random.pick(&[2, 2, 3, 4, 9]))
         .receive_buffer_bytes(buffer)
@@ -80,6 +134,9 @@ impl End {
             sq: VecDeque::new(),
             data_frames: Vec::new(),
             oracle: Oracle::default(),
+            domain: soft::mem_device().allocate_pd().expect("memory"),
+            regions: Vec::new(),
+            held: Vec::new(),
             closed_by_peer: false,
         }
     }
@@ -94,8 +151,15 @@ impl End {
         let bytes = [first, second].concat();
         let head = (bytes[0], bytes[1]);
         let token = transmit.signaled.then_some(transmit.token);
+        let written = |put: &Put| {
+            let mut bytes = Vec::new();
+            put.part.append_to(0..put.part.len(), &mut bytes);
+            (put.to, bytes)
+        };
+        let writes: Vec<_> = transmit.writes.iter().map(written).collect();
+        sq.extend(writes.iter().map(|_| None));
         sq.push_back(token);
-        wire.push_back(Packet { imm: transmit.imm, bytes, token });
+        wire.push_back(Packet { writes, imm: transmit.imm, bytes, token });
         head
     }
 
@@ -139,10 +203,11 @@ impl World {
     pub(crate) fn new(random: &mut Random) -> Self {
         let now = Instant::now();
         let configs = [config(random), config(random)];
-        let features = random.pick(&[Features::NONE, Features::ACK_IMMEDIATE]);
+        let arena = random.pick(&[Features::NONE, Features::ARENA, Features::ARENA]);
+        let features = random.pick(&[Features::NONE, Features::ACK_IMMEDIATE]).with(arena);
         let end = |own: usize| End::new(&configs[own], &configs[1 - own], features, now);
         let idle_acks = random.below(2) == 0;
-        Self { now, ends: [end(0), end(1)], idle_acks, aborts: 0, pings: 0 }
+        Self { now, ends: [end(0), end(1)], idle_acks, seen: Seen::default() }
     }
 
     /// One random legal operation at a random end.
@@ -158,6 +223,8 @@ impl World {
             80..84 => self.pass_time(at, random),
             // A driver that drains one frame at a time is legal as long as it gets to the end.
             84..88 => _ = self.transmit(at),
+            88..92 => self.let_go(at, random),
+            92..94 => self.grow(at, random),
             _ => self.pump(at),
         }
         if random.below(3) > 0 {
@@ -178,6 +245,15 @@ impl World {
             _ => 8 + random.below(30 * eager as u64),
         };
         let len = usize::try_from(len).expect("small");
+        let parts: Vec<usize> = match random.below(5) {
+            0 => (0..1 + random.below(9))
+                .map(|_| random.pick(&[1, 37, 500, 4096, 9000, 9001]))
+                .collect(),
+            _ => Vec::new(),
+        };
+        if len + parts.iter().sum::<usize>() > max && len <= max {
+            return;
+        }
         if len > max {
             let mut out = rpc_transport::outbound::OutBuf::new();
             out.extend_from_slice(&vec![0; len]);
@@ -188,7 +264,7 @@ impl World {
         if end.link.is_closing() {
             return;
         }
-        let (tag, out) = end.oracle.submit(lane, len, eager);
+        let (tag, out) = end.oracle.submit(lane, len, &parts, eager);
         end.link.submit(lane, tag, out).expect("open, and within the limit");
     }
 
@@ -208,7 +284,7 @@ impl World {
             Revoked::Whole(bytes) => end.oracle.on_revoked(tag, Some(&bytes)),
             Revoked::Aborted => {
                 end.oracle.on_revoked(tag, None);
-                self.aborts += 1;
+                self.seen.aborts += 1;
             }
             Revoked::TooLate => {}
         }
@@ -225,7 +301,38 @@ impl World {
         assert!(packet.bytes.len() <= size, "frame of {} bytes", packet.bytes.len());
         assert!(peer.recvs > 0, "a frame found no posted RECV");
         peer.recvs -= 1;
+        for (to, bytes) in &packet.writes {
+            // The newest: an rkey may come again once its region is gone.
+            let region = peer.regions.iter().rev().find(|region| region.rkey() == to.rkey);
+            let region = region.expect("an rkey that was advertised");
+            let offset = to.address - region.remote_address(0);
+            region.write_as_peer(usize::try_from(offset).expect("small"), bytes);
+        }
         peer.received.push_back(packet);
+    }
+
+    /// The application reads a tail, and drops it.
+    fn let_go(&mut self, at: usize, random: &mut Random) {
+        let count = self.ends[at].held.len() as u64;
+        if count == 0 {
+            return;
+        }
+        let (tag, tail) =
+            self.ends[at].held.swap_remove(usize::try_from(random.below(count)).expect("small"));
+        self.ends[1 - at].oracle.check_tail(tag, &tail);
+    }
+
+    /// The mover gives the link the arena that it wants, if it has the memory.
+    fn grow(&mut self, at: usize, random: &mut Random) {
+        let end = &mut self.ends[at];
+        let Some(bytes) = end.link.wanted_arena() else { return };
+        if random.below(8) == 0 {
+            return end.link.decline_arena();
+        }
+        let bytes = usize::try_from(bytes).expect("small");
+        let region = end.domain.allocate(bytes, Access::REMOTE_WRITE).expect("memory");
+        end.regions.push(region.clone());
+        end.link.add_arena(region).expect("wanted");
     }
 
     /// Polls the oldest receive completion.
@@ -237,8 +344,17 @@ impl World {
         let mut message = Message::copied(&packet.bytes);
         let inbound = end.link.on_frame(self.now, packet.imm, &mut message).expect("legal");
         match inbound {
-            Inbound::Message => peer.oracle.on_delivered(&message),
-            Inbound::Assembled(message) => peer.oracle.on_delivered(&message),
+            Inbound::Message => _ = peer.oracle.on_delivered(&message, false),
+            Inbound::Assembled(mut message) => {
+                let tail = message.take_tail();
+                let tag = peer.oracle.on_delivered(&message, tail.is_some());
+                if let Some(tail) = tail {
+                    let is_private = tail.is_private();
+                    self.seen.private_tails += u64::from(is_private);
+                    self.seen.remote_tails += u64::from(!is_private);
+                    end.held.push((tag, tail));
+                }
+            }
             Inbound::Closed(reason) => {
                 assert_eq!(reason, close_reason());
                 end.closed_by_peer = true;
@@ -280,14 +396,23 @@ impl World {
         let end = &mut self.ends[at];
         let Some(transmit) = end.link.poll_transmit() else { return false };
         let head = End::post(&mut end.wire, &mut end.sq, &transmit);
-        self.pings += u64::from(head.0 == Kind::Ping as u8);
+        let is_written = !transmit.writes.is_empty();
+        self.seen.pings += u64::from(head.0 == Kind::Ping as u8);
+        self.seen.written += u64::from(is_written);
         end.on_posted(head);
         true
     }
 
     fn pump(&mut self, at: usize) {
         while self.transmit(at) {}
-        self.ends[at].check_pumped();
+        let end = &self.ends[at];
+        end.check_pumped();
+        let metrics = end.link.metrics();
+        let is_blocked = metrics.bulk_unsent_bytes > 0
+            && metrics.peer_chunks > 0
+            && metrics.peer_free == 0
+            && metrics.counters.data_credits > 0;
+        self.seen.blocked += u64::from(is_blocked);
     }
 
     pub(crate) fn close(&mut self, at: bool) {
@@ -299,6 +424,7 @@ impl World {
     pub(crate) fn drain(&mut self, random: &mut Random) {
         loop {
             for at in [0, 1] {
+                self.grow(at, random);
                 self.pump(at);
             }
             let mut moves: Vec<fn(&mut Self)> = Vec::new();
@@ -323,7 +449,11 @@ impl World {
                 moves.push(|world| world.complete(1));
             }
             if moves.is_empty() {
-                return;
+                // At the latest now the application lets go of something.
+                let holds = |at: &usize| !self.ends[*at].held.is_empty();
+                let Some(at) = [0, 1].into_iter().find(holds) else { return };
+                self.let_go(at, random);
+                continue;
             }
             random.pick(&moves)(self);
         }
@@ -335,12 +465,35 @@ impl World {
             let metrics = end.link.metrics();
             assert!(end.link.is_idle(), "{metrics:?}");
             assert_eq!(metrics.assembly_bytes, 0);
+            assert_eq!(metrics.landing_held, 0, "chunks are missing: {metrics:?}");
             let window = end.remote.window;
             let least = window.data - window.data_threshold() + 1;
             assert!(metrics.counters.data_credits >= least, "I5: {metrics:?}");
             assert!(metrics.counters.data_slots > 0, "I5: {metrics:?}");
             assert_eq!(end.recvs, end.config.window().rq_len());
             assert_eq!(end.link.in_flight() as usize, end.sq.len());
+            // The link holds the regions of its arenas, and nobody holds any other.
+            let held = end.regions.iter().filter(|region| region.handle_count() == 2).count();
+            assert!(end.regions.iter().all(|region| region.handle_count() <= 2));
+            assert_eq!(held == 0, metrics.landing_chunks == 0);
+        }
+        for (owner, writer) in [(0, 1), (1, 0)] {
+            let (owner, writer) =
+                (self.ends[owner].link.metrics(), self.ends[writer].link.metrics());
+            let known = writer.peer_chunks;
+            assert_eq!(known, owner.landing_chunks, "{owner:?} {writer:?}");
+            let free = writer.peer_free + owner.landing_releasing;
+            // What is asked back is not free to write.
+            let is_whole = writer.peer_usable == known;
+            assert!(free == known || free < known && !is_whole, "{owner:?} {writer:?}");
+        }
+    }
+
+    /// Arenas that came and went.
+    pub(crate) fn count_given_up(&mut self) {
+        for end in &self.ends {
+            let gone = end.regions.iter().filter(|region| region.handle_count() == 1).count();
+            self.seen.given_up += gone as u64;
         }
     }
 

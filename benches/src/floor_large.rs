@@ -1,0 +1,163 @@
+//! The floors of large payloads: the same bytes through shared memory, with nothing around them.
+//!
+//! Owns the raw passes that every rate is a ratio of: one copy by the sender into a slot that the
+//! receiver looks at; and four slots in turn, copied in by one side and out by the other.
+#![allow(unsafe_code, reason = "raw shared memory is what is measured")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::cores;
+
+/// What both sides share of a slot, ahead of its bytes: passes written and passes read.
+const HEAD_BYTES: usize = 4096;
+const PAGE_BYTES: usize = 4096;
+
+#[derive(Clone, Copy)]
+struct Slot {
+    base: *mut u8,
+    size: usize,
+}
+
+// SAFETY: the mapping lives until the process ends; turns are taken by the two atomics.
+unsafe impl Send for Slot {}
+
+impl Slot {
+    fn counter(self, at: usize) -> &'static AtomicU64 {
+        // SAFETY: the head has room for both, 128 bytes apart and aligned, for ever.
+        unsafe { &*self.base.add(at * 128).cast::<AtomicU64>() }
+    }
+
+    fn written(self) -> &'static AtomicU64 {
+        self.counter(0)
+    }
+
+    fn read(self) -> &'static AtomicU64 {
+        self.counter(1)
+    }
+
+    fn bytes(self) -> *mut u8 {
+        // SAFETY: a slot has its head and `size` bytes behind it.
+        unsafe { self.base.add(HEAD_BYTES) }
+    }
+
+    fn wait(counter: &AtomicU64, value: u64) {
+        while counter.load(Ordering::Acquire) != value {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn copy_in(self, from: &[u8]) {
+        // SAFETY: the reader is done with the slot (its turn), and `from` has `size` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.bytes(), self.size) };
+    }
+
+    fn copy_out(self, to: &mut [u8]) {
+        // SAFETY: the writer is done with the slot (its turn), and `to` has `size` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(self.bytes(), to.as_mut_ptr(), self.size) };
+    }
+
+    /// One byte of each page.
+    fn look(self) -> u64 {
+        let mut sum = 0;
+        for at in (0..self.size).step_by(PAGE_BYTES) {
+            // SAFETY: inside the slot.
+            let byte = unsafe { self.bytes().add(at) };
+            // SAFETY: as above.
+            sum += u64::from(unsafe { byte.read_volatile() });
+        }
+        sum
+    }
+}
+
+/// Bytes per second of `slots` slots of `size` bytes, read by `read` on the other core.
+#[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
+fn rate(
+    size: usize,
+    slots: usize,
+    duration: Duration,
+    mut read: impl FnMut(Slot) + Send + 'static,
+) -> Result<f64> {
+    let slot_bytes = HEAD_BYTES + size.next_multiple_of(PAGE_BYTES);
+    // SAFETY: a fresh anonymous mapping, leaked on purpose: the reading thread has it too.
+    let base = unsafe {
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            slot_bytes * slots,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+        )
+    }
+    .context("mapping the floor's slots")?
+    .cast::<u8>();
+    let slots: Vec<Slot> = (0..slots)
+        // SAFETY: the slot lies inside the mapping.
+        .map(|at| Slot { base: unsafe { base.add(at * slot_bytes) }, size })
+        .collect();
+    let theirs = slots.clone();
+    const END: u64 = u64::MAX;
+    let reader = std::thread::spawn(move || {
+        cores::pin(1);
+        for turn in 1_u64.. {
+            for slot in &theirs {
+                loop {
+                    match slot.written().load(Ordering::Acquire) {
+                        END => return,
+                        written if written == turn => break,
+                        _ => std::hint::spin_loop(),
+                    }
+                }
+                read(*slot);
+                slot.read().store(turn, Ordering::Release);
+            }
+        }
+    });
+    cores::pin(0);
+    let source = vec![7; size];
+    let (mut turn, mut started, mut from) = (0_u64, Instant::now(), 0);
+    // The first turns touch the pages.
+    const WARM_UP: u64 = 16;
+    while turn <= WARM_UP || started.elapsed() < duration {
+        turn += 1;
+        for slot in &slots {
+            Slot::wait(slot.read(), turn - 1);
+            slot.copy_in(&source);
+            slot.written().store(turn, Ordering::Release);
+        }
+        if turn == WARM_UP {
+            (started, from) = (Instant::now(), turn);
+        }
+    }
+    for slot in &slots {
+        Slot::wait(slot.read(), turn);
+    }
+    let rate =
+        ((turn - from) * slots.len() as u64 * size as u64) as f64 / started.elapsed().as_secs_f64();
+    for slot in &slots {
+        slot.written().store(END, Ordering::Release);
+    }
+    let _ = reader.join();
+    Ok(rate)
+}
+
+/// One slot: the sender copies in, the receiver looks at each page.
+///
+/// # Errors
+/// When memory or a thread cannot be had.
+pub(crate) fn one_copy(size: usize, duration: Duration) -> Result<f64> {
+    rate(size, 1, duration, |slot| {
+        std::hint::black_box(slot.look());
+    })
+}
+
+/// Four slots in turn: the sender copies in, the receiver copies out.
+///
+/// # Errors
+/// When memory or a thread cannot be had.
+pub(crate) fn two_copies(size: usize, duration: Duration) -> Result<f64> {
+    let mut to = vec![0; size];
+    rate(size, 4, duration, move |slot| slot.copy_out(&mut to))
+}

@@ -1,0 +1,378 @@
+//! Large payloads: rates against raw passes through shared memory and against tarpc, and what they
+//! do to small calls beside them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::stream::{FuturesUnordered, StreamExt};
+use rpc_core::bytes::Bytes;
+use rpc_core::{Bulk, Channel, Context, LinkConfig, PollMode, Server};
+
+use crate::ours::{self, EchoClient};
+use crate::report::{at_least, at_most, median, quantile, row};
+use crate::server_process::ServerProcess;
+use crate::{cores, floor_large, tarpc_peer};
+
+/// A receiver looks at one byte of each page.
+const PAGE_BYTES: usize = 4096;
+
+/// What is moved, in the types that are compared.
+#[rpc_core::service]
+pub(crate) trait Large {
+    /// Looks at a payload.
+    async fn sink(&self, data: Bulk) -> u64;
+    /// Gives one.
+    async fn source(&self, len: u32) -> Option<Bulk>;
+    /// Looks at private bytes.
+    async fn sink_bytes(&self, data: Bytes) -> u64;
+    /// Gives some.
+    async fn source_bytes(&self, len: u32) -> Bytes;
+    /// Looks at a vector.
+    async fn sink_vec(&self, data: Vec<u8>) -> u64;
+    /// Gives one.
+    async fn source_vec(&self, len: u32) -> Vec<u8>;
+}
+
+/// The sum of one byte of each page.
+pub(crate) fn look(data: &[u8]) -> u64 {
+    data.iter().step_by(PAGE_BYTES).map(|byte| u64::from(*byte)).sum()
+}
+
+/// The same of a payload, wherever it lies.
+fn look_at(data: &Bulk) -> u64 {
+    let mut byte = [0];
+    let mut sum = 0;
+    for at in (0..data.len()).step_by(PAGE_BYTES) {
+        data.read_at(at, &mut byte);
+        sum += u64::from(byte[0]);
+    }
+    sum
+}
+
+/// What is sent was made before.
+#[derive(Default)]
+pub(crate) struct Store {
+    registered: std::sync::OnceLock<Option<Bulk>>,
+    bytes: std::sync::OnceLock<Bytes>,
+}
+
+impl Store {
+    fn bytes(&self, len: u32) -> &Bytes {
+        self.bytes.get_or_init(|| vec![7; len as usize].into())
+    }
+}
+
+impl Large for Store {
+    async fn sink(&self, data: Bulk) -> u64 {
+        look_at(&data)
+    }
+
+    async fn source(&self, len: u32) -> Option<Bulk> {
+        let make = || Some(registered(Context::current().bulk_pool()?, len as usize));
+        self.registered.get_or_init(make).clone()
+    }
+
+    async fn sink_bytes(&self, data: Bytes) -> u64 {
+        look(&data)
+    }
+
+    async fn source_bytes(&self, len: u32) -> Bytes {
+        self.bytes(len).clone()
+    }
+
+    async fn sink_vec(&self, data: Vec<u8>) -> u64 {
+        look(&data)
+    }
+
+    async fn source_vec(&self, len: u32) -> Vec<u8> {
+        self.bytes(len).to_vec()
+    }
+}
+
+/// A payload in a registered buffer.
+fn registered(pool: &rpc_core::BulkPool, len: usize) -> Bulk {
+    match pool.take(len) {
+        Ok(mut buffer) => {
+            buffer.fill(7);
+            buffer.freeze()
+        }
+        Err(_) => Bulk::from(vec![7; len]),
+    }
+}
+
+/// Serves both services at `address` until the process is killed; prints `READY <address>`.
+pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
+    let server = Server::builder()
+        .add_service(LargeServer::new(Store::default()))
+        .add_service(ours::echo_server())
+        .link(link())
+        .poll_mode(mode)
+        .bind(address)
+        .await?;
+    println!("READY {}", server.local_address());
+    Ok(server.serve().await?)
+}
+
+fn link() -> LinkConfig {
+    LinkConfig::default()
+}
+
+/// Bytes per second of `in_flight` loops of `call`, each moving `size` bytes.
+#[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
+async fn rate<F, Fut>(in_flight: usize, size: usize, duration: Duration, call: F) -> Result<f64>
+where
+    F: Fn() -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = Result<u64>> + Send,
+{
+    let expected = size.div_ceil(PAGE_BYTES) as u64 * 7;
+    for _ in 0..8 {
+        ensure!(call().await? == expected, "the payload is another one");
+    }
+    let start = Instant::now();
+    let mut tasks = FuturesUnordered::new();
+    for _ in 0..in_flight {
+        let call = call.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut calls = 0_u64;
+            while start.elapsed() < duration {
+                ensure!(call().await? == expected, "the payload is another one");
+                calls += 1;
+            }
+            Ok(calls)
+        }));
+    }
+    let mut calls = 0;
+    while let Some(done) = tasks.next().await {
+        calls += done??;
+    }
+    Ok((calls * size as u64) as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Rates of one kind of payload, up and down.
+#[derive(Default)]
+struct Both {
+    up: Vec<f64>,
+    down: Vec<f64>,
+}
+
+#[derive(Default)]
+struct Samples {
+    one_copy: Vec<f64>,
+    two_copies: Vec<f64>,
+    bulk: Both,
+    bytes: Both,
+    vec: Both,
+    tarpc: Both,
+    tarpc_4: Both,
+    alone: Vec<f64>,
+    beside: Vec<f64>,
+    beside_p99: Vec<f64>,
+    beside_load: Vec<f64>,
+}
+
+pub(crate) fn run(
+    runtime: &tokio::runtime::Runtime,
+    scheme: &str,
+    size: usize,
+    rounds: usize,
+    duration: Duration,
+) -> Result<()> {
+    let address = match scheme {
+        "tcp" => "tcp://127.0.0.1:0".to_owned(),
+        scheme => format!("{scheme}://bench-large"),
+    };
+    let socket = std::env::temp_dir().join(format!("bench-large-{}", std::process::id()));
+    let mut samples = Samples::default();
+    for _ in 0..rounds {
+        samples.one_copy.push(floor_large::one_copy(size, duration)?);
+        samples.two_copies.push(floor_large::two_copies(size, duration)?);
+        cores::pin(0);
+        let server = ServerProcess::start("large", &address, "busy")?;
+        runtime.block_on(measure_ours(server.address(), size, duration, &mut samples))?;
+        drop(server);
+        let _server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
+        runtime.block_on(async {
+            let client = tarpc_peer::connect(&socket).await?;
+            let (up, down) = tarpc_peer::large_rates(&client, 1, size, duration).await?;
+            samples.tarpc.up.push(up);
+            samples.tarpc.down.push(down);
+            let (up, down) = tarpc_peer::large_rates(&client, 4, size, duration).await?;
+            samples.tarpc_4.up.push(up);
+            samples.tarpc_4.down.push(down);
+            anyhow::Ok(())
+        })?;
+    }
+    print(scheme, size, samples);
+    Ok(())
+}
+
+/// CPU time of both ends on one thread over `mem://`, against copies of the same size: what a busy
+/// machine does not change much.
+///
+/// # Errors
+/// When a call fails.
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
+pub(crate) async fn cpu(size: usize, calls: u32) -> Result<()> {
+    let server = Server::builder()
+        .add_service(LargeServer::new(Store::default()))
+        .poll_mode(PollMode::Event)
+        .bind("mem://bench-large")
+        .await?;
+    tokio::spawn(server.serve());
+    let channel =
+        Channel::builder().poll_mode(PollMode::Event).connect("mem://bench-large").await?;
+    let client = LargeClient::new(channel.clone());
+    let len = u32::try_from(size)?;
+    let (from, mut to) = (vec![7_u8; size], vec![0; size]);
+    let copy = timed(calls, async || {
+        std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
+        Ok(())
+    })
+    .await?;
+    let bulk = registered(channel.bulk_pool(), size);
+    let bytes = Bytes::from(vec![7; size]);
+    row("CPU of both ends on one thread, per call", "us", "copies");
+    let report = |name: &str, nanos: f64| {
+        row(name, format!("{:.1}", nanos / 1000.0), format!("{:.2}", nanos / copy));
+    };
+    report("one copy", copy);
+    let up = timed(calls, async || ensure_seen(client.sink(bulk.clone()).await?)).await?;
+    report("registered Bulk up", up);
+    let down = timed(calls, async || Ok(drop(client.source(len).await?))).await?;
+    report("registered Bulk down", down);
+    let up = timed(calls, async || ensure_seen(client.sink_bytes(bytes.clone()).await?)).await?;
+    report("Bytes up", up);
+    let down = timed(calls, async || Ok(drop(client.source_bytes(len).await?))).await?;
+    report("Bytes down", down);
+    let up = timed(calls, async || ensure_seen(client.sink_vec(from.clone()).await?)).await?;
+    report("Vec up, with the caller's copy", up);
+    let down = timed(calls, async || Ok(drop(client.source_vec(len).await?))).await?;
+    report("Vec down, with the handler's copy", down);
+    Ok(())
+}
+
+fn ensure_seen(sum: u64) -> Result<()> {
+    ensure!(sum > 0, "nothing was seen");
+    Ok(())
+}
+
+/// CPU time of one turn of `step`, nanoseconds: the best of five series.
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
+async fn timed(calls: u32, mut step: impl AsyncFnMut() -> Result<()>) -> Result<f64> {
+    let now = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let before = now();
+        for _ in 0..calls {
+            step().await?;
+        }
+        let after = now();
+        let nanos = (after.tv_sec - before.tv_sec) * 1_000_000_000 + after.tv_nsec - before.tv_nsec;
+        best = best.min(nanos as f64 / f64::from(calls));
+    }
+    Ok(best)
+}
+
+async fn measure_ours(
+    address: &str,
+    size: usize,
+    duration: Duration,
+    samples: &mut Samples,
+) -> Result<()> {
+    let channel =
+        Channel::builder().poll_mode(PollMode::Busy).link(link()).connect(address).await?;
+    let client = LargeClient::new(channel.clone());
+    let len = u32::try_from(size)?;
+
+    let (bulk, sink) = (registered(channel.bulk_pool(), size), client.clone());
+    let up = move || {
+        let (sink, bulk) = (sink.clone(), bulk.clone());
+        async move { Ok(sink.sink(bulk).await?) }
+    };
+    samples.bulk.up.push(rate(1, size, duration, up.clone()).await?);
+    let source = client.clone();
+    let down = move || {
+        let source = source.clone();
+        async move { Ok(source.source(len).await?.as_ref().map_or(0, look_at)) }
+    };
+    samples.bulk.down.push(rate(1, size, duration, down).await?);
+
+    let (bytes, sink) = (Bytes::from(vec![7; size]), client.clone());
+    let bytes_up = move || {
+        let (sink, bytes) = (sink.clone(), bytes.clone());
+        async move { Ok(sink.sink_bytes(bytes).await?) }
+    };
+    samples.bytes.up.push(rate(4, size, duration, bytes_up).await?);
+    let source = client.clone();
+    let bytes_down = move || {
+        let source = source.clone();
+        async move { Ok(look(&source.source_bytes(len).await?)) }
+    };
+    samples.bytes.down.push(rate(4, size, duration, bytes_down).await?);
+
+    let (vec, sink) = (std::sync::Arc::new(vec![7; size]), client.clone());
+    let vec_up = move || {
+        let (sink, vec) = (sink.clone(), std::sync::Arc::clone(&vec));
+        async move { Ok(sink.sink_vec(vec.to_vec()).await?) }
+    };
+    samples.vec.up.push(rate(4, size, duration, vec_up).await?);
+    let source = client.clone();
+    let vec_down = move || {
+        let source = source.clone();
+        async move { Ok(look(&source.source_vec(len).await?)) }
+    };
+    samples.vec.down.push(rate(4, size, duration, vec_down).await?);
+
+    let echo = EchoClient::new(channel);
+    let alone = latency_of(&echo, duration).await?;
+    samples.alone.push(quantile(&alone, 0.5));
+    let load = tokio::spawn(rate(4, size, duration + Duration::from_millis(100), up));
+    let beside = latency_of(&echo, duration).await?;
+    samples.beside.push(quantile(&beside, 0.5));
+    samples.beside_p99.push(quantile(&beside, 0.99));
+    samples.beside_load.push(load.await??);
+    Ok(())
+}
+
+async fn latency_of(
+    client: &EchoClient,
+    duration: Duration,
+) -> Result<hdrhistogram::Histogram<u64>> {
+    let task = client.clone();
+    tokio::spawn(async move { ours::latency(&task, 64, duration).await }).await?
+}
+
+fn print(scheme: &str, size: usize, samples: Samples) {
+    let giga = |rate: f64| format!("{:.2} GB/s", rate / 1e9);
+    let one_copy = median(samples.one_copy);
+    let two_copies = median(samples.two_copies);
+    row(format!("{size}-byte payloads over {scheme}, two processes, busy"), "median", "ratio");
+    row("raw: one copy into shared memory, 1 slot", giga(one_copy), "");
+    row("raw: copied in and out, 4 slots", giga(two_copies), "");
+    let tarpc = [median(samples.tarpc.up), median(samples.tarpc.down)];
+    let tarpc_4 = [median(samples.tarpc_4.up), median(samples.tarpc_4.down)];
+    for (name, rate, tarpc) in [
+        ("registered Bulk up, 1 in flight", median(samples.bulk.up), tarpc[0]),
+        ("registered Bulk down, 1 in flight", median(samples.bulk.down), tarpc[1]),
+    ] {
+        row(name, giga(rate), "");
+        row("  against one raw copy", "", at_least(rate / one_copy, 0.8));
+        row("  against tarpc unix, 1 in flight", giga(tarpc), at_least(rate / tarpc, 15.0));
+    }
+    for (name, rate, tarpc) in [
+        ("Bytes up, 4 in flight", median(samples.bytes.up), tarpc_4[0]),
+        ("Bytes down, 4 in flight", median(samples.bytes.down), tarpc_4[1]),
+        ("Vec up, 4 in flight", median(samples.vec.up), tarpc_4[0]),
+        ("Vec down, 4 in flight", median(samples.vec.down), tarpc_4[1]),
+    ] {
+        row(name, giga(rate), "");
+        row("  against two raw copies", "", at_least(rate / two_copies, 0.5));
+        row("  against tarpc unix, 4 in flight", giga(tarpc), at_least(rate / tarpc, 6.0));
+    }
+    let (alone, beside) = (median(samples.alone), median(samples.beside));
+    let us = |nanos: f64| format!("{:.2} us", nanos / 1000.0);
+    row("64-byte echo alone, p50", us(alone), "");
+    row("64-byte echo beside 4 payloads, p50", us(beside), at_most(beside / alone, 3.0));
+    row("the payloads meanwhile", giga(median(samples.beside_load)), "");
+    row("64-byte echo beside 4 payloads, p99", us(median(samples.beside_p99)), "");
+}

@@ -1,0 +1,132 @@
+//! Large files: blocks, several on their way at once, and going on where an earlier run stopped.
+//!
+//! Invariants:
+//! 1. A partial file is gone on with behind the leaves that have the same sums at both sides.
+//! 2. A block is asked for when the one `in_flight` places before it is there. Blocks come in any
+//!    order, so after an interruption at most that many are copied again.
+//! 3. The digest that a file is checked against is made of the sums that its source gave with the
+//!    blocks, so what happens to them on the way is found.
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+use rpc_core::Status;
+
+use super::compare::{Summed, common_leaves, covered};
+use super::copy::{Attempt, Copy};
+use super::plan::Item;
+use super::service::{Entry, FileError, Found, Kind, Whole};
+use super::side::{Failure, SideError};
+use super::small::is_size;
+use super::sums::{Sum, digest, leaf_count};
+
+impl Copy<'_> {
+    /// Copies a file of any size.
+    pub(super) async fn large_file(&self, file: Item<u64>, attempt: Attempt) -> Result<(), Status> {
+        let mut counted = 0;
+        let error = match self.try_large(&file, &mut counted).await {
+            Ok(()) => return Ok(()),
+            Err(Failure::Fatal(status)) => return Err(status),
+            Err(Failure::Alone(error)) => error,
+        };
+        if attempt == Attempt::First {
+            self.progress.given_up(file.what.saturating_sub(counted));
+        }
+        self.make_room(&file, &error).await?;
+        self.file_failed(&file, &error, attempt);
+        Ok(())
+    }
+
+    /// What there is no room for does not take it away from others.
+    async fn make_room(&self, file: &Item<u64>, error: &SideError) -> Result<(), Status> {
+        if !matches!(error.error, FileError::Full(_)) {
+            return Ok(());
+        }
+        match self.sink.abandon(file.to.clone()).await {
+            Err(Failure::Fatal(status)) => Err(status),
+            // The file is told about anyhow.
+            Err(Failure::Alone(_)) | Ok(()) => Ok(()),
+        }
+    }
+
+    async fn try_large(&self, file: &Item<u64>, counted: &mut u64) -> Result<(), Failure> {
+        let mut found = self.sink.survey(vec![file.to.clone()]).await?;
+        let found = found.pop().unwrap_or(Err(FileError::NotFound));
+        let found = found.map_err(|error| self.sink.alone(error))?;
+        if is_size(&found, file.what)
+            && self.common(file, false).await?.len() as u64 == leaf_count(file.what)
+        {
+            *counted = file.what;
+            self.file_kept(file, found.entry.is_some_and(|entry| entry.meta == file.meta));
+            return Ok(());
+        }
+        let mut sums = match found.part_bytes {
+            Some(1..) => self.common(file, true).await?,
+            _ => Vec::new(),
+        };
+        let keep = covered(sums.len(), file.what);
+        self.sink.begin(file.to.clone(), keep).await?;
+        self.progress.kept(keep);
+        *counted = keep;
+        self.blocks(file, keep, &mut sums, counted).await?;
+        self.check_source(file).await?;
+        let (path, meta) = (file.to.clone(), file.meta);
+        let whole = Whole { path, bytes: file.what, digest: digest(&sums), meta };
+        self.sink.commit(whole).await?;
+        self.progress.file();
+        Ok(())
+    }
+
+    /// The leaves that source and sink have in common.
+    async fn common(&self, file: &Item<u64>, part: bool) -> Result<Vec<Sum>, Failure> {
+        let source = Summed { side: self.source, path: &file.from, part: false };
+        let sink = Summed { side: self.sink, path: &file.to, part };
+        common_leaves(source, sink, file.what).await
+    }
+
+    /// Copies the blocks from `keep` on, and adds the sums of their leaves.
+    async fn blocks(
+        &self,
+        file: &Item<u64>,
+        keep: u64,
+        sums: &mut Vec<Sum>,
+        counted: &mut u64,
+    ) -> Result<(), Failure> {
+        let offsets = (keep..file.what).step_by(self.options.block_bytes);
+        let blocks = offsets.map(|offset| self.block(file, offset));
+        let mut blocks = stream::iter(blocks).buffered(self.options.in_flight);
+        while let Some((bytes, more)) = blocks.try_next().await? {
+            sums.extend(more);
+            *counted += bytes;
+        }
+        Ok(())
+    }
+
+    async fn block(&self, file: &Item<u64>, offset: u64) -> Result<(u64, Vec<Sum>), Failure> {
+        // Never closed, so this only waits.
+        let _permit = self.blocks.acquire().await;
+        let bytes = (file.what - offset).min(self.options.block_bytes as u64);
+        let piece = self.source.read(file.from.clone(), offset, bytes).await?;
+        if piece.block.len() < bytes {
+            return Err(self.source.alone(FileError::Changed));
+        }
+        if piece.block.len() > bytes || piece.sums.len() as u64 != leaf_count(bytes) {
+            return Err(self.source.senseless());
+        }
+        self.pace(bytes).await;
+        self.sink.write(file.to.clone(), offset, piece.block).await?;
+        self.progress.moved(bytes);
+        Ok((bytes, piece.sums))
+    }
+
+    /// A file that has changed since it was listed may be a mixture of old and new.
+    async fn check_source(&self, file: &Item<u64>) -> Result<(), Failure> {
+        let mut found = self.source.survey(vec![file.from.clone()]).await?;
+        let same = match found.pop() {
+            Some(Ok(Found { entry: Some(Entry { kind: Kind::File { bytes }, meta }), .. })) => {
+                bytes == file.what
+                    && (meta.mtime, meta.mtime_nanos) == (file.meta.mtime, file.meta.mtime_nanos)
+            }
+            _ => false,
+        };
+        if same { Ok(()) } else { Err(self.source.alone(FileError::Changed)) }
+    }
+}

@@ -1,0 +1,67 @@
+//! `transfer`: copies files and directories between machines, over RDMA, shared memory or TCP.
+//!
+//! | file | what |
+//! |---|---|
+//! | `service.rs` | the service: its methods, types, limits and errors |
+//! | `path.rs`, `sums.rs`, `block.rs` | paths, checksums and bytes, as they travel |
+//! | `tree.rs`, `part.rs` | a directory and the files that are being written in it; nothing outside |
+//! | `files.rs` | the service behind such a directory |
+//! | `serve.rs` | the server |
+//! | `side.rs` | one end, here or at the server: all below goes from any side to any other |
+//! | `plan.rs` | what there is to copy |
+//! | `copy.rs`, `small.rs`, `large.rs` | copying: the order, batches of small files, blocks of large ones |
+//! | `compare.rs`, `verify.rs` | comparing |
+//! | `connect.rs`, `commands.rs`, `progress.rs` | the client and what it says |
+//! | `cli.rs`, `error.rs` | the words at both ends |
+
+mod block;
+mod cli;
+mod commands;
+mod compare;
+mod connect;
+mod copy;
+mod error;
+mod files;
+#[cfg(test)]
+mod hostile;
+mod large;
+mod part;
+mod path;
+mod plan;
+mod progress;
+mod serve;
+mod service;
+mod side;
+mod small;
+mod sums;
+#[cfg(test)]
+mod testing;
+mod tree;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::cli::{Cli, Command};
+use self::error::CommandError;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    examples::logging::init();
+    let cli = Cli::parse();
+    let Err(error) = run(&cli.command).await else { return ExitCode::SUCCESS };
+    if !matches!(error, CommandError::OutputClosed) {
+        eprintln!("error: {error}");
+    }
+    ExitCode::from(error.exit_code())
+}
+
+async fn run(command: &Command) -> Result<(), CommandError> {
+    match command {
+        Command::Serve(args) => serve::serve(args).await,
+        Command::Send(args) => commands::send(args).await,
+        Command::Receive(args) => commands::receive(args).await,
+        Command::Verify(args) => commands::verify(args).await,
+    }
+}

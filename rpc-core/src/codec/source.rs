@@ -1,0 +1,380 @@
+//! Where a decoder's bytes come from: the body alone, or the body with parts put back.
+//!
+//! Owns the two ways to take a byte string out of a message. [`Plain`] leaves it to the format.
+//! [`Cursor`] feeds the format the body, and gives byte strings itself: what is a whole part is
+//! handed on as it lies, without the format ever seeing it.
+//!
+//! Invariants of a cursor:
+//! 1. Each byte of body and tail is given once, in the order that it has when put together.
+//! 2. Whatever reads part of a part, or across the edge of one, fails, and is noted: the decoder
+//!    then starts again on all bytes put together ([`Cursor::must_join`]). So the result never
+//!    depends on which byte strings the sender took out.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use rpc_transport::payload::Payload;
+use serde::de::{Deserializer, Error, Visitor};
+
+use super::scratch::{MAX_COPIES, Scratch};
+use crate::bulk::{Bulk, handoff};
+use crate::wire::Parts;
+
+/// How byte strings are taken.
+pub(super) trait Source<'de>: Copy {
+    /// A text, borrowed.
+    fn text<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error>;
+
+    /// Bytes, borrowed if they can be.
+    fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error>;
+
+    /// Bytes for an owner.
+    fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error>;
+
+    /// Bytes for a [`Bulk`], whose visitor finds a part in [`handoff`].
+    fn bulk<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error>;
+}
+
+/// The body is all there is.
+#[derive(Clone, Copy)]
+pub(super) struct Plain;
+
+impl<'de> Source<'de> for Plain {
+    #[inline]
+    fn text<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_str(visitor)
+    }
+
+    #[inline]
+    fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_bytes(visitor)
+    }
+
+    // Borrowed even for owners: formats allocate for an announced length before checking it.
+    #[inline]
+    fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_bytes(visitor)
+    }
+
+    #[inline]
+    fn bulk<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        format.deserialize_bytes(visitor)
+    }
+}
+
+/// The tail of the message that is decoded.
+#[derive(Debug)]
+pub enum Tail<'de> {
+    /// Kept by the message.
+    Kept(&'de Payload),
+    /// The decoder's own: bytes that are private already can go to their owner without a copy.
+    Given(Bulk),
+}
+
+impl Tail<'_> {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Kept(payload) => payload.len(),
+            Self::Given(bulk) => bulk.len(),
+        }
+    }
+
+    fn slice(&self, range: Range<u64>) -> Bulk {
+        match self {
+            Self::Kept(payload) => Bulk::from(payload.slice(range)),
+            Self::Given(bulk) => bulk.slice(range),
+        }
+    }
+}
+
+/// The next part.
+#[derive(Debug, Clone, Copy)]
+struct Next {
+    at: usize,
+    len: u64,
+}
+
+/// A place in body and tail. Cells, because the format's reader and the wrapper round the format
+/// take turns.
+pub(super) struct Cursor<'de> {
+    parts: Parts<'de>,
+    /// The body without its parts.
+    body: &'de [u8],
+    tail: Cell<Option<Tail<'de>>>,
+    tail_bytes: u64,
+    scratch: &'de Scratch,
+    copies: Cell<usize>,
+    position: Cell<usize>,
+    next: Cell<Option<Next>>,
+    index: Cell<usize>,
+    /// Where in the tail the next part starts.
+    tail_position: Cell<u64>,
+    must_join: Cell<bool>,
+}
+
+/// What a byte string is.
+enum Taken<'de> {
+    Body(&'de [u8]),
+    /// A span of the tail.
+    Part {
+        start: u64,
+        len: u64,
+    },
+}
+
+impl<'de> Cursor<'de> {
+    pub(super) fn new(message: &'de [u8], tail: Tail<'de>, scratch: &'de Scratch) -> Rc<Self> {
+        let (parts, body) = Parts::split(message);
+        let cursor = Self {
+            parts,
+            body,
+            tail_bytes: tail.len(),
+            tail: Cell::new(Some(tail)),
+            scratch,
+            copies: Cell::new(0),
+            position: Cell::new(0),
+            next: Cell::new(None),
+            index: Cell::new(0),
+            tail_position: Cell::new(0),
+            must_join: Cell::new(false),
+        };
+        cursor.load(0);
+        Rc::new(cursor)
+    }
+
+    /// Length of all bytes put together.
+    pub(super) fn total_bytes(&self) -> usize {
+        usize::try_from(self.tail_bytes).unwrap_or(usize::MAX).saturating_add(self.body.len())
+    }
+
+    /// Bytes that nobody has taken.
+    pub(super) fn left_bytes(&self) -> usize {
+        let tail = self.tail_bytes - self.tail_position.get();
+        let body = self.body.len() - self.position.get();
+        usize::try_from(tail).unwrap_or(usize::MAX).saturating_add(body)
+    }
+
+    /// Whether a read failed that would not have on the bytes put together.
+    pub(super) fn must_join(&self) -> bool {
+        self.must_join.get()
+    }
+
+    /// All bytes put together; `None` when the tail was given away.
+    pub(super) fn join(&self) -> Option<&'de [u8]> {
+        let tail = self.tail.take()?;
+        let body = self.body;
+        let mut joined = Vec::with_capacity(self.total_bytes());
+        let (mut body_position, mut tail_position) = (0, 0);
+        for part in self.parts.iter() {
+            let at = usize::try_from(part.at).unwrap_or(usize::MAX).min(body.len());
+            joined.extend_from_slice(&body[body_position..at]);
+            let end = (tail_position + part.len).min(self.tail_bytes);
+            tail.slice(tail_position..end).append_to(&mut joined);
+            (body_position, tail_position) = (at, end);
+        }
+        joined.extend_from_slice(&body[body_position..]);
+        Some(self.scratch.keep(joined))
+    }
+
+    fn load(&self, index: usize) {
+        let part = self.parts.get(index);
+        let next = part
+            .map(|part| Next { at: usize::try_from(part.at).unwrap_or(usize::MAX), len: part.len });
+        self.index.set(index);
+        self.next.set(next);
+    }
+
+    #[cold]
+    fn crosses_a_part(&self) {
+        self.must_join.set(true);
+    }
+
+    /// The next `count` bytes of the body; `None` when a part comes before their end, or the end.
+    #[inline]
+    pub(super) fn read(&self, count: usize) -> Option<&'de [u8]> {
+        let start = self.position.get();
+        let end = start.checked_add(count)?;
+        if count > 0
+            && let Some(next) = self.next.get()
+            && end > next.at
+        {
+            self.crosses_a_part();
+            return None;
+        }
+        let bytes = self.body.get(start..end)?;
+        self.position.set(end);
+        Some(bytes)
+    }
+
+    fn take(&self, len: u64) -> Option<Taken<'de>> {
+        if let Some(next) = self.next.get()
+            && next.at == self.position.get()
+            && next.len == len
+        {
+            let start = self.tail_position.get();
+            self.tail_position.set(start + len);
+            self.load(self.index.get() + 1);
+            return Some(Taken::Part { start, len });
+        }
+        self.read(usize::try_from(len).ok()?).map(Taken::Body)
+    }
+
+    /// Reads a length as the format has it, and takes so many bytes.
+    fn take_counted<D: Deserializer<'de>>(&self, format: D) -> Result<Taken<'de>, D::Error> {
+        let len = format.deserialize_u64(Length)?;
+        self.take(len).ok_or_else(|| D::Error::custom("the message ends too early"))
+    }
+
+    /// The tail, for as long as `look` takes.
+    fn with_tail<T>(&self, look: impl FnOnce(&Tail<'de>) -> T) -> Option<T> {
+        let tail = self.tail.take()?;
+        let seen = look(&tail);
+        self.tail.set(Some(tail));
+        Some(seen)
+    }
+
+    /// Bytes of a part that live as long as the message: where they lie, or a private copy.
+    fn borrow(&self, start: u64, len: u64) -> Option<&'de [u8]> {
+        let range = start..start + len;
+        let in_place = self.with_tail(|tail| match tail {
+            Tail::Kept(payload) => {
+                let bytes = payload.as_private_slice()?;
+                let start = usize::try_from(range.start).ok()?;
+                bytes.get(start..start + usize::try_from(len).ok()?)
+            }
+            Tail::Given(_) => None,
+        })?;
+        if in_place.is_some() {
+            return in_place;
+        }
+        if self.copies.get() == MAX_COPIES {
+            self.crosses_a_part();
+            return None;
+        }
+        self.copies.set(self.copies.get() + 1);
+        Some(self.scratch.keep(self.copy(start, len)?))
+    }
+
+    fn copy(&self, start: u64, len: u64) -> Option<Vec<u8>> {
+        self.with_tail(|tail| tail.slice(start..start + len).to_vec())
+    }
+
+    /// Bytes of a part for an owner.
+    fn own(&self, start: u64, len: u64) -> Option<Vec<u8>> {
+        if self.parts.count() > 1 {
+            return self.copy(start, len);
+        }
+        // Nothing else is in the tail, so nobody asks for it again.
+        match self.tail.take()? {
+            Tail::Given(bulk) => Some(bulk.into_vec()),
+            Tail::Kept(payload) => Some(payload.to_vec()),
+        }
+    }
+}
+
+/// Visits the length of a byte string.
+struct Length;
+
+impl Visitor<'_> for Length {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a length")
+    }
+
+    fn visit_u64<E: Error>(self, len: u64) -> Result<u64, E> {
+        Ok(len)
+    }
+}
+
+impl<'de> Source<'de> for &Cursor<'de> {
+    fn text<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let bytes = match self.take_counted(format)? {
+            Taken::Body(bytes) => Some(bytes),
+            Taken::Part { start, len } => self.borrow(start, len),
+        };
+        let bytes = bytes.ok_or_else(|| D::Error::custom("the message ends too early"))?;
+        let text = str::from_utf8(bytes).map_err(|_| D::Error::custom("a string is not UTF-8"))?;
+        visitor.visit_borrowed_str(text)
+    }
+
+    fn bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let bytes = match self.take_counted(format)? {
+            Taken::Body(bytes) => Some(bytes),
+            Taken::Part { start, len } => self.borrow(start, len),
+        };
+        visitor.visit_borrowed_bytes(
+            bytes.ok_or_else(|| D::Error::custom("the message ends too early"))?,
+        )
+    }
+
+    fn owned_bytes<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        match self.take_counted(format)? {
+            Taken::Body(bytes) => visitor.visit_borrowed_bytes(bytes),
+            Taken::Part { start, len } => match self.own(start, len) {
+                Some(bytes) => visitor.visit_byte_buf(bytes),
+                None => Err(D::Error::custom("the message ends too early")),
+            },
+        }
+    }
+
+    fn bulk<D: Deserializer<'de>, V: Visitor<'de>>(
+        self,
+        format: D,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        match self.take_counted(format)? {
+            Taken::Body(bytes) => visitor.visit_borrowed_bytes(bytes),
+            Taken::Part { start, len } => {
+                let part = self.with_tail(|tail| tail.slice(start..start + len));
+                let part = part.ok_or_else(|| D::Error::custom("the message ends too early"))?;
+                handoff::pass(part, || visitor.visit_unit())
+            }
+        }
+    }
+}
