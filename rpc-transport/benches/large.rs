@@ -37,7 +37,7 @@ use rpc_transport::spin::PollMode;
 const BYTES: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Messages of one window.
-const WINDOW: u64 = 64;
+const WINDOW: u64 = 512;
 
 /// Sends regions, or answers them.
 struct Mover {

@@ -10,6 +10,8 @@
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
 //! 4. The protocol hears of the end exactly once.
+//! 5. A pump writes one large segment at most, as a device may copy it at once: what is small, here
+//!    and on other connections, gets its turn between two.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    heard no more.
 
@@ -142,6 +144,7 @@ pub(crate) struct Connection<P: Protocol> {
     closing: Option<CloseReason>,
     registered_deadline: Option<Instant>,
     pressing: Pressing,
+    unfinished: bool,
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
@@ -169,6 +172,7 @@ impl<P: Protocol> Connection<P> {
             closing: None,
             registered_deadline: None,
             pressing: Pressing::Nothing,
+            unfinished: false,
             generation: 0,
             dirty: false,
             warm: false,
@@ -396,7 +400,13 @@ impl<P: Protocol> Connection<P> {
         self.finish_drain(cq, now)
     }
 
+    /// Whether the last pump left something that could be sent: others had to get their turn.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.unfinished
+    }
+
     fn try_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        self.unfinished = false;
         let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else {
             return Ok(());
         };
@@ -415,7 +425,12 @@ impl<P: Protocol> Connection<P> {
             }
         }
         while let Some(transmit) = link.poll_transmit() {
+            let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
+            if is_written && link.has_large() {
+                self.unfinished = true;
+                break;
+            }
         }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";

@@ -35,6 +35,8 @@ mod large;
 mod segmenter;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_large;
 mod transmit;
 
 use std::time::{Duration, Instant};

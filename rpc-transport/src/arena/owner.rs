@@ -139,9 +139,10 @@ impl ArenaOwner {
     /// [`ArenaOwner::add`] or [`ArenaOwner::decline`].
     #[must_use]
     pub fn wanted_bytes(&self) -> Option<u64> {
-        let has_room =
-            self.layout.vacant(self.config.arena_chunks).is_some() && self.check_budget().is_ok();
-        (self.wants_arena && has_room).then_some(self.arena_bytes())
+        let is_wanted = self.wants_arena
+            && self.check_budget().is_ok()
+            && self.layout.vacant(self.config.arena_chunks).is_some();
+        is_wanted.then_some(self.arena_bytes())
     }
 
     /// Length of each arena, bytes.
@@ -300,8 +301,9 @@ impl ArenaOwner {
         if self.releasing == 0 {
             return extents;
         }
+        let mut left = self.releasing;
         for placed in self.layout.iter() {
-            if !take_runs(&mut self.chunks, placed.arena.extent(), &mut extents) {
+            if !take_runs(&mut self.chunks, placed.arena.extent(), &mut left, &mut extents) {
                 break;
             }
         }
@@ -382,11 +384,20 @@ impl ArenaOwner {
     }
 }
 
-/// Moves the runs of releasing chunks within an arena to `extents`; false if there is no more room.
-fn take_runs(chunks: &mut [Chunk], arena: Extent, extents: &mut Extents) -> bool {
+/// Moves the runs of releasing chunks within an arena to `extents`, of which there are `releasing`
+/// in all; false if there is no more room, or no more chunk.
+fn take_runs(
+    chunks: &mut [Chunk],
+    arena: Extent,
+    releasing: &mut u32,
+    extents: &mut Extents,
+) -> bool {
     let mut number = arena.first;
     let mut left = arena.count;
     while left > 0 {
+        if *releasing == 0 {
+            return false;
+        }
         let from = usize::from(number);
         let run = chunks[from..from + usize::from(left)]
             .iter()
@@ -400,6 +411,7 @@ fn take_runs(chunks: &mut [Chunk], arena: Extent, extents: &mut Extents) -> bool
                 return false;
             }
             chunks[extent.chunks()].fill(Chunk::Free);
+            *releasing -= u32::from(run);
         }
         // The chunk behind a run is not releasing.
         let step = run.saturating_add(1).min(left);

@@ -140,23 +140,24 @@ impl ArenaWriter {
     }
 
     /// Chooses `wanted` free chunks, fewer only if they are too scattered; `None` if there are not
-    /// as many: the smallest run that fits, else the largest ones, at most `max_extents`.
+    /// as many: the first run that fits, so that the same memory is used again soon, else the
+    /// largest ones, at most `max_extents`.
     fn choose(&self, wanted: u32, max_extents: usize) -> Option<Extents> {
         let mut free = 0;
-        let mut fit: Option<Extent> = None;
+        let mut fits = false;
         let mut largest = [Extent::default(); MAX_EXTENTS];
         self.for_free_runs(|run| {
             free += u32::from(run.count);
-            if u32::from(run.count) >= wanted && fit.is_none_or(|fit| run.count < fit.count) {
-                fit = Some(run);
+            fits = u32::from(run.count) >= wanted;
+            if fits {
+                largest[0] = run;
+            } else {
+                insert(&mut largest, run);
             }
-            insert(&mut largest, run);
+            !fits
         });
-        if free < wanted {
+        if !fits && free < wanted {
             return None;
-        }
-        if let Some(fit) = fit {
-            largest[0] = fit;
         }
         let mut extents = Extents::default();
         let mut left = wanted;
@@ -172,7 +173,8 @@ impl ArenaWriter {
         Some(extents)
     }
 
-    fn for_free_runs(&self, mut with: impl FnMut(Extent)) {
+    /// Goes through the free runs, as long as `with` wants to.
+    fn for_free_runs(&self, mut with: impl FnMut(Extent) -> bool) {
         for placed in self.layout.iter().filter(|placed| !placed.retiring) {
             let mut run = Extent { first: placed.arena.first_chunk, count: 0 };
             for number in placed.arena.extent().chunks() {
@@ -180,14 +182,14 @@ impl ArenaWriter {
                     run.count += 1;
                     continue;
                 }
-                if run.count > 0 {
-                    with(run);
+                if run.count > 0 && !with(run) {
+                    return;
                 }
                 // Chunk numbers are 16 bits; past the last one the loop is over.
                 run = Extent { first: u16::try_from(number + 1).unwrap_or(u16::MAX), count: 0 };
             }
-            if run.count > 0 {
-                with(run);
+            if run.count > 0 && !with(run) {
+                return;
             }
         }
     }
@@ -286,7 +288,10 @@ impl ArenaWriter {
     #[must_use]
     pub fn free_count(&self) -> u32 {
         let mut free = 0;
-        self.for_free_runs(|run| free += u32::from(run.count));
+        self.for_free_runs(|run| {
+            free += u32::from(run.count);
+            true
+        });
         free
     }
 

@@ -121,6 +121,13 @@ impl Link {
         }
     }
 
+    /// Whether a large message is being sent, or waits to be.
+    #[inline]
+    #[must_use]
+    pub fn has_large(&self) -> bool {
+        self.segmenter.has_work() || !self.lanes.is_empty_lane(Lane::Bulk)
+    }
+
     /// Has `on_return` called when payloads that were dropped make it worth to pump.
     pub fn set_on_return(&mut self, on_return: OnReturn) {
         if let Some(arenas) = &self.arenas {

@@ -92,17 +92,17 @@ impl Pair {
     }
 }
 
-fn pattern(tag: u64, len: usize) -> Vec<u8> {
+pub(super) fn pattern(tag: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (tag * 31 + at).to_le_bytes()[0]).collect()
 }
 
-fn out(tag: u64, len: usize) -> OutBuf {
+pub(super) fn out(tag: u64, len: usize) -> OutBuf {
     let mut out = OutBuf::new();
     out.extend_from_slice(&pattern(tag, len));
     out
 }
 
-fn small_config() -> LinkConfig {
+pub(super) fn small_config() -> LinkConfig {
     LinkConfig::default().data_credits(8).send_queue_slots(8).receive_buffer_bytes(256)
 }
 

@@ -45,6 +45,8 @@ pub struct State<P: Protocol> {
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
     dirty: Vec<u32>,
+    // Could send more, after others have had their turn.
+    unfinished: Vec<u32>,
     // One for each connection that has any: what its `registered_deadline` says.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
     pub(super) effects: Vec<(ConnectionKey, P::Effect)>,
@@ -71,6 +73,7 @@ impl<P: Protocol> State<P> {
             by_qp: Vec::new(),
             completions: Vec::with_capacity(POLL_BATCH),
             dirty: Vec::new(),
+            unfinished: Vec::new(),
             deadlines: BTreeSet::new(),
             effects: Vec::new(),
             warm: Vec::new(),
@@ -182,7 +185,8 @@ impl<P: Protocol> State<P> {
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
         // Whoever polls takes events that the sleeping driver armed for: it must arm again.
-        let must_look = sooner || !self.effects.is_empty() || self.caller_progress;
+        let has_work = !self.effects.is_empty() || !self.unfinished.is_empty();
+        let must_look = sooner || has_work || self.caller_progress;
         if !must_look && !self.is_finished() {
             return None;
         }
@@ -226,6 +230,9 @@ impl<P: Protocol> State<P> {
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));
         }
+        if connection.is_unfinished() {
+            self.unfinished.push(index);
+        }
         if let Some((at, earlier)) = connection.deadline_to_register() {
             self.deadlines.insert((at, index));
             if let Some(earlier) = earlier {
@@ -252,14 +259,33 @@ impl<P: Protocol> State<P> {
     /// Polls the CQ once and handles what it has; returns the number of completions and events.
     #[inline]
     pub(crate) fn poll(&mut self) -> usize {
-        match self.cq.poll(&mut self.completions, POLL_BATCH) {
+        let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => match self.cq.poll_event() {
                 None => 0,
                 Some(event) => self.on_events(event),
             },
             Ok(_) => self.on_completions(),
             Err(error) => self.on_dead_cq(&error),
+        };
+        if self.unfinished.is_empty() { count } else { count + self.go_on() }
+    }
+
+    /// Pumps what was left unfinished.
+    #[cold]
+    fn go_on(&mut self) -> usize {
+        let unfinished = std::mem::take(&mut self.unfinished);
+        for index in &unfinished {
+            if self.connections.contains(*index as usize) {
+                self.mark_dirty(*index);
+            }
         }
+        self.pump_dirty();
+        unfinished.len()
+    }
+
+    /// Whether a poll would send something, whatever has arrived.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        !self.unfinished.is_empty()
     }
 
     /// No completion will come any more: waiting for a flush would be in vain.

@@ -197,3 +197,74 @@ fn a_peer_that_asks_without_reading_is_closed() {
         assert_eq!(cause.await, text);
     });
 }
+
+/// A write that the peer has no right to: to a key that is none, beyond the arena, or to a region of
+/// another domain.
+#[test]
+fn a_write_with_a_wrong_key_costs_its_own_connection() {
+    run("wrong key", async {
+        for wrong in ["no key", "beyond", "another domain"] {
+            let cause = suffer(Probe::new(Habit::Keep), async |raw, end| {
+                let domain = match wrong {
+                    "another domain" => end.shard.device().allocate_pd().unwrap(),
+                    _ => end.shard.domain().clone(),
+                };
+                let region = domain.allocate(4096, Access::REMOTE_WRITE).unwrap();
+                let to = RemoteSlice {
+                    address: region.remote_address(if wrong == "beyond" { 4090 } else { 0 }),
+                    rkey: region.rkey() ^ if wrong == "no key" { 0x5a5a } else { 0 },
+                };
+                raw.post(SendOp::Write(to), b"not here");
+                while end.events().closed.is_empty() {
+                    raw.poll();
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                let mut bytes = [1; 4096];
+                region.copy_out(0, &mut bytes);
+                assert_eq!(bytes, [0; 4096], "{wrong}");
+            });
+            let cause = cause.await;
+            assert!(!cause.is_empty(), "{wrong}");
+        }
+    });
+}
+
+/// The rules of arenas, as a raw peer breaks them at a shard.
+#[test]
+fn broken_rules_of_arenas_are_named_and_cost_one_connection() {
+    use rpc_transport::arena::{ArenaBlock, Extent, Extents};
+    use rpc_transport::frame::{Blocks, Segment, Written};
+    let extents = Extents::from_slice(&[Extent { first: 900, count: 1 }]).unwrap();
+    let segment =
+        Segment { number: 0, last: true, abort: false, head_end: true, offset: 0, total: 101 };
+    let written = Some(Written { bytes: 100, extents });
+    let blocks = [
+        (
+            Kind::Data,
+            Blocks { segment: Some(segment), written, ..Blocks::default() },
+            "chunks Extent { first: 900, count: 1 } are in no arena",
+        ),
+        (
+            Kind::Release,
+            Blocks { releases: extents, ..Blocks::default() },
+            "chunks Extent { first: 900, count: 1 } are in no arena",
+        ),
+        (
+            Kind::Release,
+            Blocks { arena: Some(ArenaBlock::GivenUp(7)), ..Blocks::default() },
+            "arena 7 does not exist",
+        ),
+    ];
+    for (kind, blocks, rule) in blocks {
+        run("arena", async move {
+            let cause = suffer(Probe::new(Habit::Keep), async |raw, _| {
+                let mut frame = blocks.to_prefix(kind, Grant::default());
+                if kind == Kind::Data {
+                    frame.extend_from_slice(b"h");
+                }
+                raw.post(SendOp::Send, &frame);
+            });
+            assert_eq!(cause.await, format!("the peer broke the protocol: {rule}"));
+        });
+    }
+}

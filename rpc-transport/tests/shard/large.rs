@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use rpc_transport::arena::ArenaConfig;
 use rpc_transport::config::LinkConfig;
+use rpc_transport::error::CloseCause;
+use rpc_transport::fault::FaultPlan;
 use rpc_transport::link::Lane;
 use rpc_transport::memory::{Access, MemoryRegion};
 use rpc_transport::message::Message;
@@ -16,7 +18,7 @@ use rpc_transport::spin::PollMode;
 
 use crate::probe::Habit;
 use crate::random::{PrintSeed, Random, variable};
-use crate::world::{End, Options, Pair, WIRES, pattern, run};
+use crate::world::{End, Options, Pair, WIRES, assert_home, pattern, run};
 
 const KEEP: [Habit; 2] = [Habit::Keep, Habit::Keep];
 
@@ -189,11 +191,10 @@ fn a_dropped_payload_wakes_a_sleeping_driver() {
 }
 
 /// Payloads of all sizes both ways, held for a while and dropped anywhere.
-async fn exchange(wire: &str, mode: PollMode, count: u64, arena: ArenaConfig) {
+async fn exchange(wire: &str, options: Options, count: u64) {
     let seed = variable("MODEL_SEED").unwrap_or(11);
     let _print = PrintSeed::new(seed);
     let mut random = Random::new(seed);
-    let options = Options { mode, habits: KEEP, ..Options::alike(quiet().arena(arena)) };
     let pair = Pair::with(wire, &options).await;
     let ends = [&pair.client, &pair.server];
     let mut sent: [VecDeque<Vec<u8>>; 2] = Default::default();
@@ -236,7 +237,8 @@ async fn exchange(wire: &str, mode: PollMode, count: u64, arena: ArenaConfig) {
 fn payloads_of_all_sizes_arrive_over_every_wire() {
     run("exchange", async {
         for wire in WIRES {
-            exchange(wire, PollMode::Adaptive, 300, ArenaConfig::default()).await;
+            let options = Options { mode: PollMode::Adaptive, habits: KEEP, ..Options::default() };
+            exchange(wire, options, 300).await;
         }
     });
 }
@@ -254,8 +256,62 @@ fn payloads_of_all_sizes_arrive_through_a_tiny_arena() {
                     max_chunks: u32::from(chunks) * 2,
                     ..ArenaConfig::default()
                 };
-                exchange(wire, mode, 60, arena).await;
+                let config = quiet().arena(arena);
+                let options = Options { mode, habits: KEEP, ..Options::alike(config) };
+                exchange(wire, options, 60).await;
             }
+        }
+    });
+}
+
+/// Completions late and out of turn, memory read long after the post.
+#[test]
+fn payloads_of_all_sizes_arrive_over_a_bad_device() {
+    run("bad device", async {
+        for seed in 0..12 {
+            let plan = FaultPlan::new(seed)
+                .delay_completions(20)
+                .interleave_queues(true)
+                .poison_receives(true)
+                .touch_memory_late(30);
+            let options = Options { habits: KEEP, faults: Some(plan), ..Options::default() };
+            exchange(["mem", "shm", "tcp"][seed as usize % 3], options, 25).await;
+        }
+    });
+}
+
+/// The end comes in the middle of transfers: what has arrived can still be read, and everything
+/// comes home.
+#[test]
+fn an_end_in_the_middle_of_transfers_leaves_nothing_behind() {
+    run("end", async {
+        for round in 0..60_u64 {
+            let wire = WIRES[round as usize % 3];
+            let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"kept", [shared(pattern(5, 90_000))]);
+            let kept = pair.server.next().await.take_tail().unwrap();
+            for number in 0..8 {
+                send(&pair.client, b"lost", [shared(pattern(number, 700_000))]);
+            }
+            for _ in 0..round % 7 {
+                drop(pair.server.next().await);
+            }
+            let pools = [pair.client.pools(), pair.server.pools()].concat();
+            let victim = if round % 2 == 0 { &pair.client } else { &pair.server };
+            victim.shard.fail(victim.key, &CloseCause::Local);
+            pair.client.gone().await;
+            pair.server.gone().await;
+            assert!(kept.to_vec() == pattern(5, 90_000), "{wire}");
+            for end in [&pair.client, &pair.server] {
+                end.shard.look(end.key, |probe| std::mem::take(&mut probe.inbox));
+                end.shard.release(end.key);
+                end.shard.shutdown();
+            }
+            for driver in pair.drivers {
+                driver.await.unwrap();
+            }
+            assert_home(&pools);
         }
     });
 }

@@ -43,7 +43,7 @@ impl Raw {
         while let Some(buffer) = recvs.take() {
             cq.post_recv(qp, RecvWr { wr_id: 0, buffer }).unwrap();
         }
-        let request = Offer::new(config, Features::NONE, 7).to_request();
+        let request = Offer::new(config, Features::ARENA, 7).to_request();
         let record = probe.record();
         let accept = async {
             let incoming = listener.incoming().await.unwrap();
@@ -89,7 +89,7 @@ impl Raw {
             let parsed = |done: Completion| {
                 let buffer = done.buffer?;
                 let frame = &buffer[..done.byte_len as usize];
-                Some(frame::parse(frame, done.imm, Features::NONE).unwrap().0)
+                Some(frame::parse(frame, done.imm, Features::ARENA).unwrap().0)
             };
             let frames: Vec<_> = self.completions.drain(..).filter_map(parsed).collect();
             if !frames.is_empty() {

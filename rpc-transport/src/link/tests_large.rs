@@ -1,0 +1,310 @@
+//! Peers that break the rules of arenas, and one that keeps them too slowly.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use super::tests::{out, pattern, small_config};
+use super::*;
+use crate::arena::{
+    Advertisement, ArenaBlock, ArenaConfig, ArenaError, Extent, Extents, MAX_EXTENTS,
+};
+use crate::credit::Grant;
+use crate::frame::{Blocks, Segment, Written};
+use crate::handshake::Offer;
+use crate::memory::{Access, MemoryRegion};
+use crate::out_part::OutPart;
+use crate::soft;
+
+const CHUNK: u64 = 4096;
+
+fn config() -> LinkConfig {
+    let arena = ArenaConfig { log2_chunk: 12, arena_chunks: 8, ..ArenaConfig::default() };
+    small_config().arena(arena).arena_threshold_bytes(0).max_message_bytes(100_000)
+}
+
+fn end(now: Instant) -> Link {
+    let offer = Offer::new(&config(), Features::ARENA, 7);
+    Link::new(&config(), &offer.agree_as_server(&offer).unwrap(), now).unwrap()
+}
+
+fn region(bytes: u64) -> MemoryRegion {
+    let domain = soft::mem_device().allocate_pd().unwrap();
+    domain.allocate(usize::try_from(bytes).unwrap(), Access::REMOTE_WRITE).unwrap()
+}
+
+fn extents(list: &[(u16, u16)]) -> Extents {
+    let extent = |(first, count): &(u16, u16)| Extent { first: *first, count: *count };
+    Extents::from_slice(&list.iter().map(extent).collect::<Vec<_>>()).unwrap()
+}
+
+fn frame(kind: Kind, blocks: &Blocks, payload: &[u8]) -> Vec<u8> {
+    let mut frame = blocks.to_prefix(kind, Grant::default());
+    frame.extend_from_slice(payload);
+    frame.to_vec()
+}
+
+fn receive(end: &mut Link, bytes: &[u8]) -> Result<Inbound, ProtocolError> {
+    let result = end.on_frame(Instant::now(), None, &mut Message::copied(bytes));
+    while end.poll_transmit().is_some() {}
+    result
+}
+
+/// A segment that is a whole message, of which `written` bytes lie in `chunks`.
+fn message(number: u32, written: u64, chunks: &[(u16, u16)]) -> Vec<u8> {
+    let segment =
+        Segment { number, last: true, abort: false, head_end: true, offset: 0, total: 4 + written };
+    let written = Some(Written { bytes: written, extents: extents(chunks) });
+    frame(Kind::Data, &Blocks { segment: Some(segment), written, ..Blocks::default() }, b"head")
+}
+
+/// An end with an arena of 8 chunks, which the peer asked for.
+fn owner() -> Link {
+    let mut end = end(Instant::now());
+    let starved = Blocks { starved: true, ..Blocks::default() };
+    receive(&mut end, &frame(Kind::Release, &starved, &[])).unwrap();
+    assert_eq!(end.wanted_arena(), Some(8 * CHUNK));
+    end.add_arena(region(8 * CHUNK)).unwrap();
+    assert_eq!(end.wanted_arena(), None);
+    while end.poll_transmit().is_some() {}
+    end
+}
+
+fn refused(end: &mut Link, bytes: &[u8]) -> ProtocolError {
+    receive(end, bytes).map(drop).unwrap_err()
+}
+
+#[test]
+fn extents_that_cannot_be_are_refused_by_name() {
+    use ArenaError as E;
+    let unknown = Extent { first: 8, count: 1 };
+    let crossing = Extent { first: 7, count: 2 };
+    for (bytes, error) in [
+        (message(0, 1, &[(8, 1)]), E::UnknownChunks(unknown)),
+        (message(0, CHUNK + 1, &[(7, 2)]), E::CrossesArenas(crossing)),
+        (message(0, 1, &[(0, 0)]), E::EmptyExtent(0)),
+        (
+            message(0, CHUNK + 1, &[(3, 1), (3, 1)]),
+            E::DuplicateChunks(Extent { first: 3, count: 1 }),
+        ),
+        (message(0, 4 * CHUNK + 1, &[(0, 5)]), E::BeyondShare { chunks: 5, share: 4 }),
+        (
+            message(0, CHUNK, &[(0, 2)]),
+            E::WrittenMismatch { written: CHUNK, chunks: 2, log2_chunk: 12 },
+        ),
+        (
+            message(0, CHUNK + 1, &[(0, 1)]),
+            E::WrittenMismatch { written: CHUNK + 1, chunks: 1, log2_chunk: 12 },
+        ),
+    ] {
+        assert_eq!(refused(&mut owner(), &bytes), ProtocolError::Arena(error));
+    }
+}
+
+#[test]
+fn a_chunk_that_holds_a_message_takes_no_other() {
+    let mut end = owner();
+    let Ok(Inbound::Assembled(mut held)) = receive(&mut end, &message(0, 100, &[(2, 1)])) else {
+        panic!("no message")
+    };
+    let tail = held.take_tail().unwrap();
+    assert!(!tail.is_private());
+    let again = refused(&mut end, &message(1, 100, &[(2, 1)]));
+    assert_eq!(again, ProtocolError::Arena(ArenaError::ChunkInUse(2)));
+    drop(tail);
+}
+
+#[test]
+fn other_broken_rules_of_large_messages_have_their_names() {
+    use ProtocolError as E;
+    let segment = Segment {
+        number: 0,
+        last: false,
+        abort: false,
+        head_end: false,
+        offset: 0,
+        total: 100_000,
+    };
+    let written = |bytes, chunks: &[(u16, u16)]| Some(Written { bytes, extents: extents(chunks) });
+    let data = |segment, written, payload: &[u8]| {
+        let blocks = Blocks { segment: Some(segment), written, ..Blocks::default() };
+        frame(Kind::Data, &blocks, payload)
+    };
+    let one = || written(10, &[(0, 1)]);
+    let beyond = Segment { total: 100_001, ..segment };
+    let abort = Segment { abort: true, ..segment };
+    let short = Segment { total: 9, ..segment };
+    let release = |blocks: Blocks| frame(Kind::Release, &blocks, &[]);
+    let arena = |arena| release(Blocks { arena: Some(arena), ..Blocks::default() });
+    let advertised = Advertisement {
+        arena: 0,
+        first_chunk: 0,
+        chunks: 4,
+        log2_chunk: 12,
+        rkey: 1,
+        address: u64::MAX - 10,
+    };
+    let releases = Blocks { releases: extents(&[(0, 1)]), ..Blocks::default() };
+    for (bytes, error) in [
+        (data(beyond, one(), &[]), E::MessageTooLarge { total: 100_001, max: 100_000 }),
+        (data(segment, one(), b"head"), E::PayloadBesideWritten),
+        (data(abort, one(), &[]), E::AbortWithBytes(0)),
+        (data(short, one(), &[]), E::BeyondTotal { end: 10, total: 9 }),
+        (
+            data(segment, written(u64::MAX, &[(0, 1)]), &[]),
+            E::BeyondTotal { end: u64::MAX, total: 100_000 },
+        ),
+        (
+            arena(ArenaBlock::Advertise(advertised)),
+            E::Arena(ArenaError::BeyondAddressSpace(u64::MAX - 10)),
+        ),
+        (arena(ArenaBlock::AskBack(3)), E::Arena(ArenaError::UnknownArena(3))),
+        (arena(ArenaBlock::GivenUp(0)), E::Arena(ArenaError::NotAskedBack(0))),
+        (release(releases), E::Arena(ArenaError::UnknownChunks(Extent { first: 0, count: 1 }))),
+    ] {
+        assert_eq!(refused(&mut owner(), &bytes), error);
+    }
+}
+
+#[test]
+fn without_the_feature_a_block_of_arenas_is_refused() {
+    let now = Instant::now();
+    let offer = Offer::new(&config(), Features::NONE, 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let release = frame(Kind::Release, &Blocks { starved: true, ..Blocks::default() }, &[]);
+    for (bytes, name) in [(release, "Release frame"), (message(0, 9, &[(0, 1)]), "arena extents")] {
+        let mut end = Link::new(&config(), &agreed, now).unwrap();
+        assert_eq!(refused(&mut end, &bytes), ProtocolError::NotAgreed(name));
+    }
+}
+
+/// Large messages wait, and can be taken back; everything else goes on.
+#[test]
+fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
+    let mut end = end(Instant::now());
+    let advertised = Advertisement {
+        arena: 0,
+        first_chunk: 0,
+        chunks: 4,
+        log2_chunk: 12,
+        rkey: 9,
+        address: 1 << 20,
+    };
+    let blocks = Blocks { arena: Some(ArenaBlock::Advertise(advertised)), ..Blocks::default() };
+    receive(&mut end, &frame(Kind::Release, &blocks, &[])).unwrap();
+    for tag in 0..4 {
+        let mut large = out(tag, 10);
+        large.push_tail(OutPart::shared(Arc::new(pattern(tag, 5000))));
+        end.submit(Lane::Bulk, tag, large).unwrap();
+    }
+    let mut written = 0;
+    while let Some(transmit) = end.poll_transmit() {
+        written += transmit.writes.len();
+        assert!(transmit.writes.iter().all(|put| put.to.rkey == 9));
+        let (signaled, token) = (transmit.signaled, transmit.token);
+        if signaled {
+            end.on_send_completion(token);
+        }
+    }
+    // Two messages of two chunks each, and STARVED; the third waits.
+    assert_eq!(written, 2);
+    let ack =
+        Grant { data: end.credits.remote().data - end.credits.counters().data_credits, ack: 0 };
+    receive_ack(&mut end, ack);
+    while let Some(transmit) = end.poll_transmit() {
+        assert!(transmit.writes.is_empty());
+    }
+    assert_eq!(end.metrics().peer_free, 0);
+    for round in 0..20 {
+        end.submit(Lane::Small, 100 + round, out(round, 20)).unwrap();
+        let transmit = end.poll_transmit().expect("a small message waits for nothing");
+        let (signaled, token) = (transmit.signaled, transmit.token);
+        if signaled {
+            end.on_send_completion(token);
+        }
+        receive_ack(&mut end, Grant { data: 1, ack: 0 });
+    }
+    for tag in [2, 3] {
+        let Revoked::Whole(message) = end.revoke(tag) else { panic!("nothing of it was sent") };
+        assert_eq!(message.tail_len(), 5000);
+    }
+    assert!(end.is_idle());
+}
+
+fn receive_ack(end: &mut Link, grant: Grant) {
+    let ack = frame::header(Kind::Data, grant);
+    let _data = end.on_frame(Instant::now(), None, &mut Message::copied(&ack)).unwrap();
+}
+
+#[test]
+fn a_list_of_sixteen_runs_is_the_longest() {
+    let mut end = owner();
+    let mut bytes = message(0, 1, &[(0, 1)]);
+    bytes[7] = u8::try_from(MAX_EXTENTS).unwrap() + 1;
+    bytes.resize(4 * MAX_EXTENTS + 100, 0);
+    let error = ProtocolError::Arena(ArenaError::TooManyExtents(MAX_EXTENTS + 1));
+    assert_eq!(refused(&mut end, &bytes), error);
+}
+
+proptest! {
+    /// Whatever blocks a peer makes up: a named error at worst, and every chunk accounted for.
+    #[test]
+    fn made_up_blocks_are_harmless(
+        frames in prop::collection::vec(
+            (0_u8..6, (0_u16..12, 0_u16..4), (0_u16..12, 0_u16..4), 0_u64..20_000, 0_u16..3),
+            1..40,
+        ),
+        hold in any::<bool>(),
+    ) {
+        let mut end = owner();
+        let (mut held, mut number) = (Vec::new(), 0);
+        for (what, one, two, bytes, arena) in frames {
+            let bytes = match what {
+                0 => message(number, 1 + bytes, &[one]),
+                1 => message(number, 1 + bytes, &[one, two]),
+                2 => message(number, 1 + bytes % 4096, &[(one.0 % 8, 1)]),
+                3 => {
+                    let releases = extents(&[one, two]);
+                    frame(Kind::Release, &Blocks { releases, ..Blocks::default() }, &[])
+                }
+                4 => {
+                    let advertised = Advertisement {
+                        arena,
+                        first_chunk: one.0,
+                        chunks: one.1,
+                        log2_chunk: 12,
+                        rkey: 1,
+                        address: bytes,
+                    };
+                    let arena = Some(ArenaBlock::Advertise(advertised));
+                    frame(Kind::Release, &Blocks { arena, ..Blocks::default() }, &[])
+                }
+                _ => {
+                    let arena = Some(ArenaBlock::GivenUp(arena));
+                    let blocks = Blocks { arena, starved: true, ..Blocks::default() };
+                    frame(Kind::Release, &blocks, &[])
+                }
+            };
+            match receive(&mut end, &bytes) {
+                Ok(Inbound::Assembled(message)) => {
+                    number += 1;
+                    held.extend(hold.then_some(message));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    prop_assert!(!error.to_string().is_empty());
+                    break;
+                }
+            }
+            // Like a peer whose credits never run out.
+            let owed = end.metrics().counters.owed.data;
+            if owed > 4 {
+                break;
+            }
+        }
+        held.clear();
+        while end.poll_transmit().is_some() {}
+        prop_assert_eq!(end.metrics().landing_held, 0);
+    }
+}
