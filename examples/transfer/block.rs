@@ -1,53 +1,54 @@
 //! Blocks: bytes of files on their way. The one place that knows what they are made of.
 //!
 //! Owns the type that travels in arguments and results, how it is filled from a file and written to
-//! one, and the pool that its memory comes from: memory that is new to a process costs as much as
-//! copying it.
+//! one. A block that is sent is filled where the device sends from; one that arrived is written from
+//! where it landed. Neither is copied in between.
 
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use bytes::Bytes;
-use parking_lot::Mutex;
+use rpc_core::{Bulk, BulkMut, BulkPool};
 use serde::{Deserialize, Serialize};
 
 use super::sums::{Sum, leaf_sums, read_full, sum};
 
-/// Unused buffers that a pool keeps; more are given back to the system.
-const KEPT_BUFFERS: usize = 32;
-
 /// Bytes of one file, or of several small ones one after the other.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Block(Bytes);
+pub(crate) struct Block(Bulk);
 
 impl Block {
     /// Its size, bytes.
-    pub(crate) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// The checksums of its leaves.
-    pub(crate) fn sums(&self) -> Vec<Sum> {
-        leaf_sums(&self.0)
-    }
-
-    /// Writes part of it to a file. Gives nothing if it has no such part.
+    /// Writes part of it to a file. Gives nothing if it has no such part. Nobody else may use the
+    /// file's position.
     ///
     /// # Errors
     /// The system's.
     pub(crate) fn write_to(
         &self,
-        part: Range<usize>,
-        file: &File,
+        part: Range<u64>,
+        mut file: &File,
         offset: u64,
     ) -> io::Result<Option<()>> {
-        let Some(bytes) = self.0.get(part) else { return Ok(None) };
-        file.write_all_at(bytes, offset).map(Some)
+        if part.start > part.end || part.end > self.len() {
+            return Ok(None);
+        }
+        let part = self.0.slice(part);
+        match part.as_slice() {
+            Some(bytes) => file.write_all_at(bytes, offset)?,
+            None => {
+                file.seek(SeekFrom::Start(offset))?;
+                part.write_to(file)?;
+            }
+        }
+        Ok(Some(()))
     }
 }
 
@@ -63,41 +64,33 @@ impl fmt::Debug for Block {
     }
 }
 
-/// Buffers for blocks that are read from files.
-#[derive(Debug, Default)]
-pub(crate) struct BlockPool(Mutex<Vec<Vec<u8>>>);
-
-impl BlockPool {
-    /// A buffer to fill, of so many bytes.
-    pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> BlockBuf {
-        let kept = self.0.lock().pop();
-        let mut memory = kept.unwrap_or_default();
-        if memory.len() < bytes {
-            // Not grown: what is in there need not be copied.
-            memory = vec![0; bytes];
-        }
-        BlockBuf { memory, filled: 0, room: bytes, pool: Arc::clone(self) }
-    }
-}
-
 /// A block that is being filled.
 #[derive(Debug)]
 pub(crate) struct BlockBuf {
-    memory: Vec<u8>,
+    memory: Memory,
     filled: usize,
-    room: usize,
-    pool: Arc<BlockPool>,
+}
+
+/// Where a block is filled.
+#[derive(Debug)]
+enum Memory {
+    /// Where a connection's device sends from.
+    Pooled(BulkMut),
+    /// Anywhere.
+    Own(Vec<u8>),
 }
 
 impl BlockBuf {
+    /// A buffer of so many bytes: one of the pool, if there is one and it has any.
+    pub(crate) fn new(pool: Option<&BulkPool>, bytes: usize) -> Self {
+        let pooled = pool.and_then(|pool| pool.take(bytes).ok());
+        let memory = pooled.map_or_else(|| Memory::Own(vec![0; bytes]), Memory::Pooled);
+        Self { memory, filled: 0 }
+    }
+
     /// Bytes in it.
     pub(crate) fn len(&self) -> usize {
         self.filled
-    }
-
-    /// Bytes that it still takes.
-    pub(crate) fn room(&self) -> usize {
-        self.room - self.filled
     }
 
     /// Adds bytes of a file, at most `bytes` and as many as there is room for. Gives how many they
@@ -111,15 +104,31 @@ impl BlockBuf {
         offset: u64,
         bytes: usize,
     ) -> io::Result<usize> {
-        let bytes = bytes.min(self.room());
-        let read = read_full(file, offset, &mut self.memory[self.filled..][..bytes])?;
+        let room = match &mut self.memory {
+            Memory::Pooled(buffer) => &mut buffer[self.filled..],
+            Memory::Own(bytes) => &mut bytes[self.filled..],
+        };
+        let bytes = bytes.min(room.len());
+        let read = read_full(file, offset, &mut room[..bytes])?;
         self.filled += read;
         Ok(read)
     }
 
     /// The checksum of what was added from `from` on.
     pub(crate) fn sum(&self, from: usize) -> Sum {
-        sum(&self.memory[from..self.filled])
+        sum(&self.bytes()[from..])
+    }
+
+    /// The checksums of the leaves.
+    pub(crate) fn sums(&self) -> Vec<Sum> {
+        leaf_sums(self.bytes())
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Pooled(buffer) => &buffer[..self.filled],
+            Memory::Own(bytes) => &bytes[..self.filled],
+        }
     }
 
     /// Takes back what was added from `from` on.
@@ -127,24 +136,13 @@ impl BlockBuf {
         self.filled = self.filled.min(from);
     }
 
-    /// The block. Its memory goes back to the pool with the last clone.
+    /// The block.
     pub(crate) fn freeze(self) -> Block {
-        Block(Bytes::from_owner(self))
-    }
-}
-
-impl AsRef<[u8]> for BlockBuf {
-    fn as_ref(&self) -> &[u8] {
-        &self.memory[..self.filled]
-    }
-}
-
-impl Drop for BlockBuf {
-    fn drop(&mut self) {
-        let mut kept = self.pool.0.lock();
-        if kept.len() < KEPT_BUFFERS {
-            kept.push(std::mem::take(&mut self.memory));
-        }
+        let whole = match self.memory {
+            Memory::Pooled(buffer) => buffer.freeze(),
+            Memory::Own(bytes) => Bulk::from(bytes),
+        };
+        Block(whole.slice(0..self.filled as u64))
     }
 }
 
@@ -158,31 +156,20 @@ mod tests {
         let dir = Scratch::new();
         std::fs::write(dir.path().join("in"), b"0123456789").unwrap();
         let from = File::open(dir.path().join("in")).unwrap();
-        let pool = Arc::new(BlockPool::default());
-        let mut buffer = pool.take(8);
+        let mut buffer = BlockBuf::new(None, 8);
         assert_eq!(buffer.read_from(&from, 2, 3).unwrap(), 3);
         assert_eq!(buffer.read_from(&from, 8, 3).unwrap(), 2);
-        assert_eq!((buffer.sum(3), buffer.room()), (sum(b"89"), 3));
+        assert_eq!(buffer.sum(3), sum(b"89"));
         assert_eq!(buffer.read_from(&from, 0, 9).unwrap(), 3);
         buffer.truncate(6);
+        assert_eq!(buffer.sums(), [sum(b"234890")]);
         let block = buffer.freeze();
         let to = File::create_new(dir.path().join("out")).unwrap();
         assert_eq!(block.write_to(1..6, &to, 1).unwrap(), Some(()));
-        assert_eq!(std::fs::read(dir.path().join("out")).unwrap(), b"\x003489\x30");
+        assert_eq!(std::fs::read(dir.path().join("out")).unwrap(), b"\x0034890");
         assert_eq!(block.write_to(1..7, &to, 1).unwrap(), None);
-        assert_eq!(block.sums(), [sum(b"234890")]);
-    }
-
-    #[test]
-    fn memory_comes_back_to_the_pool() {
-        let pool = Arc::new(BlockPool::default());
-        let block = pool.take(100).freeze();
-        let clone = block.clone();
-        drop(block);
-        assert_eq!(pool.0.lock().len(), 0);
-        drop(clone);
-        assert_eq!(pool.0.lock().len(), 1);
-        assert_eq!(pool.take(50).room(), 50);
-        assert_eq!(pool.0.lock()[0].len(), 100);
+        #[allow(clippy::reversed_empty_ranges, reason = "a peer may ask for it")]
+        let reversed = block.write_to(3..2, &to, 1).unwrap();
+        assert_eq!(reversed, None);
     }
 }

@@ -28,6 +28,7 @@ pub(crate) async fn send(args: &SendArgs) -> Result<(), CommandError> {
     let roots = roots(&args.paths, &args.into)?;
     let here = machine()?;
     let client = connect(&args.connect).await?;
+    let here = Side::Here(here.sent_through(client.channel()));
     let path = client.channel().path().to_string();
     let there = Side::There(client);
     copy("sent", &here, &there, &roots, &args.copy, &path).await
@@ -54,7 +55,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Result<(), CommandError> {
     let roots = roots(&args.paths, &args.into)?;
     let theirs: Vec<Root> =
         roots.iter().map(|root| Root { from: root.to.clone(), to: root.to.clone() }).collect();
-    let here = machine()?;
+    let here = Side::Here(machine()?);
     let client = connect(&args.connect).await?;
     let path = client.channel().path().to_string();
     let there = Side::There(client);
@@ -110,9 +111,9 @@ fn stopped(progress: &Progress, status: Status) -> CommandError {
 }
 
 /// All files of this machine: paths of the command line may be anywhere.
-fn machine() -> Result<Side, CommandError> {
+fn machine() -> Result<LocalFiles, CommandError> {
     let root = Path::new("/");
-    Ok(Side::Here(LocalFiles::new(Tree::open(root).map_err(CommandError::file(root))?)))
+    Ok(LocalFiles::new(Tree::open(root).map_err(CommandError::file(root))?))
 }
 
 /// Where paths of the command line are, and what they become.

@@ -24,6 +24,6 @@ pub(crate) async fn connect(args: &ConnectArgs) -> Result<FilesClient, CommandEr
         .link(link())
         .connect(args.address.to_string())
         .await
-        .map_err(CommandError::connect)?;
+        .map_err(CommandError::Connect)?;
     Ok(FilesClient::new(channel))
 }

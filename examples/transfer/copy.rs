@@ -272,7 +272,7 @@ impl<'a> Copy<'a> {
     }
 
     /// Waits until so many bytes more may go.
-    pub(super) async fn pace(&self, bytes: usize) {
+    pub(super) async fn pace(&self, bytes: u64) {
         let Some(limit) = self.options.limit else { return };
         let takes = Duration::from_secs_f64(bytes as f64 / limit as f64);
         let begin = {

@@ -14,9 +14,6 @@ pub(crate) enum CommandError {
     /// No connection.
     #[error(transparent)]
     Connect(ConnectError),
-    /// Nobody listens there.
-    #[error("{0}; is `transfer serve` running there?")]
-    NobodyThere(ConnectError),
     /// A file or directory of the command line.
     #[error("{}: {error}", path.display())]
     File {
@@ -60,14 +57,6 @@ pub(crate) enum CommandError {
 }
 
 impl CommandError {
-    /// A failed connection attempt, with the hint that goes with it.
-    pub(crate) fn connect(error: ConnectError) -> Self {
-        match error {
-            ConnectError::Refused { .. } => Self::NobodyThere(error),
-            error => Self::Connect(error),
-        }
-    }
-
     /// A failure at a path.
     pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
         |error| Self::File { path: path.to_owned(), error }

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use rpc_core::{BulkPool, Channel, Context};
 
-use super::block::Block;
+use super::block::{Block, BlockBuf};
 use super::part;
 use super::service::{
     FileError, Files, Found, Link, ListAsk, MAX_BATCH, MAX_BLOCK_BYTES, MAX_LISTED, MAX_SUMS, Page,
@@ -20,12 +21,27 @@ type Batch<T> = Result<Vec<Result<T, FileError>>, FileError>;
 
 /// Files below a directory of this machine.
 #[derive(Debug, Clone)]
-pub(crate) struct LocalFiles(Arc<Tree>);
+pub(crate) struct LocalFiles {
+    tree: Arc<Tree>,
+    /// Memory for blocks that will go through a channel of this process.
+    pool: Option<BulkPool>,
+}
 
 impl LocalFiles {
     /// Those of a directory.
     pub(crate) fn new(tree: Tree) -> Self {
-        Self(Arc::new(tree))
+        Self { tree: Arc::new(tree), pool: None }
+    }
+
+    /// Reads blocks where a channel sends from.
+    pub(crate) fn sent_through(self, channel: &Channel) -> Self {
+        Self { pool: Some(channel.bulk_pool().clone()), ..self }
+    }
+
+    /// Memory for blocks: of the connection that asks, or of the channel that they are for.
+    fn pool(&self) -> Option<BulkPool> {
+        let context = Context::try_current();
+        context.and_then(|context| context.bulk_pool().cloned()).or_else(|| self.pool.clone())
     }
 
     /// Does something that may block. Once begun it runs to its end, also when the caller is gone.
@@ -33,7 +49,7 @@ impl LocalFiles {
         &self,
         work: impl FnOnce(&Tree) -> Result<T, FileError> + Send + 'static,
     ) -> Result<T, FileError> {
-        let tree = Arc::clone(&self.0);
+        let tree = Arc::clone(&self.tree);
         let done = tokio::task::spawn_blocking(move || work(&tree)).await;
         done.map_err(|error| FileError::Io(error.to_string()))?
     }
@@ -78,12 +94,12 @@ impl Files for LocalFiles {
     async fn read(&self, path: Bytes, offset: u64, bytes: u64) -> Result<Piece, FileError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         check("a block", bytes, MAX_BLOCK_BYTES)?;
+        let pool = self.pool();
         self.blocking(move |tree| {
             let (file, _) = tree.cursor().file(&path)?;
-            let mut block = tree.blocks.take(bytes);
+            let mut block = BlockBuf::new(pool.as_ref(), bytes);
             block.read_from(&file, offset, bytes)?;
-            let block = block.freeze();
-            Ok(Piece { sums: block.sums(), block })
+            Ok(Piece { sums: block.sums(), block: block.freeze() })
         })
         .await
     }
@@ -93,7 +109,8 @@ impl Files for LocalFiles {
         let bytes = asks.iter().map(|ask| ask.bytes).fold(0, u64::saturating_add);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         check("a block", bytes, MAX_BLOCK_BYTES)?;
-        self.blocking(move |tree| Ok(read_small(tree, &asks, bytes))).await
+        let block = BlockBuf::new(self.pool().as_ref(), bytes);
+        self.blocking(move |tree| Ok(read_small(tree, &asks, block))).await
     }
 
     async fn make_dirs(&self, paths: Vec<Bytes>) -> Batch<()> {
@@ -184,10 +201,9 @@ fn sum_one(at: &mut Cursor<'_>, ask: &SumAsk, count: usize) -> Result<Vec<Sum>, 
     Ok(file_sums(&file, ask.first, count)?)
 }
 
-/// Reads what has the size that was asked for, into a block of so many bytes.
-fn read_small(tree: &Tree, asks: &[SmallAsk], bytes: usize) -> Smalls {
+/// Reads what has the size that was asked for, into a block that has room for all.
+fn read_small(tree: &Tree, asks: &[SmallAsk], mut block: BlockBuf) -> Smalls {
     let mut at = tree.cursor();
-    let mut block = tree.blocks.take(bytes);
     let mut read_one = |ask: &SmallAsk| {
         check("a small file", ask.bytes, SMALL_BYTES)?;
         let (file, size) = at.file(&ask.path)?;

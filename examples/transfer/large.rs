@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! 1. A partial file is gone on with behind the leaves that have the same sums at both sides.
-//! 2. The digest that a file is checked against is made of the sums that its source gave with the
+//! 2. A block is asked for when the one `in_flight` places before it is there. Blocks come in any
+//!    order, so after an interruption at most that many are copied again.
+//! 3. The digest that a file is checked against is made of the sums that its source gave with the
 //!    blocks, so what happens to them on the way is found.
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -103,13 +105,13 @@ impl Copy<'_> {
         let _permit = self.blocks.acquire().await;
         let bytes = (file.what - offset).min(self.options.block_bytes as u64);
         let piece = self.source.read(file.from.clone(), offset, bytes).await?;
-        if (piece.block.len() as u64) < bytes {
+        if piece.block.len() < bytes {
             return Err(self.source.alone(FileError::Changed));
         }
-        if piece.block.len() as u64 > bytes || piece.sums.len() as u64 != leaf_count(bytes) {
+        if piece.block.len() > bytes || piece.sums.len() as u64 != leaf_count(bytes) {
             return Err(self.source.senseless());
         }
-        self.pace(piece.block.len()).await;
+        self.pace(bytes).await;
         self.sink.write(file.to.clone(), offset, piece.block).await?;
         self.progress.moved(bytes);
         Ok((bytes, piece.sums))

@@ -22,6 +22,8 @@ mod connect;
 mod copy;
 mod error;
 mod files;
+#[cfg(test)]
+mod hostile;
 mod large;
 mod part;
 mod path;

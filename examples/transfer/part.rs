@@ -88,9 +88,8 @@ pub(crate) fn put_small(
 ) -> Result<(), FileError> {
     let whole = &small.whole;
     let (dir, name) = at.parent(&whole.path, Missing::Create)?;
-    let bounds = (usize::try_from(small.at), usize::try_from(whole.bytes));
-    let (Ok(from), Ok(bytes)) = bounds else { return Err(FileError::Mismatch) };
-    let Some(to) = from.checked_add(bytes) else { return Err(FileError::Mismatch) };
+    let from = small.at;
+    let to = from.checked_add(whole.bytes).ok_or(FileError::Mismatch)?;
     let part = Part::create(dir, name)?;
     let written = part.file.set_len(0).and_then(|()| block.write_to(from..to, &part.file, 0));
     let finished = match written {

@@ -14,7 +14,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use rustix::fs::{
@@ -23,7 +22,6 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::block::BlockPool;
 use super::path::{PathError, names, part_name, split};
 use super::service::{Entry, FileError, Found, Kind, Link, MODE_BITS, Meta, Page, Settle, Special};
 
@@ -38,11 +36,10 @@ const PARENT_MODE: Mode = Mode::from_raw_mode(0o777);
 /// Others get their mode when all is in them; until then they are their owner's alone.
 const OWNER_ALL: u32 = 0o700;
 
-/// A directory, and the memory for blocks that are read from it.
+/// A directory.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: OwnedFd,
-    pub(crate) blocks: Arc<BlockPool>,
 }
 
 impl Tree {
@@ -53,7 +50,7 @@ impl Tree {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, path, flags, Mode::empty())?;
-        Ok(Self { root, blocks: Arc::default() })
+        Ok(Self { root })
     }
 
     /// Somebody who goes from directory to directory.

@@ -202,11 +202,11 @@ impl<'a, O> Call<'a, O> {
         };
         // A call that is alone polls for itself; where others wait too, the driver serves them all.
         let wanted = |peer: &mut Peer, started: &Result<CallId, _>| match started {
-            Ok(call) => match peer.session.take_outcome(*call) {
-                Some(outcome) => Progress::Done(outcome),
-                None if may_wait && peer.session.outgoing_calls() == 1 => Progress::Wait,
-                None => Progress::GiveUp,
-            },
+            Ok(call) if !peer.session.has_outcome(*call) => {
+                let alone = may_wait && peer.session.outgoing_calls() == 1;
+                if alone { Progress::Wait } else { Progress::GiveUp }
+            }
+            Ok(call) => peer.session.take_outcome(*call).map_or(Progress::GiveUp, Progress::Done),
             Err(_) => Progress::GiveUp,
         };
         match connection.shard.with_progress(connection.key, start, wanted) {
@@ -290,10 +290,18 @@ impl<'a, O> Call<'a, O> {
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
         let text = match (code, reply.details()) {
             (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
-                format!("{}, this client has `{}`", reply.text(), self.method.signature)
+                format!(
+                    "{}, this client has `{}`; build both from the same version of the trait",
+                    reply.text(),
+                    self.method.signature
+                )
             }
             (Code::Unimplemented, UNKNOWN_METHOD) => {
-                format!("{}: {}", self.method.name, reply.text())
+                format!(
+                    "{}: {}; add the service to the server, or bring the server up to date",
+                    self.method.name,
+                    reply.text()
+                )
             }
             _ => return None,
         };
@@ -326,14 +334,16 @@ impl<'a, O> Call<'a, O> {
     fn poll_outcome(&self, call: CallId, cx: &Context<'_>) -> Poll<Answer> {
         let connection = self.via.connection();
         let polled = connection.shard.look(connection.key, |peer| {
-            let outcome = peer.session.take_outcome(call);
-            let known = || peer.session.waiter(call).is_some_and(|it| it.will_wake(cx.waker()));
-            (outcome.is_some() || known()).then_some(outcome)
+            if peer.session.has_outcome(call) {
+                return (peer.session.take_outcome(call), false);
+            }
+            let known = peer.session.waiter(call).is_some_and(|it| it.will_wake(cx.waker()));
+            (None, known)
         });
         match polled {
-            Some(Some(None)) => Poll::Pending,
-            Some(Some(Some(outcome))) => Poll::Ready(self.answer(outcome)),
-            Some(None) => self.poll_with_waker(call, cx),
+            Some((Some(outcome), _)) => Poll::Ready(self.answer(outcome)),
+            Some((None, true)) => Poll::Pending,
+            Some((None, false)) => self.poll_with_waker(call, cx),
             None => Poll::Ready(Err(connection.unavailable())),
         }
     }

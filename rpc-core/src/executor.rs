@@ -168,7 +168,7 @@ impl Handlers {
     ) {
         let id = incoming.id;
         let accepted = incoming.signature.is_some();
-        let router = Arc::clone(&self.router);
+        let Self { shard, router, done, .. } = self;
         let prepared = router.find(&incoming).and_then(|(route, codec)| {
             let context = context(route.method, &incoming, surroundings)?;
             Ok((route, Request::new(incoming.into_body(), codec, context)))
@@ -176,45 +176,45 @@ impl Handlers {
         match prepared {
             Err(status) => {
                 let reply = Reply::Status(status);
-                self.done.push(Done::Reply { key, id, reply, accepted: false });
+                done.push(Done::Reply { key, id, reply, accepted: false });
             }
             Ok((route, request)) => {
                 let dispatch = || route.service.dispatch(route.position, request);
                 match catch_unwind(AssertUnwindSafe(dispatch)) {
-                    Ok(handler) => self.run(key, id, accepted, route, handler),
+                    Ok(handler) => done.push(run(shard, key, id, accepted, route, handler)),
                     Err(panic) => {
                         log_panic(panic);
                         let reply = Reply::Status(Status::internal("the dispatcher panicked"));
-                        self.done.push(Done::Reply { key, id, reply, accepted: false });
+                        done.push(Done::Reply { key, id, reply, accepted: false });
                     }
                 }
             }
         }
     }
+}
 
-    fn run(
-        &mut self,
-        key: ConnectionKey,
-        id: IncomingId,
-        accepted: bool,
-        route: &Route,
-        mut handler: Handler,
-    ) {
-        let works_long = route.spawn.load(Ordering::Relaxed);
-        if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
-            self.done.push(Done::Reply { key, id, reply, accepted });
-            return;
-        }
-        let shard = Arc::clone(&self.shard);
-        // Made here, not in the task: an abort before the task's first poll must be told too.
-        let ended = HandlerEnded { shard, key, id, replied: false };
-        let task = tokio::spawn(Spawned { handler, ended });
-        if works_long {
-            wake_another_worker();
-        }
-        let handle = task.abort_handle();
-        self.done.push(Done::Attach { key, id, handle, accepted });
+/// Polls a handler where it stands, and spawns it when it has not finished by that.
+fn run(
+    shard: &Arc<RpcShard>,
+    key: ConnectionKey,
+    id: IncomingId,
+    accepted: bool,
+    route: &Route,
+    mut handler: Handler,
+) -> Done {
+    let works_long = route.spawn.load(Ordering::Relaxed);
+    if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
+        return Done::Reply { key, id, reply, accepted };
     }
+    let shard = Arc::clone(shard);
+    // Made here, not in the task: an abort before the task's first poll must be told too.
+    let ended = HandlerEnded { shard, key, id, replied: false };
+    let task = tokio::spawn(Spawned { handler, ended });
+    if works_long {
+        wake_another_worker();
+    }
+    let handle = task.abort_handle();
+    Done::Attach { key, id, handle, accepted }
 }
 
 /// A runtime keeps a fresh task for the worker that spawned it and tells nobody else. If that task

@@ -139,6 +139,11 @@ impl Protocol for Peer {
     }
 
     #[inline]
+    fn may_transmit(&self) -> bool {
+        self.session.may_transmit()
+    }
+
+    #[inline]
     fn poll_transmit(&mut self) -> Option<Submission> {
         let transmit = self.session.poll_transmit(Instant::now)?;
         let lane = if transmit.urgent { Lane::Urgent } else { Lane::Small };

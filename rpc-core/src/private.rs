@@ -180,11 +180,14 @@ impl Incoming {
     }
 }
 
+/// What to do about bytes that are no value of the type: names of types are compared, not contents.
+const TYPES_DIFFER: &str = "the types of the two ends differ: bring both up to date";
+
 #[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
     Reply::Status(Status::invalid_argument(format!(
-        "cannot decode the arguments of {}: {what}",
+        "cannot decode the arguments of {}: {what}; {TYPES_DIFFER}",
         method.name
     )))
 }
@@ -287,7 +290,7 @@ fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
 
 #[cold]
 fn undecodable_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    let text = format!("cannot decode the reply of {}: {error}", method.name);
+    let text = format!("cannot decode the reply of {}: {error}; {TYPES_DIFFER}", method.name);
     Status::internal(text)
         .with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
 }

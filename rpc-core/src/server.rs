@@ -1,7 +1,7 @@
 //! Servers: services bound to addresses.
 //!
 //! Owns the configuration, the listeners, and the order of a shutdown; what becomes of a connection
-//! request is the [`acceptor`]'s.
+//! request is the acceptor's (`acceptor.rs`).
 //!
 //! Invariants:
 //! 1. Shutdown ends: calls in flight get a grace period, then their connections are closed.
@@ -86,7 +86,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Connections at once. Default 16,384; more are refused.
+    /// Connections at once, those that are being set up included. Default 16,384; more are refused.
     #[must_use]
     pub fn max_connections(mut self, count: usize) -> Self {
         self.config.max_connections = count;

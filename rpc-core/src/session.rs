@@ -138,6 +138,7 @@ impl<W, H> Session<W, H> {
     ///
     /// # Errors
     /// The rule that the peer broke: close the connection. After `on_closed` messages are dropped.
+    #[inline]
     pub fn on_message(
         &mut self,
         message: Message,
@@ -147,6 +148,26 @@ impl<W, H> Session<W, H> {
         if self.closed.is_some() {
             return Ok(());
         }
+        // Nearly every message is one of these two.
+        if self.peer.is_some() && message.tail().is_none() {
+            if let Some(head) = wire::plain_response(&message) {
+                return self.on_response(head, wire::HEADER_BYTES, message);
+            }
+            if let Some(head) = wire::plain_request(&message) {
+                let head_bytes = wire::HEADER_BYTES;
+                let bytes = RequestBytes { head_bytes, metadata_bytes: 0, message };
+                return self.on_request(head, bytes, now);
+            }
+        }
+        self.on_parsed(message, now, revoke)
+    }
+
+    fn on_parsed(
+        &mut self,
+        message: Message,
+        now: impl FnOnce() -> Instant,
+        revoke: Revoke<'_>,
+    ) -> Result<(), SessionError> {
         let tail_bytes = message.tail().map_or(0, Payload::len);
         let (frame, head_bytes) = wire::parse_with_tail(&message, tail_bytes)?;
         if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {

@@ -14,11 +14,13 @@
 
 mod error;
 mod parts;
+mod plain;
 
 use rpc_transport::outbound::OutBuf;
 
 pub use self::error::WireError;
 pub use self::parts::{MAX_PARTS, Part, Parts, prepend_parts};
+pub use self::plain::{plain_request, plain_response};
 
 /// Size of the header that every frame starts with, bytes.
 pub const HEADER_BYTES: usize = 16;

@@ -272,6 +272,40 @@ fn a_frame_that_is_understood_says_nothing_that_was_not_understood() {
     }
 }
 
+/// What the short ways take they take as the long one does, and of golden frames the plain ones.
+#[test]
+fn the_short_ways_read_what_the_long_one_reads() {
+    let mut taken = 0;
+    for (bytes, _, _) in golden() {
+        for at in 0..bytes.len() {
+            for value in 0..=u8::MAX {
+                let mut changed = bytes.clone();
+                changed[at] = value;
+                let request = wire::plain_request(&changed);
+                let response = wire::plain_response(&changed);
+                let short = match (request, response) {
+                    (Some(head), None) => Frame::Request { head, metadata_bytes: 0 },
+                    (None, Some(head)) => Frame::Response(head),
+                    (None, None) => continue,
+                    both => panic!("{both:?}"),
+                };
+                assert_eq!(wire::parse(&changed), Ok((short, wire::HEADER_BYTES)));
+                taken += 1;
+            }
+        }
+    }
+    assert!(taken > 1000, "{taken}");
+    let plain = request(&PLAIN, b"", b"body");
+    assert_eq!(wire::plain_request(&plain), Some(PLAIN));
+    assert_eq!(wire::plain_request(&changed(&plain, 1, 1)), None);
+    assert!(wire::plain_response(&response(ReplyKind::Ok, false, b"")).is_some());
+    assert_eq!(wire::plain_response(&response(ReplyKind::Ok, true, b"")), None);
+    for len in 0..wire::HEADER_BYTES {
+        assert_eq!(wire::plain_request(&plain[..len]), None);
+        assert_eq!(wire::plain_response(&plain[..len]), None);
+    }
+}
+
 #[test]
 fn a_cut_frame_is_refused_or_has_less_body() {
     for (bytes, _, frame) in golden() {

@@ -29,7 +29,7 @@ use crate::frame::{CloseCode, CloseReason};
 use crate::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
 use crate::memory::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
-use crate::protocol::{Protocol, Revoke};
+use crate::protocol::{Protocol, Revoke, Submission};
 use crate::provider::{
     Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, SendOp, SendWr,
     Source, Status,
@@ -299,6 +299,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Posts one RECV.
+    #[inline]
     pub(crate) fn post_recv(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -315,7 +316,7 @@ impl<P: Protocol> Connection<P> {
         &mut self,
         cq: &mut dyn CompletionQueue,
         now: Instant,
-        mut completion: Completion,
+        completion: &mut Completion,
     ) {
         let Some(pipe) = &mut self.pipe else { return };
         pipe.posted_recv -= 1;
@@ -393,7 +394,23 @@ impl<P: Protocol> Connection<P> {
 
     /// Sends all that may be sent now. Says when the QP was destroyed, and whether all its WRs had
     /// been flushed.
+    #[inline]
     pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
+        if self.has_nothing_to_pump() { None } else { self.pump_all(cq, now) }
+    }
+
+    /// What most pumps find: up, and nothing to send.
+    #[inline]
+    fn has_nothing_to_pump(&mut self) -> bool {
+        let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return false };
+        pipe.phase == Phase::Up
+            && self.closing.is_none()
+            && !self.protocol.may_transmit()
+            && link.has_nothing_to_transmit()
+            && link.wanted_arena().is_none()
+    }
+
+    fn pump_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
         }
@@ -417,11 +434,14 @@ impl<P: Protocol> Connection<P> {
             grow(link, self.poster.domain(), bytes)?;
         }
         let mut submitted = false;
-        while let Some(submission) = self.protocol.poll_transmit() {
+        while self.protocol.may_transmit()
+            && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
+        {
             submitted = true;
-            let tag = submission.tag;
-            if let Err(error) = link.submit(submission.lane, tag, submission.frame) {
-                self.protocol.on_refused(tag, &error);
+            match link.submit_now(lane, tag, frame) {
+                Ok(Some(transmit)) => self.poster.post(cq, pipe, transmit)?,
+                Ok(None) => {}
+                Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
         while let Some(transmit) = link.poll_transmit() {
@@ -486,6 +506,7 @@ impl<P: Protocol> Connection<P> {
         Some(drained)
     }
 
+    #[inline]
     pub(crate) fn owes_idle_ack(&self) -> bool {
         self.link.as_ref().is_some_and(|link| {
             u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= self.data_credits
@@ -600,6 +621,7 @@ fn grow(link: &mut Link, domain: &ProtectionDomain, bytes: u64) -> Result<(), Cl
 }
 
 /// Copies a small message out, or lends its buffer if another one can be posted in its place.
+#[inline(always)]
 fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
     if len > COPY_OUT_BYTES
         && let Some(spare) = pool.take()

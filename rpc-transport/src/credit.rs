@@ -281,9 +281,15 @@ impl Credits {
     /// or [`Credits::on_send_completion`] was called. Once is enough: an Ack leaves nothing owed.
     #[inline]
     pub fn poll_ack(&mut self) -> Option<Stamp> {
-        let Counters { owed, ack_credits, .. } = self.now;
-        let due = owed.data >= self.limits.due.data || owed.ack >= self.limits.due.ack;
-        if due && ack_credits != 0 { self.post_ack() } else { None }
+        if self.is_ack_due() && self.now.ack_credits != 0 { self.post_ack() } else { None }
+    }
+
+    /// Whether [`Credits::poll_ack`] would give an Ack, had it a credit and a slot.
+    #[inline]
+    #[must_use]
+    pub const fn is_ack_due(&self) -> bool {
+        let owed = self.now.owed;
+        owed.data >= self.limits.due.data || owed.ack >= self.limits.due.ack
     }
 
     /// Rule 6: an Ack below the threshold, for when this end is about to sleep.

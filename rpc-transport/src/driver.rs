@@ -31,7 +31,7 @@ use crate::spin::{PollMode, SpinPolicy, Wait};
 /// Rounds with progress before other tasks of the worker get their turn.
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
-const POLLS_PER_SPIN: u32 = 16;
+const POLLS_PER_SPIN: u32 = 32;
 /// Rounds after which the coarse clock is read again under load.
 const ROUNDS_PER_CLOCK: u32 = 64;
 

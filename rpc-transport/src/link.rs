@@ -33,6 +33,7 @@ mod landing;
 mod lanes;
 mod large;
 mod segmenter;
+mod short;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -201,7 +202,7 @@ pub struct Link {
 /// Where the next frame comes from.
 enum Source {
     KeepAlive(Due),
-    Whole(Queued, Lane),
+    Whole(OutBuf, Lane),
     Segment(Way),
     Release,
     Nothing,
@@ -306,6 +307,13 @@ impl Link {
     /// The next frame to post now, if any. Call it until it gives `None`.
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+        if self.has_nothing_to_transmit() {
+            return None;
+        }
+        self.poll_queued()
+    }
+
+    fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
         if self.is_closing() {
             return self.poll_close();
@@ -314,7 +322,7 @@ impl Link {
             return self.credits.poll_ack().map(|stamp| self.ack(stamp));
         }
         match self.next_source() {
-            Source::Whole(queued, lane) => self.send_whole(queued, lane),
+            Source::Whole(message, lane) => self.send_whole(message, lane),
             Source::Segment(way) => self.send_segment(way),
             Source::Release => self.send_release(),
             Source::KeepAlive(due) => self.send_keep_alive(due),
@@ -495,15 +503,6 @@ impl Link {
         }
     }
 
-    /// What most pumps find; spares them the choice between lanes.
-    #[inline]
-    fn has_nothing_queued(&mut self) -> bool {
-        self.lanes.is_empty()
-            && !self.segmenter.has_work()
-            && !self.keep_alive.is_due()
-            && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
-    }
-
     /// Data credits owed to the peer.
     #[inline]
     #[must_use]
@@ -532,7 +531,8 @@ impl Link {
                 }
                 Some(lane) => {
                     let queued = self.lanes.pop(lane);
-                    return queued.map_or(Source::Nothing, |queued| Source::Whole(queued, lane));
+                    return queued
+                        .map_or(Source::Nothing, |queued| Source::Whole(queued.message, lane));
                 }
             }
         }
@@ -563,10 +563,9 @@ impl Link {
     }
 
     #[inline]
-    fn send_whole(&mut self, queued: Queued, lane: Lane) -> Option<Transmit<'_>> {
+    fn send_whole(&mut self, mut message: OutBuf, lane: Lane) -> Option<Transmit<'_>> {
         let number = self.sent;
         let mut stamp = self.spend()?;
-        let mut message = queued.message;
         self.prepend_header(&mut message, &stamp);
         if lane == Lane::Bulk {
             let bytes = message.len() as u64;

@@ -31,6 +31,7 @@ pub struct Message {
 
 impl Message {
     /// Copies `bytes` out; storage comes from a per-thread list.
+    #[inline]
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let mut storage = take_storage();
@@ -83,6 +84,7 @@ impl Message {
     ///
     /// # Panics
     /// When fewer bytes are left.
+    #[inline]
     pub fn advance(&mut self, count: usize) {
         assert!(count <= self.len(), "advance past the end of a message");
         self.start += count;
@@ -104,6 +106,7 @@ impl Message {
 impl Deref for Message {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         let all: &[u8] = match &self.storage {
             Storage::Private(bytes) => bytes,

@@ -36,7 +36,16 @@ thread_local! {
 }
 
 /// Takes an empty `Vec` of at least [`MIN_BYTES`] from the thread's list.
+#[inline]
 pub(crate) fn take_storage() -> Vec<u8> {
+    let mut bytes = take_used();
+    bytes.clear();
+    bytes
+}
+
+/// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list, with some bytes of its last use.
+#[inline]
+fn take_used() -> Vec<u8> {
     let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
     kept.unwrap_or_else(|| Vec::with_capacity(MIN_BYTES))
 }
@@ -46,7 +55,8 @@ pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
     if !(MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
         return;
     }
-    bytes.clear();
+    // As long as a headroom, which need not be filled then when it becomes one.
+    bytes.truncate(HEADROOM_BYTES);
     // A thread that is being torn down has no list any more; the storage is then just freed.
     let _ = FREE.try_with(|free| {
         let mut free = free.borrow_mut();
@@ -73,10 +83,13 @@ struct Tail {
 
 impl OutBuf {
     /// An empty message with [`HEADROOM_BYTES`] in front.
+    #[inline]
     #[must_use]
     pub fn new() -> Self {
-        let mut bytes = take_storage();
-        bytes.resize(HEADROOM_BYTES, 0);
+        let mut bytes = take_used();
+        if bytes.len() != HEADROOM_BYTES {
+            bytes.resize(HEADROOM_BYTES, 0);
+        }
         Self { bytes, start: HEADROOM_BYTES, tail: None }
     }
 
@@ -91,6 +104,7 @@ impl OutBuf {
     }
 
     /// The parts of the tail.
+    #[inline]
     #[must_use]
     pub fn tail(&self) -> &[OutPart] {
         self.tail.as_ref().map_or(&[], |tail| &tail.parts)
@@ -114,6 +128,7 @@ impl OutBuf {
     }
 
     /// Length of the message's head, bytes.
+    #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
@@ -141,6 +156,7 @@ impl OutBuf {
     }
 
     /// Puts `header` in front. Moves the message only when the headroom is used up.
+    #[inline]
     pub fn prepend(&mut self, header: &[u8]) {
         if header.len() > self.start {
             self.grow_front(header.len() - self.start + HEADROOM_BYTES);
@@ -180,6 +196,7 @@ impl Default for OutBuf {
 impl Deref for OutBuf {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         &self.bytes[self.start..]
     }

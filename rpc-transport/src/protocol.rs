@@ -45,6 +45,13 @@ pub trait Protocol: Send + Sized + 'static {
     /// The link did not take a message; it has been dropped.
     fn on_refused(&mut self, tag: u64, error: &SubmitError);
 
+    /// Whether [`Protocol::poll_transmit`] may give something. A cheap answer spares most pumps all
+    /// their work. Default: it may.
+    #[inline]
+    fn may_transmit(&self) -> bool {
+        true
+    }
+
     /// The next message to send.
     fn poll_transmit(&mut self) -> Option<Submission>;
 

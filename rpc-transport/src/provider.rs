@@ -68,92 +68,19 @@
 //! 20. *Zero-length* SEND and WRITE are legal and complete (clouds that drop them exist, so the
 //!     link sends none).
 
+mod attributes;
+mod setup;
+
 use std::any::Any;
 use std::fmt;
-use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
-use async_trait::async_trait;
-
-use crate::address::Address;
-use crate::error::{ConnectError, ListenError};
+pub use self::attributes::{Capabilities, DeviceAttributes};
+pub use self::setup::{
+    Attach, Connector, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
+};
 use crate::memory::{Buffer, MemoryRegion, ProtectionDomain};
-
-/// Private data of a connection request, bytes (InfiniBand CM REQ with RDMA IP CM service header).
-pub const REQ_PRIVATE_DATA_BYTES: usize = 56;
-/// Private data of an accepting reply, bytes (CM REP).
-pub const REP_PRIVATE_DATA_BYTES: usize = 196;
-/// Private data of a rejection, bytes (CM REJ).
-pub const REJ_PRIVATE_DATA_BYTES: usize = 148;
-
-/// What a device can do, and its limits.
-#[derive(Debug, Clone)]
-pub struct DeviceAttributes {
-    /// The device's name, for logs: `soft-shm`, `soft-tcp`, `rxe0`, `mlx5_0`.
-    pub name: String,
-    /// Largest payload that [`Source::Inline`] may carry, bytes.
-    pub max_inline_bytes: u32,
-    /// Largest SEND, bytes.
-    pub max_message_bytes: u64,
-    /// Most WRs that one SQ or one RQ may hold.
-    pub max_qp_wr: u32,
-    /// Most completions that one CQ may hold.
-    pub max_cqe: u32,
-    /// Optional abilities and known differences.
-    pub capabilities: Capabilities,
-}
-
-/// A set of optional abilities of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Capabilities(u32);
-
-impl Capabilities {
-    /// No optional ability.
-    pub const NONE: Self = Self(0);
-    /// SEND_WITH_IMM works (missing on iWARP).
-    pub const IMMEDIATE: Self = Self(1);
-    /// WRITE_WITH_IMM works.
-    pub const WRITE_WITH_IMM: Self = Self(1 << 1);
-    /// READ works.
-    pub const READ: Self = Self(1 << 2);
-    /// User memory may be registered for remote access, not only device-allocated memory.
-    pub const REGISTER_REMOTE: Self = Self(1 << 3);
-    /// A RECV posted after the QP went to ERR is flushed too (rule 8; Soft-RoCE does not).
-    pub const FLUSHES_LATE_RECEIVES: Self = Self(1 << 4);
-    /// A SEND of length zero arrives.
-    pub const EMPTY_SEND: Self = Self(1 << 5);
-    /// Registering memory for local access costs next to nothing, so that staging it would not pay.
-    pub const FREE_REGISTRATION: Self = Self(1 << 6);
-
-    /// Both sets together.
-    #[must_use]
-    pub const fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Whether every ability of `other` is in this set.
-    #[must_use]
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-}
-
-impl fmt::Debug for Capabilities {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 7] = [
-            ("IMMEDIATE", Capabilities::IMMEDIATE),
-            ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
-            ("READ", Capabilities::READ),
-            ("REGISTER_REMOTE", Capabilities::REGISTER_REMOTE),
-            ("FLUSHES_LATE_RECEIVES", Capabilities::FLUSHES_LATE_RECEIVES),
-            ("EMPTY_SEND", Capabilities::EMPTY_SEND),
-            ("FREE_REGISTRATION", Capabilities::FREE_REGISTRATION),
-        ];
-        let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
-        f.debug_set().entries(names).finish()
-    }
-}
 
 /// An RDMA device, opened. Cheap to share.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -581,145 +508,4 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// # Errors
     /// [`ProviderError::UnknownQp`].
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
-}
-
-/// Who is at the other end, as far as the device knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PeerIdentity {
-    /// A process of this machine, with the credentials that the kernel attests.
-    Process {
-        /// Process id.
-        pid: u32,
-        /// User id.
-        uid: u32,
-        /// Group id.
-        gid: u32,
-    },
-    /// A network address.
-    Network(SocketAddr),
-    /// This very process (`mem://`).
-    SameProcess,
-}
-
-/// Opens connections to addresses of one scheme.
-#[async_trait]
-pub trait Connector: Send + Sync + fmt::Debug {
-    /// Resolves an address to a device and a route.
-    ///
-    /// # Errors
-    /// [`ConnectError`]: bad address, no device, nothing listening.
-    async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError>;
-}
-
-/// A connection on its way out: the device is known, the peer not yet asked.
-/// Dropping it gives the attempt up; dropping a future of `connect` does so too.
-#[async_trait]
-pub trait Outgoing: Send + fmt::Debug {
-    /// The device that reaches the address.
-    fn device(&self) -> &Arc<dyn Device>;
-
-    /// Creates the QP (state INIT) on a CQ of [`Outgoing::device`]. Once only.
-    ///
-    /// # Errors
-    /// [`ProviderError`].
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError>;
-
-    /// Connects the created QP. On success it is in RTS **once [`Established::attach`] has run**
-    /// under the CQ's owner.
-    ///
-    /// # Errors
-    /// [`ConnectError`]; the QP remains to be destroyed by the caller.
-    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
-}
-
-/// The peer has agreed.
-#[derive(Debug)]
-pub struct Established {
-    /// Private data of the reply, zero-padded to [`REP_PRIVATE_DATA_BYTES`] (client side), or
-    /// empty (server side).
-    pub private_data: Vec<u8>,
-    /// Who answered.
-    pub peer: PeerIdentity,
-    /// Completes the transition to RTS on the CQ; run it once with the CQ the QP was created on.
-    pub attach: Attach,
-}
-
-/// The last step of set-up, run by the CQ's owner.
-pub struct Attach(Box<AttachFn>);
-
-type AttachFn = dyn FnOnce(&mut dyn CompletionQueue) -> Result<(), ProviderError> + Send;
-
-impl Attach {
-    /// Wraps the step.
-    pub fn new(
-        step: impl FnOnce(&mut dyn CompletionQueue) -> Result<(), ProviderError> + Send + 'static,
-    ) -> Self {
-        Self(Box::new(step))
-    }
-
-    /// Runs it.
-    ///
-    /// # Errors
-    /// [`ProviderError`] when the QP is gone or the CQ is another device's.
-    pub fn run(self, cq: &mut dyn CompletionQueue) -> Result<(), ProviderError> {
-        (self.0)(cq)
-    }
-}
-
-impl fmt::Debug for Attach {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Attach")
-    }
-}
-
-/// Accepts connections at one address.
-#[async_trait]
-pub trait Listener: Send + fmt::Debug {
-    /// The bound address, with the real port.
-    fn local_address(&self) -> Address;
-
-    /// The next connection request. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`ListenError`] when the listener is dead. Failures of single peers are logged, not returned.
-    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError>;
-}
-
-/// A connection request. Dropping it refuses the peer without a reason.
-#[async_trait]
-pub trait Incoming: Send + fmt::Debug {
-    /// The device that the request came in on.
-    fn device(&self) -> &Arc<dyn Device>;
-
-    /// The peer's private data, zero-padded to [`REQ_PRIVATE_DATA_BYTES`].
-    fn private_data(&self) -> &[u8];
-
-    /// Who asks.
-    fn peer(&self) -> PeerIdentity;
-
-    /// Creates the QP (state INIT) on a CQ of [`Incoming::device`]. Once only.
-    ///
-    /// # Errors
-    /// [`ProviderError`].
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError>;
-
-    /// Accepts: RECVs must be posted by now (rule 18).
-    ///
-    /// # Errors
-    /// [`ConnectError`] when the peer is gone; the QP remains to be destroyed by the caller.
-    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
-
-    /// Refuses, with a reason for the peer.
-    async fn reject(self: Box<Self>, private_data: &[u8]);
 }

@@ -39,6 +39,10 @@ use crate::provider::{Device, ProviderError};
 /// Polls of a lone caller before it leaves waiting to the driver: more than a round trip takes.
 const LONE_CALL_POLLS: u32 = 64;
 
+/// Polls in a row that find nothing before the caller looks at its call again: the lock is lent out
+/// in between, and others may do what it waits for.
+const POLLS_PER_LOOK: u32 = 8;
+
 /// What a caller that polls for itself finds.
 #[derive(Debug)]
 pub enum Progress<T> {
@@ -129,12 +133,7 @@ impl<P: Protocol> Shard<P> {
                     Progress::Wait if polls > 0 && !state.has_effects() => {}
                     Progress::Wait | Progress::GiveUp => return Some((result, None)),
                 }
-                polls -= 1;
-                // A poll that gives something uses up the arming of a driver that sleeps.
-                let polled = state.poll();
-                state.caller_progress |= polled > 0;
-                MutexGuard::bump(state);
-                std::hint::spin_loop();
+                polls = polls.saturating_sub(poll_a_while(state));
             }
         })
     }
@@ -262,6 +261,21 @@ impl<P: Protocol> Shard<P> {
             waker.wake();
         }
     }
+}
+
+/// Polls until something is found, a few times at most; returns how often.
+#[inline]
+fn poll_a_while<P: Protocol>(state: &mut MutexGuard<'_, State<P>>) -> u32 {
+    for count in 1..=POLLS_PER_LOOK {
+        if state.poll() > 0 {
+            // That uses up the arming of a driver that sleeps.
+            state.caller_progress = true;
+            return count;
+        }
+        MutexGuard::bump(state);
+        std::hint::spin_loop();
+    }
+    POLLS_PER_LOOK
 }
 
 impl<P: Protocol> fmt::Debug for Shard<P> {

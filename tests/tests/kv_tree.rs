@@ -307,3 +307,38 @@ async fn a_server_ends_in_order_at_sigterm() {
     assert!(status.success(), "{status}");
     assert!(stderr.ends_with("stopped after 1 request, with 1 key (2 B)\n"), "{stderr}");
 }
+
+/// One of them had an option that does not exist.
+#[tokio::test]
+async fn the_commands_of_the_readme_work() {
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let commands = readme.lines().filter_map(|line| {
+        let line = line.strip_prefix("./target/release/examples/kv ")?;
+        Some(line.split('#').next().unwrap().trim_end_matches([' ', '&']))
+    });
+    let commands: Vec<Vec<&str>> = commands.map(|line| line.split_whitespace().collect()).collect();
+    let (from, to) = (Scratch::new(), Scratch::new());
+    write(&Tree::from([("src/lib.rs".to_owned(), Some(b"//".to_vec()))]), from.path());
+    let (from_path, to_path) = (from.path(), to.path());
+    let shm = shm_name("readme");
+    let [serving, using @ ..] = &commands[..] else { panic!("no commands in the README") };
+    assert_eq!(serving[..], ["serve", "tcp://127.0.0.1:7480", "shm://kv"]);
+    let server = serve(&["tcp://127.0.0.1:0", &shm], &[]).await;
+    assert_eq!(using.len(), 3, "{using:?}");
+    for command in using {
+        let arguments: Vec<&dyn AsRef<OsStr>> = command
+            .iter()
+            .map(|word| -> &dyn AsRef<OsStr> {
+                match word {
+                    &"tcp://127.0.0.1:7480" => &server.addresses()[0],
+                    &"shm://kv" => &server.addresses()[1],
+                    &"./some/tree" => &from_path,
+                    &"./copy" => &to_path,
+                    word => word,
+                }
+            })
+            .collect();
+        kv(&arguments).await.with_code(0);
+    }
+    assert_same(&read(from.path()), &read(to.path()));
+}

@@ -222,12 +222,13 @@ async fn arguments_that_cannot_be_decoded_are_named() {
     let server = KvServer::new(Store);
     let status = answer(&server, 1, b"\x01k\x05ab").await;
     assert_eq!(status.code(), Code::InvalidArgument);
+    let advice = "; the types of the two ends differ: bring both up to date";
     let expected =
         "cannot decode the arguments of Kv.put: argument value: the message ends too early";
-    assert_eq!(status.message(), expected);
+    assert_eq!(status.message(), [expected, advice].concat());
     let status = answer(&server, 0, b"\x01\xff").await;
     let expected = "cannot decode the arguments of Kv.get: argument key: a string is not UTF-8";
-    assert_eq!(status.message(), expected);
+    assert_eq!(status.message(), [expected, advice].concat());
     let status = answer(&server, 0, b"\x01kmore").await;
     assert!(status.message().contains("4 bytes are left over"), "{status}");
     assert_eq!(answer(&server, 9, b"").await.code(), Code::Unimplemented);

@@ -158,7 +158,10 @@ impl Acceptor {
             return Err("the server is shutting down".to_owned());
         };
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            format!("the server has its limit of {} connections", self.config.max_connections)
+            format!(
+                "the server has its limit of {} connections (its `max_connections`)",
+                self.config.max_connections
+            )
         })?;
         let of_device = shards.entry(device.attributes().name.clone()).or_default();
         of_device.retain(|shard| !shard.is_over());

@@ -48,10 +48,10 @@ async fn set_ups_under_way_count_as_connections() {
     let device = soft::mem_device();
     let first = acceptor.place(device).unwrap();
     let _second = acceptor.place(device).unwrap();
-    assert_eq!(refusal(acceptor, device), "the server has its limit of 2 connections");
+    assert!(refusal(acceptor, device).contains("limit of 2 connections"));
     drop(first);
     let _third = acceptor.place(device).unwrap();
-    assert_eq!(refusal(acceptor, device), "the server has its limit of 2 connections");
+    assert!(refusal(acceptor, device).contains("limit of 2 connections"));
 }
 
 #[tokio::test]

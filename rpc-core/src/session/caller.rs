@@ -95,6 +95,13 @@ impl<W, H> Session<W, H> {
         outcome
     }
 
+    /// Whether `take_outcome` would give something.
+    #[inline]
+    #[must_use]
+    pub fn has_outcome(&self, id: CallId) -> bool {
+        !self.calls.is_pending(id)
+    }
+
     /// Whether the peer has accepted the signature of the method with this dense index: before that
     /// it runs no handler of it.
     #[must_use]
@@ -185,6 +192,13 @@ impl<W, H> Session<W, H> {
 
 /// Towards the peer.
 impl<W, H> Session<W, H> {
+    /// Whether `poll_transmit` may give something: a cheap look that spares most calls of it.
+    #[inline]
+    #[must_use]
+    pub fn may_transmit(&self) -> bool {
+        !self.frames.is_empty() || self.calls.unsent_len() != 0
+    }
+
     /// The next frame for the link. `now` is asked only for a call with a deadline.
     pub fn poll_transmit(&mut self, now: impl FnOnce() -> Instant) -> Option<Transmit> {
         if !self.may_speak {

@@ -215,6 +215,12 @@ impl<W> Calls<W> {
         self.calls[index as usize].stage
     }
 
+    /// Whether the id names a call that has no outcome yet.
+    #[inline]
+    pub(super) fn is_pending(&self, id: CallId) -> bool {
+        self.find(id).is_some_and(|call| matches!(call.stage, Stage::Unsent | Stage::Sent(_)))
+    }
+
     /// Whether the id names a call.
     pub(super) fn contains(&self, id: CallId) -> bool {
         self.find(id).is_some()

@@ -117,7 +117,8 @@ impl Reject {
     /// No version suits both.
     #[must_use]
     pub fn version_mismatch(server: Versions, client: Versions) -> Self {
-        let text = format!("server speaks versions {server}, this client {client}");
+        let text =
+            format!("server speaks versions {server}, this client {client}; update the older one");
         Self::new(RejectCode::VersionMismatch, text)
     }
 

@@ -186,7 +186,10 @@ fn a_version_mismatch_reaches_the_client_in_words() {
     let reject = with_versions(2, 3).agree_as_server(&with_versions(1, 1)).unwrap_err();
     let read = Reject::from_bytes(&padded(&reject.to_bytes(), REJ_PRIVATE_DATA_BYTES)).unwrap();
     assert_eq!(read.code, RejectCode::VersionMismatch);
-    assert_eq!(read.text, "server speaks versions 2 to 3, this client 1 to 1");
+    assert_eq!(
+        read.text,
+        "server speaks versions 2 to 3, this client 1 to 1; update the older one"
+    );
     assert_eq!(with_versions(1, 1).agree_as_client(&with_versions(2, 3)), Err(reject));
 }
 

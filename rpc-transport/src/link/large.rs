@@ -141,7 +141,7 @@ impl Link {
             match self.lanes.pop(Lane::Bulk) {
                 None => return Some(Source::Nothing),
                 Some(queued) if self.is_eager(&queued.message) => {
-                    return Some(Source::Whole(queued, Lane::Bulk));
+                    return Some(Source::Whole(queued.message, Lane::Bulk));
                 }
                 Some(queued) => self.segmenter.start(queued),
             }

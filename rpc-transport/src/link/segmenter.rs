@@ -79,6 +79,12 @@ impl Segmenter {
         self.abort.is_some() || self.current.as_ref().is_some_and(|current| !current.is_sent())
     }
 
+    /// Whether nothing is being sent, to be aborted or to be reaped.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.current.is_none() && self.abort.is_none()
+    }
+
     /// Whether it is an abort.
     pub(super) fn is_abort_due(&self) -> bool {
         self.abort.is_some()

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
-use crate::credit::CreditError;
+use crate::credit::{CreditError, Grant};
 use crate::frame::{CloseCode, Segment};
 use crate::handshake::Offer;
 use crate::out_part::OutPart;
@@ -195,6 +195,51 @@ fn a_message_beyond_the_peers_limit_is_refused_and_the_rest_lives_on() {
     pair.submit(0, Lane::Bulk, 2, 1000);
     pair.run();
     assert_eq!(pair.delivered[1], [pattern(2, 1000)]);
+}
+
+/// What a frame is posted with.
+fn posted(transmit: Transmit<'_>) -> (Vec<u8>, Option<u32>, bool, u64) {
+    let (first, second) = transmit.frame.parts();
+    ([first, second].concat(), transmit.imm, transmit.signaled, transmit.token)
+}
+
+#[test]
+fn a_message_that_leaves_at_once_leaves_as_a_queued_one_would() {
+    let config = small_config();
+    let now = Instant::now();
+    let (mut queueing, mut direct) = (link(&config, &config, now), link(&config, &config, now));
+    let lanes = [Lane::Small, Lane::Urgent, Lane::Small, Lane::Bulk, Lane::Small];
+    let lens = [10, 0, 500, 224, 3, 225, 8];
+    let (mut frames, mut at_once) = (0, 0);
+    for tag in 0..100 {
+        let lane = lanes[usize::try_from(tag).unwrap() % lanes.len()];
+        let message = || out(tag, lens[usize::try_from(tag).unwrap() % lens.len()]);
+        queueing.submit(lane, tag, message()).unwrap();
+        let mut expected = Vec::new();
+        while let Some(transmit) = queueing.poll_transmit() {
+            expected.push(posted(transmit));
+        }
+        let mut found: Vec<_> =
+            direct.submit_now(lane, tag, message()).unwrap().map(posted).into_iter().collect();
+        at_once += found.len();
+        while let Some(transmit) = direct.poll_transmit() {
+            found.push(posted(transmit));
+        }
+        assert_eq!(found, expected, "message {tag}");
+        frames += found.len();
+        // Both ends of the window are met: credits come back in bursts.
+        if tag % 3 == 2 {
+            for link in [&mut queueing, &mut direct] {
+                let counters = link.metrics().counters;
+                link.on_send_completion(u64::from(counters.posted.to_bits()));
+                let data = config.window().data - counters.data_credits;
+                let ack = frame::header(Kind::Ack, Grant { data, ack: 0 });
+                let inbound = link.on_frame(now, None, &mut Message::copied(&ack)).unwrap();
+                assert!(matches!(inbound, Inbound::None));
+            }
+        }
+    }
+    assert!(at_once > 5 && frames > at_once + 5, "{at_once} of {frames}");
 }
 
 #[test]

@@ -210,6 +210,7 @@ impl<P: Protocol> State<P> {
         }
     }
 
+    #[inline]
     pub(super) fn pump_dirty(&mut self) {
         while let Some(index) = self.dirty.pop() {
             self.pump(index);
@@ -299,9 +300,10 @@ impl<P: Protocol> State<P> {
     fn on_completions(&mut self) -> usize {
         let mut completions = std::mem::take(&mut self.completions);
         let count = completions.len();
-        for completion in completions.drain(..) {
+        for completion in &mut completions {
             self.on_completion(completion);
         }
+        completions.clear();
         self.completions = completions;
         self.pump_dirty();
         count
@@ -325,12 +327,12 @@ impl<P: Protocol> State<P> {
         self.connections.get(index as usize)?.is_on(qp).then_some(index)
     }
 
-    fn on_completion(&mut self, completion: Completion) {
+    fn on_completion(&mut self, completion: &mut Completion) {
         // A CQ may still hold completions of a QP that has been destroyed.
         let Some(index) = self.connection_of(completion.qp) else { return };
         let connection = &mut self.connections[index as usize];
         match completion.kind {
-            CompletionKind::Send => connection.on_send_completion(&mut *self.cq, &completion),
+            CompletionKind::Send => connection.on_send_completion(&mut *self.cq, completion),
             CompletionKind::Recv | CompletionKind::RecvWrite => {
                 connection.on_recv_completion(&mut *self.cq, self.now, completion);
             }
@@ -433,7 +435,11 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn take_effects(&mut self, into: &mut Vec<(ConnectionKey, P::Effect)>) {
-        into.append(&mut self.effects);
+        if into.is_empty() {
+            std::mem::swap(into, &mut self.effects);
+        } else {
+            into.append(&mut self.effects);
+        }
     }
 
     pub(crate) fn has_effects(&self) -> bool {

@@ -39,7 +39,7 @@ const QUIET_VISITS: u64 = 16 * 1024;
 /// A visit that makes a system call counts as so many.
 const COSTLY: u64 = 512;
 /// A poll looks for events of QPs outside the hot list once in so many times.
-const EVENTS_EVERY: u64 = 64;
+const EVENTS_EVERY: u64 = 256;
 /// Events taken from the epoll set at a time.
 const EVENT_BATCH: usize = 64;
 
@@ -187,18 +187,23 @@ impl SoftCompletionQueue {
     #[inline]
     fn visit_hot(&mut self, completions: &mut Vec<Completion>, room: usize) -> bool {
         let count = self.hot.len();
-        let quiet = QUIET_VISITS / (count as u64).max(1);
-        let mut sink = Sink { polled: Some((completions, room)), queue: &mut self.queue };
+        let end = completions.len() + room;
         let (mut cooling, mut active) = (false, false);
         for step in 0..count {
             let at = self.cursor + step;
             let at = if at < count { at } else { at - count };
-            if !sink.has_room() {
+            let index = self.hot[at];
+            let Some(qp) = self.entries[index as usize].qp.as_deref_mut() else { continue };
+            if qp.is_quiet() {
+                cooling |= is_overdue(qp, self.clock, count);
+                continue;
+            }
+            let room = end - completions.len();
+            if room == 0 {
                 self.cursor = at;
                 break;
             }
-            let index = self.hot[at];
-            let Some(qp) = self.entries[index as usize].qp.as_deref_mut() else { continue };
+            let mut sink = Sink { polled: Some((completions, room)), queue: &mut self.queue };
             let visit = qp.visit(&mut sink, &mut self.events, &mut self.scratch);
             if visit.bell && !std::mem::replace(&mut qp.bell_listed, true) {
                 self.bells.push(index);
@@ -207,11 +212,11 @@ impl SoftCompletionQueue {
                 active = true;
                 qp.last_active = self.clock;
             } else {
-                cooling |= self.clock - qp.last_active > patience(qp, quiet);
+                cooling |= is_overdue(qp, self.clock, count);
             }
         }
         if cooling {
-            self.cool(quiet);
+            self.cool();
         }
         if self.cursor >= self.hot.len() {
             self.cursor = 0;
@@ -221,12 +226,13 @@ impl SoftCompletionQueue {
 
     /// Takes QPs that were quiet for long off the hot list (invariant 1).
     #[cold]
-    fn cool(&mut self, quiet: u64) {
+    fn cool(&mut self) {
         let clock = self.clock;
         let Self { hot, entries, .. } = self;
+        let count = hot.len();
         for index in hot.iter() {
             match entries[*index as usize].qp.as_deref_mut() {
-                Some(qp) if clock - qp.last_active > patience(qp, quiet) => qp.arm(),
+                Some(qp) if is_overdue(qp, clock, count) => qp.arm(),
                 _ => {}
             }
         }
@@ -234,29 +240,35 @@ impl SoftCompletionQueue {
         hot.retain(|index| {
             let entry = &mut entries[*index as usize];
             let Some(qp) = entry.qp.as_deref_mut() else { return false };
-            qp.hot = clock - qp.last_active <= patience(qp, quiet) || qp.has_work();
+            qp.hot = !is_overdue(qp, clock, count) || qp.has_work();
             qp.hot
         });
     }
 
     /// Looks at the doorbells of all peers that were sent something (invariant 3).
-    #[inline]
+    #[inline(always)]
     fn ring_bells(&mut self) {
-        if self.bells.is_empty() {
-            return;
-        }
-        fence(Ordering::SeqCst);
-        for index in self.bells.drain(..) {
-            if let Some(qp) = self.entries[index as usize].qp.as_deref_mut() {
-                qp.bell_listed = false;
-                if qp.ring_bell() && !std::mem::replace(&mut qp.hot, true) {
-                    self.hot.push(index);
-                }
-            }
+        if !self.bells.is_empty() {
+            self.ring_listed_bells();
         }
     }
 
+    #[inline(never)]
+    fn ring_listed_bells(&mut self) {
+        fence(Ordering::SeqCst);
+        for index in &self.bells {
+            if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
+                qp.bell_listed = false;
+                if qp.ring_bell() && !std::mem::replace(&mut qp.hot, true) {
+                    self.hot.push(*index);
+                }
+            }
+        }
+        self.bells.clear();
+    }
+
     /// Takes events from the epoll set and puts their QPs on the hot list; whether there were any.
+    #[cold]
     fn take_events(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -320,10 +332,11 @@ impl SoftCompletionQueue {
     }
 }
 
-/// Polls without anything happening after which a QP leaves the hot list.
+/// Whether a QP, one of `count` hot ones, has been quiet for so long that it leaves the hot list.
 #[inline]
-fn patience(qp: &QueuePair, quiet: u64) -> u64 {
-    if qp.is_costly() { quiet / COSTLY } else { quiet }
+fn is_overdue(qp: &QueuePair, clock: u64, count: usize) -> bool {
+    let cost = if qp.is_costly() { COSTLY } else { 1 };
+    (clock - qp.last_active) * cost * count as u64 > QUIET_VISITS
 }
 
 #[inline(always)]

@@ -162,6 +162,13 @@ impl Head {
         u32::from(self.op as u8) | u32::from(self.flags.0) << 8 | u32::from(self.body_bytes) << 16
     }
 
+    /// The encoded head of a SEND without immediate that is one packet.
+    #[inline(always)]
+    pub(super) fn whole_send(body_bytes: u16, ack: bool) -> u32 {
+        let flags = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, ack);
+        Self { op: Op::Send, flags, body_bytes }.encode()
+    }
+
     /// Body length of a SEND without immediate that is one packet; `None` for any other.
     #[inline(always)]
     pub(super) fn whole_send_bytes(word: u32) -> Option<usize> {

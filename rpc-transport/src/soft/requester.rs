@@ -172,6 +172,30 @@ impl Requester {
         self.in_flight.is_empty() && self.waiting.is_empty()
     }
 
+    /// The shortest way, of nearly every WR: a small inline SEND over rings, with nothing ahead of it.
+    /// Whether it has gone it; if not, [`Requester::post`] is to be called.
+    #[inline(always)]
+    pub(super) fn post_small(
+        &mut self,
+        wr: &SendWr<'_>,
+        wire: &mut Wire,
+        used: &mut Slots,
+    ) -> bool {
+        let (SendOp::Send, Source::InlineGather(first, second)) = (&wr.op, &wr.source) else {
+            return false;
+        };
+        let Wire::Ring(wire) = wire else { return false };
+        let len = first.len() + second.len();
+        let taken = used.sends < self.max_wr && len <= self.max_inline_bytes as usize;
+        if !taken || !self.waiting.is_empty() {
+            return false;
+        }
+        let Some(end) = wire.ring.push_send(first, second, wr.signaled) else { return false };
+        used.sends += 1;
+        self.fly(wr.wr_id, end, Held::Nothing, wr.signaled, false);
+        true
+    }
+
     /// Takes one WR: on the wire at once where that is possible, else to the end of what waits.
     #[inline(always)]
     pub(super) fn post(
@@ -236,6 +260,7 @@ impl Requester {
         true
     }
 
+    #[inline]
     fn fly(&mut self, wr_id: u64, end: u64, held: Held, signaled: bool, reading: bool) {
         self.signaled += u32::from(signaled);
         self.reads += usize::from(reading);

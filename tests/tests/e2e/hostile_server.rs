@@ -2,7 +2,7 @@
 //! and the client's other connections live.
 
 use rpc_core::{CloseCause, Code, LinkConfig, PollMode};
-use rpc_transport::provider::{Listener, QpCapacity};
+use rpc_transport::provider::Listener;
 use tests::hostile::bytes::{self, data, hello, link_header, segment, session_header, session_of};
 use tests::hostile::{Heard, HostilePeer};
 use tests::limit;
@@ -173,12 +173,9 @@ async fn check_rules(scheme: Scheme, rules: Vec<(Vec<Sent>, &'static str)>) {
     }
 }
 
-on_every_device! {
-    broken_rules_of_the_link_are_named,
-    broken_rules_of_the_session_are_named,
-    a_server_that_vanishes_during_the_handshake_is_an_error,
-    a_server_that_accepts_with_nonsense_does_not_speak_this_protocol,
-}
+on_scheme!(mem, Mem, broken_rules_of_the_link_are_named, broken_rules_of_the_session_are_named);
+on_scheme!(tcp, Tcp, broken_rules_of_the_link_are_named, broken_rules_of_the_session_are_named);
+on_scheme!(shm, ShmName, broken_rules_of_the_link_are_named, broken_rules_of_the_session_are_named);
 
 async fn broken_rules_of_the_link_are_named(scheme: Scheme) {
     check_rules(scheme, broken_link_rules()).await;
@@ -241,53 +238,67 @@ fn an_answer_that_does_not_decode_fails_its_call_alone() {
     });
 }
 
-async fn a_server_that_vanishes_during_the_handshake_is_an_error(scheme: Scheme) {
-    let (mut listener, address) = listen(scheme).await;
-    let vanish = async {
-        let incoming = listener.incoming().await.expect("it listens");
-        drop(incoming);
-    };
-    let (connected, ()) = tokio::join!(ProbeClient::connect(&address), vanish);
-    let error = connected.expect_err("nobody accepted").to_string();
-    assert!(error.contains(&address), "`{error}` lacks `{address}`");
+#[test]
+fn a_server_that_vanishes_during_the_handshake_is_an_error() {
+    limit::run(async {
+        for scheme in [Scheme::Mem, Scheme::ShmName, Scheme::Tcp] {
+            let (mut listener, address) = listen(scheme).await;
+            let vanish = async {
+                let incoming = listener.incoming().await.expect("it listens");
+                drop(incoming);
+            };
+            let (connected, ()) = tokio::join!(ProbeClient::connect(&address), vanish);
+            let error = connected.expect_err("nobody accepted").to_string();
+            assert!(error.contains(&address), "`{error}` lacks `{address}`");
+        }
+    });
 }
 
-async fn a_server_that_accepts_with_nonsense_does_not_speak_this_protocol(scheme: Scheme) {
-    let offer = tests::hostile::honest_offer();
-    let honest = offer.to_reply();
-    let mut future = honest;
-    // Versions 9 to 9.
-    (future[6], future[7]) = (9, 9);
-    let mut no_credits = honest;
-    // D is at 10.
-    (no_credits[10], no_credits[11]) = (0, 0);
-    let garbage = [0xab; 60];
-    let cases: [(&[u8], &[&str]); 5] = [
-        (b"", &["does not speak this protocol"]),
-        (&garbage, &["does not speak this protocol", "magic"]),
-        (&honest[..20], &["does not speak this protocol", "max_message_bytes is 0"]),
-        (&future, &["no common version", "versions 9 to 9", "1 to 1"]),
-        (&no_credits, &["does not speak this protocol", "data_credits is 0"]),
-    ];
-    for (reply, words) in cases {
-        let (mut listener, address) = listen(scheme).await;
-        let serve = async {
-            // The client may be gone before the accept has returned.
-            if let Ok(mut incoming) = listener.incoming().await {
-                let domain = incoming.device().allocate_pd().expect("a domain");
-                let mut cq = incoming.device().create_cq(64).expect("a queue");
-                let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
-                incoming.create_qp(&mut *cq, &domain, capacity).expect("a queue pair");
-                let _ = incoming.accept(reply).await;
+#[test]
+fn a_server_that_accepts_with_nonsense_does_not_speak_this_protocol() {
+    limit::run(async {
+        let offer = tests::hostile::honest_offer();
+        let honest = offer.to_reply();
+        let mut future = honest;
+        // Versions 9 to 9.
+        (future[6], future[7]) = (9, 9);
+        let mut no_credits = honest;
+        // D is at 10.
+        (no_credits[10], no_credits[11]) = (0, 0);
+        let garbage = [0xab; 60];
+        let cases: [(&[u8], &[&str]); 5] = [
+            (b"", &["does not speak this protocol"]),
+            (&garbage, &["does not speak this protocol", "magic"]),
+            (&honest[..20], &["does not speak this protocol", "max_message_bytes is 0"]),
+            (&future, &["no common version", "versions 9 to 9", "1 to 1"]),
+            (&no_credits, &["does not speak this protocol", "data_credits is 0"]),
+        ];
+        for scheme in [Scheme::Mem, Scheme::ShmName, Scheme::Tcp] {
+            for (reply, words) in cases {
+                let (mut listener, address) = listen(scheme).await;
+                let serve = async {
+                    // The client may be gone before the accept has returned.
+                    if let Ok(mut incoming) = listener.incoming().await {
+                        let domain = incoming.device().allocate_pd().expect("a domain");
+                        let mut cq = incoming.device().create_cq(64).expect("a queue");
+                        let capacity = rpc_transport::provider::QpCapacity {
+                            max_send_wr: 4,
+                            max_recv_wr: 4,
+                            max_inline_bytes: 0,
+                        };
+                        incoming.create_qp(&mut *cq, &domain, capacity).expect("a queue pair");
+                        let _ = incoming.accept(reply).await;
+                    }
+                };
+                let (connected, ()) = tokio::join!(ProbeClient::connect(&address), serve);
+                let error = connected.expect_err("nonsense").to_string();
+                for word in words {
+                    assert!(error.contains(word), "{scheme:?}: `{error}` lacks `{word}`");
+                }
+                assert!(error.contains(&address), "`{error}` lacks `{address}`");
             }
-        };
-        let (connected, ()) = tokio::join!(ProbeClient::connect(&address), serve);
-        let error = connected.expect_err("nonsense").to_string();
-        for word in words {
-            assert!(error.contains(word), "`{error}` lacks `{word}`");
         }
-        assert!(error.contains(&address), "`{error}` lacks `{address}`");
-    }
+    });
 }
 
 #[test]

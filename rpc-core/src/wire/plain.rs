@@ -1,0 +1,49 @@
+//! Plain frames: heads without flags, read by a short way.
+//!
+//! Owns no rule: what is read here [`parse`](super::parse) reads the same, and nothing is refused.
+
+use super::{Kind, ReplyKind, RequestHead, ResponseHead, WireId};
+
+/// A response that carries a result and no flags, which nearly all are: what [`parse`](super::parse) would give,
+/// for less. Its body starts behind the header.
+#[inline]
+#[must_use]
+pub fn plain_response(bytes: &[u8]) -> Option<ResponseHead> {
+    let (low, id) = words(bytes)?;
+    let plain = low == Kind::Response as u64 && id.generation != 0;
+    plain.then_some(ResponseHead {
+        id,
+        kind: ReplyKind::Ok,
+        signature_accepted: false,
+        has_parts: false,
+    })
+}
+
+/// A request without flags, and so without any block: what [`parse`](super::parse) would give, for less. Its body
+/// starts behind the header.
+#[inline]
+#[must_use]
+pub fn plain_request(bytes: &[u8]) -> Option<RequestHead> {
+    let (low, id) = words(bytes)?;
+    let [kind, flags, codec, reserved, m0, m1, m2, m3] = low.to_le_bytes();
+    let plain = kind == Kind::Request as u8 && flags | reserved == 0 && id.generation != 0;
+    plain.then_some(RequestHead {
+        id,
+        method: u32::from_le_bytes([m0, m1, m2, m3]),
+        codec,
+        no_cancel: false,
+        remaining_micros: None,
+        signature: None,
+        has_parts: false,
+    })
+}
+
+/// The header as its first eight bytes and the id.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the id's halves are 32 bits each")]
+fn words(bytes: &[u8]) -> Option<(u64, WireId)> {
+    let (low, rest) = bytes.split_first_chunk::<8>()?;
+    let id = u64::from_le_bytes(*rest.first_chunk::<8>()?);
+    let id = WireId { slot: id as u32, generation: (id >> 32) as u32 };
+    Some((u64::from_le_bytes(*low), id))
+}

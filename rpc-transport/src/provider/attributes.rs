@@ -1,0 +1,73 @@
+//! What a device says of itself: its name, limits and abilities.
+//!
+//! Owns the bits that say where devices differ; the contract of the seam holds for all of them.
+
+use std::fmt;
+
+/// What a device can do, and its limits.
+#[derive(Debug, Clone)]
+pub struct DeviceAttributes {
+    /// The device's name, for logs: `soft-shm`, `soft-tcp`, `rxe0`, `mlx5_0`.
+    pub name: String,
+    /// Largest payload that [`Source::Inline`](super::Source::Inline) may carry, bytes.
+    pub max_inline_bytes: u32,
+    /// Largest SEND, bytes.
+    pub max_message_bytes: u64,
+    /// Most WRs that one SQ or one RQ may hold.
+    pub max_qp_wr: u32,
+    /// Most completions that one CQ may hold.
+    pub max_cqe: u32,
+    /// Optional abilities and known differences.
+    pub capabilities: Capabilities,
+}
+
+/// A set of optional abilities of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Capabilities(u32);
+
+impl Capabilities {
+    /// No optional ability.
+    pub const NONE: Self = Self(0);
+    /// SEND_WITH_IMM works (missing on iWARP).
+    pub const IMMEDIATE: Self = Self(1);
+    /// WRITE_WITH_IMM works.
+    pub const WRITE_WITH_IMM: Self = Self(1 << 1);
+    /// READ works.
+    pub const READ: Self = Self(1 << 2);
+    /// User memory may be registered for remote access, not only device-allocated memory.
+    pub const REGISTER_REMOTE: Self = Self(1 << 3);
+    /// A RECV posted after the QP went to ERR is flushed too (rule 8; Soft-RoCE does not).
+    pub const FLUSHES_LATE_RECEIVES: Self = Self(1 << 4);
+    /// A SEND of length zero arrives.
+    pub const EMPTY_SEND: Self = Self(1 << 5);
+    /// Registering memory for local access costs next to nothing, so that staging it would not pay.
+    pub const FREE_REGISTRATION: Self = Self(1 << 6);
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether every ability of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl fmt::Debug for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [(&str, Capabilities); 7] = [
+            ("IMMEDIATE", Capabilities::IMMEDIATE),
+            ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
+            ("READ", Capabilities::READ),
+            ("REGISTER_REMOTE", Capabilities::REGISTER_REMOTE),
+            ("FLUSHES_LATE_RECEIVES", Capabilities::FLUSHES_LATE_RECEIVES),
+            ("EMPTY_SEND", Capabilities::EMPTY_SEND),
+            ("FREE_REGISTRATION", Capabilities::FREE_REGISTRATION),
+        ];
+        let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
+        f.debug_set().entries(names).finish()
+    }
+}

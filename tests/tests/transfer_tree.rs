@@ -1,0 +1,553 @@
+//! The `transfer` example as a person runs it: a server process, and commands against it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};
+use rustix::process::{Pid, Signal, kill_process};
+use tests::example::{Ended, LIMIT, Scratch, Serving, command, run};
+use tokio::process::Child;
+
+/// Bytes of the large file of a sample: several blocks, and no multiple of anything.
+const LARGE_BYTES: usize = 3_500_001;
+/// Bytes of the file that is interrupted, and how fast it goes, so that there is a middle.
+const INTERRUPTED_BYTES: usize = 40 << 20;
+const SLOWLY: &str = "16M";
+/// How much of it is there when it is interrupted. More than the eight blocks that are on their way
+/// at once and come in any order: the first four are there then.
+const MIDDLE_BYTES: u64 = 12 << 20;
+
+async fn serve(addresses: &[&str], dir: &Path) -> Serving {
+    let words = addresses.iter().map(OsStr::new);
+    let arguments = [OsStr::new("serve")].into_iter().chain(words).chain([dir.as_os_str()]);
+    Serving::start(command("transfer", arguments), addresses.len()).await
+}
+
+async fn transfer(arguments: &[&dyn AsRef<OsStr>]) -> Ended {
+    run(command("transfer", arguments.iter().map(|argument| argument.as_ref()))).await
+}
+
+fn shm_name(test: &str) -> String {
+    format!("shm://transfer-tree-{test}-{}", std::process::id())
+}
+
+fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut random = seed | 1;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random.to_le_bytes()
+    };
+    (0..count.div_ceil(8)).flat_map(|_| next()).take(count).collect()
+}
+
+fn kill(pid: Option<u32>, signal: Signal) {
+    let pid = pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// What a tree holds: for each path its kind, mode, time and content.
+type Tree = BTreeMap<PathBuf, (&'static str, u32, (i64, i64), Vec<u8>)>;
+
+fn read(root: &Path) -> Tree {
+    let mut tree = Tree::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(path) = pending.pop() {
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        let (kind, content) = if metadata.is_dir() {
+            pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            ("directory", Vec::new())
+        } else if metadata.is_symlink() {
+            ("link", fs::read_link(&path).unwrap().into_os_string().into_vec())
+        } else {
+            assert!(metadata.is_file(), "{path:?}");
+            ("file", fs::read(&path).unwrap())
+        };
+        let time = (metadata.mtime(), metadata.mtime_nsec());
+        let below = path.strip_prefix(root).unwrap().to_owned();
+        tree.insert(below, (kind, metadata.mode() & 0o7777, time, content));
+    }
+    tree
+}
+
+/// Compares entry by entry, so that a difference can be read.
+#[track_caller]
+fn assert_same(one: &Path, other: &Path) {
+    let (one, other) = (read(one), read(other));
+    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
+    for (path, (kind, mode, time, content)) in &one {
+        let (other_kind, other_mode, other_time, other_content) = &other[path];
+        assert_eq!((kind, mode, time), (other_kind, other_mode, other_time), "{path:?}");
+        assert!(content == other_content, "{path:?} differs");
+    }
+}
+
+/// A tree of all kinds of names, sizes, modes and times, and of so many small files more.
+fn write_sample(root: &Path, small_files: usize) {
+    let put = |name: &[u8], bytes: &[u8]| {
+        let path = root.join(OsStr::from_bytes(name));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    };
+    put(b"large.bin", &random_bytes(LARGE_BYTES, 7));
+    put(b"even.bin", &random_bytes(2 << 20, 8));
+    for (name, bytes) in [
+        (&b"empty"[..], &b""[..]),
+        (b"one", b"\0"),
+        (b"deep/er/and/deeper/still", b"bottom"),
+        (b" leading and trailing ", b"spaces"),
+        (b"line\nfeed\ttab", b"control characters"),
+        (b"-rf", b"like an option"),
+        (b".hidden/...", b"dots"),
+        (b"not \xff\xfe UTF-8/\x80", b"bytes"),
+        ("größe/日本語/🦀".as_bytes(), b"not ASCII"),
+        (&[b'n'; 255], b"a long name"),
+        // Names that partial files of the others have.
+        (b".large.bin.part", b"mine"),
+        (b".one.part", b"mine too"),
+        (b"..one.part.part", b"and this"),
+    ] {
+        put(name, bytes);
+    }
+    for number in 0..small_files {
+        put(format!("many/{}/{number}", number % 7).as_bytes(), number.to_string().as_bytes());
+    }
+    fs::create_dir_all(root.join("nothing/in/here")).unwrap();
+    symlink("large.bin", root.join("to a file")).unwrap();
+    symlink("../../outside", root.join("deep/out")).unwrap();
+    symlink("/etc", root.join("absolute")).unwrap();
+    symlink(OsStr::from_bytes(b"\xff"), root.join("nowhere")).unwrap();
+
+    let mode = |name: &str, mode| {
+        fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode("one", 0o751);
+    mode("empty", 0o400);
+    mode(".hidden", 0o1777);
+    let old = SystemTime::UNIX_EPOCH + Duration::new(981_173_106, 123_456_789);
+    let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1_000_000);
+    for (name, time) in [("even.bin", old), ("empty", before), ("deep/er", old), ("many", before)] {
+        File::open(root.join(name)).unwrap().set_modified(time).unwrap();
+    }
+    let times = Timespec { tv_sec: 86_400, tv_nsec: 5 };
+    let times = Timestamps { last_access: times, last_modification: times };
+    utimensat(CWD, root.join("nowhere"), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    // Last, since it shuts the door.
+    mode("deep/er", 0o555);
+}
+
+async fn there_and_back(address: &str, small_files: usize, options: &[&str]) {
+    let (from, at, to) = (Scratch::new(), Scratch::new(), Scratch::new());
+    let tree = from.path().join("tree");
+    write_sample(&tree, small_files);
+    let server = serve(&[address], at.path()).await;
+    let address = &server.addresses()[0];
+    let words = |words: &[&dyn AsRef<OsStr>]| {
+        let options = options.iter().map(OsStr::new);
+        let all = words.iter().map(|word| word.as_ref()).chain(options).map(ToOwned::to_owned);
+        run(command("transfer", all.collect::<Vec<_>>()))
+    };
+
+    let sent = words(&[&"send", address, &tree, &"--into", &"a/b"]).await.with_code(0);
+    assert!(sent.text().starts_with("sent "), "{sent:?}");
+    assert_eq!((sent.text().lines().count(), &*sent.stderr), (1, ""), "{sent:?}");
+    assert_same(&tree, &at.path().join("a/b/tree"));
+    let received = words(&[&"receive", address, &"a/b/tree", &"--to", &to.path().join("new")]);
+    assert!(received.await.with_code(0).text().starts_with("received "));
+    assert_same(&tree, &to.path().join("new/tree"));
+
+    // Once more: nothing is to be done.
+    let again = words(&[&"send", address, &tree, &"--into", &"a/b"]).await.with_code(0);
+    assert!(again.text().starts_with("sent 0 files, "), "{again:?}");
+    assert!(again.text().contains(": 0 B in ") && again.text().contains(" there already"));
+    assert_same(&tree, &at.path().join("a/b/tree"));
+    let same = transfer(&[&"verify", address, &tree, &"--into", &"a/b"]).await.with_code(0);
+    assert!(same.text().starts_with("verified "), "{same:?}");
+}
+
+#[tokio::test]
+async fn a_tree_comes_back_over_shm() {
+    there_and_back(&shm_name("whole"), 1100, &[]).await;
+}
+
+#[tokio::test]
+async fn a_tree_comes_back_over_tcp() {
+    there_and_back("tcp://127.0.0.1:0", 50, &["--block", "512K", "--in-flight", "3"]).await;
+}
+
+#[tokio::test]
+async fn a_tree_comes_back_over_auto() {
+    there_and_back("auto://127.0.0.1:0", 50, &["--codec", "postcard"]).await;
+}
+
+#[tokio::test]
+async fn a_tree_comes_back_one_call_at_a_time() {
+    there_and_back(&shm_name("slow"), 50, &["--in-flight", "1", "--block", "256K"]).await;
+}
+
+#[tokio::test]
+async fn single_files_and_the_whole_directory() {
+    let (from, at, to) = (Scratch::new(), Scratch::new(), Scratch::new());
+    let server = serve(&[&shm_name("single"), "tcp://127.0.0.1:0"], at.path()).await;
+    let [shm, tcp] = server.addresses() else { panic!("{:?}", server.addresses()) };
+    let one = from.path().join("one");
+    fs::write(&one, "1").unwrap();
+    symlink("one", from.path().join("link")).unwrap();
+    transfer(&[&"send", shm, &one, &from.path().join("link")]).await.with_code(0);
+    fs::write(&one, "changed").unwrap();
+    transfer(&[&"send", tcp, &one, &"--into", &"sub"]).await.with_code(0);
+    transfer(&[&"send", tcp, &one]).await.with_code(0);
+    assert_eq!(fs::read(at.path().join("one")).unwrap(), b"changed");
+    transfer(&[&"receive", tcp, &".", &"--to", &to.path()]).await.with_code(0);
+    assert_eq!(fs::read(to.path().join("sub/one")).unwrap(), b"changed");
+    assert_eq!(fs::read_link(to.path().join("link")).unwrap(), Path::new("one"));
+    let quiet = transfer(&[&"receive", shm, &"sub/one", &"--to", &to.path(), &"-q"]).await;
+    assert_eq!(quiet.with_code(0).text(), "");
+    assert_eq!(fs::read(to.path().join("one")).unwrap(), b"changed");
+    // A change of the mode alone is taken over, too.
+    fs::set_permissions(&one, fs::Permissions::from_mode(0o600)).unwrap();
+    transfer(&[&"send", shm, &one]).await.with_code(0);
+    assert_eq!(fs::metadata(at.path().join("one")).unwrap().mode() & 0o7777, 0o600);
+}
+
+/// A client in the middle of a file of [`INTERRUPTED_BYTES`].
+struct Middle {
+    from: Scratch,
+    to: Scratch,
+    server: Serving,
+    client: Child,
+    is_send: bool,
+}
+
+impl Middle {
+    /// Starts copying, slowly, and waits until part of the file is there.
+    async fn start(address: &str, is_send: bool) -> Self {
+        let (from, to) = (Scratch::new(), Scratch::new());
+        let tree = from.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        for number in 0..300 {
+            fs::write(tree.join(number.to_string()), number.to_string()).unwrap();
+        }
+        fs::write(tree.join("large"), random_bytes(INTERRUPTED_BYTES, 9)).unwrap();
+        let dir = if is_send { to.path() } else { from.path() };
+        let server = serve(&[address], dir).await;
+        let mut slow = Self::command(&server.addresses()[0], &from, &to, is_send);
+        slow.args(["--limit", SLOWLY]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let client = slow.spawn().unwrap();
+        let middle = Self { from, to, server, client, is_send };
+        let part = middle.to.path().join("tree/.large.part");
+        let appears = async {
+            while fs::metadata(&part).map_or(0, |metadata| metadata.len()) < MIDDLE_BYTES {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, appears).await.expect("the file is being written");
+        middle
+    }
+
+    fn command(
+        address: &str,
+        from: &Scratch,
+        to: &Scratch,
+        is_send: bool,
+    ) -> tokio::process::Command {
+        let tree = from.path().join("tree");
+        let words = if is_send {
+            vec![OsStr::new("send"), OsStr::new(address), tree.as_os_str()]
+        } else {
+            let to = to.path().as_os_str();
+            vec![OsStr::new("receive"), OsStr::new(address), "tree".as_ref(), "--to".as_ref(), to]
+        };
+        command("transfer", words)
+    }
+
+    /// The same command again, and the look at what came of it.
+    async fn go_on(&self, address: &str) {
+        let ended = run(Self::command(address, &self.from, &self.to, self.is_send)).await;
+        let ended = ended.with_code(0);
+        // Of the large file too, not only of the small ones.
+        let kept = ended.text().split("; ").nth(1).unwrap().to_owned();
+        assert!(kept.contains(" MiB there already (300 whole files)"), "{ended:?}");
+        assert!(ended.text().contains(" 1 file, 1 directory: "), "{ended:?}");
+        assert_same(&self.from.path().join("tree"), &self.to.path().join("tree"));
+    }
+
+    fn assert_unfinished(&self) {
+        let tree = self.to.path().join("tree");
+        assert!(!tree.join("large").exists() && tree.join(".large.part").exists());
+    }
+}
+
+async fn goes_on_after_the_client_was_killed(address: &str, is_send: bool) {
+    let mut middle = Middle::start(address, is_send).await;
+    kill(middle.client.id(), Signal::KILL);
+    assert!(!middle.client.wait().await.unwrap().success());
+    middle.assert_unfinished();
+    let address = middle.server.addresses()[0].clone();
+    middle.go_on(&address).await;
+}
+
+async fn goes_on_after_the_server_was_killed(address: &str, is_send: bool) {
+    let middle = Middle::start(address, is_send).await;
+    kill(Some(middle.server.id()), Signal::KILL);
+    let Middle { from, to, server, client, is_send } = middle;
+    let address = server.addresses()[0].clone();
+    server.ended().await;
+    let client = tokio::time::timeout(LIMIT, client.wait_with_output()).await.expect("it ends");
+    let client = client.unwrap();
+    let stderr = String::from_utf8_lossy(&client.stderr).into_owned();
+    assert_eq!(client.status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("error: stopped, 300 of 301 files "), "{stderr}");
+    assert!(stderr.ends_with("; run the same command again to go on from there\n"), "{stderr}");
+    let dir = if is_send { to.path() } else { from.path() };
+    let server = serve(&[&address], dir).await;
+    let client = command("transfer", ["--help"]).stdout(Stdio::null()).spawn().unwrap();
+    let middle = Middle { from, to, server, client, is_send };
+    middle.assert_unfinished();
+    middle.go_on(&address).await;
+}
+
+#[tokio::test]
+async fn sending_goes_on_after_kill_9_of_the_client_over_shm() {
+    goes_on_after_the_client_was_killed(&shm_name("client"), true).await;
+}
+
+#[tokio::test]
+async fn receiving_goes_on_after_kill_9_of_the_client_over_tcp() {
+    goes_on_after_the_client_was_killed("tcp://127.0.0.1:0", false).await;
+}
+
+#[tokio::test]
+async fn sending_goes_on_after_kill_9_of_the_server_over_tcp() {
+    goes_on_after_the_server_was_killed("tcp://127.0.0.1:0", true).await;
+}
+
+#[tokio::test]
+async fn receiving_goes_on_after_kill_9_of_the_server_over_shm() {
+    goes_on_after_the_server_was_killed(&shm_name("server"), false).await;
+}
+
+#[tokio::test]
+async fn an_interrupted_client_says_how_to_go_on() {
+    let middle = Middle::start(&shm_name("term"), true).await;
+    kill(middle.client.id(), Signal::TERM);
+    let ended = tokio::time::timeout(LIMIT, middle.client.wait_with_output()).await;
+    let ended = ended.expect("it ends").unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(130), "{stderr}");
+    assert!(
+        stderr.starts_with("error: interrupted, 300 of 301 files sent; run the same "),
+        "{stderr}"
+    );
+    kill(Some(middle.server.id()), Signal::TERM);
+    assert!(middle.server.ended().await.0.success());
+}
+
+#[tokio::test]
+async fn a_changed_partial_file_is_not_believed() {
+    let (from, at) = (Scratch::new(), Scratch::new());
+    let server = serve(&[&shm_name("stale")], at.path()).await;
+    let bytes = random_bytes(INTERRUPTED_BYTES / 8, 10);
+    fs::write(from.path().join("f"), &bytes).unwrap();
+    // The first 256 KiB are right, and what follows is not.
+    let mut stale = bytes[..3 << 20].to_vec();
+    stale[300_000] ^= 1;
+    fs::write(at.path().join(".f.part"), stale).unwrap();
+    let sent = transfer(&[&"send", &server.addresses()[0], &from.path().join("f")]).await;
+    let sent = sent.with_code(0);
+    assert!(sent.text().contains("; 256.0 KiB there already (0 whole files)"), "{sent:?}");
+    assert!(fs::read(at.path().join("f")).unwrap() == bytes);
+    assert_eq!(fs::read_dir(at.path()).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn verify_names_what_differs() {
+    let (from, at) = (Scratch::new(), Scratch::new());
+    let tree = from.path().join("tree");
+    write_sample(&tree, 10);
+    let server = serve(&[&shm_name("verify")], at.path()).await;
+    let address = &server.addresses()[0];
+    transfer(&[&"send", address, &tree]).await.with_code(0);
+    let there = at.path().join("tree");
+
+    // One bit, with the time kept.
+    let flip = |name: &str, offset: u64| {
+        let file = File::options().read(true).write(true).open(there.join(name)).unwrap();
+        let time = file.metadata().unwrap().modified().unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
+        file.set_modified(time).unwrap();
+    };
+    flip("even.bin", 1_900_000);
+    flip("deep/er/and/deeper/still", 5);
+    let found = transfer(&[&"verify", address, &tree]).await.with_code(1);
+    let text = found.text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "tree/deep/er/and/deeper/still: other content", "{found:?}");
+    assert_eq!(lines[1], "tree/even.bin: other content, first in bytes 1835008 to 2097152");
+    assert!(lines.len() == 3 && lines[2].starts_with("verified "), "{found:?}");
+    assert_eq!(found.stderr, "error: 2 differences, see above\n");
+    // What differs is sent again, and only that.
+    let sent = transfer(&[&"send", address, &tree]).await.with_code(0);
+    assert!(sent.text().starts_with("sent 2 files, "), "{sent:?}");
+    assert_same(&tree, &there);
+
+    fs::remove_file(there.join("one")).unwrap();
+    fs::write(there.join("more"), "").unwrap();
+    fs::set_permissions(there.join("empty"), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::remove_file(there.join("absolute")).unwrap();
+    symlink("/usr", there.join("absolute")).unwrap();
+    let found = transfer(&[&"verify", address, &tree]).await.with_code(1);
+    for line in [
+        "tree/one: only here",
+        "tree/more: only at the server",
+        "tree/empty: mode 400 here, 644 at the server",
+        "tree/absolute: a link to `/etc` here, a link to `/usr` at the server",
+        "tree: changed at another time",
+    ] {
+        assert!(found.text().lines().any(|found| found == line), "{line}: {found:?}");
+    }
+    assert_eq!(found.stderr, "error: 5 differences, see above\n");
+}
+
+#[tokio::test]
+async fn nothing_leads_out_of_the_directory() {
+    let (outside, at, from) = (Scratch::new(), Scratch::new(), Scratch::new());
+    fs::write(outside.path().join("secret"), "untouched").unwrap();
+    symlink(outside.path(), at.path().join("link")).unwrap();
+    symlink(outside.path().join("secret"), at.path().join("secret")).unwrap();
+    let server = serve(&[&shm_name("escape")], at.path()).await;
+    let address = &server.addresses()[0];
+
+    for path in ["../x", "/etc/passwd", "a/../../x"] {
+        let refused = transfer(&[&"receive", address, &path]).await.with_code(2);
+        assert!(refused.stderr.contains("not a path below the server's directory"), "{refused:?}");
+    }
+    // Links come as links, and nothing comes through them.
+    let refused = transfer(&[&"receive", address, &"link/secret", &"--to", &from.path()]).await;
+    let named = "error: link/secret: at the server: `link` is a file or a symbolic link there";
+    assert!(refused.with_code(1).stderr.starts_with(named));
+    transfer(&[&"receive", address, &"secret", &"--to", &from.path()]).await.with_code(0);
+    assert_eq!(fs::read_link(from.path().join("secret")).unwrap(), outside.path().join("secret"));
+
+    // Nothing is written through them either: what is named like one replaces it.
+    let tree = from.path().join("link");
+    fs::create_dir_all(tree.join("d")).unwrap();
+    fs::write(tree.join("d/f"), "x").unwrap();
+    fs::write(from.path().join("good"), "x").unwrap();
+    fs::remove_file(from.path().join("secret")).unwrap();
+    fs::write(from.path().join("secret"), "mine").unwrap();
+    let all = [&tree, &from.path().join("good"), &from.path().join("secret")];
+    let sent = transfer(&[&"send", address, all[0], all[1], all[2]]).await.with_code(1);
+    let in_the_way = format!(
+        "error: {}: at the server: `link` is a file or a symbolic link there, and no directory; \
+         move it away; nothing below it is copied\nerror: 1 entry failed, see above\n",
+        fs::canonicalize(&tree).unwrap().display()
+    );
+    assert_eq!(sent.stderr, in_the_way);
+    assert_eq!(fs::read(at.path().join("good")).unwrap(), b"x");
+    assert_eq!(fs::read(at.path().join("secret")).unwrap(), b"mine");
+    assert_eq!(fs::read(outside.path().join("secret")).unwrap(), b"untouched");
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_is_named_and_the_rest_is_copied() {
+    let (from, at) = (Scratch::new(), Scratch::new());
+    let tree = from.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    for name in ["a", "file", "z"] {
+        fs::write(tree.join(name), name).unwrap();
+    }
+    fs::write(tree.join("large"), random_bytes(LARGE_BYTES, 11)).unwrap();
+    mknodat(CWD, tree.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    // Directories are where files shall be.
+    fs::create_dir_all(at.path().join("tree/file")).unwrap();
+    fs::create_dir_all(at.path().join("tree/large")).unwrap();
+    let server = serve(&[&shm_name("in-the-way")], at.path()).await;
+    let sent = transfer(&[&"send", &server.addresses()[0], &tree]).await.with_code(1);
+    assert!(sent.text().starts_with("sent 2 files, 1 directory: "), "{sent:?}");
+    assert!(sent.text().ends_with("; 1 skipped; 2 failed\n"), "{sent:?}");
+    let shown = fs::canonicalize(&tree).unwrap();
+    for name in ["file", "large"] {
+        let line = format!(
+            "error: {}: at the server: a directory is there; move it away",
+            shown.join(name).display()
+        );
+        assert!(sent.stderr.lines().any(|found| found == line), "{sent:?}");
+    }
+    assert!(sent.stderr.contains("/tree/pipe: a named pipe\n"), "{sent:?}");
+    assert_eq!(fs::read(at.path().join("tree/z")).unwrap(), b"z");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_named_and_what_has_room_is_copied() {
+    let (from, at) = (Scratch::new(), Scratch::new());
+    let tree = from.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    for number in 0..20 {
+        fs::write(tree.join(format!("small-{number}")), random_bytes(1000, number)).unwrap();
+    }
+    // Only the last of these has room, and only when nothing of the others is left.
+    for (name, bytes) in [("a", 7 << 20), ("b", 5 << 20), ("c", 3 << 20)] {
+        fs::write(tree.join(name), random_bytes(bytes, bytes as u64)).unwrap();
+    }
+    // A file system of 4 MiB that nobody else sees.
+    let script = "mount -t tmpfs -o size=4m none \"$1\" && exec \"$0\" serve \"$2\" \"$1\"";
+    let example = command("transfer", [""; 0]);
+    let mut server = tokio::process::Command::new("unshare");
+    server.args(["-rm", "sh", "-c", script]).arg(example.as_std().get_program());
+    server.arg(at.path()).arg(shm_name("full")).stdin(Stdio::null()).kill_on_drop(true);
+    let server = Serving::start(server, 1).await;
+    let address = &server.addresses()[0];
+    let sent = transfer(&[&"send", address, &tree]).await.with_code(1);
+    let shown = fs::canonicalize(&tree).unwrap();
+    for name in ["a", "b"] {
+        let line = format!(
+            "error: {}: at the server: No space left on device (os error 28); make room and run \
+             the same command again",
+            shown.join(name).display()
+        );
+        assert!(sent.stderr.lines().any(|found| found == line), "{sent:?}");
+    }
+    assert!(sent.text().starts_with("sent 21 files, 1 directory: "), "{sent:?}");
+    assert!(sent.text().ends_with("; 2 failed\n"), "{sent:?}");
+    let to = Scratch::new();
+    transfer(&[&"receive", address, &".", &"--to", &to.path()]).await.with_code(0);
+    assert!(fs::read(to.path().join("tree/c")).unwrap() == fs::read(tree.join("c")).unwrap());
+    assert_eq!(fs::read_dir(to.path().join("tree")).unwrap().count(), 21);
+}
+
+#[tokio::test]
+async fn failures_say_what_where_and_what_to_do() {
+    let nobody = shm_name("nobody");
+    let refused = transfer(&[&"receive", &nobody, &"x"]).await.with_code(1);
+    assert!(refused.stderr.starts_with("error: ") && refused.stderr.contains(&nobody));
+    assert!(
+        refused.stderr.ends_with("; start the server there, or correct the address\n"),
+        "{refused:?}"
+    );
+
+    let at = Scratch::new();
+    let server = serve(&["tcp://127.0.0.1:0"], at.path()).await;
+    let address = &server.addresses()[0];
+    let taken = transfer(&[&"serve", address, &at.path()]).await.with_code(1);
+    assert!(taken.stderr.contains("in use"), "{taken:?}");
+    let missing = transfer(&[&"send", address, &"/no/such/dir"]).await.with_code(1);
+    assert!(missing.stderr.starts_with("error: /no/such/dir: "), "{missing:?}");
+    let missing = transfer(&[&"receive", address, &"gone", &"--to", &at.path()]).await.with_code(1);
+    assert!(missing.stderr.starts_with("error: gone: at the server: no such file"), "{missing:?}");
+    assert!(transfer(&[&"send", &"host:1", &"x"]).await.with_code(2).stderr.contains("scheme"));
+    let root = transfer(&[&"send", address, &"/"]).await.with_code(2);
+    assert!(root.stderr.contains("no name to be stored under"), "{root:?}");
+}
