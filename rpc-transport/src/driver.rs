@@ -116,7 +116,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 }
                 // Callers that wait for the lock go first.
                 parking_lot::MutexGuard::bump(&mut state);
-                std::hint::spin_loop();
+                state.cq().relax();
             }
             if state.has_effects() {
                 state.take_effects(&mut self.effects);

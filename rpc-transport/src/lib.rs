@@ -16,6 +16,7 @@ pub mod fault;
 pub mod frame;
 pub mod handshake;
 pub mod link;
+pub mod mapped;
 pub mod memory;
 mod memory_payload;
 pub mod memory_registered;

@@ -279,7 +279,8 @@ impl Link {
 
     /// Queues a message. `tag` is the caller's name for it, to [`Link::revoke`] it by; with equal
     /// tags the first is revoked. A message longer than [`Link::eager_bytes`], or with a tail, is
-    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must take that lane too.
+    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must
+    /// take that lane too.
     ///
     /// # Errors
     /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
@@ -317,16 +318,8 @@ impl Link {
         self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
     }
 
-    /// The next frame to post now, if any. Call it until it gives `None`.
-    #[inline]
-    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
-        if self.has_nothing_to_transmit() {
-            return None;
-        }
-        self.poll_queued()
-    }
-
-    fn poll_queued(&mut self) -> Option<Transmit<'_>> {
+    /// [`Link::poll_transmit`], when there may be something.
+    pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
         if self.is_closing() {
             return self.poll_close();
@@ -535,13 +528,14 @@ impl Link {
         if let Some(due) = self.keep_alive.take_due() {
             return Source::KeepAlive(due);
         }
-        if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
-            return Source::Release;
-        }
         loop {
+            if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
+                return Source::Release;
+            }
             match self.choose_lane() {
                 None => return Source::Nothing,
                 Some(Lane::Bulk) => {
+                    // Else it waits for chunks, which may have to be told.
                     if let Some(source) = self.next_bulk() {
                         return source;
                     }
