@@ -111,6 +111,32 @@ impl PutBlob for Bytes {
     }
 }
 
+/// A vector that is the encoder's own.
+#[derive(Debug)]
+pub enum OwnedBytes {
+    /// Copied into the message.
+    Small(Vec<u8>),
+    /// Passed by reference count.
+    Large(Bytes),
+}
+
+impl From<Vec<u8>> for OwnedBytes {
+    #[inline]
+    fn from(bytes: Vec<u8>) -> Self {
+        if bytes.len() < SHARED_BYTES { Self::Small(bytes) } else { Self::Large(bytes.into()) }
+    }
+}
+
+impl PutBlob for OwnedBytes {
+    #[inline]
+    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Small(bytes) => bytes.put_blob(serializer),
+            Self::Large(bytes) => bytes.put_blob(serializer),
+        }
+    }
+}
+
 /// Visits bytes, and hands what it gets to `Self::Value`'s constructor.
 struct BytesVisitor<T>(PhantomData<fn() -> T>);
 

@@ -40,6 +40,7 @@ mod tests;
 mod tests_large;
 mod transmit;
 
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use self::assembly::Assembly;
@@ -178,6 +179,7 @@ pub struct Link {
     sent: u32,
     keep_alive: KeepAlive,
     assembly: Assembly,
+    readers: Vec<Waker>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -238,7 +240,8 @@ impl Link {
             ),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
-            assembly: Assembly::new(config.max_message_bytes),
+            assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
+            readers: Vec::new(),
             arenas,
             features: agreed.features,
             room: Self::written_room(frame_bytes),
@@ -268,7 +271,8 @@ impl Link {
 
     /// Queues a message. `tag` is the caller's name for it, to [`Link::revoke`] it by; with equal
     /// tags the first is revoked. A message longer than [`Link::eager_bytes`], or with a tail, is
-    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must take that lane too.
+    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must
+    /// take that lane too.
     ///
     /// # Errors
     /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
@@ -304,16 +308,8 @@ impl Link {
         self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
     }
 
-    /// The next frame to post now, if any. Call it until it gives `None`.
-    #[inline]
-    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
-        if self.has_nothing_to_transmit() {
-            return None;
-        }
-        self.poll_queued()
-    }
-
-    fn poll_queued(&mut self) -> Option<Transmit<'_>> {
+    /// [`Link::poll_transmit`], when there may be something.
+    pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
         if self.is_closing() {
             return self.poll_close();
@@ -396,9 +392,8 @@ impl Link {
             Frame::Data(grant) => self.credits.on_data(grant)?,
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
-                if let Some(message) = self.assembly.on_segment(segment, payload)? {
-                    return Ok(Inbound::Assembled(message));
-                }
+                let outcome = self.assembly.on_segment(segment, payload)?;
+                return Ok(self.on_outcome(outcome));
             }
             Frame::Ack(grant) => self.credits.on_ack(grant)?,
             Frame::Ping(grant) => {
@@ -518,13 +513,14 @@ impl Link {
         if let Some(due) = self.keep_alive.take_due() {
             return Source::KeepAlive(due);
         }
-        if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
-            return Source::Release;
-        }
         loop {
+            if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
+                return Source::Release;
+            }
             match self.choose_lane() {
                 None => return Source::Nothing,
                 Some(Lane::Bulk) => {
+                    // Else it waits for chunks, which may have to be told.
                     if let Some(source) = self.next_bulk() {
                         return source;
                     }

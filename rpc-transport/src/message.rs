@@ -14,6 +14,7 @@ use std::ops::Deref;
 use crate::memory::Buffer;
 use crate::outbound::{keep_storage, take_storage};
 use crate::payload::Payload;
+use crate::payload_stream::PayloadStream;
 
 enum Storage {
     Private(Vec<u8>),
@@ -26,7 +27,14 @@ pub struct Message {
     start: usize,
     end: usize,
     // Boxed: most messages have none, and all are moved around.
-    tail: Option<Box<Payload>>,
+    tail: Option<Box<Tail>>,
+}
+
+/// What came behind the head.
+#[derive(Debug)]
+enum Tail {
+    Payload(Payload),
+    Stream(PayloadStream),
 }
 
 impl Message {
@@ -59,19 +67,49 @@ impl Message {
     /// The message with a tail.
     #[must_use]
     pub fn with_tail(mut self, tail: Option<Payload>) -> Self {
-        self.tail = tail.map(Box::new);
+        self.tail = tail.map(|tail| Box::new(Tail::Payload(tail)));
         self
     }
 
-    /// What was sent as the message's tail.
+    /// The message with a tail that is still arriving.
     #[must_use]
-    pub fn tail(&self) -> Option<&Payload> {
-        self.tail.as_deref()
+    pub fn with_stream(mut self, stream: PayloadStream) -> Self {
+        self.tail = Some(Box::new(Tail::Stream(stream)));
+        self
     }
 
-    /// Takes the tail away.
+    /// What was sent as the message's tail, if it has arrived as a whole.
+    #[must_use]
+    pub fn tail(&self) -> Option<&Payload> {
+        match self.tail.as_deref() {
+            Some(Tail::Payload(payload)) => Some(payload),
+            _ => None,
+        }
+    }
+
+    /// Takes the tail away, if it has arrived as a whole.
     pub fn take_tail(&mut self) -> Option<Payload> {
-        self.tail.take().map(|tail| *tail)
+        match self.tail.take().map(|tail| *tail) {
+            Some(Tail::Payload(payload)) => Some(payload),
+            Some(stream) => {
+                self.tail = Some(Box::new(stream));
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// Takes the tail away, if it is longer than the receiver's `assembly_bytes`: it arrives while
+    /// it is read.
+    pub fn take_stream(&mut self) -> Option<PayloadStream> {
+        match self.tail.take().map(|tail| *tail) {
+            Some(Tail::Stream(stream)) => Some(stream),
+            Some(payload) => {
+                self.tail = Some(Box::new(payload));
+                None
+            }
+            None => None,
+        }
     }
 
     /// Whether a RECV buffer is lent.

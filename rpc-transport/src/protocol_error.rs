@@ -75,6 +75,17 @@ pub enum ProtocolError {
         /// This end's `max_message_bytes`.
         max: u64,
     },
+    /// A head that this end does not put together.
+    #[error(
+        "message with a head of more than {received} bytes exceeds assembly_bytes = {max}; raise that \
+         knob on the receiving side or send less"
+    )]
+    HeadTooLarge {
+        /// Bytes received, this segment included.
+        received: u64,
+        /// This end's `assembly_bytes`.
+        max: u64,
+    },
     /// A message of no bytes needs no segments.
     #[error("segmented message of 0 bytes")]
     EmptySegmentedMessage,

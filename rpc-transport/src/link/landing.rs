@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::assembly::Leave;
 use super::home::{Home, Lease, OnReturn};
 use crate::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Extents, Landed};
 use crate::frame::Written;
@@ -28,8 +29,8 @@ pub(super) struct Landing {
 
 /// What a segment brought into the arenas.
 pub(super) enum Arrival {
-    /// The application may hold it where it lies.
-    Lent(Vec<Piece>),
+    /// The application holds it where it lies.
+    Left(Vec<Piece>),
     /// It has to be copied out; then give it to [`Landing::release`].
     ToCopy(Vec<Piece>, Landed),
 }
@@ -72,22 +73,27 @@ impl Landing {
         Ok(())
     }
 
-    /// Bytes were written, as a frame says. `lend`: the application may hold them.
+    /// Bytes were written, as a frame says, and are to be left as `leave` says.
     pub(super) fn on_written(
         &mut self,
         now: Instant,
         written: &Written,
-        lend: bool,
+        leave: Leave,
     ) -> Result<Arrival, ArenaError> {
         let mut landed = self.owner.on_message(now, written.extents, written.bytes)?;
         let mut pieces = self.pieces(&landed);
-        if !lend || !self.owner.lend(&mut landed) {
+        let is_left = match leave {
+            Leave::No => false,
+            Leave::Lent => self.owner.lend(&mut landed),
+            Leave::Streamed => true,
+        };
+        if !is_left {
             return Ok(Arrival::ToCopy(pieces, landed));
         }
         if let Some(Piece::Remote { lease, .. }) = pieces.last_mut() {
             *lease = Some(Box::new(Lease::new(landed, &self.home)));
         }
-        Ok(Arrival::Lent(pieces))
+        Ok(Arrival::Left(pieces))
     }
 
     fn pieces(&self, landed: &Landed) -> Vec<Piece> {

@@ -4,8 +4,10 @@
 //! invariants are those of [`link`](super).
 
 use std::ops::Range;
+use std::task::Waker;
 use std::time::Instant;
 
+use super::assembly::Outcome;
 use super::home::OnReturn;
 use super::landing::{Arrival, Landing};
 use super::segmenter::{Cut, GivenUp, WrittenSegment};
@@ -260,23 +262,33 @@ impl Link {
         let bytes = written.map_or(0, |written| written.bytes);
         self.assembly.check(segment, payload, bytes)?;
         let arrival = match written {
-            None => None,
+            None => Arrival::Left(Vec::new()),
             Some(written) => {
-                let lend = self.assembly.wants_lent(segment, arenas.landing.lendable_bytes());
-                Some(arenas.landing.on_written(now, written, lend)?)
+                let leave = self.assembly.leave(segment, arenas.landing.lendable_bytes());
+                arenas.landing.on_written(now, written, leave)?
             }
         };
-        let (pieces, landed) = match arrival {
-            None => (Vec::new(), None),
-            Some(Arrival::Lent(pieces)) => (pieces, None),
-            Some(Arrival::ToCopy(pieces, landed)) => (pieces, Some(landed)),
+        let outcome = match arrival {
+            Arrival::Left(pieces) => self.assembly.on_checked(segment, payload, pieces, true),
+            Arrival::ToCopy(pieces, landed) => {
+                let outcome = self.assembly.on_checked(segment, payload, pieces, false);
+                arenas.landing.release(landed);
+                outcome
+            }
         };
-        let is_lent = landed.is_none();
-        let message = self.assembly.on_checked(segment, payload, pieces, is_lent);
-        if let Some(landed) = landed {
-            arenas.landing.release(landed);
-        }
-        Ok(message?.map_or(Inbound::None, Inbound::Assembled))
+        outcome.map(|outcome| self.on_outcome(outcome))
+    }
+
+    /// Keeps who is to be woken, gives what is to be delivered.
+    pub(super) fn on_outcome(&mut self, outcome: Outcome) -> Inbound {
+        self.readers.extend(outcome.reader);
+        outcome.message.map_or(Inbound::None, Inbound::Assembled)
+    }
+
+    /// Readers of streams, to be woken outside of any lock.
+    #[inline]
+    pub fn take_reader(&mut self) -> Option<Waker> {
+        self.readers.pop()
     }
 
     pub(super) fn revoke_current(&mut self) -> Revoked {

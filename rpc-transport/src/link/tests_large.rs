@@ -63,7 +63,7 @@ fn message(number: u32, written: u64, chunks: &[(u16, u16)]) -> Vec<u8> {
 fn owner() -> Link {
     let mut end = end(Instant::now());
     let starved = Blocks { starved: true, ..Blocks::default() };
-    receive(&mut end, &frame(Kind::Release, &starved, &[])).unwrap();
+    let _none = receive(&mut end, &frame(Kind::Release, &starved, &[])).unwrap();
     assert_eq!(end.wanted_arena(), Some(8 * CHUNK));
     end.add_arena(region(8 * CHUNK)).unwrap();
     assert_eq!(end.wanted_arena(), None);
@@ -192,7 +192,7 @@ fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
         address: 1 << 20,
     };
     let blocks = Blocks { arena: Some(ArenaBlock::Advertise(advertised)), ..Blocks::default() };
-    receive(&mut end, &frame(Kind::Release, &blocks, &[])).unwrap();
+    let _none = receive(&mut end, &frame(Kind::Release, &blocks, &[])).unwrap();
     for tag in 0..4 {
         let mut large = out(tag, 10);
         large.push_tail(OutPart::shared(Arc::new(pattern(tag, 5000))));

@@ -8,6 +8,7 @@ mod faulty;
 mod hostile;
 mod large;
 mod panics;
+mod parts;
 mod probe;
 #[path = "../support/random.rs"]
 #[allow(dead_code, reason = "shared with tests that use more of it")]
