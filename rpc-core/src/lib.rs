@@ -43,6 +43,7 @@ pub mod context;
 mod executor;
 pub mod handler;
 pub mod metadata;
+mod pace;
 mod peer;
 mod recycled;
 pub mod server;

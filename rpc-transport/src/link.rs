@@ -34,12 +34,14 @@ mod lanes;
 mod large;
 mod segmenter;
 mod short;
+mod slots;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_large;
 mod transmit;
 
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use self::assembly::Assembly;
@@ -53,11 +55,14 @@ pub use self::transmit::{FrameBytes, Put, Transmit};
 use crate::arena::{ArenaOwner, ArenaWriter};
 use crate::config::LinkConfig;
 use crate::credit::{Counters, Credits, SendQueueMark, Stamp, WindowError};
-use crate::frame::{self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES};
+use crate::frame::{
+    self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES, SLOT_BLOCK_BYTES,
+};
 use crate::handshake::{Agreed, Features};
 use crate::message::Message;
 use crate::outbound::OutBuf;
 use crate::protocol_error::ProtocolError;
+use crate::reply_slot::SlotOffer;
 
 /// SQ slots of a data frame, WRs.
 const FRAME_SLOTS: u16 = 1;
@@ -145,6 +150,8 @@ pub struct LinkMetrics {
     pub bulk_credits_out: usize,
     /// Bytes held of a message that is arriving in segments.
     pub assembly_bytes: u64,
+    /// Reply slots of this end that the peer may still write.
+    pub open_slots: usize,
     /// Chunks of this end's arenas.
     pub landing_chunks: u32,
     /// Chunks of this end's arenas that hold messages.
@@ -178,6 +185,8 @@ pub struct Link {
     sent: u32,
     keep_alive: KeepAlive,
     assembly: Assembly,
+    readers: Vec<Waker>,
+    garbage: Vec<SlotOffer>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -238,7 +247,9 @@ impl Link {
             ),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
-            assembly: Assembly::new(config.max_message_bytes),
+            assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
+            readers: Vec::new(),
+            garbage: Vec::new(),
             arenas,
             features: agreed.features,
             room: Self::written_room(frame_bytes),
@@ -268,7 +279,8 @@ impl Link {
 
     /// Queues a message. `tag` is the caller's name for it, to [`Link::revoke`] it by; with equal
     /// tags the first is revoked. A message longer than [`Link::eager_bytes`], or with a tail, is
-    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must take that lane too.
+    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must
+    /// take that lane too.
     ///
     /// # Errors
     /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
@@ -292,7 +304,9 @@ impl Link {
     /// Whether a message leaves as one plain frame.
     #[inline]
     fn is_eager(&self, message: &OutBuf) -> bool {
-        message.len() <= self.eager_bytes && message.tail().is_empty()
+        message.len() <= self.eager_bytes
+            && message.tail().is_empty()
+            && message.offer().is_none_or(|_| message.len() + SLOT_BLOCK_BYTES <= self.eager_bytes)
     }
 
     /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
@@ -304,16 +318,8 @@ impl Link {
         self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
     }
 
-    /// The next frame to post now, if any. Call it until it gives `None`.
-    #[inline]
-    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
-        if self.has_nothing_to_transmit() {
-            return None;
-        }
-        self.poll_queued()
-    }
-
-    fn poll_queued(&mut self) -> Option<Transmit<'_>> {
+    /// [`Link::poll_transmit`], when there may be something.
+    pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         self.segmenter.reap();
         if self.is_closing() {
             return self.poll_close();
@@ -384,6 +390,10 @@ impl Link {
                 return Ok(inbound);
             }
             message.advance(payload_at);
+            let slot = self.arenas.as_mut().and_then(|arenas| arenas.arrived.take());
+            if slot.is_some() {
+                *message = std::mem::take(message).with_slot(slot);
+            }
             return Ok(Inbound::Message);
         }
         self.on_other_frame(frame, &message[payload_at..])
@@ -396,9 +406,8 @@ impl Link {
             Frame::Data(grant) => self.credits.on_data(grant)?,
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
-                if let Some(message) = self.assembly.on_segment(segment, payload)? {
-                    return Ok(Inbound::Assembled(message));
-                }
+                let outcome = self.assembly.on_segment(segment, payload)?;
+                return Ok(self.on_outcome(outcome));
             }
             Frame::Ack(grant) => self.credits.on_ack(grant)?,
             Frame::Ping(grant) => {
@@ -494,6 +503,7 @@ impl Link {
             bulk_unsent_bytes: self.segmenter.unsent_bytes(),
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
+            open_slots: self.open_slot_count(),
             landing_chunks: owner.map_or(0, ArenaOwner::chunk_count),
             landing_held: owner.map_or(0, ArenaOwner::held_count),
             landing_releasing: owner.map_or(0, ArenaOwner::releasing_count),
@@ -518,13 +528,14 @@ impl Link {
         if let Some(due) = self.keep_alive.take_due() {
             return Source::KeepAlive(due);
         }
-        if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
-            return Source::Release;
-        }
         loop {
+            if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
+                return Source::Release;
+            }
             match self.choose_lane() {
                 None => return Source::Nothing,
                 Some(Lane::Bulk) => {
+                    // Else it waits for chunks, which may have to be told.
                     if let Some(source) = self.next_bulk() {
                         return source;
                     }

@@ -17,13 +17,24 @@ use crate::out_part::{OutPart, PartSource};
 use crate::provider::{
     Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
 };
+use crate::shard::Deferred;
 
 /// What a WRITE under way reads.
 pub(super) enum Flying {
     /// The part itself.
-    Part { _part: OutPart },
+    Part(OutPart),
     /// A staged copy.
     Staged { _buffer: Buffer },
+}
+
+impl Flying {
+    /// It has been read: what is to be let go of without the lock.
+    pub(super) fn land(self) -> Option<Deferred> {
+        match self {
+            Self::Part(_part) => Some(Deferred::Part { _part }),
+            Self::Staged { .. } => None,
+        }
+    }
 }
 
 /// Posts for one connection.
@@ -106,7 +117,7 @@ impl Poster {
         let mut stage = Stage::default();
         for Put { part, to } in writes {
             let source = self.source(pipe, &part, &mut stage).map_err(|error| failed(&error))?;
-            flying.push(Flying::Part { _part: part });
+            flying.push(Flying::Part(part));
             let (wr_id, op) = (next_wr_id(pipe), SendOp::Write(to));
             wrs.push(SendWr { wr_id, op, signaled: false, source });
         }

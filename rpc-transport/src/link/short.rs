@@ -8,6 +8,15 @@ use super::{FRAME_SLOTS, Lane, Link, SubmitError, Transmit};
 use crate::outbound::OutBuf;
 
 impl Link {
+    /// The next frame to post now, if any. Call it until it gives `None`.
+    #[inline]
+    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+        if self.has_nothing_to_transmit() {
+            return None;
+        }
+        self.poll_queued()
+    }
+
     /// [`Link::submit`] and [`Link::poll_transmit`] in one, for a message that nothing is ahead of and
     /// that may leave now; `None` when it was queued.
     ///

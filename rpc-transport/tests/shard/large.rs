@@ -1,66 +1,17 @@
 //! Heads and tails: large messages through arenas, over every wire.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use rpc_transport::arena::ArenaConfig;
-use rpc_transport::config::LinkConfig;
 use rpc_transport::error::CloseCause;
 use rpc_transport::fault::FaultPlan;
-use rpc_transport::link::Lane;
-use rpc_transport::memory::{Access, MemoryRegion};
 use rpc_transport::message::Message;
-use rpc_transport::out_part::OutPart;
-use rpc_transport::outbound::OutBuf;
 use rpc_transport::payload::Payload;
-use rpc_transport::protocol::Submission;
 use rpc_transport::spin::PollMode;
 
-use crate::probe::Habit;
+use crate::parts::{KEEP, quiet, region, send, shared, streaming, warm_up, whole};
 use crate::random::{PrintSeed, Random, variable};
-use crate::world::{End, Options, Pair, WIRES, assert_home, pattern, run};
-
-const KEEP: [Habit; 2] = [Habit::Keep, Habit::Keep];
-
-fn quiet() -> LinkConfig {
-    LinkConfig::default().keep_alive(None)
-}
-
-fn send(end: &End, head: &[u8], parts: impl IntoIterator<Item = OutPart>) {
-    let mut frame = OutBuf::new();
-    frame.extend_from_slice(head);
-    for part in parts {
-        frame.push_tail(part);
-    }
-    let submission = Submission { lane: Lane::Small, tag: 0, frame };
-    end.with(|probe| probe.outbox.push_back(submission));
-}
-
-fn shared(bytes: Vec<u8>) -> OutPart {
-    OutPart::shared(Arc::new(bytes))
-}
-
-/// A region of a domain, filled.
-fn region(end: &End, bytes: &[u8]) -> MemoryRegion {
-    end.shard.domain().register(bytes.to_vec(), Access::LOCAL).unwrap()
-}
-
-fn whole(region: MemoryRegion) -> OutPart {
-    let len = region.len() as u64;
-    OutPart::region(region, 0, len, None)
-}
-
-/// Sends messages until one has come through an arena.
-async fn warm_up(from: &End, to: &End) {
-    loop {
-        send(from, b"warm", [shared(pattern(1, 60_000))]);
-        let tail = to.next().await.take_tail().unwrap();
-        assert_eq!(tail.to_vec(), pattern(1, 60_000));
-        if !tail.is_private() {
-            return;
-        }
-    }
-}
+use crate::world::{End, Options, Pair, WIRES, assert_home, parked, pattern, run};
 
 /// Chunks of the receiver: those that hold messages; all.
 fn held(end: &End) -> (u32, u32) {
@@ -163,9 +114,9 @@ fn an_application_that_holds_everything_stalls_nothing() {
     });
 }
 
-/// The writer waits for chunks while both drivers sleep: a dropped payload wakes the owner.
+/// With the smallest arena, and half of it held: what the transport itself gives back is enough.
 #[test]
-fn a_dropped_payload_wakes_a_sleeping_driver() {
+fn half_an_arena_is_enough_to_go_on() {
     run("wake", async {
         let arena = ArenaConfig { arena_chunks: 2, max_chunks: 2, ..ArenaConfig::default() };
         let config = quiet().arena(arena);
@@ -312,6 +263,90 @@ fn an_end_in_the_middle_of_transfers_leaves_nothing_behind() {
                 driver.await.unwrap();
             }
             assert_home(&pools);
+        }
+    });
+}
+
+/// The writer waits for the chunks of a stream while both drivers sleep: a dropped segment wakes the
+/// owner.
+#[test]
+fn a_dropped_segment_wakes_a_sleeping_driver() {
+    run("wake", async {
+        let mode = PollMode::Event;
+        for wire in WIRES {
+            let options = Options { habits: KEEP, mode, ..Options::alike(streaming()) };
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"long", (0..4).map(|part| shared(pattern(part, 2 << 20))));
+            let mut stream = pair.server.next().await.take_stream().unwrap();
+            let mut read = 0;
+            while let Some(segment) = stream.next().await {
+                let segment = segment.unwrap();
+                read += segment.len();
+                parked(&pair.server.shard).await;
+                parked(&pair.client.shard).await;
+                drop(segment);
+            }
+            assert_eq!(read, 8 << 20);
+            drop(stream);
+            pair.end().await;
+        }
+    });
+}
+
+/// Who does not read lets large messages of that direction wait, and nothing else; who drops the
+/// stream lets them go on.
+#[test]
+fn a_stream_that_is_not_read_stops_no_small_message() {
+    run("unread", async {
+        for wire in WIRES {
+            let options = Options { habits: KEEP, ..Options::alike(streaming()) };
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"long", [shared(pattern(1, 2 << 20)), shared(pattern(2, 2 << 20))]);
+            let mut long = pair.server.next().await;
+            let stream = long.take_stream().unwrap();
+            for number in 0..500_u64 {
+                pair.client.send(&number.to_le_bytes());
+                assert_eq!(*pair.server.next().await, number.to_le_bytes());
+                pair.server.send(&number.to_le_bytes());
+                assert_eq!(*pair.client.next().await, number.to_le_bytes());
+            }
+            send(&pair.client, b"next", [shared(pattern(3, 100_000))]);
+            drop(stream);
+            let next = pair.server.next().await.take_tail().unwrap();
+            assert!(next.to_vec() == pattern(3, 100_000));
+            drop(next);
+            pair.end().await;
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_connection_is_the_end_of_its_streams() {
+    run("stream's end", async {
+        for wire in WIRES {
+            let options = Options { habits: KEEP, ..Options::alike(streaming()) };
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"long", [shared(pattern(1, 2 << 20)), shared(pattern(2, 2 << 20))]);
+            let mut stream = pair.server.next().await.take_stream().unwrap();
+            let first = stream.next().await.unwrap().unwrap();
+            pair.client.shard.fail(pair.client.key, &CloseCause::Local);
+            pair.server.gone().await;
+            let error = loop {
+                match stream.next().await.unwrap() {
+                    Ok(segment) => drop(segment),
+                    Err(error) => break error,
+                }
+            };
+            assert!(error.to_string().starts_with("the connection ended after "), "{error}");
+            assert!(stream.next().await.is_none());
+            assert!(first.to_vec() == pattern(1, 2 << 20)[..first.len() as usize]);
+            for end in [&pair.client, &pair.server] {
+                end.shard.release(end.key);
+                end.shard.shutdown();
+            }
         }
     });
 }
