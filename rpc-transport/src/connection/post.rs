@@ -8,7 +8,7 @@
 //! 2. Where registration costs, memory is registered once: parts of private memory are staged
 //!    through buffers that stay registered.
 
-use super::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
+use super::pipe::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
 use crate::config::LinkConfig;
 use crate::error::CloseCause;
 use crate::link::{FrameBytes, Put, Transmit};
