@@ -1,6 +1,7 @@
 //! What only a real device has: one-sided access by a peer that was never given a key, a peer of
 //! another protocol, protection domains.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rpc_core::Isolation;
@@ -60,13 +61,14 @@ fn a_peer_of_another_protocol_is_refused_over_rdma() {
     });
 }
 
-/// Protection domains of the process, as the kernel counts them.
+/// Protection domains of the process, as the kernel counts them: it names the thread that made each.
 fn domains_of(pid: u32) -> usize {
     let output = Command::new("rdma").args(["resource", "show", "pd"]).output();
     let output = output.expect("iproute2's rdma");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let owner = format!(" pid {pid} ");
-    text.lines().filter(|line| line.contains(&owner)).count()
+    let thread_of = |line: &str| Some(line.split_once(" pid ")?.1.split(' ').next()?.to_owned());
+    let threads = text.lines().filter_map(thread_of);
+    threads.filter(|thread| Path::new(&format!("/proc/{pid}/task/{thread}")).exists()).count()
 }
 
 #[test]
