@@ -140,6 +140,9 @@ pub(crate) struct Connection<P: Protocol> {
     poster: Poster,
     data_credits: u32,
     link: Option<Link>,
+    /// The link of a connection that has ended, until its QP is destroyed: it holds what the peer
+    /// may write.
+    fallen: Option<Link>,
     /// Who is at the other end, once that is known.
     peer: Option<PeerIdentity>,
     pipe: Option<Pipe>,
@@ -172,6 +175,7 @@ impl<P: Protocol> Connection<P> {
             poster,
             data_credits: data_credits.into(),
             link: None,
+            fallen: None,
             peer: None,
             pipe: Some(pipe),
             cause: None,
@@ -264,9 +268,16 @@ impl<P: Protocol> Connection<P> {
             self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
         }
         if !parting {
-            let link = self.link.take();
-            self.deferred.extend(link.map(|link| Deferred::Link { _link: Box::new(link) }));
+            self.fell();
         }
+    }
+
+    /// Nothing is sent or received any more. What the peer could write stays until the QP has been
+    /// destroyed.
+    fn fell(&mut self) {
+        self.fallen = self.link.take();
+        let unfinished = self.fallen.as_mut().and_then(Link::take_unfinished);
+        self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
     }
 
     /// The QP goes to ERR, and its flush is awaited.
@@ -304,6 +315,8 @@ impl<P: Protocol> Connection<P> {
             let _ = cq.destroy_qp(pipe.qp);
             let flying = pipe.flying.into_iter().flat_map(|(_, flying)| flying);
             self.deferred.extend(flying.filter_map(Flying::land));
+            let link = self.link.take().or_else(|| self.fallen.take());
+            self.deferred.extend(link.map(|link| Deferred::Link { _link: Box::new(link) }));
             self.protocol.on_released();
         }
     }
@@ -370,6 +383,9 @@ impl<P: Protocol> Connection<P> {
             .map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
         while let Some(reader) = link.take_reader() {
             self.deferred.push(Deferred::Wake(reader));
+        }
+        while let Some(_slot) = link.take_garbage() {
+            self.deferred.push(Deferred::Slot { _slot });
         }
         let message = match inbound {
             Inbound::None => return Ok(()),

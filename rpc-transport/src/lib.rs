@@ -29,6 +29,7 @@ pub mod payload_stream;
 pub mod protocol;
 pub mod protocol_error;
 pub mod provider;
+pub mod reply_slot;
 pub mod schemes;
 pub mod setup;
 pub mod shard;

@@ -34,6 +34,7 @@ mod lanes;
 mod large;
 mod segmenter;
 mod short;
+mod slots;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -54,11 +55,14 @@ pub use self::transmit::{FrameBytes, Put, Transmit};
 use crate::arena::{ArenaOwner, ArenaWriter};
 use crate::config::LinkConfig;
 use crate::credit::{Counters, Credits, SendQueueMark, Stamp, WindowError};
-use crate::frame::{self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES};
+use crate::frame::{
+    self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES, SLOT_BLOCK_BYTES,
+};
 use crate::handshake::{Agreed, Features};
 use crate::message::Message;
 use crate::outbound::OutBuf;
 use crate::protocol_error::ProtocolError;
+use crate::reply_slot::SlotOffer;
 
 /// SQ slots of a data frame, WRs.
 const FRAME_SLOTS: u16 = 1;
@@ -146,6 +150,8 @@ pub struct LinkMetrics {
     pub bulk_credits_out: usize,
     /// Bytes held of a message that is arriving in segments.
     pub assembly_bytes: u64,
+    /// Reply slots of this end that the peer may still write.
+    pub open_slots: usize,
     /// Chunks of this end's arenas.
     pub landing_chunks: u32,
     /// Chunks of this end's arenas that hold messages.
@@ -180,6 +186,7 @@ pub struct Link {
     keep_alive: KeepAlive,
     assembly: Assembly,
     readers: Vec<Waker>,
+    garbage: Vec<SlotOffer>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -242,6 +249,7 @@ impl Link {
             keep_alive: KeepAlive::new(config, now),
             assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
             readers: Vec::new(),
+            garbage: Vec::new(),
             arenas,
             features: agreed.features,
             room: Self::written_room(frame_bytes),
@@ -296,7 +304,9 @@ impl Link {
     /// Whether a message leaves as one plain frame.
     #[inline]
     fn is_eager(&self, message: &OutBuf) -> bool {
-        message.len() <= self.eager_bytes && message.tail().is_empty()
+        message.len() <= self.eager_bytes
+            && message.tail().is_empty()
+            && message.offer().is_none_or(|_| message.len() + SLOT_BLOCK_BYTES <= self.eager_bytes)
     }
 
     /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
@@ -380,6 +390,10 @@ impl Link {
                 return Ok(inbound);
             }
             message.advance(payload_at);
+            let slot = self.arenas.as_mut().and_then(|arenas| arenas.arrived.take());
+            if slot.is_some() {
+                *message = std::mem::take(message).with_slot(slot);
+            }
             return Ok(Inbound::Message);
         }
         self.on_other_frame(frame, &message[payload_at..])
@@ -489,6 +503,7 @@ impl Link {
             bulk_unsent_bytes: self.segmenter.unsent_bytes(),
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
+            open_slots: self.open_slot_count(),
             landing_chunks: owner.map_or(0, ArenaOwner::chunk_count),
             landing_held: owner.map_or(0, ArenaOwner::held_count),
             landing_releasing: owner.map_or(0, ArenaOwner::releasing_count),

@@ -15,6 +15,7 @@ use crate::memory::Buffer;
 use crate::outbound::{keep_storage, take_storage};
 use crate::payload::Payload;
 use crate::payload_stream::PayloadStream;
+use crate::reply_slot::PeerSlot;
 
 enum Storage {
     Private(Vec<u8>),
@@ -28,6 +29,8 @@ pub struct Message {
     end: usize,
     // Boxed: most messages have none, and all are moved around.
     tail: Option<Box<Tail>>,
+    /// Memory that the sender offers for the answer.
+    slot: Option<Box<PeerSlot>>,
 }
 
 /// What came behind the head.
@@ -51,7 +54,7 @@ impl Message {
     #[must_use]
     pub fn private(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
-        Self { storage: Storage::Private(bytes), start: 0, end, tail: None }
+        Self { storage: Storage::Private(bytes), start: 0, end, tail: None, slot: None }
     }
 
     /// Lends the first `len` bytes of a RECV buffer.
@@ -61,7 +64,7 @@ impl Message {
     #[must_use]
     pub fn lent(buffer: Buffer, len: usize) -> Self {
         assert!(len <= buffer.len(), "message of {len} bytes in a buffer of {}", buffer.len());
-        Self { storage: Storage::Lent(buffer), start: 0, end: len, tail: None }
+        Self { storage: Storage::Lent(buffer), start: 0, end: len, tail: None, slot: None }
     }
 
     /// The message with a tail.
@@ -110,6 +113,18 @@ impl Message {
             }
             None => None,
         }
+    }
+
+    /// The message with memory that its sender offers for the answer.
+    #[must_use]
+    pub fn with_slot(mut self, slot: Option<PeerSlot>) -> Self {
+        self.slot = slot.map(Box::new);
+        self
+    }
+
+    /// Takes the memory that the sender offers for the answer.
+    pub fn take_slot(&mut self) -> Option<PeerSlot> {
+        self.slot.take().map(|slot| *slot)
     }
 
     /// Whether a RECV buffer is lent.

@@ -19,6 +19,7 @@ use crate::message::Message;
 use crate::payload::{Payload, Piece};
 use crate::payload_stream::StreamFeed;
 use crate::protocol_error::ProtocolError;
+use crate::reply_slot::PeerSlot;
 
 pub(super) struct Assembly {
     max_message_bytes: u64,
@@ -44,6 +45,8 @@ struct Partial {
     lend: bool,
     /// The message has been delivered, and this is where its tail goes.
     feed: Option<StreamFeed>,
+    /// For the answer.
+    slot: Option<PeerSlot>,
 }
 
 /// How written bytes are to be left to the application.
@@ -135,6 +138,33 @@ impl Assembly {
         Ok(outcome)
     }
 
+    /// A slot is advertised with a segment, which has passed [`Assembly::check`].
+    pub(super) fn on_slot(
+        &mut self,
+        segment: Segment,
+        slot: PeerSlot,
+    ) -> Result<(), ProtocolError> {
+        if segment.offset != 0 || segment.abort || self.partial.is_some() {
+            return Err(ProtocolError::SlotMisplaced);
+        }
+        self.partial.get_or_insert_with(|| Partial::new(segment.total)).slot = Some(slot);
+        Ok(())
+    }
+
+    /// Where in the tail the written bytes of a segment, which has passed [`Assembly::check`], start.
+    pub(super) fn tail_offset(
+        &self,
+        segment: Segment,
+        payload: &[u8],
+    ) -> Result<u64, ProtocolError> {
+        if segment.head_end {
+            return Ok(0);
+        }
+        let head_end = self.partial.as_ref().and_then(|partial| partial.head_end);
+        let head_end = head_end.ok_or(ProtocolError::PlacedHead)?;
+        Ok(segment.offset + payload.len() as u64 - head_end)
+    }
+
     /// Whether the written bytes of a segment, which has passed [`Assembly::check`], are better left
     /// where they are: those of a stream, and those of a tail that fits what the application may
     /// hold. A longer one is put together in one piece. Decided once a message.
@@ -214,6 +244,11 @@ impl Assembly {
         Ok(())
     }
 
+    /// What was arriving.
+    pub(super) fn take_unfinished(&mut self) -> Option<impl Send + use<>> {
+        self.partial.take()
+    }
+
     fn check_head_end(&self, end: u64, total: u64) -> Result<(), ProtocolError> {
         if let Some(at) = self.partial.as_ref().and_then(|partial| partial.head_end) {
             return Err(ProtocolError::HeadEndedTwice(at));
@@ -231,7 +266,7 @@ impl Partial {
     fn new(total: u64) -> Self {
         let (bytes, pieces) = (Vec::new(), Vec::new());
         let (received, head_end, head, lend, feed) = (0, None, None, false, None);
-        Self { total, received, head_end, head, bytes, pieces, lend, feed }
+        Self { total, received, head_end, head, bytes, pieces, lend, feed, slot: None }
     }
 
     /// Takes bytes of a frame.
@@ -248,7 +283,7 @@ impl Partial {
         let len = self.total - head.len() as u64;
         let (feed, stream) = StreamFeed::new(len, max_private_bytes);
         self.feed = Some(feed);
-        Message::private(head).with_stream(stream)
+        Message::private(head).with_stream(stream).with_slot(self.slot.take())
     }
 
     /// Hands what has arrived to who reads the stream, if it is one.
@@ -301,9 +336,13 @@ impl Partial {
     }
 
     fn into_message(mut self) -> Message {
-        let Some(head) = self.head.take() else { return Message::private(self.bytes) };
+        let slot = self.slot.take();
+        let Some(head) = self.head.take() else {
+            return Message::private(self.bytes).with_slot(slot);
+        };
         self.close_run();
-        Message::private(head).with_tail(Some(Payload::from_pieces(self.pieces)))
+        let tail = Payload::from_pieces(self.pieces);
+        Message::private(head).with_tail(Some(tail)).with_slot(slot)
     }
 }
 

@@ -12,9 +12,10 @@ use std::time::Instant;
 use super::assembly::Leave;
 use super::home::{Home, Lease, OnReturn};
 use crate::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Extents, Landed};
-use crate::frame::Written;
+use crate::frame::{DONE_SLOTS, SlotBlock, Written};
 use crate::memory::MemoryRegion;
 use crate::payload::Piece;
+use crate::reply_slot::PeerSlot;
 
 #[derive(Debug)]
 pub(super) struct Landing {
@@ -23,6 +24,8 @@ pub(super) struct Landing {
     regions: Vec<(u16, MemoryRegion)>,
     home: Arc<Home>,
     news: VecDeque<ArenaBlock>,
+    /// Slots of the peer that are done and were not told.
+    done: VecDeque<u32>,
     /// Releases are to leave though few wait.
     flush: bool,
 }
@@ -39,7 +42,8 @@ impl Landing {
     pub(super) fn new(config: ArenaConfig, now: Instant) -> Self {
         let home = Arc::default();
         let owner = ArenaOwner::new(config, now);
-        Self { owner, regions: Vec::new(), home, news: VecDeque::new(), flush: false }
+        let (regions, news, done) = (Vec::new(), VecDeque::new(), VecDeque::new());
+        Self { owner, regions, home, news, done, flush: false }
     }
 
     pub(super) fn set_on_return(&self, on_return: OnReturn) {
@@ -126,7 +130,7 @@ impl Landing {
 
     fn take_in(&mut self) {
         loop {
-            for landed in self.home.take() {
+            for landed in self.home.take(&mut self.done) {
                 self.owner.release(landed);
             }
             if self.home.tell_at(self.owner.release_due_in()) {
@@ -138,7 +142,20 @@ impl Landing {
     /// Whether a frame should be sent for this alone.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        !self.news.is_empty() || self.owner.is_release_due() || self.flush
+        !self.news.is_empty() || !self.done.is_empty() || self.owner.is_release_due() || self.flush
+    }
+
+    /// Slots for a DONE block.
+    pub(super) fn take_done(&mut self) -> Vec<u32> {
+        let count = self.done.len().min(DONE_SLOTS);
+        self.done.drain(..count).collect()
+    }
+
+    /// A slot that the peer advertises.
+    pub(super) fn peer_slot(&self, block: SlotBlock) -> PeerSlot {
+        let SlotBlock { slot, rkey, address, len } = block;
+        let home = Arc::clone(&self.home);
+        PeerSlot { slot, rkey, address, len, home: Some(home) }
     }
 
     pub(super) fn next_news(&mut self) -> Option<ArenaBlock> {

@@ -6,6 +6,7 @@ use std::task::Waker;
 
 use crate::link::Link;
 use crate::out_part::OutPart;
+use crate::reply_slot::SlotOffer;
 
 /// Something to do without the lock.
 pub(crate) enum Deferred {
@@ -13,8 +14,12 @@ pub(crate) enum Deferred {
     Wake(Waker),
     /// Let go of what was sent.
     Part { _part: OutPart },
-    /// Let go of a link, whose streams end with it.
+    /// Let go of a link, and with it of the memory that the peer could write.
     Link { _link: Box<Link> },
+    /// Let go of the memory of a reply slot.
+    Slot { _slot: SlotOffer },
+    /// Let go of a message that was arriving.
+    Message { _message: Box<dyn Send> },
 }
 
 impl Deferred {

@@ -11,7 +11,7 @@ use rpc_transport::spin::PollMode;
 
 use crate::parts::{KEEP, quiet, region, send, shared, streaming, warm_up, whole};
 use crate::random::{PrintSeed, Random, variable};
-use crate::world::{End, Options, Pair, WIRES, assert_home, pattern, run};
+use crate::world::{End, Options, Pair, WIRES, assert_home, parked, pattern, run};
 
 /// Chunks of the receiver: those that hold messages; all.
 fn held(end: &End) -> (u32, u32) {
@@ -114,9 +114,9 @@ fn an_application_that_holds_everything_stalls_nothing() {
     });
 }
 
-/// The writer waits for chunks while both drivers sleep: a dropped payload wakes the owner.
+/// With the smallest arena, and half of it held: what the transport itself gives back is enough.
 #[test]
-fn a_dropped_payload_wakes_a_sleeping_driver() {
+fn half_an_arena_is_enough_to_go_on() {
     run("wake", async {
         let arena = ArenaConfig { arena_chunks: 2, max_chunks: 2, ..ArenaConfig::default() };
         let config = quiet().arena(arena);
@@ -263,6 +263,33 @@ fn an_end_in_the_middle_of_transfers_leaves_nothing_behind() {
                 driver.await.unwrap();
             }
             assert_home(&pools);
+        }
+    });
+}
+
+/// The writer waits for the chunks of a stream while both drivers sleep: a dropped segment wakes the
+/// owner.
+#[test]
+fn a_dropped_segment_wakes_a_sleeping_driver() {
+    run("wake", async {
+        let mode = PollMode::Event;
+        for wire in WIRES {
+            let options = Options { habits: KEEP, mode, ..Options::alike(streaming()) };
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"long", (0..4).map(|part| shared(pattern(part, 2 << 20))));
+            let mut stream = pair.server.next().await.take_stream().unwrap();
+            let mut read = 0;
+            while let Some(segment) = stream.next().await {
+                let segment = segment.unwrap();
+                read += segment.len();
+                parked(&pair.server.shard).await;
+                parked(&pair.client.shard).await;
+                drop(segment);
+            }
+            assert_eq!(read, 8 << 20);
+            drop(stream);
+            pair.end().await;
         }
     });
 }

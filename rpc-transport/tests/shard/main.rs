@@ -15,6 +15,7 @@ mod probe;
 mod random;
 mod raw;
 mod setup;
+mod slots;
 mod timers;
 mod traffic;
 mod world;
