@@ -27,8 +27,10 @@ unsafe impl Send for Slot {}
 
 impl Slot {
     fn counter(self, at: usize) -> &'static AtomicU64 {
-        // SAFETY: the head has room for both, 128 bytes apart and aligned, for ever.
-        unsafe { &*self.base.add(at * 128).cast::<AtomicU64>() }
+        // SAFETY: the head has room for both, 128 bytes apart.
+        let counter = unsafe { self.base.add(at * 128) };
+        // SAFETY: aligned, mapped for ever, and only accessed as an atomic.
+        unsafe { &*counter.cast::<AtomicU64>() }
     }
 
     fn written(self) -> &'static AtomicU64 {

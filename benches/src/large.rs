@@ -238,15 +238,19 @@ pub(crate) async fn cpu(size: usize, calls: u32) -> Result<()> {
     report("one copy", copy);
     let up = timed(calls, async || ensure_seen(client.sink(bulk.clone()).await?)).await?;
     report("registered Bulk up", up);
-    let down = timed(calls, async || Ok(drop(client.source(len).await?))).await?;
+    let down =
+        timed(calls, async || ensure_seen(client.source(len).await?.map_or(0, |bulk| bulk.len())))
+            .await?;
     report("registered Bulk down", down);
     let up = timed(calls, async || ensure_seen(client.sink_bytes(bytes.clone()).await?)).await?;
     report("Bytes up", up);
-    let down = timed(calls, async || Ok(drop(client.source_bytes(len).await?))).await?;
+    let down =
+        timed(calls, async || ensure_seen(client.source_bytes(len).await?.len() as u64)).await?;
     report("Bytes down", down);
     let up = timed(calls, async || ensure_seen(client.sink_vec(from.clone()).await?)).await?;
     report("Vec up, with the caller's copy", up);
-    let down = timed(calls, async || Ok(drop(client.source_vec(len).await?))).await?;
+    let down =
+        timed(calls, async || ensure_seen(client.source_vec(len).await?.len() as u64)).await?;
     report("Vec down, with the handler's copy", down);
     Ok(())
 }

@@ -11,6 +11,10 @@ mod floor_large;
 mod idle;
 mod large;
 mod ours;
+#[cfg(feature = "verbs")]
+mod perftest;
+#[cfg(feature = "verbs")]
+mod rdma;
 mod report;
 mod server_process;
 mod tarpc_peer;
@@ -89,6 +93,28 @@ enum Command {
         #[arg(long, default_value_t = 32)]
         in_flight: u32,
     },
+    /// 64-byte echo over rdma:// against perftest's ib_send_lat and ib_send_bw (see
+    /// `tests/bench_in_lab`).
+    #[cfg(feature = "verbs")]
+    Rdma {
+        /// Interleaved pairs; all and their medians are printed.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Messages of each perftest run.
+        #[arg(long, default_value_t = 5000)]
+        iterations: u32,
+        /// Milliseconds for each of our measurements.
+        #[arg(long, default_value_t = 1000)]
+        millis: u64,
+    },
+    /// A number of calls over any scheme, for counting system calls (`strace -c`).
+    Calls {
+        /// The address of a server.
+        address: String,
+        /// Calls, one after the other.
+        #[arg(default_value_t = 1000)]
+        calls: u32,
+    },
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
@@ -131,6 +157,17 @@ fn main() -> Result<()> {
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, in_flight } => runtime.block_on(count(calls, in_flight.max(1))),
+        #[cfg(feature = "verbs")]
+        Command::Rdma { rounds, iterations, millis } => {
+            rdma::run(&runtime, rounds, iterations, Duration::from_millis(millis))
+        }
+        Command::Calls { address, calls } => runtime.block_on(async {
+            let client = ours::connect(&address, PollMode::Busy).await?;
+            for _ in 0..calls {
+                client.echo(&[7; 64]).await?;
+            }
+            Ok(())
+        }),
         Command::Idle { connections } => idle::run(&runtime, connections),
     }
 }

@@ -330,6 +330,19 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_got_its_name_meanwhile_is_not_written() {
+        let dir = Scratch::new();
+        let path = dir.path().join(".f.part");
+        let file = File::create(&path).unwrap();
+        let at = File::open(dir.path()).unwrap();
+        assert_eq!(is_at(&file, at.as_fd(), b".f.part"), Ok(true));
+        fs::rename(&path, dir.path().join("f")).unwrap();
+        assert_eq!(is_at(&file, at.as_fd(), b".f.part"), Ok(false));
+        fs::write(&path, "another").unwrap();
+        assert_eq!(is_at(&file, at.as_fd(), b".f.part"), Ok(false));
+    }
+
+    #[test]
     fn a_directory_in_its_place_stays() {
         let dir = Scratch::new();
         let tree = Tree::open(dir.path()).unwrap();

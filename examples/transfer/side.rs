@@ -5,7 +5,7 @@
 use std::fmt;
 
 use bytes::Bytes;
-use rpc_core::{CallError, Status};
+use rpc_core::{CallError, Code, Status};
 
 use super::block::Block;
 use super::files::LocalFiles;
@@ -80,13 +80,15 @@ impl Side {
             CallError::User(error) => return self.alone(error),
             CallError::Status(status) => status,
         };
-        // Once the connection has ended no other call will succeed.
-        match self {
-            Self::There(client) if client.channel().close_cause().is_some() => {
-                Failure::Fatal(status)
-            }
-            _ => self.alone(FileError::Io(status.to_string())),
+        // Once the connection has ended, or the server is about to, no other call will succeed.
+        let is_over = match self {
+            Self::There(client) => client.channel().close_cause().is_some(),
+            Self::Here(_) => false,
+        };
+        if is_over || status.code() == Code::Unavailable {
+            return Failure::Fatal(status);
         }
+        self.alone(FileError::Io(status.to_string()))
     }
 
     /// An answer for each item of a batch, or a failure: a server that says less is none.

@@ -26,6 +26,12 @@ const MAX_RESERVED: usize = 1024;
 /// From so many bytes on [`Bytes`] are passed by reference count, where the codec can use it.
 const SHARED_BYTES: usize = 4096;
 
+/// From so many bytes on a `Vec<u8>` that is the encoder's own is sent from where it lies, instead
+/// of being copied to a registered buffer. That is where common allocators map each block afresh.
+/// Below, a vector that lives until it has been sent costs more than the copy: the next one then
+/// lies in new memory, whose pages have to be touched for the first time.
+const OWNED_BYTES: usize = 32 << 20;
+
 /// Types that [`Blob`] encodes.
 pub trait PutBlob {
     /// Encodes as bytes.
@@ -108,6 +114,32 @@ impl PutBlob for Bytes {
         handoff::pass(Bulk::from(self.clone()), || {
             serializer.serialize_newtype_struct(handoff::NAME, &Put(&**self, Blob))
         })
+    }
+}
+
+/// A vector that is the encoder's own.
+#[derive(Debug)]
+pub enum OwnedBytes {
+    /// Copied.
+    Small(Vec<u8>),
+    /// Passed by reference count.
+    Large(Bytes),
+}
+
+impl From<Vec<u8>> for OwnedBytes {
+    #[inline]
+    fn from(bytes: Vec<u8>) -> Self {
+        if bytes.len() < OWNED_BYTES { Self::Small(bytes) } else { Self::Large(bytes.into()) }
+    }
+}
+
+impl PutBlob for OwnedBytes {
+    #[inline]
+    fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Small(bytes) => bytes.put_blob(serializer),
+            Self::Large(bytes) => bytes.put_blob(serializer),
+        }
     }
 }
 

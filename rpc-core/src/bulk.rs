@@ -26,6 +26,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use rpc_transport::mapped::MappedFile;
 use rpc_transport::memory::Buffer;
 use rpc_transport::memory_registered::RegisteredBytes;
 use rpc_transport::out_part::OutPart;
@@ -350,6 +351,13 @@ impl<const N: usize> From<&'static [u8; N]> for Bulk {
 impl From<&'static str> for Bulk {
     fn from(text: &'static str) -> Self {
         Self::from(text.as_bytes())
+    }
+}
+
+/// Without a copy. Where the device needs registered memory, [`BulkPool::register`] spares another.
+impl From<MappedFile> for Bulk {
+    fn from(file: MappedFile) -> Self {
+        Self::from(Bytes::from_owner(file))
     }
 }
 

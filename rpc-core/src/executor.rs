@@ -16,9 +16,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
-use std::time::{Duration, Instant};
 
 use rpc_transport::protocol::Executor;
 use rpc_transport::shard::{ConnectionKey, State};
@@ -29,18 +27,11 @@ use crate::codec::Codec;
 use crate::context::Context;
 use crate::handler::{Handler, log_panic};
 use crate::metadata::Metadata;
+use crate::pace::Pace;
 use crate::peer::{Effect, Peer, RpcShard, Surroundings};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
 use crate::session::{Answer, Incoming, IncomingId};
 use crate::status::Status;
-
-/// Two timed inline polls in a row that are longer than this make their method run as tasks from
-/// then on.
-const LONG_POLL: Duration = Duration::from_micros(50);
-/// An inline poll longer than this does so at once.
-const BLOCKING_POLL: Duration = Duration::from_millis(5);
-/// One in so many inline polls is timed.
-const TIMED_POLLS: u32 = 64;
 
 /// Method ids are hashes already.
 #[derive(Default)]
@@ -67,10 +58,7 @@ struct Route {
     service: Arc<dyn Dispatch>,
     position: usize,
     method: &'static MethodDescriptor,
-    spawn: AtomicBool,
-    polls: AtomicU32,
-    /// Timed polls in a row that were long. The first calls of a method are slow by nature.
-    long_polls: AtomicU32,
+    pace: Arc<Pace>,
 }
 
 /// The methods of a server, by id.
@@ -86,10 +74,9 @@ impl Router {
     /// The names of two methods with one id.
     pub(crate) fn add(&mut self, service: Arc<dyn Dispatch>) -> Result<(), String> {
         for (position, method) in service.descriptor().methods.iter().enumerate() {
-            let spawn = AtomicBool::new(method.spawn);
+            let pace = Pace::new(method.spawn);
             let service = Arc::clone(&service);
-            let (polls, long_polls) = (AtomicU32::new(0), AtomicU32::new(0));
-            let route = Route { service, position, method, spawn, polls, long_polls };
+            let route = Route { service, position, method, pace };
             if let Some(other) = self.routes.insert(method.id, route) {
                 return Err(format!(
                     "{} and {} have the same id {:#x}; add each service once, or give one method \
@@ -202,14 +189,15 @@ fn run(
     route: &Route,
     mut handler: Handler,
 ) -> Done {
-    let works_long = route.spawn.load(Ordering::Relaxed);
+    let works_long = route.pace.works_long();
     if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
         return Done::Reply { key, id, reply, accepted };
     }
     let shard = Arc::clone(shard);
     // Made here, not in the task: an abort before the task's first poll must be told too.
     let ended = HandlerEnded { shard, key, id, replied: false };
-    let task = tokio::spawn(Spawned { handler, ended });
+    let watch = if works_long { route.pace.watch() } else { None };
+    let task = tokio::spawn(Spawned { handler, ended, watch });
     if works_long {
         wake_another_worker();
     }
@@ -229,6 +217,8 @@ fn wake_another_worker() {
 struct Spawned {
     handler: Handler,
     ended: HandlerEnded,
+    /// Times the next poll.
+    watch: Option<Arc<Pace>>,
 }
 
 impl Future for Spawned {
@@ -236,7 +226,11 @@ impl Future for Spawned {
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
         let this = self.get_mut();
-        let reply = std::task::ready!(this.handler.poll_caught(cx));
+        let polled = match this.watch.take() {
+            Some(pace) => pace.task(|| this.handler.poll_caught(cx)),
+            None => this.handler.poll_caught(cx),
+        };
+        let reply = std::task::ready!(polled);
         this.ended.reply(reply);
         Poll::Ready(())
     }
@@ -273,17 +267,9 @@ impl Drop for HandlerEnded {
 /// again at once, so the waker of this poll need not wake anybody.
 fn poll_inline(route: &Route, handler: &mut Handler) -> Poll<Reply> {
     let mut cx = TaskContext::from_waker(Waker::noop());
-    if !route.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(TIMED_POLLS) {
-        return handler.poll_caught(&mut cx);
-    }
-    let started = Instant::now();
-    let polled = handler.poll_caught(&mut cx);
-    let took = started.elapsed();
-    if took <= LONG_POLL {
-        route.long_polls.store(0, Ordering::Relaxed);
-    } else if took > BLOCKING_POLL || route.long_polls.fetch_add(1, Ordering::Relaxed) >= 1 {
-        tracing::debug!(method = route.method.name, ?took, "runs long: spawned from now on");
-        route.spawn.store(true, Ordering::Relaxed);
+    let (polled, switches) = route.pace.inline(|| handler.poll_caught(&mut cx));
+    if switches {
+        tracing::debug!(method = route.method.name, "runs long: spawned from now on");
     }
     polled
 }

@@ -43,6 +43,7 @@ pub mod context;
 mod executor;
 pub mod handler;
 pub mod metadata;
+mod pace;
 mod peer;
 mod recycled;
 pub mod server;
@@ -53,8 +54,11 @@ pub mod status;
 pub mod wire;
 
 pub use rpc_transport::address::Address;
+pub use rpc_transport::arena::ArenaConfig;
 pub use rpc_transport::config::LinkConfig;
 pub use rpc_transport::error::{CloseCause, ConnectError, ListenError};
+pub use rpc_transport::mapped::MappedFile;
+pub use rpc_transport::payload::Payload;
 pub use rpc_transport::provider::PeerIdentity;
 pub use rpc_transport::spin::PollMode;
 

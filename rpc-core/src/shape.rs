@@ -18,7 +18,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
-use crate::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
+use crate::blob::{OwnedBytes, PutBlob, TakeBlob, TakeOwnedBlob};
 use crate::status::Status;
 
 /// serde's own way with a type.
@@ -123,6 +123,17 @@ impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
     }
 }
 
+/// A value that is the encoder's own, with the shape to encode it in.
+#[derive(Debug)]
+pub struct Owned<T, H>(T, H);
+
+impl<T, H: PutShape<T>> Serialize for Owned<T, H> {
+    #[inline]
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.1.put(&self.0, serializer)
+    }
+}
+
 /// A shape to decode a `T` in.
 pub(crate) struct Take<T, H>(H, PhantomData<fn() -> T>);
 
@@ -217,6 +228,24 @@ impl<T: PutBlob + ?Sized> Probe<T> {
     }
 }
 
+impl Probe<Vec<u8>> {
+    /// The vector, to be sent without a copy if it is large.
+    #[inline]
+    #[must_use]
+    pub fn own(&self, bytes: Vec<u8>) -> Owned<OwnedBytes, Blob> {
+        Owned(bytes.into(), Blob)
+    }
+}
+
+impl Probe<Option<Vec<u8>>> {
+    /// The vector, likewise.
+    #[inline]
+    #[must_use]
+    pub fn own(&self, bytes: Option<Vec<u8>>) -> Owned<Option<OwnedBytes>, Blob> {
+        Owned(bytes.map(OwnedBytes::from), Blob)
+    }
+}
+
 impl Probe<Status> {
     /// How this error travels.
     #[inline]
@@ -250,6 +279,12 @@ pub trait ProbePlain {
     #[inline]
     fn put_shape(&self) -> Plain {
         Plain
+    }
+
+    /// The value as it is; of whatever type, as a user's may have any name.
+    #[inline]
+    fn own<T>(&self, value: T) -> Owned<T, Plain> {
+        Owned(value, Plain)
     }
 
     /// How this error travels.

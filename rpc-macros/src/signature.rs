@@ -5,7 +5,7 @@
 //!
 //! - whitespace, lifetimes and references are left out; of a path, the last segment counts;
 //! - `str`, `String` and `Cow`, `Box`, `Arc`, `Rc` of them are `str`;
-//! - `[u8]`, `Vec<u8>`, `Bytes` and `Cow`, `Box`, `Arc`, `Rc` of them are `bytes`;
+//! - `[u8]`, `Vec<u8>`, `Bytes`, `Bulk` and `Cow`, `Box`, `Arc`, `Rc` of them are `bytes`;
 //! - other `[T]` and `Vec<T>` are `[T]`; `Box`, `Arc`, `Rc`, `Cow` of any `T` are `T`;
 //! - the whole is `(A, B) -> T`, then ` / E` for a method with an error type, then ` #2` for
 //!   version 2.
@@ -65,7 +65,7 @@ fn normal_segment(segment: &PathSegment) -> String {
     let name = name.strip_prefix("r#").unwrap_or(&name);
     match (name, type_arguments(segment).as_slice()) {
         ("String", []) => "str".to_owned(),
-        ("Bytes", []) => "bytes".to_owned(),
+        ("Bytes" | "Bulk", []) => "bytes".to_owned(),
         ("Vec", [element]) => sequence(element),
         ("Box" | "Arc" | "Rc" | "Cow", [target]) => normal(target),
         _ => format!("{name}{}", generics(segment)),
@@ -105,7 +105,19 @@ mod tests {
     fn types_with_the_same_bytes_have_the_same_text() {
         for (types, expected) in [
             (&["&str", "String", "std::string::String", "Cow<'_, str>", "Box<str>"][..], "str"),
-            (&["&[u8]", "Vec<u8>", "bytes::Bytes", "Bytes", "Cow<[u8]>", "&Vec<u8>"], "bytes"),
+            (
+                &[
+                    "&[u8]",
+                    "Vec<u8>",
+                    "bytes::Bytes",
+                    "Bytes",
+                    "Bulk",
+                    "rpc_core::Bulk",
+                    "Cow<[u8]>",
+                    "&Vec<u8>",
+                ],
+                "bytes",
+            ),
             (&["&[u32]", "Vec<u32>", "Box<[u32]>"], "[u32]"),
             (&["Option<&[u8]>", "Option<Vec<u8>>", "std::option::Option<Bytes>"], "Option<bytes>"),
             (&["Foo", "&Foo", "Foo<'_>", "m::Foo", "Box<Foo>", "(Foo)", "Arc<Foo>"], "Foo"),

@@ -60,6 +60,16 @@ fn is_byte_slice(ty: &Type) -> bool {
     matches!(bare(ty), Type::Slice(slice) if is_ident(&slice.elem, "u8"))
 }
 
+/// `Vec<u8>`, also as an option: what can be handed to the encoder for good, instead of lent.
+fn is_byte_vector(ty: &Type) -> bool {
+    let Some(segment) = last_segment(ty) else { return false };
+    match (&*segment.ident.to_string(), &*type_arguments(segment)) {
+        ("Vec", [element]) => is_ident(element, "u8"),
+        ("Option", [inner]) => is_byte_vector(inner),
+        _ => false,
+    }
+}
+
 /// `&str` and `&[u8]`: what can lie in a message as it is.
 fn is_borrowable(reference: &TypeReference) -> bool {
     is_ident(&reference.elem, "str") || is_byte_slice(&reference.elem)
@@ -255,19 +265,32 @@ pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> TokenStream {
         let shapes = tuple.elems.iter().map(|element| shape(element, how, krate));
         return quote!((#(#shapes,)*));
     }
-    probe(ty, how, krate)
+    probe(ty, how, krate, &TokenStream::new())
+}
+
+/// The expression that makes a value of type `ty` ready to be encoded. The value is the encoder's
+/// own from there on where that spares a copy.
+pub(crate) fn put(value: &TokenStream, ty: &Type, krate: &Path) -> TokenStream {
+    let span = span_of(ty);
+    if is_byte_vector(ty) {
+        let probe = probe(ty, "own", krate, &quote!(#value));
+        return quote_spanned!(span=> #probe);
+    }
+    let shape = shape(ty, "put_shape", krate);
+    let krate = located(krate, span);
+    quote_spanned!(span=> #krate::__private::put(&#value, #shape))
 }
 
 /// The expression that finds how a method's own error travels.
 pub(crate) fn shape_of_error(ty: &Type, krate: &Path) -> TokenStream {
-    probe(ty, "error_shape", krate)
+    probe(ty, "error_shape", krate, &TokenStream::new())
 }
 
-fn probe(ty: &Type, how: &str, krate: &Path) -> TokenStream {
+fn probe(ty: &Type, how: &str, krate: &Path, argument: &TokenStream) -> TokenStream {
     let span = span_of(ty);
     let krate = located(krate, span);
     let how = format_ident!("{how}", span = span);
-    quote_spanned!(span=> #krate::__private::Probe::<#ty>::new().#how())
+    quote_spanned!(span=> #krate::__private::Probe::<#ty>::new().#how(#argument))
 }
 
 /// Where the user wrote something, for what is generated on its account: errors point there, and

@@ -42,6 +42,7 @@ pub struct LinkConfig {
     pub(crate) ack_credits: u16,
     pub(crate) receive_buffer_bytes: u32,
     pub(crate) max_message_bytes: u64,
+    pub(crate) assembly_bytes: u64,
     pub(crate) send_queue_slots: u16,
     pub(crate) bulk_queue_bytes: u32,
     pub(crate) arena: ArenaConfig,
@@ -58,6 +59,7 @@ impl Default for LinkConfig {
             ack_credits: 2,
             receive_buffer_bytes: 8 << 10,
             max_message_bytes: 64 << 20,
+            assembly_bytes: 64 << 20,
             send_queue_slots: 64,
             bulk_queue_bytes: 1 << 20,
             arena: ArenaConfig::default(),
@@ -100,6 +102,15 @@ impl LinkConfig {
     #[must_use]
     pub fn max_message_bytes(mut self, bytes: u64) -> Self {
         self.max_message_bytes = bytes;
+        self
+    }
+
+    /// Longest message that is put together before it is delivered, bytes. Default 64 MiB, at least
+    /// the receive buffer. The tail of a longer one, up to [`LinkConfig::max_message_bytes`], is
+    /// delivered as a stream that is read while it arrives; a longer head closes the connection.
+    #[must_use]
+    pub fn assembly_bytes(mut self, bytes: u64) -> Self {
+        self.assembly_bytes = bytes;
         self
     }
 
@@ -187,6 +198,13 @@ impl LinkConfig {
             u64::from(self.receive_buffer_bytes),
             MAX_MESSAGE_BYTES,
             "it is never less than receive_buffer_bytes; use a stream for what has no limit",
+        )?;
+        check(
+            "assembly_bytes",
+            self.assembly_bytes,
+            u64::from(self.receive_buffer_bytes),
+            MAX_MESSAGE_BYTES,
+            "it is never less than receive_buffer_bytes; longer messages are streamed",
         )?;
         check(
             "send_queue_slots",
@@ -305,6 +323,10 @@ mod tests {
             (
                 base().max_message_bytes(8191),
                 ["max_message_bytes is 8191", "8192 to 1099511627776", "stream"],
+            ),
+            (
+                base().assembly_bytes(1),
+                ["assembly_bytes is 1", "8192 to 1099511627776", "streamed"],
             ),
             (base().send_queue_slots(0), ["send_queue_slots is 0", "1 to 4095", "data credits"]),
             (base().bulk_queue_bytes(0), ["bulk_queue_bytes is 0", "1 to", "1 MiB"]),

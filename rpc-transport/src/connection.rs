@@ -34,6 +34,7 @@ use crate::provider::{
     Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, SendOp, SendWr,
     Source, Status,
 };
+use crate::shard::Deferred;
 
 /// Messages up to this size are copied out and their RECV is reposted at once, bytes.
 const COPY_OUT_BYTES: usize = 1024;
@@ -103,12 +104,15 @@ impl Pipe {
     }
 
     /// The WRs up to `sequence` have completed.
-    fn retire(&mut self, sequence: u32) {
+    fn retire(&mut self, sequence: u32, deferred: &mut Vec<Deferred>) {
         self.retired_send = sequence;
         while let Some((flying, _)) = self.flying.front()
             && sequence.wrapping_sub(*flying) & SEQUENCE_MASK <= SEQUENCE_MASK / 2
         {
-            self.flying.pop_front();
+            let retired = self.flying.pop_front();
+            deferred.extend(
+                retired.into_iter().flat_map(|(_, flying)| flying).filter_map(Flying::land),
+            );
         }
     }
 
@@ -136,6 +140,9 @@ pub(crate) struct Connection<P: Protocol> {
     poster: Poster,
     data_credits: u32,
     link: Option<Link>,
+    /// The link of a connection that has ended, until its QP is destroyed: it holds what the peer
+    /// may write.
+    fallen: Option<Link>,
     /// Who is at the other end, once that is known.
     peer: Option<PeerIdentity>,
     pipe: Option<Pipe>,
@@ -145,6 +152,8 @@ pub(crate) struct Connection<P: Protocol> {
     registered_deadline: Option<Instant>,
     pressing: Pressing,
     unfinished: bool,
+    /// To be run when the lock is released.
+    deferred: Vec<Deferred>,
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
@@ -166,6 +175,7 @@ impl<P: Protocol> Connection<P> {
             poster,
             data_credits: data_credits.into(),
             link: None,
+            fallen: None,
             peer: None,
             pipe: Some(pipe),
             cause: None,
@@ -173,6 +183,7 @@ impl<P: Protocol> Connection<P> {
             registered_deadline: None,
             pressing: Pressing::Nothing,
             unfinished: false,
+            deferred: Vec::new(),
             generation: 0,
             dirty: false,
             warm: false,
@@ -257,8 +268,16 @@ impl<P: Protocol> Connection<P> {
             self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
         }
         if !parting {
-            self.link = None;
+            self.fell();
         }
+    }
+
+    /// Nothing is sent or received any more. What the peer could write stays until the QP has been
+    /// destroyed.
+    fn fell(&mut self) {
+        self.fallen = self.link.take();
+        let unfinished = self.fallen.as_mut().and_then(Link::take_unfinished);
+        self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
     }
 
     /// The QP goes to ERR, and its flush is awaited.
@@ -294,6 +313,10 @@ impl<P: Protocol> Connection<P> {
     pub(crate) fn abandon(&mut self, cq: &mut dyn CompletionQueue) {
         if let Some(pipe) = self.pipe.take() {
             let _ = cq.destroy_qp(pipe.qp);
+            let flying = pipe.flying.into_iter().flat_map(|(_, flying)| flying);
+            self.deferred.extend(flying.filter_map(Flying::land));
+            let link = self.link.take().or_else(|| self.fallen.take());
+            self.deferred.extend(link.map(|link| Deferred::Link { _link: Box::new(link) }));
             self.protocol.on_released();
         }
     }
@@ -358,6 +381,12 @@ impl<P: Protocol> Connection<P> {
         let inbound = link
             .on_frame(now, imm, message)
             .map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
+        while let Some(reader) = link.take_reader() {
+            self.deferred.push(Deferred::Wake(reader));
+        }
+        while let Some(_slot) = link.take_garbage() {
+            self.deferred.push(Deferred::Slot { _slot });
+        }
         let message = match inbound {
             Inbound::None => return Ok(()),
             Inbound::Message => std::mem::take(message),
@@ -375,7 +404,7 @@ impl<P: Protocol> Connection<P> {
     ) {
         let Some(pipe) = &mut self.pipe else { return };
         let (sequence, token) = split_wr_id(completion.wr_id);
-        pipe.retire(sequence);
+        pipe.retire(sequence, &mut self.deferred);
         if matches!(pipe.phase, Phase::Draining { .. }) {
             return;
         }
@@ -417,6 +446,12 @@ impl<P: Protocol> Connection<P> {
         self.finish_drain(cq, now)
     }
 
+    /// What is to be run when the lock is released.
+    #[inline]
+    pub(crate) fn deferred(&mut self) -> &mut Vec<Deferred> {
+        &mut self.deferred
+    }
+
     /// Whether the last pump left something that could be sent: others had to get their turn.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
@@ -439,7 +474,7 @@ impl<P: Protocol> Connection<P> {
         {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
-                Ok(Some(transmit)) => self.poster.post(cq, pipe, transmit)?,
+                Ok(Some(whole)) => self.poster.post_whole(cq, pipe, whole)?,
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }

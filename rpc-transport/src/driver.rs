@@ -25,7 +25,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::Sleep;
 
 use crate::protocol::{Executor, Protocol};
-use crate::shard::{ConnectionKey, Shard};
+use crate::shard::{ConnectionKey, Deferred, Shard};
 use crate::spin::{PollMode, SpinPolicy, Wait};
 
 /// Rounds with progress before other tasks of the worker get their turn.
@@ -97,7 +97,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     fn round(&mut self) -> Round {
         let mut found = 0;
         let has_results = self.executor.has_results();
-        {
+        let deferred = {
             let mut state = self.shard.lock();
             self.rounds = self.rounds.wrapping_add(1);
             if self.rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
@@ -119,14 +119,16 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 }
                 // Callers that wait for the lock go first.
                 parking_lot::MutexGuard::bump(&mut state);
-                std::hint::spin_loop();
+                state.cq().relax();
             }
             if state.has_effects() {
                 state.take_effects(&mut self.effects);
                 // User code may take long; what was posted must not wait for it.
                 state.cq().flush();
             }
-        }
+            state.take_deferred()
+        };
+        run_deferred(deferred);
         if has_results {
             caught(|| self.executor.applied());
         }
@@ -169,7 +171,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
     /// Arms, looks once more, and sleeps (invariant 1).
     fn park(&mut self, cx: &mut Context<'_>, now: Instant) -> Option<Poll<()>> {
-        let deadline = {
+        let (deadline, deferred) = {
             let mut state = self.shard.lock();
             state.set_now(now);
             state.run_timers();
@@ -189,8 +191,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             if !state.park(cx.waker().clone()) {
                 return None;
             }
-            state.next_deadline()
+            (state.next_deadline(), state.take_deferred())
         };
+        run_deferred(deferred);
         self.parked_at = Some(now);
         if self.poll_wakeups(cx, deadline) {
             return None;
@@ -292,14 +295,24 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
     fn drop(&mut self) {
         let mut effects = Vec::new();
-        {
+        let deferred = {
             let mut state = self.shard.lock();
             state.driver_gone();
             state.take_effects(&mut effects);
-        }
+            state.take_deferred()
+        };
+        run_deferred(deferred);
         for (_, effect) in effects {
             caught(|| self.executor.discard(effect));
         }
+    }
+}
+
+/// Lets go of what must not be dropped or woken under the lock.
+#[inline]
+fn run_deferred(deferred: Vec<Deferred>) {
+    for deferred in deferred {
+        caught(|| deferred.run());
     }
 }
 

@@ -21,8 +21,8 @@ mod blocks;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::blocks::SEGMENT_PREFIX_MAX_BYTES;
-pub use self::blocks::{Blocks, Written};
+pub use self::blocks::{Blocks, Placed, SlotBlock, Written};
+pub(crate) use self::blocks::{DONE_SLOTS, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES};
 use crate::credit::Grant;
 use crate::handshake::Features;
 use crate::outbound::OutBuf;

@@ -34,12 +34,14 @@ mod lanes;
 mod large;
 mod segmenter;
 mod short;
+mod slots;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_large;
 mod transmit;
 
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use self::assembly::Assembly;
@@ -49,6 +51,7 @@ use self::keepalive::{Due, KeepAlive};
 use self::lanes::{Lanes, Queued};
 use self::large::{Arenas, Way};
 use self::segmenter::Segmenter;
+pub use self::short::Whole;
 pub use self::transmit::{FrameBytes, Put, Transmit};
 use crate::arena::{ArenaOwner, ArenaWriter};
 use crate::config::LinkConfig;
@@ -58,6 +61,7 @@ use crate::handshake::{Agreed, Features};
 use crate::message::Message;
 use crate::outbound::OutBuf;
 use crate::protocol_error::ProtocolError;
+use crate::reply_slot::SlotOffer;
 
 /// SQ slots of a data frame, WRs.
 const FRAME_SLOTS: u16 = 1;
@@ -145,6 +149,8 @@ pub struct LinkMetrics {
     pub bulk_credits_out: usize,
     /// Bytes held of a message that is arriving in segments.
     pub assembly_bytes: u64,
+    /// Reply slots of this end that the peer may still write.
+    pub open_slots: usize,
     /// Chunks of this end's arenas.
     pub landing_chunks: u32,
     /// Chunks of this end's arenas that hold messages.
@@ -178,6 +184,8 @@ pub struct Link {
     sent: u32,
     keep_alive: KeepAlive,
     assembly: Assembly,
+    readers: Vec<Waker>,
+    garbage: Vec<SlotOffer>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -238,7 +246,9 @@ impl Link {
             ),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
-            assembly: Assembly::new(config.max_message_bytes),
+            assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
+            readers: Vec::new(),
+            garbage: Vec::new(),
             arenas,
             features: agreed.features,
             room: Self::written_room(frame_bytes),
@@ -288,12 +298,6 @@ impl Link {
         }
         self.lanes.push(lane, Queued { tag, message });
         Ok(())
-    }
-
-    /// Whether a message leaves as one plain frame.
-    #[inline]
-    fn is_eager(&self, message: &OutBuf) -> bool {
-        message.len() <= self.eager_bytes && message.tail().is_empty()
     }
 
     /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
@@ -377,6 +381,10 @@ impl Link {
                 return Ok(inbound);
             }
             message.advance(payload_at);
+            let slot = self.arenas.as_mut().and_then(|arenas| arenas.arrived.take());
+            if slot.is_some() {
+                *message = std::mem::take(message).with_slot(slot);
+            }
             return Ok(Inbound::Message);
         }
         self.on_other_frame(frame, &message[payload_at..])
@@ -389,9 +397,8 @@ impl Link {
             Frame::Data(grant) => self.credits.on_data(grant)?,
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
-                if let Some(message) = self.assembly.on_segment(segment, payload)? {
-                    return Ok(Inbound::Assembled(message));
-                }
+                let outcome = self.assembly.on_segment(segment, payload)?;
+                return Ok(self.on_outcome(outcome));
             }
             Frame::Ack(grant) => self.credits.on_ack(grant)?,
             Frame::Ping(grant) => {
@@ -487,6 +494,7 @@ impl Link {
             bulk_unsent_bytes: self.segmenter.unsent_bytes(),
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
+            open_slots: self.open_slot_count(),
             landing_chunks: owner.map_or(0, ArenaOwner::chunk_count),
             landing_held: owner.map_or(0, ArenaOwner::held_count),
             landing_releasing: owner.map_or(0, ArenaOwner::releasing_count),
@@ -494,13 +502,6 @@ impl Link {
             peer_usable: writer.map_or(0, ArenaWriter::usable_count),
             peer_free: writer.map_or(0, ArenaWriter::free_count),
         }
-    }
-
-    /// Data credits owed to the peer.
-    #[inline]
-    #[must_use]
-    pub fn owed_data(&self) -> u16 {
-        self.credits.counters().owed.data
     }
 
     #[inline]

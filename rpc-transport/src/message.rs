@@ -14,6 +14,8 @@ use std::ops::Deref;
 use crate::memory::Buffer;
 use crate::outbound::{keep_storage, take_storage};
 use crate::payload::Payload;
+use crate::payload_stream::PayloadStream;
+use crate::reply_slot::PeerSlot;
 
 enum Storage {
     Private(Vec<u8>),
@@ -26,7 +28,16 @@ pub struct Message {
     start: usize,
     end: usize,
     // Boxed: most messages have none, and all are moved around.
-    tail: Option<Box<Payload>>,
+    tail: Option<Box<Tail>>,
+    /// Memory that the sender offers for the answer.
+    slot: Option<Box<PeerSlot>>,
+}
+
+/// What came behind the head.
+#[derive(Debug)]
+enum Tail {
+    Payload(Payload),
+    Stream(PayloadStream),
 }
 
 impl Message {
@@ -43,7 +54,7 @@ impl Message {
     #[must_use]
     pub fn private(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
-        Self { storage: Storage::Private(bytes), start: 0, end, tail: None }
+        Self { storage: Storage::Private(bytes), start: 0, end, tail: None, slot: None }
     }
 
     /// Lends the first `len` bytes of a RECV buffer.
@@ -53,25 +64,67 @@ impl Message {
     #[must_use]
     pub fn lent(buffer: Buffer, len: usize) -> Self {
         assert!(len <= buffer.len(), "message of {len} bytes in a buffer of {}", buffer.len());
-        Self { storage: Storage::Lent(buffer), start: 0, end: len, tail: None }
+        Self { storage: Storage::Lent(buffer), start: 0, end: len, tail: None, slot: None }
     }
 
     /// The message with a tail.
     #[must_use]
     pub fn with_tail(mut self, tail: Option<Payload>) -> Self {
-        self.tail = tail.map(Box::new);
+        self.tail = tail.map(|tail| Box::new(Tail::Payload(tail)));
         self
     }
 
-    /// What was sent as the message's tail.
+    /// The message with a tail that is still arriving.
     #[must_use]
-    pub fn tail(&self) -> Option<&Payload> {
-        self.tail.as_deref()
+    pub fn with_stream(mut self, stream: PayloadStream) -> Self {
+        self.tail = Some(Box::new(Tail::Stream(stream)));
+        self
     }
 
-    /// Takes the tail away.
+    /// What was sent as the message's tail, if it has arrived as a whole.
+    #[must_use]
+    pub fn tail(&self) -> Option<&Payload> {
+        match self.tail.as_deref() {
+            Some(Tail::Payload(payload)) => Some(payload),
+            _ => None,
+        }
+    }
+
+    /// Takes the tail away, if it has arrived as a whole.
     pub fn take_tail(&mut self) -> Option<Payload> {
-        self.tail.take().map(|tail| *tail)
+        match self.tail.take().map(|tail| *tail) {
+            Some(Tail::Payload(payload)) => Some(payload),
+            Some(stream) => {
+                self.tail = Some(Box::new(stream));
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// Takes the tail away, if it is longer than the receiver's `assembly_bytes`: it arrives while
+    /// it is read.
+    pub fn take_stream(&mut self) -> Option<PayloadStream> {
+        match self.tail.take().map(|tail| *tail) {
+            Some(Tail::Stream(stream)) => Some(stream),
+            Some(payload) => {
+                self.tail = Some(Box::new(payload));
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// The message with memory that its sender offers for the answer.
+    #[must_use]
+    pub fn with_slot(mut self, slot: Option<PeerSlot>) -> Self {
+        self.slot = slot.map(Box::new);
+        self
+    }
+
+    /// Takes the memory that the sender offers for the answer.
+    pub fn take_slot(&mut self) -> Option<PeerSlot> {
+        self.slot.take().map(|slot| *slot)
     }
 
     /// Whether a RECV buffer is lent.

@@ -18,6 +18,7 @@ use std::io;
 use std::ops::Deref;
 
 use crate::out_part::OutPart;
+use crate::reply_slot::{PeerSlot, SlotOffer};
 
 /// Room for headers in front of a fresh message, bytes: link and session headers with all their
 /// fixed optional blocks.
@@ -79,6 +80,8 @@ pub struct OutBuf {
 struct Tail {
     parts: Vec<OutPart>,
     len: u64,
+    offer: Option<SlotOffer>,
+    place: Option<PeerSlot>,
 }
 
 impl OutBuf {
@@ -116,9 +119,33 @@ impl OutBuf {
         self.tail.as_ref().map_or(0, |tail| tail.len)
     }
 
+    /// Offers memory for the tail of the answer, in the place of an offer before. Whether it is used
+    /// is the answerer's choice.
+    pub fn offer_slot(&mut self, offer: SlotOffer) {
+        self.tail.get_or_insert_default().offer = Some(offer);
+    }
+
+    /// Has the tail written into a slot of the receiver, if it fits; else the slot is given up.
+    pub fn place_in(&mut self, slot: PeerSlot) {
+        self.tail.get_or_insert_default().place = Some(slot);
+    }
+
+    pub(crate) fn offer(&self) -> Option<&SlotOffer> {
+        self.tail.as_ref()?.offer.as_ref()
+    }
+
+    /// The slot that the tail goes to.
+    pub(crate) fn place(&self) -> Option<&PeerSlot> {
+        let tail = self.tail.as_ref()?;
+        tail.place.as_ref().filter(|slot| tail.len <= slot.len && tail.len > 0)
+    }
+
     /// Takes the tail away.
     pub fn take_tail(&mut self) -> Vec<OutPart> {
-        self.tail.take().map_or_else(Vec::new, |tail| tail.parts)
+        self.tail.as_mut().map_or_else(Vec::new, |tail| {
+            tail.len = 0;
+            std::mem::take(&mut tail.parts)
+        })
     }
 
     /// Length of head and tail, bytes.

@@ -75,6 +75,17 @@ pub enum ProtocolError {
         /// This end's `max_message_bytes`.
         max: u64,
     },
+    /// A head that this end does not put together.
+    #[error(
+        "message with a head of more than {received} bytes exceeds assembly_bytes = {max}; raise that \
+         knob on the receiving side or send less"
+    )]
+    HeadTooLarge {
+        /// Bytes received, this segment included.
+        received: u64,
+        /// This end's `assembly_bytes`.
+        max: u64,
+    },
     /// A message of no bytes needs no segments.
     #[error("segmented message of 0 bytes")]
     EmptySegmentedMessage,
@@ -171,6 +182,34 @@ pub enum ProtocolError {
     /// Payload and written bytes of a frame belong to head and tail.
     #[error("segment with a payload beside arena extents, and no HEAD_END between them")]
     PayloadBesideWritten,
+    /// A slot that was never advertised, or is done.
+    #[error("reply slot {0} is not open")]
+    UnknownSlot(u32),
+    /// A reply stays inside its slot.
+    #[error("reply slot {slot} of {len} bytes is written up to {end}")]
+    BeyondSlot {
+        /// The slot.
+        slot: u32,
+        /// Where the written bytes end.
+        end: u64,
+        /// Its length.
+        len: u64,
+    },
+    /// What is written into a slot is a tail.
+    #[error("PLACED block in the head of a message")]
+    PlacedHead,
+    /// A segment's bytes lie in one kind of memory.
+    #[error("PLACED block beside arena extents, or without a SEGMENT block")]
+    PlacedBesideExtents,
+    /// A slot belongs to the message with whose first frame it is advertised.
+    #[error("SLOT block behind the start of a message")]
+    SlotMisplaced,
+    /// A DONE block names 1 to 64 slots.
+    #[error("DONE block of {0} slots, it has 1 to 64")]
+    DoneCount(u16),
+    /// Reserved fields are 0.
+    #[error("{0} block with a reserved field that is not 0")]
+    ReservedNotZero(&'static str),
     /// A Release frame carries no message.
     #[error("Release frame with a SEGMENT block or arena extents")]
     MessageInRelease,

@@ -69,8 +69,8 @@ pub(crate) async fn listen_rdma(_address: &Address) -> Result<Box<dyn Listener>,
 #[cfg(feature = "verbs")]
 pub(crate) async fn resolve_rdma(address: &Address) -> Result<Resolved, ConnectError> {
     // Whoever connects has a limit of its own, which may be longer than this provider's.
-    let mut options = crate::verbs::SetupOptions::default();
-    options.connect_timeout = std::time::Duration::from_secs(3600);
+    let connect_timeout = std::time::Duration::from_secs(3600);
+    let options = crate::verbs::SetupOptions { connect_timeout, ..Default::default() };
     let outgoing = crate::verbs::VerbsConnector::new(options).resolve(address).await?;
     let reason = "rdma:// was asked for".to_owned();
     Ok(Resolved { outgoing, address: address.clone(), reason })

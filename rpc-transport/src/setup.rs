@@ -67,10 +67,11 @@ pub fn completions_per_connection(config: &LinkConfig) -> u32 {
 const MIN_INLINE_BYTES: u32 = 256;
 
 fn features(device: &dyn Device) -> Features {
+    let large = Features::ARENA.with(Features::REPLY_SLOTS);
     if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
-        Features::ACK_IMMEDIATE.with(Features::ARENA)
+        large.with(Features::ACK_IMMEDIATE)
     } else {
-        Features::ARENA
+        large
     }
 }
 

@@ -13,6 +13,7 @@
 //! 5. The registered deadline of a connection is never later than its real one, so a driver that
 //!    sleeps until the earliest registered one misses none.
 
+mod deferred;
 #[cfg(any(test, feature = "model"))]
 mod holdings;
 mod returns;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+pub(crate) use self::deferred::Deferred;
 #[cfg(any(test, feature = "model"))]
 pub use self::holdings::Holdings;
 pub(crate) use self::returns::Returns;
@@ -256,10 +258,12 @@ impl<P: Protocol> Shard<P> {
     pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
         state.cq.flush();
+        let deferred = state.take_deferred();
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
         }
+        deferred.into_iter().for_each(Deferred::run);
     }
 }
 

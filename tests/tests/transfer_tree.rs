@@ -551,3 +551,97 @@ async fn failures_say_what_where_and_what_to_do() {
     let root = transfer(&[&"send", address, &"/"]).await.with_code(2);
     assert!(root.stderr.contains("no name to be stored under"), "{root:?}");
 }
+
+#[tokio::test]
+async fn a_server_that_is_stopped_ends_its_clients_in_order() {
+    let middle = Middle::start("tcp://127.0.0.1:0", true).await;
+    kill(Some(middle.server.id()), Signal::TERM);
+    let Middle { server, client, from, to, is_send } = middle;
+    let address = server.addresses()[0].clone();
+    let ended = tokio::time::timeout(LIMIT, client.wait_with_output()).await.expect("it ends");
+    let stderr = String::from_utf8_lossy(&ended.unwrap().stderr).into_owned();
+    assert!(stderr.starts_with("error: stopped, 300 of 301 files sent: "), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(server.ended().await.0.success());
+    let server = serve(&[&address], to.path()).await;
+    let client = command("transfer", ["--help"]).stdout(Stdio::null()).spawn().unwrap();
+    let middle = Middle { from, to, server, client, is_send };
+    middle.assert_unfinished();
+    middle.go_on(&address).await;
+}
+
+#[tokio::test]
+async fn two_at_once_never_mix_their_files() {
+    let (one, other, at) = (Scratch::new(), Scratch::new(), Scratch::new());
+    let mut contents = BTreeMap::new();
+    for number in 0..40 {
+        // The last ones are large.
+        let bytes = if number < 36 { 5000 } else { 3 << 20 };
+        let name = format!("{number:02}");
+        let pair = [number * 2, number * 2 + 1].map(|seed| random_bytes(bytes, seed + 100));
+        for (dir, content) in [&one, &other].into_iter().zip(&pair) {
+            fs::create_dir_all(dir.path().join("tree")).unwrap();
+            fs::write(dir.path().join("tree").join(&name), content).unwrap();
+        }
+        contents.insert(name, pair);
+    }
+    let server = serve(&[&shm_name("two")], at.path()).await;
+    let address = &server.addresses()[0];
+    let trees = [one.path().join("tree"), other.path().join("tree")];
+    let send = |tree| async move { transfer(&[&"send", address, tree]).await };
+    for ended in <[Ended; 2]>::from(tokio::join!(send(&trees[0]), send(&trees[1]))) {
+        // Who comes second may be told so.
+        let lines: Vec<&str> = ended.stderr.lines().collect();
+        let told = |line: &&str| {
+            line.contains(": at the server: another transfer is writing it; ")
+                || line.contains(": at the server: what is in the file is not what was sent")
+                || line.ends_with("failed, see above")
+        };
+        assert!(lines.iter().all(told), "{ended:?}");
+    }
+    for (name, pair) in &contents {
+        if let Ok(found) = fs::read(at.path().join("tree").join(name)) {
+            assert!(pair.contains(&found), "{name} is a mixture");
+        }
+    }
+    // Afterwards each can have its way.
+    for tree in &trees {
+        transfer(&[&"send", address, tree]).await.with_code(0);
+        for name in contents.keys() {
+            let there = fs::read(at.path().join("tree").join(name)).unwrap();
+            assert!(there == fs::read(tree.join(name)).unwrap(), "{name} differs");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_commands_of_the_readme_work() {
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let commands = readme.lines().filter_map(|line| {
+        let line = line.strip_prefix("./target/release/examples/transfer ")?;
+        Some(line.split('#').next().unwrap().trim_end_matches([' ', '&']))
+    });
+    let commands: Vec<Vec<&str>> = commands.map(|line| line.split_whitespace().collect()).collect();
+    let [serving, using @ ..] = &commands[..] else { panic!("no commands in the README") };
+    assert_eq!(serving[..], ["serve", "auto://0.0.0.0:7481", "./files"]);
+    assert_eq!(using.len(), 3, "{using:?}");
+    let (from, at, to) = (Scratch::new(), Scratch::new(), Scratch::new());
+    let (tree, copy) = (from.path().join("tree"), to.path());
+    write_sample(&tree, 5);
+    let server = serve(&["auto://127.0.0.1:0"], at.path()).await;
+    for command in using {
+        let arguments: Vec<&dyn AsRef<OsStr>> = command
+            .iter()
+            .map(|word| -> &dyn AsRef<OsStr> {
+                match word {
+                    &"auto://127.0.0.1:7481" => &server.addresses()[0],
+                    &"./some/tree" => &tree,
+                    &"./copy" => &copy,
+                    word => word,
+                }
+            })
+            .collect();
+        transfer(&arguments).await.with_code(0);
+    }
+    assert_same(&tree, &to.path().join("tree"));
+}

@@ -14,6 +14,24 @@ fn domain() -> ProtectionDomain {
 
 const TEXT: &[u8] = b"some bytes of each kind";
 
+/// A name that no other test has.
+fn scratch_path(what: &str) -> std::path::PathBuf {
+    let (process, thread) = (std::process::id(), std::thread::current().id());
+    std::env::temp_dir().join(format!("bulk-{what}-{process}-{thread:?}"))
+}
+
+/// A file that nobody else has.
+#[allow(unsafe_code, reason = "maps a file of its own")]
+fn mapped() -> MappedFile {
+    let path = scratch_path("mapped");
+    std::fs::write(&path, [b"((", TEXT].concat()).unwrap();
+    let file = File::open(&path).unwrap();
+    // SAFETY: written completely, and nobody opens it for writing again.
+    let mapped = unsafe { MappedFile::map(file, 2..2 + TEXT.len() as u64) }.unwrap();
+    std::fs::remove_file(path).unwrap();
+    mapped
+}
+
 fn of_each_kind() -> Vec<Bulk> {
     let pool = BulkPool::new(domain());
     let mut buffer = pool.take(TEXT.len()).unwrap();
@@ -27,6 +45,8 @@ fn of_each_kind() -> Vec<Bulk> {
         Bulk::from(Payload::private(TEXT.to_vec())),
         buffer.freeze(),
         pool.register(TEXT.to_vec()).unwrap(),
+        mapped().into(),
+        pool.register(mapped()).unwrap(),
         around.slice(2..2 + TEXT.len() as u64),
     ]
 }
@@ -79,7 +99,7 @@ async fn readers_and_files_get_all_bytes() {
         let mut text = String::new();
         Read::read_to_string(&mut bulk.reader(), &mut text).unwrap();
         assert_eq!(text.as_bytes(), TEXT);
-        let path = std::env::temp_dir().join(format!("bulk-{}", std::process::id()));
+        let path = scratch_path("written");
         let mut file =
             File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();

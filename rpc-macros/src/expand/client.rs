@@ -48,12 +48,8 @@ fn result_parts(krate: &syn::Path, ok: &Type, error: &Type) -> (TokenStream, Tok
 
 /// The arguments as a tuple of values with their shapes.
 fn put_arguments(krate: &syn::Path, arguments: &[Argument]) -> TokenStream {
-    let puts = arguments.iter().map(|Argument { ident, ty, .. }| {
-        let shape = types::shape(ty, "put_shape", krate);
-        let span = span_of(ty);
-        let krate = located(krate, span);
-        quote_spanned!(span=> #krate::__private::put(&#ident, #shape))
-    });
+    let puts =
+        arguments.iter().map(|Argument { ident, ty, .. }| types::put(&quote!(#ident), ty, krate));
     quote!(&(#(#puts,)*))
 }
 

@@ -110,10 +110,8 @@ fn dispatch_arm(service: &Service, at: usize, method: &Method) -> TokenStream {
 
 /// Encodes what the method returned.
 fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream {
-    let value = |value: TokenStream, ty: &Type, span: Span| {
-        let shape = types::shape(ty, "put_shape", krate);
-        let krate = located(krate, span);
-        let put = quote_spanned!(span=> #krate::__private::put(#value, #shape));
+    let value = |value: TokenStream, ty: &Type| {
+        let put = types::put(&value, ty, krate);
         quote!(incoming.reply(&#descriptor, &#put))
     };
     let split = |output: TokenStream, ok: TokenStream, error: &Type, span: Span| {
@@ -130,9 +128,9 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
         }
     };
     match &method.returns {
-        Returns::Plain(ty) => value(quote!(&output), ty, span_of(ty)),
+        Returns::Plain(ty) => value(quote!(output), ty),
         Returns::Result { ok, error } => {
-            let ok = value(quote!(&value), ok, span_of(ok));
+            let ok = value(quote!(value), ok);
             split(quote!(output), ok, error, span_of(error))
         }
         Returns::Alias(ty) => {
@@ -142,7 +140,7 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
                 let krate = located(krate, span);
                 quote_spanned!(span=> <#ty as #krate::__private::IsResult>::into_result(output))
             };
-            split(output, value(quote!(&value), &ok, span), &error, span)
+            split(output, value(quote!(value), &ok), &error, span)
         }
     }
 }

@@ -11,19 +11,30 @@
 use super::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
 use crate::config::LinkConfig;
 use crate::error::CloseCause;
-use crate::link::{FrameBytes, Put, Transmit};
+use crate::link::{FrameBytes, Put, Transmit, Whole};
 use crate::memory::{Access, Buffer, BufferPool, OwnedMemory, ProtectionDomain};
 use crate::out_part::{OutPart, PartSource};
 use crate::provider::{
     Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
 };
+use crate::shard::Deferred;
 
 /// What a WRITE under way reads.
 pub(super) enum Flying {
     /// The part itself.
-    Part { _part: OutPart },
+    Part(OutPart),
     /// A staged copy.
     Staged { _buffer: Buffer },
+}
+
+impl Flying {
+    /// It has been read: what is to be let go of without the lock.
+    pub(super) fn land(self) -> Option<Deferred> {
+        match self {
+            Self::Part(_part) => Some(Deferred::Part { _part }),
+            Self::Staged { .. } => None,
+        }
+    }
 }
 
 /// Posts for one connection.
@@ -75,6 +86,23 @@ impl Poster {
         cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
     }
 
+    /// [`Poster::post`] for a whole small message.
+    #[inline]
+    pub(super) fn post_whole(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pipe: &mut Pipe,
+        whole: Whole,
+    ) -> Result<(), CloseCause> {
+        if whole.message.len() > pipe.max_inline_bytes {
+            return self.post(cq, pipe, whole.into());
+        }
+        let wr_id = next_wr_id(pipe) | whole.token;
+        let source = Source::InlineGather(&whole.message, &[]);
+        let wr = SendWr { wr_id, op: SendOp::Send, signaled: whole.signaled, source };
+        cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
+    }
+
     /// The WR of a frame.
     #[inline]
     fn frame<'a>(
@@ -106,7 +134,7 @@ impl Poster {
         let mut stage = Stage::default();
         for Put { part, to } in writes {
             let source = self.source(pipe, &part, &mut stage).map_err(|error| failed(&error))?;
-            flying.push(Flying::Part { _part: part });
+            flying.push(Flying::Part(part));
             let (wr_id, op) = (next_wr_id(pipe), SendOp::Write(to));
             wrs.push(SendWr { wr_id, op, signaled: false, source });
         }

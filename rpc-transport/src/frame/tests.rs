@@ -57,7 +57,52 @@ fn golden() -> Vec<(&'static str, Vec<u8>, Option<u32>, Frame)> {
         0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
         7, 0, 8, 0,
     ];
+    #[rustfmt::skip]
+    let asking = vec![
+        1, 4, 2, 1, 4, 3, 0, 0,
+        5, 0, 0, 0, 10, 9, 8, 7,
+        0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0, 0, 0x10, 0, 0, 0, 0, 0,
+    ];
+    #[rustfmt::skip]
+    let placed = [
+        &[1, 0x19, 2, 1, 4, 3, 0, 0][..],
+        segment_block,
+        &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0],
+        &[2, 0, 0, 0, 5, 0, 0, 0, 7, 0, 0, 0],
+    ]
+    .concat();
     vec![
+        (
+            "slot advertised",
+            asking,
+            None,
+            Frame::Blocks(
+                GRANT,
+                Box::new(Blocks {
+                    slot: Some(SlotBlock {
+                        slot: 5,
+                        rkey: 0x0708_090a,
+                        address: 0x1112_1314_1516_1718,
+                        len: 1 << 20,
+                    }),
+                    ..Blocks::default()
+                }),
+            ),
+        ),
+        (
+            "placed in a slot, and done with two",
+            placed,
+            None,
+            Frame::Blocks(
+                GRANT,
+                Box::new(Blocks {
+                    segment: Some(SEGMENT),
+                    placed: Some(Placed { slot: 5, bytes: 1 << 16 }),
+                    done: vec![5, 7],
+                    ..Blocks::default()
+                }),
+            ),
+        ),
         (
             "written segment with releases",
             written,
@@ -240,7 +285,14 @@ fn each_broken_rule_of_blocks_has_its_error() {
         (release(0x21, 0, 0, segment), E::MessageInRelease),
         (release(0x20, 0, 1, &extent), E::MessageInRelease),
         (release(0x80, 0, 0, &[]), E::UnknownFlags(0x80)),
-        (release(0x04, 0, 0, &[]), E::NotAgreed("SLOT block")),
+        (release(0x04, 0, 0, &[0; 24]), E::MessageInRelease),
+        (release(0x04, 0, 0, &[]), E::Truncated { len: 8, need: 12 }),
+        (release(0x10, 0, 0, &[0, 0, 0, 0]), E::DoneCount(0)),
+        (release(0x10, 0, 0, &[2, 0, 0, 0, 1, 0, 0, 0]), E::Truncated { len: 16, need: 20 }),
+        (
+            data(0x08, 0, 0, &[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            E::ReservedNotZero("PLACED"),
+        ),
         (release(0, 17, 0, &[0; 68]), E::Arena(ArenaError::TooManyExtents(17))),
         (release(0, 2, 0, &[0; 7]), E::Truncated { len: 15, need: 16 }),
         (release(0x02, 0, 0, &[9; 24]), E::Arena(ArenaError::UnknownOperation(9))),

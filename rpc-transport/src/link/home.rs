@@ -8,6 +8,7 @@
 //! 2. The connection is told once for each time that the link has looked, and only when as much
 //!    has come back as the link waits for.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use parking_lot::Mutex;
 
 use crate::arena::Landed;
+use crate::reply_slot::SlotHome;
 
 /// Called when the link should look, from whatever thread drops a payload. Must not lock what is
 /// held there.
@@ -29,6 +31,10 @@ pub(super) struct Home {
 struct Inner {
     back: Vec<Landed>,
     chunks: u32,
+    /// Slots of the peer that are done.
+    done: Vec<u32>,
+    /// Whether the link was told of them.
+    told_done: bool,
     /// Chunks at which the link wants to be told; 0 if it was told.
     tell_at: u32,
     on_return: Option<Arc<OnReturn>>,
@@ -36,7 +42,14 @@ struct Inner {
 
 impl Default for Home {
     fn default() -> Self {
-        let inner = Inner { back: Vec::new(), chunks: 0, tell_at: 1, on_return: None };
+        let inner = Inner {
+            back: Vec::new(),
+            chunks: 0,
+            done: Vec::new(),
+            told_done: false,
+            tell_at: 1,
+            on_return: None,
+        };
         Self { inner: Mutex::new(inner), count: AtomicU32::new(0) }
     }
 }
@@ -47,8 +60,10 @@ impl Home {
     }
 
     /// Takes in what has come back.
-    pub(super) fn take(&self) -> Vec<Landed> {
+    pub(super) fn take(&self, done: &mut VecDeque<u32>) -> Vec<Landed> {
         let mut inner = self.inner.lock();
+        done.extend(inner.done.drain(..));
+        inner.told_done = false;
         inner.chunks = 0;
         self.count.store(0, Ordering::Relaxed);
         std::mem::take(&mut inner.back)
@@ -77,6 +92,23 @@ impl Home {
                 return;
             }
             inner.tell_at = 0;
+            inner.on_return.clone()
+        };
+        if let Some(on_return) = told {
+            on_return();
+        }
+    }
+}
+
+impl SlotHome for Home {
+    fn done(&self, slot: u32) {
+        let told = {
+            let mut inner = self.inner.lock();
+            inner.done.push(slot);
+            self.count.fetch_add(1, Ordering::Relaxed);
+            if std::mem::replace(&mut inner.told_done, true) {
+                return;
+            }
             inner.on_return.clone()
         };
         if let Some(on_return) = told {

@@ -9,11 +9,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::assembly::Leave;
 use super::home::{Home, Lease, OnReturn};
 use crate::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Extents, Landed};
-use crate::frame::Written;
+use crate::frame::{DONE_SLOTS, SlotBlock, Written};
 use crate::memory::MemoryRegion;
 use crate::payload::Piece;
+use crate::reply_slot::PeerSlot;
 
 #[derive(Debug)]
 pub(super) struct Landing {
@@ -22,14 +24,16 @@ pub(super) struct Landing {
     regions: Vec<(u16, MemoryRegion)>,
     home: Arc<Home>,
     news: VecDeque<ArenaBlock>,
+    /// Slots of the peer that are done and were not told.
+    done: VecDeque<u32>,
     /// Releases are to leave though few wait.
     flush: bool,
 }
 
 /// What a segment brought into the arenas.
 pub(super) enum Arrival {
-    /// The application may hold it where it lies.
-    Lent(Vec<Piece>),
+    /// The application holds it where it lies.
+    Left(Vec<Piece>),
     /// It has to be copied out; then give it to [`Landing::release`].
     ToCopy(Vec<Piece>, Landed),
 }
@@ -38,7 +42,8 @@ impl Landing {
     pub(super) fn new(config: ArenaConfig, now: Instant) -> Self {
         let home = Arc::default();
         let owner = ArenaOwner::new(config, now);
-        Self { owner, regions: Vec::new(), home, news: VecDeque::new(), flush: false }
+        let (regions, news, done) = (Vec::new(), VecDeque::new(), VecDeque::new());
+        Self { owner, regions, home, news, done, flush: false }
     }
 
     pub(super) fn set_on_return(&self, on_return: OnReturn) {
@@ -72,22 +77,27 @@ impl Landing {
         Ok(())
     }
 
-    /// Bytes were written, as a frame says. `lend`: the application may hold them.
+    /// Bytes were written, as a frame says, and are to be left as `leave` says.
     pub(super) fn on_written(
         &mut self,
         now: Instant,
         written: &Written,
-        lend: bool,
+        leave: Leave,
     ) -> Result<Arrival, ArenaError> {
         let mut landed = self.owner.on_message(now, written.extents, written.bytes)?;
         let mut pieces = self.pieces(&landed);
-        if !lend || !self.owner.lend(&mut landed) {
+        let is_left = match leave {
+            Leave::No => false,
+            Leave::Lent => self.owner.lend(&mut landed),
+            Leave::Streamed => true,
+        };
+        if !is_left {
             return Ok(Arrival::ToCopy(pieces, landed));
         }
         if let Some(Piece::Remote { lease, .. }) = pieces.last_mut() {
             *lease = Some(Box::new(Lease::new(landed, &self.home)));
         }
-        Ok(Arrival::Lent(pieces))
+        Ok(Arrival::Left(pieces))
     }
 
     fn pieces(&self, landed: &Landed) -> Vec<Piece> {
@@ -120,7 +130,7 @@ impl Landing {
 
     fn take_in(&mut self) {
         loop {
-            for landed in self.home.take() {
+            for landed in self.home.take(&mut self.done) {
                 self.owner.release(landed);
             }
             if self.home.tell_at(self.owner.release_due_in()) {
@@ -132,7 +142,20 @@ impl Landing {
     /// Whether a frame should be sent for this alone.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        !self.news.is_empty() || self.owner.is_release_due() || self.flush
+        !self.news.is_empty() || !self.done.is_empty() || self.owner.is_release_due() || self.flush
+    }
+
+    /// Slots for a DONE block.
+    pub(super) fn take_done(&mut self) -> Vec<u32> {
+        let count = self.done.len().min(DONE_SLOTS);
+        self.done.drain(..count).collect()
+    }
+
+    /// A slot that the peer advertises.
+    pub(super) fn peer_slot(&self, block: SlotBlock) -> PeerSlot {
+        let SlotBlock { slot, rkey, address, len } = block;
+        let home = Arc::clone(&self.home);
+        PeerSlot { slot, rkey, address, len, home: Some(home) }
     }
 
     pub(super) fn next_news(&mut self) -> Option<ArenaBlock> {

@@ -4,27 +4,36 @@
 //! invariants are those of [`link`](super).
 
 use std::ops::Range;
+use std::task::Waker;
 use std::time::Instant;
 
+use super::assembly::Outcome;
 use super::home::OnReturn;
 use super::landing::{Arrival, Landing};
-use super::segmenter::{Cut, GivenUp, WrittenSegment};
+use super::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
+use super::slots::Slots;
 use super::transmit::{FrameBytes, Put, Transmit};
 use super::{Inbound, Lane, Link, Revoked, Source};
-use crate::arena::{Allocation, ArenaBlock, ArenaError, ArenaOwner, ArenaWriter};
+use crate::arena::{Allocation, ArenaBlock, ArenaError, ArenaOwner, ArenaWrite, ArenaWriter};
 use crate::config::LinkConfig;
 use crate::credit::{SendQueueBudget, Stamp};
-use crate::frame::{self, Blocks, Kind, SEGMENT_HEADER_BYTES, SEGMENT_PREFIX_MAX_BYTES, Written};
+use crate::frame::{
+    self, Blocks, Kind, Placed, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES, Written,
+};
 use crate::memory::MemoryRegion;
 use crate::out_part::OutPart;
 use crate::outbound::OutBuf;
 use crate::protocol_error::ProtocolError;
 use crate::provider::RemoteSlice;
+use crate::reply_slot::{PeerSlot, SlotOffer};
 
 /// Both directions of the arenas of a connection.
 #[derive(Debug)]
 pub(super) struct Arenas {
     landing: Landing,
+    slots: Slots,
+    /// A slot that came with a whole message, until that is given out.
+    pub(super) arrived: Option<PeerSlot>,
     writer: ArenaWriter,
     /// The current message waits for chunks.
     blocked: bool,
@@ -42,12 +51,16 @@ pub(super) enum Way {
     Inline,
     /// Into these chunks.
     Written(Allocation),
+    /// So many bytes into a slot.
+    Placed(u64),
 }
 
 impl Arenas {
     pub(super) fn new(config: &LinkConfig, budget: SendQueueBudget, now: Instant) -> Self {
         Self {
             landing: Landing::new(config.arena.clone(), now),
+            slots: Slots::default(),
+            arrived: None,
             writer: ArenaWriter::new(),
             blocked: false,
             threshold_bytes: config.arena_threshold_bytes.into(),
@@ -84,12 +97,42 @@ impl Arenas {
         }
     }
 
+    /// Bytes that the next segment of a message for a slot writes there.
+    fn placeable(&self, segmenter: &Segmenter, room: usize) -> Option<u64> {
+        segmenter.message().filter(|_| self.max_writes > 0)?.place()?;
+        // A head that does not fit a frame goes first, in the usual way.
+        segmenter.tail_offset(room)?;
+        let bytes = segmenter.writable(room, self.segment_bytes, self.max_writes);
+        (bytes > 0).then_some(bytes)
+    }
+
+    /// The peer writes slots no more.
+    fn on_done(&mut self, done: &[u32], garbage: &mut Vec<SlotOffer>) -> Result<(), ProtocolError> {
+        for slot in done {
+            garbage.push(self.slots.close(*slot)?);
+        }
+        Ok(())
+    }
+
+    /// Puts the header in front of a whole message, with its slot, and with releases if there is
+    /// room.
+    #[cold]
+    fn prepend_blocks(&mut self, message: &mut OutBuf, stamp: &Stamp, frame_bytes: usize) {
+        let slot = message.offer().and_then(|offer| self.slots.open(offer));
+        let mut blocks = Blocks { slot, ..Blocks::default() };
+        if message.len() + SEGMENT_PREFIX_MAX_BYTES <= frame_bytes {
+            blocks.releases = self.landing.take_releases();
+        }
+        message.prepend(&blocks.to_prefix(Kind::Data, stamp.grant));
+    }
+
     /// What is to be told without a message.
     fn release_blocks(&mut self) -> Blocks {
         let given_up = self.writer.poll_given_up().map(ArenaBlock::GivenUp);
         Blocks {
             arena: given_up.or_else(|| self.landing.next_news()),
             starved: self.writer.take_starved(),
+            done: self.landing.take_done(),
             releases: self.landing.take_releases(),
             ..Blocks::default()
         }
@@ -147,6 +190,9 @@ impl Link {
             }
         }
         let Some(arenas) = &mut self.arenas else { return Some(Source::Segment(Way::Inline)) };
+        if let Some(bytes) = arenas.placeable(&self.segmenter, self.room) {
+            return Some(Source::Segment(Way::Placed(bytes)));
+        }
         let total = self.segmenter.total();
         let is_small = total < arenas.threshold_bytes || arenas.max_writes == 0;
         if self.segmenter.is_abort_due() || is_small {
@@ -170,31 +216,43 @@ impl Link {
     }
 
     pub(super) fn send_segment(&mut self, way: Way) -> Option<Transmit<'_>> {
-        let allocation = match way {
+        let arenas = match way {
             Way::Inline => return self.send_inline_segment(),
-            Way::Written(allocation) => allocation,
+            Way::Written(_) | Way::Placed(_) => self.arenas.as_mut()?,
         };
-        let arenas = self.arenas.as_mut()?;
+        let offer = self.segmenter.is_fresh().then(|| self.segmenter.message()?.offer()).flatten();
+        let slot = offer.and_then(|offer| arenas.slots.open(offer));
+        let mut blocks = Blocks { slot, ..Blocks::default() };
+        let (bytes, runs) = match way {
+            Way::Written(allocation) => {
+                let to = |write: ArenaWrite| {
+                    (RemoteSlice { address: write.address, rkey: write.rkey }, write.bytes)
+                };
+                let runs: Vec<_> = arenas.writer.writes(&allocation).map(to).collect();
+                let bytes = allocation.bytes();
+                let extents = arenas.writer.announce(allocation);
+                blocks.written = Some(Written { bytes, extents });
+                (bytes, runs)
+            }
+            Way::Placed(bytes) => {
+                let place = self.segmenter.message()?.place()?;
+                let at = self.segmenter.tail_offset(self.room)?;
+                let address = place.address.wrapping_add(at);
+                blocks.placed = Some(Placed { slot: place.slot, bytes });
+                (bytes, vec![(RemoteSlice { address, rkey: place.rkey }, 0..bytes)])
+            }
+            Way::Inline => return None,
+        };
         let WrittenSegment { segment, payload, parts } =
-            self.segmenter.next_written(self.room, allocation.bytes())?;
-        let writes = arenas
-            .writer
-            .writes(&allocation)
-            .map(|write| (RemoteSlice { address: write.address, rkey: write.rkey }, write.bytes));
-        let writes = puts(writes, parts);
-        let bytes = allocation.bytes();
-        let extents = arenas.writer.announce(allocation);
+            self.segmenter.next_written(self.room, bytes)?;
+        let writes = puts(runs.into_iter(), parts);
         let slots = u16::try_from(writes.len() + 1).unwrap_or(u16::MAX);
         let number = self.sent;
         // `next_source` has seen that the largest message fits.
         let mut stamp = self.credits.send(slots)?;
         self.sent = number.wrapping_add(1);
-        let blocks = Blocks {
-            segment: Some(segment),
-            releases: arenas.landing.take_releases(),
-            written: Some(Written { bytes, extents }),
-            ..Blocks::default()
-        };
+        blocks.segment = Some(segment);
+        blocks.releases = arenas.landing.take_releases();
         let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
         frame.extend_from_slice(payload);
         stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, slots, bytes);
@@ -206,9 +264,19 @@ impl Link {
     fn send_inline_segment(&mut self) -> Option<Transmit<'_>> {
         let number = self.sent;
         let mut stamp = self.spend()?;
-        let (segment, cut) = self.segmenter.next()?;
+        let offer = self.segmenter.is_fresh().then(|| self.segmenter.message()?.offer()).flatten();
+        let slot =
+            self.arenas.as_mut().zip(offer).and_then(|(arenas, offer)| arenas.slots.open(offer));
+        let less = if slot.is_some() { SLOT_BLOCK_BYTES } else { 0 };
+        let (segment, cut) = self.segmenter.next(less)?;
         let header = frame::segment_header(stamp.grant, segment);
         let frame = match cut {
+            Cut::Head(payload) if slot.is_some() => {
+                let blocks = Blocks { segment: Some(segment), slot, ..Blocks::default() };
+                let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
+                frame.extend_from_slice(payload);
+                FrameBytes::Message(frame)
+            }
             Cut::Head(payload) => FrameBytes::Segment { header, payload },
             Cut::Tail(message, range) => FrameBytes::Message(gathered(&header, message, range)),
         };
@@ -228,8 +296,8 @@ impl Link {
     #[inline]
     pub(super) fn prepend_header(&mut self, message: &mut OutBuf, stamp: &Stamp) {
         match &mut self.arenas {
-            Some(arenas) if arenas.landing.has_releases() => {
-                prepend_releases(&mut arenas.landing, message, stamp, self.frame_bytes as usize);
+            Some(arenas) if arenas.landing.has_releases() || message.offer().is_some() => {
+                arenas.prepend_blocks(message, stamp, self.frame_bytes as usize);
             }
             _ => message.prepend(&frame::header(Kind::Data, stamp.grant)),
         }
@@ -255,28 +323,69 @@ impl Link {
         if blocks.starved {
             arenas.landing.on_starved();
         }
-        let Some(segment) = blocks.segment else { return Ok(Inbound::None) };
+        let slot = blocks.slot.map(|slot| arenas.landing.peer_slot(slot));
+        let Some(segment) = blocks.segment else {
+            arenas.arrived = slot;
+            return arenas.on_done(&blocks.done, &mut self.garbage).map(|()| Inbound::None);
+        };
         let written = blocks.written.as_ref();
-        let bytes = written.map_or(0, |written| written.bytes);
+        let placed = blocks.placed.map_or(0, |placed| placed.bytes);
+        let bytes = written.map_or(placed, |written| written.bytes);
         self.assembly.check(segment, payload, bytes)?;
-        let arrival = match written {
-            None => None,
-            Some(written) => {
-                let lend = self.assembly.wants_lent(segment, arenas.landing.lendable_bytes());
-                Some(arenas.landing.on_written(now, written, lend)?)
+        if let Some(slot) = slot {
+            self.assembly.on_slot(segment, slot)?;
+        }
+        let arrival = match (written, blocks.placed) {
+            (None, None) => Arrival::Left(Vec::new()),
+            (None, Some(placed)) => {
+                let at = self.assembly.tail_offset(segment, payload)?;
+                Arrival::Left(vec![arenas.slots.piece(placed, at)?])
+            }
+            (Some(written), _) => {
+                let leave = self.assembly.leave(segment, arenas.landing.lendable_bytes());
+                arenas.landing.on_written(now, written, leave)?
             }
         };
-        let (pieces, landed) = match arrival {
-            None => (Vec::new(), None),
-            Some(Arrival::Lent(pieces)) => (pieces, None),
-            Some(Arrival::ToCopy(pieces, landed)) => (pieces, Some(landed)),
+        let outcome = match arrival {
+            Arrival::Left(pieces) => self.assembly.on_checked(segment, payload, pieces, true),
+            Arrival::ToCopy(pieces, landed) => {
+                let outcome = self.assembly.on_checked(segment, payload, pieces, false);
+                arenas.landing.release(landed);
+                outcome
+            }
         };
-        let is_lent = landed.is_none();
-        let message = self.assembly.on_checked(segment, payload, pieces, is_lent);
-        if let Some(landed) = landed {
-            arenas.landing.release(landed);
-        }
-        Ok(message?.map_or(Inbound::None, Inbound::Assembled))
+        arenas.on_done(&blocks.done, &mut self.garbage)?;
+        outcome.map(|outcome| self.on_outcome(outcome))
+    }
+
+    /// Memory of slots that is free again, to be let go of outside of any lock.
+    #[inline]
+    pub fn take_garbage(&mut self) -> Option<SlotOffer> {
+        self.garbage.pop()
+    }
+
+    /// The message that was arriving when the connection ended, to be let go of outside of any lock:
+    /// who reads it as a stream is told.
+    pub fn take_unfinished(&mut self) -> Option<Box<dyn Send>> {
+        self.assembly.take_unfinished().map(|unfinished| Box::new(unfinished) as _)
+    }
+
+    /// Slots of this end that the peer may still write.
+    #[must_use]
+    pub fn open_slot_count(&self) -> usize {
+        self.arenas.as_ref().map_or(0, |arenas| arenas.slots.open_count())
+    }
+
+    /// Keeps who is to be woken, gives what is to be delivered.
+    pub(super) fn on_outcome(&mut self, outcome: Outcome) -> Inbound {
+        self.readers.extend(outcome.reader);
+        outcome.message.map_or(Inbound::None, Inbound::Assembled)
+    }
+
+    /// Readers of streams, to be woken outside of any lock.
+    #[inline]
+    pub fn take_reader(&mut self) -> Option<Waker> {
+        self.readers.pop()
     }
 
     pub(super) fn revoke_current(&mut self) -> Revoked {
@@ -293,20 +402,6 @@ impl Link {
     pub(super) fn written_room(frame_bytes: u32) -> usize {
         (frame_bytes as usize).saturating_sub(SEGMENT_PREFIX_MAX_BYTES)
     }
-}
-
-#[cold]
-fn prepend_releases(
-    landing: &mut Landing,
-    message: &mut OutBuf,
-    stamp: &Stamp,
-    frame_bytes: usize,
-) {
-    if message.len() + SEGMENT_PREFIX_MAX_BYTES - SEGMENT_HEADER_BYTES > frame_bytes {
-        return message.prepend(&frame::header(Kind::Data, stamp.grant));
-    }
-    let blocks = Blocks { releases: landing.take_releases(), ..Blocks::default() };
-    message.prepend(&blocks.to_prefix(Kind::Data, stamp.grant));
 }
 
 /// Matches runs of the peer's memory with the parts that go there.

@@ -116,12 +116,17 @@ impl Segmenter {
         self.current.as_ref().map_or(0, |current| current.message.total_len())
     }
 
-    /// The next segment and its bytes, all in the frame.
-    pub(super) fn next(&mut self) -> Option<(Segment, Cut<'_>)> {
+    /// The message that is being sent.
+    pub(super) fn message(&self) -> Option<&OutBuf> {
+        self.current.as_ref().map(|current| &*current.message)
+    }
+
+    /// The next segment and its bytes, all in the frame, which has `less` bytes for them than usual.
+    pub(super) fn next(&mut self, less: usize) -> Option<(Segment, Cut<'_>)> {
         if let Some(abort) = self.abort.take() {
             return Some((abort, Cut::Head(&[])));
         }
-        let segment_bytes = self.segment_bytes as u64;
+        let segment_bytes = self.segment_bytes.saturating_sub(less).max(1) as u64;
         let next_number = &mut self.next_number;
         let current = self.current.as_mut().filter(|current| !current.is_sent())?;
         let (head, total) = (current.head_len(), current.message.total_len());
@@ -146,6 +151,12 @@ impl Segmenter {
         let range = current.writable(room);
         let end = current.parts(range.clone()).take(max_parts.max(1)).map(|part| part.len()).sum();
         max_bytes.min(end)
+    }
+
+    /// Where in the tail the next written bytes start, if they are the tail's.
+    pub(super) fn tail_offset(&self, room: usize) -> Option<u64> {
+        let current = self.current.as_ref()?;
+        current.writable(room).start.checked_sub(current.head_len())
     }
 
     /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written.

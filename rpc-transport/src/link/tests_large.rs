@@ -11,10 +11,11 @@ use crate::arena::{
     Advertisement, ArenaBlock, ArenaConfig, ArenaError, Extent, Extents, MAX_EXTENTS,
 };
 use crate::credit::Grant;
-use crate::frame::{Blocks, Segment, Written};
+use crate::frame::{Blocks, Placed, Segment, SlotBlock, Written};
 use crate::handshake::Offer;
 use crate::memory::{Access, MemoryRegion};
 use crate::out_part::OutPart;
+use crate::reply_slot::SlotOffer;
 use crate::soft;
 
 const CHUNK: u64 = 4096;
@@ -63,7 +64,7 @@ fn message(number: u32, written: u64, chunks: &[(u16, u16)]) -> Vec<u8> {
 fn owner() -> Link {
     let mut end = end(Instant::now());
     let starved = Blocks { starved: true, ..Blocks::default() };
-    receive(&mut end, &frame(Kind::Release, &starved, &[])).unwrap();
+    let _none = receive(&mut end, &frame(Kind::Release, &starved, &[])).unwrap();
     assert_eq!(end.wanted_arena(), Some(8 * CHUNK));
     end.add_arena(region(8 * CHUNK)).unwrap();
     assert_eq!(end.wanted_arena(), None);
@@ -192,7 +193,7 @@ fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
         address: 1 << 20,
     };
     let blocks = Blocks { arena: Some(ArenaBlock::Advertise(advertised)), ..Blocks::default() };
-    receive(&mut end, &frame(Kind::Release, &blocks, &[])).unwrap();
+    let _none = receive(&mut end, &frame(Kind::Release, &blocks, &[])).unwrap();
     for tag in 0..4 {
         let mut large = out(tag, 10);
         large.push_tail(OutPart::shared(Arc::new(pattern(tag, 5000))));
@@ -235,6 +236,77 @@ fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
 fn receive_ack(end: &mut Link, grant: Grant) {
     let ack = frame::header(Kind::Data, grant);
     let _data = end.on_frame(Instant::now(), None, &mut Message::copied(&ack)).unwrap();
+}
+
+#[test]
+fn broken_rules_of_reply_slots_have_their_names() {
+    use ProtocolError as E;
+    let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let asked = || {
+        let mut end = Link::new(&config(), &agreed, Instant::now()).unwrap();
+        let mut ask = out(1, 10);
+        ask.offer_slot(SlotOffer::new(region(8192), 0, 8000, None));
+        end.submit(Lane::Small, 1, ask).unwrap();
+        let frame = end.poll_transmit().unwrap().frame.parts().0.to_vec();
+        // Number 0, as the first.
+        assert_eq!(frame[1], frame::flags::SLOT_ADVERTISE);
+        assert_eq!(frame[8..12], [0; 4]);
+        end
+    };
+    let segment =
+        Segment { number: 0, last: true, abort: false, head_end: true, offset: 0, total: 104 };
+    let placed = |slot, bytes, segment: Segment| {
+        let placed = Some(Placed { slot, bytes });
+        let segment = Segment { total: 4 + bytes, ..segment };
+        let blocks = Blocks { segment: Some(segment), placed, ..Blocks::default() };
+        frame(Kind::Data, &blocks, b"head")
+    };
+    let done = |done: &[u32]| {
+        frame(Kind::Release, &Blocks { done: done.to_vec(), ..Blocks::default() }, &[])
+    };
+    let mut end = asked();
+    let Ok(Inbound::Assembled(mut reply)) = receive(&mut end, &placed(0, 8000, segment)) else {
+        panic!("no reply")
+    };
+    assert_eq!(reply.take_tail().unwrap().len(), 8000);
+    assert_eq!(end.metrics().open_slots, 1);
+    let _none = receive(&mut end, &done(&[0])).unwrap();
+    assert_eq!(end.metrics().open_slots, 0);
+    let again = placed(0, 100, Segment { number: 1, ..segment });
+    assert_eq!(refused(&mut end, &again), E::UnknownSlot(0));
+
+    let misplaced = {
+        let slot = Some(SlotBlock { slot: 0, rkey: 1, address: 1, len: 1 });
+        let segment = Segment { abort: true, last: false, head_end: false, ..segment };
+        frame(Kind::Data, &Blocks { segment: Some(segment), slot, ..Blocks::default() }, &[])
+    };
+    let head = {
+        let placed = Some(Placed { slot: 0, bytes: 10 });
+        let segment = Segment { head_end: false, last: false, ..segment };
+        frame(Kind::Data, &Blocks { segment: Some(segment), placed, ..Blocks::default() }, &[])
+    };
+    let none = {
+        let placed = Some(Placed { slot: 0, bytes: 10 });
+        frame(Kind::Data, &Blocks { placed, ..Blocks::default() }, &[])
+    };
+    let mut crowded = done(&[1]);
+    crowded[8] = 65;
+    let mut reserved = done(&[1]);
+    reserved[10] = 1;
+    for (bytes, error) in [
+        (placed(3, 100, segment), E::UnknownSlot(3)),
+        (placed(0, 8001, segment), E::BeyondSlot { slot: 0, end: 8001, len: 8000 }),
+        (done(&[0, 0]), E::UnknownSlot(0)),
+        (done(&[9]), E::UnknownSlot(9)),
+        (misplaced, E::SlotMisplaced),
+        (head, E::PlacedHead),
+        (none, E::PlacedBesideExtents),
+        (crowded, E::DoneCount(65)),
+        (reserved, E::ReservedNotZero("DONE")),
+    ] {
+        assert_eq!(refused(&mut asked(), &bytes), error);
+    }
 }
 
 #[test]

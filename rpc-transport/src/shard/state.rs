@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use slab::Slab;
 
-use super::{ConnectionKey, Returns};
+use super::{ConnectionKey, Deferred, Returns};
 use crate::connection::Connection;
 use crate::error::CloseCause;
 use crate::frame::{CloseCode, CloseReason};
@@ -50,6 +50,7 @@ pub struct State<P: Protocol> {
     // One for each connection that has any: what its `registered_deadline` says.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
     pub(super) effects: Vec<(ConnectionKey, P::Effect)>,
+    deferred: Vec<Deferred>,
     // Touched since the driver last parked: may owe acks.
     warm: Vec<u32>,
     now: Instant,
@@ -76,6 +77,7 @@ impl<P: Protocol> State<P> {
             unfinished: Vec::new(),
             deadlines: BTreeSet::new(),
             effects: Vec::new(),
+            deferred: Vec::new(),
             warm: Vec::new(),
             now: Instant::now(),
             driver: DriverState::Running,
@@ -231,6 +233,7 @@ impl<P: Protocol> State<P> {
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));
         }
+        self.deferred.append(connection.deferred());
         if connection.is_unfinished() {
             self.unfinished.push(index);
         }
@@ -440,6 +443,12 @@ impl<P: Protocol> State<P> {
         } else {
             into.append(&mut self.effects);
         }
+    }
+
+    /// What is to be run when the lock has been released.
+    #[inline]
+    pub(crate) fn take_deferred(&mut self) -> Vec<Deferred> {
+        std::mem::take(&mut self.deferred)
     }
 
     pub(crate) fn has_effects(&self) -> bool {

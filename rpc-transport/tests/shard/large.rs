@@ -1,64 +1,17 @@
 //! Heads and tails: large messages through arenas, over every wire.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use rpc_transport::arena::ArenaConfig;
-use rpc_transport::config::LinkConfig;
-use rpc_transport::link::Lane;
-use rpc_transport::memory::{Access, MemoryRegion};
+use rpc_transport::error::CloseCause;
+use rpc_transport::fault::FaultPlan;
 use rpc_transport::message::Message;
-use rpc_transport::out_part::OutPart;
-use rpc_transport::outbound::OutBuf;
 use rpc_transport::payload::Payload;
-use rpc_transport::protocol::Submission;
 use rpc_transport::spin::PollMode;
 
-use crate::probe::Habit;
+use crate::parts::{KEEP, quiet, region, send, shared, streaming, warm_up, whole};
 use crate::random::{PrintSeed, Random, variable};
-use crate::world::{End, Options, Pair, WIRES, pattern, run};
-
-const KEEP: [Habit; 2] = [Habit::Keep, Habit::Keep];
-
-fn quiet() -> LinkConfig {
-    LinkConfig::default().keep_alive(None)
-}
-
-fn send(end: &End, head: &[u8], parts: impl IntoIterator<Item = OutPart>) {
-    let mut frame = OutBuf::new();
-    frame.extend_from_slice(head);
-    for part in parts {
-        frame.push_tail(part);
-    }
-    let submission = Submission { lane: Lane::Small, tag: 0, frame };
-    end.with(|probe| probe.outbox.push_back(submission));
-}
-
-fn shared(bytes: Vec<u8>) -> OutPart {
-    OutPart::shared(Arc::new(bytes))
-}
-
-/// A region of a domain, filled.
-fn region(end: &End, bytes: &[u8]) -> MemoryRegion {
-    end.shard.domain().register(bytes.to_vec(), Access::LOCAL).unwrap()
-}
-
-fn whole(region: MemoryRegion) -> OutPart {
-    let len = region.len() as u64;
-    OutPart::region(region, 0, len, None)
-}
-
-/// Sends messages until one has come through an arena.
-async fn warm_up(from: &End, to: &End) {
-    loop {
-        send(from, b"warm", [shared(pattern(1, 60_000))]);
-        let tail = to.next().await.take_tail().unwrap();
-        assert_eq!(tail.to_vec(), pattern(1, 60_000));
-        if !tail.is_private() {
-            return;
-        }
-    }
-}
+use crate::world::{End, Options, Pair, WIRES, assert_home, parked, pattern, run};
 
 /// Chunks of the receiver: those that hold messages; all.
 fn held(end: &End) -> (u32, u32) {
@@ -161,9 +114,9 @@ fn an_application_that_holds_everything_stalls_nothing() {
     });
 }
 
-/// The writer waits for chunks while both drivers sleep: a dropped payload wakes the owner.
+/// With the smallest arena, and half of it held: what the transport itself gives back is enough.
 #[test]
-fn a_dropped_payload_wakes_a_sleeping_driver() {
+fn half_an_arena_is_enough_to_go_on() {
     run("wake", async {
         let arena = ArenaConfig { arena_chunks: 2, max_chunks: 2, ..ArenaConfig::default() };
         let config = quiet().arena(arena);
@@ -189,11 +142,10 @@ fn a_dropped_payload_wakes_a_sleeping_driver() {
 }
 
 /// Payloads of all sizes both ways, held for a while and dropped anywhere.
-async fn exchange(wire: &str, mode: PollMode, count: u64, arena: ArenaConfig) {
+async fn exchange(wire: &str, options: Options, count: u64) {
     let seed = variable("MODEL_SEED").unwrap_or(11);
     let _print = PrintSeed::new(seed);
     let mut random = Random::new(seed);
-    let options = Options { mode, habits: KEEP, ..Options::alike(quiet().arena(arena)) };
     let pair = Pair::with(wire, &options).await;
     let ends = [&pair.client, &pair.server];
     let mut sent: [VecDeque<Vec<u8>>; 2] = Default::default();
@@ -236,7 +188,8 @@ async fn exchange(wire: &str, mode: PollMode, count: u64, arena: ArenaConfig) {
 fn payloads_of_all_sizes_arrive_over_every_wire() {
     run("exchange", async {
         for wire in WIRES {
-            exchange(wire, PollMode::Adaptive, 300, ArenaConfig::default()).await;
+            let options = Options { mode: PollMode::Adaptive, habits: KEEP, ..Options::default() };
+            exchange(wire, options, 300).await;
         }
     });
 }
@@ -254,7 +207,145 @@ fn payloads_of_all_sizes_arrive_through_a_tiny_arena() {
                     max_chunks: u32::from(chunks) * 2,
                     ..ArenaConfig::default()
                 };
-                exchange(wire, mode, 60, arena).await;
+                let config = quiet().arena(arena);
+                let options = Options { mode, habits: KEEP, ..Options::alike(config) };
+                exchange(wire, options, 60).await;
+            }
+        }
+    });
+}
+
+/// Completions late and out of turn, memory read long after the post.
+#[test]
+fn payloads_of_all_sizes_arrive_over_a_bad_device() {
+    run("bad device", async {
+        for seed in 0..12 {
+            let plan = FaultPlan::new(seed)
+                .delay_completions(20)
+                .interleave_queues(true)
+                .poison_receives(true)
+                .touch_memory_late(30);
+            let options = Options { habits: KEEP, faults: Some(plan), ..Options::default() };
+            exchange(["mem", "shm", "tcp"][seed as usize % 3], options, 25).await;
+        }
+    });
+}
+
+/// The end comes in the middle of transfers: what has arrived can still be read, and everything
+/// comes home.
+#[test]
+fn an_end_in_the_middle_of_transfers_leaves_nothing_behind() {
+    run("end", async {
+        for round in 0..60_u64 {
+            let wire = WIRES[round as usize % 3];
+            let pair = Pair::with(wire, &Options { habits: KEEP, ..Options::default() }).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"kept", [shared(pattern(5, 90_000))]);
+            let kept = pair.server.next().await.take_tail().unwrap();
+            for number in 0..8 {
+                send(&pair.client, b"lost", [shared(pattern(number, 700_000))]);
+            }
+            for _ in 0..round % 7 {
+                drop(pair.server.next().await);
+            }
+            let pools = [pair.client.pools(), pair.server.pools()].concat();
+            let victim = if round % 2 == 0 { &pair.client } else { &pair.server };
+            victim.shard.fail(victim.key, &CloseCause::Local);
+            pair.client.gone().await;
+            pair.server.gone().await;
+            assert!(kept.to_vec() == pattern(5, 90_000), "{wire}");
+            for end in [&pair.client, &pair.server] {
+                end.shard.look(end.key, |probe| std::mem::take(&mut probe.inbox));
+                end.shard.release(end.key);
+                end.shard.shutdown();
+            }
+            for driver in pair.drivers {
+                driver.await.unwrap();
+            }
+            assert_home(&pools);
+        }
+    });
+}
+
+/// The writer waits for the chunks of a stream while both drivers sleep: a dropped segment wakes the
+/// owner.
+#[test]
+fn a_dropped_segment_wakes_a_sleeping_driver() {
+    run("wake", async {
+        let mode = PollMode::Event;
+        for wire in WIRES {
+            let options = Options { habits: KEEP, mode, ..Options::alike(streaming()) };
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"long", (0..4).map(|part| shared(pattern(part, 2 << 20))));
+            let mut stream = pair.server.next().await.take_stream().unwrap();
+            let mut read = 0;
+            while let Some(segment) = stream.next().await {
+                let segment = segment.unwrap();
+                read += segment.len();
+                parked(&pair.server.shard).await;
+                parked(&pair.client.shard).await;
+                drop(segment);
+            }
+            assert_eq!(read, 8 << 20);
+            drop(stream);
+            pair.end().await;
+        }
+    });
+}
+
+/// Who does not read lets large messages of that direction wait, and nothing else; who drops the
+/// stream lets them go on.
+#[test]
+fn a_stream_that_is_not_read_stops_no_small_message() {
+    run("unread", async {
+        for wire in WIRES {
+            let options = Options { habits: KEEP, ..Options::alike(streaming()) };
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"long", [shared(pattern(1, 2 << 20)), shared(pattern(2, 2 << 20))]);
+            let mut long = pair.server.next().await;
+            let stream = long.take_stream().unwrap();
+            for number in 0..500_u64 {
+                pair.client.send(&number.to_le_bytes());
+                assert_eq!(*pair.server.next().await, number.to_le_bytes());
+                pair.server.send(&number.to_le_bytes());
+                assert_eq!(*pair.client.next().await, number.to_le_bytes());
+            }
+            send(&pair.client, b"next", [shared(pattern(3, 100_000))]);
+            drop(stream);
+            let next = pair.server.next().await.take_tail().unwrap();
+            assert!(next.to_vec() == pattern(3, 100_000));
+            drop(next);
+            pair.end().await;
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_connection_is_the_end_of_its_streams() {
+    run("stream's end", async {
+        for wire in WIRES {
+            let options = Options { habits: KEEP, ..Options::alike(streaming()) };
+            let pair = Pair::with(wire, &options).await;
+            warm_up(&pair.client, &pair.server).await;
+            send(&pair.client, b"long", [shared(pattern(1, 2 << 20)), shared(pattern(2, 2 << 20))]);
+            let mut stream = pair.server.next().await.take_stream().unwrap();
+            let first = stream.next().await.unwrap().unwrap();
+            pair.client.shard.fail(pair.client.key, &CloseCause::Local);
+            pair.server.gone().await;
+            let error = loop {
+                match stream.next().await.unwrap() {
+                    Ok(segment) => drop(segment),
+                    Err(error) => break error,
+                }
+            };
+            assert!(error.to_string().starts_with("the connection ended after "), "{error}");
+            assert!(stream.next().await.is_none());
+            assert!(first.to_vec() == pattern(1, 2 << 20)[..first.len() as usize]);
+            for end in [&pair.client, &pair.server] {
+                end.shard.release(end.key);
+                end.shard.shutdown();
             }
         }
     });

@@ -8,12 +8,14 @@ mod faulty;
 mod hostile;
 mod large;
 mod panics;
+mod parts;
 mod probe;
 #[path = "../support/random.rs"]
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 mod random;
 mod raw;
 mod setup;
+mod slots;
 mod timers;
 mod traffic;
 mod world;

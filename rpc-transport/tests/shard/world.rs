@@ -12,9 +12,10 @@ use rpc_transport::address::Address;
 use rpc_transport::config::LinkConfig;
 use rpc_transport::driver::Driver;
 use rpc_transport::error::CloseCause;
+use rpc_transport::fault::{self, FaultPlan};
 use rpc_transport::memory::BufferPool;
 use rpc_transport::message::Message;
-use rpc_transport::provider::{Device, Listener};
+use rpc_transport::provider::{Device, Listener, Outgoing};
 use rpc_transport::schemes;
 use rpc_transport::setup::completions_per_connection;
 use rpc_transport::shard::{ConnectionKey, Shard};
@@ -164,6 +165,8 @@ pub(crate) struct Options {
     pub(crate) configs: [LinkConfig; 2],
     pub(crate) mode: PollMode,
     pub(crate) habits: [Habit; 2],
+    /// What the devices of both ends do to them.
+    pub(crate) faults: Option<FaultPlan>,
 }
 
 impl Options {
@@ -178,7 +181,7 @@ impl Default for Options {
         // Silent but for what a test does.
         let config = LinkConfig::default().keep_alive(None);
         let configs = [config.clone(), config];
-        Self { configs, mode: PollMode::Event, habits: [Habit::Keep, Habit::Echo] }
+        Self { configs, mode: PollMode::Event, habits: [Habit::Keep, Habit::Echo], faults: None }
     }
 }
 
@@ -228,15 +231,26 @@ pub(crate) async fn unspawned(
     wire: &str,
     options: &Options,
 ) -> (End, End, [ProbeDriver; 2], Box<dyn Listener>) {
-    let Options { configs: [ours, theirs], mode, .. } = options;
+    let Options { configs: [ours, theirs], mode, faults, .. } = options;
     let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
-    let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
-    let device = Arc::clone(resolved.outgoing.device());
-    drop(resolved);
+    if let Some(plan) = faults {
+        listener = fault::listener(listener, plan.clone());
+    }
+    let outgoing = resolve(&listener.local_address(), options).await;
+    let device = Arc::clone(outgoing.device());
+    drop(outgoing);
     let (client, client_driver) = shard(&device, ours, 1, *mode);
     let (server, server_driver) = shard(&device, theirs, 1, *mode);
     let (client, server) = join(&client, &server, &mut *listener, options).await;
     (client, server, [client_driver, server_driver], listener)
+}
+
+async fn resolve(address: &Address, options: &Options) -> Box<dyn Outgoing> {
+    let outgoing = schemes::resolve(address).await.unwrap().outgoing;
+    match &options.faults {
+        Some(plan) => fault::outgoing(outgoing, plan),
+        None => outgoing,
+    }
 }
 
 /// A driver that is polled by hand, on the test's own thread.
@@ -278,7 +292,7 @@ pub(crate) async fn join(
 ) -> (End, End) {
     let Options { configs, habits: [ours, theirs], .. } = options;
     let address = listener.local_address();
-    let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+    let outgoing = resolve(&address, options).await;
     let (near, far) = (Probe::new(*ours), Probe::new(*theirs));
     let (near_record, far_record) = (near.record(), far.record());
     let accept = async {

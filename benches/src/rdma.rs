@@ -1,0 +1,92 @@
+//! Calls over `rdma://` against the device's own speed as perftest finds it, in interleaved pairs.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rpc_core::PollMode;
+use rpc_transport::verbs::preflight;
+use tokio::runtime::Runtime;
+
+use crate::report::{at_most, median, quantile, row};
+use crate::server_process::ServerProcess;
+use crate::{cores, ours, perftest};
+
+/// Bytes that each call carries there and back.
+const SIZE: usize = 64;
+/// Calls under way at once where messages per second are measured.
+const IN_FLIGHT: usize = 32;
+/// Most that a call may cost, as a multiple of the device's own round trip.
+const LATENCY_BAR: f64 = 1.6;
+
+/// One pair: the device alone, then calls over it.
+struct Pair {
+    raw_round_trip: f64,
+    call_p50: f64,
+    raw_messages: f64,
+    calls: f64,
+}
+
+pub(crate) fn run(
+    runtime: &Runtime,
+    rounds: usize,
+    iterations: u32,
+    duration: Duration,
+) -> Result<()> {
+    let report = preflight();
+    let mut addresses = report.addresses().into_iter();
+    let host = addresses.find(IpAddr::is_ipv4);
+    let host = host.with_context(|| format!("no RDMA port has an IPv4 address:\n{report}"))?;
+    cores::pin(0);
+    row("pair: raw round trip, call p50, raw Mmsg/s, Mcall/s", "", "ratios");
+    let mut pairs = Vec::new();
+    for round in 1..=rounds {
+        let pair = measure(runtime, host, iterations, duration)?;
+        let Pair { raw_round_trip, call_p50, raw_messages, calls } = pair;
+        let us = |nanos: f64| nanos / 1000.0;
+        let (raw, call) = (us(raw_round_trip), us(call_p50));
+        let (messages, rate) = (raw_messages / 1e6, calls / 1e6);
+        row(
+            format!("{round}: {raw:.1} us, {call:.1} us, {messages:.4}, {rate:.4}"),
+            "",
+            format!("{:.3} {:.3}", call / raw, 2.0 * rate / messages),
+        );
+        pairs.push(pair);
+    }
+    print(&pairs)
+}
+
+fn measure(runtime: &Runtime, host: IpAddr, iterations: u32, duration: Duration) -> Result<Pair> {
+    let raw_round_trip = perftest::round_trip(host, SIZE, iterations)?;
+    let raw_messages = perftest::message_rate(host, SIZE, iterations)?;
+    let server = ServerProcess::start("ours", &format!("rdma://{host}:0"), "busy")?;
+    let (call_p50, calls) = runtime.block_on(async {
+        let client = ours::connect(server.address(), PollMode::Busy).await?;
+        let task = client.clone();
+        let measuring = tokio::spawn(async move { ours::latency(&task, SIZE, duration).await });
+        let call_p50 = quantile(&measuring.await??, 0.5);
+        anyhow::Ok((call_p50, ours::rate(&client, SIZE, IN_FLIGHT, duration).await?))
+    })?;
+    Ok(Pair { raw_round_trip, call_p50, raw_messages, calls })
+}
+
+fn print(pairs: &[Pair]) -> Result<()> {
+    ensure!(!pairs.is_empty(), "no round was asked for");
+    let all = |value: fn(&Pair) -> f64| pairs.iter().map(value).collect::<Vec<_>>();
+    let spread = |values: Vec<f64>| {
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(0.0, f64::max);
+        (median(values), format!("{low:.3} to {high:.3}"))
+    };
+    let (latency, spread_of_latency) = spread(all(|pair| pair.call_p50 / pair.raw_round_trip));
+    row(
+        "busy p50 against ib_send_lat's round trip",
+        spread_of_latency,
+        at_most(latency, LATENCY_BAR),
+    );
+    // A call is two messages.
+    let (messages, spread_of_messages) = spread(all(|pair| 2.0 * pair.calls / pair.raw_messages));
+    let text = format!("messages/s, {IN_FLIGHT} calls in flight, against ib_send_bw");
+    row(text, spread_of_messages, format!("{messages:.3}"));
+    Ok(())
+}
