@@ -8,7 +8,9 @@
 //! Invariants:
 //! 1. An endpoint that hears nothing parks: no sequence of idle answers spins for longer than
 //!    `SPIN_BUDGET`.
-//! 2. Budgets shrink to nothing after `FAILURES_UNTIL_PARK` fruitless spins, and come back after a
+//! 2. A core that somebody else wants is not yielded again and again: each slow yield is followed by
+//!    `PARKS_AFTER_SLOW_YIELD` waits that park after a short spin, whatever arrives meanwhile.
+//! 3. Budgets shrink to nothing after `FAILURES_UNTIL_PARK` fruitless spins, and come back after a
 //!    park that was shorter than the budget would have been.
 
 use std::time::Duration;
@@ -33,6 +35,8 @@ const SPIN_BUDGET: Duration = Duration::from_micros(50);
 const QUIET_SPIN: Duration = Duration::from_micros(1);
 /// A yield that took longer than this means that somebody else wants the core.
 const SLOW_YIELD: Duration = Duration::from_micros(20);
+/// Waits that park at once after such a yield: a parked thread is woken before those that only yield.
+const PARKS_AFTER_SLOW_YIELD: u8 = 8;
 /// Fruitless spins in a row after which the budget is dropped.
 const FAILURES_UNTIL_PARK: u8 = 3;
 /// A park shorter than this would have been worth a spin.
@@ -54,12 +58,13 @@ pub(crate) enum Wait {
 pub(crate) struct SpinPolicy {
     mode: PollMode,
     failures: u8,
-    core_is_wanted: bool,
+    /// Waits left that park because somebody else wants the core.
+    parks: u8,
 }
 
 impl SpinPolicy {
     pub(crate) fn new(mode: PollMode) -> Self {
-        Self { mode, failures: 0, core_is_wanted: false }
+        Self { mode, failures: 0, parks: 0 }
     }
 
     /// Whether it never waits otherwise than by polling.
@@ -77,11 +82,13 @@ impl SpinPolicy {
     }
 
     fn adaptive(&mut self, idle_for: Duration) -> Wait {
-        if self.failures >= FAILURES_UNTIL_PARK || self.core_is_wanted {
+        if self.failures >= FAILURES_UNTIL_PARK {
             return Wait::Park;
         }
         if idle_for < QUIET_SPIN {
             Wait::Spin
+        } else if self.parks > 0 {
+            Wait::Park
         } else if idle_for < SPIN_BUDGET {
             Wait::Yield
         } else {
@@ -92,18 +99,19 @@ impl SpinPolicy {
 
     /// A `sched_yield` took this long.
     pub(crate) fn on_yielded(&mut self, took: Duration) {
-        self.core_is_wanted = took > SLOW_YIELD;
+        if took > SLOW_YIELD {
+            self.parks = PARKS_AFTER_SLOW_YIELD;
+        }
     }
 
     /// Something arrived while spinning.
     pub(crate) fn on_progress(&mut self) {
         self.failures = 0;
-        self.core_is_wanted = false;
     }
 
     /// Something arrived `parked_for` after parking.
     pub(crate) fn on_woken(&mut self, parked_for: Duration) {
-        self.core_is_wanted = false;
+        self.parks = self.parks.saturating_sub(1);
         if parked_for < SHORT_PARK {
             self.failures = self.failures.saturating_sub(1);
         }
@@ -138,11 +146,15 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_yield_parks_until_something_arrives() {
+    fn a_slow_yield_is_followed_by_parks_whatever_arrives() {
         let mut policy = SpinPolicy::new(PollMode::Adaptive);
         policy.on_yielded(US(500));
-        assert_eq!(policy.on_idle(US(2)), Wait::Park);
-        policy.on_progress();
+        for _ in 0..PARKS_AFTER_SLOW_YIELD {
+            policy.on_progress();
+            assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+            assert_eq!(policy.on_idle(US(2)), Wait::Park);
+            policy.on_woken(US(500));
+        }
         assert_eq!(policy.on_idle(US(2)), Wait::Yield);
     }
 
