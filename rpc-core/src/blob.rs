@@ -18,13 +18,19 @@ use bytes::Bytes;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
 
-use crate::bulk::{Bulk, handoff};
+use crate::bulk::handoff::{self, Handed};
 use crate::shape::{Blob, OwnedBlob, Put, Take, TakeShape};
 
 /// Most elements that room is made for on the strength of an announced count.
 const MAX_RESERVED: usize = 1024;
 /// From so many bytes on [`Bytes`] are passed by reference count, where the codec can use it.
 const SHARED_BYTES: usize = 4096;
+
+/// From so many bytes on a `Vec<u8>` that is the encoder's own is sent from where it lies, instead
+/// of being copied to a registered buffer. That is where common allocators map each block afresh.
+/// Below, a vector that lives until it has been sent costs more than the copy: the next one then
+/// lies in new memory, whose pages have to be touched for the first time.
+const OWNED_BYTES: usize = 32 << 20;
 
 /// Types that [`Blob`] encodes.
 pub trait PutBlob {
@@ -105,7 +111,7 @@ impl PutBlob for Bytes {
         if self.len() < SHARED_BYTES {
             return serializer.serialize_bytes(self);
         }
-        handoff::pass(Bulk::from(self.clone()), || {
+        handoff::pass(Handed::Bulk(self.clone().into()), || {
             serializer.serialize_newtype_struct(handoff::NAME, &Put(&**self, Blob))
         })
     }
@@ -114,7 +120,7 @@ impl PutBlob for Bytes {
 /// A vector that is the encoder's own.
 #[derive(Debug)]
 pub enum OwnedBytes {
-    /// Copied into the message.
+    /// Copied.
     Small(Vec<u8>),
     /// Passed by reference count.
     Large(Bytes),
@@ -123,7 +129,7 @@ pub enum OwnedBytes {
 impl From<Vec<u8>> for OwnedBytes {
     #[inline]
     fn from(bytes: Vec<u8>) -> Self {
-        if bytes.len() < SHARED_BYTES { Self::Small(bytes) } else { Self::Large(bytes.into()) }
+        if bytes.len() < OWNED_BYTES { Self::Small(bytes) } else { Self::Large(bytes.into()) }
     }
 }
 

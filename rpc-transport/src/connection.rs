@@ -325,7 +325,7 @@ impl<P: Protocol> Connection<P> {
         {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
-                Ok(Some(transmit)) => self.poster.post(cq, pipe, transmit)?,
+                Ok(Some(whole)) => self.poster.post_whole(cq, pipe, whole)?,
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }

@@ -53,12 +53,11 @@ use self::lanes::{Lanes, Queued};
 use self::large::{Arenas, Way};
 pub use self::metrics::LinkMetrics;
 use self::segmenter::Segmenter;
+pub use self::short::Whole;
 pub use self::transmit::{FrameBytes, Put, Transmit};
 use crate::config::LinkConfig;
 use crate::credit::{Credits, SendQueueMark, Stamp, WindowError};
-use crate::frame::{
-    self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES, SLOT_BLOCK_BYTES,
-};
+use crate::frame::{self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES};
 use crate::handshake::{Agreed, Features};
 use crate::message::Message;
 use crate::outbound::OutBuf;
@@ -268,14 +267,6 @@ impl Link {
         Ok(())
     }
 
-    /// Whether a message leaves as one plain frame.
-    #[inline]
-    fn is_eager(&self, message: &OutBuf) -> bool {
-        message.len() <= self.eager_bytes
-            && message.tail().is_empty()
-            && message.offer().is_none_or(|_| message.len() + SLOT_BLOCK_BYTES <= self.eager_bytes)
-    }
-
     /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
     /// Also after [`Link::close`], to learn what never left.
     pub fn revoke(&mut self, tag: u64) -> Revoked {
@@ -456,13 +447,6 @@ impl Link {
     pub fn in_flight(&self) -> u32 {
         let free = self.credits.counters();
         self.slots - u32::from(free.data_slots) - u32::from(free.ack_slots)
-    }
-
-    /// Data credits owed to the peer.
-    #[inline]
-    #[must_use]
-    pub fn owed_data(&self) -> u16 {
-        self.credits.counters().owed.data
     }
 
     #[inline]
