@@ -39,7 +39,7 @@ pub(crate) struct Connection {
     pub(crate) key: ConnectionKey,
     pub(crate) codec: Codec,
     pub(crate) default_timeout: Option<Duration>,
-    bulk: BulkPool,
+    pub(crate) bulk: BulkPool,
     min_part_bytes: usize,
     path: Path,
 }
