@@ -75,11 +75,15 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// The leaves that source and sink have in common.
+    /// The leaves that source and sink have in common; none where one of them cannot be read. The
+    /// sink's may have been another transfer's, which has ended. That of the source will be told.
     async fn common(&self, file: &Item<u64>, part: bool) -> Result<Vec<Sum>, Failure> {
         let source = Summed { side: self.source, path: &file.from, part: false };
         let sink = Summed { side: self.sink, path: &file.to, part };
-        common_leaves(source, sink, file.what).await
+        match common_leaves(source, sink, file.what).await {
+            Err(Failure::Alone(_)) => Ok(Vec::new()),
+            common => common,
+        }
     }
 
     /// Copies the blocks from `keep` on, and adds the sums of their leaves.

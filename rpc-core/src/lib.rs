@@ -55,7 +55,7 @@ pub mod wire;
 
 pub use rpc_transport::address::Address;
 pub use rpc_transport::arena::ArenaConfig;
-pub use rpc_transport::config::LinkConfig;
+pub use rpc_transport::config::{Isolation, LinkConfig};
 pub use rpc_transport::error::{CloseCause, ConnectError, ListenError};
 pub use rpc_transport::mapped::MappedFile;
 pub use rpc_transport::payload::Payload;
