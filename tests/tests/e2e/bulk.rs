@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
-use rpc_core::{Bulk, Code, Codec, LinkConfig};
+use rpc_core::{Bulk, Code, Codec, Isolation, LinkConfig};
 use tests::probe::{Mark, Parcel, ProbeClient};
 use tests::scheme::Scheme;
 use tests::service::{checksum, digest_of, pattern};
@@ -167,7 +167,14 @@ async fn replies_land_in_the_buffer_that_waits_for_them(scheme: Scheme) {
 
 async fn replies_are_written_into_the_slots_that_wait_for_them(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
-    let (client, other) = (world.client().await, world.client().await);
+    let own_domain = LinkConfig::default().isolation(Isolation::PerConnection);
+    for link in [LinkConfig::default(), own_domain] {
+        let client = world.client_with(|builder| builder.link(link)).await;
+        replies_are_written_into_slots(client, world.client().await).await;
+    }
+}
+
+async fn replies_are_written_into_slots(client: ProbeClient, other: ProbeClient) {
     let pool = client.channel().bulk_pool();
     let mut kept = Vec::new();
     for (seed, size) in (0..).zip([1 << 20, 500_000, 300_000, 3_000_000, 20_000]) {
