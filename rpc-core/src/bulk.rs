@@ -14,6 +14,7 @@ pub(crate) mod handoff;
 mod pool;
 mod reader;
 mod serial;
+mod slot;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,7 @@ use rpc_transport::payload::Payload;
 
 pub use self::pool::{BulkMut, BulkPool, PoolError};
 pub use self::reader::BulkReader;
+pub use self::slot::{Landing, ReplySlot};
 
 /// An owned string of bytes of any length that is cheap to clone, to slice and to send.
 ///

@@ -20,7 +20,7 @@ use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
 use rpc_transport::shard::Progress;
 
-use crate::bulk::BulkMut;
+use crate::bulk::{BulkMut, Landing};
 use crate::client::Connection;
 use crate::context::Context as CallContext;
 use crate::metadata::Metadata;
@@ -121,10 +121,14 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
-    /// Has the large part of the reply land in `buffer`: the [`Bulk`](crate::Bulk)s of the result
-    /// that travel beside its body then lie there, private and in the reply's order, and
-    /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call. A
-    /// reply that needs more room, or has nothing large, arrives as without this.
+    /// Has the large part of the reply land in memory of the caller's choice: the
+    /// [`Bulk`](crate::Bulk)s of the result that travel beside its body then lie there, in the
+    /// reply's order. A reply that needs more room, or has nothing large, arrives as without this.
+    ///
+    /// Into a [`BulkMut`] it is copied once. It is private there, and
+    /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call.
+    /// Into a [`ReplySlot`](crate::ReplySlot) of this channel's pool the server writes it itself:
+    /// no copy is made, and the result is remote.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -143,10 +147,20 @@ impl<'a, O> Call<'a, O> {
     ///     assert_eq!(bulk.as_slice().map(<[u8]>::len), Some(1 << 20));
     ///     buffer = bulk.try_into_mut().expect("nobody else has it");
     /// }
+    /// let slot = source.channel().bulk_pool().slot(1 << 20)?;
+    /// let bulk = source.give(1 << 20).into(slot).await?;
+    /// assert_eq!((bulk.is_remote(), bulk.to_vec()), (true, vec![0; 1 << 20]));
     /// # Ok(()) }
     /// ```
-    pub fn into(mut self, buffer: BulkMut) -> Self {
-        self.into = Some(Box::new(buffer));
+    pub fn into(mut self, landing: impl Into<Landing>) -> Self {
+        match landing.into() {
+            Landing::Buffer(buffer) => self.into = Some(Box::new(buffer)),
+            Landing::Slot(slot) => {
+                if let State::Ready(body) = &mut self.state {
+                    slot.offer_with(body, &self.via.connection().bulk);
+                }
+            }
+        }
         self
     }
 

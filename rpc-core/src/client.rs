@@ -39,7 +39,7 @@ pub(crate) struct Connection {
     pub(crate) key: ConnectionKey,
     pub(crate) codec: Codec,
     pub(crate) default_timeout: Option<Duration>,
-    bulk: BulkPool,
+    pub(crate) bulk: BulkPool,
     min_part_bytes: usize,
     path: Path,
 }
@@ -269,10 +269,11 @@ impl ChannelBuilder {
         tokio::spawn(driver);
         let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
         let bulk = BulkPool::new(shard.domain().clone());
-        let peer = Peer::new(Role::Client, self.limits, bulk.clone(), self.min_part_bytes);
+        let peer = Peer::new(Role::Client, self.limits, bulk, self.min_part_bytes);
         let timeout = self.connect_timeout;
         let connected = shard.connect(outgoing, &address, &self.link, timeout, peer).await?;
         guard.disarm();
+        let domain = shard.domain_of(connected.key).unwrap_or_else(|| shard.domain().clone());
         let device = device.attributes().name.clone();
         let path = Path { address, device, reason, peer: connected.peer };
         tracing::info!(%path, "connected");
@@ -281,7 +282,7 @@ impl ChannelBuilder {
             key: connected.key,
             codec: self.codec,
             default_timeout: self.default_timeout,
-            bulk,
+            bulk: BulkPool::new(domain),
             min_part_bytes: self.min_part_bytes,
             path,
         };

@@ -62,7 +62,7 @@ pub use rpc_transport::payload::Payload;
 pub use rpc_transport::provider::PeerIdentity;
 pub use rpc_transport::spin::PollMode;
 
-pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader};
+pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
 pub use crate::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;

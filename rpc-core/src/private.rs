@@ -23,8 +23,10 @@ pub use std::vec::Vec;
 
 use parking_lot::Mutex;
 use rpc_transport::message::Message;
+use rpc_transport::outbound::OutBuf;
 use rpc_transport::payload::Payload;
 use rpc_transport::payload_stream::PayloadStream;
+use rpc_transport::reply_slot::PeerSlot;
 use serde::Serialize;
 use serde::de::DeserializeSeed;
 
@@ -110,8 +112,16 @@ pub struct Incoming {
     /// What arguments borrow that cannot be borrowed from the message.
     scratch: Scratch,
     min_part_bytes: usize,
-    /// A tail that is still arriving, until the arguments have taken it.
-    stream: Mutex<Option<Box<PayloadStream>>>,
+    extras: Mutex<Extras>,
+}
+
+/// What few requests bring, until it is used.
+#[derive(Debug, Default)]
+struct Extras {
+    /// A tail that is still arriving, for the arguments.
+    stream: Option<Box<PayloadStream>>,
+    /// Memory of the caller's, for the tail of the reply.
+    slot: Option<Box<PeerSlot>>,
 }
 
 /// Parts a request between the handler and its future.
@@ -119,8 +129,11 @@ pub struct Incoming {
 pub fn split(request: Request) -> (Context, Incoming) {
     let Request { mut message, codec, context } = request;
     let min_part_bytes = context.min_part_bytes();
-    let stream = Mutex::new(message.take_stream().map(Box::new));
-    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes, stream })
+    let extras = Mutex::new(Extras {
+        stream: message.take_stream().map(Box::new),
+        slot: message.take_slot().map(Box::new),
+    });
+    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes, extras })
 }
 
 /// The handler for a position that no method has.
@@ -142,7 +155,7 @@ impl Incoming {
     ) -> Result<S::Value, Reply> {
         let tail = match self.message.tail() {
             Some(tail) => Some(Tail::Kept(tail)),
-            None => self.stream.lock().take().map(|stream| Tail::Arriving(*stream)),
+            None => self.extras.lock().stream.take().map(|stream| Tail::Arriving(*stream)),
         };
         let decoded = match tail {
             None => self.codec.decode_seed(seeds, &self.message),
@@ -168,6 +181,17 @@ impl Incoming {
         shape.reply(self, method, error)
     }
 
+    /// The body with its tail on the way to the caller's slot, if there is both.
+    #[inline]
+    fn placed(&self, mut body: OutBuf) -> OutBuf {
+        if body.tail_len() != 0
+            && let Some(slot) = self.extras.lock().slot.take()
+        {
+            body.place_in(*slot);
+        }
+        body
+    }
+
     #[inline]
     fn encode<T: Serialize + ?Sized>(
         &self,
@@ -177,7 +201,7 @@ impl Incoming {
     ) -> Reply {
         let min_part_bytes = self.min_part_bytes;
         let placement = Placement { min_part_bytes, pool: Pool::OfContext };
-        match self.codec.encode_body(value, placement) {
+        match self.codec.encode_body(value, placement).map(|body| self.placed(body)) {
             Ok(body) => match kind {
                 ReplyKind::Ok => Reply::Ok(body),
                 ReplyKind::UserError => Reply::UserError(body),

@@ -136,6 +136,11 @@ impl<P: Protocol> Connection<P> {
         self.cause.as_ref()
     }
 
+    /// The domain of its QP.
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        self.poster.domain()
+    }
+
     pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
         self.link.as_ref().map(Link::metrics)
     }

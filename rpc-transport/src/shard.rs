@@ -97,6 +97,12 @@ impl<P: Protocol> Shard<P> {
         &self.domain
     }
 
+    /// The protection domain of a connection, in which memory is registered that its peer shall
+    /// write: the shard's, or its own ([`Isolation`](crate::config::Isolation)).
+    pub fn domain_of(&self, key: ConnectionKey) -> Option<ProtectionDomain> {
+        Some(self.state.lock().connection(key)?.domain().clone())
+    }
+
     /// Runs `step` on a connection's protocol, then sends what it wants sent. `None` when the
     /// connection is gone from the shard. The step must not run user code.
     pub fn with<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {

@@ -18,6 +18,7 @@ use rpc_transport::memory::{Buffer, BufferPool, ProtectionDomain};
 use rpc_transport::memory_registered::RegisteredBytes;
 use rpc_transport::provider::ProviderError;
 
+use super::slot::{ReplySlot, SlotHome};
 use super::{Bulk, Memory};
 
 /// Smallest buffer that is allocated, bytes.
@@ -65,11 +66,13 @@ struct Inner {
     domain: ProtectionDomain,
     /// Each of one size; many have one buffer only.
     slabs: Mutex<Vec<BufferPool>>,
+    slots: Arc<SlotHome>,
 }
 
 impl BulkPool {
     pub(crate) fn new(domain: ProtectionDomain) -> Self {
-        Self(Arc::new(Inner { domain, slabs: Mutex::new(Vec::new()) }))
+        let slots = Arc::default();
+        Self(Arc::new(Inner { domain, slabs: Mutex::new(Vec::new()), slots }))
     }
 
     /// A buffer of `len` bytes whose content is arbitrary.
@@ -104,6 +107,19 @@ impl BulkPool {
         }
     }
 
+    /// Memory of `len` bytes that the peer writes a reply into: see [`ReplySlot`].
+    ///
+    /// # Errors
+    /// [`PoolError`]: longer than 2 GiB, or the device has no memory for it.
+    pub fn slot(&self, len: usize) -> Result<ReplySlot, PoolError> {
+        ReplySlot::take(&self.0.slots, &self.0.domain, len)
+    }
+
+    /// Whether slots of `home` are this pool's.
+    pub(super) fn is_home(&self, home: &Arc<SlotHome>) -> bool {
+        Arc::ptr_eq(&self.0.slots, home)
+    }
+
     /// Registers memory of the caller's, once for many calls: slices and clones of what it gives
     /// are sent from where they lie. The memory is given back when the last of them is gone.
     ///
@@ -119,9 +135,10 @@ impl BulkPool {
     /// Gives the memory of all buffers that nobody uses back to the system.
     pub fn trim(&self) {
         self.0.slabs.lock().retain(|slab| slab.free_count() == 0);
+        self.0.slots.trim();
     }
 
-    /// Memory that the pool holds, used or kept for later, bytes.
+    /// Memory of the pool's buffers, used or kept for later, bytes; slots are not counted.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.0.slabs.lock().iter().map(|slab| u64::from(slab.buffer_bytes())).sum()

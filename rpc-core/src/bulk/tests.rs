@@ -175,6 +175,22 @@ fn only_a_whole_buffer_that_nobody_shares_is_filled_anew() {
 }
 
 #[test]
+fn slots_go_home_and_are_used_again() {
+    let home = Arc::default();
+    let domain = domain();
+    let slot = slot::ReplySlot::take(&home, &domain, 100_000).unwrap();
+    let other = slot::ReplySlot::take(&home, &domain, 70_000).unwrap();
+    assert_eq!((slot.len(), home.idle_count()), (100_000, 0));
+    drop((slot, other));
+    assert_eq!(home.idle_count(), 2);
+    let again = slot::ReplySlot::take(&home, &domain, 66_000).unwrap();
+    assert_eq!(home.idle_count(), 1);
+    home.trim();
+    drop(again);
+    assert_eq!(home.idle_count(), 1);
+}
+
+#[test]
 fn a_buffer_that_cannot_be_is_refused() {
     let pool = BulkPool::new(domain());
     for len in [1 << 32, usize::MAX] {

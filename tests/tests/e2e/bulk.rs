@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
-use rpc_core::{Bulk, Code, Codec, LinkConfig};
+use rpc_core::{Bulk, Code, Codec, Isolation, LinkConfig};
 use tests::probe::{Mark, Parcel, ProbeClient};
 use tests::scheme::Scheme;
 use tests::service::{checksum, digest_of, pattern};
@@ -20,6 +20,7 @@ on_every_scheme! {
     byte_strings_of_every_type_travel_alike,
     thresholds_of_either_side_change_nothing,
     replies_land_in_the_buffer_that_waits_for_them,
+    replies_are_written_into_the_slots_that_wait_for_them,
     kept_payloads_do_not_stop_others,
     small_calls_pass_large_ones,
     cancelled_calls_with_payloads_leave_the_connection_usable,
@@ -162,6 +163,58 @@ async fn replies_land_in_the_buffer_that_waits_for_them(scheme: Scheme) {
     // Nothing large at all.
     buffer = client.channel().bulk_pool().take(10).expect("a buffer");
     assert_eq!(client.add(1, 2).into(buffer).await, Ok(3));
+}
+
+async fn replies_are_written_into_the_slots_that_wait_for_them(scheme: Scheme) {
+    let world = World::start(SERVER, scheme).await;
+    let own_domain = LinkConfig::default().isolation(Isolation::PerConnection);
+    for link in [LinkConfig::default(), own_domain] {
+        let client = world.client_with(|builder| builder.link(link)).await;
+        replies_are_written_into_slots(client, world.client().await).await;
+    }
+}
+
+async fn replies_are_written_into_slots(client: ProbeClient, other: ProbeClient) {
+    let pool = client.channel().bulk_pool();
+    let mut kept = Vec::new();
+    for (seed, size) in (0..).zip([1 << 20, 500_000, 300_000, 3_000_000, 20_000]) {
+        let slot = pool.slot(3_000_000).expect("a slot");
+        let reply = client.produce_bulk(size as u64, seed).into(slot).await;
+        let bulk = reply.expect("produced").expect("a handler has a pool");
+        assert!(bulk.is_remote(), "the server could write it");
+        let expected = pattern(size, seed);
+        assert!(bulk == expected, "{size}");
+        // What has landed is sent on from where it lies.
+        assert_eq!(client.digest_bulk(bulk.clone()).await, Ok(digest(&expected)));
+        kept.push((bulk, expected));
+    }
+    // Each has memory of its own.
+    assert!(kept.iter().all(|(bulk, expected)| bulk == expected));
+    drop(kept);
+    // More than the slot takes, nothing large, and the slot of another connection.
+    let slot = pool.slot(100_000).expect("a slot");
+    let reply = client.produce_bulk(2 << 20, 7).into(slot).await;
+    assert!(reply.expect("produced").expect("a pool") == pattern(2 << 20, 7));
+    assert_eq!(client.add(1, 2).into(pool.slot(10).expect("a slot")).await, Ok(3));
+    let foreign = other.channel().bulk_pool().slot(1 << 20).expect("a slot");
+    let reply = client.produce_bulk(1 << 20, 8).into(foreign).await;
+    assert!(reply.expect("produced").expect("a pool") == pattern(1 << 20, 8));
+    // Many at once, some of them given up; what is written late lands in nobody else's memory.
+    for round in 0..5 {
+        let call =
+            |seed| client.produce_bulk(1 << 20, seed).into(pool.slot(1 << 20).expect("a slot"));
+        let given_up: Vec<_> = (0..4).map(|seed| call(100 + seed).start()).collect();
+        let calls: Vec<_> = (0..6).map(|seed| call(seed).start()).collect();
+        drop(given_up);
+        for (seed, bulk) in (0..).zip(try_join_all(calls).await.expect("produced")) {
+            assert!(bulk.expect("a pool") == pattern(1 << 20, seed), "{round} {seed}");
+        }
+    }
+    let held =
+        client.hold_bulk(1, Bulk::from(vec![1; 1 << 20])).into(pool.slot(1 << 20).expect("a slot"));
+    let status = held.timeout(Duration::from_millis(50)).await.expect_err("nobody opens");
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    there_and_back(&client, 2 << 20, 8).await;
 }
 
 async fn kept_payloads_do_not_stop_others(scheme: Scheme) {

@@ -1,0 +1,147 @@
+//! Memory that a reply is written into by the peer itself.
+//!
+//! Owns the regions that peers may write, apart from all others, and keeps them for the next reply.
+//!
+//! Invariant: a region is home, in one slot that a caller holds, or with the link; it leaves the link
+//! only when the peer writes it no more and no payload lies there.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rpc_transport::memory::{Access, MemoryRegion, ProtectionDomain};
+use rpc_transport::outbound::OutBuf;
+use rpc_transport::reply_slot::SlotOffer;
+
+use super::{BulkMut, BulkPool, PoolError};
+
+/// Smallest region, bytes.
+const MIN_SLOT_BYTES: usize = 64 * 1024;
+/// Most memory that is kept for later, bytes.
+const MAX_IDLE_BYTES: usize = 64 << 20;
+
+/// Regions at home.
+#[derive(Debug, Default)]
+pub(super) struct SlotHome(Mutex<Vec<MemoryRegion>>);
+
+impl SlotHome {
+    fn take(&self, size: usize) -> Option<MemoryRegion> {
+        let mut idle = self.0.lock();
+        let at = idle.iter().position(|region| region.len() == size)?;
+        Some(idle.swap_remove(at))
+    }
+
+    fn keep(&self, region: MemoryRegion) {
+        let mut idle = self.0.lock();
+        let bytes: usize = idle.iter().map(MemoryRegion::len).sum();
+        if bytes + region.len() <= MAX_IDLE_BYTES {
+            idle.push(region);
+        }
+    }
+
+    pub(super) fn trim(&self) {
+        let idle = std::mem::take(&mut *self.0.lock());
+        drop(idle);
+    }
+
+    #[cfg(test)]
+    pub(super) fn idle_count(&self) -> usize {
+        self.0.lock().len()
+    }
+}
+
+/// A region on its way: goes home when it is dropped.
+struct Region {
+    region: Option<MemoryRegion>,
+    home: Weak<SlotHome>,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let (Some(region), Some(home)) = (self.region.take(), self.home.upgrade()) {
+            home.keep(region);
+        }
+    }
+}
+
+/// Memory for one reply ([`Call::into`](crate::Call::into)), from [`BulkPool::slot`]: the server
+/// writes the large part of its reply straight into it, and what the call gives lies there.
+///
+/// That is memory which the server could write at any time, so such a [`Bulk`](crate::Bulk) is
+/// remote: it is read by copying. The memory goes back to the pool, for the next slot, when the last
+/// handle of the reply is gone and the server has said that it writes there no more, whatever
+/// becomes of the call.
+pub struct ReplySlot {
+    region: Region,
+    len: usize,
+}
+
+impl ReplySlot {
+    pub(super) fn take(
+        home: &Arc<SlotHome>,
+        domain: &ProtectionDomain,
+        len: usize,
+    ) -> Result<Self, PoolError> {
+        let too_long = || PoolError::TooLong { bytes: len as u64 };
+        let size = len.max(MIN_SLOT_BYTES).checked_next_power_of_two().ok_or_else(too_long)?;
+        u32::try_from(size).map_err(|_| too_long())?;
+        let region = match home.take(size) {
+            Some(region) => region,
+            None => domain.allocate(size, Access::REMOTE_WRITE)?,
+        };
+        let region = Region { region: Some(region), home: Arc::downgrade(home) };
+        Ok(Self { region, len })
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Offers it with a request over the connection whose pool is `pool`. One of another connection
+    /// means nothing to that peer, and goes home.
+    pub(crate) fn offer_with(self, body: &mut OutBuf, pool: &BulkPool) {
+        let Self { region, len } = self;
+        let is_of_pool = region.home.upgrade().is_some_and(|home| pool.is_home(&home));
+        if let Some(memory) = region.region.clone()
+            && is_of_pool
+            && len > 0
+        {
+            body.offer_slot(SlotOffer::new(memory, 0, len as u64, Some(Arc::new(region))));
+        }
+    }
+}
+
+impl fmt::Debug for ReplySlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReplySlot({} bytes)", self.len)
+    }
+}
+
+/// Where the large part of a reply shall lie: see [`Call::into`](crate::Call::into).
+#[derive(Debug)]
+pub enum Landing {
+    /// Private memory, into which the reply is copied once.
+    Buffer(BulkMut),
+    /// Memory that the server writes itself.
+    Slot(ReplySlot),
+}
+
+impl From<BulkMut> for Landing {
+    fn from(buffer: BulkMut) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl From<ReplySlot> for Landing {
+    fn from(slot: ReplySlot) -> Self {
+        Self::Slot(slot)
+    }
+}
