@@ -1,9 +1,11 @@
 //! The floor: an 80-byte message each way through shared memory, busy, on two cores.
 //!
 //! Owns the raw ping-pong that every latency is a ratio of: 64 bytes of payload and 16 of header,
-//! written into a slot with an in-band sequence word and read out again. No framework code.
+//! written into a slot with an in-band sequence word and read out again. No framework code. Owns,
+//! too, the look at what kind of cores these are, which decides what the ratios mean.
 #![allow(unsafe_code, reason = "raw shared memory is what is measured")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -108,4 +110,64 @@ pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
     there.send(sequence, &payload);
     let _ = echo.join();
     Ok(crate::report::quantile(&histogram, 0.5))
+}
+
+/// One cache line there and back takes longer than this between two physical cores, nanoseconds;
+/// less between threads of one.
+const SIBLINGS_NANOS: f64 = 70.0;
+
+/// Round trips timed together.
+const LINE_BATCH: u64 = 64;
+
+/// Nanoseconds that one cache line takes there and back, and what that says of the two cores.
+///
+/// # Errors
+/// When the echoing thread cannot be had.
+pub(crate) fn line_round_trip(duration: Duration) -> Result<f64> {
+    /// Alone on its lines.
+    #[repr(align(256))]
+    struct Line(AtomicU64);
+
+    let line = Arc::new(Line(AtomicU64::new(0)));
+    let echoed = Arc::clone(&line);
+    let echo = std::thread::spawn(move || {
+        cores::pin(1);
+        // Odd values are questions, the even ones after them answers; the largest ends it.
+        loop {
+            match echoed.0.load(Ordering::Acquire) {
+                u64::MAX => return,
+                asked if asked % 2 == 1 => echoed.0.store(asked + 1, Ordering::Release),
+                _ => std::hint::spin_loop(),
+            }
+        }
+    });
+    cores::pin(0);
+    let mut histogram = crate::report::histogram();
+    let start = Instant::now();
+    let mut asked = 1;
+    while start.elapsed() < duration {
+        let batch = Instant::now();
+        for _ in 0..LINE_BATCH {
+            line.0.store(asked, Ordering::Release);
+            while line.0.load(Ordering::Acquire) == asked {
+                std::hint::spin_loop();
+            }
+            asked += 2;
+        }
+        let nanos = u64::try_from(batch.elapsed().as_nanos())?;
+        histogram.record((nanos / LINE_BATCH).max(1))?;
+    }
+    line.0.store(u64::MAX, Ordering::Release);
+    echo.join().map_err(|_| anyhow::anyhow!("the echoing thread panicked"))?;
+    // The kind of the cores shows when nobody disturbs them.
+    Ok(crate::report::quantile(&histogram, 0.1))
+}
+
+/// What a line's round trip says of the two cores, for people.
+pub(crate) fn kind_of_cores(line_nanos: f64) -> &'static str {
+    if line_nanos < SIBLINGS_NANOS {
+        "SMT siblings: the floor is a fraction of that of two cores, and both ends share one's units"
+    } else {
+        "separate cores"
+    }
 }

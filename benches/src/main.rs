@@ -83,11 +83,15 @@ enum Command {
         millis: u64,
     },
     /// 64-byte echo with both ends on one thread, for counting instructions
-    /// (`valgrind --tool=callgrind`): divide by the number of calls.
+    /// (`valgrind --tool=callgrind`): take the difference of two runs, and divide by that of the
+    /// calls. Nobody spins, so that nothing is counted but work.
     Count {
         /// Calls.
         #[arg(long, default_value_t = 20_000)]
         calls: u32,
+        /// Calls in flight; 1 counts two wake-ups with each.
+        #[arg(long, default_value_t = 32)]
+        in_flight: u32,
     },
     /// 64-byte echo over rdma:// against perftest's ib_send_lat and ib_send_bw (see
     /// `tests/bench_in_lab`).
@@ -152,18 +156,7 @@ fn main() -> Result<()> {
         Command::LargeCpu { size, calls } => runtime.block_on(large::cpu(size, calls)),
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
-        Command::Count { calls } => runtime.block_on(async {
-            let server = ours::bind("mem://bench", PollMode::Busy).await?;
-            tokio::spawn(server.serve());
-            let client = ours::connect("mem://bench", PollMode::Busy).await?;
-            for _ in 0..calls / 8 {
-                let batch: Vec<_> = (0..8).map(|_| client.echo(&[7; 64]).start()).collect();
-                for call in batch {
-                    call.await?;
-                }
-            }
-            Ok(())
-        }),
+        Command::Count { calls, in_flight } => runtime.block_on(count(calls, in_flight.max(1))),
         #[cfg(feature = "verbs")]
         Command::Rdma { rounds, iterations, millis } => {
             rdma::run(&runtime, rounds, iterations, Duration::from_millis(millis))
@@ -177,6 +170,19 @@ fn main() -> Result<()> {
         }),
         Command::Idle { connections } => idle::run(&runtime, connections),
     }
+}
+
+async fn count(calls: u32, in_flight: u32) -> Result<()> {
+    let server = ours::bind("mem://bench", PollMode::Event).await?;
+    tokio::spawn(server.serve());
+    let client = ours::connect("mem://bench", PollMode::Event).await?;
+    for _ in 0..calls / in_flight {
+        let batch: Vec<_> = (0..in_flight).map(|_| client.echo(&[7; 64]).start()).collect();
+        for call in batch {
+            call.await?;
+        }
+    }
+    Ok(())
 }
 
 fn mem(runtime: &tokio::runtime::Runtime, duration: Duration) -> Result<()> {
@@ -208,6 +214,7 @@ fn mem(runtime: &tokio::runtime::Runtime, duration: Duration) -> Result<()> {
 
 #[derive(Default)]
 struct Samples {
+    line: Vec<f64>,
     floor: Vec<f64>,
     busy_p50: Vec<f64>,
     busy_p99: Vec<f64>,
@@ -223,6 +230,7 @@ fn echo(runtime: &tokio::runtime::Runtime, rounds: usize, duration: Duration) ->
     let socket = std::env::temp_dir().join(format!("bench-tarpc-{}", std::process::id()));
     let mut samples = Samples::default();
     for _ in 0..rounds {
+        samples.line.push(floor::line_round_trip(duration / 4)?);
         samples.floor.push(floor::message_round_trip(duration)?);
         cores::pin(0);
         for name in ["busy", "adaptive", "event"] {
@@ -268,6 +276,8 @@ fn print_echo(samples: Samples) {
     let rate = median(samples.busy_rate);
     let us = |nanos: f64| format!("{:.2} us", nanos / 1000.0);
     row("64-byte echo, two processes, two cores", "median", "ratio");
+    let line = median(samples.line);
+    row("one cache line there and back", us(line), floor::kind_of_cores(line));
     row("floor: 80-byte message each way", us(floor), "");
     row("shm busy p50, against the floor", us(busy), at_most(busy / floor, 2.5));
     row("shm busy p99", us(median(samples.busy_p99)), "");

@@ -9,7 +9,8 @@ use super::service::{KvClient, MAX_MESSAGE_BYTES};
 
 /// Both ends take the largest value in one message.
 pub(crate) fn link() -> LinkConfig {
-    LinkConfig::default().max_message_bytes(MAX_MESSAGE_BYTES)
+    // A value is kept in memory, so it is put together there, whatever its size.
+    LinkConfig::default().max_message_bytes(MAX_MESSAGE_BYTES).assembly_bytes(MAX_MESSAGE_BYTES)
 }
 
 /// Connects. Calls end after the timeout that was asked for.

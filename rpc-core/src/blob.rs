@@ -18,7 +18,7 @@ use bytes::Bytes;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
 
-use crate::bulk::{Bulk, handoff};
+use crate::bulk::handoff::{self, Handed};
 use crate::shape::{Blob, OwnedBlob, Put, Take, TakeShape};
 
 /// Most elements that room is made for on the strength of an announced count.
@@ -111,7 +111,7 @@ impl PutBlob for Bytes {
         if self.len() < SHARED_BYTES {
             return serializer.serialize_bytes(self);
         }
-        handoff::pass(Bulk::from(self.clone()), || {
+        handoff::pass(Handed::Bulk(self.clone().into()), || {
             serializer.serialize_newtype_struct(handoff::NAME, &Put(&**self, Blob))
         })
     }

@@ -249,6 +249,10 @@ impl Codec {
         match result {
             Ok(value) if cursor.left_bytes() == 0 => Ok(value),
             Ok(_) => Err(trailing(cursor.left_bytes())),
+            Err(_) if cursor.must_arrive() => {
+                let kind = CodecErrorKind::StillArriving { bytes: cursor.tail_bytes() };
+                Err(CodecError::new(kind, guard.into_path()))
+            }
             Err(reason) if cursor.must_join() => match cursor.join() {
                 Some(joined) => self.decode_seed(seed, joined),
                 None => Err(malformed(guard, reason)),

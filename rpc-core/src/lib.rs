@@ -55,14 +55,14 @@ pub mod wire;
 
 pub use rpc_transport::address::Address;
 pub use rpc_transport::arena::ArenaConfig;
-pub use rpc_transport::config::LinkConfig;
+pub use rpc_transport::config::{Isolation, LinkConfig};
 pub use rpc_transport::error::{CloseCause, ConnectError, ListenError};
 pub use rpc_transport::mapped::MappedFile;
 pub use rpc_transport::payload::Payload;
 pub use rpc_transport::provider::PeerIdentity;
 pub use rpc_transport::spin::PollMode;
 
-pub use crate::bulk::{Bulk, BulkMut, BulkPool};
+pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader};
 pub use crate::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;

@@ -21,8 +21,10 @@ pub use std::string::String;
 pub use std::sync::Arc;
 pub use std::vec::Vec;
 
+use parking_lot::Mutex;
 use rpc_transport::message::Message;
 use rpc_transport::payload::Payload;
+use rpc_transport::payload_stream::PayloadStream;
 use serde::Serialize;
 use serde::de::DeserializeSeed;
 
@@ -108,14 +110,17 @@ pub struct Incoming {
     /// What arguments borrow that cannot be borrowed from the message.
     scratch: Scratch,
     min_part_bytes: usize,
+    /// A tail that is still arriving, until the arguments have taken it.
+    stream: Mutex<Option<Box<PayloadStream>>>,
 }
 
 /// Parts a request between the handler and its future.
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
-    let Request { message, codec, context } = request;
+    let Request { mut message, codec, context } = request;
     let min_part_bytes = context.min_part_bytes();
-    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes })
+    let stream = Mutex::new(message.take_stream().map(Box::new));
+    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes, stream })
 }
 
 /// The handler for a position that no method has.
@@ -135,11 +140,13 @@ impl Incoming {
         method: &'static MethodDescriptor,
         seeds: S,
     ) -> Result<S::Value, Reply> {
-        let decoded = match self.message.tail() {
+        let tail = match self.message.tail() {
+            Some(tail) => Some(Tail::Kept(tail)),
+            None => self.stream.lock().take().map(|stream| Tail::Arriving(*stream)),
+        };
+        let decoded = match tail {
             None => self.codec.decode_seed(seeds, &self.message),
-            Some(tail) => {
-                self.codec.decode_parts(seeds, &self.message, Tail::Kept(tail), &self.scratch)
-            }
+            Some(tail) => self.codec.decode_parts(seeds, &self.message, tail, &self.scratch),
         };
         decoded.map_err(|error| undecodable_arguments(method, error))
     }
@@ -265,10 +272,14 @@ fn take<T, H>(
 where
     H: for<'de> TakeShape<'de, T>,
 {
-    let decoded = match message.take_tail() {
+    let tail = match message.take_tail() {
+        Some(tail) => Some(Tail::Given(landed(tail, into))),
+        None => message.take_stream().map(Tail::Arriving),
+    };
+    let decoded = match tail {
         None => codec.decode_seed(seed::<T, H>(shape), &message),
         Some(tail) => {
-            let (tail, scratch) = (Tail::Given(landed(tail, into)), Scratch::new());
+            let scratch = Scratch::new();
             codec.decode_parts(seed::<T, H>(shape), &message, tail, &scratch)
         }
     };

@@ -35,7 +35,6 @@ use std::time::Instant;
 
 use rpc_transport::error::CloseCause;
 use rpc_transport::message::Message;
-use rpc_transport::payload::Payload;
 
 pub use self::call::{
     Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
@@ -149,7 +148,7 @@ impl<W, H> Session<W, H> {
             return Ok(());
         }
         // Nearly every message is one of these two.
-        if self.peer.is_some() && message.tail().is_none() {
+        if self.peer.is_some() && message.tail_bytes() == 0 {
             if let Some(head) = wire::plain_response(&message) {
                 return self.on_response(head, wire::HEADER_BYTES, message);
             }
@@ -168,8 +167,7 @@ impl<W, H> Session<W, H> {
         now: impl FnOnce() -> Instant,
         revoke: Revoke<'_>,
     ) -> Result<(), SessionError> {
-        let tail_bytes = message.tail().map_or(0, Payload::len);
-        let (frame, head_bytes) = wire::parse_with_tail(&message, tail_bytes)?;
+        let (frame, head_bytes) = wire::parse_with_tail(&message, message.tail_bytes())?;
         if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {
             return Err(SessionError::HelloMissing);
         }

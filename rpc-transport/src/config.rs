@@ -26,6 +26,18 @@ pub const MAX_MESSAGE_BYTES: u64 = 1 << 40;
 const _: () =
     assert!(MIN_RECEIVE_BUFFER_BYTES as usize >= 2 * crate::frame::CONTROL_FRAME_MAX_BYTES);
 
+/// Who shares a protection domain: the device refuses keys of another domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Isolation {
+    /// All connections of a channel, or of a server on one device.
+    #[default]
+    Shared,
+    /// Nobody: a domain for each connection. A peer that learned the keys of another connection's
+    /// memory could not use them. Costs a device object for each connection, and a copy of what was
+    /// registered for all of them.
+    PerConnection,
+}
+
 /// The knobs of one end of a link. The default works; setters take and return the value.
 ///
 /// ```
@@ -48,6 +60,7 @@ pub struct LinkConfig {
     pub(crate) arena: ArenaConfig,
     pub(crate) arena_threshold_bytes: u32,
     pub(crate) arena_segment_bytes: u32,
+    pub(crate) isolation: Isolation,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) keep_alive_timeout: Duration,
 }
@@ -65,6 +78,7 @@ impl Default for LinkConfig {
             arena: ArenaConfig::default(),
             arena_threshold_bytes: 16 << 10,
             arena_segment_bytes: 128 << 10,
+            isolation: Isolation::Shared,
             keep_alive: Some(Duration::from_secs(15)),
             keep_alive_timeout: Duration::from_secs(5),
         }
@@ -153,6 +167,13 @@ impl LinkConfig {
     #[must_use]
     pub fn arena_segment_bytes(mut self, bytes: u32) -> Self {
         self.arena_segment_bytes = bytes;
+        self
+    }
+
+    /// Who shares a protection domain. Default [`Isolation::Shared`].
+    #[must_use]
+    pub fn isolation(mut self, isolation: Isolation) -> Self {
+        self.isolation = isolation;
         self
     }
 

@@ -10,29 +10,30 @@
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
 //! 4. The protocol hears of the end exactly once.
-//! 5. A pump writes one large segment at most, as a device may copy it at once: what is small, here
-//!    and on other connections, gets its turn between two.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    heard no more.
+//! 6. A pump writes one large segment at most, as a device may copy it at once: what is small, here
+//!    and on other connections, gets its turn between two.
 
+mod ending;
+mod pipe;
 mod post;
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use self::post::Flying;
+use self::ending::{cause_of, closed_by_peer};
+pub(crate) use self::pipe::Pipe;
+use self::pipe::{Phase, split_wr_id};
 pub(crate) use self::post::Poster;
-use crate::driver::DRAIN_LIMIT;
 use crate::error::CloseCause;
-use crate::frame::{CloseCode, CloseReason};
+use crate::frame::CloseReason;
 use crate::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
 use crate::memory::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::Message;
 use crate::protocol::{Protocol, Revoke, Submission};
 use crate::provider::{
-    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, SendOp, SendWr,
-    Source, Status,
+    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Status,
 };
 use crate::shard::Deferred;
 
@@ -40,86 +41,6 @@ use crate::shard::Deferred;
 const COPY_OUT_BYTES: usize = 1024;
 /// An idle ack is sent when at least one of this many parts of the window is owed.
 const IDLE_ACK_FRACTION: u32 = 4;
-/// Longest time that an orderly close waits without anything being sent.
-const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
-/// The link's tokens are below 2^33; what is above counts send WRs.
-const TOKEN_BITS: u32 = 33;
-
-/// The transport half of a connection, as long as its QP exists.
-pub(crate) struct Pipe {
-    pub(crate) qp: QpHandle,
-    /// The protection domain of its memory.
-    pub(crate) domain: u64,
-    pub(crate) max_inline_bytes: usize,
-    pub(crate) recv_pool: BufferPool,
-    /// Registered send buffers, for frames that the device cannot take inline.
-    pub(crate) send_pool: Option<BufferPool>,
-    /// Size of each send buffer: the longest frame, bytes.
-    pub(crate) send_buffer_bytes: u32,
-    /// SQ slots, WRs.
-    pub(crate) send_slots: u32,
-    pub(crate) posted_recv: u32,
-    // Send WRs posted and retired, modulo 2^31.
-    posted_send: u32,
-    retired_send: u32,
-    /// What WRITEs under way read, by the sequence number of the SEND behind them.
-    flying: VecDeque<(u32, Vec<Flying>)>,
-    phase: Phase,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// Created; RECVs may complete, nothing may be sent yet.
-    Setup,
-    Up,
-    /// The peer has broken a rule, and its Close is on its way: nothing of it counts any more.
-    Parting,
-    /// In ERR, waiting for the flush.
-    Draining {
-        until: Instant,
-    },
-}
-
-impl Pipe {
-    pub(crate) fn new(
-        qp: QpHandle,
-        max_inline_bytes: u32,
-        send_slots: u32,
-        recv_pool: BufferPool,
-    ) -> Self {
-        Self {
-            qp,
-            domain: recv_pool.domain(),
-            max_inline_bytes: max_inline_bytes as usize,
-            recv_pool,
-            send_pool: None,
-            send_buffer_bytes: 0,
-            send_slots,
-            posted_recv: 0,
-            posted_send: 0,
-            retired_send: 0,
-            flying: VecDeque::new(),
-            phase: Phase::Setup,
-        }
-    }
-
-    /// The WRs up to `sequence` have completed.
-    fn retire(&mut self, sequence: u32, deferred: &mut Vec<Deferred>) {
-        self.retired_send = sequence;
-        while let Some((flying, _)) = self.flying.front()
-            && sequence.wrapping_sub(*flying) & SEQUENCE_MASK <= SEQUENCE_MASK / 2
-        {
-            let retired = self.flying.pop_front();
-            deferred.extend(
-                retired.into_iter().flat_map(|(_, flying)| flying).filter_map(Flying::land),
-            );
-        }
-    }
-
-    fn is_drained(&self) -> bool {
-        self.posted_recv == 0 && self.posted_send == self.retired_send
-    }
-}
 
 /// What may bring the deadline nearer than the one that is registered.
 #[derive(Debug, Clone, Copy)]
@@ -247,80 +168,6 @@ impl<P: Protocol> Connection<P> {
         })
     }
 
-    /// Starts an orderly close: the reason goes out behind what is queued.
-    pub(crate) fn close(&mut self, reason: CloseReason) {
-        self.closing.get_or_insert(reason);
-    }
-
-    /// Ends the connection: the protocol is told, a peer that broke a rule too, and the QP goes to
-    /// ERR (invariants 2, 4 and 5).
-    pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
-        let Some(pipe) = &self.pipe else { return };
-        if matches!(pipe.phase, Phase::Draining { .. }) {
-            return;
-        }
-        let parting = matches!(cause, CloseCause::Protocol(rule) if self.part(cq, rule));
-        if !parting {
-            self.drain(cq);
-        }
-        if self.cause.is_none() {
-            self.cause = Some(cause.clone());
-            self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
-        }
-        if !parting {
-            self.fell();
-        }
-    }
-
-    /// Nothing is sent or received any more. What the peer could write stays until the QP has been
-    /// destroyed.
-    fn fell(&mut self) {
-        self.fallen = self.link.take();
-        let unfinished = self.fallen.as_mut().and_then(Link::take_unfinished);
-        self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
-    }
-
-    /// The QP goes to ERR, and its flush is awaited.
-    fn drain(&mut self, cq: &mut dyn CompletionQueue) {
-        let Some(pipe) = &mut self.pipe else { return };
-        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
-        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
-        let _ = cq.modify_to_error(pipe.qp);
-        post_beacon(cq, pipe);
-    }
-
-    /// Sends the peer the rule that it broke. False when that cannot be done: nothing is awaited.
-    #[cold]
-    fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
-        tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
-        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return false };
-        if pipe.phase != Phase::Up {
-            return false;
-        }
-        pipe.phase = Phase::Parting;
-        link.close(CloseReason::new(CloseCode::Protocol, rule));
-        while let Some(transmit) = link.poll_transmit() {
-            if self.poster.post(cq, pipe, transmit).is_err() {
-                return false;
-            }
-        }
-        let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
-        self.pressing = Pressing::Close { until, posted };
-        true
-    }
-
-    /// Gives the QP up without waiting for its flush: nobody will poll any more.
-    pub(crate) fn abandon(&mut self, cq: &mut dyn CompletionQueue) {
-        if let Some(pipe) = self.pipe.take() {
-            let _ = cq.destroy_qp(pipe.qp);
-            let flying = pipe.flying.into_iter().flat_map(|(_, flying)| flying);
-            self.deferred.extend(flying.filter_map(Flying::land));
-            let link = self.link.take().or_else(|| self.fallen.take());
-            self.deferred.extend(link.map(|link| Deferred::Link { _link: Box::new(link) }));
-            self.protocol.on_released();
-        }
-    }
-
     /// Posts one RECV.
     #[inline]
     pub(crate) fn post_recv(
@@ -425,7 +272,11 @@ impl<P: Protocol> Connection<P> {
     /// been flushed.
     #[inline]
     pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
-        if self.has_nothing_to_pump() { None } else { self.pump_all(cq, now) }
+        if self.has_nothing_to_pump() {
+            self.unfinished = false;
+            return None;
+        }
+        self.pump_all(cq, now)
     }
 
     /// What most pumps find: up, and nothing to send.
@@ -474,7 +325,7 @@ impl<P: Protocol> Connection<P> {
         {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
-                Ok(Some(transmit)) => self.poster.post(cq, pipe, transmit)?,
+                Ok(Some(whole)) => self.poster.post_whole(cq, pipe, whole)?,
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
@@ -495,50 +346,6 @@ impl<P: Protocol> Connection<P> {
             self.advance_close(cq)?;
         }
         Ok(())
-    }
-
-    #[cold]
-    fn advance_close(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
-        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return Ok(()) };
-        if !matches!(self.pressing, Pressing::Close { .. }) {
-            let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
-            self.pressing = Pressing::Close { until, posted };
-        }
-        if !link.is_idle() {
-            return Ok(());
-        }
-        if let Some(reason) = self.closing.take() {
-            link.close(reason);
-        }
-        while let Some(transmit) = link.poll_transmit() {
-            self.poster.post(cq, pipe, transmit)?;
-        }
-        Ok(())
-    }
-
-    /// A peer that takes nothing any more, or whose device does not accept the Close, is left.
-    fn judge_close(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        let Pressing::Close { until, posted } = &mut self.pressing else { return };
-        let sent = self.pipe.as_ref().map_or(*posted, |pipe| pipe.posted_send);
-        if std::mem::replace(posted, sent) == sent {
-            self.fail(cq, &CloseCause::Local);
-        } else {
-            *until = now + CLOSE_LIMIT;
-        }
-    }
-
-    fn finish_drain(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
-        let pipe = self.pipe.as_ref()?;
-        let Phase::Draining { until } = pipe.phase else { return None };
-        let drained = pipe.is_drained();
-        if !drained {
-            if now < until {
-                return None;
-            }
-            tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
-        }
-        self.abandon(cq);
-        Some(drained)
     }
 
     #[inline]
@@ -664,41 +471,4 @@ fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buff
         return (Message::lent(buffer, len), spare);
     }
     (Message::copied(&buffer[..len]), buffer)
-}
-
-/// Unsignaled WRs that have succeeded are not flushed: a last signaled one, in the slot that the SQ
-/// has for it, says by its flush that nothing is left before it.
-fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
-    if pipe.posted_send == pipe.retired_send {
-        return;
-    }
-    let sequence = (pipe.posted_send + 1) & SEQUENCE_MASK;
-    let wr_id = u64::from(sequence) << TOKEN_BITS;
-    let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
-    // A device that refuses has the QP destroyed at the limit of draining.
-    if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
-        pipe.posted_send = sequence;
-    }
-}
-
-const SEQUENCE_MASK: u32 = (1 << (64 - TOKEN_BITS)) - 1;
-
-#[allow(clippy::cast_possible_truncation, reason = "31 bits are left above the token")]
-fn split_wr_id(wr_id: u64) -> (u32, u64) {
-    ((wr_id >> TOKEN_BITS) as u32, wr_id & ((1 << TOKEN_BITS) - 1))
-}
-
-fn closed_by_peer(reason: &CloseReason) -> CloseCause {
-    match reason.code {
-        CloseCode::Protocol => CloseCause::Accused(reason.text.as_str().into()),
-        _ => CloseCause::Peer(reason.to_string().into()),
-    }
-}
-
-fn cause_of(status: Status) -> CloseCause {
-    match status {
-        // The QP was moved to ERR below us: the peer went away.
-        Status::FlushError | Status::RetryExceeded => CloseCause::Disconnected,
-        other => CloseCause::WorkRequest(other),
-    }
 }

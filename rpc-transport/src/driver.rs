@@ -47,6 +47,7 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     idle_since: Option<Instant>,
     parked_at: Option<Instant>,
     rounds: u32,
+    polls_per_spin: u32,
     effects: Vec<(ConnectionKey, P::Effect)>,
 }
 
@@ -86,6 +87,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             idle_since: None,
             parked_at: None,
             rounds: 0,
+            // Who is to park at once does not spin a little either.
+            polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
             effects: Vec::new(),
         })
     }
@@ -108,7 +111,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             let _ = state.settle();
             found += usize::from(state.take_caller_progress());
             // Each poll flushes what was posted before it.
-            for _ in 0..POLLS_PER_SPIN {
+            for _ in 0..self.polls_per_spin {
                 let count = state.poll();
                 found += count;
                 if count > 0 || state.has_effects() {

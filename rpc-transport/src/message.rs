@@ -90,6 +90,16 @@ impl Message {
         }
     }
 
+    /// Length of the tail, bytes, whether it has arrived or is still arriving; 0 without one.
+    #[must_use]
+    pub fn tail_bytes(&self) -> u64 {
+        match self.tail.as_deref() {
+            None => 0,
+            Some(Tail::Payload(payload)) => payload.len(),
+            Some(Tail::Stream(stream)) => stream.len(),
+        }
+    }
+
     /// Takes the tail away, if it has arrived as a whole.
     pub fn take_tail(&mut self) -> Option<Payload> {
         match self.tail.take().map(|tail| *tail) {

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::address::Address;
-use crate::config::LinkConfig;
+use crate::config::{Isolation, LinkConfig};
 use crate::connection::{Connection, Pipe, Poster};
 use crate::error::{CloseCause, ConnectError};
 use crate::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::link::Link;
-use crate::memory::BufferPool;
+use crate::memory::{BufferPool, ProtectionDomain};
 use crate::protocol::Protocol;
 use crate::provider::{
     Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
@@ -106,9 +106,9 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<Connected, ConnectError> {
         let offer = Offer::new(config, features(&**outgoing.device()), nonce());
         let mut outgoing = outgoing;
-        let domain = self.domain().clone();
-        let (key, qp) = self
-            .add(config, protocol, true, |cq| outgoing.create_qp(cq, &domain, capacity(config)))?;
+        let (key, qp) = self.add(config, protocol, true, |cq, domain| {
+            outgoing.create_qp(cq, domain, capacity(config))
+        })?;
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
         let request = offer.to_request();
         let established = tokio::time::timeout(timeout, outgoing.connect(&request))
@@ -143,9 +143,9 @@ impl<P: Protocol> Shard<P> {
                 return Err(refused);
             }
         };
-        let domain = self.domain().clone();
-        let added = self
-            .add(config, protocol, false, |cq| incoming.create_qp(cq, &domain, capacity(config)));
+        let added = self.add(config, protocol, false, |cq, domain| {
+            incoming.create_qp(cq, domain, capacity(config))
+        });
         let (key, qp) = match added {
             Ok(added) => added,
             Err(error) => {
@@ -172,24 +172,26 @@ impl<P: Protocol> Shard<P> {
         held: bool,
         create: impl FnOnce(
             &mut dyn crate::provider::CompletionQueue,
+            &ProtectionDomain,
         ) -> Result<QpHandle, ProviderError>,
     ) -> Result<(ConnectionKey, QpHandle), ProviderError> {
         let posted = config.window().rq_len();
-        let recv_pool = BufferPool::allocate(
-            self.domain(),
-            config.receive_buffer_bytes,
-            posted + LENDABLE_BUFFERS,
-        )?;
+        let domain = match config.isolation {
+            Isolation::Shared => self.domain().clone(),
+            Isolation::PerConnection => self.device().allocate_pd()?,
+        };
+        let recv_pool =
+            BufferPool::allocate(&domain, config.receive_buffer_bytes, posted + LENDABLE_BUFFERS)?;
         let mut state = self.lock();
         if let Some(why) = state.refusal() {
             return Err(ProviderError::CompletionQueueDead(why.to_owned()));
         }
-        let qp = create(state.cq())?;
+        let qp = create(state.cq(), &domain)?;
         let max_inline = state.cq().max_inline_bytes(qp);
         let slots = config.send_queue_budget().sq_len();
         let pipe = Pipe::new(qp, max_inline, slots, recv_pool.clone());
         let window = config.window().data;
-        let poster = Poster::new(self.domain().clone(), &**self.device(), config);
+        let poster = Poster::new(domain, &**self.device(), config);
         let connection = Connection::new(protocol, poster, pipe, window, held);
         let key = state.insert(qp, connection);
         for _ in 0..posted {

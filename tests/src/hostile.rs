@@ -13,7 +13,7 @@ use rpc_transport::handshake::{Features, Offer};
 use rpc_transport::memory::{BufferPool, ProtectionDomain};
 use rpc_transport::provider::{
     Completion, CompletionKind, CompletionQueue, Established, Listener, QpCapacity, QpEvent,
-    QpHandle, RecvWr, SendOp, SendWr, Source, Status,
+    QpHandle, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
 };
 use rpc_transport::schemes;
 use tokio::io::Interest;
@@ -142,6 +142,21 @@ impl HostilePeer {
     /// Sends bytes with immediate data.
     pub fn send_with_imm(&mut self, frame: &[u8], imm: u32) {
         self.post(SendOp::SendWithImm(imm), frame);
+    }
+
+    /// Writes into memory of the other side, or what it takes for that.
+    pub fn write(&mut self, to: RemoteSlice, bytes: &[u8]) {
+        self.post(SendOp::Write(to), bytes);
+    }
+
+    /// The same, with immediate data, which uses one of the other side's RECVs up.
+    pub fn write_with_imm(&mut self, to: RemoteSlice, bytes: &[u8], imm: u32) {
+        self.post(SendOp::WriteWithImm(to, imm), bytes);
+    }
+
+    /// Reads memory of the other side, as many bytes as the buffer has.
+    pub fn read(&mut self, from: RemoteSlice, len: usize) {
+        self.post(SendOp::Read(from), &vec![0; len]);
     }
 
     fn post(&mut self, op: SendOp, frame: &[u8]) {

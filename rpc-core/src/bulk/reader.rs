@@ -1,9 +1,10 @@
-//! Reading a payload in order.
+//! Reading a payload in order, whether it is there or still arriving.
 
 use std::io::{self, Read};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
+use rpc_transport::payload_stream::PayloadStream;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Bulk;
@@ -11,56 +12,143 @@ use super::Bulk;
 /// Most bytes that are copied in one step.
 const STEP_BYTES: usize = 64 * 1024;
 
-/// Reads a [`Bulk`] from its first byte to its last, as [`Read`] or [`AsyncRead`].
+/// Reads a payload from its first byte to its last, as [`AsyncRead`] or, where it does not have to
+/// wait, as [`Read`].
+///
+/// [`Bulk::reader`] makes one; it may also stand in the place of a [`Bulk`] in an argument or result
+/// type. The sender then passes `bulk.reader()`, and the receiver can take payloads of any length:
+/// one that is longer than its [`assembly_bytes`](crate::LinkConfig::assembly_bytes) is read while it
+/// arrives, through the little memory that both ends agreed on. Who does not read it lets the sender
+/// of large messages wait, so drop it early rather than keep it. Such a payload must be the only
+/// large one of its message.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> std::io::Result<()> {
-/// use rpc_core::Bulk;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use rpc_core::bulk::BulkReader;
+/// use rpc_core::{Bulk, Channel, LinkConfig, Server};
 /// use tokio::io::AsyncReadExt;
 ///
-/// let bulk = Bulk::from(b"one two".to_vec());
-/// let mut reader = bulk.reader();
-/// let mut word = [0; 3];
-/// reader.read_exact(&mut word).await?;
-/// assert_eq!(&word, b"one");
-/// assert_eq!(reader.remaining(), 4);
+/// #[rpc_core::service]
+/// trait Sink {
+///     async fn count(&self, data: BulkReader) -> u64;
+/// }
+///
+/// struct Count;
+/// impl Sink for Count {
+///     async fn count(&self, mut data: BulkReader) -> u64 {
+///         let (mut sum, mut step) = (0, vec![0; 10_000]);
+///         while let Ok(count @ 1..) = AsyncReadExt::read(&mut data, &mut step).await {
+///             sum += count as u64;
+///         }
+///         sum
+///     }
+/// }
+///
+/// let link = LinkConfig::default().assembly_bytes(64 << 10);
+/// let server = Server::builder().add_service(SinkServer::new(Count)).link(link);
+/// tokio::spawn(server.bind("mem://reader").await?.serve());
+/// let sink = SinkClient::connect("mem://reader").await?;
+/// let data = Bulk::from(vec![7; 1 << 20]);
+/// assert_eq!(sink.count(data.reader()).await?, 1 << 20);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
-pub struct BulkReader {
-    bulk: Bulk,
-    position: u64,
+#[derive(Debug)]
+pub struct BulkReader(Source);
+
+#[derive(Debug)]
+enum Source {
+    Whole { bulk: Bulk, position: u64 },
+    Arriving { stream: PayloadStream, left: u64 },
 }
 
 impl BulkReader {
     pub(super) fn new(bulk: Bulk) -> Self {
-        Self { bulk, position: 0 }
+        Self(Source::Whole { bulk, position: 0 })
+    }
+
+    pub(super) fn of_stream(stream: PayloadStream) -> Self {
+        let left = stream.len();
+        Self(Source::Arriving { stream, left })
     }
 
     /// Bytes not yet read.
     #[must_use]
     pub fn remaining(&self) -> u64 {
-        self.bulk.len() - self.position
+        match &self.0 {
+            Source::Whole { bulk, position } => bulk.len() - position,
+            Source::Arriving { left, .. } => *left,
+        }
+    }
+
+    /// Whether the payload is longer than this end puts together, and so read while it arrives.
+    #[must_use]
+    pub fn is_arriving(&self) -> bool {
+        matches!(self.0, Source::Arriving { .. })
+    }
+
+    /// What has not been read, if all of it is there.
+    #[must_use]
+    pub fn unread(&self) -> Option<Bulk> {
+        match &self.0 {
+            Source::Whole { bulk, position } => Some(bulk.slice(*position..bulk.len())),
+            Source::Arriving { .. } => None,
+        }
+    }
+
+    /// The next piece as it lies in memory; `None` at the end. Dropping it makes room for more.
+    ///
+    /// # Errors
+    /// The sender gave up, the connection ended, or it was read too slowly.
+    pub async fn next_piece(&mut self) -> Option<io::Result<Bulk>> {
+        match &mut self.0 {
+            Source::Whole { bulk, position } if *position < bulk.len() => {
+                let rest = bulk.slice(*position..bulk.len());
+                *position = bulk.len();
+                Some(Ok(rest))
+            }
+            Source::Whole { .. } => None,
+            Source::Arriving { stream, left } => Some(match stream.next().await? {
+                Ok(piece) => {
+                    *left = left.saturating_sub(piece.len());
+                    Ok(Bulk::from(piece))
+                }
+                Err(error) => Err(io::Error::other(error)),
+            }),
+        }
     }
 }
 
+/// Gives `WouldBlock` where nothing has arrived.
 impl Read for BulkReader {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let count = self.bulk.read_at(self.position, to);
-        self.position += count as u64;
-        Ok(count)
+        let mut to = ReadBuf::new(to);
+        match Pin::new(self).poll_read(&mut Context::from_waker(Waker::noop()), &mut to) {
+            Poll::Ready(read) => read.map(|()| to.filled().len()),
+            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 }
 
 impl AsyncRead for BulkReader {
     fn poll_read(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
         to: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let room = to.remaining().min(STEP_BYTES);
-        let count = self.read(to.initialize_unfilled_to(room))?;
-        to.advance(count);
-        Poll::Ready(Ok(()))
+        match &mut self.get_mut().0 {
+            Source::Whole { bulk, position } => {
+                let room = to.remaining().min(STEP_BYTES);
+                let count = bulk.read_at(*position, to.initialize_unfilled_to(room));
+                *position += count as u64;
+                to.advance(count);
+                Poll::Ready(Ok(()))
+            }
+            Source::Arriving { stream, left } => {
+                let before = to.filled().len();
+                let polled = Pin::new(stream).poll_read(cx, to);
+                *left = left.saturating_sub((to.filled().len() - before) as u64);
+                polled
+            }
+        }
     }
 }

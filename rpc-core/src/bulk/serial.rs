@@ -5,7 +5,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-use super::{Bulk, handoff};
+use super::handoff::{self, Handed};
+use super::{Bulk, BulkReader};
 
 /// Most room that is made on the strength of an announced count, bytes.
 const MAX_RESERVED: usize = 4096;
@@ -21,7 +22,7 @@ impl Serialize for Content<'_> {
 
 impl Serialize for Bulk {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        handoff::pass(self.clone(), || {
+        handoff::pass(Handed::Bulk(self.clone()), || {
             serializer.serialize_newtype_struct(handoff::NAME, &Content(self))
         })
     }
@@ -38,7 +39,11 @@ impl<'de> Visitor<'de> for BulkVisitor {
 
     /// The codec's wrapper has a payload.
     fn visit_unit<E: Error>(self) -> Result<Bulk, E> {
-        handoff::take().ok_or_else(|| E::custom("a payload is missing"))
+        match handoff::take() {
+            Some(Handed::Bulk(bulk)) => Ok(bulk),
+            Some(Handed::Stream(_)) => Err(E::custom("the payload is still arriving")),
+            None => Err(E::custom("a payload is missing")),
+        }
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(self, inner: D) -> Result<Bulk, D::Error> {
@@ -65,6 +70,50 @@ impl<'de> Visitor<'de> for BulkVisitor {
             bytes.push(byte);
         }
         Ok(Bulk::from(bytes))
+    }
+}
+
+/// What has not been read yet.
+impl Serialize for BulkReader {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.unread() {
+            Some(bulk) => bulk.serialize(serializer),
+            None => Err(serde::ser::Error::custom(
+                "a payload that is still arriving cannot be sent; read it first",
+            )),
+        }
+    }
+}
+
+struct ReaderVisitor;
+
+impl<'de> Visitor<'de> for ReaderVisitor {
+    type Value = BulkReader;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        BulkVisitor.expecting(f)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<BulkReader, E> {
+        match handoff::take() {
+            Some(Handed::Bulk(bulk)) => Ok(bulk.reader()),
+            Some(Handed::Stream(stream)) => Ok(BulkReader::of_stream(stream)),
+            None => Err(E::custom("a payload is missing")),
+        }
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, inner: D) -> Result<BulkReader, D::Error> {
+        Ok(BulkVisitor.visit_newtype_struct(inner)?.reader())
+    }
+
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<BulkReader, E> {
+        Ok(BulkVisitor.visit_bytes::<E>(bytes)?.reader())
+    }
+}
+
+impl<'de> Deserialize<'de> for BulkReader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_newtype_struct(handoff::NAME, ReaderVisitor)
     }
 }
 

@@ -14,7 +14,8 @@ use super::MAX_DEPTH;
 use super::collector::Collector;
 use super::error::{CodecErrorKind, Step};
 use super::guard::Guard;
-use crate::bulk::{Bulk, handoff};
+use crate::bulk::Bulk;
+use crate::bulk::handoff::{self, Handed};
 
 /// A value that is encoded under the guard; `depth` is how many containers may still open.
 pub(super) struct Guarded<'a, 'g, T: ?Sized> {
@@ -189,7 +190,7 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         value: &T,
     ) -> Result<S::Ok, S::Error> {
         if name == handoff::NAME
-            && let Some(bytes) = handoff::take()
+            && let Some(Handed::Bulk(bytes)) = handoff::take()
         {
             return self.bulk(bytes);
         }

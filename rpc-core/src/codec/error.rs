@@ -53,6 +53,15 @@ pub enum CodecErrorKind {
          one is not"
     )]
     NotSelfDescribing,
+    /// A payload too long to be put together, and not taken as a reader.
+    #[error(
+        "payloads of {bytes} bytes are longer than the `assembly_bytes` of this end, which therefore \
+         takes them only as one `BulkReader`; take it as that, or raise the knob"
+    )]
+    StillArriving {
+        /// Their length.
+        bytes: u64,
+    },
     /// The value's own `Serialize` failed.
     #[error("{reason}")]
     Unencodable {

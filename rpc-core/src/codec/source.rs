@@ -15,10 +15,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use rpc_transport::payload::Payload;
+use rpc_transport::payload_stream::PayloadStream;
 use serde::de::{Deserializer, Error, Visitor};
 
 use super::scratch::{MAX_COPIES, Scratch};
-use crate::bulk::{Bulk, handoff};
+use crate::bulk::Bulk;
+use crate::bulk::handoff::{self, Handed};
 use crate::wire::Parts;
 
 /// How byte strings are taken.
@@ -102,6 +104,9 @@ pub enum Tail<'de> {
     Kept(&'de Payload),
     /// The decoder's own: bytes that are private already can go to their owner without a copy.
     Given(Bulk),
+    /// Still arriving, because it is too long to be put together: for a
+    /// [`BulkReader`](crate::BulkReader), if it is one part.
+    Arriving(PayloadStream),
 }
 
 impl Tail<'_> {
@@ -109,13 +114,15 @@ impl Tail<'_> {
         match self {
             Self::Kept(payload) => payload.len(),
             Self::Given(bulk) => bulk.len(),
+            Self::Arriving(stream) => stream.len(),
         }
     }
 
-    fn slice(&self, range: Range<u64>) -> Bulk {
+    fn slice(&self, range: Range<u64>) -> Option<Bulk> {
         match self {
-            Self::Kept(payload) => Bulk::from(payload.slice(range)),
-            Self::Given(bulk) => bulk.slice(range),
+            Self::Kept(payload) => Some(Bulk::from(payload.slice(range))),
+            Self::Given(bulk) => Some(bulk.slice(range)),
+            Self::Arriving(_) => None,
         }
     }
 }
@@ -143,6 +150,8 @@ pub(super) struct Cursor<'de> {
     /// Where in the tail the next part starts.
     tail_position: Cell<u64>,
     must_join: Cell<bool>,
+    /// A read failed because the tail is still arriving.
+    must_arrive: Cell<bool>,
 }
 
 /// What a byte string is.
@@ -170,6 +179,7 @@ impl<'de> Cursor<'de> {
             index: Cell::new(0),
             tail_position: Cell::new(0),
             must_join: Cell::new(false),
+            must_arrive: Cell::new(false),
         };
         cursor.load(0);
         Rc::new(cursor)
@@ -192,6 +202,16 @@ impl<'de> Cursor<'de> {
         self.must_join.get()
     }
 
+    /// Whether a read failed that would not have if the tail were there.
+    pub(super) fn must_arrive(&self) -> bool {
+        self.must_arrive.get()
+    }
+
+    /// Length of the tail, bytes.
+    pub(super) fn tail_bytes(&self) -> u64 {
+        self.tail_bytes
+    }
+
     /// All bytes put together; `None` when the tail was given away.
     pub(super) fn join(&self) -> Option<&'de [u8]> {
         let tail = self.tail.take()?;
@@ -202,7 +222,7 @@ impl<'de> Cursor<'de> {
             let at = usize::try_from(part.at).unwrap_or(usize::MAX).min(body.len());
             joined.extend_from_slice(&body[body_position..at]);
             let end = (tail_position + part.len).min(self.tail_bytes);
-            tail.slice(tail_position..end).append_to(&mut joined);
+            tail.slice(tail_position..end)?.append_to(&mut joined);
             (body_position, tail_position) = (at, end);
         }
         joined.extend_from_slice(&body[body_position..]);
@@ -219,7 +239,19 @@ impl<'de> Cursor<'de> {
 
     #[cold]
     fn crosses_a_part(&self) {
-        self.must_join.set(true);
+        match self.with_tail(|tail| matches!(tail, Tail::Arriving(_))) {
+            Some(true) => self.must_arrive.set(true),
+            _ => self.must_join.set(true),
+        }
+    }
+
+    /// A part as it lies in the tail; `None` when that is still arriving.
+    fn part(&self, start: u64, len: u64) -> Option<Bulk> {
+        let part = self.with_tail(|tail| tail.slice(start..start + len))?;
+        if part.is_none() {
+            self.must_arrive.set(true);
+        }
+        part
     }
 
     /// The next `count` bytes of the body; `None` when a part comes before their end, or the end.
@@ -275,7 +307,7 @@ impl<'de> Cursor<'de> {
                 let start = usize::try_from(range.start).ok()?;
                 bytes.get(start..start + usize::try_from(len).ok()?)
             }
-            Tail::Given(_) => None,
+            Tail::Given(_) | Tail::Arriving(_) => None,
         })?;
         if in_place.is_some() {
             return in_place;
@@ -289,7 +321,15 @@ impl<'de> Cursor<'de> {
     }
 
     fn copy(&self, start: u64, len: u64) -> Option<Vec<u8>> {
-        self.with_tail(|tail| tail.slice(start..start + len).to_vec())
+        Some(self.part(start, len)?.to_vec())
+    }
+
+    /// The tail that is still arriving, if it is one part.
+    fn lone_stream(&self) -> Option<Handed> {
+        match self.tail.take()? {
+            Tail::Arriving(stream) if self.parts.count() == 1 => Some(Handed::Stream(stream)),
+            _ => None,
+        }
     }
 
     /// Bytes of a part for an owner.
@@ -301,6 +341,10 @@ impl<'de> Cursor<'de> {
         match self.tail.take()? {
             Tail::Given(bulk) => Some(bulk.into_vec()),
             Tail::Kept(payload) => Some(payload.to_vec()),
+            Tail::Arriving(_) => {
+                self.must_arrive.set(true);
+                None
+            }
         }
     }
 }
@@ -371,9 +415,14 @@ impl<'de> Source<'de> for &Cursor<'de> {
         match self.take_counted(format)? {
             Taken::Body(bytes) => visitor.visit_borrowed_bytes(bytes),
             Taken::Part { start, len } => {
-                let part = self.with_tail(|tail| tail.slice(start..start + len));
-                let part = part.ok_or_else(|| D::Error::custom("the message ends too early"))?;
-                handoff::pass(part, || visitor.visit_unit())
+                let part = match self.part(start, len) {
+                    Some(part) => Some(Handed::Bulk(part)),
+                    None => self.lone_stream(),
+                };
+                let part = part.ok_or_else(|| D::Error::custom("the payload is not there"))?;
+                let value = handoff::pass(part, || visitor.visit_unit())?;
+                self.must_arrive.set(false);
+                Ok(value)
             }
         }
     }

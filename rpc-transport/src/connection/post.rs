@@ -8,10 +8,10 @@
 //! 2. Where registration costs, memory is registered once: parts of private memory are staged
 //!    through buffers that stay registered.
 
-use super::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
+use super::pipe::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
 use crate::config::LinkConfig;
 use crate::error::CloseCause;
-use crate::link::{FrameBytes, Put, Transmit};
+use crate::link::{FrameBytes, Put, Transmit, Whole};
 use crate::memory::{Access, Buffer, BufferPool, OwnedMemory, ProtectionDomain};
 use crate::out_part::{OutPart, PartSource};
 use crate::provider::{
@@ -83,6 +83,23 @@ impl Poster {
             return self.post_with_writes(cq, pipe, transmit);
         }
         let wr = self.frame(pipe, &transmit)?;
+        cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
+    }
+
+    /// [`Poster::post`] for a whole small message.
+    #[inline]
+    pub(super) fn post_whole(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pipe: &mut Pipe,
+        whole: Whole,
+    ) -> Result<(), CloseCause> {
+        if whole.message.len() > pipe.max_inline_bytes {
+            return self.post(cq, pipe, whole.into());
+        }
+        let wr_id = next_wr_id(pipe) | whole.token;
+        let source = Source::InlineGather(&whole.message, &[]);
+        let wr = SendWr { wr_id, op: SendOp::Send, signaled: whole.signaled, source };
         cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
     }
 

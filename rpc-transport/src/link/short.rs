@@ -4,8 +4,30 @@
 //! nothing is ahead of. Never does anything else than the long way would; the invariants are those of
 //! [`link`](super).
 
-use super::{FRAME_SLOTS, Lane, Link, SubmitError, Transmit};
+use super::{FRAME_SLOTS, FrameBytes, Lane, Link, SubmitError, Transmit};
+use crate::credit::Stamp;
+use crate::frame::SLOT_BLOCK_BYTES;
 use crate::outbound::OutBuf;
+
+/// A [`Transmit`] of a whole small message: the same in fewer words, as it is moved around.
+#[derive(Debug)]
+#[must_use = "its credit and its slot are spent, so the frame has to be posted"]
+pub struct Whole {
+    /// The message with its header in front.
+    pub message: OutBuf,
+    /// Whether the WR must be signaled.
+    pub signaled: bool,
+    /// For [`Link::on_send_completion`].
+    pub token: u64,
+}
+
+impl From<Whole> for Transmit<'_> {
+    fn from(whole: Whole) -> Self {
+        let Whole { message, signaled, token } = whole;
+        let frame = FrameBytes::Message(message);
+        Self { writes: Vec::new(), frame, imm: None, signaled, token }
+    }
+}
 
 impl Link {
     /// The next frame to post now, if any. Call it until it gives `None`.
@@ -28,17 +50,26 @@ impl Link {
         lane: Lane,
         tag: u64,
         message: OutBuf,
-    ) -> Result<Option<Transmit<'_>>, SubmitError> {
+    ) -> Result<Option<Whole>, SubmitError> {
         let leaves = !self.is_closing()
             && lane != Lane::Bulk
             && self.has_nothing_queued()
             && self.is_eager(&message)
             && self.credits.can_send(FRAME_SLOTS);
         if leaves {
-            return Ok(self.send_whole(message, lane));
+            return Ok(self.stamped(message));
         }
         self.submit(lane, tag, message)?;
         Ok(None)
+    }
+
+    /// What [`Link::send_whole`] does, outside the bulk lane.
+    #[inline]
+    fn stamped(&mut self, mut message: OutBuf) -> Option<Whole> {
+        let stamp = self.spend()?;
+        self.prepend_header(&mut message, &stamp);
+        let Stamp { signaled, mark, .. } = stamp;
+        Some(Whole { message, signaled, token: mark.to_bits().into() })
     }
 
     /// Whether [`Link::poll_transmit`] would give nothing, for being idle: the cheap look that most
@@ -58,5 +89,20 @@ impl Link {
             && !self.segmenter.has_work()
             && !self.keep_alive.is_due()
             && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
+    }
+
+    /// Whether a message leaves as one plain frame.
+    #[inline]
+    pub(super) fn is_eager(&self, message: &OutBuf) -> bool {
+        message.len() <= self.eager_bytes
+            && message.tail().is_empty()
+            && message.offer().is_none_or(|_| message.len() + SLOT_BLOCK_BYTES <= self.eager_bytes)
+    }
+
+    /// Data credits owed to the peer.
+    #[inline]
+    #[must_use]
+    pub fn owed_data(&self) -> u16 {
+        self.credits.counters().owed.data
     }
 }

@@ -219,8 +219,12 @@ fn a_message_that_leaves_at_once_leaves_as_a_queued_one_would() {
         while let Some(transmit) = queueing.poll_transmit() {
             expected.push(posted(transmit));
         }
-        let mut found: Vec<_> =
-            direct.submit_now(lane, tag, message()).unwrap().map(posted).into_iter().collect();
+        let mut found: Vec<_> = direct
+            .submit_now(lane, tag, message())
+            .unwrap()
+            .map(|whole| posted(whole.into()))
+            .into_iter()
+            .collect();
         at_once += found.len();
         while let Some(transmit) = direct.poll_transmit() {
             found.push(posted(transmit));

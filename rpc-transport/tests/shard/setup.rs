@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_transport::config::LinkConfig;
+use rpc_transport::config::{Isolation, LinkConfig};
 use rpc_transport::provider::Listener;
 use rpc_transport::schemes;
 use rpc_transport::setup::completions_per_connection;
@@ -181,5 +181,37 @@ fn a_shard_that_is_shut_down_takes_no_connection() {
         driver.await;
         assert!(client.is_over());
         assert_eq!(refused().await.unwrap_err().to_string(), text, "after the driver has ended");
+    });
+}
+
+/// Memory of one connection is nobody else's, where that was asked for.
+#[test]
+fn connections_share_a_domain_unless_they_are_isolated() {
+    run("isolation", async {
+        for wire in WIRES {
+            for isolation in [Isolation::Shared, Isolation::PerConnection] {
+                let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+                let outgoing = schemes::resolve(&listener.local_address()).await.unwrap().outgoing;
+                let config = LinkConfig::default().isolation(isolation);
+                let two = |device| {
+                    let (shard, driver) = shard(device, &config, 2, PollMode::Event);
+                    (shard, tokio::spawn(driver))
+                };
+                let (client, _) = two(outgoing.device());
+                let (server, _) = two(outgoing.device());
+                drop(outgoing);
+                let options = Options::alike(config.clone());
+                let mut domains = Vec::new();
+                for _ in 0..2 {
+                    let (near, far) = join(&client, &server, &mut *listener, &options).await;
+                    near.send(b"isolated");
+                    assert_eq!(&*near.next().await, b"isolated");
+                    domains.push([near, far].map(|end| end.pools()[0].domain()));
+                }
+                for (first, second) in domains[0].iter().zip(domains[1]) {
+                    assert_eq!(*first == second, isolation == Isolation::Shared, "{wire}");
+                }
+            }
+        }
     });
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use rpc_core::{LinkConfig, PollMode, Server};
+use rpc_core::{Isolation, LinkConfig, PollMode, Server};
 use tests::journal::Journal;
 use tests::probe::ProbeServer;
 use tests::process::{self, OPEN, READY, SHUTDOWN, STOPPED};
@@ -34,6 +34,9 @@ struct Options {
     receive_buffer: Option<u32>,
     #[arg(long)]
     data_credits: Option<u16>,
+    /// A protection domain for each connection.
+    #[arg(long)]
+    isolated: bool,
     #[arg(long)]
     keep_alive_ms: Option<u64>,
     #[arg(long)]
@@ -88,6 +91,9 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     }
     if let Some(credits) = options.data_credits {
         link = link.data_credits(credits);
+    }
+    if options.isolated {
+        link = link.isolation(Isolation::PerConnection);
     }
     if let Some(interval) = options.keep_alive_ms.map(Duration::from_millis) {
         link = link.keep_alive(Some(interval)).keep_alive_timeout(interval);

@@ -81,5 +81,7 @@ mod paths;
 mod peer_death;
 mod poll_modes;
 mod random_frames;
+#[cfg(feature = "verbs")]
+mod rdma_only;
 mod runtimes;
 mod shutdown;
