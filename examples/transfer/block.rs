@@ -1,8 +1,8 @@
 //! Blocks: bytes of files on their way. The one place that knows what they are made of.
 //!
 //! Owns the type that travels in arguments and results, how it is filled from a file and written to
-//! one. A block that is sent is filled where the device sends from; one that arrived is written from
-//! where it landed. Neither is copied in between.
+//! one. A block that is sent is filled where the device sends from; one that arrived is written
+//! from where it landed. Neither is copied in between.
 
 use std::fmt;
 use std::fs::File;

@@ -127,7 +127,13 @@ pub(crate) struct SendArgs {
     pub(crate) paths: Vec<PathBuf>,
 
     /// Put them into this directory below the server's; it is created if it is not there
-    #[arg(long, value_name = "SUBDIR", default_value = ".", hide_default_value = true, value_parser = below())]
+    #[arg(
+        long,
+        value_name = "SUBDIR",
+        default_value = ".",
+        hide_default_value = true,
+        value_parser = below()
+    )]
     pub(crate) into: Below,
 
     #[command(flatten)]
@@ -161,7 +167,13 @@ pub(crate) struct VerifyArgs {
     pub(crate) paths: Vec<PathBuf>,
 
     /// The directory below the server's in which they are
-    #[arg(long, value_name = "SUBDIR", default_value = ".", hide_default_value = true, value_parser = below())]
+    #[arg(
+        long,
+        value_name = "SUBDIR",
+        default_value = ".",
+        hide_default_value = true,
+        value_parser = below()
+    )]
     pub(crate) into: Below,
 
     /// Batches on their way at once

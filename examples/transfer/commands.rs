@@ -94,7 +94,8 @@ async fn copy(
     progress.finish(&path)
 }
 
-/// Ctrl-C and SIGTERM end it in order: what is being written is finished, or gone on with next time.
+/// Ctrl-C and SIGTERM end it in order: what is being written is finished, or gone on with next
+/// time.
 async fn until_signal<T>(
     progress: &Progress,
     work: impl Future<Output = Result<T, CommandError>>,

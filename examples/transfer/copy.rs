@@ -1,8 +1,8 @@
 //! Copying from one side to the other: what comes before what.
 //!
 //! Owns the order (directories, links, small files, large files, modes and times of directories),
-//! the bounds of what is on its way at once, and what becomes of failures. How files are copied is in
-//! `small.rs` and `large.rs`.
+//! the bounds of what is on its way at once, and what becomes of failures. How files are copied is
+//! in `small.rs` and `large.rs`.
 //!
 //! Invariants:
 //! 1. Whatever fails alone is told once and counted once, and the rest goes on. Only the end of the

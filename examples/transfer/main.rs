@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `service.rs` | the service: its methods, types, limits and errors |
 //! | `path.rs`, `sums.rs`, `block.rs` | paths, checksums and bytes, as they travel |
-//! | `tree.rs`, `part.rs` | a directory and the files that are being written in it; nothing outside |
+//! | `tree.rs`, `part.rs` | a directory and files being written in it; nothing outside |
 //! | `files.rs` | the service behind such a directory |
 //! | `serve.rs` | the server |
 //! | `side.rs` | one end, here or at the server: all below goes from any side to any other |
 //! | `plan.rs` | what there is to copy |
-//! | `copy.rs`, `small.rs`, `large.rs` | copying: the order, batches of small files, blocks of large ones |
+//! | `copy.rs`, `small.rs`, `large.rs` | copying: the order, small files, large ones |
 //! | `compare.rs`, `verify.rs` | comparing |
 //! | `connect.rs`, `commands.rs`, `progress.rs` | the client and what it says |
 //! | `cli.rs`, `error.rs` | the words at both ends |

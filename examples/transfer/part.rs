@@ -3,11 +3,11 @@
 //! Owns creating, locking, checking and renaming them.
 //!
 //! Invariants:
-//! 1. What gets the name has been read back and has the digest that was asked for; so a file is there
-//!    whole or not at all.
+//! 1. What gets the name has been read back and has the digest that was asked for; so a file is
+//!    there whole or not at all.
 //! 2. Nobody writes a file that has its name: who writes holds a lock (shared among the writers of
-//!    blocks, exclusive for all else) and has looked, under the lock, that the partial file is still
-//!    the one that was opened.
+//!    blocks, exclusive for all else) and has looked, under the lock, that the partial file is
+//!    still the one that was opened.
 //! 3. Never written to: what has another name besides, since that may be outside.
 
 use std::fs::File;

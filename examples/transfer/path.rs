@@ -4,8 +4,8 @@
 //! touches a file.
 //!
 //! Invariants:
-//! 1. The names of a parsed path are not empty, not `.` or `..`, without `/` and NUL. So no path made
-//!    of them leads up or starts elsewhere. Symbolic links are the business of who opens them.
+//! 1. The names of a parsed path are not empty, not `.` or `..`, without `/` and NUL. So no path
+//!    made of them leads up or starts elsewhere. Symbolic links are the business of who opens them.
 //! 2. The name of a partial file is a name too, and a different one for each name.
 
 use std::fmt;
@@ -96,7 +96,8 @@ pub(crate) fn part_name(name: &[u8]) -> Vec<u8> {
 }
 
 /// How often a name looks like that of a partial file of a partial file of ... A file's own partial
-/// file has the rank above its own, so what is copied rank by rank never meets one of its own.
+/// file has the rank above its own (but for such names of nearly 255 bytes), so what is copied rank
+/// by rank never meets one of its own.
 pub(crate) fn part_rank(path: &[u8]) -> usize {
     let mut name = split(path).1;
     let mut rank = 0;

@@ -31,8 +31,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Begins. `verb` is what has been done to the files in the end: `sent`. Quiet is without bar and
-    /// last line; failures are told anyhow.
+    /// Begins. `verb` is what has been done to the files in the end: `sent`. Quiet is without bar
+    /// and last line; failures are told anyhow.
     pub(crate) fn new(verb: &'static str, quiet: bool) -> Self {
         let bar = ProgressBar::new(0);
         if quiet {

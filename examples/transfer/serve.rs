@@ -20,7 +20,6 @@ pub(crate) fn builder(files: LocalFiles) -> ServerBuilder {
     Server::builder()
         .add_service(FilesServer::new(files))
         .max_calls_per_connection(CALLS_PER_CONNECTION)
-        .link(super::connect::link())
 }
 
 /// Serves until Ctrl-C or SIGTERM; a second one does not wait for calls in flight.

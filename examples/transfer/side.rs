@@ -56,7 +56,9 @@ pub(crate) type Answers<T> = Result<Vec<Result<T, FileError>>, Failure>;
 macro_rules! call {
     ($self:ident.$method:ident($($argument:ident),*)) => {
         match $self {
-            Self::Here(files) => files.$method($($argument),*).await.map_err(|error| $self.alone(error)),
+            Self::Here(files) => {
+                files.$method($($argument),*).await.map_err(|error| $self.alone(error))
+            }
             Self::There(client) => {
                 client.$method($($argument),*).await.map_err(|error| $self.failure(error))
             }
