@@ -199,7 +199,7 @@ impl Link {
         let arenas = agreed
             .features
             .contains(Features::ARENA)
-            .then(|| Box::new(Arenas::new(config, budget, now)));
+            .then(|| Box::new(Arenas::new(config, budget, agreed.features, now)));
         let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,

@@ -24,7 +24,8 @@ pub struct ArenaConfig {
     pub max_chunks: u32,
     /// Chunks that are kept when idle. Default 0.
     pub keep_chunks: u32,
-    /// Time without a message after which an arena is asked back. Default 10 s.
+    /// Time without a message after which an arena is asked back, when the keep-alive looks next.
+    /// Default 10 s.
     pub idle: Duration,
 }
 

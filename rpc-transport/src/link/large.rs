@@ -20,6 +20,7 @@ use crate::credit::{SendQueueBudget, Stamp};
 use crate::frame::{
     self, Blocks, Kind, Placed, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES, Written,
 };
+use crate::handshake::Features;
 use crate::memory::MemoryRegion;
 use crate::out_part::OutPart;
 use crate::outbound::OutBuf;
@@ -56,10 +57,15 @@ pub(super) enum Way {
 }
 
 impl Arenas {
-    pub(super) fn new(config: &LinkConfig, budget: SendQueueBudget, now: Instant) -> Self {
+    pub(super) fn new(
+        config: &LinkConfig,
+        budget: SendQueueBudget,
+        features: Features,
+        now: Instant,
+    ) -> Self {
         Self {
             landing: Landing::new(config.arena.clone(), now),
-            slots: Slots::default(),
+            slots: Slots::new(features.contains(Features::REPLY_SLOTS)),
             arrived: None,
             writer: ArenaWriter::new(),
             blocked: false,

@@ -21,12 +21,18 @@ const MAX_OPEN: usize = 1024;
 pub(super) struct Slots {
     open: HashMap<u32, SlotOffer>,
     next: u32,
+    /// The handshake agreed on them.
+    agreed: bool,
 }
 
 impl Slots {
-    /// Advertises a slot from now on; `None` if too many are open.
+    pub(super) fn new(agreed: bool) -> Self {
+        Self { agreed, ..Self::default() }
+    }
+
+    /// Advertises a slot from now on; `None` if too many are open, or the peer knows none.
     pub(super) fn open(&mut self, offer: &SlotOffer) -> Option<SlotBlock> {
-        if self.open.len() >= MAX_OPEN {
+        if !self.agreed || self.open.len() >= MAX_OPEN {
             return None;
         }
         let slot = self.next;

@@ -12,10 +12,14 @@ use rpc_transport::memory::{Access, MemoryRegion, ProtectionDomain};
 use rpc_transport::message::Message;
 use rpc_transport::payload::Payload;
 use rpc_transport::provider::RemoteSlice;
+use rpc_transport::reply_slot::{PeerSlot, SlotOffer};
 use rpc_transport::soft;
 
 use super::oracle::Oracle;
 use super::random::Random;
+
+/// Bytes that an advertised slot takes in a frame.
+const SLOT_BYTES: usize = 24;
 
 struct Packet {
     /// What is written before the frame arrives.
@@ -50,6 +54,10 @@ struct End {
     regions: Vec<MemoryRegion>,
     /// Tails that the application holds, by the tag of their message.
     held: Vec<(u64, Payload)>,
+    /// Memory that was offered for replies.
+    offered: Vec<MemoryRegion>,
+    /// The peer's slots that a reply may be placed in.
+    slots: Vec<PeerSlot>,
     closed_by_peer: bool,
 }
 
@@ -59,6 +67,7 @@ pub(crate) struct Seen {
     pub(crate) aborts: u64,
     pub(crate) pings: u64,
     pub(crate) written: u64,
+    pub(crate) placed: u64,
     pub(crate) remote_tails: u64,
     pub(crate) private_tails: u64,
     pub(crate) blocked: u64,
@@ -66,11 +75,12 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    pub(crate) fn all(&mut self) -> [(&'static str, &mut u64); 7] {
+    pub(crate) fn all(&mut self) -> [(&'static str, &mut u64); 8] {
         [
             ("aborts", &mut self.aborts),
             ("pings", &mut self.pings),
             ("written segments", &mut self.written),
+            ("placed segments", &mut self.placed),
             ("remote tails", &mut self.remote_tails),
             ("private tails", &mut self.private_tails),
             ("waits for chunks", &mut self.blocked),
@@ -137,6 +147,8 @@ impl End {
             domain: soft::mem_device().allocate_pd().expect("memory"),
             regions: Vec::new(),
             held: Vec::new(),
+            offered: Vec::new(),
+            slots: Vec::new(),
             closed_by_peer: false,
         }
     }
@@ -203,7 +215,8 @@ impl World {
     pub(crate) fn new(random: &mut Random) -> Self {
         let now = Instant::now();
         let configs = [config(random), config(random)];
-        let arena = random.pick(&[Features::NONE, Features::ARENA, Features::ARENA]);
+        let both = Features::ARENA.with(Features::REPLY_SLOTS);
+        let arena = random.pick(&[Features::NONE, Features::ARENA, both, both]);
         let features = random.pick(&[Features::NONE, Features::ACK_IMMEDIATE]).with(arena);
         let end = |own: usize| End::new(&configs[own], &configs[1 - own], features, now);
         let idle_acks = random.below(2) == 0;
@@ -264,7 +277,20 @@ impl World {
         if end.link.is_closing() {
             return;
         }
-        let (tag, out) = end.oracle.submit(lane, len, &parts, eager);
+        let offers = random.below(4) == 0;
+        let eager = if offers { eager - SLOT_BYTES } else { eager };
+        let (tag, mut out) = end.oracle.submit(lane, len, &parts, eager);
+        if offers {
+            let bytes = random.pick(&[1, 5000, 40_000]);
+            let region = end.domain.allocate(bytes + 7, Access::REMOTE_WRITE).expect("memory");
+            out.offer_slot(SlotOffer::new(region.clone(), 7, bytes as u64, None));
+            end.offered.push(region);
+        }
+        if !parts.is_empty()
+            && let Some(slot) = end.slots.pop()
+        {
+            out.place_in(slot);
+        }
         end.link.submit(lane, tag, out).expect("open, and within the limit");
     }
 
@@ -303,7 +329,8 @@ impl World {
         peer.recvs -= 1;
         for (to, bytes) in &packet.writes {
             // The newest: an rkey may come again once its region is gone.
-            let region = peer.regions.iter().rev().find(|region| region.rkey() == to.rkey);
+            let mut regions = peer.regions.iter().rev().chain(peer.offered.iter().rev());
+            let region = regions.find(|region| region.rkey() == to.rkey);
             let region = region.expect("an rkey that was advertised");
             let offset = to.address - region.remote_address(0);
             region.write_as_peer(usize::try_from(offset).expect("small"), bytes);
@@ -313,6 +340,9 @@ impl World {
 
     /// The application reads a tail, and drops it.
     fn let_go(&mut self, at: usize, random: &mut Random) {
+        if random.below(2) == 0 {
+            self.ends[at].slots.pop();
+        }
         let count = self.ends[at].held.len() as u64;
         if count == 0 {
             return;
@@ -344,8 +374,12 @@ impl World {
         let mut message = Message::copied(&packet.bytes);
         let inbound = end.link.on_frame(self.now, packet.imm, &mut message).expect("legal");
         match inbound {
-            Inbound::Message => _ = peer.oracle.on_delivered(&message, false),
+            Inbound::Message => {
+                end.slots.extend(message.take_slot());
+                peer.oracle.on_delivered(&message, false);
+            }
             Inbound::Assembled(mut message) => {
+                end.slots.extend(message.take_slot());
                 let tail = message.take_tail();
                 let tag = peer.oracle.on_delivered(&message, tail.is_some());
                 if let Some(tail) = tail {
@@ -397,6 +431,8 @@ impl World {
         let Some(transmit) = end.link.poll_transmit() else { return false };
         let head = End::post(&mut end.wire, &mut end.sq, &transmit);
         let is_written = !transmit.writes.is_empty();
+        let is_placed = transmit.frame.parts().0[1] & flags::SLOT_PLACED != 0;
+        self.seen.placed += u64::from(is_placed);
         self.seen.pings += u64::from(head.0 == Kind::Ping as u8);
         self.seen.written += u64::from(is_written);
         end.on_posted(head);
@@ -450,7 +486,9 @@ impl World {
             }
             if moves.is_empty() {
                 // At the latest now the application lets go of something.
-                let holds = |at: &usize| !self.ends[*at].held.is_empty();
+                let holds = |at: &usize| {
+                    !self.ends[*at].held.is_empty() || !self.ends[*at].slots.is_empty()
+                };
                 let Some(at) = [0, 1].into_iter().find(holds) else { return };
                 self.let_go(at, random);
                 continue;
@@ -465,6 +503,7 @@ impl World {
             let metrics = end.link.metrics();
             assert!(end.link.is_idle(), "{metrics:?}");
             assert_eq!(metrics.assembly_bytes, 0);
+            assert_eq!(metrics.open_slots, 0, "slots are missing: {metrics:?}");
             assert_eq!(metrics.landing_held, 0, "chunks are missing: {metrics:?}");
             let window = end.remote.window;
             let least = window.data - window.data_threshold() + 1;
