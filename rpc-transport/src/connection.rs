@@ -18,6 +18,7 @@
 mod ending;
 mod pipe;
 mod post;
+mod staging;
 
 use std::fmt;
 use std::time::Instant;
@@ -162,7 +163,7 @@ impl<P: Protocol> Connection<P> {
         let pools = |pipe: &Pipe| {
             [Some(pipe.recv_pool.clone()), pipe.send_pool.clone()].into_iter().flatten()
         };
-        self.pipe.iter().flat_map(pools).chain(self.poster.staging().cloned()).collect()
+        self.pipe.iter().flat_map(pools).chain(self.poster.staging().iter().cloned()).collect()
     }
 
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {

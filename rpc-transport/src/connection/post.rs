@@ -9,6 +9,7 @@
 //!    through buffers that stay registered.
 
 use super::pipe::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
+use super::staging::Staging;
 use crate::config::LinkConfig;
 use crate::error::CloseCause;
 use crate::link::{FrameBytes, Put, Transmit, Whole};
@@ -41,23 +42,16 @@ impl Flying {
 pub(crate) struct Poster {
     domain: ProtectionDomain,
     registers_freely: bool,
-    staging: Option<BufferPool>,
-    staging_bytes: u32,
-    staging_count: u32,
+    staging: Staging,
 }
 
 impl Poster {
     pub(crate) fn new(domain: ProtectionDomain, device: &dyn Device, config: &LinkConfig) -> Self {
         let capabilities = device.attributes().capabilities;
-        let staging_bytes = config.arena_segment_bytes;
-        // The segments that the bulk lane has in the SQ, and one that is just being posted.
-        let staging_count = (config.bulk_queue_bytes / staging_bytes).clamp(2, 64) + 1;
         Self {
             domain,
             registers_freely: capabilities.contains(Capabilities::FREE_REGISTRATION),
-            staging: None,
-            staging_bytes,
-            staging_count,
+            staging: Staging::new(config),
         }
     }
 
@@ -66,8 +60,8 @@ impl Poster {
     }
 
     #[cfg(any(test, feature = "model"))]
-    pub(super) fn staging(&self) -> Option<&BufferPool> {
-        self.staging.as_ref()
+    pub(super) fn staging(&self) -> &[BufferPool] {
+        self.staging.pools()
     }
 
     /// Posts one frame as a SEND, inline if the device takes it so, else from a registered buffer;
@@ -131,7 +125,8 @@ impl Poster {
         let writes = std::mem::take(&mut transmit.writes);
         let mut wrs = Vec::with_capacity(writes.len() + 1);
         let mut flying = Vec::with_capacity(writes.len());
-        let mut stage = Stage::default();
+        let bytes = writes.iter().map(|put| put.part.len()).sum();
+        let mut stage = Stage { bytes, buffer: None, used: 0 };
         for Put { part, to } in writes {
             let source = self.source(pipe, &part, &mut stage).map_err(|error| failed(&error))?;
             flying.push(Flying::Part(part));
@@ -176,21 +171,16 @@ impl Poster {
         part: &OutPart,
         stage: &mut Stage,
     ) -> Result<Source<'static>, ProviderError> {
-        if self.staging.is_none() {
-            let (bytes, count) = (self.staging_bytes, self.staging_count);
-            self.staging = Some(BufferPool::allocate(&self.domain, bytes, count)?);
-        }
-        if stage.buffer.is_none() {
-            stage.buffer = self.staging.as_ref().and_then(BufferPool::take);
-        }
-        let out_of_buffers = ProviderError::Resources {
-            what: "staging a large message",
-            message: "no buffer is left for a free slot".into(),
+        let buffer = match &mut stage.buffer {
+            Some(buffer) => buffer,
+            none => none.insert(self.staging.take(&self.domain, stage.bytes)?),
         };
-        let Some(buffer) = &mut stage.buffer else { return Err(out_of_buffers) };
         let (at, len) = (stage.used, usize::try_from(part.len()).unwrap_or(usize::MAX));
         let Some(room) = buffer.get_mut(at..at.saturating_add(len)) else {
-            return Err(out_of_buffers);
+            return Err(ProviderError::Resources {
+                what: "staging a large message",
+                message: "it is longer than its buffer".into(),
+            });
         };
         part.copy_to(room);
         stage.used += len;
@@ -200,8 +190,9 @@ impl Poster {
 }
 
 /// The staging buffer of one frame.
-#[derive(Default)]
 struct Stage {
+    /// Most bytes that the frame may need, whether its parts have to be staged or not.
+    bytes: u64,
     buffer: Option<Buffer>,
     used: usize,
 }
