@@ -57,3 +57,33 @@ impl Staging {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::soft;
+
+    #[test]
+    fn many_short_frames_at_once_find_buffers_and_later_ones_need_no_more() {
+        let domain = soft::mem_device().allocate_pd().unwrap();
+        let config = LinkConfig::default();
+        let mut staging = Staging::new(&config);
+        let mut allocated = 0;
+        for round in 0..3 {
+            let mut flying = Vec::new();
+            for frame in 0..64 {
+                let bytes = if frame % 8 == 0 { config.arena_segment_bytes } else { 10_000 };
+                let buffer = staging.take(&domain, bytes.into()).unwrap();
+                assert!(buffer.len() >= bytes as usize, "{bytes} bytes in {}", buffer.len());
+                assert!(
+                    bytes > 10_000 || buffer.len() <= 20_000,
+                    "a long buffer for {bytes} bytes"
+                );
+                flying.push(buffer);
+            }
+            let now: usize = staging.pools().iter().map(|pool| pool.count() as usize).sum();
+            assert!(round == 0 || now == allocated, "{now} buffers after {allocated}");
+            allocated = now;
+        }
+    }
+}
