@@ -191,11 +191,11 @@ impl<P: Protocol> Shard<P> {
         self.state.lock().refusal().is_some()
     }
 
-    /// Whether the CQ has room for another connection that takes `entries` of it.
-    pub fn has_room(&self, entries: u32) -> bool {
+    /// Whether the CQ has room for `count` more connections that take `entries` of it each.
+    pub fn has_room_for(&self, count: u32, entries: u32) -> bool {
         let mut state = self.state.lock();
-        let used = u64::from(entries) * state.qp_count as u64;
-        state.refusal().is_none() && used + u64::from(entries) <= u64::from(state.cq().capacity())
+        let wanted = u64::from(entries) * (state.qp_count as u64 + u64::from(count));
+        state.refusal().is_none() && wanted <= u64::from(state.cq().capacity())
     }
 
     /// Whether every connection is idle in its protocol's eyes, or gone.

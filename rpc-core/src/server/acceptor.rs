@@ -6,7 +6,8 @@
 //! 1. A peer that misbehaves during set-up costs its own connection only.
 //! 2. There are never more than `max_connections`: each holds its place from before its set-up
 //!    until its QP has been destroyed.
-//! 3. Once the server has ended no shard is opened.
+//! 3. A shard is given no more set-ups at once than its CQ has room for.
+//! 4. Once the server has ended no shard is opened.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,7 +32,7 @@ use crate::peer::{Peer, RpcShard};
 use crate::session::Role;
 
 /// Connections that one CQ is made for.
-const CONNECTIONS_PER_CQ: u32 = 1024;
+pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
 /// Set-ups under way at once; more wait in the listener's backlog.
 const CONCURRENT_ACCEPTS: usize = 64;
 /// Longest time for one set-up.
@@ -46,6 +47,17 @@ type Shards = HashMap<String, Vec<ServedShard>>;
 pub(super) struct ServedShard {
     shard: Arc<RpcShard>,
     bulk: BulkPool,
+    /// One for each set-up under way, and one for the list of shards.
+    set_ups: Arc<()>,
+}
+
+impl ServedShard {
+    /// Whether another connection of so many CQ entries fits beside those that are being set up,
+    /// which may not have taken theirs yet.
+    fn has_room(&self, entries: u32) -> bool {
+        let set_ups = u32::try_from(Arc::strong_count(&self.set_ups)).unwrap_or(u32::MAX);
+        self.shard.has_room_for(set_ups, entries)
+    }
 }
 
 impl Deref for ServedShard {
@@ -201,7 +213,7 @@ impl Acceptor {
             .map_err(|error| text(&error))?;
         tokio::spawn(driver);
         let bulk = BulkPool::new(shard.domain().clone());
-        Ok(ServedShard { shard, bulk })
+        Ok(ServedShard { shard, bulk, set_ups: Arc::default() })
     }
 
     pub(super) fn all_shards(&self) -> Vec<ServedShard> {

@@ -54,6 +54,21 @@ async fn set_ups_under_way_count_as_connections() {
     assert!(refusal(acceptor, device).contains("limit of 2 connections"));
 }
 
+/// Of 256 clients at once, those for whom the completion queue had no entries left by the time their
+/// queue pair was made were refused, though another shard would have had room.
+#[tokio::test]
+async fn set_ups_under_way_take_room_of_their_shard() {
+    let server = Server::builder().bind("mem://set-up-room").await.unwrap();
+    let acceptor = &server.acceptor;
+    let device = soft::mem_device();
+    let places: Vec<_> =
+        (0..=acceptor::CONNECTIONS_PER_CQ).map(|_| acceptor.place(device).unwrap()).collect();
+    let last = &places[places.len() - 1].shard;
+    let others = &places[..places.len() - 1];
+    assert!(others.iter().all(|place| !Arc::ptr_eq(&place.shard, last)));
+    assert_eq!(acceptor.all_shards().len(), 2);
+}
+
 #[tokio::test]
 async fn a_place_is_free_again_when_its_connection_has_ended() {
     let server = Server::builder().max_connections(1).bind("mem://freed-place").await.unwrap();
