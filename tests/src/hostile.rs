@@ -188,8 +188,8 @@ impl HostilePeer {
                 return Heard::Gone;
             }
             self.cq.arm().expect("the queue lives");
-            self.poll();
-            if self.heard.is_empty() && !self.gone {
+            // What is polled here, a SEND's completion for one, has spent the arming (rule 3).
+            if self.poll() == 0 && !self.gone {
                 let mut guard = self.events.readable().await.expect("it can be watched");
                 self.cq.clear_events().expect("the queue lives");
                 guard.clear_ready();
@@ -206,9 +206,10 @@ impl HostilePeer {
         frames
     }
 
-    fn poll(&mut self) {
+    /// Takes what there is; gives the number of completions.
+    fn poll(&mut self) -> usize {
         let mut completions = Vec::new();
-        self.cq.poll(&mut completions, DEPTH as usize).expect("the queue lives");
+        let count = self.cq.poll(&mut completions, DEPTH as usize).expect("the queue lives");
         for completion in completions {
             self.on_completion(completion);
         }
@@ -216,6 +217,7 @@ impl HostilePeer {
             let (QpEvent::Disconnected(_) | _) = event;
             self.gone = true;
         }
+        count
     }
 
     fn on_completion(&mut self, completion: Completion) {
