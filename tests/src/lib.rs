@@ -10,11 +10,13 @@
 //! | `raw` | a service without a macro, for statuses with details |
 //! | `limit` | a test's own runtime, with a hard end |
 //! | `process` | server and client processes that die with the test |
+//! | `agent` | programs of the tests on another machine |
 //! | `scheme` | an address of each scheme that nobody else uses |
 //! | `world` | a server at such an address, and clients of it |
 //! | `hostile` | a peer that speaks below the link |
 //! | `resources` | what a process holds: fds, memory, tasks, CPU time |
 
+pub mod agent;
 pub mod hostile;
 pub mod journal;
 pub mod limit;

@@ -1,19 +1,22 @@
 //! Server and client processes of a test.
 //!
 //! A child says what it has to say in lines on its stdout, each a word and perhaps a text; it takes
-//! commands as lines on its stdin.
+//! commands as lines on its stdin. It runs on this machine, or on the peer's where the tests have one
+//! ([`crate::agent`]): servers run there, so that there is a wire between them and the test.
 //!
 //! Invariants:
 //! 1. A child ends when its stdin does, so none outlives the test process, however that ends.
 //! 2. Dropping a [`Child`] kills it.
 
-use std::ffi::OsStr;
+use std::fmt;
 use std::io::BufRead;
 use std::process::{ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{ChildStdin, ChildStdout, Command};
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::process::Command;
+
+use crate::agent::{self, Remote, send_signal};
 
 /// The word with which a child says that it is up.
 pub const READY: &str = "READY";
@@ -21,36 +24,64 @@ pub const READY: &str = "READY";
 pub const STOPPED: &str = "STOPPED";
 /// The command that starts an orderly shutdown.
 pub const SHUTDOWN: &str = "shutdown";
+/// The command that makes a client call.
+pub const CALL: &str = "call";
 /// The command that opens a gate; its number follows.
 pub const OPEN: &str = "open";
 
 /// A process of a test.
-#[derive(Debug)]
 pub struct Child {
-    process: tokio::process::Child,
-    stdin: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
+    place: Place,
+    stdin: Box<dyn AsyncWrite + Send + Sync + Unpin>,
+    stdout: BufReader<Box<dyn AsyncRead + Send + Sync + Unpin>>,
     pid: u32,
 }
 
+/// Where a child runs.
+#[derive(Debug)]
+enum Place {
+    Here(tokio::process::Child),
+    There(Remote),
+}
+
 impl Child {
-    /// Starts a program of this package.
+    /// Starts a program of this package on this machine.
     ///
     /// # Panics
     /// When it cannot be started.
     #[must_use]
-    pub fn start<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Self {
-        let mut process = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("a program of this package can be started");
-        let stdin = process.stdin.take();
+    pub fn start<S: AsRef<str>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Self {
+        let mut command = Command::new(program);
+        for argument in arguments {
+            command.arg(argument.as_ref());
+        }
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut process = piped.spawn().expect("a program of this package can be started");
+        let stdin = process.stdin.take().expect("it is a pipe");
         let stdout = process.stdout.take().expect("it is a pipe");
         let pid = process.id().expect("it has not been waited for");
-        Self { process, stdin, lines: BufReader::new(stdout).lines(), pid }
+        let stdout = BufReader::new(Box::new(stdout) as Box<_>);
+        Self { place: Place::Here(process), stdin: Box::new(stdin), stdout, pid }
+    }
+
+    /// Starts a program on the peer's machine, or on this one where the tests have no other.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start_there<S: AsRef<str>>(
+        program: &str,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Self {
+        let Some(peer) = agent::of_the_peer() else { return Self::start(program, arguments) };
+        let arguments: Vec<_> =
+            arguments.into_iter().map(|argument| argument.as_ref().to_owned()).collect();
+        let (remote, stream) = Remote::start(peer, program, &arguments)
+            .unwrap_or_else(|error| panic!("{program} cannot be started there: {error}"));
+        let pid = remote.pid;
+        let (stdout, stdin) = tokio::io::split(stream);
+        let stdout = BufReader::new(Box::new(stdout) as Box<_>);
+        Self { place: Place::There(remote), stdin: Box::new(stdin), stdout, pid }
     }
 
     /// Its process id.
@@ -64,10 +95,21 @@ impl Child {
     /// # Panics
     /// When the child says something else, or ends.
     pub async fn expect(&mut self, word: &str) -> String {
-        let line = self.lines.next_line().await.expect("its stdout can be read");
-        let line = line.unwrap_or_else(|| panic!("the child ended without {word}"));
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).await.expect("its stdout can be read");
+        assert!(!line.is_empty(), "the child ended without {word}");
         let text = line.strip_prefix(word);
         text.unwrap_or_else(|| panic!("{word} was due, not `{line}`")).trim().to_owned()
+    }
+
+    /// All that it says until it ends.
+    ///
+    /// # Panics
+    /// When that is no text.
+    pub async fn output(&mut self) -> String {
+        let mut text = String::new();
+        self.stdout.read_to_string(&mut text).await.expect("its stdout can be read");
+        text
     }
 
     /// Gives a command.
@@ -75,8 +117,8 @@ impl Child {
     /// # Panics
     /// When the child has ended.
     pub async fn command(&mut self, line: &str) {
-        let stdin = self.stdin.as_mut().expect("its stdin is open");
-        stdin.write_all(format!("{line}\n").as_bytes()).await.expect("the child listens");
+        self.stdin.write_all(format!("{line}\n").as_bytes()).await.expect("the child listens");
+        self.stdin.flush().await.expect("the child listens");
     }
 
     /// Stops all of its threads.
@@ -85,10 +127,6 @@ impl Child {
     /// When the child has ended.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        // The signal takes its time; this comes back when the last thread has stopped.
-        let stopped =
-            waitpid(Some(self.raw_pid()), WaitOptions::UNTRACED).expect("it is our child");
-        assert!(stopped.is_some_and(|(_, status)| status.stopped()), "the child lives");
     }
 
     /// Lets it go on.
@@ -100,11 +138,11 @@ impl Child {
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(self.raw_pid(), signal).expect("the child lives");
-    }
-
-    fn raw_pid(&self) -> Pid {
-        i32::try_from(self.pid).ok().and_then(Pid::from_raw).expect("a process id")
+        let sent = match &self.place {
+            Place::Here(_) => send_signal(self.pid, signal),
+            Place::There(remote) => remote.signal(signal),
+        };
+        sent.expect("the child lives");
     }
 
     /// Ends it as `kill -9` does, and waits until the kernel has taken it down.
@@ -121,8 +159,30 @@ impl Child {
     /// # Panics
     /// When it cannot be waited for.
     pub async fn wait(&mut self) -> ExitStatus {
-        self.process.wait().await.expect("it is our child")
+        let status = match &mut self.place {
+            Place::Here(process) => process.wait().await,
+            Place::There(remote) => remote.wait().await,
+        };
+        status.expect("it is our child")
     }
+}
+
+impl fmt::Debug for Child {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Child").field("place", &self.place).field("pid", &self.pid).finish()
+    }
+}
+
+/// What a program on the server's machine says: [`Child::start_there`], to its end.
+///
+/// # Panics
+/// When it cannot be started, or fails.
+pub async fn output_there(program: &str, arguments: &[&str]) -> String {
+    let mut child = Child::start_there(program, arguments);
+    let output = child.output().await;
+    let status = child.wait().await;
+    assert!(status.success(), "{program} {arguments:?}: {status}");
+    output
 }
 
 /// In a child: ends the process when stdin does, and hands each line to `on_command` until then.

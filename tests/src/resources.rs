@@ -23,13 +23,12 @@ pub fn of_this_process() -> Resources {
     }
 }
 
-/// CPU time that a process has used, user and system, in clock ticks.
+/// CPU time that a process has used, user and system, in clock ticks; from its `/proc/PID/stat`.
 ///
 /// # Panics
-/// When there is no such process.
+/// When that is no such file's text.
 #[must_use]
-pub fn cpu_ticks(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process lives");
+pub fn cpu_ticks(stat: &str) -> u64 {
     // The name in parentheses may hold anything.
     let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
     // Fields 14 and 15; the first here is field 3.

@@ -4,8 +4,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An IPv4 address that an RDMA port of this machine answers to.
+///
+/// # Panics
+/// Without a usable device.
 #[cfg(feature = "verbs")]
-fn rdma_host() -> std::net::IpAddr {
+#[must_use]
+pub fn rdma_host() -> std::net::IpAddr {
     let report = rpc_transport::verbs::preflight();
     assert!(report.is_usable(), "tests over rdma:// need an RDMA device:\n{report}");
     let mut addresses = report.addresses().into_iter();
@@ -57,9 +61,30 @@ impl Scheme {
         }
     }
 
+    /// The same at the machine where [`crate::process::Child::start_there`] starts servers.
+    ///
+    /// # Panics
+    /// When that is another machine, which only `rdma://` reaches, and for RDMA without a usable
+    /// device.
+    #[must_use]
+    pub fn fresh_address_there(self) -> String {
+        match (self, crate::agent::of_the_peer()) {
+            (_, None) | (Self::Mem, _) => self.fresh_address(),
+            #[cfg(feature = "verbs")]
+            (Self::Rdma, Some(peer)) => format!("rdma://{}:0", peer.ip()),
+            (_, Some(peer)) => panic!("{self:?} does not reach a server at {peer}"),
+        }
+    }
+
     /// Whether a server at such an address may be another process.
     #[must_use]
     pub fn is_between_processes(self) -> bool {
         self != Self::Mem
+    }
+
+    /// Whether it needs an RDMA device.
+    #[must_use]
+    pub fn is_rdma(self) -> bool {
+        !Self::ALL.contains(&self)
     }
 }

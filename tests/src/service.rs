@@ -20,27 +20,38 @@ use crate::resources;
 /// `len` bytes that depend on `seed` and differ from place to place.
 #[must_use]
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    // splitmix64: each place has its own value, so that a shifted or doubled block is seen.
-    let word = |at: u64| {
-        let mut z = seed.wrapping_add((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut bytes = vec![0; len];
+    // splitmix64: each place has its own value, so that a shifted or doubled block is seen. Word by
+    // word: an unoptimized build in an emulated machine makes megabytes of them.
+    let mut state = seed;
+    for place in bytes.chunks_mut(8) {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    let words = len.div_ceil(8) as u64;
-    let mut bytes: Vec<u8> = (0..words).flat_map(|at| word(at).to_le_bytes()).collect();
-    bytes.truncate(len);
+        let word = (z ^ (z >> 31)).to_le_bytes();
+        place.copy_from_slice(&word[..place.len()]);
+    }
     bytes
 }
 
 /// A checksum that depends on the order of the bytes.
 #[must_use]
 pub fn checksum(data: &[u8]) -> u64 {
-    data.chunks(8).fold(0xcbf2_9ce4_8422_2325, |sum, chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
+    let add = |sum: u64, word: [u8; 8]| {
         (sum.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    };
+    let (words, rest) = data.as_chunks::<8>();
+    let mut sum = 0xcbf2_9ce4_8422_2325;
+    for word in words {
+        sum = add(sum, *word);
+    }
+    if rest.is_empty() {
+        return sum;
+    }
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    add(sum, last)
 }
 
 /// Length of a payload and its [`checksum`], without having all of it in one piece.

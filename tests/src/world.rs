@@ -1,6 +1,7 @@
 //! A server at an address of some scheme, and clients of it.
 //!
-//! For `mem://` the server is a task of the test, for every other scheme a process of its own.
+//! For `mem://` the server is a task of the test, for every other scheme a process of its own: on the
+//! peer's machine where the tests have one ([`crate::agent`]).
 
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ impl World {
     /// # Panics
     /// When it does not come up.
     pub async fn start_with(program: &str, scheme: Scheme, options: &[&str]) -> Self {
-        let listen = scheme.fresh_address();
+        let listen = scheme.fresh_address_there();
         if scheme == Scheme::Mem {
             return Self::start_here(listen, options).await;
         }
@@ -127,13 +128,13 @@ impl World {
     }
 }
 
-/// Starts a server process; gives it with its real address.
+/// Starts a server process on the peer's machine, if there is one; gives it with its real address.
 ///
 /// # Panics
 /// When it does not come up.
 pub async fn start_server(program: &str, listen: &str, options: &[&str]) -> (Child, String) {
     let arguments = ["--listen", listen].into_iter().chain(options.iter().copied());
-    let mut child = Child::start(program, arguments);
+    let mut child = Child::start_there(program, arguments);
     let address = child.expect(READY).await;
     (child, address)
 }

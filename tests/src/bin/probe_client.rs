@@ -5,11 +5,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rpc_core::{Channel, PollMode};
+use rpc_core::{Channel, CloseCause, PollMode};
 use tests::probe::{ProbeClient, Resources};
-use tests::process::{self, READY};
+use tests::process::{self, CALL, READY};
 use tests::resources;
 use tests::service::pattern;
+use tokio::sync::mpsc::UnboundedReceiver;
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -30,6 +31,9 @@ enum Role {
     Cycle { warm_up: u64, count: u64 },
     /// Calls on many channels at once; says `DONE calls`.
     Many { channels: u64, calls: u64 },
+    /// Connects and calls once for each command `call`; says `STARTED`, then `ENDED code`, `RULE` and
+    /// the rule that the server has broken, `STATUS` and the status.
+    Victim,
 }
 
 #[tokio::main(worker_threads = 2)]
@@ -37,7 +41,11 @@ async fn main() -> ExitCode {
     let Options { address, role } = Options::parse();
     process::log_to_stderr();
     resources::raise_fd_limit();
-    process::obey(|command| panic!("unknown command `{command}`"));
+    let (command, commands) = tokio::sync::mpsc::unbounded_channel();
+    process::obey(move |line| {
+        let known = (line == CALL).then(|| command.send(()).ok());
+        known.unwrap_or_else(|| panic!("unknown command `{line}`"));
+    });
     match role {
         Role::Hold { tag, count } => hold(&address, tag, count).await,
         Role::Idle { count, poll_mode } => idle(&address, count, &poll_mode).await,
@@ -53,6 +61,7 @@ async fn main() -> ExitCode {
             let done = many(&address, channels, calls).await;
             process::say("DONE", done);
         }
+        Role::Victim => victim(&address, commands).await,
     }
     // The thread that listens to stdin ends the process.
     std::future::pending().await
@@ -114,6 +123,23 @@ async fn say_resources() {
     }
     let Resources { fds, rss_bytes, mappings, tasks } = resources;
     process::say("RESOURCES", format_args!("{fds} {rss_bytes} {mappings} {tasks}"));
+}
+
+async fn victim(address: &str, mut commands: UnboundedReceiver<()>) {
+    process::say(READY, "");
+    while commands.recv().await.is_some() {
+        let client = connect(address).await;
+        let call = client.add(1, 1).start();
+        process::say("STARTED", "");
+        let status = call.await.expect_err("the server breaks a rule");
+        let rule = match client.channel().close_cause() {
+            Some(CloseCause::Protocol(rule)) => rule.to_string(),
+            other => format!("none: {other:?}"),
+        };
+        process::say("ENDED", format_args!("{:?}", status.code()));
+        process::say("RULE", rule);
+        process::say("STATUS", status.message());
+    }
 }
 
 async fn many(address: &str, channels: u64, calls: u64) -> u64 {

@@ -6,7 +6,7 @@
 //! emulated machine takes its time; there the kernel also counts the device's objects.
 
 use tests::probe::{ProbeClient, Resources};
-use tests::process::{Child, READY};
+use tests::process::{Child, READY, output_there};
 use tests::scheme::Scheme;
 use tests::world::World;
 
@@ -37,7 +37,7 @@ async fn connecting_and_closing_leaks_nothing(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let witness = world.client().await;
     let empty = witness.resources().await.expect("the server answers");
-    let objects = device_objects(scheme);
+    let objects = device_objects(scheme).await;
     let (warm_up, count) = cycles(scheme);
     let (warm_up_text, count_text) = (warm_up.to_string(), count.to_string());
     let arguments = ["--address", &world.address, "cycle", &warm_up_text, &count_text];
@@ -54,27 +54,20 @@ async fn connecting_and_closing_leaks_nothing(scheme: Scheme) {
     client.kill().await;
     // What is destroyed by a thread of its own takes its time; what has leaked ends this loop by the
     // test's limit.
-    while device_objects(scheme) != objects {
+    while device_objects(scheme).await != objects {
         tokio::task::yield_now().await;
     }
 }
 
-/// The objects of all RDMA devices, as the kernel counts them: QPs, CQs, MRs, PDs, ids.
-#[cfg(feature = "verbs")]
-fn device_objects(scheme: Scheme) -> String {
-    if scheme != Scheme::Rdma {
+/// The objects of all RDMA devices of the server's machine, as the kernel counts them: QPs, CQs, MRs,
+/// PDs, ids.
+async fn device_objects(scheme: Scheme) -> String {
+    if !scheme.is_rdma() {
         return String::new();
     }
-    let output = std::process::Command::new("rdma").args(["resource", "show"]).output();
-    let output = output.expect("iproute2's rdma");
-    assert!(output.status.success() && !output.stdout.is_empty(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// No scheme of this build has any.
-#[cfg(not(feature = "verbs"))]
-fn device_objects(_: Scheme) -> String {
-    String::new()
+    let objects = output_there("rdma", &["resource", "show"]).await;
+    assert!(!objects.is_empty(), "there is no device");
+    objects
 }
 
 /// Asks until what was closed is gone. The client's last connections take their time to be taken

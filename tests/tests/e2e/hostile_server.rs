@@ -7,9 +7,13 @@ use tests::hostile::bytes::{self, data, hello, link_header, segment, session_hea
 use tests::hostile::{Heard, HostilePeer};
 use tests::limit;
 use tests::probe::ProbeClient;
+#[cfg(feature = "verbs")]
+use tests::process::{CALL, Child, READY};
 use tests::scheme::Scheme;
 use tests::world::World;
 
+#[cfg(feature = "verbs")]
+use crate::CLIENT;
 use crate::SERVER;
 
 /// A frame, and immediate data.
@@ -171,6 +175,46 @@ async fn check_rules(scheme: Scheme, rules: Vec<(Vec<Sent>, &'static str)>) {
         server.hear_to_the_end().await;
         assert_eq!(other.add(20, 22).await, Ok(42), "other connections live");
     }
+}
+
+/// The same with the client in a process of its own: on the peer's machine, if there is one.
+#[cfg(feature = "verbs")]
+async fn check_rules_there(scheme: Scheme, rules: Vec<(Vec<Sent>, &'static str)>) {
+    let honest = World::start(SERVER, scheme).await;
+    let other = honest.client().await;
+    let (mut listener, address) = listen(scheme).await;
+    let mut victim = Child::start_there(CLIENT, ["--address", &address, "victim"]);
+    victim.expect(READY).await;
+    for (frames, words) in rules {
+        victim.command(CALL).await;
+        let mut server = HostilePeer::accept(&mut *listener).await;
+        victim.expect("STARTED").await;
+        for (frame, imm) in &frames {
+            match imm {
+                None => server.send(frame),
+                Some(imm) => server.send_with_imm(frame, *imm),
+            }
+        }
+        assert_eq!(victim.expect("ENDED").await, "Unavailable", "{words}");
+        let rule = victim.expect("RULE").await;
+        assert!(rule.contains(words), "`{rule}` lacks `{words}`");
+        let status = victim.expect("STATUS").await;
+        assert!(status.contains(&rule), "`{status}` lacks `{rule}`");
+        server.hear_to_the_end().await;
+        assert_eq!(other.add(20, 22).await, Ok(42), "other connections live");
+    }
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn broken_rules_of_the_link_are_named_over_rdma() {
+    limit::run(check_rules_there(Scheme::Rdma, broken_link_rules()));
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn broken_rules_of_the_session_are_named_over_rdma() {
+    limit::run(check_rules_there(Scheme::Rdma, broken_session_rules()));
 }
 
 on_scheme!(mem, Mem, broken_rules_of_the_link_are_named, broken_rules_of_the_session_are_named);

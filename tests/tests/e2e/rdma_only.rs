@@ -1,7 +1,6 @@
 //! What only a real device has: one-sided access by a peer that was never given a key, a peer of
 //! another protocol, protection domains.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rpc_core::Isolation;
@@ -9,6 +8,7 @@ use rpc_transport::provider::RemoteSlice;
 use tests::hostile::HostilePeer;
 use tests::hostile::bytes::{data, hello};
 use tests::limit;
+use tests::process::output_there;
 use tests::scheme::Scheme;
 use tests::service::pattern;
 use tests::world::World;
@@ -61,14 +61,13 @@ fn a_peer_of_another_protocol_is_refused_over_rdma() {
     });
 }
 
-/// Protection domains of the process, as the kernel counts them: it names the thread that made each.
-fn domains_of(pid: u32) -> usize {
-    let output = Command::new("rdma").args(["resource", "show", "pd"]).output();
-    let output = output.expect("iproute2's rdma");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+/// Protection domains of a server, as the kernel counts them: it names the thread that made each.
+async fn domains_of(server: u32) -> usize {
+    let text = output_there("rdma", &["resource", "show", "pd"]).await;
+    let threads = output_there("ls", &[&format!("/proc/{server}/task")]).await;
     let thread_of = |line: &str| Some(line.split_once(" pid ")?.1.split(' ').next()?.to_owned());
-    let threads = text.lines().filter_map(thread_of);
-    threads.filter(|thread| Path::new(&format!("/proc/{pid}/task/{thread}")).exists()).count()
+    let makers = text.lines().filter_map(thread_of);
+    makers.filter(|maker| threads.lines().any(|thread| thread == maker)).count()
 }
 
 #[test]
@@ -78,7 +77,7 @@ fn isolated_connections_have_domains_of_their_own_over_rdma() {
             let world = World::start_with(SERVER, Scheme::Rdma, options).await;
             let witness = world.client().await;
             assert_eq!(witness.add(1, 1).await, Ok(2));
-            let before = domains_of(world.pid());
+            let before = domains_of(world.pid()).await;
             let mut clients = Vec::new();
             for _ in 0..5 {
                 let client = world.client().await;
@@ -86,10 +85,10 @@ fn isolated_connections_have_domains_of_their_own_over_rdma() {
                 assert_eq!(client.echo(&data).await, Ok(data));
                 clients.push(client);
             }
-            assert_eq!(domains_of(world.pid()), before + more);
+            assert_eq!(domains_of(world.pid()).await, before + more);
             drop(clients);
             // They go with their connections; what stays ends this by the test's limit.
-            while domains_of(world.pid()) != before {
+            while domains_of(world.pid()).await != before {
                 tokio::task::yield_now().await;
             }
         }
