@@ -338,6 +338,29 @@ async fn measure_ours(
     Ok(())
 }
 
+/// Bytes per second of registered payloads from here to the server, `in_flight` at once.
+///
+/// # Errors
+/// When a call fails.
+#[cfg(feature = "verbs")]
+pub(crate) async fn up_rate(
+    address: &str,
+    mode: PollMode,
+    size: usize,
+    in_flight: usize,
+    duration: Duration,
+) -> Result<f64> {
+    let builder = Channel::builder().poll_mode(mode).link(link());
+    let channel = builder.connect(address).await?;
+    let bulk = registered(channel.bulk_pool(), size);
+    let client = LargeClient::new(channel);
+    let up = move || {
+        let (client, bulk) = (client.clone(), bulk.clone());
+        async move { Ok(client.sink(bulk).await?) }
+    };
+    rate(in_flight, size, duration, up).await
+}
+
 async fn latency_of(
     client: &EchoClient,
     duration: Duration,

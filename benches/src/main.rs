@@ -107,6 +107,28 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         millis: u64,
     },
+    /// Large payloads over rdma:// against perftest's ib_write_bw (see `tests/bench_in_lab`).
+    #[cfg(feature = "verbs")]
+    RdmaLarge {
+        /// Bytes of a payload.
+        #[arg(long, default_value_t = 1 << 20)]
+        size: usize,
+        /// Interleaved pairs; all and their median are printed.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// WRITEs of each perftest run.
+        #[arg(long, default_value_t = 300)]
+        iterations: u32,
+        /// Payloads of ours under way at once; perftest has up to 128.
+        #[arg(long, default_value_t = 4)]
+        in_flight: usize,
+        /// Poll mode of both our ends. Soft-RoCE's own thread needs the core that a busy end takes.
+        #[arg(long, default_value = "adaptive")]
+        mode: String,
+        /// Milliseconds for each of our measurements.
+        #[arg(long, default_value_t = 2000)]
+        millis: u64,
+    },
     /// A number of calls over any scheme, for counting system calls (`strace -c`).
     Calls {
         /// The address of a server.
@@ -160,6 +182,11 @@ fn main() -> Result<()> {
         #[cfg(feature = "verbs")]
         Command::Rdma { rounds, iterations, millis } => {
             rdma::run(&runtime, rounds, iterations, Duration::from_millis(millis))
+        }
+        #[cfg(feature = "verbs")]
+        Command::RdmaLarge { size, rounds, iterations, in_flight, mode, millis } => {
+            let duration = Duration::from_millis(millis);
+            rdma::large(&runtime, size, rounds, iterations, in_flight, &mode, duration)
         }
         Command::Calls { address, calls } => runtime.block_on(async {
             let client = ours::connect(&address, PollMode::Busy).await?;

@@ -1,4 +1,5 @@
-//! The floor on an RDMA device: `ib_send_lat` and `ib_send_bw` of perftest, each end pinned as ours.
+//! The floor on an RDMA device: `ib_send_lat`, `ib_send_bw` and `ib_write_bw` of perftest, each end
+//! pinned as ours.
 
 use std::net::IpAddr;
 use std::process::{Child, Command, Output, Stdio};
@@ -23,6 +24,13 @@ pub(crate) fn message_rate(address: IpAddr, size: usize, iterations: u32) -> Res
     let columns = run("ib_send_bw", address, size, iterations)?;
     // Bytes, iterations, peak and average bandwidth, million messages per second.
     Ok(1e6 * column(&columns, 4)?)
+}
+
+/// Bytes per second by one-sided WRITEs of `size` bytes, many under way at once: the average.
+pub(crate) fn write_rate(address: IpAddr, size: usize, iterations: u32) -> Result<f64> {
+    let columns = run("ib_write_bw", address, size, iterations)?;
+    // perftest's MB are MiB.
+    Ok(f64::from(1 << 20) * column(&columns, 3)?)
 }
 
 fn column(columns: &[String], at: usize) -> Result<f64> {

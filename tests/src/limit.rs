@@ -14,8 +14,25 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Time for one test. Generous: it is met only by what is stuck.
 pub const LIMIT: Duration = Duration::from_secs(120);
+/// The same at a slower [`paced`] pace.
+const SLOW_LIMIT: Duration = Duration::from_secs(300);
 /// Time for a timed-out test to be taken down in order.
 const TAKE_DOWN: Duration = Duration::from_secs(20);
+
+/// The time that a test gives a living process to answer, times `RPC_TEST_PACE`: an emulated machine
+/// on a busy host may do nothing at all for a tenth of a second.
+///
+/// # Panics
+/// When that is no number.
+#[must_use]
+pub fn paced(time: Duration) -> Duration {
+    let pace = std::env::var("RPC_TEST_PACE").ok();
+    time * pace.map_or(1, |text| text.parse().expect("RPC_TEST_PACE is a number"))
+}
+
+fn limit() -> Duration {
+    paced(LIMIT).min(SLOW_LIMIT)
+}
 
 /// Ends the process when it is not dropped in time.
 #[derive(Debug)]
@@ -63,7 +80,7 @@ pub fn run_single<F: Future<Output = ()>>(body: F) {
 /// # Panics
 /// When it does not end within [`LIMIT`].
 pub fn run_on<F: Future<Output = ()>>(builder: &mut Builder, body: F) {
-    let _watchdog = Watchdog::start(LIMIT + TAKE_DOWN);
+    let _watchdog = Watchdog::start(limit() + TAKE_DOWN);
     let runtime = builder.enable_all().build().expect("a runtime");
     block_on(&runtime, body);
     runtime.shutdown_background();
@@ -74,6 +91,6 @@ pub fn run_on<F: Future<Output = ()>>(builder: &mut Builder, body: F) {
 /// # Panics
 /// When it does not end in time.
 pub fn block_on<F: Future>(runtime: &Runtime, body: F) -> F::Output {
-    let limited = async { tokio::time::timeout(LIMIT, body).await };
+    let limited = async { tokio::time::timeout(limit(), body).await };
     runtime.block_on(limited).expect("the test is stuck")
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use rpc_core::{CloseCause, Code, ConnectError, LinkConfig};
+use tests::limit::paced;
 use tests::probe::{Mark, ProbeClient};
+
 use tests::process::{Child, READY};
 use tests::scheme::Scheme;
 use tests::world::{World, marked, start_server};
@@ -114,10 +116,18 @@ async fn calls_after_the_death_say_why(scheme: Scheme) {
     }
 }
 
-/// Pings after a tenth of a second of silence.
+/// The silence after which there is a ping, and after that one the end.
+fn silence() -> Duration {
+    paced(Duration::from_millis(100))
+}
+
 fn impatient() -> LinkConfig {
-    let tenth = Duration::from_millis(100);
-    LinkConfig::default().keep_alive(Some(tenth)).keep_alive_timeout(tenth)
+    LinkConfig::default().keep_alive(Some(silence())).keep_alive_timeout(silence())
+}
+
+async fn impatient_server(scheme: Scheme) -> World {
+    let millis = silence().as_millis().to_string();
+    World::start_with(SERVER, scheme, &["--keep-alive-ms", &millis]).await
 }
 
 async fn a_server_that_answers_no_ping_is_given_up(scheme: Scheme) {
@@ -136,7 +146,7 @@ async fn a_server_that_answers_no_ping_is_given_up(scheme: Scheme) {
 }
 
 async fn a_client_that_answers_no_ping_is_given_up(scheme: Scheme) {
-    let world = World::start_with(SERVER, scheme, &["--keep-alive-ms", "100"]).await;
+    let world = impatient_server(scheme).await;
     let witness = world.client().await;
     let mut silent = Child::start(CLIENT, ["--address", &world.address, "hold", "1", "10"]);
     silent.expect(READY).await;
@@ -147,11 +157,11 @@ async fn a_client_that_answers_no_ping_is_given_up(scheme: Scheme) {
 }
 
 async fn silence_is_no_death_while_pings_are_answered(scheme: Scheme) {
-    let world = World::start_with(SERVER, scheme, &["--keep-alive-ms", "100"]).await;
+    let world = impatient_server(scheme).await;
     let client = world.client_with(|builder| builder.link(impatient())).await;
     assert_eq!(client.add(1, 1).await, Ok(2));
     // Several intervals without a call; what is measured is that nothing happens.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(10 * silence()).await;
     assert!(client.channel().close_cause().is_none());
     assert_eq!(client.add(2, 2).await, Ok(4));
 }
