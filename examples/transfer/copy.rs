@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use super::path::{Shown, part_rank, split};
 use super::plan::{Item, Plan};
 use super::progress::Progress;
-use super::service::{FileError, Link, SMALL_BYTES, Settle, Special};
+use super::service::{Link, SMALL_BYTES, Settle, Special};
 use super::side::{Answers, Failure, Side, SideError};
 
 /// Items of one call.
@@ -54,13 +54,13 @@ pub(crate) struct Copy<'a> {
     pub(super) blocks: Semaphore,
     /// When the next byte may go.
     pace: Mutex<Option<Instant>>,
-    /// Files for which there was no room, to be tried once more.
-    full: Mutex<Vec<Item<u64>>>,
+    /// Files that did not make it, to be tried once more.
+    again: Mutex<Vec<Item<u64>>>,
     /// Files that are there, but not with their mode and time.
     unsettled: Mutex<Vec<Settle>>,
 }
 
-/// Whether a file for which there is no room may be tried again.
+/// Whether a file that did not make it may be tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attempt {
     First,
@@ -82,7 +82,7 @@ impl<'a> Copy<'a> {
             options,
             blocks: Semaphore::new(options.in_flight),
             pace: Mutex::default(),
-            full: Mutex::default(),
+            again: Mutex::default(),
             unsettled: Mutex::default(),
         }
     }
@@ -233,9 +233,10 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Files for which there was no room, one by one: others that failed have made some.
+    /// Files for which there was no room, one by one: others that failed have made some. And files
+    /// that another transfer wrote at the same time: it may have ended.
     async fn once_more(&self) -> Result<(), Status> {
-        let mut files = std::mem::take(&mut *self.full.lock());
+        let mut files = std::mem::take(&mut *self.again.lock());
         files.sort_unstable_by_key(|file| file.what);
         for file in files {
             self.large_file(file, Attempt::Last).await?;
@@ -245,8 +246,8 @@ impl<'a> Copy<'a> {
 
     /// A file that did not make it.
     pub(super) fn file_failed(&self, file: &Item<u64>, error: &SideError, attempt: Attempt) {
-        if attempt == Attempt::First && matches!(error.error, FileError::Full(_)) {
-            self.full.lock().push(file.clone());
+        if attempt == Attempt::First && error.may_pass() {
+            self.again.lock().push(file.clone());
         } else {
             self.fail(&file.from, error);
         }

@@ -6,6 +6,8 @@
 //!    order, so after an interruption at most that many are copied again.
 //! 3. The digest that a file is checked against is made of the sums that its source gave with the
 //!    blocks, so what happens to them on the way is found.
+//! 4. A partial file stays behind for a later run to go on with, but not one that has failed twice:
+//!    another transfer's blocks may be in it.
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rpc_core::Status;
@@ -30,15 +32,23 @@ impl Copy<'_> {
         if attempt == Attempt::First {
             self.progress.given_up(file.what.saturating_sub(counted));
         }
-        self.make_room(&file, &error).await?;
+        self.clear_away(&file, &error, attempt).await?;
         self.file_failed(&file, &error, attempt);
         Ok(())
     }
 
-    /// What there is no room for does not take it away from others.
-    async fn make_room(&self, file: &Item<u64>, error: &SideError) -> Result<(), Status> {
-        if !matches!(error.error, FileError::Full(_)) {
-            return Ok(());
+    /// What there is no room for does not take it away from others, and nobody needs a mixture.
+    async fn clear_away(
+        &self,
+        file: &Item<u64>,
+        error: &SideError,
+        attempt: Attempt,
+    ) -> Result<(), Status> {
+        match error.error {
+            FileError::Full(_) => {}
+            FileError::Busy => return Ok(()),
+            _ if attempt == Attempt::Last => {}
+            _ => return Ok(()),
         }
         match self.sink.abandon(file.to.clone()).await {
             Err(Failure::Fatal(status)) => Err(status),

@@ -42,6 +42,13 @@ pub(crate) struct SideError {
     pub(crate) there: bool,
 }
 
+impl SideError {
+    /// Whether it may be otherwise a little later: others make room, or have ended.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self.error, FileError::Full(_) | FileError::Busy | FileError::Mismatch)
+    }
+}
+
 impl fmt::Display for SideError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = if self.there { "at the server" } else { "here" };

@@ -588,7 +588,10 @@ async fn two_at_once_never_mix_their_files() {
     let server = serve(&[&shm_name("two")], at.path()).await;
     let address = &server.addresses()[0];
     let trees = [one.path().join("tree"), other.path().join("tree")];
-    let send = |tree| async move { transfer(&[&"send", address, tree]).await };
+    // Slow enough for both to be at the same file.
+    let send = |tree| async move {
+        transfer(&[&"send", address, tree, &"--block", &"256K", &"--limit", &"20M"]).await
+    };
     for ended in <[Ended; 2]>::from(tokio::join!(send(&trees[0]), send(&trees[1]))) {
         // Who comes second may be told so.
         let lines: Vec<&str> = ended.stderr.lines().collect();
@@ -604,6 +607,7 @@ async fn two_at_once_never_mix_their_files() {
             assert!(pair.contains(&found), "{name} is a mixture");
         }
     }
+    assert_eq!(partial_files(&at.path().join("tree")), [""; 0]);
     // Afterwards each can have its way.
     for tree in &trees {
         transfer(&[&"send", address, tree]).await.with_code(0);
@@ -612,6 +616,42 @@ async fn two_at_once_never_mix_their_files() {
             assert!(there == fs::read(tree.join(name)).unwrap(), "{name} differs");
         }
     }
+}
+
+/// Names of partial files.
+fn partial_files(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.map(|name| name.into_string().unwrap());
+    names.filter(|name| name.ends_with(".part")).collect()
+}
+
+#[tokio::test]
+async fn one_file_sent_by_several_at_once_is_whole_and_leaves_nothing_else() {
+    let (from, at) = (Scratch::new(), Scratch::new());
+    let tree = from.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("large"), random_bytes(12 << 20, 7)).unwrap();
+    let server = serve(&[&shm_name("several")], at.path()).await;
+    let address = &server.addresses()[0];
+    let send = || async {
+        transfer(&[&"send", address, &tree, &"--block", &"256K", &"--limit", &"40M"]).await
+    };
+    let mut done = 0;
+    for round in 0..4 {
+        let ended = futures::future::join_all((0..3).map(|_| send())).await;
+        let there = fs::read(at.path().join("tree/large"));
+        let is_whole = there.is_ok_and(|bytes| bytes == fs::read(tree.join("large")).unwrap());
+        // Whoever says that it is there is right; who was disturbed twice says so.
+        let says_done = ended.iter().filter(|ended| ended.code == Some(0)).count();
+        assert!(is_whole || says_done == 0, "round {round}: {ended:?}");
+        done += says_done;
+        assert_eq!(partial_files(&at.path().join("tree")), [""; 0], "round {round}: {ended:?}");
+        let _ = fs::remove_file(at.path().join("tree/large"));
+    }
+    // Not only the first of each round: the others find it there when they look again.
+    assert!(done > 4, "{done} of 12 were done");
+    send().await.with_code(0);
+    assert_same(&tree, &at.path().join("tree"));
 }
 
 #[tokio::test]
