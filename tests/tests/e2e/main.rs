@@ -76,6 +76,7 @@ mod cycles;
 mod hostile_client;
 mod hostile_server;
 mod idle;
+mod late_writes;
 mod mismatch;
 mod paths;
 mod peer_death;

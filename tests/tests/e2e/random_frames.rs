@@ -85,7 +85,8 @@ fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
     })
 }
 
-fn seed() -> [u8; 32] {
+/// A random number, printed; or the one that `RPC_TEST_SEED` gives.
+pub(crate) fn seed_word() -> u64 {
     let given = std::env::var("RPC_TEST_SEED").ok();
     let word = match given.map(|text| text.parse()) {
         Some(word) => word.expect("RPC_TEST_SEED is a number"),
@@ -95,8 +96,12 @@ fn seed() -> [u8; 32] {
         }
     };
     println!("RPC_TEST_SEED={word}");
+    word
+}
+
+fn seed() -> [u8; 32] {
     let mut seed = [0; 32];
-    seed[..8].copy_from_slice(&u64::to_le_bytes(word));
+    seed[..8].copy_from_slice(&seed_word().to_le_bytes());
     seed
 }
 

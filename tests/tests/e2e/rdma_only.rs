@@ -1,16 +1,20 @@
 //! What only a real device has: one-sided access by a peer that was never given a key, a peer of
-//! another protocol, protection domains.
+//! another protocol, protection domains, the device's own counters and registrations.
 
 use std::process::{Command, Stdio};
 
-use rpc_core::Isolation;
+use futures::future::join_all;
+use rpc_core::service::Dispatch;
+use rpc_core::{Bulk, Isolation, LinkConfig};
+use rpc_transport::handshake::{Features, Offer};
 use rpc_transport::provider::RemoteSlice;
-use tests::hostile::HostilePeer;
-use tests::hostile::bytes::{data, hello};
+use tests::hostile::bytes::{data, hello, link_header, request, session_of};
+use tests::hostile::{Heard, HostilePeer};
 use tests::limit;
+use tests::probe::{ProbeClient, ProbeServer};
 use tests::process::output_there;
 use tests::scheme::Scheme;
-use tests::service::pattern;
+use tests::service::{ProbeService, checksum, pattern};
 use tests::world::World;
 
 use crate::SERVER;
@@ -94,8 +98,152 @@ fn isolated_connections_have_domains_of_their_own_over_rdma() {
         }
         // A client may be isolated as well.
         let world = World::start(SERVER, Scheme::Rdma).await;
-        let link = rpc_core::LinkConfig::default().isolation(Isolation::PerConnection);
+        let link = LinkConfig::default().isolation(Isolation::PerConnection);
         let client = world.client_with(|builder| builder.link(link)).await;
         assert_eq!(client.add(1, 1).await, Ok(2));
+    });
+}
+
+/// A peer that takes part in arenas, and the one that the server gave it.
+async fn peer_with_arena(address: &str) -> (HostilePeer, RemoteSlice) {
+    let features = Features::ACK_IMMEDIATE.with(Features::ARENA);
+    let offer = Offer::new(&LinkConfig::default(), features, 7);
+    let peer = HostilePeer::connect_saying(address, &offer.to_request()).await;
+    let mut peer = peer.expect("an honest handshake");
+    peer.send(&data(&hello(0)));
+    // A Release frame that says no more than STARVED.
+    peer.send(&link_header(3, 0x20, 0, 0));
+    loop {
+        let Heard::Frame(frame, _) = peer.hear().await else { panic!("the server is gone") };
+        // ARENA, and no SEGMENT before it; operation 0 advertises.
+        if frame[1] & 0x03 != 0x02 || frame[8] != 0 {
+            continue;
+        }
+        let rkey = frame[16..20].try_into().map(u32::from_le_bytes).expect("four bytes");
+        let address = frame[24..32].try_into().map(u64::from_le_bytes).expect("eight bytes");
+        return (peer, RemoteSlice { address, rkey });
+    }
+}
+
+/// Whether the server still answers a peer: `Probe.nothing` in a slot that was not used before.
+async fn is_served(peer: &mut HostilePeer, slot: u32) -> bool {
+    let server = ProbeServer::new(ProbeService::default());
+    let methods = server.descriptor().methods;
+    let nothing = methods.iter().find(|method| method.name == "Probe.nothing").expect("there");
+    peer.send(&data(&request(slot, 1, nothing, None, b"")));
+    loop {
+        match peer.hear().await {
+            Heard::Gone => return false,
+            Heard::Frame(frame, _) if session_of(&frame) == Some((3, 0, slot)) => return true,
+            Heard::Frame(..) => {}
+        }
+    }
+}
+
+/// The two settings of [`Isolation`]: what a peer can do that has learned another connection's key.
+#[test]
+fn keys_of_another_connection_work_in_a_shared_domain_alone_over_rdma() {
+    limit::run(async {
+        for (options, is_shared) in [(&[][..], true), (&["--isolated"][..], false)] {
+            let world = World::start_with(SERVER, Scheme::Rdma, options).await;
+            let honest = world.client().await;
+            let (mut owner, arena) = peer_with_arena(&world.address).await;
+            let (mut thief, own) = peer_with_arena(&world.address).await;
+            assert_ne!(arena.rkey, own.rkey);
+            // Its own arena takes what it writes, under either setting.
+            thief.write(own, &[1; 4096]);
+            assert!(is_served(&mut thief, 0).await);
+            thief.write(arena, &[0xab; 4096]);
+            assert_eq!(is_served(&mut thief, 1).await, is_shared, "{options:?}");
+            // It is the thief's connection that ends, and nobody's calls.
+            assert!(is_served(&mut owner, 0).await, "{options:?}");
+            let payload = pattern(300_000, 3);
+            assert_eq!(honest.echo(&payload).await.as_ref(), Ok(&payload));
+        }
+    });
+}
+
+/// A counter of the server's device.
+async fn counter(name: &str) -> u64 {
+    let path = format!("/sys/class/infiniband/rxe0/ports/1/hw_counters/{name}");
+    let text = output_there("cat", &[&path]).await;
+    text.trim().parse().expect("the kernel's number")
+}
+
+/// Soft-RoCE counts packets, and SENDs that have been received, but not WRITEs: what came in packets
+/// and cannot have come in the RECVs was written.
+#[test]
+fn the_device_counts_writes_of_large_payloads_over_rdma() {
+    const BYTES: u64 = 1 << 20;
+    const CALLS: u64 = 8;
+    const MTU: u64 = 4096;
+    const RECEIVE_BUFFER: u64 = 8 << 10;
+    limit::run(async {
+        let world = World::start(SERVER, Scheme::Rdma).await;
+        let client = world.client().await;
+        let data = pattern(usize::try_from(BYTES).expect("small"), 3);
+        let before = (counter("rcvd_pkts").await, counter("rdma_recvs").await);
+        for _ in 0..CALLS {
+            let digest = client.digest_bulk(Bulk::from(data.clone())).await;
+            assert_eq!(digest, Ok((BYTES, checksum(&data))));
+        }
+        let packets = counter("rcvd_pkts").await - before.0;
+        let receives = counter("rdma_recvs").await - before.1;
+        println!("{} MiB in {packets} packets and {receives} SENDs", CALLS * BYTES >> 20);
+        assert!(packets >= CALLS * BYTES / MTU, "{packets} packets");
+        // Even full ones would not have carried a quarter of it.
+        assert!(receives * RECEIVE_BUFFER * 4 < CALLS * BYTES, "{receives} SENDs");
+        assert!(receives >= CALLS, "{receives} SENDs");
+    });
+}
+
+/// Calls with payloads of every kind, all at once.
+async fn load(client: &ProbeClient) {
+    let data = pattern(700_000, 5);
+    let slot = || client.channel().bulk_pool().slot(data.len()).expect("a slot");
+    let up = join_all((0..4).map(|_| client.digest_bulk(Bulk::from(data.clone()))));
+    let back = join_all((0..2).map(|_| client.bulk(Bulk::from(data.clone()))));
+    let down = join_all((0..2).map(|_| client.produce_bulk(data.len() as u64, 5).into(slot())));
+    let vectors = join_all((0..2).map(|_| client.echo(&data)));
+    let (up, back, down, vectors) = tokio::join!(up, back, down, vectors);
+    assert_eq!(up, vec![Ok((data.len() as u64, checksum(&data))); 4]);
+    assert!(back.into_iter().all(|bulk| bulk.expect("given back") == data));
+    assert!(down.into_iter().all(|bulk| bulk.expect("produced").expect("a pool") == data));
+    assert!(vectors.into_iter().all(|bytes| bytes.expect("echoed") == data));
+}
+
+/// Nothing is registered on the way of a call: both ends' keys stay the same.
+#[test]
+fn registrations_stay_the_same_under_large_payloads_over_rdma() {
+    limit::run(async {
+        let world = World::start(SERVER, Scheme::Rdma).await;
+        let client = world.client().await;
+        let registrations = || async {
+            let there = output_there("rdma", &["resource", "show", "mr"]).await;
+            let here = std::process::Command::new("rdma").args(["resource", "show", "mr"]).output();
+            let here = String::from_utf8_lossy(&here.expect("iproute2's rdma").stdout).into_owned();
+            assert!(!there.is_empty() && !here.is_empty());
+            (there, here)
+        };
+        // Arenas and pools grow to what the load needs.
+        let mut before = registrations().await;
+        let mut warm_up = 0;
+        loop {
+            load(&client).await;
+            let after = registrations().await;
+            if after == before {
+                break;
+            }
+            before = after;
+            warm_up += 1;
+            assert!(warm_up < 20, "memory is registered again and again: {before:?}");
+        }
+        let count = before.0.lines().count();
+        println!("{count} MRs after {warm_up} rounds of warm-up");
+        for round in 0..5 {
+            let (_, during) = tokio::join!(load(&client), registrations());
+            assert_eq!(during, before, "round {round}");
+            assert_eq!(registrations().await, before, "round {round}");
+        }
     });
 }

@@ -1,0 +1,120 @@
+//! Transfers that are given up at random steps, beside others: what the peer still writes lands in
+//! no other call's memory, neither in an arena nor in a reply slot.
+//!
+//! The seed is printed; `RPC_TEST_SEED` repeats a run.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use rpc_core::{Bulk, Status};
+use tests::probe::ProbeClient;
+use tests::scheme::Scheme;
+use tests::service::pattern;
+use tests::world::World;
+
+use crate::SERVER;
+use crate::random_frames::seed_word;
+
+on_every_device! {
+    transfers_that_are_given_up_write_into_no_other_call,
+}
+
+const WAVES: u64 = 8;
+/// Calls of a wave that are given up, and as many before and after them that are not.
+const CALLS: u64 = 6;
+/// Waves whose payloads are kept, and looked at again: what comes late changes what was right once.
+const KEPT_WAVES: usize = 2;
+const LARGEST: u64 = 400_000;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound
+    }
+}
+
+/// A call that has been started, and the payload that it gives.
+struct Transfer {
+    call: Pin<Box<dyn Future<Output = Result<Bulk, Status>>>>,
+    size: usize,
+    seed: u64,
+}
+
+impl Transfer {
+    /// Of a random size, down or there and back, into a slot or wherever it fits.
+    fn start(client: &ProbeClient, random: &mut Random) -> Self {
+        let size = usize::try_from(20_000 + random.below(LARGEST)).expect("small");
+        let seed = random.below(u64::MAX);
+        let slot = || client.channel().bulk_pool().slot(size).expect("a slot");
+        let produce = || client.produce_bulk(size as u64, seed);
+        let produced = |bulk: Option<Bulk>| bulk.expect("a handler has a pool");
+        let bulk = || client.bulk(Bulk::from(pattern(size, seed)));
+        let call: Pin<Box<dyn Future<Output = _>>> = match random.below(4) {
+            0 => {
+                let call = produce().start();
+                Box::pin(async move { call.await.map(produced) })
+            }
+            1 => {
+                let call = produce().into(slot()).start();
+                Box::pin(async move { call.await.map(produced) })
+            }
+            2 => Box::pin(bulk().start()),
+            _ => Box::pin(bulk().into(slot()).start()),
+        };
+        Self { call, size, seed }
+    }
+}
+
+/// A payload that has arrived, and what it must be for as long as it is held.
+struct Arrived {
+    bulk: Bulk,
+    size: usize,
+    seed: u64,
+}
+
+fn check(arrived: &[Arrived], when: &str) {
+    for Arrived { bulk, size, seed } in arrived {
+        assert!(*bulk == pattern(*size, *seed), "{size} bytes of seed {seed} differ {when}");
+    }
+}
+
+async fn transfers_that_are_given_up_write_into_no_other_call(scheme: Scheme) {
+    let mut random = Random(seed_word());
+    let world = World::start(SERVER, scheme).await;
+    let client = world.client().await;
+    let mut kept: Vec<Vec<Arrived>> = Vec::new();
+    for wave in 0..WAVES {
+        let mut start = || Transfer::start(&client, &mut random);
+        let mut honest: Vec<Transfer> = (0..CALLS).map(|_| start()).collect();
+        let mut given_up: Vec<Transfer> = (0..CALLS).map(|_| start()).collect();
+        while !given_up.is_empty() {
+            // Small calls pass the large ones, so each number of them is another step.
+            for a in 0..random.below(4) {
+                assert_eq!(client.add(a, 1).await, Ok(a + 1));
+            }
+            let at = usize::try_from(random.below(given_up.len() as u64)).expect("small");
+            drop(given_up.swap_remove(at));
+            // Takes what memory there is.
+            honest.push(Transfer::start(&client, &mut random));
+        }
+        let mut arrived = Vec::new();
+        for Transfer { call, size, seed } in honest {
+            let bulk = call.await.expect("nobody gave this one up");
+            arrived.push(Arrived { bulk, size, seed });
+            check(&arrived[arrived.len() - 1..], "on arrival");
+        }
+        kept.push(arrived);
+        kept.iter().for_each(|arrived| check(arrived, "later"));
+        if kept.len() > KEPT_WAVES {
+            kept.remove(0);
+        }
+        println!("wave {wave}: all right");
+    }
+    assert!(client.channel().close_cause().is_none(), "nothing of this breaks a rule");
+}
