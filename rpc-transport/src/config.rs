@@ -27,13 +27,18 @@ const _: () =
     assert!(MIN_RECEIVE_BUFFER_BYTES as usize >= 2 * crate::frame::CONTROL_FRAME_MAX_BYTES);
 
 /// Who shares a protection domain: the device refuses keys of another domain.
+///
+/// Only a connection's arenas and reply slots can be written by a peer at all, and their keys are
+/// told to that connection's peer alone. But keys travel in clear, and can be guessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Isolation {
-    /// All connections of a channel, or of a server on one device.
+    /// All connections of a channel, or of a server on one device. A peer that knows key and address
+    /// of another connection's arena or slot can write there, and so change payloads on their way:
+    /// for peers that trust each other.
     #[default]
     Shared,
     /// Nobody: a domain for each connection. A peer that learned the keys of another connection's
-    /// memory could not use them. Costs a device object for each connection, and a copy of what was
+    /// memory could not use them: its own connection ends when it tries. Costs a device object for each connection, and a copy of what was
     /// registered for all of them.
     PerConnection,
 }
@@ -170,7 +175,8 @@ impl LinkConfig {
         self
     }
 
-    /// Who shares a protection domain. Default [`Isolation::Shared`].
+    /// Who shares a protection domain. Default [`Isolation::Shared`]; where the peers of a server
+    /// do not trust each other, [`Isolation::PerConnection`].
     #[must_use]
     pub fn isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = isolation;

@@ -189,7 +189,7 @@ fn the_device_counts_writes_of_large_payloads_over_rdma() {
         }
         let packets = counter("rcvd_pkts").await - before.0;
         let receives = counter("rdma_recvs").await - before.1;
-        println!("{} MiB in {packets} packets and {receives} SENDs", CALLS * BYTES >> 20);
+        println!("{} MiB in {packets} packets and {receives} SENDs", (CALLS * BYTES) >> 20);
         assert!(packets >= CALLS * BYTES / MTU, "{packets} packets");
         // Even full ones would not have carried a quarter of it.
         assert!(receives * RECEIVE_BUFFER * 4 < CALLS * BYTES, "{receives} SENDs");
