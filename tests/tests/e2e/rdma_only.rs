@@ -1,6 +1,7 @@
 //! What only a real device has: one-sided access by a peer that was never given a key, a peer of
 //! another protocol, protection domains, the device's own counters and registrations.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use futures::future::join_all;
@@ -212,38 +213,42 @@ async fn load(client: &ProbeClient) {
     assert!(vectors.into_iter().all(|bytes| bytes.expect("echoed") == data));
 }
 
-/// Nothing is registered on the way of a call: both ends' keys stay the same.
+/// Nothing is registered on the way of a call. What both ends have grown to under a threefold load
+/// serves a single one; what of it lies idle may go.
 #[test]
 fn registrations_stay_the_same_under_large_payloads_over_rdma() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Rdma).await;
         let client = world.client().await;
         let registrations = || async {
-            let there = output_there("rdma", &["resource", "show", "mr"]).await;
-            let here = std::process::Command::new("rdma").args(["resource", "show", "mr"]).output();
+            let show = ["resource", "show", "mr"];
+            let here = Command::new("rdma").args(show).output();
             let here = String::from_utf8_lossy(&here.expect("iproute2's rdma").stdout).into_owned();
-            assert!(!there.is_empty() && !here.is_empty());
-            (there, here)
+            let there = output_there("rdma", &show).await;
+            // Numbers and keys are not used again soon, so a line is one registration.
+            let ends = [("here", here), ("there", there)];
+            let lines = |(end, text): &(&str, String)| {
+                text.lines().map(|line| format!("{end}: {line}")).collect::<Vec<_>>()
+            };
+            ends.iter().flat_map(lines).collect::<BTreeSet<_>>()
         };
-        // Arenas and pools grow to what the load needs.
         let mut before = registrations().await;
-        let mut warm_up = 0;
-        loop {
-            load(&client).await;
+        let (mut warm_up, mut quiet) = (0, 0);
+        while quiet < 2 {
+            tokio::join!(load(&client), load(&client), load(&client));
             let after = registrations().await;
-            if after == before {
-                break;
-            }
+            quiet = if after == before { quiet + 1 } else { 0 };
             before = after;
             warm_up += 1;
-            assert!(warm_up < 20, "memory is registered again and again: {before:?}");
+            assert!(warm_up < 30, "memory is registered again and again: {before:#?}");
         }
-        let count = before.0.lines().count();
-        println!("{count} MRs after {warm_up} rounds of warm-up");
+        println!("{} MRs after {warm_up} rounds of warm-up", before.len());
+        assert!(!before.is_empty());
         for round in 0..5 {
-            let (_, during) = tokio::join!(load(&client), registrations());
-            assert_eq!(during, before, "round {round}");
-            assert_eq!(registrations().await, before, "round {round}");
+            let ((), during) = tokio::join!(load(&client), registrations());
+            let after = registrations().await;
+            let new: Vec<_> = during.union(&after).filter(|one| !before.contains(*one)).collect();
+            assert!(new.is_empty(), "round {round}: {new:#?}");
         }
     });
 }
