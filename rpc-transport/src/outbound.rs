@@ -15,6 +15,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 use crate::out_part::OutPart;
@@ -36,43 +37,51 @@ thread_local! {
     static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes an empty `Vec` of at least [`MIN_BYTES`] from the thread's list.
-#[inline]
-pub(crate) fn take_storage() -> Vec<u8> {
-    let mut bytes = take_used();
-    bytes.clear();
-    bytes
-}
-
 /// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list, with some bytes of its last use.
 #[inline]
-fn take_used() -> Vec<u8> {
+pub(crate) fn take_used() -> Vec<u8> {
     let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
-    kept.unwrap_or_else(|| Vec::with_capacity(MIN_BYTES))
+    kept.unwrap_or_else(new_storage)
+}
+
+#[cold]
+fn new_storage() -> Vec<u8> {
+    Vec::with_capacity(MIN_BYTES)
 }
 
 /// Puts a `Vec` on the thread's list, unless it is small or large, or the list is full.
-pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
-    if !(MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
-        return;
+#[inline]
+pub(crate) fn keep_storage(bytes: Vec<u8>) {
+    if (MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
+        give_back(bytes);
     }
+}
+
+fn give_back(mut bytes: Vec<u8>) {
     // As long as a headroom, which need not be filled then when it becomes one.
     bytes.truncate(HEADROOM_BYTES);
     // A thread that is being torn down has no list any more; the storage is then just freed.
-    let _ = FREE.try_with(|free| {
+    let _ = FREE.try_with(move |free| {
         let mut free = free.borrow_mut();
-        if free.len() < KEEP_COUNT {
-            free.push(bytes);
+        if free.len() == free.capacity() {
+            if free.len() >= KEEP_COUNT {
+                return;
+            }
+            let room = KEEP_COUNT - free.len();
+            free.reserve_exact(room);
         }
+        free.push(bytes);
     });
 }
 
 /// A message on its way out.
 pub struct OutBuf {
-    bytes: Vec<u8>,
+    // This and the tail are dropped by `drop`, which knows what most messages have: the fields' own
+    // would have to be called to find that there is nothing to do.
+    bytes: ManuallyDrop<Vec<u8>>,
     start: usize,
     // Boxed: most messages have none, and all are moved around.
-    tail: Option<Box<Tail>>,
+    tail: ManuallyDrop<Option<Box<Tail>>>,
 }
 
 /// What follows the head.
@@ -93,7 +102,8 @@ impl OutBuf {
         if bytes.len() != HEADROOM_BYTES {
             bytes.resize(HEADROOM_BYTES, 0);
         }
-        Self { bytes, start: HEADROOM_BYTES, tail: None }
+        let (bytes, tail) = (ManuallyDrop::new(bytes), ManuallyDrop::new(None));
+        Self { bytes, start: HEADROOM_BYTES, tail }
     }
 
     /// Appends a part to the tail. An empty one adds nothing.
@@ -114,6 +124,7 @@ impl OutBuf {
     }
 
     /// Length of the tail, bytes.
+    #[inline]
     #[must_use]
     pub fn tail_len(&self) -> u64 {
         self.tail.as_ref().map_or(0, |tail| tail.len)
@@ -149,6 +160,7 @@ impl OutBuf {
     }
 
     /// Length of head and tail, bytes.
+    #[inline]
     #[must_use]
     pub fn total_len(&self) -> u64 {
         self.len() as u64 + self.tail_len()
@@ -209,6 +221,7 @@ impl OutBuf {
 
     /// The head's end as a growable `Vec`, for encoders that write to one. What stands
     /// before the current end must not be touched.
+    #[inline]
     pub fn as_vec_mut(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -236,9 +249,18 @@ impl AsRef<[u8]> for OutBuf {
 }
 
 impl Drop for OutBuf {
+    #[inline]
     fn drop(&mut self) {
-        keep_storage(std::mem::take(&mut self.bytes));
+        keep_storage(std::mem::take(&mut *self.bytes));
+        if let Some(tail) = self.tail.take() {
+            drop_tail(tail);
+        }
     }
+}
+
+#[cold]
+fn drop_tail(tail: Box<Tail>) {
+    drop(tail);
 }
 
 impl io::Write for OutBuf {
