@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -26,7 +27,7 @@ use crate::context::Context as CallContext;
 use crate::metadata::Metadata;
 use crate::peer::{Peer, revoked};
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
-use crate::session::{self, CallId, Deadline, Failure, NotStarted, Outcome, StartCall, StartError};
+use crate::session::{self, CallId, Deadline, Failure, Outcome, StartCall, StartError};
 use crate::status::{Code, Status};
 
 /// What a reply brought: its kind and body, or how the call failed.
@@ -42,6 +43,7 @@ enum Via<'a> {
 }
 
 impl Via<'_> {
+    #[inline]
     fn connection(&self) -> &Arc<Connection> {
         match self {
             Self::Borrowed(connection) => connection,
@@ -50,17 +52,27 @@ impl Via<'_> {
     }
 }
 
+/// Where a call is. What belongs to a stage lies beside it, so that each is moved once.
+#[derive(Debug, Clone, Copy)]
 enum State {
-    /// Encoded, nothing sent.
-    Ready(OutBuf),
+    /// Encoded, nothing sent: `body` is there.
+    Ready,
     /// Sent; the session knows it.
     InFlight(CallId),
-    /// Answered before anybody waited.
-    Answered(Box<Answer>),
-    /// Over before it began: the arguments could not be encoded, or the channel is down.
-    Failed(Status),
+    /// Over before anybody waited: the extras have the answer.
+    Answered,
     /// The outcome has been taken.
     Done,
+}
+
+/// What few calls have.
+#[derive(Default)]
+struct Extras {
+    metadata: Metadata,
+    into: Option<Box<BulkMut>>,
+    /// Given before anybody waited; or why nothing can be sent: the arguments could not be encoded,
+    /// or the channel is down.
+    answer: Option<Answer>,
 }
 
 /// A call of a method, made by a generated client. Awaiting it sends the request and waits for the
@@ -70,25 +82,52 @@ pub struct Call<'a, O> {
     via: Via<'a>,
     method: &'static MethodDescriptor,
     state: State,
+    body: Option<OutBuf>,
     deadline: Option<Instant>,
-    metadata: Metadata,
-    into: Option<Box<BulkMut>>,
+    // Dropped by `drop`, which finds none at once: the field's own would have to be called for that.
+    extras: ManuallyDrop<Option<Box<Extras>>>,
     decode: fn(ReplyParts) -> O,
 }
 
 impl<'a, O> Call<'a, O> {
+    #[inline]
     pub(crate) fn new(
         connection: &'a Arc<Connection>,
         method: &'static MethodDescriptor,
-        body: Result<OutBuf, Status>,
+        body: OutBuf,
         decode: fn(ReplyParts) -> O,
     ) -> Self {
-        let state = match body {
-            Ok(body) => State::Ready(body),
-            Err(status) => State::Failed(status),
-        };
         let via = Via::Borrowed(connection);
-        Self { via, method, state, deadline: None, metadata: Metadata::new(), into: None, decode }
+        let extras = ManuallyDrop::new(None);
+        Self { via, method, state: State::Ready, body: Some(body), deadline: None, extras, decode }
+    }
+
+    /// A call that ends with `status`, and sends nothing.
+    #[cold]
+    pub(crate) fn failed_early(
+        connection: &'a Arc<Connection>,
+        method: &'static MethodDescriptor,
+        status: Status,
+        decode: fn(ReplyParts) -> O,
+    ) -> Self {
+        let mut call = Self {
+            via: Via::Borrowed(connection),
+            method,
+            state: State::Done,
+            body: None,
+            deadline: None,
+            extras: ManuallyDrop::new(None),
+            decode,
+        };
+        call.answered(Err(status));
+        call
+    }
+
+    /// The call is over, and the first who waits gets the answer.
+    #[cold]
+    fn answered(&mut self, answer: Answer) {
+        self.extras.get_or_insert_default().answer = Some(answer);
+        self.state = State::Answered;
     }
 
     /// Ends the call with [`Code::DeadlineExceeded`] after `timeout`, at both ends. Counted from
@@ -114,9 +153,10 @@ impl<'a, O> Call<'a, O> {
     /// What cannot be sent (a bad key, too much in all) fails the call with
     /// [`Code::InvalidArgument`].
     pub fn metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
-        if let Err(error) = self.metadata.insert(key, value) {
+        let extras = self.extras.get_or_insert_default();
+        if let Err(error) = extras.metadata.insert(key, value) {
             let text = format!("{}: {error}", self.method.name);
-            self.state = State::Failed(Status::invalid_argument(text));
+            self.answered(Err(Status::invalid_argument(text)));
         }
         self
     }
@@ -154,9 +194,11 @@ impl<'a, O> Call<'a, O> {
     /// ```
     pub fn into(mut self, landing: impl Into<Landing>) -> Self {
         match landing.into() {
-            Landing::Buffer(buffer) => self.into = Some(Box::new(buffer)),
+            Landing::Buffer(buffer) => {
+                self.extras.get_or_insert_default().into = Some(Box::new(buffer));
+            }
             Landing::Slot(slot) => {
-                if let State::Ready(body) = &mut self.state {
+                if let Some(body) = &mut self.body {
                     slot.offer_with(body, &self.via.connection().bulk);
                 }
             }
@@ -167,93 +209,79 @@ impl<'a, O> Call<'a, O> {
     /// Sends the request now and detaches from the channel's borrow: a call to spawn, or to wait
     /// for beside others.
     pub fn start(mut self) -> Call<'static, O> {
-        if let Some(answer) = self.send(false) {
-            self.state = State::Answered(Box::new(answer));
+        if let State::Ready = self.state
+            && let Some(outcome) = self.send(false)
+        {
+            let answer = self.answer(outcome);
+            self.answered(answer);
         }
         let connection = Arc::clone(self.via.connection());
         Call {
             via: Via::Owned(connection),
             method: self.method,
             state: std::mem::replace(&mut self.state, State::Done),
+            body: None,
             deadline: self.deadline,
-            metadata: Metadata::new(),
-            into: self.into.take(),
+            extras: ManuallyDrop::new(self.extras.take()),
             decode: self.decode,
         }
     }
 
-    /// Hands the request to the session. Afterwards the state is not `Ready`. Gives the answer if it
-    /// came at once.
-    fn send(&mut self, may_wait: bool) -> Option<Answer> {
-        let State::Ready(body) = std::mem::replace(&mut self.state, State::Done) else {
-            return None;
+    /// Hands the request to the session. Afterwards the state is not `Ready`. Gives the outcome if
+    /// it came at once.
+    #[inline]
+    fn send(&mut self, may_wait: bool) -> Option<Outcome> {
+        let Self { via, method, state, body, deadline, extras, .. } = self;
+        *state = State::Done;
+        let connection = via.connection();
+        let metadata = extras.as_ref().and_then(|extras| encoded(&extras.metadata));
+        let call = StartCall {
+            method: method.id,
+            method_index: method.dense_index(),
+            signature: method.signature_hash,
+            codec: connection.codec.id(),
+            deadline: effective_deadline(*deadline, connection.default_timeout),
+            no_cancel: method.no_cancel,
+            metadata: metadata.as_deref().unwrap_or_default(),
         };
-        match self.try_send(body, may_wait) {
-            Ok((call, None)) => self.state = State::InFlight(call),
-            Ok((_, Some(outcome))) => return Some(self.answer(outcome)),
-            Err(status) => self.state = State::Failed(status),
+        let start = |peer: &mut Peer| peer.start(&call, body);
+        let mut outcome = None;
+        // A call that is alone polls for itself; where others wait too, the driver serves them all.
+        let wanted = |peer: &mut Peer, started: &Result<CallId, Refused>| {
+            let Ok(call) = started else { return Progress::GiveUp };
+            if peer.session.has_outcome(*call) {
+                outcome = peer.session.take_outcome(*call);
+                Progress::Done(())
+            } else if may_wait && peer.session.outgoing_calls() == 1 {
+                Progress::Wait
+            } else {
+                Progress::GiveUp
+            }
+        };
+        match connection.shard.with_progress(connection.key, start, wanted) {
+            Some((Ok(call), _)) => match outcome {
+                Some(outcome) => return Some(outcome),
+                None => *state = State::InFlight(call),
+            },
+            Some((Err(refused), _)) => self.refused(Some(&refused)),
+            None => self.refused(None),
         }
         None
     }
 
-    fn try_send(&self, body: OutBuf, may_wait: bool) -> Result<(CallId, Option<Outcome>), Status> {
-        let connection = self.via.connection();
-        let metadata = self.encoded_metadata();
-        let call = StartCall {
-            method: self.method.id,
-            method_index: self.method.dense_index(),
-            signature: self.method.signature_hash,
-            codec: connection.codec.id(),
-            deadline: self.effective_deadline(),
-            no_cancel: self.method.no_cancel,
-            metadata: metadata.as_deref().unwrap_or_default(),
-        };
-        let start = |peer: &mut Peer| {
-            if let Some(why) = peer.request_too_large(call.metadata.len(), body.total_len()) {
-                return Err(Err(why));
+    /// Nothing was sent; without a reason: the connection is gone.
+    #[cold]
+    fn refused(&mut self, refused: Option<&Refused>) {
+        // Of the user's making in part, and so dropped here, outside the lock.
+        self.body = None;
+        let status = match refused {
+            None => self.via.connection().unavailable(),
+            Some(Refused::Start(error)) => self.start_failed(error),
+            Some(Refused::TooLarge(why)) => {
+                Status::resource_exhausted(format!("{}: the request {why}", self.method.name))
             }
-            peer.session.start(call, body, None).map_err(Ok)
         };
-        // A call that is alone polls for itself; where others wait too, the driver serves them all.
-        let wanted = |peer: &mut Peer, started: &Result<CallId, _>| match started {
-            Ok(call) if !peer.session.has_outcome(*call) => {
-                let alone = may_wait && peer.session.outgoing_calls() == 1;
-                if alone { Progress::Wait } else { Progress::GiveUp }
-            }
-            Ok(call) => peer.session.take_outcome(*call).map_or(Progress::GiveUp, Progress::Done),
-            Err(_) => Progress::GiveUp,
-        };
-        match connection.shard.with_progress(connection.key, start, wanted) {
-            Some((Ok(call), outcome)) => Ok((call, outcome)),
-            Some((Err(Ok(NotStarted { error, .. })), _)) => Err(self.start_failed(&error)),
-            Some((Err(Err(why)), _)) => {
-                let text = format!("{}: the request {why}", self.method.name);
-                Err(Status::resource_exhausted(text))
-            }
-            None => Err(connection.unavailable()),
-        }
-    }
-
-    fn encoded_metadata(&self) -> Option<OutBuf> {
-        if self.metadata.is_empty() {
-            return None;
-        }
-        let mut encoded = OutBuf::new();
-        self.metadata.encode(&mut encoded);
-        Some(encoded)
-    }
-
-    /// The earliest of the call's own, the channel's and the surrounding handler's deadline.
-    fn effective_deadline(&self) -> Option<Deadline> {
-        let inherited = CallContext::current_deadline();
-        let default = self.via.connection().default_timeout;
-        if self.deadline.is_none() && inherited.is_none() && default.is_none() {
-            return None;
-        }
-        let now = Instant::now();
-        let default = default.and_then(|timeout| now.checked_add(timeout));
-        let at = [self.deadline, inherited, default].into_iter().flatten().min()?;
-        Some(Deadline { at, now })
+        self.answered(Err(status));
     }
 
     fn start_failed(&self, error: &StartError) -> Status {
@@ -275,7 +303,18 @@ impl<'a, O> Call<'a, O> {
         }
     }
 
+    #[inline]
     fn answer(&self, outcome: Outcome) -> Answer {
+        match outcome {
+            Outcome::Reply(session::Reply { kind: session::ReplyKind::Ok, message }) => {
+                Ok((ReplyKind::Ok, message))
+            }
+            other => self.rare_answer(other),
+        }
+    }
+
+    #[cold]
+    fn rare_answer(&self, outcome: Outcome) -> Answer {
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
                 session::ReplyKind::Ok => Ok((ReplyKind::Ok, reply.message)),
@@ -326,6 +365,7 @@ impl<'a, O> Call<'a, O> {
         (accepted == Some(false)).then_some(text)
     }
 
+    #[cold]
     fn failed(&self, reason: Failure, never_sent: bool) -> Status {
         let name = self.method.name;
         match reason {
@@ -338,46 +378,102 @@ impl<'a, O> Call<'a, O> {
         }
     }
 
+    #[cold]
+    fn take_answer(&mut self) -> Answer {
+        let answer = self.extras.as_mut().and_then(|extras| extras.answer.take());
+        answer.unwrap_or_else(|| Err(Code::Unknown.into()))
+    }
+
+    #[inline]
     fn finish(&mut self, outcome: Answer) -> O {
         self.state = State::Done;
         let codec = self.via.connection().codec;
-        let into = self.into.take();
+        let into = self.extras.as_mut().and_then(|extras| extras.into.take());
         (self.decode)(ReplyParts { codec, method: self.method, outcome, into })
     }
 
-    fn poll_outcome(&self, call: CallId, cx: &Context<'_>) -> Poll<Answer> {
+    #[inline]
+    fn poll_outcome(&self, call: CallId, cx: &Context<'_>) -> Poll<Outcome> {
         let connection = self.via.connection();
-        let polled = connection.shard.look(connection.key, |peer| {
-            if peer.session.has_outcome(call) {
-                return (peer.session.take_outcome(call), false);
-            }
-            let known = peer.session.waiter(call).is_some_and(|it| it.will_wake(cx.waker()));
-            (None, known)
+        let mut outcome = None;
+        let known = connection.shard.look(connection.key, |peer| {
+            outcome = peer.session.take_outcome(call);
+            outcome.is_none()
+                && peer.session.waiter(call).is_some_and(|it| it.will_wake(cx.waker()))
         });
-        match polled {
-            Some((Some(outcome), _)) => Poll::Ready(self.answer(outcome)),
-            Some((None, true)) => Poll::Pending,
-            Some((None, false)) => self.poll_with_waker(call, cx),
-            None => Poll::Ready(Err(connection.unavailable())),
+        match (outcome, known) {
+            (Some(outcome), _) => Poll::Ready(outcome),
+            (None, Some(true)) => Poll::Pending,
+            (None, Some(false)) => self.poll_with_waker(call, cx),
+            (None, None) => Poll::Ready(CONNECTION_GONE),
         }
     }
 
     /// Registers a new waker. Wakers are the caller's code: they are cloned and dropped outside
     /// the shard's lock.
     #[cold]
-    fn poll_with_waker(&self, call: CallId, cx: &Context<'_>) -> Poll<Answer> {
+    fn poll_with_waker(&self, call: CallId, cx: &Context<'_>) -> Poll<Outcome> {
         let connection = self.via.connection();
         let waker = cx.waker().clone();
         let polled =
-            connection.shard.with(connection.key, |peer| match peer.session.take_outcome(call) {
+            connection.shard.look(connection.key, |peer| match peer.session.take_outcome(call) {
                 None => Ok(peer.session.set_waiter(call, waker)),
                 Some(outcome) => Err((outcome, waker)),
             });
         match polled {
             Some(Ok(_earlier_waker)) => Poll::Pending,
-            Some(Err((outcome, _waker))) => Poll::Ready(self.answer(outcome)),
-            None => Poll::Ready(Err(connection.unavailable())),
+            Some(Err((outcome, _waker))) => Poll::Ready(outcome),
+            None => Poll::Ready(CONNECTION_GONE),
         }
+    }
+}
+
+/// How a call ends that the shard has forgotten with its connection.
+const CONNECTION_GONE: Outcome = Outcome::Failed { reason: Failure::Closed, never_sent: false };
+
+/// Metadata as it is sent; none costs nothing.
+#[cold]
+fn encoded(metadata: &Metadata) -> Option<OutBuf> {
+    if metadata.is_empty() {
+        return None;
+    }
+    let mut encoded = OutBuf::new();
+    metadata.encode(&mut encoded);
+    Some(encoded)
+}
+
+/// The earliest of the call's own, the channel's and the surrounding handler's deadline.
+#[inline(always)]
+fn effective_deadline(own: Option<Instant>, default: Option<Duration>) -> Option<Deadline> {
+    let inherited = CallContext::current_deadline();
+    if own.is_none() && inherited.is_none() && default.is_none() {
+        return None;
+    }
+    let now = Instant::now();
+    let default = default.and_then(|timeout| now.checked_add(timeout));
+    let at = [own, inherited, default].into_iter().flatten().min()?;
+    Some(Deadline { at, now })
+}
+
+/// Why a request is not sent.
+enum Refused {
+    Start(StartError),
+    TooLarge(String),
+}
+
+impl Peer {
+    /// Starts a call; what is refused stays where it is.
+    #[inline]
+    fn start(
+        &mut self,
+        call: &StartCall<'_>,
+        body: &mut Option<OutBuf>,
+    ) -> Result<CallId, Refused> {
+        let body_bytes = body.as_ref().map_or(0, OutBuf::total_len);
+        if let Some(why) = self.request_too_large(call.metadata.len(), body_bytes) {
+            return Err(Refused::TooLarge(why));
+        }
+        self.session.start_from(call, body, None).map_err(Refused::Start)
     }
 }
 
@@ -400,46 +496,65 @@ impl<O> Future for Call<'_, O> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         let this = self.get_mut();
-        if matches!(this.state, State::Ready(_)) {
+        let is_new = matches!(this.state, State::Ready);
+        if is_new {
             // A loop of calls that are answered at once must not starve its thread.
             let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
-            if let Some(answer) = this.send(true) {
+            if let Some(outcome) = this.send(true) {
                 may_wait.made_progress();
+                let answer = this.answer(outcome);
                 return Poll::Ready(this.finish(answer));
             }
         }
-        let outcome = match &mut this.state {
-            State::InFlight(call) => {
-                let call = *call;
-                std::task::ready!(this.poll_outcome(call, cx))
+        let answer = match this.state {
+            // Nobody waits for it yet.
+            State::InFlight(call) if is_new => {
+                let outcome = std::task::ready!(this.poll_with_waker(call, cx));
+                this.answer(outcome)
             }
-            State::Failed(status) => Err(status.clone()),
-            State::Answered(answer) => std::mem::replace(&mut **answer, Err(Code::Unknown.into())),
-            State::Ready(_) => return Poll::Pending,
+            State::InFlight(call) => {
+                let outcome = std::task::ready!(this.poll_outcome(call, cx));
+                this.answer(outcome)
+            }
+            State::Answered => this.take_answer(),
+            State::Ready => return Poll::Pending,
             State::Done => panic!("`Call` polled after completion"),
         };
-        Poll::Ready(this.finish(outcome))
+        Poll::Ready(this.finish(answer))
     }
 }
 
 impl<O> Drop for Call<'_, O> {
+    #[inline]
     fn drop(&mut self) {
-        let State::InFlight(call) = self.state else { return };
-        let connection = self.via.connection();
-        // The waker comes out, to be dropped outside the lock.
-        let _waker = connection.shard.with_revoke(connection.key, |peer, revoke| {
-            peer.session.cancel(call, &mut |tag| revoked(revoke(tag)))
-        });
+        if let State::InFlight(call) = self.state {
+            cancel(self.via.connection(), call);
+        }
+        if let Some(extras) = self.extras.take() {
+            drop_extras(extras);
+        }
     }
+}
+
+#[cold]
+fn drop_extras(extras: Box<Extras>) {
+    drop(extras);
+}
+
+#[cold]
+fn cancel(connection: &Connection, call: CallId) {
+    // The waker comes out, to be dropped outside the lock.
+    let _waker = connection.shard.with_revoke(connection.key, |peer, revoke| {
+        peer.session.cancel(call, &mut |tag| revoked(revoke(tag)))
+    });
 }
 
 impl<O> fmt::Debug for Call<'_, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
-            State::Ready(_) => "ready",
+            State::Ready => "ready",
             State::InFlight(_) => "in flight",
-            State::Failed(_) => "failed",
-            State::Answered(_) => "answered",
+            State::Answered => "answered",
             State::Done => "done",
         };
         f.debug_struct("Call").field("method", &self.method.name).field("state", &state).finish()
