@@ -423,7 +423,9 @@ impl Executor<Peer> for Handlers {
                         }
                         peer.reply(id, &mut reply);
                     });
-                    self.spent.extend(reply);
+                    if let Some(reply) = reply {
+                        self.spent.push(reply);
+                    }
                 }
                 Done::Attach { key, id, handle, accepted } => {
                     let refused = state.with(key, |peer| {

@@ -98,9 +98,14 @@ impl<W, H> Session<W, H> {
     }
 
     /// Takes a call's outcome, if it is there; the id then names nothing.
-    #[inline(always)]
     pub fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
         self.calls.take_outcome(id)
+    }
+
+    /// Takes a call's outcome, if it is a result: what most are, for less.
+    #[inline(always)]
+    pub(crate) fn take_result(&mut self, id: CallId) -> Option<Message> {
+        self.calls.take_result(id)
     }
 
     /// Whether `take_outcome` would give something.

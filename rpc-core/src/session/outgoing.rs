@@ -243,8 +243,19 @@ impl<W> Calls<W> {
         self.find(id)?.waiter.as_ref()
     }
 
-    /// Takes the outcome, and the call out of the table. What names no call has failed.
+    /// Takes the outcome, if it is a result, and the call out of the table.
     #[inline(always)]
+    pub(super) fn take_result(&mut self, id: CallId) -> Option<Message> {
+        let call = self.find_mut(id)?;
+        if !matches!(call.stage, Stage::Replied(ReplyKind::Ok)) {
+            return None;
+        }
+        let message = call.reply.take();
+        self.free(id.index);
+        message
+    }
+
+    /// Takes the outcome, and the call out of the table. What names no call has failed.
     pub(super) fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
         let Some(call) = self.find_mut(id) else {
             return Some(Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false });
