@@ -122,11 +122,11 @@ impl Router {
 impl Route {
     /// The codec of a call, whose signature is the method's if it brings one.
     #[inline]
-    fn accept(&self, incoming: &Incoming) -> Result<Codec, Status> {
-        if incoming.signature.is_some_and(|theirs| theirs != self.method.signature_hash) {
+    fn accept(&self, signature: Option<u64>, codec: u8) -> Result<Codec, Status> {
+        if signature.is_some_and(|theirs| theirs != self.method.signature_hash) {
             return Err(signatures_differ(self.method));
         }
-        Codec::from_id(incoming.codec)
+        Codec::from_id(codec)
             .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
     }
 }
@@ -169,29 +169,28 @@ impl Handlers {
         Self { shard, router, last: 0, done: Vec::new(), spent: Vec::new(), settled }
     }
 
+    // In pieces, so that nothing is moved that is not needed.
     #[inline(always)]
     fn on_request(
         &mut self,
         key: ConnectionKey,
-        incoming: Incoming,
+        Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message }: Incoming,
         surroundings: Arc<Surroundings>,
     ) {
         let Self { shard, router, last, done, .. } = self;
-        let call = Call { key, id: incoming.id, accepted: incoming.signature.is_some() };
-        let prepared = router.find(incoming.method, last).and_then(|route| {
-            let codec = route.accept(&incoming)?;
-            let metadata = metadata(route.method, &incoming)?;
-            Ok((route, codec, metadata))
+        let call = Call { key, id, accepted: signature.is_some() };
+        let prepared = router.find(method, last).and_then(|route| {
+            let codec = route.accept(signature, codec)?;
+            Ok((route, codec, metadata(route.method, &message[..metadata_bytes])?))
         });
-        done.push(match prepared {
-            Err(status) => call.refused(status),
+        match prepared {
+            Err(status) => done.push(call.refused(status)),
             Ok((route, codec, metadata)) => {
-                let Incoming { deadline, metadata_bytes, mut message, .. } = incoming;
                 message.advance(metadata_bytes);
                 let context = Context::of_call(deadline, metadata, surroundings, route.method);
-                run(shard, call, route, || Request::new(message, codec, context))
+                run(shard, call, route, || Request::new(message, codec, context), done);
             }
-        });
+        }
     }
 }
 
@@ -205,6 +204,12 @@ struct Call {
 }
 
 impl Call {
+    #[inline]
+    fn replied(self, reply: Reply) -> Done {
+        let Self { key, id, accepted } = self;
+        Done::Reply { key, id, reply, accepted }
+    }
+
     #[cold]
     fn refused(self, status: Status) -> Done {
         let Self { key, id, .. } = self;
@@ -221,7 +226,8 @@ fn run(
     call: Call,
     route: &Route,
     request: impl FnOnce() -> Request,
-) -> Done {
+    done: &mut Vec<Done>,
+) {
     let works_long = route.pace.works_long();
     let (mut handler, mut reply) = (None, None);
     let start = || {
@@ -238,11 +244,12 @@ fn run(
     if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
         on_panic(panic, handler.as_mut(), &mut reply);
     }
-    let Call { key, id, accepted } = call;
-    match (reply, handler) {
-        (Some(reply), _) => Done::Reply { key, id, reply, accepted },
-        (None, Some(handler)) => spawn(shard, call, route, handler, works_long),
-        (None, None) => call.refused(Status::internal("the dispatcher panicked")),
+    if let Some(reply) = reply {
+        done.push(call.replied(reply));
+    } else if let Some(handler) = handler {
+        done.push(spawn(shard, call, route, handler, works_long));
+    } else {
+        done.push(call.refused(Status::internal("the dispatcher panicked")));
     }
 }
 
@@ -335,11 +342,11 @@ impl Drop for HandlerEnded {
 }
 
 #[inline]
-fn metadata(method: &MethodDescriptor, incoming: &Incoming) -> Result<Metadata, Status> {
-    if incoming.metadata().is_empty() {
+fn metadata(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Status> {
+    if encoded.is_empty() {
         return Ok(Metadata::default());
     }
-    Metadata::decode(incoming.metadata())
+    Metadata::decode(encoded)
         .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))
 }
 
