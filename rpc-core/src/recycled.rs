@@ -5,7 +5,7 @@
 //! itself and catches no panics.
 //!
 //! Invariants:
-//! 1. `future` points to an initialised future at the start of `memory`, from [`Recycled::new`]
+//! 1. `future` points to an initialised future at the start of its block, from [`Recycled::new`]
 //!    until [`Recycled`]'s drop; nobody else has a pointer to it.
 //! 2. The future never moves (it is pinned): the memory goes back only after it was dropped in
 //!    place, also when its `drop` panics.
@@ -84,14 +84,20 @@ unsafe fn give_back(base: NonNull<u8>, wanted: Layout) {
 /// Whether the list took it.
 #[inline]
 fn keep(list: &mut Vec<NonNull<u8>>, base: NonNull<u8>) -> bool {
+    if list.len() >= KEEP_COUNT {
+        return false;
+    }
     if list.len() == list.capacity() {
-        if list.len() >= KEEP_COUNT {
-            return false;
-        }
-        list.reserve_exact(KEEP_COUNT - list.len());
+        make_room(list);
     }
     list.push(base);
     true
+}
+
+/// A list grows once, to its size.
+#[cold]
+fn make_room(list: &mut Vec<NonNull<u8>>) {
+    list.reserve_exact(KEEP_COUNT);
 }
 
 /// Size and alignment of the block that holds `wanted`.
@@ -350,6 +356,16 @@ mod tests {
             3,
             1024,
         );
+    }
+
+    #[test]
+    fn a_class_is_the_smallest_that_holds_a_size() {
+        for bytes in 0..5000 {
+            let wanted = Layout::from_size_align(bytes, CLASS_ALIGN).unwrap();
+            assert_eq!(class(wanted), CLASS_BYTES.iter().position(|&class| bytes <= class));
+            assert!(block_layout(wanted).size() >= bytes.max(1));
+        }
+        assert_eq!(class(Layout::from_size_align(1, 2 * CLASS_ALIGN).unwrap()), None);
     }
 
     #[test]

@@ -57,10 +57,7 @@ impl Message {
         let mut storage = take_used();
         match storage.get_mut(..bytes.len()) {
             Some(place) => place.copy_from_slice(bytes),
-            None => {
-                storage.clear();
-                storage.extend_from_slice(bytes);
-            }
+            None => replace(&mut storage, bytes),
         }
         Self::within(storage, bytes.len())
     }
@@ -204,6 +201,12 @@ impl Message {
     }
 }
 
+#[cold]
+fn replace(storage: &mut Vec<u8>, bytes: &[u8]) {
+    storage.clear();
+    storage.extend_from_slice(bytes);
+}
+
 impl Deref for Message {
     type Target = [u8];
 
@@ -222,12 +225,18 @@ impl Drop for Message {
     fn drop(&mut self) {
         match std::mem::replace(&mut *self.storage, Storage::Private(Vec::new())) {
             Storage::Private(bytes) => keep_storage(bytes),
-            Storage::Lent(buffer) => drop(buffer),
+            Storage::Lent(buffer) => drop_lent(buffer),
         }
         if let Some(beside) = self.beside.take() {
             drop_beside(beside);
         }
     }
+}
+
+// Not inlined for the sake of the others.
+#[inline(never)]
+fn drop_lent(buffer: Buffer) {
+    drop(buffer);
 }
 
 #[cold]

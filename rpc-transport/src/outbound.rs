@@ -45,6 +45,12 @@ pub(crate) fn take_used() -> Vec<u8> {
 }
 
 #[cold]
+fn with_headroom(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.resize(HEADROOM_BYTES, 0);
+    bytes
+}
+
+#[cold]
 fn new_storage() -> Vec<u8> {
     Vec::with_capacity(MIN_BYTES)
 }
@@ -60,17 +66,31 @@ pub(crate) fn keep_storage(bytes: Vec<u8>) {
 fn give_back(mut bytes: Vec<u8>) {
     // As long as a headroom, which need not be filled then when it becomes one.
     bytes.truncate(HEADROOM_BYTES);
-    // A thread that is being torn down has no list any more; the storage is then just freed.
-    let _ = FREE.try_with(move |free| {
+    let left = FREE.try_with(|free| {
         let mut free = free.borrow_mut();
         if free.len() == free.capacity() {
-            if free.len() >= KEEP_COUNT {
-                return;
-            }
-            let room = KEEP_COUNT - free.len();
-            free.reserve_exact(room);
+            return Some(bytes);
         }
-        free.push(bytes);
+        if free.len() < KEEP_COUNT {
+            free.push(bytes);
+        }
+        None
+    });
+    // A thread that is being torn down has no list any more; the storage is then just freed.
+    if let Ok(Some(bytes)) = left {
+        make_room(bytes);
+    }
+}
+
+/// The list grows once, to its size.
+#[cold]
+fn make_room(bytes: Vec<u8>) {
+    let _ = FREE.try_with(|free| {
+        let mut free = free.borrow_mut();
+        if free.len() < KEEP_COUNT {
+            free.reserve_exact(KEEP_COUNT);
+            free.push(bytes);
+        }
     });
 }
 
@@ -100,7 +120,7 @@ impl OutBuf {
     pub fn new() -> Self {
         let mut bytes = take_used();
         if bytes.len() != HEADROOM_BYTES {
-            bytes.resize(HEADROOM_BYTES, 0);
+            bytes = with_headroom(bytes);
         }
         let (bytes, tail) = (ManuallyDrop::new(bytes), ManuallyDrop::new(None));
         Self { bytes, start: HEADROOM_BYTES, tail }
@@ -320,6 +340,14 @@ mod tests {
         assert_eq!(second.bytes.as_ptr(), address);
         assert!(second.is_empty());
     }
+
+    #[test]
+    fn a_thread_keeps_a_bounded_number() {
+        let many: Vec<_> = (0..3 * KEEP_COUNT).map(|_| OutBuf::new()).collect();
+        drop(many);
+        assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_COUNT);
+    }
+
     /// Storage of any size went round, and each piece grew several times until all were warm.
     #[test]
     fn small_messages_never_grow_storage() {
