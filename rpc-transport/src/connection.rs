@@ -336,13 +336,16 @@ impl<P: Protocol> Connection<P> {
         if let Some(bytes) = link.wanted_arena() {
             grow(link, self.poster.domain(), bytes)?;
         }
-        let mut submitted = false;
+        let (mut submitted, mut posted) = (false, false);
         while self.protocol.may_transmit()
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
-                Ok(Some(whole)) => self.poster.post_whole(cq, pipe, whole)?,
+                Ok(Some(whole)) => {
+                    self.poster.post_whole(cq, pipe, whole)?;
+                    posted = true;
+                }
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
@@ -350,10 +353,15 @@ impl<P: Protocol> Connection<P> {
         while let Some(transmit) = link.poll_transmit() {
             let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
+            posted = true;
             if is_written && link.has_large() {
                 self.unfinished = true;
                 break;
             }
+        }
+        if posted {
+            // What is left of this visit need not hold the doorbell up.
+            cq.flush();
         }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";

@@ -250,7 +250,7 @@ impl Ring {
         self.push(Op::Probe, flags, Extension::None, [Piece::EMPTY; 2])
     }
 
-    #[inline]
+    #[inline(always)]
     fn has_room(&mut self, slots: u64) -> bool {
         if self.slots() - (self.tail - self.accepted) >= slots {
             return true;
@@ -260,7 +260,7 @@ impl Ring {
     }
 
     /// Upholds invariant 2 for the slot that will be the tail.
-    #[inline]
+    #[inline(always)]
     fn invalidate(&mut self, position: u64) {
         let slot = self.slot_offset(position) / SLOT_BYTES;
         let bit = 1 << (slot % 64);
