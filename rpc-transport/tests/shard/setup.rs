@@ -122,7 +122,10 @@ fn a_full_cq_refuses_with_its_name() {
             );
             assert_eq!(accepted.unwrap_err().to_string(), room);
             let refused = connected.unwrap_err().to_string();
-            assert!(refused.contains(&format!("completion queue of {needed} entries")), "{refused}");
+            assert!(
+                refused.contains(&format!("completion queue of {needed} entries")),
+                "{refused}"
+            );
             // The other side round: connecting from a full one.
             let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
             let refused = small.connect(outgoing, &address, &config, FAR, probe()).await;
