@@ -239,6 +239,10 @@ impl<P: Protocol> Connection<P> {
         imm: Option<u32>,
         mut message: Message,
     ) -> Result<(), CloseCause> {
+        debug_assert!(
+            self.pipe.as_ref().is_none_or(|pipe| pipe.posted_recv >= pipe.window_recv),
+            "a RECV of the window is not posted"
+        );
         let Some(link) = &mut self.link else {
             return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
         };

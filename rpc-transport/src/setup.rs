@@ -195,7 +195,7 @@ impl<P: Protocol> Shard<P> {
         let qp = create(state.cq(), &domain)?;
         let max_inline = state.cq().max_inline_bytes(qp);
         let slots = config.send_queue_budget().sq_len();
-        let pipe = Pipe::new(qp, max_inline, slots, recv_pool.clone());
+        let pipe = Pipe::new(qp, max_inline, slots, config.window().rq_len(), recv_pool.clone());
         let window = config.window().data;
         let poster = Poster::new(domain, &**self.device(), config);
         let connection = Connection::new(protocol, poster, pipe, window, held);

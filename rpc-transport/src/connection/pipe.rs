@@ -27,6 +27,8 @@ pub(crate) struct Pipe {
     /// SQ slots, WRs.
     pub(crate) send_slots: u32,
     pub(crate) posted_recv: u32,
+    /// RECVs of the window: never are fewer posted when a frame is counted (credit rule 2).
+    pub(super) window_recv: u32,
     /// The buffer of the last RECV that has completed, not posted again yet.
     pub(super) spare: Option<Buffer>,
     // Send WRs posted and retired, modulo 2^31.
@@ -55,6 +57,7 @@ impl Pipe {
         qp: QpHandle,
         max_inline_bytes: u32,
         send_slots: u32,
+        window_recv: u32,
         recv_pool: BufferPool,
     ) -> Self {
         Self {
@@ -66,6 +69,7 @@ impl Pipe {
             send_buffer_bytes: 0,
             send_slots,
             posted_recv: 0,
+            window_recv,
             spare: None,
             posted_send: 0,
             retired_send: 0,
