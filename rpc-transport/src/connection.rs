@@ -4,8 +4,9 @@
 //! and work requests. Lives under the shard's lock; never blocks.
 //!
 //! Invariants:
-//! 1. Every RECV of the window is posted while the connection is up; a buffer is lent to a message
-//!    only when another one takes its place.
+//! 1. Every RECV of the window is posted while the connection is up, as there is one more than that:
+//!    the one that completed last may wait for its repost until the answer has left. A buffer is lent
+//!    to a message only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
@@ -212,27 +213,41 @@ impl<P: Protocol> Connection<P> {
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
-        let (mut message, repost) = copy_or_lend(&pipe.recv_pool, buffer, len);
-        let outcome = self
-            .post_recv(cq, repost)
-            .and_then(|()| self.on_frame(now, completion.imm, &mut message));
+        let (message, free) = copy_or_lend(&pipe.recv_pool, buffer, len);
+        let reposted = match pipe.spare.replace(free) {
+            None => Ok(()),
+            Some(earlier) => self.post_recv(cq, earlier),
+        };
+        let outcome = reposted.and_then(|()| self.on_frame(now, completion.imm, message));
         if let Err(cause) = outcome {
             self.fail(cq, &cause);
         }
     }
 
-    /// A frame has arrived and its RECV is posted again (credit rule 2).
+    /// Posts the RECV that waits for it.
+    pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue) {
+        let Some(buffer) = self.pipe.as_mut().and_then(|pipe| pipe.spare.take()) else { return };
+        if let Err(cause) = self.post_recv(cq, buffer) {
+            self.fail(cq, &cause);
+        }
+    }
+
+    /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).
     fn on_frame(
         &mut self,
         now: Instant,
         imm: Option<u32>,
-        message: &mut Message,
+        mut message: Message,
     ) -> Result<(), CloseCause> {
+        debug_assert!(
+            self.pipe.as_ref().is_none_or(|pipe| pipe.posted_recv >= pipe.window_recv),
+            "a RECV of the window is not posted"
+        );
         let Some(link) = &mut self.link else {
             return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
         };
         let inbound = link
-            .on_frame(now, imm, message)
+            .on_frame(now, imm, &mut message)
             .map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
         while let Some(reader) = link.take_reader() {
             self.deferred.push(Deferred::Wake(reader));
@@ -242,8 +257,8 @@ impl<P: Protocol> Connection<P> {
         }
         let message = match inbound {
             Inbound::None => return Ok(()),
-            Inbound::Message => std::mem::take(message),
-            Inbound::Assembled(message) => message,
+            Inbound::Message => message,
+            Inbound::Assembled(whole) => whole,
             Inbound::Closed(reason) => return Err(closed_by_peer(&reason)),
         };
         self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
@@ -325,13 +340,16 @@ impl<P: Protocol> Connection<P> {
         if let Some(bytes) = link.wanted_arena() {
             grow(link, self.poster.domain(), bytes)?;
         }
-        let mut submitted = false;
+        let (mut submitted, mut posted) = (false, false);
         while self.protocol.may_transmit()
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
-                Ok(Some(whole)) => self.poster.post_whole(cq, pipe, whole)?,
+                Ok(Some(whole)) => {
+                    self.poster.post_whole(cq, pipe, whole)?;
+                    posted = true;
+                }
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
@@ -339,10 +357,15 @@ impl<P: Protocol> Connection<P> {
         while let Some(transmit) = link.poll_transmit() {
             let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
+            posted = true;
             if is_written && link.has_large() {
                 self.unfinished = true;
                 break;
             }
+        }
+        if posted {
+            // What is left of this visit need not hold the doorbell up.
+            cq.flush();
         }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::post::Flying;
-use crate::memory::BufferPool;
+use crate::memory::{Buffer, BufferPool};
 use crate::provider::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::shard::Deferred;
 
@@ -27,6 +27,10 @@ pub(crate) struct Pipe {
     /// SQ slots, WRs.
     pub(crate) send_slots: u32,
     pub(crate) posted_recv: u32,
+    /// RECVs of the window: never are fewer posted when a frame is counted (credit rule 2).
+    pub(super) window_recv: u32,
+    /// The buffer of the last RECV that has completed, not posted again yet.
+    pub(super) spare: Option<Buffer>,
     // Send WRs posted and retired, modulo 2^31.
     pub(super) posted_send: u32,
     pub(super) retired_send: u32,
@@ -53,6 +57,7 @@ impl Pipe {
         qp: QpHandle,
         max_inline_bytes: u32,
         send_slots: u32,
+        window_recv: u32,
         recv_pool: BufferPool,
     ) -> Self {
         Self {
@@ -64,6 +69,8 @@ impl Pipe {
             send_buffer_bytes: 0,
             send_slots,
             posted_recv: 0,
+            window_recv,
+            spare: None,
             posted_send: 0,
             retired_send: 0,
             flying: VecDeque::new(),

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use slab::Slab;
 
+use super::lone::LonePolls;
 use super::{ConnectionKey, Deferred, Returns};
 use crate::connection::Connection;
 use crate::error::CloseCause;
@@ -47,6 +48,8 @@ pub struct State<P: Protocol> {
     dirty: Vec<u32>,
     // Could send more, after others have had their turn.
     unfinished: Vec<u32>,
+    // The one that may have a RECV to post again.
+    spare: u32,
     // One for each connection that has any: what its `registered_deadline` says.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
     pub(super) effects: Vec<(ConnectionKey, P::Effect)>,
@@ -61,6 +64,7 @@ pub struct State<P: Protocol> {
     pub(super) qp_count: usize,
     pub(super) unflushed: u64,
     pub(super) may_spin: bool,
+    pub(super) lone: LonePolls,
     pub(super) caller_progress: bool,
 }
 
@@ -75,6 +79,7 @@ impl<P: Protocol> State<P> {
             completions: Vec::with_capacity(POLL_BATCH),
             dirty: Vec::new(),
             unfinished: Vec::new(),
+            spare: NO_CONNECTION,
             deadlines: BTreeSet::new(),
             effects: Vec::new(),
             deferred: Vec::new(),
@@ -86,6 +91,7 @@ impl<P: Protocol> State<P> {
             qp_count: 0,
             unflushed: 0,
             may_spin: false,
+            lone: LonePolls::default(),
             caller_progress: false,
         }
     }
@@ -264,14 +270,35 @@ impl<P: Protocol> State<P> {
     #[inline]
     pub(crate) fn poll(&mut self) -> usize {
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
-            Ok(0) => match self.cq.poll_event() {
-                None => 0,
-                Some(event) => self.on_events(event),
-            },
+            Ok(0) => self.on_quiet(),
             Ok(_) => self.on_completions(),
             Err(error) => self.on_dead_cq(&error),
         };
         if self.unfinished.is_empty() { count } else { count + self.go_on() }
+    }
+
+    /// No completion is there: events, and what had to wait for the answers to what came last.
+    #[inline]
+    fn on_quiet(&mut self) -> usize {
+        if self.spare != NO_CONNECTION {
+            self.post_spare(NO_CONNECTION);
+            self.pump_dirty();
+        }
+        match self.cq.poll_event() {
+            None => 0,
+            Some(event) => self.on_events(event),
+        }
+    }
+
+    /// Posts the RECV that is not posted yet; the next to wait is that of connection `next`.
+    fn post_spare(&mut self, next: u32) {
+        let index = std::mem::replace(&mut self.spare, next);
+        let Some(connection) = self.connections.get_mut(index as usize) else { return };
+        connection.post_spare(&mut *self.cq);
+        // Which may have failed.
+        if connection.cause().is_some() {
+            self.mark_dirty(index);
+        }
     }
 
     /// Pumps what was left unfinished.
@@ -338,6 +365,9 @@ impl<P: Protocol> State<P> {
             CompletionKind::Send => connection.on_send_completion(&mut *self.cq, completion),
             CompletionKind::Recv | CompletionKind::RecvWrite => {
                 connection.on_recv_completion(&mut *self.cq, self.now, completion);
+                if self.spare != index {
+                    self.post_spare(index);
+                }
             }
         }
         self.mark_dirty(index);

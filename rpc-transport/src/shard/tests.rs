@@ -75,7 +75,7 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let mut state = shard.lock();
     let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
-    let pipe = Pipe::new(qp, 0, 4, pool.clone());
+    let pipe = Pipe::new(qp, 0, 4, 1, pool.clone());
     let poster = Poster::new(domain, &**shard.device(), &LinkConfig::default());
     let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 4, true));
     let buffer = pool.take().unwrap();
