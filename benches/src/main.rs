@@ -8,6 +8,7 @@
 mod cores;
 mod floor;
 mod floor_large;
+mod floor_tcp;
 mod idle;
 mod large;
 mod ours;
@@ -54,7 +55,7 @@ enum Command {
         /// Bytes of a payload.
         #[arg(long, default_value_t = 1 << 20)]
         size: usize,
-        /// Interleaved rounds; medians are printed.
+        /// Interleaved rounds; medians are printed, of ratios those within a round.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
         /// Milliseconds per measurement.
@@ -63,6 +64,9 @@ enum Command {
     },
     /// CPU time of large payloads with both ends on one thread, against copies.
     LargeCpu {
+        /// `shm`, or `mem` where bytes go through a ring.
+        #[arg(long, default_value = "shm")]
+        scheme: String,
         /// Bytes of a payload.
         #[arg(long, default_value_t = 1 << 20)]
         size: usize,
@@ -118,7 +122,7 @@ enum Command {
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
-        /// `ours`, `large` or `tarpc`.
+        /// `ours`, `large`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -145,6 +149,7 @@ fn main() -> Result<()> {
             runtime.block_on(async {
                 match &*who {
                     "tarpc" => tarpc_peer::serve(address.as_ref()).await,
+                    "stream" => floor_tcp::serve(),
                     "large" => large::serve(&address, mode(&name)).await,
                     _ => ours::serve(&address, mode(&name)).await,
                 }
@@ -153,7 +158,9 @@ fn main() -> Result<()> {
         Command::Large { scheme, size, rounds, millis } => {
             large::run(&runtime, &scheme, size, rounds, Duration::from_millis(millis))
         }
-        Command::LargeCpu { size, calls } => runtime.block_on(large::cpu(size, calls)),
+        Command::LargeCpu { scheme, size, calls } => {
+            runtime.block_on(large::cpu(&scheme, size, calls))
+        }
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, in_flight } => runtime.block_on(count(calls, in_flight.max(1))),

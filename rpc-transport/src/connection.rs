@@ -12,8 +12,9 @@
 //! 4. The protocol hears of the end exactly once.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    heard no more.
-//! 6. A pump writes one large segment at most, as a device may copy it at once: what is small, here
-//!    and on other connections, gets its turn between two.
+//! 6. A pump writes one slice of a large message at most, as a device may copy it at once: what is
+//!    small, here and on other connections, gets its turn between two. While small messages leave
+//!    here it writes none unless it is given the turn.
 
 mod ending;
 mod pipe;
@@ -74,6 +75,8 @@ pub(crate) struct Connection<P: Protocol> {
     registered_deadline: Option<Instant>,
     pressing: Pressing,
     unfinished: bool,
+    /// Large messages may leave though small ones do.
+    turn: bool,
     /// To be run when the lock is released.
     deferred: Vec<Deferred>,
     pub(crate) generation: u32,
@@ -105,6 +108,7 @@ impl<P: Protocol> Connection<P> {
             registered_deadline: None,
             pressing: Pressing::Nothing,
             unfinished: false,
+            turn: false,
             deferred: Vec::new(),
             generation: 0,
             dirty: false,
@@ -117,6 +121,7 @@ impl<P: Protocol> Connection<P> {
     /// shard's lock, when dropped payloads make it worth to pump.
     pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
         link.set_on_return(on_return);
+        link.set_slices(self.poster.slices());
         if let Some(pipe) = &mut self.pipe {
             pipe.send_buffer_bytes = link.frame_bytes();
         }
@@ -309,6 +314,11 @@ impl<P: Protocol> Connection<P> {
         &mut self.deferred
     }
 
+    /// The next pump may send large messages whatever else there is.
+    pub(crate) fn give_turn(&mut self) {
+        self.turn = true;
+    }
+
     /// Whether the last pump left something that could be sent: others had to get their turn.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
@@ -336,6 +346,7 @@ impl<P: Protocol> Connection<P> {
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
+        link.set_turn(std::mem::take(&mut self.turn));
         while let Some(transmit) = link.poll_transmit() {
             let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
@@ -344,6 +355,7 @@ impl<P: Protocol> Connection<P> {
                 break;
             }
         }
+        self.unfinished |= link.awaits_turn();
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
             return Err(CloseCause::Protocol(text.into()));

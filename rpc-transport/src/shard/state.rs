@@ -23,6 +23,9 @@ use crate::provider::{
 
 /// Completions taken from the CQ in one go.
 const POLL_BATCH: usize = 64;
+/// Polls that found something, after which what was left unfinished goes on: what has arrived is seen
+/// first.
+const MOST_PASSED_OVER: u8 = 4;
 const NO_CONNECTION: u32 = u32::MAX;
 
 /// Whether somebody drives the shard.
@@ -47,6 +50,8 @@ pub struct State<P: Protocol> {
     dirty: Vec<u32>,
     // Could send more, after others have had their turn.
     unfinished: Vec<u32>,
+    // Polls since they had theirs, in which something had arrived.
+    passed_over: u8,
     // One for each connection that has any: what its `registered_deadline` says.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
     pub(super) effects: Vec<(ConnectionKey, P::Effect)>,
@@ -75,6 +80,7 @@ impl<P: Protocol> State<P> {
             completions: Vec::with_capacity(POLL_BATCH),
             dirty: Vec::new(),
             unfinished: Vec::new(),
+            passed_over: 0,
             deadlines: BTreeSet::new(),
             effects: Vec::new(),
             deferred: Vec::new(),
@@ -271,15 +277,24 @@ impl<P: Protocol> State<P> {
             Ok(_) => self.on_completions(),
             Err(error) => self.on_dead_cq(&error),
         };
-        if self.unfinished.is_empty() { count } else { count + self.go_on() }
+        if self.unfinished.is_empty() {
+            return count;
+        }
+        self.passed_over += 1;
+        if count > 0 && self.passed_over < MOST_PASSED_OVER {
+            return count;
+        }
+        count + self.go_on()
     }
 
     /// Pumps what was left unfinished.
     #[cold]
     fn go_on(&mut self) -> usize {
+        self.passed_over = 0;
         let unfinished = std::mem::take(&mut self.unfinished);
         for index in &unfinished {
-            if self.connections.contains(*index as usize) {
+            if let Some(connection) = self.connections.get_mut(*index as usize) {
+                connection.give_turn();
                 self.mark_dirty(*index);
             }
         }
