@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use futures::stream::{FuturesUnordered, StreamExt};
 use rpc_core::bytes::Bytes;
 use rpc_core::{Bulk, Channel, Context, LinkConfig, PollMode, Server};
@@ -168,6 +168,8 @@ struct Samples {
     vec: Both,
     tarpc: Both,
     tarpc_4: Both,
+    faults_up: Vec<f64>,
+    faults_down: Vec<f64>,
     alone: Vec<f64>,
     beside: Vec<f64>,
     beside_p99: Vec<f64>,
@@ -197,7 +199,7 @@ pub(crate) fn run(
         samples.two_copies.push(floor_large::two_copies(size, duration)?);
         samples.fresh_copies.push(floor_large::fresh_copies(size, duration)?);
         let server = ServerProcess::start("large", &address, "busy")?;
-        runtime.block_on(measure_ours(server.address(), size, duration, &mut samples))?;
+        runtime.block_on(measure_ours(&server, size, duration, &mut samples))?;
         drop(server);
         let _server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
         runtime.block_on(async {
@@ -215,13 +217,17 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// CPU time of both ends on one thread, against copies of the same size: what a busy machine does not
-/// change much.
+/// CPU time and page faults of both ends on one thread, against copies of the same size: what a busy
+/// machine does not change much. Each end spins until it is the other's turn, which counts, too.
 ///
 /// # Errors
 /// When a call fails.
-#[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
-pub(crate) async fn cpu(scheme: &str, size: usize, calls: u32) -> Result<()> {
+pub(crate) async fn cpu(
+    scheme: &str,
+    size: usize,
+    (calls, in_flight): (u32, u32),
+    only: &str,
+) -> Result<()> {
     let server = Server::builder()
         .add_service(LargeServer::new(Store::default()))
         .poll_mode(PollMode::Busy)
@@ -233,34 +239,36 @@ pub(crate) async fn cpu(scheme: &str, size: usize, calls: u32) -> Result<()> {
     let client = LargeClient::new(channel.clone());
     let len = u32::try_from(size)?;
     let (from, mut to) = (vec![7_u8; size], vec![0; size]);
-    let copy = timed(calls, async || {
+    let copy = timed(calls, 1, async || {
         std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
         Ok(())
     })
     .await?;
     let bulk = registered(channel.bulk_pool(), size);
     let bytes = Bytes::from(vec![7; size]);
-    row("CPU of both ends on one thread, per call", "us", "copies");
-    let report = |name: &str, nanos: f64| {
-        row(name, format!("{:.1}", nanos / 1000.0), format!("{:.2}", nanos / copy));
+    row("CPU of both ends on one thread, per call", "us", "copies, page faults");
+    let report = |name: &str, (nanos, faults): (f64, f64)| {
+        let copies = nanos / copy.0;
+        row(name, format!("{:.1}", nanos / 1000.0), format!("{copies:.2}, {faults:.1}"));
     };
     report("one copy", copy);
-    let up = timed(calls, async || ensure_seen(client.sink(bulk.clone()).await?)).await?;
-    report("registered Bulk up", up);
-    let down =
-        timed(calls, async || ensure_seen(client.source(len).await?.map_or(0, |bulk| bulk.len())))
-            .await?;
-    report("registered Bulk down", down);
-    let up = timed(calls, async || ensure_seen(client.sink_bytes(bytes.clone()).await?)).await?;
-    report("Bytes up", up);
-    let down =
-        timed(calls, async || ensure_seen(client.source_bytes(len).await?.len() as u64)).await?;
-    report("Bytes down", down);
-    let up = timed(calls, async || ensure_seen(client.sink_vec(from.clone()).await?)).await?;
-    report("Vec up, with the caller's copy", up);
-    let down =
-        timed(calls, async || ensure_seen(client.source_vec(len).await?.len() as u64)).await?;
-    report("Vec down, with the handler's copy", down);
+    macro_rules! measure {
+        ($name:literal, $call:expr) => {
+            if $name.contains(only) {
+                let step = async || {
+                    let calls = (0..in_flight).map(|_| async { ensure_seen($call) });
+                    futures::future::try_join_all(calls).await.map(|_| ())
+                };
+                report($name, timed(calls / in_flight, in_flight, step).await?);
+            }
+        };
+    }
+    measure!("registered Bulk up", client.sink(bulk.clone()).await?);
+    measure!("registered Bulk down", client.source(len).await?.map_or(0, |bulk| bulk.len()));
+    measure!("Bytes up", client.sink_bytes(bytes.clone()).await?);
+    measure!("Bytes down", client.source_bytes(len).await?.len() as u64);
+    measure!("Vec up, with the caller's copy", client.sink_vec(from.clone()).await?);
+    measure!("Vec down, with the handler's copy", client.source_vec(len).await?.len() as u64);
     Ok(())
 }
 
@@ -269,41 +277,63 @@ fn ensure_seen(sum: u64) -> Result<()> {
     Ok(())
 }
 
-/// CPU time of one turn of `step`, nanoseconds: the best of five series.
+/// CPU time of one call, nanoseconds, and its page faults, where a turn of `step` is so many calls: the
+/// best of five series.
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
-async fn timed(calls: u32, mut step: impl AsyncFnMut() -> Result<()>) -> Result<f64> {
+async fn timed(
+    turns: u32,
+    calls: u32,
+    mut step: impl AsyncFnMut() -> Result<()>,
+) -> Result<(f64, f64)> {
     let now = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let mut best = f64::INFINITY;
+    let mut best = (f64::INFINITY, 0.0);
     for _ in 0..5 {
-        let before = now();
-        for _ in 0..calls {
+        let (before, faults) = (now(), page_faults()?);
+        for _ in 0..turns {
             step().await?;
         }
         let after = now();
         let nanos = (after.tv_sec - before.tv_sec) * 1_000_000_000 + after.tv_nsec - before.tv_nsec;
-        best = best.min(nanos as f64 / f64::from(calls));
+        let calls = f64::from(turns * calls);
+        let nanos = nanos as f64 / calls;
+        if nanos < best.0 {
+            best = (nanos, (page_faults()? - faults) as f64 / calls);
+        }
     }
     Ok(best)
 }
 
+/// Page faults of this process, and of another, that needed no reading.
+fn page_faults() -> Result<u64> {
+    page_faults_of("self")
+}
+
+fn page_faults_of(process: &str) -> Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name, which may have spaces, is in parentheses; field 10 of all is the eighth behind it.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let count = fields.split_ascii_whitespace().nth(7).context("field 10 of its status")?;
+    Ok(count.parse()?)
+}
+
 async fn measure_ours(
-    address: &str,
+    server: &ServerProcess,
     size: usize,
     duration: Duration,
     samples: &mut Samples,
 ) -> Result<()> {
     let channel =
-        Channel::builder().poll_mode(PollMode::Busy).link(link()).connect(address).await?;
+        Channel::builder().poll_mode(PollMode::Busy).link(link()).connect(server.address()).await?;
     let client = LargeClient::new(channel.clone());
     let len = u32::try_from(size)?;
 
     let (bulk, sink) = (registered(channel.bulk_pool(), size), client.clone());
-    let up = move || {
+    let bulk_up = move || {
         let (sink, bulk) = (sink.clone(), bulk.clone());
         async move { Ok(sink.sink(bulk).await?) }
     };
-    samples.bulk.up.push(rate(1, size, duration, up.clone()).await?);
-    samples.bulk_4.up.push(rate(4, size, duration, up.clone()).await?);
+    samples.bulk.up.push(rate(1, size, duration, bulk_up.clone()).await?);
+    samples.bulk_4.up.push(rate(4, size, duration, bulk_up.clone()).await?);
     let source = client.clone();
     let down = move || {
         let source = source.clone();
@@ -330,23 +360,54 @@ async fn measure_ours(
         let (sink, vec) = (sink.clone(), std::sync::Arc::clone(&vec));
         async move { Ok(sink.sink_vec(vec.to_vec()).await?) }
     };
-    samples.vec.up.push(rate(4, size, duration, vec_up).await?);
+    let faults = Faults::of(server)?;
+    let up = rate(4, size, duration, vec_up).await?;
+    samples.vec.up.push(up);
+    samples.faults_up.push(faults.per_call(up, size, duration)?);
     let source = client.clone();
     let vec_down = move || {
         let source = source.clone();
         async move { Ok(look(&source.source_vec(len).await?)) }
     };
-    samples.vec.down.push(rate(4, size, duration, vec_down).await?);
+    let faults = Faults::of(server)?;
+    let down = rate(4, size, duration, vec_down).await?;
+    samples.vec.down.push(down);
+    samples.faults_down.push(faults.per_call(down, size, duration)?);
 
     let echo = EchoClient::new(channel);
     let alone = latency_of(&echo, duration).await?;
     samples.alone.push(quantile(&alone, 0.5));
-    let load = tokio::spawn(rate(4, size, duration + Duration::from_millis(100), up));
+    let load = tokio::spawn(rate(4, size, duration + Duration::from_millis(100), bulk_up));
     let beside = latency_of(&echo, duration).await?;
     samples.beside.push(quantile(&beside, 0.5));
     samples.beside_p99.push(quantile(&beside, 0.99));
     samples.beside_load.push(load.await??);
     Ok(())
+}
+
+/// Page faults of both ends.
+struct Faults {
+    server: String,
+    before: u64,
+}
+
+impl Faults {
+    fn of(server: &ServerProcess) -> Result<Self> {
+        let mut faults = Self { server: server.id().to_string(), before: 0 };
+        faults.before = faults.now()?;
+        Ok(faults)
+    }
+
+    fn now(&self) -> Result<u64> {
+        Ok(page_faults()? + page_faults_of(&self.server)?)
+    }
+
+    /// Those since it was made, of calls of `size` bytes at a rate in bytes per second.
+    #[allow(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+    fn per_call(&self, rate: f64, size: usize, duration: Duration) -> Result<f64> {
+        let calls = rate * duration.as_secs_f64() / size as f64;
+        Ok((self.now()? - self.before) as f64 / calls)
+    }
 }
 
 async fn latency_of(
@@ -400,6 +461,9 @@ fn print(scheme: &str, size: usize, samples: &Samples) {
             row(format!("  against tarpc unix, {in_flight} in flight"), giga(tarpc), verdict);
         }
     }
+    let faults = |counts: &[f64]| format!("{:.1}", median(counts.to_vec()));
+    row("Vec up: page faults of both ends per call", faults(&samples.faults_up), "");
+    row("Vec down: page faults of both ends per call", faults(&samples.faults_down), "");
     print_beside(samples);
 }
 

@@ -73,6 +73,12 @@ enum Command {
         /// Calls in each of five series; the best one counts.
         #[arg(long, default_value_t = 200)]
         calls: u32,
+        /// Calls in flight.
+        #[arg(long, default_value_t = 1)]
+        in_flight: u32,
+        /// Only kinds whose names contain this, for profiling.
+        #[arg(long, default_value = "")]
+        only: String,
     },
     /// What idle connections cost in memory and time.
     Idle {
@@ -158,8 +164,8 @@ fn main() -> Result<()> {
         Command::Large { scheme, size, rounds, millis } => {
             large::run(&runtime, &scheme, size, rounds, Duration::from_millis(millis))
         }
-        Command::LargeCpu { scheme, size, calls } => {
-            runtime.block_on(large::cpu(&scheme, size, calls))
+        Command::LargeCpu { scheme, size, calls, in_flight, only } => {
+            runtime.block_on(large::cpu(&scheme, size, (calls, in_flight.max(1)), &only))
         }
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),

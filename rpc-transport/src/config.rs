@@ -77,7 +77,7 @@ impl Default for LinkConfig {
             bulk_queue_bytes: 1 << 20,
             arena: ArenaConfig::default(),
             arena_threshold_bytes: 16 << 10,
-            arena_segment_bytes: 128 << 10,
+            arena_segment_bytes: 256 << 10,
             isolation: Isolation::Shared,
             keep_alive: Some(Duration::from_secs(15)),
             keep_alive_timeout: Duration::from_secs(5),
@@ -162,7 +162,7 @@ impl LinkConfig {
         self
     }
 
-    /// Most bytes that are written into the peer's arena at once. Default 128 KiB, 4 KiB to 1 GiB.
+    /// Most bytes that are written into the peer's arena at once. Default 256 KiB, 4 KiB to 1 GiB.
     /// A longer message is written in several segments, and small messages leave between two.
     #[must_use]
     pub fn arena_segment_bytes(mut self, bytes: u32) -> Self {
@@ -241,7 +241,7 @@ impl LinkConfig {
             self.arena_segment_bytes,
             4 << 10,
             1 << 30,
-            "128 KiB suits most links",
+            "256 KiB suits most links",
         )?;
         if let Some(interval) = self.keep_alive {
             let what = "use None to switch pings off";
@@ -353,7 +353,7 @@ mod tests {
             (base().bulk_queue_bytes(0), ["bulk_queue_bytes is 0", "1 to", "1 MiB"]),
             (
                 base().arena_segment_bytes(4095),
-                ["arena_segment_bytes is 4095", "4096 to 1073741824", "128 KiB"],
+                ["arena_segment_bytes is 4095", "4096 to 1073741824", "256 KiB"],
             ),
             (
                 base().arena(ArenaConfig { log2_chunk: 11, ..ArenaConfig::default() }),

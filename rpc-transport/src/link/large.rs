@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::task::Waker;
 use std::time::Instant;
 
-use super::assembly::Outcome;
+use super::assembly::{Leave, Outcome};
 use super::home::OnReturn;
 use super::landing::{Arrival, Landing};
 use super::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
@@ -387,6 +387,9 @@ impl Link {
             }
             (Some(written), _) => {
                 let leave = self.assembly.leave(segment, arenas.landing.lendable_bytes());
+                if segment.head_end && leave == Leave::No {
+                    arenas.landing.on_unlendable(segment.total - segment.offset);
+                }
                 arenas.landing.on_written(now, written, leave)?
             }
         };

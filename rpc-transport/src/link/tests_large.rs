@@ -117,6 +117,49 @@ fn a_chunk_that_holds_a_message_takes_no_other() {
 }
 
 #[test]
+fn what_is_copied_since_the_application_holds_its_share_makes_the_arenas_grow() {
+    let mut end = owner();
+    let mut tail_of = |number, chunks: &[(u16, u16)]| {
+        let Ok(Inbound::Assembled(mut message)) =
+            receive(&mut end, &message(number, 3 * CHUNK, chunks))
+        else {
+            panic!("no message")
+        };
+        (message.take_tail().unwrap(), end.wanted_arena())
+    };
+    let (held, wanted) = tail_of(0, &[(0, 3)]);
+    assert_eq!((held.is_private(), wanted), (false, None));
+    let (copied, wanted) = tail_of(1, &[(3, 3)]);
+    assert_eq!((copied.is_private(), wanted), (true, Some(8 * CHUNK)));
+    end.add_arena(region(8 * CHUNK)).unwrap();
+    let Ok(Inbound::Assembled(mut third)) = receive(&mut end, &message(2, 3 * CHUNK, &[(8, 3)]))
+    else {
+        panic!("no message")
+    };
+    assert!(!third.take_tail().unwrap().is_private());
+    assert_eq!(end.wanted_arena(), None);
+    drop(held);
+}
+
+#[test]
+fn a_message_beyond_the_share_of_all_chunks_makes_no_arena_grow() {
+    let mut end = owner();
+    let first = 4 * CHUNK;
+    let segment = Segment {
+        number: 0,
+        last: false,
+        abort: false,
+        head_end: true,
+        offset: 0,
+        total: 4 + first + 1,
+    };
+    let written = Some(Written { bytes: first, extents: extents(&[(0, 4)]) });
+    let blocks = Blocks { segment: Some(segment), written, ..Blocks::default() };
+    let _none = receive(&mut end, &frame(Kind::Data, &blocks, b"head")).unwrap();
+    assert_eq!(end.wanted_arena(), None);
+}
+
+#[test]
 fn other_broken_rules_of_large_messages_have_their_names() {
     use ProtocolError as E;
     let segment = Segment {
