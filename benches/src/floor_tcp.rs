@@ -2,7 +2,7 @@
 //!
 //! Owns both ends of it. Both sockets block, each side has a warm buffer of one payload.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -51,4 +51,49 @@ pub(crate) fn stream(address: &str, size: usize, duration: Duration) -> Result<f
     let elapsed = start.elapsed();
     ensure!(u64::from_le_bytes(read) == total, "the peer has read something else");
     Ok(total as f64 / elapsed.as_secs_f64())
+}
+
+/// Both ends of a stream on one thread.
+pub(crate) struct Both {
+    sender: TcpStream,
+    receiver: TcpStream,
+}
+
+impl Both {
+    /// A stream through the loopback device.
+    ///
+    /// # Errors
+    /// When a socket cannot be had.
+    pub(crate) fn new() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let sender = TcpStream::connect(listener.local_addr()?)?;
+        let (receiver, _) = listener.accept()?;
+        sender.set_nodelay(true)?;
+        for end in [&sender, &receiver] {
+            end.set_nonblocking(true)?;
+        }
+        Ok(Self { sender, receiver })
+    }
+
+    /// Passes as many bytes as both have, by turns.
+    ///
+    /// # Errors
+    /// When the stream fails.
+    pub(crate) fn pass(&mut self, mut from: &[u8], to: &mut [u8]) -> Result<()> {
+        let mut read = 0;
+        while read < to.len() {
+            match self.sender.write(from) {
+                Ok(count) => from = &from[count..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+            match self.receiver.read(&mut to[read..]) {
+                Ok(0) => anyhow::bail!("the stream has ended"),
+                Ok(count) => read += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
 }

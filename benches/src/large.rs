@@ -231,7 +231,10 @@ pub(crate) async fn cpu(
     let server = Server::builder()
         .add_service(LargeServer::new(Store::default()))
         .poll_mode(PollMode::Busy)
-        .bind(&*format!("{scheme}://bench-large-cpu"))
+        .bind(&*match scheme {
+            "tcp" => "tcp://127.0.0.1:0".to_owned(),
+            scheme => format!("{scheme}://bench-large-cpu"),
+        })
         .await?;
     let address = server.local_address().to_string();
     tokio::spawn(server.serve());
@@ -252,6 +255,10 @@ pub(crate) async fn cpu(
         row(name, format!("{:.1}", nanos / 1000.0), format!("{copies:.2}, {faults:.1}"));
     };
     report("one copy", copy);
+    if scheme == "tcp" {
+        let mut raw = floor_tcp::Both::new()?;
+        report("a raw stream", timed(calls, 1, async || raw.pass(&from, &mut to)).await?);
+    }
     macro_rules! measure {
         ($name:literal, $call:expr) => {
             if $name.contains(only) {

@@ -64,7 +64,7 @@ enum Command {
     },
     /// CPU time of large payloads with both ends on one thread, against copies.
     LargeCpu {
-        /// `shm`, or `mem` where bytes go through a ring.
+        /// `shm`, `tcp`, or `mem` where bytes go through a ring.
         #[arg(long, default_value = "shm")]
         scheme: String,
         /// Bytes of a payload.

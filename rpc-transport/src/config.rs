@@ -60,6 +60,7 @@ pub struct LinkConfig {
     pub(crate) arena: ArenaConfig,
     pub(crate) arena_threshold_bytes: u32,
     pub(crate) arena_segment_bytes: u32,
+    pub(crate) reply_slot_bytes: u64,
     pub(crate) isolation: Isolation,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) keep_alive_timeout: Duration,
@@ -78,6 +79,7 @@ impl Default for LinkConfig {
             arena: ArenaConfig::default(),
             arena_threshold_bytes: 16 << 10,
             arena_segment_bytes: 256 << 10,
+            reply_slot_bytes: 256 << 20,
             isolation: Isolation::Shared,
             keep_alive: Some(Duration::from_secs(15)),
             keep_alive_timeout: Duration::from_secs(5),
@@ -170,6 +172,17 @@ impl LinkConfig {
         self
     }
 
+    /// Memory of this end that the peer may write outside of the arenas, as answers that were asked
+    /// for in buffers of the caller, bytes. Default 256 MiB, at most 1 TiB; one buffer is always
+    /// allowed, and 0 allows none. A buffer whose call was cancelled counts, and stays as it is,
+    /// until the peer has proved that it writes it no more: this is the budget of that quarantine.
+    /// Answers that are asked for in buffers beyond it come through the arenas, and are copied.
+    #[must_use]
+    pub fn reply_slot_bytes(mut self, bytes: u64) -> Self {
+        self.reply_slot_bytes = bytes;
+        self
+    }
+
     /// Who shares a protection domain. Default [`Isolation::Shared`].
     #[must_use]
     pub fn isolation(mut self, isolation: Isolation) -> Self {
@@ -242,6 +255,13 @@ impl LinkConfig {
             4 << 10,
             1 << 30,
             "256 KiB suits most links",
+        )?;
+        check(
+            "reply_slot_bytes",
+            self.reply_slot_bytes,
+            0,
+            MAX_MESSAGE_BYTES,
+            "256 MiB suits most links",
         )?;
         if let Some(interval) = self.keep_alive {
             let what = "use None to switch pings off";
@@ -354,6 +374,10 @@ mod tests {
             (
                 base().arena_segment_bytes(4095),
                 ["arena_segment_bytes is 4095", "4096 to 1073741824", "256 KiB"],
+            ),
+            (
+                base().reply_slot_bytes(MAX_MESSAGE_BYTES + 1),
+                ["reply_slot_bytes is 1099511627777", "0 to 1099511627776", "256 MiB"],
             ),
             (
                 base().arena(ArenaConfig { log2_chunk: 11, ..ArenaConfig::default() }),

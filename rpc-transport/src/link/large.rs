@@ -66,7 +66,7 @@ impl Arenas {
     ) -> Self {
         Self {
             landing: Landing::new(config.arena.clone(), now),
-            slots: Slots::new(features.contains(Features::REPLY_SLOTS)),
+            slots: Slots::new(features.contains(Features::REPLY_SLOTS), config.reply_slot_bytes),
             arrived: None,
             writer: ArenaWriter::new(),
             blocked: false,
