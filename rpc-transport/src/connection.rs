@@ -14,7 +14,7 @@
 //!    heard no more.
 //! 6. A pump writes one slice of a large message at most, as a device may copy it at once: what is
 //!    small, here and on other connections, gets its turn between two. While small messages leave
-//!    here it writes none unless it is given the turn.
+//!    here it writes one behind those that it sends, and else none unless it is given the turn.
 
 mod ending;
 mod pipe;
@@ -335,25 +335,37 @@ impl<P: Protocol> Connection<P> {
         if let Some(bytes) = link.wanted_arena() {
             grow(link, self.poster.domain(), bytes)?;
         }
-        let mut submitted = false;
+        let (mut submitted, mut sent_small) = (false, false);
         while self.protocol.may_transmit()
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
-                Ok(Some(whole)) => self.poster.post_whole(cq, pipe, whole)?,
+                Ok(Some(whole)) => {
+                    self.poster.post_whole(cq, pipe, whole)?;
+                    sent_small = true;
+                }
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
-        link.set_turn(std::mem::take(&mut self.turn));
-        while let Some(transmit) = link.poll_transmit() {
+        let mut turn = std::mem::take(&mut self.turn);
+        loop {
+            link.set_turn(turn);
+            let Some(transmit) = link.poll_transmit() else {
+                // Its answer takes as long as a slice does.
+                if sent_small && !std::mem::replace(&mut turn, true) && link.awaits_turn() {
+                    continue;
+                }
+                break;
+            };
             let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
             if is_written && link.has_large() {
                 self.unfinished = true;
                 break;
             }
+            sent_small |= !is_written;
         }
         self.unfinished |= link.awaits_turn();
         if submitted && link.queued_count() > self.protocol.most_queued() {
