@@ -30,7 +30,7 @@ impl SliceBytes {
     pub const WHOLE: Self = Self { beside_small: u64::MAX, alone: u64::MAX };
     /// For devices that copy while they post. Beside small messages about as much as takes as long
     /// as one of them there and back.
-    pub const COPIED: Self = Self { beside_small: 16 << 10, alone: 128 << 10 };
+    pub const COPIED: Self = Self { beside_small: 16 << 10, alone: 256 << 10 };
 }
 
 /// Slices for which a small message that has left counts.
