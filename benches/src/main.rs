@@ -11,6 +11,7 @@ mod floor_large;
 mod floor_tcp;
 mod idle;
 mod large;
+mod large_cpu;
 mod ours;
 #[cfg(feature = "verbs")]
 mod perftest;
@@ -79,6 +80,15 @@ enum Command {
         /// Only kinds whose names contain this, for profiling.
         #[arg(long, default_value = "")]
         only: String,
+    },
+    /// CPU time of payloads that are written into the arena, against the same in frames, by size.
+    Thresholds {
+        /// `shm` or `tcp`.
+        #[arg(long, default_value = "shm")]
+        scheme: String,
+        /// Calls in each of five series; the best one counts.
+        #[arg(long, default_value_t = 2000)]
+        calls: u32,
     },
     /// What idle connections cost in memory and time.
     Idle {
@@ -165,7 +175,10 @@ fn main() -> Result<()> {
             large::run(&runtime, &scheme, size, rounds, Duration::from_millis(millis))
         }
         Command::LargeCpu { scheme, size, calls, in_flight, only } => {
-            runtime.block_on(large::cpu(&scheme, size, (calls, in_flight.max(1)), &only))
+            runtime.block_on(large_cpu::cpu(&scheme, size, (calls, in_flight.max(1)), &only))
+        }
+        Command::Thresholds { scheme, calls } => {
+            runtime.block_on(large_cpu::thresholds(&scheme, calls))
         }
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),

@@ -157,7 +157,9 @@ impl LinkConfig {
     }
 
     /// Messages of this size and more are written into the peer's arena, bytes. Default 16 KiB;
-    /// smaller ones travel through receive buffers, as do all that fit one.
+    /// smaller ones travel through receive buffers, as do all that fit one. In CPU time both ways
+    /// cost the same at 10 KiB over shared memory and at 16 KiB over tcp; at 64 KiB the frames cost
+    /// 1.8 and 1.4 times as much.
     #[must_use]
     pub fn arena_threshold_bytes(mut self, bytes: u32) -> Self {
         self.arena_threshold_bytes = bytes;
@@ -165,7 +167,8 @@ impl LinkConfig {
     }
 
     /// Most bytes that are written into the peer's arena at once. Default 256 KiB, 4 KiB to 1 GiB.
-    /// A longer message is written in several segments, and small messages leave between two.
+    /// A longer message is written in several segments, and small messages leave between two; over
+    /// shared memory, where posting copies, also within one.
     #[must_use]
     pub fn arena_segment_bytes(mut self, bytes: u32) -> Self {
         self.arena_segment_bytes = bytes;
