@@ -206,6 +206,7 @@ impl Link {
     }
 
     /// What the bulk lane sends next; `None` if it waits for chunks.
+    #[inline(never)]
     pub(super) fn next_bulk(&mut self) -> Option<Source> {
         if self.slices.has_begun() {
             return Some(Source::Slice);
@@ -245,6 +246,7 @@ impl Link {
         }
     }
 
+    #[inline(never)]
     pub(super) fn send_segment(&mut self, way: Way) -> Option<Transmit<'_>> {
         let arenas = match way {
             Way::Inline => return self.send_inline_segment(),
@@ -281,6 +283,7 @@ impl Link {
     }
 
     /// WRITEs of the segment that has begun, and its frame with the last of them.
+    #[inline(never)]
     pub(super) fn send_slice(&mut self) -> Option<Transmit<'_>> {
         let arenas = self.arenas.as_mut()?;
         let (writes, ended) = self.slices.next(arenas.max_writes)?;
