@@ -7,6 +7,8 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use hdrhistogram::Histogram;
 use rpc_core::{Channel, PollMode, Server};
 
+use crate::report::Laps;
+
 /// The measured service.
 #[rpc_core::service]
 pub(crate) trait Echo {
@@ -54,17 +56,13 @@ pub(crate) async fn latency(
     for _ in 0..2_000 {
         ensure!(client.echo(&data).await?.len() == size, "the echo is of another size");
     }
-    let mut histogram = crate::report::histogram();
-    let start = Instant::now();
-    let mut before = start;
-    while before - start < duration {
+    let mut laps = Laps::start();
+    while laps.elapsed() < duration {
         let reply = client.echo(&data).await?;
-        let after = Instant::now();
+        laps.lap();
         ensure!(reply.len() == size, "the echo is of another size");
-        histogram.record(u64::try_from((after - before).as_nanos())?)?;
-        before = after;
     }
-    Ok(histogram)
+    laps.histogram()
 }
 
 /// Calls per second with `in_flight` tasks.

@@ -1,12 +1,56 @@
 //! Histograms and the table that a run prints.
 
 use std::fmt::Display;
+use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use hdrhistogram::Histogram;
 
 /// A histogram of nanoseconds, 1 ns to 100 s, three digits.
 pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("constant bounds are valid")
+}
+
+/// Round trips one after the other, each from the end of the one before. Keeps instants only: what a
+/// histogram takes to record would be part of each.
+pub(crate) struct Laps {
+    ends: Vec<Instant>,
+    start: Instant,
+    last: Instant,
+}
+
+/// Laps for which there is memory from the start.
+const LAPS: usize = 1 << 20;
+
+impl Laps {
+    pub(crate) fn start() -> Self {
+        let ends = Vec::with_capacity(LAPS);
+        let start = Instant::now();
+        Self { ends, start, last: start }
+    }
+
+    /// Ends a lap.
+    #[inline]
+    pub(crate) fn lap(&mut self) {
+        self.last = Instant::now();
+        self.ends.push(self.last);
+    }
+
+    /// Up to the last end.
+    #[inline]
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.last - self.start
+    }
+
+    pub(crate) fn histogram(self) -> Result<Histogram<u64>> {
+        let mut histogram = histogram();
+        let mut before = self.start;
+        for end in self.ends {
+            histogram.record(u64::try_from((end - before).as_nanos())?)?;
+            before = end;
+        }
+        Ok(histogram)
+    }
 }
 
 /// A quantile, nanoseconds.

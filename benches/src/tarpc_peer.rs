@@ -10,6 +10,8 @@ use tarpc::server::{BaseChannel, Channel};
 use tarpc::tokio_serde::formats::Bincode;
 use tarpc::{client, context};
 
+use crate::report::Laps;
+
 /// The same service in tarpc's words.
 #[tarpc::service]
 pub(crate) trait Echo {
@@ -68,17 +70,13 @@ pub(crate) async fn latency(
     for _ in 0..500 {
         client.echo(context::current(), data.clone()).await?;
     }
-    let mut histogram = crate::report::histogram();
-    let start = Instant::now();
-    let mut before = start;
-    while before - start < duration {
+    let mut laps = Laps::start();
+    while laps.elapsed() < duration {
         let reply = client.echo(context::current(), data.clone()).await?;
-        let after = Instant::now();
+        laps.lap();
         ensure!(reply.len() == size, "the echo is of another size");
-        histogram.record(u64::try_from((after - before).as_nanos())?)?;
-        before = after;
     }
-    Ok(histogram)
+    laps.histogram()
 }
 
 /// Bytes per second up and down with `in_flight` tasks.

@@ -14,6 +14,7 @@ use rpc_transport::config::LinkConfig;
 use rpc_transport::driver::Driver;
 use rpc_transport::error::{CloseCause, ConnectError};
 use rpc_transport::link::LinkMetrics;
+use rpc_transport::outbound::OutBuf;
 use rpc_transport::provider::PeerIdentity;
 use rpc_transport::schemes::{self, Resolved};
 use rpc_transport::setup::completions_per_connection;
@@ -133,6 +134,7 @@ impl Channel {
 
     /// Makes a call; generated clients do. The arguments are encoded at once, nothing is sent
     /// until the call is awaited or started.
+    #[inline]
     pub fn call<O>(
         &self,
         method: &'static MethodDescriptor,
@@ -141,10 +143,14 @@ impl Channel {
     ) -> Call<'_, O> {
         let Connection { codec, bulk, min_part_bytes, .. } = &*self.connection;
         let placement = Placement { min_part_bytes: *min_part_bytes, pool: Pool::Of(bulk) };
-        let body = codec
-            .encode_body(args, placement)
-            .map_err(|error| crate::__private::unencodable_arguments(method, error));
-        Call::new(&self.connection, method, body, decode)
+        let mut body = OutBuf::new();
+        match codec.encode_body(args, &mut body, placement) {
+            Ok(()) => Call::new(&self.connection, method, body, decode),
+            Err(error) => {
+                let status = crate::__private::unencodable_arguments(method, error);
+                Call::failed_early(&self.connection, method, status, decode)
+            }
+        }
     }
 }
 

@@ -121,30 +121,16 @@ impl Codec {
     where
         T: Serialize + ?Sized,
     {
-        self.encode_placed(value, out, Placement::INLINE)
+        self.encode_body(value, out, Placement::INLINE)
     }
 
-    /// Encodes `value` as the body of a message. Large byte strings become its tail, with a PARTS
-    /// block in front of the body.
+    /// Encodes `value` as the body of a message, which `out` is to become. Large byte strings become
+    /// its tail, with a PARTS block in front of the body.
     ///
     /// # Errors
     /// As [`Codec::encode`].
     #[inline]
     pub(crate) fn encode_body<T>(
-        &self,
-        value: &T,
-        placement: Placement<'_>,
-    ) -> Result<OutBuf, CodecError>
-    where
-        T: Serialize + ?Sized,
-    {
-        let mut out = OutBuf::new();
-        self.encode_placed(value, &mut out, placement)?;
-        Ok(out)
-    }
-
-    #[inline]
-    fn encode_placed<T>(
         &self,
         value: &T,
         out: &mut OutBuf,
@@ -174,11 +160,8 @@ impl Codec {
             }
             failed => {
                 out.truncate(before);
-                let kind = match failed {
-                    Ok(()) => CodecErrorKind::TooManyElements { limit: parts.total(written) },
-                    Err(reason) => guard.kind_or(CodecErrorKind::Unencodable { reason }),
-                };
-                Err(CodecError::new(kind, guard.into_path()))
+                let limit = parts.total(written);
+                Err(unencodable(guard, failed, limit))
             }
         }
     }
@@ -251,7 +234,7 @@ impl Codec {
             Ok(_) => Err(trailing(cursor.left_bytes())),
             Err(_) if cursor.must_arrive() => {
                 let kind = CodecErrorKind::StillArriving { bytes: cursor.tail_bytes() };
-                Err(CodecError::new(kind, guard.into_path()))
+                Err(CodecError::new(kind, guard.into_diagnosis().1))
             }
             Err(reason) if cursor.must_join() => match cursor.join() {
                 Some(joined) => self.decode_seed(seed, joined),
@@ -262,6 +245,17 @@ impl Codec {
     }
 }
 
+/// `limit` is what the elements outnumber when nothing else is wrong.
+#[cold]
+fn unencodable(guard: Guard, failed: Result<(), String>, limit: usize) -> CodecError {
+    let (broken, path) = guard.into_diagnosis();
+    let kind = match failed {
+        Ok(()) => CodecErrorKind::TooManyElements { limit },
+        Err(reason) => broken.unwrap_or(CodecErrorKind::Unencodable { reason }),
+    };
+    CodecError::new(kind, path)
+}
+
 #[cold]
 fn trailing(count: usize) -> CodecError {
     CodecErrorKind::TrailingBytes { count }.into()
@@ -269,8 +263,8 @@ fn trailing(count: usize) -> CodecError {
 
 #[cold]
 fn malformed(guard: Guard, reason: String) -> CodecError {
-    let kind = guard.kind_or(CodecErrorKind::Malformed { reason });
-    CodecError::new(kind, guard.into_path())
+    let (broken, path) = guard.into_diagnosis();
+    CodecError::new(broken.unwrap_or(CodecErrorKind::Malformed { reason }), path)
 }
 
 #[cfg(feature = "bincode")]

@@ -9,7 +9,7 @@
 //!    current before, also when the poll panics; so handlers may nest.
 //! 2. A context is two reference counts at most: making, moving and dropping one never allocates.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +25,7 @@ use crate::peer::Surroundings;
 use crate::service::MethodDescriptor;
 
 thread_local! {
-    static CURRENT: Cell<Option<Context>> = const { Cell::new(None) };
+    static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
 }
 
 /// The call that a handler serves. Cheap to clone.
@@ -63,29 +63,27 @@ impl Context {
     }
 
     /// The deadline that a call made now inherits. Cheaper than [`Context::current`].
+    #[inline]
     #[must_use]
     pub fn current_deadline() -> Option<Instant> {
         Self::peek(|context| context.deadline).flatten()
     }
 
+    #[inline]
     fn peek<T>(look: impl FnOnce(&Self) -> T) -> Option<T> {
-        let look = |current: &Cell<Option<Self>>| {
-            let context = current.take();
-            let seen = context.as_ref().map(look);
-            current.set(context);
-            seen
-        };
         // A thread that is being torn down has no context.
-        CURRENT.try_with(look).ok().flatten()
+        CURRENT.try_with(|current| current.borrow().as_ref().map(look)).ok().flatten()
     }
 
     /// An empty context, to be filled by a server.
+    #[inline]
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Sets the deadline.
+    #[inline]
     #[must_use]
     pub fn with_deadline(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;
@@ -106,13 +104,19 @@ impl Context {
         self
     }
 
-    /// Sets the connection that the call came over.
-    pub(crate) fn with_surroundings(mut self, surroundings: Arc<Surroundings>) -> Self {
-        self.caller = Caller::Connected(surroundings);
-        self
+    /// What a server knows of a call.
+    #[inline]
+    pub(crate) fn of_call(
+        deadline: Option<Instant>,
+        metadata: Metadata,
+        surroundings: Arc<Surroundings>,
+        method: &'static MethodDescriptor,
+    ) -> Self {
+        Self { deadline, metadata, caller: Caller::Connected(surroundings), method: Some(method) }
     }
 
     /// Sets the method.
+    #[inline]
     #[must_use]
     pub fn with_method(mut self, method: &'static MethodDescriptor) -> Self {
         self.method = Some(method);
@@ -197,6 +201,7 @@ impl Context {
     }
 
     /// Runs a future with this context current, for tasks that a handler spawns.
+    #[inline]
     pub fn scope<F: Future>(self, future: F) -> Scoped<F> {
         Scoped { future, context: Some(self) }
     }
@@ -220,38 +225,36 @@ pin_project_lite::pin_project! {
     pub struct Scoped<F> {
         #[pin]
         future: F,
-        // Always there except while `future` is polled, when it is the thread's.
+        // Its own, except while `future` is polled: then the one that was current before.
         context: Option<Context>,
     }
 }
 
 /// Puts the previous context back, and this one into its place, however the poll ends.
-struct Restore<'a> {
-    own: &'a mut Option<Context>,
-    previous: Option<Context>,
-}
+struct Restore<'a>(&'a mut Option<Context>);
 
 impl Drop for Restore<'_> {
+    #[inline]
     fn drop(&mut self) {
-        *self.own = swap(self.previous.take());
+        swap(self.0);
     }
 }
 
-/// Makes a context current and gives back the one before; without effect on a thread that is
-/// being torn down.
-fn swap(context: Option<Context>) -> Option<Context> {
-    let mut context = context;
-    let _ = CURRENT.try_with(|current| context = current.replace(context.take()));
-    context
+/// Makes a context current and leaves the one before in its place; without effect on a thread that
+/// is being torn down.
+#[inline]
+fn swap(context: &mut Option<Context>) {
+    let _ = CURRENT.try_with(|current| std::mem::swap(&mut *current.borrow_mut(), context));
 }
 
 impl<F: Future> Future for Scoped<F> {
     type Output = F::Output;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        let previous = swap(this.context.take());
-        let _restore = Restore { own: this.context, previous };
+        swap(this.context);
+        let _restore = Restore(this.context);
         this.future.poll(cx)
     }
 }

@@ -10,6 +10,7 @@
 //! 2. A handler that is pending, or whose method works long between awaits, runs as a task of its
 //!    own, so that it cannot hold up the driver.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -30,7 +31,7 @@ use crate::metadata::Metadata;
 use crate::pace::Pace;
 use crate::peer::{Effect, Peer, RpcShard, Surroundings};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
-use crate::session::{Answer, Incoming, IncomingId};
+use crate::session::{self, Answer, Gone, Incoming, IncomingId};
 use crate::status::Status;
 
 /// Method ids are hashes already.
@@ -61,10 +62,12 @@ struct Route {
     pace: Arc<Pace>,
 }
 
-/// The methods of a server, by id.
+/// The methods of a server.
 #[derive(Default)]
 pub(crate) struct Router {
-    routes: HashMap<u32, Route, BuildHasherDefault<IdHasher>>,
+    routes: Vec<Route>,
+    /// Where in `routes` the method with that id is.
+    by_id: HashMap<u32, usize, BuildHasherDefault<IdHasher>>,
 }
 
 impl Router {
@@ -77,39 +80,35 @@ impl Router {
             let pace = Pace::new(method.spawn);
             let service = Arc::clone(&service);
             let route = Route { service, position, method, pace };
-            if let Some(other) = self.routes.insert(method.id, route) {
+            if let Some(other) = self.by_id.insert(method.id, self.routes.len()) {
+                let other = &self.routes[other];
                 return Err(format!(
                     "{} and {} have the same id {:#x}; add each service once, or give one method \
                      another name on the wire with #[rpc(name = \"...\")]",
                     other.method.name, method.name, method.id
                 ));
             }
+            self.routes.push(route);
         }
         Ok(())
     }
 
-    fn find(&self, incoming: &Incoming) -> Result<(&Route, Codec), Status> {
-        let Some(route) = self.routes.get(&incoming.method) else {
-            return Err(self.unknown_method(incoming.method));
-        };
-        let method = route.method;
-        if let Some(theirs) = incoming.signature
-            && theirs != method.signature_hash
-        {
-            return Err(Status::failed_precondition(format!(
-                "{}: signatures differ; the server has `{}`",
-                method.name, method.signature
-            ))
-            .with_details(SIGNATURES_DIFFER));
+    /// The method with that id. `last` is what was found before: most callers call one method many
+    /// times in a row.
+    #[inline]
+    fn find(&self, id: u32, last: &mut usize) -> Result<&Route, Status> {
+        if let Some(route) = self.routes.get(*last).filter(|route| route.method.id == id) {
+            return Ok(route);
         }
-        let codec = Codec::from_id(incoming.codec)
-            .map_err(|error| Status::unimplemented(format!("{}: {error}", method.name)))?;
-        Ok((route, codec))
+        let at = self.by_id.get(&id).ok_or_else(|| self.unknown_method(id))?;
+        *last = *at;
+        Ok(&self.routes[*at])
     }
 
+    #[cold]
     fn unknown_method(&self, id: u32) -> Status {
         let mut services: Vec<&str> =
-            self.routes.values().map(|route| route.service.descriptor().name).collect();
+            self.routes.iter().map(|route| route.service.descriptor().name).collect();
         services.sort_unstable();
         services.dedup();
         let offered = if services.is_empty() { "none".to_owned() } else { services.join(", ") };
@@ -118,6 +117,27 @@ impl Router {
         ))
         .with_details(UNKNOWN_METHOD)
     }
+}
+
+impl Route {
+    /// The codec of a call, whose signature is the method's if it brings one.
+    #[inline]
+    fn accept(&self, signature: Option<u64>, codec: u8) -> Result<Codec, Status> {
+        if signature.is_some_and(|theirs| theirs != self.method.signature_hash) {
+            return Err(signatures_differ(self.method));
+        }
+        Codec::from_id(codec)
+            .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
+    }
+}
+
+#[cold]
+fn signatures_differ(method: &MethodDescriptor) -> Status {
+    Status::failed_precondition(format!(
+        "{}: signatures differ; the server has `{}`",
+        method.name, method.signature
+    ))
+    .with_details(SIGNATURES_DIFFER)
 }
 
 /// A result on its way back under the lock.
@@ -130,6 +150,8 @@ enum Done {
 pub(crate) struct Handlers {
     shard: Arc<RpcShard>,
     router: Arc<Router>,
+    /// The route that was found last.
+    last: usize,
     done: Vec<Done>,
     /// What is left of replies that were given: of the user's making, so dropped outside the lock.
     spent: Vec<Reply>,
@@ -144,55 +166,111 @@ impl Handlers {
 
     /// `settled` is notified when a connection ends or has drained.
     pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
-        Self { shard, router, done: Vec::new(), spent: Vec::new(), settled }
+        Self { shard, router, last: 0, done: Vec::new(), spent: Vec::new(), settled }
     }
 
+    // In pieces, so that nothing is moved that is not needed.
+    #[inline(always)]
     fn on_request(
         &mut self,
         key: ConnectionKey,
-        incoming: Incoming,
+        Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message }: Incoming,
         surroundings: Arc<Surroundings>,
     ) {
-        let id = incoming.id;
-        let accepted = incoming.signature.is_some();
-        let Self { shard, router, done, .. } = self;
-        let prepared = router.find(&incoming).and_then(|(route, codec)| {
-            let context = context(route.method, &incoming, surroundings)?;
-            Ok((route, Request::new(incoming.into_body(), codec, context)))
+        let Self { shard, router, last, done, .. } = self;
+        let call = Call { key, id, accepted: signature.is_some() };
+        let prepared = router.find(method, last).and_then(|route| {
+            let codec = route.accept(signature, codec)?;
+            Ok((route, codec, metadata(route.method, &message[..metadata_bytes])?))
         });
         match prepared {
-            Err(status) => {
-                let reply = Reply::Status(status);
-                done.push(Done::Reply { key, id, reply, accepted: false });
-            }
-            Ok((route, request)) => {
-                let dispatch = || route.service.dispatch(route.position, request);
-                match catch_unwind(AssertUnwindSafe(dispatch)) {
-                    Ok(handler) => done.push(run(shard, key, id, accepted, route, handler)),
-                    Err(panic) => {
-                        log_panic(panic);
-                        let reply = Reply::Status(Status::internal("the dispatcher panicked"));
-                        done.push(Done::Reply { key, id, reply, accepted: false });
-                    }
-                }
+            Err(status) => done.push(call.refused(status)),
+            Ok((route, codec, metadata)) => {
+                message.advance(metadata_bytes);
+                let context = Context::of_call(deadline, metadata, surroundings, route.method);
+                run(shard, call, route, || Request::new(message, codec, context), done);
             }
         }
     }
 }
 
-/// Polls a handler where it stands, and spawns it when it has not finished by that.
-fn run(
-    shard: &Arc<RpcShard>,
+/// A call of the peer, for its answer.
+#[derive(Clone, Copy)]
+struct Call {
     key: ConnectionKey,
     id: IncomingId,
+    /// Its signature is the method's.
     accepted: bool,
-    route: &Route,
-    mut handler: Handler,
-) -> Done {
-    let works_long = route.pace.works_long();
-    if !works_long && let Poll::Ready(reply) = poll_inline(route, &mut handler) {
-        return Done::Reply { key, id, reply, accepted };
+}
+
+impl Call {
+    #[inline]
+    fn replied(self, reply: Reply) -> Done {
+        let Self { key, id, accepted } = self;
+        Done::Reply { key, id, reply, accepted }
     }
+
+    #[cold]
+    fn refused(self, status: Status) -> Done {
+        let Self { key, id, .. } = self;
+        Done::Reply { key, id, reply: Reply::Status(status), accepted: false }
+    }
+}
+
+/// Polls a handler where it stands, and spawns it when it has not finished by that. If it is
+/// pending, the task that takes it over polls it again at once, so the waker of the first poll need
+/// not wake anybody.
+#[inline(always)]
+fn run(
+    shard: &Arc<RpcShard>,
+    call: Call,
+    route: &Route,
+    request: impl FnOnce() -> Request,
+    done: &mut Vec<Done>,
+) {
+    let works_long = route.pace.works_long();
+    let (mut handler, mut reply) = (None, None);
+    let start = || {
+        let handler = handler.insert(route.service.dispatch(route.position, request()));
+        if works_long {
+            return;
+        }
+        let mut cx = TaskContext::from_waker(Waker::noop());
+        let ((), switches) = route.pace.inline(|| handler.poll_to(&mut cx, &mut reply));
+        if switches {
+            tracing::debug!(method = route.method.name, "runs long: spawned from now on");
+        }
+    };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
+        on_panic(panic, handler.as_mut(), &mut reply);
+    }
+    if let Some(reply) = reply {
+        done.push(call.replied(reply));
+    } else if let Some(handler) = handler {
+        done.push(spawn(shard, call, route, handler, works_long));
+    } else {
+        done.push(call.refused(Status::internal("the dispatcher panicked")));
+    }
+}
+
+/// Without a handler it was the dispatcher.
+#[cold]
+fn on_panic(panic: Box<dyn Any + Send>, handler: Option<&mut Handler>, reply: &mut Option<Reply>) {
+    match handler {
+        Some(handler) => handler.after_panic(panic, reply),
+        None => log_panic(panic),
+    }
+}
+
+#[cold]
+fn spawn(
+    shard: &Arc<RpcShard>,
+    call: Call,
+    route: &Route,
+    handler: Handler,
+    works_long: bool,
+) -> Done {
+    let Call { key, id, accepted } = call;
     let shard = Arc::clone(shard);
     // Made here, not in the task: an abort before the task's first poll must be told too.
     let ended = HandlerEnded { shard, key, id, replied: false };
@@ -263,49 +341,27 @@ impl Drop for HandlerEnded {
     }
 }
 
-/// Polls a handler once where it stands. If it is pending, the task that takes it over polls it
-/// again at once, so the waker of this poll need not wake anybody.
-fn poll_inline(route: &Route, handler: &mut Handler) -> Poll<Reply> {
-    let mut cx = TaskContext::from_waker(Waker::noop());
-    let (polled, switches) = route.pace.inline(|| handler.poll_caught(&mut cx));
-    if switches {
-        tracing::debug!(method = route.method.name, "runs long: spawned from now on");
+#[inline]
+fn metadata(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Status> {
+    if encoded.is_empty() {
+        return Ok(Metadata::default());
     }
-    polled
-}
-
-fn context(
-    method: &'static MethodDescriptor,
-    incoming: &Incoming,
-    surroundings: Arc<Surroundings>,
-) -> Result<Context, Status> {
-    let context = Context::new()
-        .with_deadline(incoming.deadline)
-        .with_surroundings(surroundings)
-        .with_method(method);
-    if incoming.metadata().is_empty() {
-        return Ok(context);
-    }
-    let metadata = Metadata::decode(incoming.metadata())
-        .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))?;
-    Ok(context.with_metadata(metadata))
+    Metadata::decode(encoded)
+        .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))
 }
 
 impl Peer {
     /// Answers a call; what is too large for the caller becomes an error that says so. A status is
     /// left where it is, as its details and source are the user's own to drop.
+    #[inline(always)]
     pub(crate) fn reply(&mut self, id: IncomingId, reply: &mut Option<Reply>) {
-        let Some(given) = reply.take() else { return };
-        let outcome = match self.within_limits(given) {
-            Reply::Ok(body) => self.session.reply(id, Answer::Ok(body)),
-            Reply::UserError(body) => self.session.reply(id, Answer::UserError(body)),
-            Reply::Status(status) => {
-                let (text, details) = status.sent_within(self.reply_room());
-                let (code, retryable) = (status.code().number(), status.is_retryable());
-                let outcome =
-                    self.session.reply(id, Answer::Status { code, retryable, text, details });
-                *reply = Some(Reply::Status(status));
-                outcome
+        let outcome = match reply.take() {
+            Some(Reply::Ok(body)) if self.reply_fits(body.total_len()) => {
+                self.session.reply_with(id, session::ReplyKind::Ok, body)
+            }
+            other => {
+                *reply = other;
+                self.reply_rarely(id, reply)
             }
         };
         if outcome.is_err() {
@@ -313,12 +369,30 @@ impl Peer {
         }
     }
 
-    fn within_limits(&self, reply: Reply) -> Reply {
-        let (Reply::Ok(body) | Reply::UserError(body)) = &reply else { return reply };
-        match self.reply_too_large(body.total_len()) {
-            None => reply,
-            Some(why) => Reply::Status(Status::resource_exhausted(format!("the reply {why}"))),
+    #[cold]
+    fn reply_rarely(&mut self, id: IncomingId, reply: &mut Option<Reply>) -> Result<(), Gone> {
+        if let Some(Reply::Ok(body) | Reply::UserError(body)) = reply
+            && let Some(why) = self.reply_too_large(body.total_len())
+        {
+            *reply = Some(Reply::Status(Status::resource_exhausted(format!("the reply {why}"))));
         }
+        match reply.take() {
+            None => Ok(()),
+            Some(Reply::Ok(body)) => self.session.reply(id, Answer::Ok(body)),
+            Some(Reply::UserError(body)) => self.session.reply(id, Answer::UserError(body)),
+            Some(Reply::Status(status)) => {
+                let outcome = self.reply_status(id, &status);
+                *reply = Some(Reply::Status(status));
+                outcome
+            }
+        }
+    }
+
+    #[cold]
+    fn reply_status(&mut self, id: IncomingId, status: &Status) -> Result<(), Gone> {
+        let (text, details) = status.sent_within(self.reply_room());
+        let (code, retryable) = (status.code().number(), status.is_retryable());
+        self.session.reply(id, Answer::Status { code, retryable, text, details })
     }
 }
 
@@ -356,7 +430,9 @@ impl Executor<Peer> for Handlers {
                         }
                         peer.reply(id, &mut reply);
                     });
-                    self.spent.extend(reply);
+                    if let Some(reply) = reply {
+                        self.spent.push(reply);
+                    }
                 }
                 Done::Attach { key, id, handle, accepted } => {
                     let refused = state.with(key, |peer| {

@@ -26,12 +26,14 @@ pub struct Handler(Stage);
 
 enum Stage {
     Running(Recycled<Reply>),
-    Ready(Reply),
+    // Boxed: that is rare, and handlers are moved around.
+    Ready(Box<Reply>),
     Done,
 }
 
 impl Handler {
     /// A handler that runs `future` with `context` current.
+    #[inline]
     pub fn new<F>(context: Context, future: F) -> Self
     where
         F: Future<Output = Reply> + Send + 'static,
@@ -41,7 +43,7 @@ impl Handler {
 
     /// A handler that has its reply already.
     pub fn ready(reply: Reply) -> Self {
-        Self(Stage::Ready(reply))
+        Self(Stage::Ready(Box::new(reply)))
     }
 
     /// Polls; a panic of the handler is a reply too: `Internal`, with the panic's own text in the
@@ -50,30 +52,51 @@ impl Handler {
     /// # Panics
     /// When polled after it was ready.
     pub fn poll_caught(&mut self, cx: &mut task::Context<'_>) -> Poll<Reply> {
-        let polled = match &mut self.0 {
-            Stage::Running(future) => catch_unwind(AssertUnwindSafe(|| Pin::new(future).poll(cx))),
-            Stage::Ready(_) | Stage::Done => Ok(Pin::new(&mut *self).poll(cx)),
-        };
-        match polled {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(reply)) => {
-                self.finish();
-                Poll::Ready(reply)
+        assert!(!matches!(self.0, Stage::Done), "a handler was polled after it had finished");
+        let mut reply = None;
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.poll_to(cx, &mut reply))) {
+            self.after_panic(panic, &mut reply);
+        }
+        reply.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Polls, and lets panics through. What has finished is dropped (invariant 1) when its reply is
+    /// in its place already.
+    ///
+    /// # Panics
+    /// As the handler does, and when polled after it was ready.
+    #[inline]
+    pub(crate) fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
+        if let Stage::Running(future) = &mut self.0 {
+            if let Poll::Ready(given) = Pin::new(future).poll(cx) {
+                *reply = Some(given);
+                drop(std::mem::replace(&mut self.0, Stage::Done));
             }
-            Err(panic) => {
-                log_panic(panic);
-                self.finish();
-                Poll::Ready(Reply::Status(Status::internal("the handler panicked")))
-            }
+        } else if let Poll::Ready(given) = Pin::new(self).poll(cx) {
+            *reply = Some(given);
         }
     }
 
+    /// What is to be done when [`Handler::poll_to`] has panicked: gives a reply, if there is none.
+    #[cold]
+    pub(crate) fn after_panic(&mut self, panic: Box<dyn Any + Send>, reply: &mut Option<Reply>) {
+        log_panic(panic);
+        self.finish();
+        reply.get_or_insert_with(|| Reply::Status(Status::internal("the handler panicked")));
+    }
+
     /// Drops what is left of the future (invariants 1 and 2).
+    #[inline]
     fn finish(&mut self) {
+        if let Stage::Running(_) = self.0 {
+            self.stop();
+        }
+    }
+
+    #[cold]
+    fn stop(&mut self) {
         let stage = std::mem::replace(&mut self.0, Stage::Done);
-        if let Stage::Running(future) = stage
-            && let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(future)))
-        {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(stage))) {
             log_panic(panic);
         }
     }
@@ -106,13 +129,14 @@ impl Future for Handler {
                 }
                 polled
             }
-            Stage::Ready(reply) => Poll::Ready(reply),
+            Stage::Ready(reply) => Poll::Ready(*reply),
             Stage::Done => panic!("a handler was polled after it had finished"),
         }
     }
 }
 
 impl Drop for Handler {
+    #[inline]
     fn drop(&mut self) {
         self.finish();
     }

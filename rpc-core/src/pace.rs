@@ -47,11 +47,13 @@ impl Pace {
     }
 
     /// Whether the next handler should be a task from the start.
+    #[inline]
     pub(crate) fn works_long(&self) -> bool {
         self.as_tasks.load(Ordering::Relaxed)
     }
 
     /// Runs the first poll of a handler where it stands. True when it was long enough to matter.
+    #[inline]
     pub(crate) fn inline<R>(&self, poll: impl FnOnce() -> R) -> (R, bool) {
         if !self.is_timed() {
             return (poll(), false);
@@ -75,8 +77,13 @@ impl Pace {
         polled
     }
 
+    /// Counts a poll. What several threads count at once may be lost: a locked instruction for each
+    /// call would cost more than the count is worth.
+    #[inline]
     fn is_timed(&self) -> bool {
-        self.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(TIMED_POLLS)
+        let polls = self.polls.load(Ordering::Relaxed);
+        self.polls.store(polls.wrapping_add(1), Ordering::Relaxed);
+        polls.is_multiple_of(TIMED_POLLS)
     }
 
     fn on_inline_poll(&self, took: Duration) -> bool {

@@ -17,7 +17,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use crate::bulk::BulkPool;
-use crate::session::{Event, Incoming, Revoked, Role, Session, SessionLimits};
+use crate::session::{Incoming, Notice, Revoked, Role, Session, SessionLimits};
 use crate::wire;
 
 /// A shard whose connections carry sessions.
@@ -88,6 +88,7 @@ impl Peer {
 
     /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
     /// if it cannot.
+    #[inline]
     pub(crate) fn request_too_large(&self, metadata: usize, body: u64) -> Option<String> {
         self.too_large(body, REQUEST_HEADER_BYTES + metadata as u64)
     }
@@ -97,20 +98,33 @@ impl Peer {
         self.too_large(body, RESPONSE_HEADER_BYTES)
     }
 
+    /// Whether a reply of `body` bytes can be sent to this peer.
+    #[inline]
+    pub(crate) fn reply_fits(&self, body: u64) -> bool {
+        body.saturating_add(RESPONSE_HEADER_BYTES) <= self.max_message_bytes
+    }
+
     /// Bytes that a reply to this peer may have.
     pub(crate) fn reply_room(&self) -> usize {
         let room = self.max_message_bytes.saturating_sub(RESPONSE_HEADER_BYTES);
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
+    #[inline]
     fn too_large(&self, body: u64, header: u64) -> Option<String> {
-        (body.saturating_add(header) > self.max_message_bytes).then(|| {
-            format!(
-                "of {body} bytes is larger than the {} bytes that the other side takes (its \
-                 `max_message_bytes`)",
-                self.max_message_bytes
-            )
-        })
+        if body.saturating_add(header) <= self.max_message_bytes {
+            return None;
+        }
+        Some(self.larger_than_taken(body))
+    }
+
+    #[cold]
+    fn larger_than_taken(&self, body: u64) -> String {
+        format!(
+            "of {body} bytes is larger than the {} bytes that the other side takes (its \
+             `max_message_bytes`)",
+            self.max_message_bytes
+        )
     }
 }
 
@@ -156,17 +170,21 @@ impl Protocol for Peer {
 
     #[inline]
     fn poll_effect(&mut self) -> Option<Effect> {
-        let Some(event) = self.session.poll_event() else {
-            return std::mem::take(&mut self.ended).then_some(Effect::Settled);
-        };
-        Some(match event {
-            Event::Wake(waker) => Effect::Wake(waker),
-            Event::Request(incoming) => Effect::Request(incoming, Arc::clone(&self.surroundings)),
-            Event::CancelHandler(handle) => Effect::Abort(handle),
-            Event::PeerGoingAway | Event::Drained => Effect::Settled,
-        })
+        if let Some(notice) = self.session.poll_notice() {
+            return Some(match notice {
+                Notice::Wake(waker) => Effect::Wake(waker),
+                Notice::CancelHandler(handle) => Effect::Abort(handle),
+                Notice::PeerGoingAway | Notice::Drained => Effect::Settled,
+            });
+        }
+        if let Some(incoming) = self.session.poll_request() {
+            return Some(Effect::Request(incoming, Arc::clone(&self.surroundings)));
+        }
+        // Not `then_some`, which would make and drop an effect each time.
+        if std::mem::take(&mut self.ended) { Some(Effect::Settled) } else { None }
     }
 
+    #[inline]
     fn next_deadline(&self) -> Option<Instant> {
         self.session.next_deadline()
     }

@@ -21,6 +21,8 @@ pub use std::string::String;
 pub use std::sync::Arc;
 pub use std::vec::Vec;
 
+use std::mem::ManuallyDrop;
+
 use parking_lot::Mutex;
 use rpc_transport::message::Message;
 use rpc_transport::outbound::OutBuf;
@@ -112,27 +114,34 @@ pub struct Incoming {
     /// What arguments borrow that cannot be borrowed from the message.
     scratch: Scratch,
     min_part_bytes: usize,
-    extras: Mutex<Extras>,
+    // Dropped by `drop`, which finds none at once: the field's own would have to be called for that.
+    extras: ManuallyDrop<Option<Box<Mutex<Extras>>>>,
 }
 
 /// What few requests bring, until it is used.
 #[derive(Debug, Default)]
 struct Extras {
     /// A tail that is still arriving, for the arguments.
-    stream: Option<Box<PayloadStream>>,
+    stream: Option<PayloadStream>,
     /// Memory of the caller's, for the tail of the reply.
-    slot: Option<Box<PeerSlot>>,
+    slot: Option<PeerSlot>,
+}
+
+#[cold]
+fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
+    let extras = Extras { stream: message.take_stream(), slot: message.take_slot() };
+    let any = extras.stream.is_some() || extras.slot.is_some();
+    any.then(|| Box::new(Mutex::new(extras)))
 }
 
 /// Parts a request between the handler and its future.
+#[inline]
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
     let Request { mut message, codec, context } = request;
     let min_part_bytes = context.min_part_bytes();
-    let extras = Mutex::new(Extras {
-        stream: message.take_stream().map(Box::new),
-        slot: message.take_slot().map(Box::new),
-    });
+    let extras = if message.is_plain() { None } else { extras(&mut message) };
+    let extras = ManuallyDrop::new(extras);
     (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes, extras })
 }
 
@@ -140,6 +149,20 @@ pub fn split(request: Request) -> (Context, Incoming) {
 pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Handler {
     let text = format!("service {} has no method at position {method}", service.name);
     Handler::ready(Reply::Status(Status::unimplemented(text)))
+}
+
+impl Drop for Incoming {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(extras) = self.extras.take() {
+            drop_extras(extras);
+        }
+    }
+}
+
+#[cold]
+fn drop_extras(extras: Box<Mutex<Extras>>) {
+    drop(extras);
 }
 
 impl Incoming {
@@ -153,9 +176,10 @@ impl Incoming {
         method: &'static MethodDescriptor,
         seeds: S,
     ) -> Result<S::Value, Reply> {
-        let tail = match self.message.tail() {
-            Some(tail) => Some(Tail::Kept(tail)),
-            None => self.extras.lock().stream.take().map(|stream| Tail::Arriving(*stream)),
+        let tail = match (self.message.tail(), &*self.extras) {
+            (Some(tail), _) => Some(Tail::Kept(tail)),
+            (None, Some(extras)) => extras.lock().stream.take().map(Tail::Arriving),
+            (None, None) => None,
         };
         let decoded = match tail {
             None => self.codec.decode_seed(seeds, &self.message),
@@ -181,15 +205,14 @@ impl Incoming {
         shape.reply(self, method, error)
     }
 
-    /// The body with its tail on the way to the caller's slot, if there is both.
-    #[inline]
-    fn placed(&self, mut body: OutBuf) -> OutBuf {
-        if body.tail_len() != 0
-            && let Some(slot) = self.extras.lock().slot.take()
+    /// Puts the body's tail on the way to the caller's slot, if there is both.
+    #[cold]
+    fn place(&self, body: &mut OutBuf) {
+        if let Some(extras) = &*self.extras
+            && let Some(slot) = extras.lock().slot.take()
         {
-            body.place_in(*slot);
+            body.place_in(slot);
         }
-        body
     }
 
     #[inline]
@@ -201,12 +224,16 @@ impl Incoming {
     ) -> Reply {
         let min_part_bytes = self.min_part_bytes;
         let placement = Placement { min_part_bytes, pool: Pool::OfContext };
-        match self.codec.encode_body(value, placement).map(|body| self.placed(body)) {
-            Ok(body) => match kind {
-                ReplyKind::Ok => Reply::Ok(body),
-                ReplyKind::UserError => Reply::UserError(body),
-            },
-            Err(error) => unencodable_result(method, error),
+        let mut body = OutBuf::new();
+        if let Err(error) = self.codec.encode_body(value, &mut body, placement) {
+            return unencodable_result(method, error);
+        }
+        if body.tail_len() != 0 {
+            self.place(&mut body);
+        }
+        match kind {
+            ReplyKind::Ok => Reply::Ok(body),
+            ReplyKind::UserError => Reply::UserError(body),
         }
     }
 }
@@ -296,9 +323,12 @@ fn take<T, H>(
 where
     H: for<'de> TakeShape<'de, T>,
 {
-    let tail = match message.take_tail() {
-        Some(tail) => Some(Tail::Given(landed(tail, into))),
-        None => message.take_stream().map(Tail::Arriving),
+    let tail = if into.is_some() || !message.is_plain() {
+        take_tail(&mut message, into)
+    } else {
+        // None, as was seen.
+        std::mem::forget(into);
+        None
     };
     let decoded = match tail {
         None => codec.decode_seed(seed::<T, H>(shape), &message),
@@ -308,6 +338,14 @@ where
         }
     };
     decoded.map_err(|error| undecodable_reply(method, error))
+}
+
+#[cold]
+fn take_tail<'de>(message: &mut Message, into: Option<Box<BulkMut>>) -> Option<Tail<'de>> {
+    match message.take_tail() {
+        Some(tail) => Some(Tail::Given(landed(tail, into))),
+        None => message.take_stream().map(Tail::Arriving),
+    }
 }
 
 /// What arrived, in the buffer that it was to arrive in, if it has room.

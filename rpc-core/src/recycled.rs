@@ -5,13 +5,13 @@
 //! itself and catches no panics.
 //!
 //! Invariants:
-//! 1. `future` points to an initialised future at the start of `memory`, from [`Recycled::new`]
+//! 1. `future` points to an initialised future at the start of its block, from [`Recycled::new`]
 //!    until [`Recycled`]'s drop; nobody else has a pointer to it.
 //! 2. The future never moves (it is pinned): the memory goes back only after it was dropped in
 //!    place, also when its `drop` panics.
-//! 3. A `Block` owns its allocation of exactly `layout` bytes: it is freed once, by the block's
-//!    drop, with that layout.
-//! 4. A block in a list has one of `CLASS_BYTES` and `CLASS_ALIGN`; a list holds at most
+//! 3. A block is allocated with exactly the layout that [`block_layout`] gives for the future that it
+//!    is taken for, and freed once, with that layout. It has one owner: a [`Recycled`] or a list.
+//! 4. A block in a list has the size and alignment of the list's class; a list holds at most
 //!    `KEEP_COUNT` of them. Larger or more strictly aligned futures use the allocator directly.
 #![allow(unsafe_code, reason = "places futures into memory of its own and erases their types")]
 
@@ -19,7 +19,6 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
-use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
@@ -32,77 +31,97 @@ const CLASS_ALIGN: usize = 16;
 const KEEP_COUNT: usize = 64;
 
 thread_local! {
-    static FREE: RefCell<[Vec<Block>; CLASS_BYTES.len()]> =
-        const { RefCell::new([const { Vec::new() }; CLASS_BYTES.len()]) };
+    static FREE: RefCell<Kept> = const { RefCell::new(Kept([const { Vec::new() }; CLASS_BYTES.len()])) };
 }
 
-/// An owned piece of uninitialised memory.
-struct Block {
-    base: NonNull<u8>,
-    layout: Layout,
-}
+/// Blocks for the next futures, by class.
+struct Kept([Vec<NonNull<u8>>; CLASS_BYTES.len()]);
 
-// SAFETY: a block is the unique owner of plain memory that is not tied to a thread (invariant 3).
-unsafe impl Send for Block {}
-
-impl Block {
-    /// A block of at least `wanted`: from this thread's list if it has one.
-    fn take(wanted: Layout) -> Self {
-        match class(wanted) {
-            Some(class) => FREE
-                .try_with(|free| free.borrow_mut()[class].pop())
-                .ok()
-                .flatten()
-                .unwrap_or_else(|| Self::allocate(class_layout(class))),
-            None => Self::allocate(wanted),
-        }
-    }
-
-    fn allocate(wanted: Layout) -> Self {
-        // A place of no bytes gets one, to have one rule for all.
-        let Ok(layout) = Layout::from_size_align(wanted.size().max(1), wanted.align()) else {
-            handle_alloc_error(wanted)
-        };
-        // SAFETY: the size is not zero (the line above).
-        let base = unsafe { alloc(layout) };
-        match NonNull::new(base) {
-            Some(base) => Self { base, layout },
-            None => handle_alloc_error(layout),
-        }
-    }
-
-    /// Puts the block on this thread's list, or frees it.
-    fn give_back(self) {
-        let Some(class) = class(self.layout) else { return };
-        let mut block = Some(self);
-        // A thread that is being torn down has no list any more; then the block is just freed.
-        let _ = FREE.try_with(|free| {
-            let list = &mut free.borrow_mut()[class];
-            if list.len() < KEEP_COUNT {
-                if list.capacity() == 0 {
-                    list.reserve_exact(KEEP_COUNT);
-                }
-                list.extend(block.take());
-            }
-        });
-    }
-}
-
-impl Drop for Block {
+impl Drop for Kept {
     fn drop(&mut self) {
-        // SAFETY: allocated by `allocate` with this layout, and freed only here (invariant 3).
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        for (class, list) in self.0.iter_mut().enumerate() {
+            for base in list.drain(..) {
+                // SAFETY: allocated with the layout of its class (invariant 4), and owned by the
+                // list, which is at its end (invariant 3).
+                unsafe { dealloc(base.as_ptr(), class_layout(class)) };
+            }
+        }
+    }
+}
+
+/// Memory for `wanted`, and the caller's own: from this thread's list if it has some.
+#[inline]
+fn take(wanted: Layout) -> NonNull<u8> {
+    let kept = class(wanted)
+        .and_then(|class| FREE.try_with(|free| free.borrow_mut().0[class].pop()).ok().flatten());
+    kept.unwrap_or_else(|| allocate(wanted))
+}
+
+#[cold]
+fn allocate(wanted: Layout) -> NonNull<u8> {
+    let layout = block_layout(wanted);
+    // SAFETY: the size is not zero (`block_layout`).
+    let base = unsafe { alloc(layout) };
+    NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout))
+}
+
+/// Puts memory on this thread's list, or frees it.
+///
+/// # Safety
+/// It came from [`take`] for the same layout, and nobody uses it any more.
+#[inline]
+unsafe fn give_back(base: NonNull<u8>, wanted: Layout) {
+    // A thread that is being torn down has no list any more.
+    let is_kept = class(wanted).is_some_and(|class| {
+        FREE.try_with(|free| keep(&mut free.borrow_mut().0[class], base)).unwrap_or(false)
+    });
+    if !is_kept {
+        // SAFETY: allocated by `allocate` with this layout, and no list has it (invariant 3).
+        unsafe { dealloc(base.as_ptr(), block_layout(wanted)) };
+    }
+}
+
+/// Whether the list took it.
+#[inline]
+fn keep(list: &mut Vec<NonNull<u8>>, base: NonNull<u8>) -> bool {
+    if list.len() >= KEEP_COUNT {
+        return false;
+    }
+    if list.len() == list.capacity() {
+        make_room(list);
+    }
+    list.push(base);
+    true
+}
+
+/// A list grows once, to its size.
+#[cold]
+fn make_room(list: &mut Vec<NonNull<u8>>) {
+    list.reserve_exact(KEEP_COUNT);
+}
+
+/// Size and alignment of the block that holds `wanted`.
+#[inline]
+fn block_layout(wanted: Layout) -> Layout {
+    match class(wanted) {
+        Some(class) => class_layout(class),
+        // A place of no bytes gets one, to have one rule for all. That never overflows.
+        None => Layout::from_size_align(wanted.size().max(1), wanted.align()).unwrap_or(wanted),
     }
 }
 
 /// The smallest class that holds `wanted`.
+#[inline]
 fn class(wanted: Layout) -> Option<usize> {
-    if wanted.align() > CLASS_ALIGN {
+    if wanted.align() > CLASS_ALIGN || wanted.size() > CLASS_BYTES[CLASS_BYTES.len() - 1] {
         return None;
     }
-    CLASS_BYTES.iter().position(|&bytes| wanted.size() <= bytes)
+    // Each class is twice the one before.
+    let over = wanted.size().saturating_sub(1) / CLASS_BYTES[0];
+    Some((usize::BITS - over.leading_zeros()) as usize)
 }
 
+#[inline]
 fn class_layout(class: usize) -> Layout {
     // SAFETY: the alignment is a power of two, and no class comes near isize::MAX.
     unsafe { Layout::from_size_align_unchecked(CLASS_BYTES[class], CLASS_ALIGN) }
@@ -112,11 +131,10 @@ fn class_layout(class: usize) -> Layout {
 /// `Pin<Box<dyn Future>>` it allocates only when no block of its size is at hand.
 pub(crate) struct Recycled<O> {
     future: NonNull<dyn Future<Output = O> + Send>,
-    memory: ManuallyDrop<Block>,
 }
 
-// SAFETY: the future is `Send` (bound in `new`) and owned by this value alone (invariant 1); the
-// block is `Send`.
+// SAFETY: the future is `Send` (bound in `new`) and owned by this value alone (invariant 1), and so
+// is its memory, which is not tied to a thread.
 unsafe impl<O> Send for Recycled<O> {}
 
 // The future is reached through a pointer: moving this value does not move it (invariant 2).
@@ -124,22 +142,31 @@ impl<O> Unpin for Recycled<O> {}
 
 impl<O> Recycled<O> {
     /// Moves a future into recycled memory, for good.
+    #[inline]
     pub(crate) fn new<F>(future: F) -> Self
     where
         F: Future<Output = O> + Send + 'static,
     {
-        let memory = Block::take(Layout::new::<F>());
-        let place = memory.base.cast::<F>();
-        // SAFETY: the block is as large and as aligned as F asks for (`Block::take`), and nobody
+        let place = take(Layout::new::<F>()).cast::<F>();
+        // SAFETY: the block is as large and as aligned as F asks for (`block_layout`), and nobody
         // else points to it (invariant 3).
         unsafe { place.write(future) };
-        Self { future: place, memory: ManuallyDrop::new(memory) }
+        Self { future: place }
+    }
+
+    /// Size and alignment of the future.
+    #[inline]
+    fn layout(&self) -> Layout {
+        // SAFETY: initialised and owned by us (invariant 1); the borrow ends here.
+        let future = unsafe { self.future.as_ref() };
+        Layout::for_value(future)
     }
 }
 
 impl<O> Future for Recycled<O> {
     type Output = O;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         // SAFETY: initialised and owned by us (invariant 1); the borrow lasts as long as the one of
         // `self`.
@@ -151,21 +178,20 @@ impl<O> Future for Recycled<O> {
 }
 
 impl<O> Drop for Recycled<O> {
+    #[inline]
     fn drop(&mut self) {
         /// Gives the memory back even when the future's drop panics (invariant 2).
-        struct GiveBack(Option<Block>);
+        struct GiveBack(NonNull<u8>, Layout);
 
         impl Drop for GiveBack {
+            #[inline]
             fn drop(&mut self) {
-                if let Some(block) = self.0.take() {
-                    block.give_back();
-                }
+                // SAFETY: taken in `new` for a future of this layout, which has been dropped.
+                unsafe { give_back(self.0, self.1) };
             }
         }
 
-        // SAFETY: `memory` is taken only here, and this value is not used afterwards.
-        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
-        let _give_back = GiveBack(Some(memory));
+        let _give_back = GiveBack(self.future.cast(), self.layout());
         // SAFETY: initialised (invariant 1), dropped only here, and the memory is still ours.
         unsafe { self.future.drop_in_place() };
     }
@@ -173,7 +199,7 @@ impl<O> Drop for Recycled<O> {
 
 impl<O> fmt::Debug for Recycled<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Recycled({} bytes)", self.memory.layout.size())
+        write!(f, "Recycled({} bytes)", self.layout().size())
     }
 }
 
@@ -207,7 +233,7 @@ mod tests {
     }
 
     fn kept() -> Vec<usize> {
-        FREE.with(|free| free.borrow().iter().map(Vec::len).collect())
+        FREE.with(|free| free.borrow().0.iter().map(Vec::len).collect())
     }
 
     /// A future of `N` bytes and more.
@@ -269,12 +295,12 @@ mod tests {
     #[test]
     fn memory_is_used_again() {
         let first = Recycled::new(ready(1_u64));
-        let address = first.memory.base;
+        let address = first.future.cast::<u8>();
         drop(first);
         let second = Recycled::new(of_bytes::<100>());
-        assert_eq!(second.memory.base, address);
+        assert_eq!(second.future.cast::<u8>(), address);
         let third = Recycled::new(ready(3_u64));
-        assert_ne!(third.memory.base, address);
+        assert_ne!(third.future.cast::<u8>(), address);
     }
 
     #[test]
@@ -306,7 +332,7 @@ mod tests {
             align: usize,
         ) {
             let mut future = Recycled::new(future);
-            assert!(future.memory.base.as_ptr().addr().is_multiple_of(align));
+            assert!(future.future.cast::<u8>().as_ptr().addr().is_multiple_of(align));
             let polled = loop {
                 if let Poll::Ready(output) = poll(&mut future) {
                     break output;
@@ -330,6 +356,16 @@ mod tests {
             3,
             1024,
         );
+    }
+
+    #[test]
+    fn a_class_is_the_smallest_that_holds_a_size() {
+        for bytes in 0..5000 {
+            let wanted = Layout::from_size_align(bytes, CLASS_ALIGN).unwrap();
+            assert_eq!(class(wanted), CLASS_BYTES.iter().position(|&class| bytes <= class));
+            assert!(block_layout(wanted).size() >= bytes.max(1));
+        }
+        assert_eq!(class(Layout::from_size_align(1, 2 * CLASS_ALIGN).unwrap()), None);
     }
 
     #[test]

@@ -69,6 +69,31 @@ enum Timer {
     Incoming(u32),
 }
 
+/// An event other than a request.
+#[derive(Debug)]
+pub(crate) enum Notice<W, H> {
+    /// [`Event::Wake`].
+    Wake(W),
+    /// [`Event::CancelHandler`].
+    CancelHandler(H),
+    /// [`Event::PeerGoingAway`].
+    PeerGoingAway,
+    /// [`Event::Drained`].
+    Drained,
+}
+
+impl<W, H> From<Notice<W, H>> for Event<W, H> {
+    #[inline]
+    fn from(notice: Notice<W, H>) -> Self {
+        match notice {
+            Notice::Wake(waiter) => Self::Wake(waiter),
+            Notice::CancelHandler(handle) => Self::CancelHandler(handle),
+            Notice::PeerGoingAway => Self::PeerGoingAway,
+            Notice::Drained => Self::Drained,
+        }
+    }
+}
+
 /// One end of a session. `W`: who waits for a call; `H`: handle of a running handler.
 #[derive(Debug)]
 pub struct Session<W, H> {
@@ -82,7 +107,10 @@ pub struct Session<W, H> {
     incoming: IncomingCalls<H>,
     deadlines: Deadlines<Timer>,
     frames: FrameQueue,
-    events: VecDeque<Event<W, H>>,
+    /// What is to be done, but for handlers to be run: these take far more room.
+    notices: VecDeque<Notice<W, H>>,
+    /// Calls of the peer whose handlers are to be run.
+    requests: VecDeque<Incoming>,
     accepted_by_peer: AcceptedByPeer,
     accepted_here: AcceptedHere,
     shutdown: Shutdown,
@@ -108,7 +136,8 @@ impl<W, H> Session<W, H> {
             incoming: IncomingCalls::new(limits.max_incoming_calls),
             deadlines: Deadlines::new(),
             frames: FrameQueue::default(),
-            events: VecDeque::new(),
+            notices: VecDeque::new(),
+            requests: VecDeque::new(),
             accepted_by_peer: AcceptedByPeer::default(),
             accepted_here: AcceptedHere::default(),
             shutdown: Shutdown::default(),

@@ -4,8 +4,9 @@
 //! and work requests. Lives under the shard's lock; never blocks.
 //!
 //! Invariants:
-//! 1. Every RECV of the window is posted while the connection is up; a buffer is lent to a message
-//!    only when another one takes its place.
+//! 1. Every RECV of the window is posted while the connection is up, as there is one more than that:
+//!    the one that completed last may wait for its repost until the answer has left. A buffer is lent
+//!    to a message only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
@@ -217,27 +218,37 @@ impl<P: Protocol> Connection<P> {
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
-        let (mut message, repost) = copy_or_lend(&pipe.recv_pool, buffer, len);
-        let outcome = self
-            .post_recv(cq, repost)
-            .and_then(|()| self.on_frame(now, completion.imm, &mut message));
+        let (message, free) = copy_or_lend(&pipe.recv_pool, buffer, len);
+        let reposted = match pipe.spare.replace(free) {
+            None => Ok(()),
+            Some(earlier) => self.post_recv(cq, earlier),
+        };
+        let outcome = reposted.and_then(|()| self.on_frame(now, completion.imm, message));
         if let Err(cause) = outcome {
             self.fail(cq, &cause);
         }
     }
 
-    /// A frame has arrived and its RECV is posted again (credit rule 2).
+    /// Posts the RECV that waits for it.
+    pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue) {
+        let Some(buffer) = self.pipe.as_mut().and_then(|pipe| pipe.spare.take()) else { return };
+        if let Err(cause) = self.post_recv(cq, buffer) {
+            self.fail(cq, &cause);
+        }
+    }
+
+    /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).
     fn on_frame(
         &mut self,
         now: Instant,
         imm: Option<u32>,
-        message: &mut Message,
+        mut message: Message,
     ) -> Result<(), CloseCause> {
         let Some(link) = &mut self.link else {
             return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
         };
         let inbound = link
-            .on_frame(now, imm, message)
+            .on_frame(now, imm, &mut message)
             .map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
         while let Some(reader) = link.take_reader() {
             self.deferred.push(Deferred::Wake(reader));
@@ -247,8 +258,8 @@ impl<P: Protocol> Connection<P> {
         }
         let message = match inbound {
             Inbound::None => return Ok(()),
-            Inbound::Message => std::mem::take(message),
-            Inbound::Assembled(message) => message,
+            Inbound::Message => message,
+            Inbound::Assembled(whole) => whole,
             Inbound::Closed(reason) => return Err(closed_by_peer(&reason)),
         };
         self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
@@ -335,7 +346,7 @@ impl<P: Protocol> Connection<P> {
         if let Some(bytes) = link.wanted_arena() {
             grow(link, self.poster.domain(), bytes)?;
         }
-        let (mut submitted, mut sent_small) = (false, false);
+        let (mut submitted, mut posted, mut sent_small) = (false, false, false);
         while self.protocol.may_transmit()
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
@@ -343,7 +354,7 @@ impl<P: Protocol> Connection<P> {
             match link.submit_now(lane, tag, frame) {
                 Ok(Some(whole)) => {
                     self.poster.post_whole(cq, pipe, whole)?;
-                    sent_small = true;
+                    (posted, sent_small) = (true, true);
                 }
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
@@ -355,12 +366,14 @@ impl<P: Protocol> Connection<P> {
             let Some(transmit) = link.poll_transmit() else {
                 // Its answer takes as long as a slice does.
                 if sent_small && !std::mem::replace(&mut turn, true) && link.awaits_turn() {
+                    cq.flush();
                     continue;
                 }
                 break;
             };
             let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
+            posted = true;
             if is_written && link.has_large() {
                 self.unfinished = true;
                 break;
@@ -368,6 +381,10 @@ impl<P: Protocol> Connection<P> {
             sent_small |= !is_written;
         }
         self.unfinished |= link.awaits_turn();
+        if posted {
+            // What is left of this visit need not hold the doorbell up.
+            cq.flush();
+        }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
             return Err(CloseCause::Protocol(text.into()));

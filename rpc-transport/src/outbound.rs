@@ -15,6 +15,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 use crate::out_part::OutPart;
@@ -36,32 +37,58 @@ thread_local! {
     static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes an empty `Vec` of at least [`MIN_BYTES`] from the thread's list.
+/// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list, with some bytes of its last use.
 #[inline]
-pub(crate) fn take_storage() -> Vec<u8> {
-    let mut bytes = take_used();
-    bytes.clear();
+pub(crate) fn take_used() -> Vec<u8> {
+    let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
+    kept.unwrap_or_else(new_storage)
+}
+
+#[cold]
+fn with_headroom(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.resize(HEADROOM_BYTES, 0);
     bytes
 }
 
-/// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list, with some bytes of its last use.
-#[inline]
-fn take_used() -> Vec<u8> {
-    let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
-    kept.unwrap_or_else(|| Vec::with_capacity(MIN_BYTES))
+#[cold]
+fn new_storage() -> Vec<u8> {
+    Vec::with_capacity(MIN_BYTES)
 }
 
 /// Puts a `Vec` on the thread's list, unless it is small or large, or the list is full.
-pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
-    if !(MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
-        return;
+#[inline]
+pub(crate) fn keep_storage(bytes: Vec<u8>) {
+    if (MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
+        give_back(bytes);
     }
+}
+
+fn give_back(mut bytes: Vec<u8>) {
     // As long as a headroom, which need not be filled then when it becomes one.
     bytes.truncate(HEADROOM_BYTES);
+    let left = FREE.try_with(|free| {
+        let mut free = free.borrow_mut();
+        if free.len() == free.capacity() {
+            return Some(bytes);
+        }
+        if free.len() < KEEP_COUNT {
+            free.push(bytes);
+        }
+        None
+    });
     // A thread that is being torn down has no list any more; the storage is then just freed.
+    if let Ok(Some(bytes)) = left {
+        make_room(bytes);
+    }
+}
+
+/// The list grows once, to its size.
+#[cold]
+fn make_room(bytes: Vec<u8>) {
     let _ = FREE.try_with(|free| {
         let mut free = free.borrow_mut();
         if free.len() < KEEP_COUNT {
+            free.reserve_exact(KEEP_COUNT);
             free.push(bytes);
         }
     });
@@ -69,10 +96,12 @@ pub(crate) fn keep_storage(mut bytes: Vec<u8>) {
 
 /// A message on its way out.
 pub struct OutBuf {
-    bytes: Vec<u8>,
+    // This and the tail are dropped by `drop`, which knows what most messages have: the fields' own
+    // would have to be called to find that there is nothing to do.
+    bytes: ManuallyDrop<Vec<u8>>,
     start: usize,
     // Boxed: most messages have none, and all are moved around.
-    tail: Option<Box<Tail>>,
+    tail: ManuallyDrop<Option<Box<Tail>>>,
 }
 
 /// What follows the head.
@@ -91,9 +120,10 @@ impl OutBuf {
     pub fn new() -> Self {
         let mut bytes = take_used();
         if bytes.len() != HEADROOM_BYTES {
-            bytes.resize(HEADROOM_BYTES, 0);
+            bytes = with_headroom(bytes);
         }
-        Self { bytes, start: HEADROOM_BYTES, tail: None }
+        let (bytes, tail) = (ManuallyDrop::new(bytes), ManuallyDrop::new(None));
+        Self { bytes, start: HEADROOM_BYTES, tail }
     }
 
     /// Appends a part to the tail. An empty one adds nothing.
@@ -114,6 +144,7 @@ impl OutBuf {
     }
 
     /// Length of the tail, bytes.
+    #[inline]
     #[must_use]
     pub fn tail_len(&self) -> u64 {
         self.tail.as_ref().map_or(0, |tail| tail.len)
@@ -149,6 +180,7 @@ impl OutBuf {
     }
 
     /// Length of head and tail, bytes.
+    #[inline]
     #[must_use]
     pub fn total_len(&self) -> u64 {
         self.len() as u64 + self.tail_len()
@@ -209,6 +241,7 @@ impl OutBuf {
 
     /// The head's end as a growable `Vec`, for encoders that write to one. What stands
     /// before the current end must not be touched.
+    #[inline]
     pub fn as_vec_mut(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -236,9 +269,18 @@ impl AsRef<[u8]> for OutBuf {
 }
 
 impl Drop for OutBuf {
+    #[inline]
     fn drop(&mut self) {
-        keep_storage(std::mem::take(&mut self.bytes));
+        keep_storage(std::mem::take(&mut *self.bytes));
+        if let Some(tail) = self.tail.take() {
+            drop_tail(tail);
+        }
     }
+}
+
+#[cold]
+fn drop_tail(tail: Box<Tail>) {
+    drop(tail);
 }
 
 impl io::Write for OutBuf {
@@ -298,6 +340,14 @@ mod tests {
         assert_eq!(second.bytes.as_ptr(), address);
         assert!(second.is_empty());
     }
+
+    #[test]
+    fn a_thread_keeps_a_bounded_number() {
+        let many: Vec<_> = (0..3 * KEEP_COUNT).map(|_| OutBuf::new()).collect();
+        drop(many);
+        assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_COUNT);
+    }
+
     /// Storage of any size went round, and each piece grew several times until all were warm.
     #[test]
     fn small_messages_never_grow_storage() {

@@ -485,6 +485,23 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// [`PostError`]: WRs from `posted` on were not posted and keep their buffers.
     fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError>;
 
+    /// Posts one SEND of bytes that are copied before this returns: what
+    /// [`CompletionQueue::post_send`] does with one WR of [`Source::Inline`], which is most of all
+    /// posts, for devices that have a shorter way for it.
+    ///
+    /// # Errors
+    /// [`PostError`]: it was not posted.
+    fn post_send_inline(
+        &mut self,
+        qp: QpHandle,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        let source = Source::Inline(bytes);
+        self.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])
+    }
+
     /// Posts one RECV.
     ///
     /// # Errors

@@ -48,11 +48,17 @@ pub enum AcceptError {
     Connect(#[from] ConnectError),
 }
 
+/// RECVs of a connection: those of the window, and one that need not be posted at once when it has
+/// completed.
+fn posted_recvs(config: &LinkConfig) -> u32 {
+    config.window().rq_len() + 1
+}
+
 /// Sizes of the QP for a configuration.
 fn capacity(config: &LinkConfig) -> QpCapacity {
     QpCapacity {
         max_send_wr: config.send_queue_budget().sq_len(),
-        max_recv_wr: config.window().rq_len(),
+        max_recv_wr: posted_recvs(config),
         max_inline_bytes: config.receive_buffer_bytes.max(MIN_INLINE_BYTES),
     }
 }
@@ -175,7 +181,7 @@ impl<P: Protocol> Shard<P> {
             &ProtectionDomain,
         ) -> Result<QpHandle, ProviderError>,
     ) -> Result<(ConnectionKey, QpHandle), ProviderError> {
-        let posted = config.window().rq_len();
+        let posted = posted_recvs(config);
         let domain = match config.isolation {
             Isolation::Shared => self.domain().clone(),
             Isolation::PerConnection => self.device().allocate_pd()?,

@@ -16,6 +16,7 @@
 mod deferred;
 #[cfg(any(test, feature = "model"))]
 mod holdings;
+mod lone;
 mod returns;
 mod state;
 #[cfg(test)]
@@ -37,9 +38,6 @@ use crate::link::LinkMetrics;
 use crate::memory::ProtectionDomain;
 use crate::protocol::{Protocol, Revoke};
 use crate::provider::{Device, ProviderError};
-
-/// Polls of a lone caller before it leaves waiting to the driver: more than a round trip takes.
-const LONE_CALL_POLLS: u32 = 64;
 
 /// Polls in a row that find nothing before the caller looks at its call again: the lock is lent out
 /// in between, and others may do what it waits for.
@@ -134,14 +132,27 @@ impl<P: Protocol> Shard<P> {
         self.visit(|state| {
             let result = state.with(key, step)?;
             state.pump_dirty();
-            let mut polls = if state.may_spin { LONE_CALL_POLLS } else { 0 };
+            let mut spent = 0;
+            let mut budget = 0;
             loop {
                 match wanted(&mut state.connection(key)?.protocol, &result) {
-                    Progress::Done(value) => return Some((result, Some(value))),
-                    Progress::Wait if polls > 0 && !state.has_effects() => {}
+                    Progress::Done(value) => {
+                        state.lone.on_answered();
+                        return Some((result, Some(value)));
+                    }
+                    Progress::Wait if state.may_spin && !state.has_effects() => {}
                     Progress::Wait | Progress::GiveUp => return Some((result, None)),
                 }
-                polls = polls.saturating_sub(poll_a_while(state));
+                if spent == 0 {
+                    budget = state.lone.budget();
+                }
+                if spent >= budget {
+                    if budget > 0 {
+                        state.lone.on_given_up();
+                    }
+                    return Some((result, None));
+                }
+                spent += poll_a_while(state);
             }
         })
     }

@@ -56,14 +56,16 @@ pub(super) struct Collector<'a> {
     start: usize,
     /// Length of the output, as the writers tell it.
     written: Cell<usize>,
-    taken: RefCell<Vec<(u32, Bulk)>>,
+    // Boxed: nearly all bodies have none, and each has a collector.
+    taken: RefCell<Option<Box<Taken>>>,
 }
+
+type Taken = Vec<(u32, Bulk)>;
 
 impl<'a> Collector<'a> {
     #[inline]
     pub(super) fn new(placement: Placement<'a>, start: usize) -> Self {
-        let taken = RefCell::new(Vec::new());
-        Self { placement, start, written: Cell::new(start), taken }
+        Self { placement, start, written: Cell::new(start), taken: RefCell::new(None) }
     }
 
     /// To be told by the writer after each write.
@@ -80,7 +82,8 @@ impl<'a> Collector<'a> {
 
     #[cold]
     fn has_room(&self) -> bool {
-        self.taken.borrow().len() < usize::from(MAX_PARTS) && self.place().is_some()
+        let count = self.taken.borrow().as_ref().map_or(0, |taken| taken.len());
+        count < usize::from(MAX_PARTS) && self.place().is_some()
     }
 
     /// Where the next byte goes; one byte of room is left for the length to be written first.
@@ -94,7 +97,7 @@ impl<'a> Collector<'a> {
     /// Takes bytes whose length has been written.
     pub(super) fn push(&self, bytes: Bulk) {
         if let Some(at) = self.place() {
-            self.taken.borrow_mut().push((at, bytes));
+            self.taken.borrow_mut().get_or_insert_default().push((at, bytes));
         }
     }
 
@@ -110,15 +113,20 @@ impl<'a> Collector<'a> {
     /// Length of a body of `written` bytes with its parts put back.
     #[cold]
     pub(super) fn total(&self, written: usize) -> usize {
-        let taken: u64 = self.taken.borrow().iter().map(|(_, bytes)| bytes.len()).sum();
+        let taken: u64 = self
+            .taken
+            .borrow()
+            .iter()
+            .flat_map(|taken| &**taken)
+            .map(|(_, bytes)| bytes.len())
+            .sum();
         usize::try_from(taken).unwrap_or(usize::MAX).saturating_add(written)
     }
 
     /// Makes what was taken the tail of `out`, with the PARTS block in front of the body.
     #[inline]
     pub(super) fn finish(self, out: &mut OutBuf) {
-        let taken = self.taken.into_inner();
-        if !taken.is_empty() {
+        if let Some(taken) = self.taken.into_inner() {
             attach(&taken, out);
         }
     }

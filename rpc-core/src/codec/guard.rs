@@ -3,7 +3,7 @@
 //! Owns the element budget and, once something has failed, which rule it broke and where. Lives on
 //! the stack of one call; allocates only on failure.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
 use super::error::{CodecErrorKind, Step};
 
@@ -11,9 +11,16 @@ use super::error::{CodecErrorKind, Step};
 pub(super) struct Guard {
     limit: usize,
     claimed: Cell<usize>,
-    broken: Cell<Option<CodecErrorKind>>,
+    // Boxed: nearly all need none, and each is made and dropped with its message.
+    diagnosis: Cell<Option<Box<Diagnosis>>>,
+}
+
+/// What went wrong, and where.
+#[derive(Default)]
+struct Diagnosis {
+    broken: Option<CodecErrorKind>,
     /// Innermost step first.
-    path: RefCell<Vec<Step>>,
+    path: Vec<Step>,
 }
 
 impl Guard {
@@ -26,12 +33,7 @@ impl Guard {
     /// At most as many elements as the message has bytes.
     #[inline]
     pub(super) fn for_decoding(message_bytes: usize) -> Self {
-        Self {
-            limit: message_bytes,
-            claimed: Cell::new(0),
-            broken: Cell::new(None),
-            path: RefCell::new(Vec::new()),
-        }
+        Self { limit: message_bytes, claimed: Cell::new(0), diagnosis: Cell::new(None) }
     }
 
     /// Elements claimed so far.
@@ -49,35 +51,35 @@ impl Guard {
                 true
             }
             _ => {
-                self.broken.set(Some(CodecErrorKind::TooManyElements { limit: self.limit }));
+                self.note(CodecErrorKind::TooManyElements { limit: self.limit });
                 false
             }
         }
     }
 
+    fn diagnose(&self, add: impl FnOnce(&mut Diagnosis)) {
+        let mut diagnosis = self.diagnosis.take().unwrap_or_default();
+        add(&mut diagnosis);
+        self.diagnosis.set(Some(diagnosis));
+    }
+
     /// Notes which rule is broken.
     #[cold]
     pub(super) fn note(&self, kind: CodecErrorKind) {
-        self.broken.set(Some(kind));
+        self.diagnose(|diagnosis| diagnosis.broken = Some(kind));
     }
 
     /// Notes one step of the way to what failed, from the inside out.
     #[cold]
     pub(super) fn step(&self, step: Step) {
-        self.path.borrow_mut().push(step);
+        self.diagnose(|diagnosis| diagnosis.path.push(step));
     }
 
-    /// The rule noted, or else what the format itself said.
+    /// The rule noted, if any; and the way to what failed, outermost step first.
     #[cold]
-    pub(super) fn kind_or(&self, other: CodecErrorKind) -> CodecErrorKind {
-        self.broken.take().unwrap_or(other)
-    }
-
-    /// The way to what failed, outermost step first.
-    #[cold]
-    pub(super) fn into_path(self) -> Vec<Step> {
-        let mut path = self.path.into_inner();
+    pub(super) fn into_diagnosis(self) -> (Option<CodecErrorKind>, Vec<Step>) {
+        let Diagnosis { broken, mut path } = *self.diagnosis.into_inner().unwrap_or_default();
         path.reverse();
-        path
+        (broken, path)
     }
 }

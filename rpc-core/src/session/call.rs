@@ -194,8 +194,8 @@ pub struct Incoming {
     pub signature: Option<u64>,
     /// When the caller stops waiting.
     pub deadline: Option<Instant>,
-    pub(super) metadata_bytes: usize,
-    pub(super) message: Message,
+    pub(crate) metadata_bytes: usize,
+    pub(crate) message: Message,
 }
 
 impl Incoming {

@@ -15,7 +15,9 @@ use rpc_transport::outbound::OutBuf;
 
 use super::incoming::{Ended, Stopped};
 use super::transmit::{Control, Side, tag};
-use super::{Answer, Event, Gone, Incoming, IncomingId, Revoke, Session, SessionError, Timer};
+use super::{
+    Answer, Event, Gone, Incoming, IncomingId, Notice, Revoke, Session, SessionError, Timer,
+};
 use crate::wire::{self, ReplyKind, RequestHead, ResponseHead, WireId, code};
 
 /// Longest remaining time that is believed.
@@ -30,7 +32,8 @@ pub(super) struct RequestBytes {
 
 /// Requests and cancels.
 impl<W, H> Session<W, H> {
-    #[inline]
+    // So that the plain head of most requests leaves out all that it lacks.
+    #[inline(always)]
     pub(super) fn on_request(
         &mut self,
         head: RequestHead,
@@ -57,7 +60,7 @@ impl<W, H> Session<W, H> {
         }
         let RequestBytes { head_bytes, metadata_bytes, mut message } = bytes;
         message.advance(head_bytes);
-        self.events.push_back(Event::Request(Incoming {
+        self.requests.push_back(Incoming {
             id: IncomingId(head.id),
             method: head.method,
             codec: head.codec,
@@ -65,7 +68,7 @@ impl<W, H> Session<W, H> {
             deadline,
             metadata_bytes,
             message,
-        }));
+        });
         Ok(())
     }
 
@@ -113,7 +116,7 @@ impl<W, H> Session<W, H> {
             }
             Stopped::Handler(handler) => {
                 self.remove_incoming_timer(id.slot);
-                self.events.extend(handler.map(Event::CancelHandler));
+                self.notices.extend(handler.map(Notice::CancelHandler));
             }
             Stopped::Answered => {
                 let here = self.frames.revoke_response(id).is_unsent();
@@ -128,10 +131,12 @@ impl<W, H> Session<W, H> {
         Ok(())
     }
 
+    #[cold]
     fn confirm_cancel(&mut self, id: WireId) {
         self.frames.push_control(Control::Cancelled(id));
     }
 
+    #[inline]
     fn remove_incoming_timer(&mut self, slot: u32) {
         if let Some(timer) = self.incoming.take_timer(slot) {
             self.deadlines.remove(timer);
@@ -142,15 +147,24 @@ impl<W, H> Session<W, H> {
 /// Towards the handlers.
 impl<W, H> Session<W, H> {
     /// The next thing to do, outside the lock.
-    #[inline]
     pub fn poll_event(&mut self) -> Option<Event<W, H>> {
-        loop {
-            match self.events.pop_front()? {
-                // Cancelled or expired while it waited in here: answered already.
-                Event::Request(incoming) if !self.incoming.take_arrived(incoming.id.0) => {}
-                event => return Some(event),
-            }
+        self.poll_notice().map(Event::from).or_else(|| self.poll_request().map(Event::Request))
+    }
+
+    /// The next event that is no request.
+    #[inline]
+    pub(crate) fn poll_notice(&mut self) -> Option<Notice<W, H>> {
+        self.notices.pop_front()
+    }
+
+    /// The next request: what is left of the events when there is no notice.
+    #[inline]
+    pub(crate) fn poll_request(&mut self) -> Option<Incoming> {
+        // What was cancelled or expired while it waited in here is answered already.
+        while !self.incoming.take_arrived(self.requests.front()?.id.0) {
+            self.requests.pop_front();
         }
+        self.requests.pop_front()
     }
 
     /// The call's signature is the method's: calls of that method need not carry it any more on
@@ -174,19 +188,32 @@ impl<W, H> Session<W, H> {
     /// # Errors
     /// The caller is gone, or the call was answered before: the answer is dropped.
     pub fn reply(&mut self, id: IncomingId, answer: Answer<'_>) -> Result<(), Gone> {
+        let (kind, body) = answer_body(answer);
+        self.reply_with(id, kind, body)
+    }
+
+    /// The same with a body that is of that kind.
+    #[inline(always)]
+    pub(crate) fn reply_with(
+        &mut self,
+        id: IncomingId,
+        kind: ReplyKind,
+        body: OutBuf,
+    ) -> Result<(), Gone> {
         let ended = self.end_handler(id.0);
         self.check_drained();
-        match ended.filter(|_| self.closed.is_none()) {
-            Some(signature_accepted) => {
-                self.send_answer(id.0, signature_accepted, answer);
+        match ended {
+            Some(signature_accepted) if self.closed.is_none() => {
+                self.send_body(id.0, signature_accepted, kind, body);
                 Ok(())
             }
-            None => Err(Gone),
+            _ => Err(Gone),
         }
     }
 
     /// A handler has ended without a reply: stopped, panicked or dropped. A caller that still
     /// waits gets Internal; a call that was answered before is left alone.
+    #[cold]
     pub fn handler_ended(&mut self, id: IncomingId) {
         let ended = self.end_handler(id.0).filter(|_| self.closed.is_none());
         if let Some(signature_accepted) = ended {
@@ -200,7 +227,7 @@ impl<W, H> Session<W, H> {
 
     /// Returns whether the signature was accepted with the call, if the caller still waits; else
     /// gives the proof that it waits for.
-    #[inline]
+    #[inline(always)]
     fn end_handler(&mut self, id: WireId) -> Option<bool> {
         match self.incoming.end(id) {
             Ended::Reply { signature_accepted } => {
@@ -219,21 +246,27 @@ impl<W, H> Session<W, H> {
         }
     }
 
+    #[cold]
     fn answer_expired(&mut self, id: WireId) {
         let text = "the deadline passed before the handler replied";
         let (code, retryable, details) = (code::DEADLINE_EXCEEDED, false, &[][..]);
         self.send_answer(id, false, Answer::Status { code, retryable, text, details });
     }
 
-    #[inline]
+    #[cold]
     fn send_answer(&mut self, id: WireId, signature_accepted: bool, answer: Answer<'_>) {
-        let (kind, mut frame) = match answer {
-            Answer::Ok(body) => (ReplyKind::Ok, body),
-            Answer::UserError(body) => (ReplyKind::UserError, body),
-            Answer::Status { code, retryable, text, details } => {
-                status_body(code, retryable, text, details)
-            }
-        };
+        let (kind, body) = answer_body(answer);
+        self.send_body(id, signature_accepted, kind, body);
+    }
+
+    #[inline(always)]
+    fn send_body(
+        &mut self,
+        id: WireId,
+        signature_accepted: bool,
+        kind: ReplyKind,
+        mut frame: OutBuf,
+    ) {
         let has_parts = frame.tail_len() != 0;
         wire::prepend_response(
             &mut frame,
@@ -248,8 +281,19 @@ impl<W, H> Session<W, H> {
         let id = self.incoming.id(slot);
         match self.incoming.stop(id, false) {
             Stopped::NeverRan => self.answer_expired(id),
-            Stopped::Handler(handler) => self.events.extend(handler.map(Event::CancelHandler)),
+            Stopped::Handler(handler) => self.notices.extend(handler.map(Notice::CancelHandler)),
             Stopped::Already | Stopped::Answered | Stopped::Nothing => {}
+        }
+    }
+}
+
+#[inline]
+fn answer_body(answer: Answer<'_>) -> (ReplyKind, OutBuf) {
+    match answer {
+        Answer::Ok(body) => (ReplyKind::Ok, body),
+        Answer::UserError(body) => (ReplyKind::UserError, body),
+        Answer::Status { code, retryable, text, details } => {
+            status_body(code, retryable, text, details)
         }
     }
 }

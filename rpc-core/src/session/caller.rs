@@ -19,7 +19,7 @@ use super::outgoing::{CallHead, Stage, Timed};
 use super::slots::Proof;
 use super::transmit::{Control, Side, tag};
 use super::{
-    CallId, Deadline, Event, Failure, NotStarted, Outcome, Revoke, Session, SessionError,
+    CallId, Deadline, Failure, NotStarted, Notice, Outcome, Revoke, Session, SessionError,
     StartCall, StartError, Timer, Transmit,
 };
 use crate::wire::{self, ResponseHead, WireId};
@@ -34,24 +34,36 @@ impl<W, H> Session<W, H> {
     pub fn start(
         &mut self,
         call: StartCall<'_>,
-        mut body: OutBuf,
+        body: OutBuf,
         waiter: Option<W>,
     ) -> Result<CallId, NotStarted> {
-        if let Err(error) = self.may_start(&call) {
-            return Err(NotStarted { error, body });
-        }
-        if !call.metadata.is_empty() {
-            wire::prepend_metadata(&mut body, call.metadata);
+        let mut body = Some(body);
+        let started = self.start_from(&call, &mut body, waiter);
+        started.map_err(|error| NotStarted { error, body: body.unwrap_or_default() })
+    }
+
+    /// The same with the body where it lies, and where it stays when nothing was started.
+    #[inline]
+    pub(crate) fn start_from(
+        &mut self,
+        call: &StartCall<'_>,
+        body: &mut Option<OutBuf>,
+        waiter: Option<W>,
+    ) -> Result<CallId, StartError> {
+        self.may_start(call)?;
+        let has_metadata = !call.metadata.is_empty();
+        if has_metadata && let Some(body) = body {
+            wire::prepend_metadata(body, call.metadata);
         }
         let head = CallHead {
             method_index: call.method_index,
             no_cancel: call.no_cancel,
             method: call.method,
             codec: call.codec,
-            has_metadata: !call.metadata.is_empty(),
+            has_metadata,
             signature: call.signature,
         };
-        let id = self.calls.insert(head, body, waiter);
+        let id = self.calls.insert(head, body.take(), waiter);
         if let Some(Deadline { at, now }) = call.deadline {
             let key = self.deadlines.insert(at, now, Timer::Outgoing(id.index));
             self.calls.set_deadline(id, Timed { at, key });
@@ -86,13 +98,14 @@ impl<W, H> Session<W, H> {
     }
 
     /// Takes a call's outcome, if it is there; the id then names nothing.
-    #[inline]
     pub fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
-        let outcome = self.calls.take_outcome(id);
-        if outcome.is_none() && !self.calls.contains(id) {
-            return Some(Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false });
-        }
-        outcome
+        self.calls.take_outcome(id)
+    }
+
+    /// Takes a call's outcome, if it is a result: what most are, for less.
+    #[inline(always)]
+    pub(crate) fn take_result(&mut self, id: CallId) -> Option<Message> {
+        self.calls.take_result(id)
     }
 
     /// Whether `take_outcome` would give something.
@@ -127,6 +140,7 @@ impl<W, H> Session<W, H> {
 
     /// Who waits for a call now.
     #[must_use]
+    #[inline]
     pub fn waiter(&self, id: CallId) -> Option<&W> {
         self.calls.waiter(id)
     }
@@ -149,7 +163,7 @@ impl<W, H> Session<W, H> {
             Stage::Sent(slot) => {
                 self.give_up_slot(slot, true, revoke);
             }
-            Stage::Free | Stage::Unsent | Stage::Replied { .. } | Stage::Failed { .. } => {}
+            Stage::Free | Stage::Unsent | Stage::Replied(_) | Stage::Failed { .. } => {}
         }
         self.check_drained();
         taken.waiter
@@ -172,7 +186,7 @@ impl<W, H> Session<W, H> {
     pub(super) fn fail(&mut self, index: u32, reason: Failure, never_sent: bool) {
         let (deadline, waiter) = self.calls.fail(index, reason, never_sent);
         self.remove_deadline(deadline);
-        self.events.extend(waiter.map(Event::Wake));
+        self.notices.extend(waiter.map(Notice::Wake));
     }
 
     pub(super) fn fail_unsent(&mut self, reason: Failure) {
@@ -183,6 +197,7 @@ impl<W, H> Session<W, H> {
         }
     }
 
+    #[inline]
     fn remove_deadline(&mut self, deadline: Option<Timed>) {
         if let Some(timed) = deadline {
             self.deadlines.remove(timed.key);
@@ -200,6 +215,7 @@ impl<W, H> Session<W, H> {
     }
 
     /// The next frame for the link. `now` is asked only for a call with a deadline.
+    #[inline]
     pub fn poll_transmit(&mut self, now: impl FnOnce() -> Instant) -> Option<Transmit> {
         if !self.may_speak {
             return None;
@@ -270,17 +286,17 @@ impl<W, H> Session<W, H> {
         &mut self,
         head: ResponseHead,
         head_bytes: usize,
-        message: Message,
+        mut message: Message,
     ) -> Result<(), SessionError> {
+        message.advance(head_bytes);
         if let Some(call) = self.slots.settle(head.id, Proof::Response)? {
-            self.calls.reply(call, head.kind, head_bytes, message);
+            let (deadline, waiter) = self.calls.reply(call, head.kind, message);
             if head.signature_accepted {
                 self.accepted_by_peer.insert(self.calls.head(call).method_index);
             }
-            let (deadline, waiter) = self.calls.take_interest(call);
             self.remove_deadline(deadline);
             if let Some(waiter) = waiter {
-                self.events.push_back(Event::Wake(waiter));
+                self.notices.push_back(Notice::Wake(waiter));
             }
         }
         self.check_drained();
@@ -303,7 +319,7 @@ impl<W, H> Session<W, H> {
         };
         // The timer has fired: nothing to remove.
         let (_, waiter) = self.calls.fail(index, Failure::DeadlineExceeded, never_sent);
-        self.events.extend(waiter.map(Event::Wake));
+        self.notices.extend(waiter.map(Notice::Wake));
     }
 }
 

@@ -38,11 +38,8 @@ pub(super) enum Stage {
     Unsent,
     /// With the link, under this slot.
     Sent(u32),
-    /// Waits to be taken; the reply's head takes that many bytes of its message.
-    Replied {
-        kind: ReplyKind,
-        head_bytes: usize,
-    },
+    /// Waits to be taken.
+    Replied(ReplyKind),
     /// Waits to be taken.
     Failed {
         reason: Failure,
@@ -103,6 +100,7 @@ impl<W> Calls<W> {
     }
 
     /// Calls in the table, finished ones included until they are taken.
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.calls.len() - self.free.len()
     }
@@ -114,13 +112,18 @@ impl<W> Calls<W> {
 
     /// Adds a call to the end of the queue.
     #[inline]
-    pub(super) fn insert(&mut self, head: CallHead, request: OutBuf, waiter: Option<W>) -> CallId {
+    pub(super) fn insert(
+        &mut self,
+        head: CallHead,
+        request: Option<OutBuf>,
+        waiter: Option<W>,
+    ) -> CallId {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.make(head),
         };
         let call = &mut self.calls[index as usize];
-        call.request = Some(request);
+        call.request = request;
         call.head = head;
         call.waiter = waiter;
         call.stage = Stage::Unsent;
@@ -229,7 +232,7 @@ impl<W> Calls<W> {
     /// Registers who waits; gives back who waited before, or who would wait for nothing.
     pub(super) fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
         match self.find_mut(id) {
-            Some(Call { stage: Stage::Replied { .. } | Stage::Failed { .. }, .. }) | None => {
+            Some(Call { stage: Stage::Replied(_) | Stage::Failed { .. }, .. }) | None => {
                 Some(waiter)
             }
             Some(call) => call.waiter.replace(waiter),
@@ -240,16 +243,25 @@ impl<W> Calls<W> {
         self.find(id)?.waiter.as_ref()
     }
 
-    /// Takes the outcome, and the call out of the table.
-    #[inline]
-    pub(super) fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
+    /// Takes the outcome, if it is a result, and the call out of the table.
+    #[inline(always)]
+    pub(super) fn take_result(&mut self, id: CallId) -> Option<Message> {
         let call = self.find_mut(id)?;
+        if !matches!(call.stage, Stage::Replied(ReplyKind::Ok)) {
+            return None;
+        }
+        let message = call.reply.take();
+        self.free(id.index);
+        message
+    }
+
+    /// Takes the outcome, and the call out of the table. What names no call has failed.
+    pub(super) fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
+        let Some(call) = self.find_mut(id) else {
+            return Some(Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false });
+        };
         let outcome = match call.stage {
-            Stage::Replied { kind, head_bytes } => {
-                let mut message = call.reply.take().unwrap_or_default();
-                message.advance(head_bytes);
-                Outcome::Reply(Reply { kind, message })
-            }
+            Stage::Replied(kind) => Outcome::Reply(Reply { kind, message: call.reply.take()? }),
             Stage::Failed { reason, never_sent } => Outcome::Failed { reason, never_sent },
             Stage::Free | Stage::Unsent | Stage::Sent(_) => return None,
         };
@@ -257,19 +269,18 @@ impl<W> Calls<W> {
         Some(outcome)
     }
 
-    /// The reply to a sent call. Its head takes the message's first `head_bytes`.
+    /// The reply to a sent call, without its head. Returns the call's deadline, to be removed, and
+    /// who waits, to be woken.
     #[inline]
-    pub(super) fn reply(&mut self, index: u32, kind: ReplyKind, head_bytes: usize, reply: Message) {
+    pub(super) fn reply(
+        &mut self,
+        index: u32,
+        kind: ReplyKind,
+        reply: Message,
+    ) -> (Option<Timed>, Option<W>) {
         let call = &mut self.calls[index as usize];
         call.reply = Some(reply);
-        call.stage = Stage::Replied { kind, head_bytes };
-    }
-
-    /// What the end of a sent call is to be told to: its deadline, to be removed, and who waits,
-    /// to be woken.
-    #[inline]
-    pub(super) fn take_interest(&mut self, index: u32) -> (Option<Timed>, Option<W>) {
-        let call = &mut self.calls[index as usize];
+        call.stage = Stage::Replied(kind);
         (call.deadline.take(), call.waiter.take())
     }
 
@@ -283,7 +294,7 @@ impl<W> Calls<W> {
     ) -> (Option<Timed>, Option<W>) {
         let call = &mut self.calls[index as usize];
         match call.stage {
-            Stage::Free | Stage::Replied { .. } | Stage::Failed { .. } => return (None, None),
+            Stage::Free | Stage::Replied(_) | Stage::Failed { .. } => return (None, None),
             Stage::Unsent => self.unsent_live -= 1,
             Stage::Sent(_) => {}
         }
@@ -368,9 +379,9 @@ mod tests {
     #[test]
     fn removed_calls_do_not_gather_in_the_queue() {
         let mut calls: Calls<()> = Calls::new();
-        let kept = calls.insert(HEAD, OutBuf::new(), None);
+        let kept = calls.insert(HEAD, Some(OutBuf::new()), None);
         for _ in 0..1000 {
-            let id = calls.insert(HEAD, OutBuf::new(), None);
+            let id = calls.insert(HEAD, Some(OutBuf::new()), None);
             assert!(calls.remove(id).is_some());
             assert!(calls.unsent.len() <= 2 * calls.unsent_live + STALE_SLACK + 1);
         }
@@ -381,9 +392,9 @@ mod tests {
     #[test]
     fn an_old_id_never_finds_a_new_call() {
         let mut calls: Calls<()> = Calls::new();
-        let old = calls.insert(HEAD, OutBuf::new(), None);
+        let old = calls.insert(HEAD, Some(OutBuf::new()), None);
         calls.remove(old);
-        let new = calls.insert(HEAD, OutBuf::new(), None);
+        let new = calls.insert(HEAD, Some(OutBuf::new()), None);
         assert_eq!(old.index, new.index);
         assert!(!calls.contains(old) && calls.remove(old).is_none() && calls.contains(new));
         assert_eq!(calls.set_waiter(old, ()), Some(()));

@@ -13,7 +13,7 @@ use rpc_transport::error::CloseCause;
 
 use super::outgoing::Stage;
 use super::transmit::{Control, Side, tag};
-use super::{Event, Failure, Revoke, Session, SessionError};
+use super::{Failure, Notice, Revoke, Session, SessionError};
 
 /// How far an orderly shutdown has come.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct Shutdown {
     sent: bool,
     /// The peer has none of its calls left.
     pub(super) peer_drained: bool,
-    /// `Event::Drained` is out.
+    /// [`Event::Drained`](super::Event::Drained) is out.
     reported: bool,
     /// The peer has said go-away.
     pub(super) peer_sent: bool,
@@ -33,7 +33,7 @@ pub(super) struct Shutdown {
 }
 
 impl<W, H> Session<W, H> {
-    /// Tells the peer to start no calls. Those in flight end as always, and [`Event::Drained`]
+    /// Tells the peer to start no calls. Those in flight end as always, and [`Event::Drained`](super::Event::Drained)
     /// comes when none is left in either direction. This end may still call, for the handlers
     /// that are finishing: see [`stop_calls`](Self::stop_calls).
     pub fn go_away(&mut self) {
@@ -60,7 +60,7 @@ impl<W, H> Session<W, H> {
             return Err(SessionError::GoAwayTwice);
         }
         self.shutdown.peer_sent = true;
-        self.events.push_back(Event::PeerGoingAway);
+        self.notices.push_back(Notice::PeerGoingAway);
         self.fail_unsent(Failure::PeerGoingAway);
         self.check_drained();
         Ok(())
@@ -101,7 +101,7 @@ impl<W, H> Session<W, H> {
         }
         if peer_drained && !reported && self.incoming.in_flight() == 0 {
             self.shutdown.reported = true;
-            self.events.push_back(Event::Drained);
+            self.notices.push_back(Notice::Drained);
         }
     }
 
@@ -119,7 +119,7 @@ impl<W, H> Session<W, H> {
             };
             self.fail(index, Failure::Closed, never_sent);
         }
-        self.events.extend(self.incoming.clear().map(Event::CancelHandler));
+        self.notices.extend(self.incoming.clear().map(Notice::CancelHandler));
         self.slots.clear();
         self.frames.clear();
         self.deadlines.clear();

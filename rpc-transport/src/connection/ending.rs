@@ -57,6 +57,7 @@ impl<P: Protocol> Connection<P> {
     pub(super) fn drain(&mut self, cq: &mut dyn CompletionQueue) {
         let Some(pipe) = &mut self.pipe else { return };
         pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
+        pipe.spare = None;
         // An unknown QP here would be one destroyed already, which leaves nothing to flush.
         let _ = cq.modify_to_error(pipe.qp);
         post_beacon(cq, pipe);

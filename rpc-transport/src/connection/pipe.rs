@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::post::Flying;
-use crate::memory::BufferPool;
+use crate::memory::{Buffer, BufferPool};
 use crate::provider::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::shard::Deferred;
 
@@ -27,6 +27,8 @@ pub(crate) struct Pipe {
     /// SQ slots, WRs.
     pub(crate) send_slots: u32,
     pub(crate) posted_recv: u32,
+    /// The buffer of the last RECV that has completed, not posted again yet.
+    pub(super) spare: Option<Buffer>,
     // Send WRs posted and retired, modulo 2^31.
     pub(super) posted_send: u32,
     pub(super) retired_send: u32,
@@ -64,6 +66,7 @@ impl Pipe {
             send_buffer_bytes: 0,
             send_slots,
             posted_recv: 0,
+            spare: None,
             posted_send: 0,
             retired_send: 0,
             flying: VecDeque::new(),

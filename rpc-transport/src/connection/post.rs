@@ -102,9 +102,8 @@ impl Poster {
             return self.post(cq, pipe, whole.into());
         }
         let wr_id = next_wr_id(pipe) | whole.token;
-        let source = Source::InlineGather(&whole.message, &[]);
-        let wr = SendWr { wr_id, op: SendOp::Send, signaled: whole.signaled, source };
-        cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
+        cq.post_send_inline(pipe.qp, wr_id, whole.signaled, &whole.message)
+            .map_err(|error| refused(&error))
     }
 
     /// The WR of a frame.

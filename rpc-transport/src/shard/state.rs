@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use slab::Slab;
 
+use super::lone::LonePolls;
 use super::{ConnectionKey, Deferred, Returns};
 use crate::connection::Connection;
 use crate::error::CloseCause;
@@ -52,6 +53,8 @@ pub struct State<P: Protocol> {
     unfinished: Vec<u32>,
     // Polls since they had theirs, in which something had arrived.
     passed_over: u8,
+    // The one that may have a RECV to post again.
+    spare: u32,
     // One for each connection that has any: what its `registered_deadline` says.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
     pub(super) effects: Vec<(ConnectionKey, P::Effect)>,
@@ -66,6 +69,7 @@ pub struct State<P: Protocol> {
     pub(super) qp_count: usize,
     pub(super) unflushed: u64,
     pub(super) may_spin: bool,
+    pub(super) lone: LonePolls,
     pub(super) caller_progress: bool,
 }
 
@@ -81,6 +85,7 @@ impl<P: Protocol> State<P> {
             dirty: Vec::new(),
             unfinished: Vec::new(),
             passed_over: 0,
+            spare: NO_CONNECTION,
             deadlines: BTreeSet::new(),
             effects: Vec::new(),
             deferred: Vec::new(),
@@ -92,6 +97,7 @@ impl<P: Protocol> State<P> {
             qp_count: 0,
             unflushed: 0,
             may_spin: false,
+            lone: LonePolls::default(),
             caller_progress: false,
         }
     }
@@ -270,10 +276,7 @@ impl<P: Protocol> State<P> {
     #[inline]
     pub(crate) fn poll(&mut self) -> usize {
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
-            Ok(0) => match self.cq.poll_event() {
-                None => 0,
-                Some(event) => self.on_events(event),
-            },
+            Ok(0) => self.on_quiet(),
             Ok(_) => self.on_completions(),
             Err(error) => self.on_dead_cq(&error),
         };
@@ -285,6 +288,30 @@ impl<P: Protocol> State<P> {
             return count;
         }
         count + self.go_on()
+    }
+
+    /// No completion is there: events, and what had to wait for the answers to what came last.
+    #[inline]
+    fn on_quiet(&mut self) -> usize {
+        if self.spare != NO_CONNECTION {
+            self.post_spare(NO_CONNECTION);
+            self.pump_dirty();
+        }
+        match self.cq.poll_event() {
+            None => 0,
+            Some(event) => self.on_events(event),
+        }
+    }
+
+    /// Posts the RECV that is not posted yet; the next to wait is that of connection `next`.
+    fn post_spare(&mut self, next: u32) {
+        let index = std::mem::replace(&mut self.spare, next);
+        let Some(connection) = self.connections.get_mut(index as usize) else { return };
+        connection.post_spare(&mut *self.cq);
+        // Which may have failed.
+        if connection.cause().is_some() {
+            self.mark_dirty(index);
+        }
     }
 
     /// Pumps what was left unfinished.
@@ -353,6 +380,9 @@ impl<P: Protocol> State<P> {
             CompletionKind::Send => connection.on_send_completion(&mut *self.cq, completion),
             CompletionKind::Recv | CompletionKind::RecvWrite => {
                 connection.on_recv_completion(&mut *self.cq, self.now, completion);
+                if self.spare != index {
+                    self.post_spare(index);
+                }
             }
         }
         self.mark_dirty(index);

@@ -25,7 +25,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use crate::memory::ProtectionDomain;
 use crate::provider::{
     Completion, CompletionQueue, PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent,
-    QpHandle, QpState, RecvWr, SendWr,
+    QpHandle, QpState, RecvWr, SendOp, SendWr, Source,
 };
 
 use super::bell::Bell;
@@ -462,6 +462,25 @@ impl CompletionQueue for SoftCompletionQueue {
             self.fire();
         }
         result
+    }
+
+    fn post_send_inline(
+        &mut self,
+        handle: QpHandle,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        if let Some(qp) = find(&mut self.entries, handle)
+            && qp.post_small(wr_id, signaled, bytes)
+        {
+            if !std::mem::replace(&mut qp.bell_listed, true) {
+                self.bells.push(handle.index);
+            }
+            return Ok(());
+        }
+        let source = Source::Inline(bytes);
+        self.post_send(handle, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {

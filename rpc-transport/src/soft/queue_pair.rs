@@ -137,8 +137,17 @@ impl QueuePair {
 
     // ---- posting ----
 
-    /// Posts a list of send WRs.
+    /// Posts a small inline SEND, if there is nothing special about it; else
+    /// [`QueuePair::post_send`] is to be called.
     #[inline(always)]
+    pub(super) fn post_small(&mut self, wr_id: u64, signaled: bool, bytes: &[u8]) -> bool {
+        self.state == QpState::ReadyToSend
+            && !self.gone
+            && self.requester.post_small(wr_id, signaled, bytes, &mut self.wire, &mut self.used)
+    }
+
+    /// Posts a list of send WRs.
+    #[inline]
     pub(super) fn post_send(
         &mut self,
         wrs: &mut [SendWr<'_>],
@@ -146,13 +155,6 @@ impl QueuePair {
     ) -> Result<(), PostError> {
         let mut result = Ok(());
         for (posted, wr) in wrs.iter_mut().enumerate() {
-            if self.state == QpState::ReadyToSend
-                && !self.gone
-                && self.requester.post_small(wr, &mut self.wire, &mut self.used)
-            {
-                wr.source = Source::Empty;
-                continue;
-            }
             if let Err(kind) = self.post_one(wr, sink) {
                 result = Err(PostError { posted, kind });
                 break;

@@ -177,22 +177,20 @@ impl Requester {
     #[inline(always)]
     pub(super) fn post_small(
         &mut self,
-        wr: &SendWr<'_>,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
         wire: &mut Wire,
         used: &mut Slots,
     ) -> bool {
-        let (SendOp::Send, Source::InlineGather(first, second)) = (&wr.op, &wr.source) else {
-            return false;
-        };
         let Wire::Ring(wire) = wire else { return false };
-        let len = first.len() + second.len();
-        let taken = used.sends < self.max_wr && len <= self.max_inline_bytes as usize;
-        if !taken || !self.waiting.is_empty() {
+        let fits = used.sends < self.max_wr && bytes.len() <= self.max_inline_bytes as usize;
+        if !fits || !self.waiting.is_empty() {
             return false;
         }
-        let Some(end) = wire.ring.push_send(first, second, wr.signaled) else { return false };
+        let Some(end) = wire.ring.push_send(bytes, signaled) else { return false };
         used.sends += 1;
-        self.fly(wr.wr_id, end, Held::Nothing, wr.signaled, false);
+        self.fly(wr_id, end, Held::Nothing, signaled, false);
         true
     }
 

@@ -220,17 +220,14 @@ impl Ring {
     /// Publishes a SEND in one slot: by far the most common packet, so it goes a short way of its own.
     /// `None` when it does not fit into one, or the ring is full.
     #[inline(always)]
-    pub(super) fn push_send(&mut self, first: &[u8], second: &[u8], ack: bool) -> Option<u64> {
-        let body_bytes = first.len() + second.len();
+    pub(super) fn push_send(&mut self, bytes: &[u8], ack: bool) -> Option<u64> {
+        let body_bytes = bytes.len();
         if body_bytes > SLOT_BYTES - WORD_BYTES || !self.has_room(2) {
             return None;
         }
         self.invalidate(self.tail + 1);
         let offset = self.slot_offset(self.tail);
-        let at = self.write(offset + WORD_BYTES, Piece::from(first));
-        if !second.is_empty() {
-            self.write(at, Piece::from(second));
-        }
+        self.write(offset + WORD_BYTES, Piece::from(bytes));
         #[allow(clippy::cast_possible_truncation, reason = "less than a slot")]
         let head = Head::whole_send(body_bytes as u16, ack);
         let word = u64::from(sequence(self.tail)) | u64::from(head) << 32;
@@ -253,7 +250,7 @@ impl Ring {
         self.push(Op::Probe, flags, Extension::None, [Piece::EMPTY; 2])
     }
 
-    #[inline]
+    #[inline(always)]
     fn has_room(&mut self, slots: u64) -> bool {
         if self.slots() - (self.tail - self.accepted) >= slots {
             return true;
@@ -263,7 +260,7 @@ impl Ring {
     }
 
     /// Upholds invariant 2 for the slot that will be the tail.
-    #[inline]
+    #[inline(always)]
     fn invalidate(&mut self, position: u64) {
         let slot = self.slot_offset(position) / SLOT_BYTES;
         let bit = 1 << (slot % 64);

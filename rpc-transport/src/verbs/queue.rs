@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::memory::ProtectionDomain;
 use crate::provider::{
     Capabilities, Completion, CompletionQueue, DeviceAttributes, PostError, PostErrorKind,
-    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr,
+    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Source, Status,
 };
 
 use super::batch::{Batch, Bytes, Refused};
@@ -235,7 +235,15 @@ impl VerbsCompletionQueue {
             })?;
             for wc in &wcs[..count] {
                 // SAFETY: the device has written the first `count` completions.
-                self.on_completion(unsafe { wc.assume_init_ref() });
+                let wc = unsafe { wc.assume_init_ref() };
+                // What waits already goes first; `count` is no more than there is room for.
+                if self.ready.is_empty()
+                    && let Some(completion) = self.complete_one(wc)
+                {
+                    completions.push(completion);
+                } else {
+                    self.on_completion(wc);
+                }
             }
             self.deliver(completions, end);
             if count < room {
@@ -246,19 +254,32 @@ impl VerbsCompletionQueue {
         Ok(())
     }
 
+    /// The short way of a success (see [`WorkQueues::complete_one`]).
+    #[inline]
+    fn complete_one(&mut self, wc: &ffi::ibv_wc) -> Option<Completion> {
+        if wc.status != 0 {
+            return None;
+        }
+        let key = WrKey::decode(wc.wr_id)?;
+        let slot = self.slots.get_mut(key.qp as usize).filter(|slot| key.is_of(slot.generation));
+        slot?.qp.as_mut()?.queues.complete_one(key, success(wc))
+    }
+
     /// Only `wr_id`, `status` and `qp_num` are valid in a failed completion (S39).
     fn on_completion(&mut self, wc: &ffi::ibv_wc) {
         let Some(key) = WrKey::decode(wc.wr_id) else { return };
         let slot = self.slots.get_mut(key.qp as usize);
         let Some(slot) = slot.filter(|slot| key.is_of(slot.generation)) else { return };
         let Some(entry) = slot.qp.as_mut() else { return };
-        let status = status::from_number(wc.status);
-        let mut outcome = Outcome { status, byte_len: 0, imm: None, is_write: false };
-        if wc.status == 0 {
-            outcome.byte_len = wc.byte_len;
-            outcome.imm = ffi::immediate(wc);
-            outcome.is_write = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-        }
+        let outcome = match wc.status {
+            0 => success(wc),
+            number => Outcome {
+                status: status::from_number(number),
+                byte_len: 0,
+                imm: None,
+                is_write: false,
+            },
+        };
         let known = entry.queues.complete(key, outcome, &mut self.ready);
         if !known {
             tracing::debug!(?key, "completion of a work request that is not posted");
@@ -302,6 +323,15 @@ impl VerbsCompletionQueue {
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(handle.index);
         Some(entry)
+    }
+}
+
+fn success(wc: &ffi::ibv_wc) -> Outcome {
+    Outcome {
+        status: Status::Success,
+        byte_len: wc.byte_len,
+        imm: ffi::immediate(wc),
+        is_write: wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
     }
 }
 
@@ -397,6 +427,24 @@ impl CompletionQueue for VerbsCompletionQueue {
             result.map_err(|kind| PostError { posted, kind })?;
         }
         Ok(())
+    }
+
+    fn post_send_inline(
+        &mut self,
+        qp: QpHandle,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        if self.batch.qp().is_none_or(|held| held == qp.index)
+            && !self.batch.is_full()
+            && let Some(entry) = find(&mut self.slots, qp)
+            && entry.queues.post_small(wr_id, signaled, bytes, &mut self.batch)
+        {
+            return Ok(());
+        }
+        let source = Source::Inline(bytes);
+        self.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {

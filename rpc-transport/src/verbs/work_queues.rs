@@ -157,6 +157,28 @@ impl WorkQueues {
         Ok(())
     }
 
+    /// A small inline SEND, if there is nothing special about it; else
+    /// [`WorkQueues::post_send`] is to be called.
+    #[inline]
+    pub(super) fn post_small(
+        &mut self,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+        batch: &mut Batch,
+    ) -> bool {
+        let is_plain = self.state == QpState::ReadyToSend
+            && !self.broken
+            && !self.send.is_full()
+            && (1..=self.max_inline_bytes as usize).contains(&bytes.len());
+        if is_plain {
+            let position = self.send.push(Posted { wr_id, signaled, held: Held::Nothing });
+            let key = self.key(Queue::Send, position);
+            batch.push(self.handle.index, key, SendOp::Send, signaled, Bytes::Inline(bytes, &[]));
+        }
+        is_plain
+    }
+
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         if !matches!(self.state, QpState::ReadyToSend | QpState::Error) {
             return Err(PostErrorKind::InvalidState(self.state));
@@ -269,6 +291,26 @@ impl WorkQueues {
         for wr in self.send.take_stranded() {
             let status = std::mem::replace(&mut status, Status::FlushError);
             out.push_back(sent(handle, wr, status));
+        }
+    }
+
+    /// A successful completion of a RECV, or of a send WR, on a QP that is up, which means one
+    /// completion for the user: most of all completions, in fewer steps.
+    #[inline]
+    pub(super) fn complete_one(&mut self, key: WrKey, outcome: Outcome) -> Option<Completion> {
+        if self.state != QpState::ReadyToSend || !self.early.is_empty() {
+            return None;
+        }
+        match key.queue {
+            Queue::Recv => {
+                let posted = self.recv.try_remove(key.position as usize);
+                posted.map(|wr| received(self.handle, wr, outcome))
+            }
+            Queue::Send => {
+                let posted = self.send.retire(key.position);
+                posted.map(|wr| sent(self.handle, wr, outcome.status))
+            }
+            Queue::Beacon => None,
         }
     }
 
