@@ -62,6 +62,17 @@ impl Slot {
         unsafe { std::ptr::copy_nonoverlapping(self.bytes(), to.as_mut_ptr(), self.size) };
     }
 
+    /// Copies out to the spare room of `to`, which has enough.
+    fn append_to(self, to: &mut Vec<u8>) {
+        assert!(to.capacity() - to.len() >= self.size, "the room is too small");
+        let room = to.spare_capacity_mut().as_mut_ptr().cast::<u8>();
+        // SAFETY: the writer is done with the slot (its turn), and the room was asserted.
+        unsafe { std::ptr::copy_nonoverlapping(self.bytes(), room, self.size) };
+        let len = to.len() + self.size;
+        // SAFETY: so many bytes have just been written.
+        unsafe { to.set_len(len) };
+    }
+
     /// One byte of each page.
     fn look(self) -> u64 {
         let mut sum = 0;
@@ -162,4 +173,17 @@ pub(crate) fn one_copy(size: usize, duration: Duration) -> Result<f64> {
 pub(crate) fn two_copies(size: usize, duration: Duration) -> Result<f64> {
     let mut to = vec![0; size];
     rate(size, 4, duration, move |slot| slot.copy_out(&mut to))
+}
+
+/// The same, but the receiver copies out to memory that it has just asked for, and gives it back,
+/// as whoever takes a `Vec` does: what is beyond [`two_copies`] is the price of fresh memory.
+///
+/// # Errors
+/// When memory or a thread cannot be had.
+pub(crate) fn fresh_copies(size: usize, duration: Duration) -> Result<f64> {
+    rate(size, 4, duration, move |slot| {
+        let mut to = Vec::with_capacity(size);
+        slot.append_to(&mut to);
+        std::hint::black_box(&to);
+    })
 }

@@ -8,10 +8,11 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rpc_core::bytes::Bytes;
 use rpc_core::{Bulk, Channel, Context, LinkConfig, PollMode, Server};
 
+use crate::large_cpu::{page_faults, page_faults_of};
 use crate::ours::{self, EchoClient};
-use crate::report::{at_least, at_most, median, quantile, row};
+use crate::report::{at_least, at_most, median, quantile, ratio, row};
 use crate::server_process::ServerProcess;
-use crate::{cores, floor_large, tarpc_peer};
+use crate::{cores, floor_large, floor_tcp, tarpc_peer};
 
 /// A receiver looks at one byte of each page.
 const PAGE_BYTES: usize = 4096;
@@ -90,7 +91,7 @@ impl Large for Store {
 }
 
 /// A payload in a registered buffer.
-fn registered(pool: &rpc_core::BulkPool, len: usize) -> Bulk {
+pub(crate) fn registered(pool: &rpc_core::BulkPool, len: usize) -> Bulk {
     match pool.take(len) {
         Ok(mut buffer) => {
             buffer.fill(7);
@@ -113,7 +114,7 @@ pub(crate) async fn serve(address: &str, mode: PollMode) -> Result<()> {
     Ok(server.serve().await?)
 }
 
-fn link() -> LinkConfig {
+pub(crate) fn link() -> LinkConfig {
     LinkConfig::default()
 }
 
@@ -155,15 +156,21 @@ struct Both {
     down: Vec<f64>,
 }
 
+/// One value of each for every round.
 #[derive(Default)]
 struct Samples {
     one_copy: Vec<f64>,
     two_copies: Vec<f64>,
+    fresh_copies: Vec<f64>,
+    stream: Vec<f64>,
     bulk: Both,
+    bulk_4: Both,
     bytes: Both,
     vec: Both,
     tarpc: Both,
     tarpc_4: Both,
+    faults_up: Vec<f64>,
+    faults_down: Vec<f64>,
     alone: Vec<f64>,
     beside: Vec<f64>,
     beside_p99: Vec<f64>,
@@ -184,11 +191,16 @@ pub(crate) fn run(
     let socket = std::env::temp_dir().join(format!("bench-large-{}", std::process::id()));
     let mut samples = Samples::default();
     for _ in 0..rounds {
+        cores::pin(0);
+        if scheme == "tcp" {
+            let raw = ServerProcess::start("stream", "-", "")?;
+            samples.stream.push(floor_tcp::stream(raw.address(), size, duration)?);
+        }
         samples.one_copy.push(floor_large::one_copy(size, duration)?);
         samples.two_copies.push(floor_large::two_copies(size, duration)?);
-        cores::pin(0);
+        samples.fresh_copies.push(floor_large::fresh_copies(size, duration)?);
         let server = ServerProcess::start("large", &address, "busy")?;
-        runtime.block_on(measure_ours(server.address(), size, duration, &mut samples))?;
+        runtime.block_on(measure_ours(&server, size, duration, &mut samples))?;
         drop(server);
         let _server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
         runtime.block_on(async {
@@ -202,104 +214,35 @@ pub(crate) fn run(
             anyhow::Ok(())
         })?;
     }
-    print(scheme, size, samples);
+    print(scheme, size, &samples);
     Ok(())
-}
-
-/// CPU time of both ends on one thread over `mem://`, against copies of the same size: what a busy
-/// machine does not change much.
-///
-/// # Errors
-/// When a call fails.
-#[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
-pub(crate) async fn cpu(size: usize, calls: u32) -> Result<()> {
-    let server = Server::builder()
-        .add_service(LargeServer::new(Store::default()))
-        .poll_mode(PollMode::Event)
-        .bind("mem://bench-large")
-        .await?;
-    tokio::spawn(server.serve());
-    let channel =
-        Channel::builder().poll_mode(PollMode::Event).connect("mem://bench-large").await?;
-    let client = LargeClient::new(channel.clone());
-    let len = u32::try_from(size)?;
-    let (from, mut to) = (vec![7_u8; size], vec![0; size]);
-    let copy = timed(calls, async || {
-        std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
-        Ok(())
-    })
-    .await?;
-    let bulk = registered(channel.bulk_pool(), size);
-    let bytes = Bytes::from(vec![7; size]);
-    row("CPU of both ends on one thread, per call", "us", "copies");
-    let report = |name: &str, nanos: f64| {
-        row(name, format!("{:.1}", nanos / 1000.0), format!("{:.2}", nanos / copy));
-    };
-    report("one copy", copy);
-    let up = timed(calls, async || ensure_seen(client.sink(bulk.clone()).await?)).await?;
-    report("registered Bulk up", up);
-    let down =
-        timed(calls, async || ensure_seen(client.source(len).await?.map_or(0, |bulk| bulk.len())))
-            .await?;
-    report("registered Bulk down", down);
-    let up = timed(calls, async || ensure_seen(client.sink_bytes(bytes.clone()).await?)).await?;
-    report("Bytes up", up);
-    let down =
-        timed(calls, async || ensure_seen(client.source_bytes(len).await?.len() as u64)).await?;
-    report("Bytes down", down);
-    let up = timed(calls, async || ensure_seen(client.sink_vec(from.clone()).await?)).await?;
-    report("Vec up, with the caller's copy", up);
-    let down =
-        timed(calls, async || ensure_seen(client.source_vec(len).await?.len() as u64)).await?;
-    report("Vec down, with the handler's copy", down);
-    Ok(())
-}
-
-fn ensure_seen(sum: u64) -> Result<()> {
-    ensure!(sum > 0, "nothing was seen");
-    Ok(())
-}
-
-/// CPU time of one turn of `step`, nanoseconds: the best of five series.
-#[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
-async fn timed(calls: u32, mut step: impl AsyncFnMut() -> Result<()>) -> Result<f64> {
-    let now = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        let before = now();
-        for _ in 0..calls {
-            step().await?;
-        }
-        let after = now();
-        let nanos = (after.tv_sec - before.tv_sec) * 1_000_000_000 + after.tv_nsec - before.tv_nsec;
-        best = best.min(nanos as f64 / f64::from(calls));
-    }
-    Ok(best)
 }
 
 async fn measure_ours(
-    address: &str,
+    server: &ServerProcess,
     size: usize,
     duration: Duration,
     samples: &mut Samples,
 ) -> Result<()> {
     let channel =
-        Channel::builder().poll_mode(PollMode::Busy).link(link()).connect(address).await?;
+        Channel::builder().poll_mode(PollMode::Busy).link(link()).connect(server.address()).await?;
     let client = LargeClient::new(channel.clone());
     let len = u32::try_from(size)?;
 
     let (bulk, sink) = (registered(channel.bulk_pool(), size), client.clone());
-    let up = move || {
+    let bulk_up = move || {
         let (sink, bulk) = (sink.clone(), bulk.clone());
         async move { Ok(sink.sink(bulk).await?) }
     };
-    samples.bulk.up.push(rate(1, size, duration, up.clone()).await?);
+    samples.bulk.up.push(rate(1, size, duration, bulk_up.clone()).await?);
+    samples.bulk_4.up.push(rate(4, size, duration, bulk_up.clone()).await?);
     let source = client.clone();
     let down = move || {
         let source = source.clone();
         async move { Ok(source.source(len).await?.as_ref().map_or(0, look_at)) }
     };
-    samples.bulk.down.push(rate(1, size, duration, down).await?);
+    samples.bulk.down.push(rate(1, size, duration, down.clone()).await?);
+    samples.bulk_4.down.push(rate(4, size, duration, down).await?);
 
     let (bytes, sink) = (Bytes::from(vec![7; size]), client.clone());
     let bytes_up = move || {
@@ -319,18 +262,24 @@ async fn measure_ours(
         let (sink, vec) = (sink.clone(), std::sync::Arc::clone(&vec));
         async move { Ok(sink.sink_vec(vec.to_vec()).await?) }
     };
-    samples.vec.up.push(rate(4, size, duration, vec_up).await?);
+    let faults = Faults::of(server)?;
+    let up = rate(4, size, duration, vec_up).await?;
+    samples.vec.up.push(up);
+    samples.faults_up.push(faults.per_call(up, size, duration)?);
     let source = client.clone();
     let vec_down = move || {
         let source = source.clone();
         async move { Ok(look(&source.source_vec(len).await?)) }
     };
-    samples.vec.down.push(rate(4, size, duration, vec_down).await?);
+    let faults = Faults::of(server)?;
+    let down = rate(4, size, duration, vec_down).await?;
+    samples.vec.down.push(down);
+    samples.faults_down.push(faults.per_call(down, size, duration)?);
 
     let echo = EchoClient::new(channel);
     let alone = latency_of(&echo, duration).await?;
     samples.alone.push(quantile(&alone, 0.5));
-    let load = tokio::spawn(rate(4, size, duration + Duration::from_millis(100), up));
+    let load = tokio::spawn(rate(4, size, duration + Duration::from_millis(100), bulk_up));
     let beside = latency_of(&echo, duration).await?;
     samples.beside.push(quantile(&beside, 0.5));
     samples.beside_p99.push(quantile(&beside, 0.99));
@@ -361,6 +310,31 @@ pub(crate) async fn up_rate(
     rate(in_flight, size, duration, up).await
 }
 
+/// Page faults of both ends.
+struct Faults {
+    server: String,
+    before: u64,
+}
+
+impl Faults {
+    fn of(server: &ServerProcess) -> Result<Self> {
+        let mut faults = Self { server: server.id().to_string(), before: 0 };
+        faults.before = faults.now()?;
+        Ok(faults)
+    }
+
+    fn now(&self) -> Result<u64> {
+        Ok(page_faults()? + page_faults_of(&self.server)?)
+    }
+
+    /// Those since it was made, of calls of `size` bytes at a rate in bytes per second.
+    #[allow(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+    fn per_call(&self, rate: f64, size: usize, duration: Duration) -> Result<f64> {
+        let calls = rate * duration.as_secs_f64() / size as f64;
+        Ok((self.now()? - self.before) as f64 / calls)
+    }
+}
+
 async fn latency_of(
     client: &EchoClient,
     duration: Duration,
@@ -369,37 +343,65 @@ async fn latency_of(
     tokio::spawn(async move { ours::latency(&task, 64, duration).await }).await?
 }
 
-fn print(scheme: &str, size: usize, samples: Samples) {
-    let giga = |rate: f64| format!("{:.2} GB/s", rate / 1e9);
-    let one_copy = median(samples.one_copy);
-    let two_copies = median(samples.two_copies);
+fn print(scheme: &str, size: usize, samples: &Samples) {
     row(format!("{size}-byte payloads over {scheme}, two processes, busy"), "median", "ratio");
-    row("raw: one copy into shared memory, 1 slot", giga(one_copy), "");
-    row("raw: copied in and out, 4 slots", giga(two_copies), "");
-    let tarpc = [median(samples.tarpc.up), median(samples.tarpc.down)];
-    let tarpc_4 = [median(samples.tarpc_4.up), median(samples.tarpc_4.down)];
-    for (name, rate, tarpc) in [
-        ("registered Bulk up, 1 in flight", median(samples.bulk.up), tarpc[0]),
-        ("registered Bulk down, 1 in flight", median(samples.bulk.down), tarpc[1]),
-    ] {
-        row(name, giga(rate), "");
-        row("  against one raw copy", "", at_least(rate / one_copy, 0.8));
-        row("  against tarpc unix, 1 in flight", giga(tarpc), at_least(rate / tarpc, 15.0));
+    let raw = |name: &str, rates: &[f64]| {
+        if !rates.is_empty() {
+            row(format!("raw: {name}"), giga(rates), "");
+        }
+    };
+    raw("a TCP stream", &samples.stream);
+    raw("one copy into shared memory, 1 slot", &samples.one_copy);
+    raw("copied in and out, 4 slots", &samples.two_copies);
+    raw("the same, out to fresh memory", &samples.fresh_copies);
+    let one_copy = ("one raw copy", &*samples.one_copy, 0.8);
+    let two_copies = ("two raw copies", &*samples.two_copies, 0.5);
+    let stream = ("the raw stream", &*samples.stream, 0.8);
+    let rows = [
+        ("registered Bulk", 1, &samples.bulk, one_copy),
+        ("registered Bulk", 4, &samples.bulk_4, one_copy),
+        ("Bytes", 4, &samples.bytes, two_copies),
+        ("Vec", 4, &samples.vec, two_copies),
+    ];
+    for (name, in_flight, rates, mut floor) in rows {
+        if scheme == "tcp" {
+            floor = stream;
+        }
+        let (tarpc, bar) = match in_flight {
+            1 => (&samples.tarpc, 15.0),
+            _ => (&samples.tarpc_4, 6.0),
+        };
+        for (way, rates, tarpc) in
+            [("up", &rates.up, &tarpc.up), ("down", &rates.down, &tarpc.down)]
+        {
+            row(format!("{name} {way}, {in_flight} in flight"), giga(rates), "");
+            let (what, floor, least) = floor;
+            row(format!("  against {what}"), "", at_least(ratio(rates, floor), least));
+            // Its bars are those of shared memory.
+            let tarpc_ratio = ratio(rates, tarpc);
+            let verdict = match scheme {
+                "tcp" => format!("{tarpc_ratio:.3}"),
+                _ => at_least(tarpc_ratio, bar),
+            };
+            row(format!("  against tarpc unix, {in_flight} in flight"), giga(tarpc), verdict);
+        }
     }
-    for (name, rate, tarpc) in [
-        ("Bytes up, 4 in flight", median(samples.bytes.up), tarpc_4[0]),
-        ("Bytes down, 4 in flight", median(samples.bytes.down), tarpc_4[1]),
-        ("Vec up, 4 in flight", median(samples.vec.up), tarpc_4[0]),
-        ("Vec down, 4 in flight", median(samples.vec.down), tarpc_4[1]),
-    ] {
-        row(name, giga(rate), "");
-        row("  against two raw copies", "", at_least(rate / two_copies, 0.5));
-        row("  against tarpc unix, 4 in flight", giga(tarpc), at_least(rate / tarpc, 6.0));
-    }
-    let (alone, beside) = (median(samples.alone), median(samples.beside));
-    let us = |nanos: f64| format!("{:.2} us", nanos / 1000.0);
-    row("64-byte echo alone, p50", us(alone), "");
-    row("64-byte echo beside 4 payloads, p50", us(beside), at_most(beside / alone, 3.0));
-    row("the payloads meanwhile", giga(median(samples.beside_load)), "");
-    row("64-byte echo beside 4 payloads, p99", us(median(samples.beside_p99)), "");
+    let faults = |counts: &[f64]| format!("{:.1}", median(counts.to_vec()));
+    row("Vec up: page faults of both ends per call", faults(&samples.faults_up), "");
+    row("Vec down: page faults of both ends per call", faults(&samples.faults_down), "");
+    print_beside(samples);
+}
+
+/// Small calls of the thread that also makes the large ones, on the same connection.
+fn print_beside(samples: &Samples) {
+    let us = |nanos: &[f64]| format!("{:.2} us", median(nanos.to_vec()) / 1000.0);
+    let slower = ratio(&samples.beside, &samples.alone);
+    row("64-byte echo alone, p50", us(&samples.alone), "");
+    row("64-byte echo beside 4 payloads, p50", us(&samples.beside), at_most(slower, 3.0));
+    row("the payloads meanwhile", giga(&samples.beside_load), "");
+    row("64-byte echo beside 4 payloads, p99", us(&samples.beside_p99), "");
+}
+
+fn giga(rates: &[f64]) -> String {
+    format!("{:.2} GB/s", median(rates.to_vec()) / 1e9)
 }

@@ -8,8 +8,10 @@
 mod cores;
 mod floor;
 mod floor_large;
+mod floor_tcp;
 mod idle;
 mod large;
+mod large_cpu;
 mod ours;
 #[cfg(feature = "verbs")]
 mod perftest;
@@ -54,7 +56,7 @@ enum Command {
         /// Bytes of a payload.
         #[arg(long, default_value_t = 1 << 20)]
         size: usize,
-        /// Interleaved rounds; medians are printed.
+        /// Interleaved rounds; medians are printed, of ratios those within a round.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
         /// Milliseconds per measurement.
@@ -63,11 +65,29 @@ enum Command {
     },
     /// CPU time of large payloads with both ends on one thread, against copies.
     LargeCpu {
+        /// `shm`, `tcp`, or `mem` where bytes go through a ring.
+        #[arg(long, default_value = "shm")]
+        scheme: String,
         /// Bytes of a payload.
         #[arg(long, default_value_t = 1 << 20)]
         size: usize,
         /// Calls in each of five series; the best one counts.
         #[arg(long, default_value_t = 200)]
+        calls: u32,
+        /// Calls in flight.
+        #[arg(long, default_value_t = 1)]
+        in_flight: u32,
+        /// Only kinds whose names contain this, for profiling.
+        #[arg(long, default_value = "")]
+        only: String,
+    },
+    /// CPU time of payloads that are written into the arena, against the same in frames, by size.
+    Thresholds {
+        /// `shm` or `tcp`.
+        #[arg(long, default_value = "shm")]
+        scheme: String,
+        /// Calls in each of five series; the best one counts.
+        #[arg(long, default_value_t = 2000)]
         calls: u32,
     },
     /// What idle connections cost in memory and time.
@@ -140,7 +160,7 @@ enum Command {
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
-        /// `ours`, `large` or `tarpc`.
+        /// `ours`, `large`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -167,6 +187,7 @@ fn main() -> Result<()> {
             runtime.block_on(async {
                 match &*who {
                     "tarpc" => tarpc_peer::serve(address.as_ref()).await,
+                    "stream" => floor_tcp::serve(),
                     "large" => large::serve(&address, mode(&name)).await,
                     _ => ours::serve(&address, mode(&name)).await,
                 }
@@ -175,7 +196,12 @@ fn main() -> Result<()> {
         Command::Large { scheme, size, rounds, millis } => {
             large::run(&runtime, &scheme, size, rounds, Duration::from_millis(millis))
         }
-        Command::LargeCpu { size, calls } => runtime.block_on(large::cpu(size, calls)),
+        Command::LargeCpu { scheme, size, calls, in_flight, only } => {
+            runtime.block_on(large_cpu::cpu(&scheme, size, (calls, in_flight.max(1)), &only))
+        }
+        Command::Thresholds { scheme, calls } => {
+            runtime.block_on(large_cpu::thresholds(&scheme, calls))
+        }
         Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, in_flight } => runtime.block_on(count(calls, in_flight.max(1))),

@@ -65,6 +65,11 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// The median of the ratios of two series, turn by turn: what drifts, drifts in both.
+pub(crate) fn ratio(values: &[f64], to: &[f64]) -> f64 {
+    median(values.iter().zip(to).map(|(value, to)| value / to).collect())
+}
+
 /// Prints one row: what, value, and how it stands to its bar.
 pub(crate) fn row(what: impl Display, value: impl Display, verdict: impl Display) {
     println!("{what:<52} {value:>16}   {verdict}");

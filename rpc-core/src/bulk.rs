@@ -178,13 +178,16 @@ impl Bulk {
         let left = self.len().saturating_sub(offset);
         let count = usize::try_from(left).map_or(to.len(), |left| left.min(to.len()));
         let to = &mut to[..count];
-        match (&self.0, self.as_slice()) {
-            (_, Some(bytes)) => {
+        if count == 0 {
+            return 0;
+        }
+        match &self.0 {
+            Memory::Received(payload) => payload.copy_to(offset, to),
+            _ => {
+                let bytes = self.as_slice().unwrap_or_default();
                 let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
                 to.copy_from_slice(&bytes[start..start + count]);
             }
-            (Memory::Received(payload), None) if count > 0 => payload.copy_to(offset, to),
-            _ => {}
         }
         count
     }

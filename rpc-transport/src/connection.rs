@@ -13,8 +13,9 @@
 //! 4. The protocol hears of the end exactly once.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    heard no more.
-//! 6. A pump writes one large segment at most, as a device may copy it at once: what is small, here
-//!    and on other connections, gets its turn between two.
+//! 6. A pump writes one slice of a large message at most, as a device may copy it at once: what is
+//!    small, here and on other connections, gets its turn between two. While small messages leave
+//!    here it writes one behind those that it sends, and else none unless it is given the turn.
 
 mod ending;
 mod pipe;
@@ -75,6 +76,8 @@ pub(crate) struct Connection<P: Protocol> {
     registered_deadline: Option<Instant>,
     pressing: Pressing,
     unfinished: bool,
+    /// Large messages may leave though small ones do.
+    turn: bool,
     /// To be run when the lock is released.
     deferred: Vec<Deferred>,
     pub(crate) generation: u32,
@@ -106,6 +109,7 @@ impl<P: Protocol> Connection<P> {
             registered_deadline: None,
             pressing: Pressing::Nothing,
             unfinished: false,
+            turn: false,
             deferred: Vec::new(),
             generation: 0,
             dirty: false,
@@ -118,6 +122,7 @@ impl<P: Protocol> Connection<P> {
     /// shard's lock, when dropped payloads make it worth to pump.
     pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
         link.set_on_return(on_return);
+        link.set_slices(self.poster.slices());
         if let Some(pipe) = &mut self.pipe {
             pipe.send_buffer_bytes = link.frame_bytes();
         }
@@ -324,6 +329,11 @@ impl<P: Protocol> Connection<P> {
         &mut self.deferred
     }
 
+    /// The next pump may send large messages whatever else there is.
+    pub(crate) fn give_turn(&mut self) {
+        self.turn = true;
+    }
+
     /// Whether the last pump left something that could be sent: others had to get their turn.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
@@ -340,7 +350,7 @@ impl<P: Protocol> Connection<P> {
         if let Some(bytes) = link.wanted_arena() {
             grow(link, self.poster.domain(), bytes)?;
         }
-        let (mut submitted, mut posted) = (false, false);
+        let (mut submitted, mut posted, mut sent_small) = (false, false, false);
         while self.protocol.may_transmit()
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
@@ -348,13 +358,23 @@ impl<P: Protocol> Connection<P> {
             match link.submit_now(lane, tag, frame) {
                 Ok(Some(whole)) => {
                     self.poster.post_whole(cq, pipe, whole)?;
-                    posted = true;
+                    (posted, sent_small) = (true, true);
                 }
                 Ok(None) => {}
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
-        while let Some(transmit) = link.poll_transmit() {
+        let mut turn = std::mem::take(&mut self.turn);
+        loop {
+            link.set_turn(turn);
+            let Some(transmit) = link.poll_transmit() else {
+                // Its answer takes as long as a slice does.
+                if sent_small && !std::mem::replace(&mut turn, true) && link.awaits_turn() {
+                    cq.flush();
+                    continue;
+                }
+                break;
+            };
             let is_written = !transmit.writes.is_empty();
             self.poster.post(cq, pipe, transmit)?;
             posted = true;
@@ -362,7 +382,9 @@ impl<P: Protocol> Connection<P> {
                 self.unfinished = true;
                 break;
             }
+            sent_small |= !is_written;
         }
+        self.unfinished |= link.awaits_turn();
         if posted {
             // What is left of this visit need not hold the doorbell up.
             cq.flush();

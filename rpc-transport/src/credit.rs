@@ -226,6 +226,20 @@ impl Credits {
         Some(self.stamp(grant, slots, sweep))
     }
 
+    /// Spends `slots` SQ slots, and no credit, for WRITEs of a message whose SEND follows later, or
+    /// `None` if [`Credits::can_send`] is false: the SEND could follow at once, so that no slot is
+    /// taken for what waits. The last of the WRITEs is signaled as a SEND in its place were (I8).
+    pub fn write(&mut self, slots: u16) -> Option<Stamp> {
+        if !self.can_send(slots) {
+            return None;
+        }
+        let now = &mut self.now;
+        now.data_slots -= slots;
+        now.posted.data = now.posted.data.wrapping_add(slots);
+        let sweep = self.data_send_must_sweep();
+        Some(self.stamp(Grant::default(), slots, sweep))
+    }
+
     /// Rule 2: a data message with this grant in its header was received.
     ///
     /// Call it *after* the RECV was reposted: the credit counted here may leave with the next

@@ -24,6 +24,7 @@
 //! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), the
 //!    arenas within their budget, one Pong, counters.
 //! 5. A message that waits for chunks holds no credit and keeps no other lane waiting.
+//! 6. What leaves between two slices of a segment is no frame of the bulk lane.
 
 mod assembly;
 mod bulk_window;
@@ -35,6 +36,7 @@ mod large;
 mod metrics;
 mod segmenter;
 mod short;
+mod slices;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -54,6 +56,8 @@ use self::large::{Arenas, Way};
 pub use self::metrics::LinkMetrics;
 use self::segmenter::Segmenter;
 pub use self::short::Whole;
+pub use self::slices::SliceBytes;
+use self::slices::Slices;
 pub use self::transmit::{FrameBytes, Put, Transmit};
 use crate::config::LinkConfig;
 use crate::credit::{Credits, SendQueueMark, Stamp, WindowError};
@@ -147,6 +151,7 @@ pub struct Link {
     lanes: Lanes,
     segmenter: Segmenter,
     bulk_window: BulkWindow,
+    slices: Slices,
     /// Data frames sent, modulo 2^32.
     sent: u32,
     keep_alive: KeepAlive,
@@ -179,6 +184,7 @@ enum Source {
     KeepAlive(Due),
     Whole(OutBuf, Lane),
     Segment(Way),
+    Slice,
     Release,
     Nothing,
 }
@@ -211,6 +217,7 @@ impl Link {
                 config.bulk_queue_bytes,
                 frame_bytes.max(largest),
             ),
+            slices: Slices::new(),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
             assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
@@ -288,6 +295,7 @@ impl Link {
         match self.next_source() {
             Source::Whole(message, lane) => self.send_whole(message, lane),
             Source::Segment(way) => self.send_segment(way),
+            Source::Slice => self.send_slice(),
             Source::Release => self.send_release(),
             Source::KeepAlive(due) => self.send_keep_alive(due),
             // Credit rule 5: messages first, as their headers carry grants for nothing.
@@ -438,7 +446,10 @@ impl Link {
     /// Whether all that was submitted has been handed out for posting.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.lanes.is_empty() && !self.segmenter.has_work() && !self.keep_alive.is_pong_due()
+        self.lanes.is_empty()
+            && !self.segmenter.has_work()
+            && !self.slices.has_begun()
+            && !self.keep_alive.is_pong_due()
     }
 
     /// SQ slots posted and not known to be complete, WRs. Unsignaled WRs at the tail stay in
@@ -480,17 +491,16 @@ impl Link {
 
     #[inline]
     fn choose_lane(&mut self) -> Option<Lane> {
-        let (segmenter, window) = (&mut self.segmenter, &mut self.bulk_window);
+        let (segmenter, slices, window) = (&self.segmenter, &self.slices, &mut self.bulk_window);
         let counters = self.credits.counters();
         let out = self.credits.remote().data - counters.data_credits;
         let returned = self.sent.wrapping_sub(u32::from(out));
         let is_blocked = self.arenas.as_ref().is_some_and(|arenas| arenas.is_blocked());
         let has_slots = self.credits.can_send(self.message_slots);
         self.lanes.choose(|lanes| {
-            !is_blocked
-                && has_slots
-                && (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk))
-                && window.allows(returned)
+            let has_bulk = slices.has_begun()
+                || (!is_blocked && (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk)));
+            has_bulk && has_slots && slices.allow() && window.allows(returned)
         })
     }
 
@@ -510,6 +520,8 @@ impl Link {
         if lane == Lane::Bulk {
             let bytes = message.len() as u64;
             stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, FRAME_SLOTS, bytes);
+        } else {
+            self.slices.on_small();
         }
         Some(Transmit::data(FrameBytes::Message(message), stamp))
     }

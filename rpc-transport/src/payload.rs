@@ -41,6 +41,15 @@ impl Piece {
         }
     }
 
+    /// Copies `to.len()` bytes from `start` on, which it has.
+    #[inline]
+    fn copy_out(&self, start: usize, to: &mut [u8]) {
+        match self {
+            Self::Private(bytes) => to.copy_from_slice(&bytes[start..start + to.len()]),
+            Self::Remote { region, offset, .. } => region.copy_out(offset + start, to),
+        }
+    }
+
     pub(crate) fn append_to(&self, to: &mut Vec<u8>) {
         match self {
             Self::Private(bytes) => to.extend_from_slice(bytes),
@@ -65,6 +74,16 @@ impl Rope {
             rope.pieces.push((at, piece));
         }
         rope
+    }
+
+    /// The piece that has `len` bytes from `offset` on, and where in it; `None` where they lie in
+    /// several.
+    #[inline]
+    fn within(&self, offset: u64, len: usize) -> Option<(&Piece, usize)> {
+        let behind = self.pieces.partition_point(|(at, _)| *at <= offset);
+        let (at, piece) = self.pieces.get(behind.checked_sub(1)?)?;
+        let start = usize::try_from(offset - at).ok()?;
+        (start.checked_add(len)? <= piece.len()).then_some((piece, start))
     }
 
     /// The pieces that `range` touches, each with the part of it that is meant.
@@ -152,14 +171,14 @@ impl Payload {
     pub fn copy_to(&self, offset: u64, to: &mut [u8]) {
         let end = offset.saturating_add(to.len() as u64);
         self.check(offset, end);
+        if let Some((piece, start)) = self.rope.within(self.start + offset, to.len()) {
+            return piece.copy_out(start, to);
+        }
         let mut at = 0;
         for (piece, range) in self.cut(offset..end) {
             let part = &mut to[at..at + range.len()];
             at += range.len();
-            match piece {
-                Piece::Private(bytes) => part.copy_from_slice(&bytes[range]),
-                Piece::Remote { region, offset, .. } => region.copy_out(offset + range.start, part),
-            }
+            piece.copy_out(range.start, part);
         }
     }
 

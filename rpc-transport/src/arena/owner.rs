@@ -260,6 +260,14 @@ impl ArenaOwner {
         true
     }
 
+    /// A message of so many bytes, all told, is copied because of what the application holds
+    /// already: an arena more would help the next one. One that is longer than the share of the
+    /// arenas that there are is copied whatever they hold.
+    pub fn on_unlendable(&mut self, bytes: u64) {
+        let chunks = bytes.div_ceil(1 << self.config.log2_chunk);
+        self.wants_arena |= chunks <= u64::from(self.layout.usable_chunk_count() / 2);
+    }
+
     /// What the application may hold beside what it holds now, bytes.
     #[must_use]
     pub fn lendable_bytes(&self) -> u64 {

@@ -12,7 +12,7 @@ use super::pipe::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
 use super::staging::Staging;
 use crate::config::LinkConfig;
 use crate::error::CloseCause;
-use crate::link::{FrameBytes, Put, Transmit, Whole};
+use crate::link::{FrameBytes, Put, SliceBytes, Transmit, Whole};
 use crate::memory::{Access, Buffer, BufferPool, OwnedMemory, ProtectionDomain};
 use crate::out_part::{OutPart, PartSource};
 use crate::provider::{
@@ -42,6 +42,7 @@ impl Flying {
 pub(crate) struct Poster {
     domain: ProtectionDomain,
     registers_freely: bool,
+    slices: SliceBytes,
     staging: Staging,
 }
 
@@ -51,12 +52,21 @@ impl Poster {
         Self {
             domain,
             registers_freely: capabilities.contains(Capabilities::FREE_REGISTRATION),
+            slices: if capabilities.contains(Capabilities::COPIES_ON_POST) {
+                SliceBytes::COPIED
+            } else {
+                SliceBytes::WHOLE
+            },
             staging: Staging::new(config),
         }
     }
 
     pub(super) fn domain(&self) -> &ProtectionDomain {
         &self.domain
+    }
+
+    pub(super) fn slices(&self) -> SliceBytes {
+        self.slices
     }
 
     #[cfg(any(test, feature = "model"))]
@@ -133,7 +143,13 @@ impl Poster {
             wrs.push(SendWr { wr_id, op, signaled: false, source });
         }
         flying.extend(stage.buffer.map(|_buffer| Flying::Staged { _buffer }));
-        wrs.push(self.frame(pipe, &transmit)?);
+        match (&transmit.frame, wrs.last_mut()) {
+            (FrameBytes::Later, Some(last)) => {
+                last.wr_id |= transmit.token;
+                last.signaled = transmit.signaled;
+            }
+            _ => wrs.push(self.frame(pipe, &transmit)?),
+        }
         pipe.flying.push_back((pipe.posted_send, flying));
         cq.post_send(pipe.qp, &mut wrs).map_err(|error| refused(&error))
     }

@@ -13,7 +13,7 @@ use crate::memory::{Buffer, BufferPool, ProtectionDomain};
 use crate::provider::ProviderError;
 
 /// Parts of a long buffer that a short one has.
-const SHORT: u32 = 8;
+const SHORT: u32 = 16;
 
 /// Buffers of two sizes, allocated when they are first needed.
 pub(super) struct Staging {

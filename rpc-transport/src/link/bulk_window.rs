@@ -83,6 +83,11 @@ impl BulkWindow {
         bytes: u64,
     ) -> bool {
         self.uncredited.push_back(number);
+        self.on_written(mark, slots, bytes)
+    }
+
+    /// WRITEs leave ahead of their frame; `true` if the last must be signaled (invariant 3).
+    pub(super) fn on_written(&mut self, mark: SendQueueMark, slots: u16, bytes: u64) -> bool {
         self.unswept.push_back((mark.data, slots, bytes));
         self.unswept_slots += usize::from(slots);
         self.unswept_bytes += bytes;

@@ -115,6 +115,11 @@ impl Landing {
         self.owner.release(landed);
     }
 
+    /// A tail of so many bytes is copied, as the application holds too much.
+    pub(super) fn on_unlendable(&mut self, bytes: u64) {
+        self.owner.on_unlendable(bytes);
+    }
+
     /// Bytes that the application may hold beside what it holds now.
     pub(super) fn lendable_bytes(&self) -> u64 {
         self.owner.lendable_bytes()

@@ -7,10 +7,11 @@ use std::ops::Range;
 use std::task::Waker;
 use std::time::Instant;
 
-use super::assembly::Outcome;
+use super::assembly::{Leave, Outcome};
 use super::home::OnReturn;
 use super::landing::{Arrival, Landing};
 use super::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
+use super::slices::{Begun, SliceBytes};
 use super::slots::Slots;
 use super::transmit::{FrameBytes, Put, Transmit};
 use super::{Inbound, Lane, Link, Revoked, Source};
@@ -65,7 +66,7 @@ impl Arenas {
     ) -> Self {
         Self {
             landing: Landing::new(config.arena.clone(), now),
-            slots: Slots::new(features.contains(Features::REPLY_SLOTS)),
+            slots: Slots::new(features.contains(Features::REPLY_SLOTS), config.reply_slot_bytes),
             arrived: None,
             writer: ArenaWriter::new(),
             blocked: false,
@@ -174,7 +175,27 @@ impl Link {
     #[inline]
     #[must_use]
     pub fn has_large(&self) -> bool {
-        self.segmenter.has_work() || !self.lanes.is_empty_lane(Lane::Bulk)
+        self.slices.has_begun()
+            || self.segmenter.has_work()
+            || !self.lanes.is_empty_lane(Lane::Bulk)
+    }
+
+    /// How much of a large message is posted at once, which matters for a device that copies while
+    /// it posts. Until then [`SliceBytes::WHOLE`].
+    pub fn set_slices(&mut self, bytes: SliceBytes) {
+        self.slices.set_bytes(bytes);
+    }
+
+    /// Whether slices of large messages may be polled from now on though small messages are about.
+    /// Without a turn they have to be polled again with one, if [`Link::awaits_turn`].
+    pub fn set_turn(&mut self, turn: bool) {
+        self.slices.set_turn(turn);
+    }
+
+    /// Whether large messages wait for nothing but their turn, as far as known.
+    #[must_use]
+    pub fn awaits_turn(&self) -> bool {
+        self.has_large() && !self.slices.allow()
     }
 
     /// Has `on_return` called when payloads that were dropped make it worth to pump.
@@ -185,7 +206,11 @@ impl Link {
     }
 
     /// What the bulk lane sends next; `None` if it waits for chunks.
+    #[inline(never)]
     pub(super) fn next_bulk(&mut self) -> Option<Source> {
+        if self.slices.has_begun() {
+            return Some(Source::Slice);
+        }
         if !self.segmenter.has_work() {
             match self.lanes.pop(Lane::Bulk) {
                 None => return Some(Source::Nothing),
@@ -221,6 +246,7 @@ impl Link {
         }
     }
 
+    #[inline(never)]
     pub(super) fn send_segment(&mut self, way: Way) -> Option<Transmit<'_>> {
         let arenas = match way {
             Way::Inline => return self.send_inline_segment(),
@@ -249,19 +275,34 @@ impl Link {
             }
             Way::Inline => return None,
         };
-        let WrittenSegment { segment, payload, parts } =
+        let WrittenSegment { segment, payload, parts, message } =
             self.segmenter.next_written(self.room, bytes)?;
-        let writes = puts(runs.into_iter(), parts);
-        let slots = u16::try_from(writes.len() + 1).unwrap_or(u16::MAX);
-        let number = self.sent;
+        let (payload, puts) = (payload.to_vec(), puts(runs.into_iter(), parts).into());
+        self.slices.begin(Begun { segment, blocks, payload, puts, _message: message });
+        self.send_slice()
+    }
+
+    /// WRITEs of the segment that has begun, and its frame with the last of them.
+    #[inline(never)]
+    pub(super) fn send_slice(&mut self) -> Option<Transmit<'_>> {
+        let arenas = self.arenas.as_mut()?;
+        let (writes, ended) = self.slices.next(arenas.max_writes)?;
+        let slots = u16::try_from(writes.len()).unwrap_or(u16::MAX);
+        let written = writes.iter().map(|put| put.part.len()).sum();
         // `next_source` has seen that the largest message fits.
-        let mut stamp = self.credits.send(slots)?;
+        let Some(Begun { segment, mut blocks, payload, .. }) = ended else {
+            let mut stamp = self.credits.write(slots)?;
+            stamp.signaled |= self.bulk_window.on_written(stamp.mark, slots, written);
+            return Some(Transmit { writes, ..Transmit::data(FrameBytes::Later, stamp) });
+        };
+        let number = self.sent;
+        let mut stamp = self.credits.send(slots + 1)?;
         self.sent = number.wrapping_add(1);
         blocks.segment = Some(segment);
         blocks.releases = arenas.landing.take_releases();
         let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
-        frame.extend_from_slice(payload);
-        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, slots, bytes);
+        frame.extend_from_slice(&payload);
+        self.bulk_window.on_sent(number, stamp.mark, slots + 1, written);
         // The memory of the parts waits for it.
         stamp.signaled = true;
         Some(Transmit { writes, ..Transmit::data(FrameBytes::Message(frame), stamp) })
@@ -349,6 +390,9 @@ impl Link {
             }
             (Some(written), _) => {
                 let leave = self.assembly.leave(segment, arenas.landing.lendable_bytes());
+                if segment.head_end && leave == Leave::No {
+                    arenas.landing.on_unlendable(segment.total - segment.offset);
+                }
                 arenas.landing.on_written(now, written, leave)?
             }
         };

@@ -50,7 +50,7 @@ impl Link {
             urgent_count: self.lanes.count(Lane::Urgent),
             small_count: self.lanes.count(Lane::Small),
             bulk_count: self.lanes.count(Lane::Bulk),
-            bulk_unsent_bytes: self.segmenter.unsent_bytes(),
+            bulk_unsent_bytes: self.segmenter.unsent_bytes() + self.slices.unsent_bytes(),
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
             open_slots: self.open_slot_count(),

@@ -56,6 +56,8 @@ pub(super) struct WrittenSegment<'a> {
     pub(super) payload: &'a [u8],
     /// What is written, in order.
     pub(super) parts: Vec<OutPart>,
+    /// What they are of.
+    pub(super) message: Arc<OutBuf>,
 }
 
 /// What became of a message that was given up.
@@ -169,7 +171,7 @@ impl Segmenter {
         let ends_head = !current.head_ended && start >= head;
         let segment = current.advance(next_number, start + bytes, ends_head);
         let payload = &current.message[in_memory(sent.min(head))..in_memory(start.min(head))];
-        Some(WrittenSegment { segment, payload, parts })
+        Some(WrittenSegment { segment, payload, parts, message: Arc::clone(&current.message) })
     }
 
     /// The tag of the message that is not wholly sent.

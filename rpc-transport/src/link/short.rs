@@ -68,6 +68,7 @@ impl Link {
     fn stamped(&mut self, mut message: OutBuf) -> Option<Whole> {
         let stamp = self.spend()?;
         self.prepend_header(&mut message, &stamp);
+        self.slices.on_small();
         let Stamp { signaled, mark, .. } = stamp;
         Some(Whole { message, signaled, token: mark.to_bits().into() })
     }
@@ -87,6 +88,7 @@ impl Link {
     pub(super) fn has_nothing_queued(&mut self) -> bool {
         self.lanes.is_empty()
             && !self.segmenter.has_work()
+            && !self.slices.has_begun()
             && !self.keep_alive.is_due()
             && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
     }

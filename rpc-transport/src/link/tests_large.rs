@@ -117,6 +117,49 @@ fn a_chunk_that_holds_a_message_takes_no_other() {
 }
 
 #[test]
+fn what_is_copied_since_the_application_holds_its_share_makes_the_arenas_grow() {
+    let mut end = owner();
+    let mut tail_of = |number, chunks: &[(u16, u16)]| {
+        let Ok(Inbound::Assembled(mut message)) =
+            receive(&mut end, &message(number, 3 * CHUNK, chunks))
+        else {
+            panic!("no message")
+        };
+        (message.take_tail().unwrap(), end.wanted_arena())
+    };
+    let (held, wanted) = tail_of(0, &[(0, 3)]);
+    assert_eq!((held.is_private(), wanted), (false, None));
+    let (copied, wanted) = tail_of(1, &[(3, 3)]);
+    assert_eq!((copied.is_private(), wanted), (true, Some(8 * CHUNK)));
+    end.add_arena(region(8 * CHUNK)).unwrap();
+    let Ok(Inbound::Assembled(mut third)) = receive(&mut end, &message(2, 3 * CHUNK, &[(8, 3)]))
+    else {
+        panic!("no message")
+    };
+    assert!(!third.take_tail().unwrap().is_private());
+    assert_eq!(end.wanted_arena(), None);
+    drop(held);
+}
+
+#[test]
+fn a_message_beyond_the_share_of_all_chunks_makes_no_arena_grow() {
+    let mut end = owner();
+    let first = 4 * CHUNK;
+    let segment = Segment {
+        number: 0,
+        last: false,
+        abort: false,
+        head_end: true,
+        offset: 0,
+        total: 4 + first + 1,
+    };
+    let written = Some(Written { bytes: first, extents: extents(&[(0, 4)]) });
+    let blocks = Blocks { segment: Some(segment), written, ..Blocks::default() };
+    let _none = receive(&mut end, &frame(Kind::Data, &blocks, b"head")).unwrap();
+    assert_eq!(end.wanted_arena(), None);
+}
+
+#[test]
 fn other_broken_rules_of_large_messages_have_their_names() {
     use ProtocolError as E;
     let segment = Segment {
@@ -379,4 +422,72 @@ proptest! {
         while end.poll_transmit().is_some() {}
         prop_assert_eq!(end.metrics().landing_held, 0);
     }
+}
+
+/// What an end posts next: nothing, a kind of frame, or `None` for WRITEs whose frame comes later.
+fn next_kind(end: &mut Link) -> Option<Option<u8>> {
+    let transmit = end.poll_transmit()?;
+    let kind = transmit.frame.parts().0.first().copied();
+    let (signaled, token) = (transmit.signaled, transmit.token);
+    if signaled {
+        end.on_send_completion(token);
+    }
+    Some(kind)
+}
+
+const SLICES: SliceBytes = SliceBytes { beside_small: 1000, alone: 4000 };
+const DATA: Option<Option<u8>> = Some(Some(Kind::Data as u8));
+const SLICE: Option<Option<u8>> = Some(None);
+
+#[test]
+fn small_messages_leave_between_the_slices_of_a_segment() {
+    let mut end = end(Instant::now());
+    let advertisement = Advertisement {
+        arena: 0,
+        first_chunk: 0,
+        chunks: 8,
+        log2_chunk: 12,
+        rkey: 9,
+        address: 1 << 20,
+    };
+    let arena = Some(ArenaBlock::Advertise(advertisement));
+    let _none =
+        receive(&mut end, &frame(Kind::Release, &Blocks { arena, ..Blocks::default() }, &[]))
+            .unwrap();
+    end.set_slices(SLICES);
+    let mut large = out(1, 10);
+    large.push_tail(OutPart::shared(Arc::new(pattern(1, 7500))));
+    end.submit(Lane::Small, 1, large).unwrap();
+    assert_eq!(next_kind(&mut end), SLICE, "4000 bytes of 7500");
+    end.submit(Lane::Small, 2, out(2, 10)).unwrap();
+    end.set_turn(false);
+    assert_eq!(next_kind(&mut end), DATA, "the small one first");
+    assert_eq!(next_kind(&mut end), None, "bulk waits for its turn");
+    assert!(end.awaits_turn());
+    end.set_turn(true);
+    assert_eq!([0; 3].map(|_| next_kind(&mut end)), [SLICE; 3], "1000 bytes each");
+    assert!(!end.is_idle());
+    assert_eq!(next_kind(&mut end), DATA, "the frame leaves with the last 500");
+    assert_eq!(next_kind(&mut end), None);
+    assert!(end.is_idle() && !end.awaits_turn());
+}
+
+#[test]
+fn a_slot_is_done_only_behind_the_last_slice() {
+    let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let mut end = Link::new(&config(), &agreed, Instant::now()).unwrap();
+    end.set_slices(SLICES);
+    let slot = Some(SlotBlock { slot: 3, rkey: 1, address: 1 << 20, len: 8000 });
+    let ask = frame(Kind::Data, &Blocks { slot, ..Blocks::default() }, b"ask");
+    let mut ask = Message::copied(&ask);
+    let Ok(Inbound::Message) = end.on_frame(Instant::now(), None, &mut ask) else {
+        panic!("no message")
+    };
+    let mut answer = out(1, 10);
+    answer.push_tail(OutPart::shared(Arc::new(pattern(1, 7500))));
+    answer.place_in(ask.take_slot().unwrap());
+    end.submit(Lane::Small, 1, answer).unwrap();
+    let kinds: Vec<_> = std::iter::from_fn(|| next_kind(&mut end)).map(Some).collect();
+    assert_eq!(kinds, [SLICE, DATA, Some(Some(Kind::Release as u8))]);
 }

@@ -17,11 +17,27 @@ pub struct Put {
     pub to: RemoteSlice,
 }
 
+impl Put {
+    /// Cuts it to `bytes` bytes, if it has more, and gives the rest.
+    pub(super) fn split_off(&mut self, bytes: u64) -> Option<Self> {
+        let len = self.part.len();
+        if len <= bytes {
+            return None;
+        }
+        let RemoteSlice { address, rkey } = self.to;
+        let to = RemoteSlice { address: address.wrapping_add(bytes), rkey };
+        let rest = Self { part: self.part.slice(bytes..len), to };
+        self.part = self.part.slice(0..bytes);
+        Some(rest)
+    }
+}
+
 /// A frame to post as one SEND, before anything else is polled from the link.
 #[derive(Debug)]
 #[must_use = "its credit and its slot are spent, so the frame has to be posted"]
 pub struct Transmit<'a> {
     /// WRITEs to post before the SEND, in the same list, unsignaled. Each takes one SQ slot.
+    /// Without a SEND ([`FrameBytes::Later`]) the last of them takes its place.
     pub writes: Vec<Put>,
     /// The bytes.
     pub frame: FrameBytes<'a>,
@@ -41,7 +57,7 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// Where the bytes of a frame lie. Never empty.
+/// Where the bytes of a frame lie.
 #[derive(Debug)]
 pub enum FrameBytes<'a> {
     /// A whole message with its header in front, or a Close frame.
@@ -55,10 +71,13 @@ pub enum FrameBytes<'a> {
     },
     /// An Ack, Ping or Pong.
     Control([u8; HEADER_BYTES]),
+    /// None yet: the WRITEs are a part of what a later frame announces.
+    Later,
 }
 
 impl FrameBytes<'_> {
-    /// The bytes as two slices to gather; the second may be empty, the first never is.
+    /// The bytes as two slices to gather; the second may be empty, the first is where there is no
+    /// frame yet.
     #[inline]
     #[must_use]
     pub fn parts(&self) -> (&[u8], &[u8]) {
@@ -66,6 +85,7 @@ impl FrameBytes<'_> {
             Self::Message(message) => (message, &[]),
             Self::Segment { header, payload } => (header, payload),
             Self::Control(header) => (header, &[]),
+            Self::Later => (&[], &[]),
         }
     }
 

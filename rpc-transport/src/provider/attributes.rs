@@ -42,6 +42,8 @@ impl Capabilities {
     pub const EMPTY_SEND: Self = Self(1 << 5);
     /// Registering memory for local access costs next to nothing, so that staging it would not pay.
     pub const FREE_REGISTRATION: Self = Self(1 << 6);
+    /// What is posted is copied while it is posted: a large WRITE keeps the caller that long.
+    pub const COPIES_ON_POST: Self = Self(1 << 7);
 
     /// Both sets together.
     #[must_use]
@@ -58,7 +60,7 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 7] = [
+        const NAMES: [(&str, Capabilities); 8] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
@@ -66,6 +68,7 @@ impl fmt::Debug for Capabilities {
             ("FLUSHES_LATE_RECEIVES", Capabilities::FLUSHES_LATE_RECEIVES),
             ("EMPTY_SEND", Capabilities::EMPTY_SEND),
             ("FREE_REGISTRATION", Capabilities::FREE_REGISTRATION),
+            ("COPIES_ON_POST", Capabilities::COPIES_ON_POST),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

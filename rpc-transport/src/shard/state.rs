@@ -24,6 +24,9 @@ use crate::provider::{
 
 /// Completions taken from the CQ in one go.
 const POLL_BATCH: usize = 64;
+/// Polls that found something, after which what was left unfinished goes on: what has arrived is seen
+/// first.
+const MOST_PASSED_OVER: u8 = 4;
 const NO_CONNECTION: u32 = u32::MAX;
 
 /// Whether somebody drives the shard.
@@ -48,6 +51,8 @@ pub struct State<P: Protocol> {
     dirty: Vec<u32>,
     // Could send more, after others have had their turn.
     unfinished: Vec<u32>,
+    // Polls since they had theirs, in which something had arrived.
+    passed_over: u8,
     // The one that may have a RECV to post again.
     spare: u32,
     // One for each connection that has any: what its `registered_deadline` says.
@@ -79,6 +84,7 @@ impl<P: Protocol> State<P> {
             completions: Vec::with_capacity(POLL_BATCH),
             dirty: Vec::new(),
             unfinished: Vec::new(),
+            passed_over: 0,
             spare: NO_CONNECTION,
             deadlines: BTreeSet::new(),
             effects: Vec::new(),
@@ -274,7 +280,14 @@ impl<P: Protocol> State<P> {
             Ok(_) => self.on_completions(),
             Err(error) => self.on_dead_cq(&error),
         };
-        if self.unfinished.is_empty() { count } else { count + self.go_on() }
+        if self.unfinished.is_empty() {
+            return count;
+        }
+        self.passed_over += 1;
+        if count > 0 && self.passed_over < MOST_PASSED_OVER {
+            return count;
+        }
+        count + self.go_on()
     }
 
     /// No completion is there: events, and what had to wait for the answers to what came last.
@@ -304,9 +317,11 @@ impl<P: Protocol> State<P> {
     /// Pumps what was left unfinished.
     #[cold]
     fn go_on(&mut self) -> usize {
+        self.passed_over = 0;
         let unfinished = std::mem::take(&mut self.unfinished);
         for index in &unfinished {
-            if self.connections.contains(*index as usize) {
+            if let Some(connection) = self.connections.get_mut(*index as usize) {
+                connection.give_turn();
                 self.mark_dirty(*index);
             }
         }

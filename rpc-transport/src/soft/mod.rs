@@ -65,14 +65,15 @@ struct SoftDevice {
 }
 
 impl SoftDevice {
-    fn open(name: &str) -> Arc<dyn Device> {
+    fn open(name: &str, wire: Capabilities) -> Arc<dyn Device> {
         let capabilities = Capabilities::IMMEDIATE
             .with(Capabilities::WRITE_WITH_IMM)
             .with(Capabilities::READ)
             .with(Capabilities::REGISTER_REMOTE)
             .with(Capabilities::FLUSHES_LATE_RECEIVES)
             .with(Capabilities::EMPTY_SEND)
-            .with(Capabilities::FREE_REGISTRATION);
+            .with(Capabilities::FREE_REGISTRATION)
+            .with(wire);
         let attributes = DeviceAttributes {
             name: name.to_owned(),
             max_inline_bytes: MAX_INLINE_BYTES,
@@ -105,18 +106,21 @@ impl Device for SoftDevice {
 
 /// The device behind `mem://`.
 pub fn mem_device() -> &'static Arc<dyn Device> {
-    static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| SoftDevice::open("soft-mem"));
+    static DEVICE: LazyLock<Arc<dyn Device>> =
+        LazyLock::new(|| SoftDevice::open("soft-mem", Capabilities::COPIES_ON_POST));
     &DEVICE
 }
 
 /// The device behind `shm://`.
 pub fn shm_device() -> &'static Arc<dyn Device> {
-    static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| SoftDevice::open("soft-shm"));
+    static DEVICE: LazyLock<Arc<dyn Device>> =
+        LazyLock::new(|| SoftDevice::open("soft-shm", Capabilities::COPIES_ON_POST));
     &DEVICE
 }
 
 /// The device behind `tcp://`.
 pub fn tcp_device() -> &'static Arc<dyn Device> {
-    static DEVICE: LazyLock<Arc<dyn Device>> = LazyLock::new(|| SoftDevice::open("soft-tcp"));
+    static DEVICE: LazyLock<Arc<dyn Device>> =
+        LazyLock::new(|| SoftDevice::open("soft-tcp", Capabilities::NONE));
     &DEVICE
 }

@@ -35,8 +35,11 @@ pub(super) const MAX_BODY_BYTES: usize = 60 * 1024 + MAX_EXTENSION_BYTES;
 const GATHER_FROM_BYTES: usize = 4096;
 /// A body of which at least so much is missing is read straight to its place.
 const DIRECT_FROM_BYTES: usize = 2048;
-/// Bytes that one read takes besides.
+/// Bytes that one read takes where no body is missing.
 pub(super) const SCRATCH_BYTES: usize = 64 * 1024;
+/// Bytes that one read takes behind a body: the head of the next frame, and little of its body, which
+/// would have to be copied from there.
+const BEHIND_BODY_BYTES: usize = 2048;
 /// Reads of one visit, so that one QP cannot keep the others waiting.
 const VISIT_READS: usize = 8;
 /// Accepted packets after which the peer is told in any case.
@@ -345,11 +348,12 @@ impl TcpWire {
             return Read::End;
         }
         scratch.resize(SCRATCH_BYTES, 0);
-        let staging = libc::iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: SCRATCH_BYTES };
         let (direct, landing) = match &self.inbound {
             Inbound::Body { landing, left, .. } if *left >= DIRECT_FROM_BYTES => (*left, *landing),
             _ => (0, NonNull::dangling()),
         };
+        let besides = if direct > 0 { BEHIND_BODY_BYTES } else { SCRATCH_BYTES };
+        let staging = libc::iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: besides };
         let body = libc::iovec { iov_base: landing.as_ptr().cast(), iov_len: direct };
         let pieces = [body, staging];
         // SAFETY: the scratch is `SCRATCH_BYTES` long; a landing is valid for what is left of the
@@ -361,7 +365,7 @@ impl TcpWire {
             Ok(count) => {
                 let landed = count.min(direct);
                 let staged = count - landed;
-                Read::Bytes { landed, staged, full: staged == SCRATCH_BYTES }
+                Read::Bytes { landed, staged, full: staged == besides }
             }
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::WouldBlock => Read::Nothing,

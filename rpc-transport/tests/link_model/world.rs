@@ -7,7 +7,7 @@ use rpc_transport::arena::ArenaConfig;
 use rpc_transport::config::LinkConfig;
 use rpc_transport::frame::{CloseCode, CloseReason, Kind, flags};
 use rpc_transport::handshake::{Features, Offer};
-use rpc_transport::link::{Inbound, Lane, Link, Put, Revoked, SubmitError, Transmit};
+use rpc_transport::link::{Inbound, Lane, Link, Put, Revoked, SliceBytes, SubmitError, Transmit};
 use rpc_transport::memory::{Access, MemoryRegion, ProtectionDomain};
 use rpc_transport::message::Message;
 use rpc_transport::payload::Payload;
@@ -68,6 +68,7 @@ pub(crate) struct Seen {
     pub(crate) pings: u64,
     pub(crate) written: u64,
     pub(crate) placed: u64,
+    pub(crate) slices: u64,
     pub(crate) remote_tails: u64,
     pub(crate) private_tails: u64,
     pub(crate) blocked: u64,
@@ -75,12 +76,13 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    pub(crate) fn all(&mut self) -> [(&'static str, &mut u64); 8] {
+    pub(crate) fn all(&mut self) -> [(&'static str, &mut u64); 9] {
         [
             ("aborts", &mut self.aborts),
             ("pings", &mut self.pings),
             ("written segments", &mut self.written),
             ("placed segments", &mut self.placed),
+            ("slices ahead of their frame", &mut self.slices),
             ("remote tails", &mut self.remote_tails),
             ("private tails", &mut self.private_tails),
             ("waits for chunks", &mut self.blocked),
@@ -153,15 +155,15 @@ impl End {
         }
     }
 
-    /// Posts a frame, as a QP would take it. Gives its kind.
+    /// Posts a frame, as a QP would take it. Gives its kind; `None` for WRITEs alone.
     fn post(
         wire: &mut VecDeque<Packet>,
         sq: &mut VecDeque<Option<u64>>,
         transmit: &Transmit<'_>,
-    ) -> (u8, u8) {
+    ) -> Option<(u8, u8)> {
         let (first, second) = transmit.frame.parts();
         let bytes = [first, second].concat();
-        let head = (bytes[0], bytes[1]);
+        let head = bytes.first().copied().zip(bytes.get(1).copied());
         let token = transmit.signaled.then_some(transmit.token);
         let written = |put: &Put| {
             let mut bytes = Vec::new();
@@ -170,15 +172,19 @@ impl End {
         };
         let writes: Vec<_> = transmit.writes.iter().map(written).collect();
         sq.extend(writes.iter().map(|_| None));
-        sq.push_back(token);
+        match sq.back_mut() {
+            Some(last) if head.is_none() => *last = token,
+            _ => sq.push_back(token),
+        }
         wire.push_back(Packet { writes, imm: transmit.imm, bytes, token });
         head
     }
 
-    fn on_posted(&mut self, (kind, flag): (u8, u8)) {
+    fn on_posted(&mut self, head: Option<(u8, u8)>) {
         let budget = self.config.send_queue_budget();
         // One slot more is the beacon's.
         assert!(self.sq.len() < budget.sq_len() as usize, "SQ overrun");
+        let Some((kind, flag)) = head else { return };
         let len = self.wire.back().map_or(0, |packet| packet.bytes.len());
         let max = self.remote.receive_buffer_bytes.min(self.own.receive_buffer_bytes);
         let max = usize::try_from(max).expect("small");
@@ -219,8 +225,13 @@ impl World {
         let arena = random.pick(&[Features::NONE, Features::ARENA, both, both]);
         let features = random.pick(&[Features::NONE, Features::ACK_IMMEDIATE]).with(arena);
         let end = |own: usize| End::new(&configs[own], &configs[1 - own], features, now);
+        let mut ends = [end(0), end(1)];
+        for end in &mut ends {
+            let short = SliceBytes { beside_small: 1000, alone: 3000 };
+            end.link.set_slices(random.pick(&[SliceBytes::WHOLE, SliceBytes::COPIED, short]));
+        }
         let idle_acks = random.below(2) == 0;
-        Self { now, ends: [end(0), end(1)], idle_acks, seen: Seen::default() }
+        Self { now, ends, idle_acks, seen: Seen::default() }
     }
 
     /// One random legal operation at a random end.
@@ -323,10 +334,11 @@ impl World {
             self.ends[at].completed.push_back(token);
         }
         let peer = &mut self.ends[1 - at];
+        let has_frame = !packet.bytes.is_empty();
         let size = usize::try_from(peer.own.receive_buffer_bytes).expect("small");
         assert!(packet.bytes.len() <= size, "frame of {} bytes", packet.bytes.len());
-        assert!(peer.recvs > 0, "a frame found no posted RECV");
-        peer.recvs -= 1;
+        assert!(peer.recvs > 0 || !has_frame, "a frame found no posted RECV");
+        peer.recvs -= u32::from(has_frame);
         for (to, bytes) in &packet.writes {
             // The newest: an rkey may come again once its region is gone.
             let mut regions = peer.regions.iter().rev().chain(peer.offered.iter().rev());
@@ -335,7 +347,9 @@ impl World {
             let offset = to.address - region.remote_address(0);
             region.write_as_peer(usize::try_from(offset).expect("small"), bytes);
         }
-        peer.received.push_back(packet);
+        if has_frame {
+            peer.received.push_back(packet);
+        }
     }
 
     /// The application reads a tail, and drops it.
@@ -431,10 +445,11 @@ impl World {
         let Some(transmit) = end.link.poll_transmit() else { return false };
         let head = End::post(&mut end.wire, &mut end.sq, &transmit);
         let is_written = !transmit.writes.is_empty();
-        let is_placed = transmit.frame.parts().0[1] & flags::SLOT_PLACED != 0;
-        self.seen.placed += u64::from(is_placed);
-        self.seen.pings += u64::from(head.0 == Kind::Ping as u8);
-        self.seen.written += u64::from(is_written);
+        let (kind, flag) = head.unwrap_or_default();
+        self.seen.slices += u64::from(head.is_none());
+        self.seen.placed += u64::from(flag & flags::SLOT_PLACED != 0);
+        self.seen.pings += u64::from(kind == Kind::Ping as u8);
+        self.seen.written += u64::from(is_written && head.is_some());
         end.on_posted(head);
         true
     }

@@ -150,6 +150,33 @@ fn an_answer_of_many_pieces_lands_in_one() {
     });
 }
 
+/// Whoever gives a call up has to wait for the proof: till then its memory counts.
+#[test]
+fn memory_that_the_peer_may_still_write_stays_within_the_budget() {
+    run("budget", async {
+        for wire in WIRES {
+            let config = LinkConfig::default().keep_alive(None).reply_slot_bytes(8192);
+            let options = Options { habits: KEEP, ..Options::alike(config) };
+            let pair = Pair::with(wire, &options).await;
+            let (quarantined, offer) = Slot::new(&pair.client, 8192);
+            ask(&pair.client, b"given up", offer);
+            let theirs = pair.server.next().await.take_slot().unwrap();
+            let (refused, offer) = Slot::new(&pair.client, 1);
+            ask(&pair.client, b"beyond", offer);
+            assert!(pair.server.next().await.take_slot().is_none(), "{wire}: beyond the budget");
+            refused.freed().await;
+            assert!(!quarantined.is_free(), "{wire}: without a proof");
+            assert_eq!(open_slots(&pair.client), 1);
+            drop(theirs);
+            quarantined.freed().await;
+            let (_slot, offer) = Slot::new(&pair.client, 8192);
+            ask(&pair.client, b"again", offer);
+            assert!(pair.server.next().await.take_slot().is_some());
+            pair.end().await;
+        }
+    });
+}
+
 #[test]
 fn an_answer_that_does_not_fit_goes_the_usual_way_and_frees_the_slot() {
     run("too long", async {
