@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use examples::options::{CodecName, Poll, between_processes};
+use examples::serving::ServerArgs;
 use examples::units::parse_bytes;
 use rpc_core::Address;
 
@@ -106,18 +107,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) max_bytes: Option<u64>,
 
-    /// Tasks that serve connections, per kind of address: more use more cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = RangedU64ValueParser::<usize>::new().range(1..=256)
-    )]
-    pub(crate) shards: usize,
-
-    /// How to wait for calls
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) poll: Poll,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
 }
 
 /// What every client command needs to connect.

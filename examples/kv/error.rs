@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use examples::serving::ServeError;
 use rpc_core::{CallError, ConnectError, ListenError, Status};
 
 use super::key_path::Printable;
@@ -13,7 +14,7 @@ use super::service::KvError;
 pub(crate) enum CommandError {
     /// The server cannot listen.
     #[error(transparent)]
-    Listen(#[from] ListenError),
+    Listen(ListenError),
     /// No connection.
     #[error(transparent)]
     Connect(ConnectError),
@@ -84,6 +85,16 @@ impl CommandError {
             Self::OutputClosed => 0,
             Self::Interrupted | Self::InterruptedAfter(_) => 130,
             _ => 1,
+        }
+    }
+}
+
+impl From<ServeError> for CommandError {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Listen(error) => Self::Listen(error),
+            ServeError::Io(error) => error.into(),
+            ServeError::Interrupted => Self::Interrupted,
         }
     }
 }

@@ -127,8 +127,8 @@ mod tests {
     use super::super::serve::builder;
     use super::super::service::Version;
     use super::super::store::Store;
-    use super::super::testing::{Scratch, limited};
     use super::*;
+    use examples::testing::{Scratch, limited};
 
     fn plan(keys: &[(&str, u64)], skip: usize) -> (Vec<String>, Vec<String>) {
         let listed = |&(key, bytes): &(&str, u64)| Listed {

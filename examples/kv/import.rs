@@ -131,8 +131,8 @@ mod tests {
 
     use super::super::serve::builder;
     use super::super::store::Store;
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     /// The pool of a connection to `mem://name`.
     async fn pool(name: &str) -> BulkPool {

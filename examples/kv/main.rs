@@ -23,8 +23,6 @@ mod serve;
 mod service;
 mod store;
 mod target_dir;
-#[cfg(test)]
-mod testing;
 mod transfer;
 mod walk;
 

@@ -1,9 +1,8 @@
 //! `kv serve`: the store behind the service.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 
-use examples::signals::EndSignals;
+use examples::serving;
 use examples::units::{bytes, counted};
 use rpc_core::{Bulk, Server, ServerBuilder};
 
@@ -53,32 +52,10 @@ pub(crate) fn builder(store: &Arc<Store>) -> ServerBuilder {
         .link(super::connect::link())
 }
 
-/// Serves until Ctrl-C or SIGTERM; a second one does not wait for calls in flight.
+/// Serves until a signal, and says then what was done.
 pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
-    let mut signals = EndSignals::install()?;
     let store = Arc::new(Store::new(args.max_bytes));
-    let server = builder(&store)
-        .poll_mode(args.poll.into())
-        .shards(args.shards)
-        .bind_all(args.addresses.iter().map(ToString::to_string))
-        .await?;
-    let mut stdout = io::stdout();
-    for address in server.local_addresses() {
-        writeln!(stdout, "READY {address}")?;
-    }
-    stdout.flush()?;
-    let handle = server.shutdown_handle();
-    let serving = server.serve();
-    tokio::pin!(serving);
-    tokio::select! {
-        outcome = &mut serving => return Ok(outcome?),
-        () = signals.next() => handle.shutdown(),
-    }
-    eprintln!("stopping; once more to stop at once");
-    tokio::select! {
-        outcome = serving => outcome?,
-        () = signals.next() => return Err(CommandError::Interrupted),
-    }
+    serving::serve(builder(&store), &args.server, &args.addresses).await?;
     let stats = store.stats();
     let requests = counted(stats.requests.total(), "request", "requests");
     let keys = counted(stats.keys, "key", "keys");
@@ -92,8 +69,8 @@ mod tests {
 
     use super::super::connect::link;
     use super::super::service::{KvClient, MAX_VALUE_BYTES};
-    use super::super::testing::limited;
     use super::*;
+    use examples::testing::limited;
 
     async fn client(name: &str, max_bytes: Option<u64>) -> KvClient {
         let address = format!("mem://{name}");

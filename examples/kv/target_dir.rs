@@ -144,8 +144,8 @@ impl Drop for Temporary<'_> {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     fn write(dir: &Scratch, key: &str, bytes: &[u8]) -> Result<(), WriteError> {
         TargetDir::open(dir.path())

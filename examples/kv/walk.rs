@@ -142,8 +142,8 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     fn keys(tree: &Tree) -> Vec<&str> {
         tree.files.iter().map(|file| &*file.key).collect()

@@ -148,8 +148,8 @@ impl BlockBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     #[test]
     fn a_block_holds_what_files_hold_and_writes_it_where_it_belongs() {

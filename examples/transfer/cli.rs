@@ -8,6 +8,7 @@ use bytes::Bytes;
 use clap::builder::{OsStringValueParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use examples::options::{CodecName, Poll, between_processes};
+use examples::serving::ServerArgs;
 use examples::units::parse_bytes;
 use rpc_core::Address;
 
@@ -87,18 +88,8 @@ pub(crate) struct ServeArgs {
     #[arg(value_name = "DIR", required = true)]
     pub(crate) dir: PathBuf,
 
-    /// Tasks that serve connections, per kind of address: more use more cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = RangedU64ValueParser::<usize>::new().range(1..=256)
-    )]
-    pub(crate) shards: usize,
-
-    /// How to wait for calls
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) poll: Poll,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
 }
 
 /// What every client command needs to connect.

@@ -159,8 +159,8 @@ fn no_clashes(roots: &[Root]) -> Result<(), CommandError> {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     #[test]
     fn paths_keep_their_last_name_and_links_stay_links() {

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use examples::serving::ServeError;
 use rpc_core::{ConnectError, ListenError, Status};
 
 /// How a command fails.
@@ -10,7 +11,7 @@ use rpc_core::{ConnectError, ListenError, Status};
 pub(crate) enum CommandError {
     /// The server cannot listen.
     #[error(transparent)]
-    Listen(#[from] ListenError),
+    Listen(ListenError),
     /// No connection.
     #[error(transparent)]
     Connect(ConnectError),
@@ -69,6 +70,16 @@ impl CommandError {
             Self::Nameless(_) | Self::Clash(_) => 2,
             Self::Interrupted | Self::InterruptedAfter(_) => 130,
             _ => 1,
+        }
+    }
+}
+
+impl From<ServeError> for CommandError {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Listen(error) => Self::Listen(error),
+            ServeError::Io(error) => error.into(),
+            ServeError::Interrupted => Self::Interrupted,
         }
     }
 }

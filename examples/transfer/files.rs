@@ -227,8 +227,8 @@ mod tests {
     use std::fs;
 
     use super::super::sums::leaf_sums;
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     fn local(dir: &Scratch) -> LocalFiles {
         LocalFiles::new(Tree::open(dir.path()).unwrap())

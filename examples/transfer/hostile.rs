@@ -18,8 +18,8 @@ use super::path::PathError;
 use super::serve::builder;
 use super::service::*;
 use super::sums::{Sum, digest, leaf_sums};
-use super::testing::{Scratch, limited};
 use super::tree::Tree;
+use examples::testing::{Scratch, limited};
 
 const META: Meta = Meta { mode: 0o644, mtime: 7, mtime_nanos: 0 };
 

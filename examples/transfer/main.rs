@@ -34,8 +34,6 @@ mod service;
 mod side;
 mod small;
 mod sums;
-#[cfg(test)]
-mod testing;
 mod tree;
 mod verify;
 

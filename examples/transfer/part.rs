@@ -212,9 +212,9 @@ mod tests {
 
     use super::super::service::Meta;
     use super::super::sums::{LEAF_BYTES, leaf_sums};
-    use super::super::testing::Scratch;
     use super::super::tree::Tree;
     use super::*;
+    use examples::testing::Scratch;
 
     fn whole(path: &str, bytes: &[u8]) -> Whole {
         Whole {

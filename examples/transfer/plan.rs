@@ -204,9 +204,9 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::super::files::LocalFiles;
-    use super::super::testing::Scratch;
     use super::super::tree::Tree;
     use super::*;
+    use examples::testing::Scratch;
 
     fn root(from: &'static str, to: &'static str) -> Root {
         Root { from: from.into(), to: to.into() }

@@ -98,8 +98,8 @@ pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     #[test]
     fn a_file_has_the_sums_of_its_bytes_from_any_leaf_on() {

@@ -312,8 +312,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::super::testing::Scratch;
     use super::*;
+    use examples::testing::Scratch;
 
     const META: Meta = Meta { mode: 0o640, mtime: 981_173_106, mtime_nanos: 7 };
 

@@ -1,0 +1,90 @@
+//! What `serve` commands share: their options, READY lines, and the end by a signal.
+//!
+//! Owns a server from its options until it has ended. Knows nothing of what is served.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use rpc_core::{Address, ListenError, ServerBuilder};
+
+use crate::options::Poll;
+use crate::signals::EndSignals;
+
+/// How a server works.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// Tasks that serve connections, per kind of address: more use more cores
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=256)
+    )]
+    pub shards: usize,
+
+    /// How to wait for calls
+    #[arg(long, value_enum, default_value_t)]
+    pub poll: Poll,
+}
+
+/// Why a server ended otherwise than it was asked to.
+#[derive(Debug)]
+pub enum ServeError {
+    /// It cannot listen, or can no longer.
+    Listen(ListenError),
+    /// The system refused something; a broken pipe means that nobody reads stdout.
+    Io(io::Error),
+    /// A second signal: calls in flight were cut.
+    Interrupted,
+}
+
+impl From<io::Error> for ServeError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<ListenError> for ServeError {
+    fn from(error: ListenError) -> Self {
+        Self::Listen(error)
+    }
+}
+
+/// Serves until Ctrl-C or SIGTERM; a second one does not wait for calls in flight. Prints
+/// `READY <address>` for each address once it accepts.
+///
+/// # Errors
+/// [`ServeError`].
+///
+/// # Panics
+/// Outside a tokio runtime with I/O enabled.
+pub async fn serve(
+    builder: ServerBuilder,
+    args: &ServerArgs,
+    addresses: &[Address],
+) -> Result<(), ServeError> {
+    let mut signals = EndSignals::install()?;
+    let server = builder
+        .poll_mode(args.poll.into())
+        .shards(args.shards)
+        .bind_all(addresses.iter().map(ToString::to_string))
+        .await?;
+    let mut stdout = io::stdout();
+    for address in server.local_addresses() {
+        writeln!(stdout, "READY {address}")?;
+    }
+    stdout.flush()?;
+    let handle = server.shutdown_handle();
+    let serving = server.serve();
+    tokio::pin!(serving);
+    tokio::select! {
+        outcome = &mut serving => return Ok(outcome?),
+        () = signals.next() => handle.shutdown(),
+    }
+    eprintln!("stopping; once more to stop at once");
+    tokio::select! {
+        outcome = serving => Ok(outcome?),
+        () = signals.next() => Err(ServeError::Interrupted),
+    }
+}
