@@ -5,6 +5,7 @@
 //! too, the look at what kind of cores these are, which decides what the ratios mean.
 #![allow(unsafe_code, reason = "raw shared memory is what is measured")]
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -163,11 +164,32 @@ pub(crate) fn line_round_trip(duration: Duration) -> Result<f64> {
     Ok(crate::report::quantile(&histogram, 0.1))
 }
 
-/// What a line's round trip says of the two cores, for people.
-pub(crate) fn kind_of_cores(line_nanos: f64) -> &'static str {
-    if line_nanos < SIBLINGS_NANOS {
-        "SMT siblings: the floor is a fraction of that of two cores, and both ends share one's units"
-    } else {
-        "separate cores"
+/// What two CPUs of the machine are to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cores {
+    Separate,
+    Siblings,
+}
+
+impl Cores {
+    /// What a line's round trip says of them.
+    pub(crate) fn of(line_nanos: f64) -> Self {
+        if line_nanos < SIBLINGS_NANOS { Self::Siblings } else { Self::Separate }
+    }
+
+    pub(crate) fn remark(self) -> &'static str {
+        match self {
+            Self::Separate => "",
+            Self::Siblings => "no bar is meant for these: they share one core's units and caches",
+        }
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Separate => "two cores",
+            Self::Siblings => "two threads of one core",
+        })
     }
 }

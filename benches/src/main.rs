@@ -6,6 +6,7 @@
 //! comparable, numbers of two runs are not: the machine drifts.
 
 mod cores;
+mod echo;
 mod floor;
 mod floor_large;
 mod floor_tcp;
@@ -27,8 +28,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use rpc_core::PollMode;
 
-use crate::report::{at_least, at_most, median, quantile, row};
-use crate::server_process::ServerProcess;
+use crate::report::{at_least, at_most, quantile, row};
 
 #[derive(Parser)]
 #[command(about = "Ratios against a floor and against peers, measured in one run")]
@@ -41,8 +41,8 @@ struct Cli {
 enum Command {
     /// 64-byte echo: latency and rate over shared memory against the floor and tarpc.
     Echo {
-        /// Interleaved rounds; medians are printed.
-        #[arg(long, default_value_t = 5)]
+        /// Rounds; medians are printed, of ratios those within a round.
+        #[arg(long, default_value_t = 9)]
         rounds: usize,
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 400)]
@@ -202,7 +202,9 @@ fn main() -> Result<()> {
         Command::Thresholds { scheme, calls } => {
             runtime.block_on(large_cpu::thresholds(&scheme, calls))
         }
-        Command::Echo { rounds, millis } => echo(&runtime, rounds, Duration::from_millis(millis)),
+        Command::Echo { rounds, millis } => {
+            echo::run(&runtime, rounds, Duration::from_millis(millis))
+        }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, in_flight } => runtime.block_on(count(calls, in_flight.max(1))),
         #[cfg(feature = "verbs")]
@@ -263,88 +265,4 @@ fn mem(runtime: &tokio::runtime::Runtime, duration: Duration) -> Result<()> {
         row("mem busy, 32 in flight, million calls/s", "", at_least(rate / 1e6, 1.5));
         Ok(())
     })
-}
-
-#[derive(Default)]
-struct Samples {
-    line: Vec<f64>,
-    floor: Vec<f64>,
-    busy_p50: Vec<f64>,
-    busy_p99: Vec<f64>,
-    adaptive_p50: Vec<f64>,
-    event_p50: Vec<f64>,
-    busy_rate: Vec<f64>,
-    tarpc_p50: Vec<f64>,
-    tarpc_rate: Vec<f64>,
-}
-
-fn echo(runtime: &tokio::runtime::Runtime, rounds: usize, duration: Duration) -> Result<()> {
-    let busy_server = |mode| ServerProcess::start("ours", "shm://bench-echo", mode);
-    let socket = std::env::temp_dir().join(format!("bench-tarpc-{}", std::process::id()));
-    let mut samples = Samples::default();
-    for _ in 0..rounds {
-        samples.line.push(floor::line_round_trip(duration / 4)?);
-        samples.floor.push(floor::message_round_trip(duration)?);
-        cores::pin(0);
-        for name in ["busy", "adaptive", "event"] {
-            let server = busy_server(name)?;
-            runtime.block_on(async {
-                // One task measures, as a user's would; the connection's driver is another.
-                let client = ours::connect(server.address(), mode(name)).await?;
-                let task = client.clone();
-                let histogram =
-                    tokio::spawn(async move { ours::latency(&task, 64, duration).await }).await??;
-                let p50 = quantile(&histogram, 0.5);
-                match name {
-                    "busy" => {
-                        samples.busy_p50.push(p50);
-                        samples.busy_p99.push(quantile(&histogram, 0.99));
-                        samples.busy_rate.push(ours::rate(&client, 64, 32, duration).await?);
-                    }
-                    "adaptive" => samples.adaptive_p50.push(p50),
-                    _ => samples.event_p50.push(p50),
-                }
-                anyhow::Ok(())
-            })?;
-        }
-        let server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
-        runtime.block_on(async {
-            let client = tarpc_peer::connect(&socket).await?;
-            let histogram = tarpc_peer::latency(&client, 64, duration).await?;
-            samples.tarpc_p50.push(quantile(&histogram, 0.5));
-            samples.tarpc_rate.push(tarpc_peer::rate(&client, 64, 32, duration).await?);
-            anyhow::Ok(())
-        })?;
-        drop(server);
-    }
-    let _ = std::fs::remove_file(&socket);
-    print_echo(samples);
-    Ok(())
-}
-
-fn print_echo(samples: Samples) {
-    let floor = median(samples.floor);
-    let busy = median(samples.busy_p50);
-    let tarpc = median(samples.tarpc_p50);
-    let rate = median(samples.busy_rate);
-    let us = |nanos: f64| format!("{:.2} us", nanos / 1000.0);
-    row("64-byte echo, two processes, two cores", "median", "ratio");
-    let line = median(samples.line);
-    row("one cache line there and back", us(line), floor::kind_of_cores(line));
-    row("floor: 80-byte message each way", us(floor), "");
-    row("shm busy p50, against the floor", us(busy), at_most(busy / floor, 2.5));
-    row("shm busy p99", us(median(samples.busy_p99)), "");
-    row("tarpc unix p50", us(tarpc), "");
-    row("shm busy p50, against tarpc unix", us(busy), at_most(busy / tarpc, 1.0 / 40.0));
-    let adaptive = median(samples.adaptive_p50);
-    row(
-        "shm adaptive p50, against tarpc unix",
-        us(adaptive),
-        at_most(adaptive / tarpc, 1.0 / 40.0),
-    );
-    let event = median(samples.event_p50);
-    row("shm event p50, against tarpc unix", us(event), at_most(event / tarpc, 1.1));
-    row("shm busy, 32 in flight, million calls/s", "", at_least(rate / 1e6, 1.5));
-    let tarpc_rate = median(samples.tarpc_rate);
-    row("shm busy, 32 in flight, against tarpc unix", "", at_least(rate / tarpc_rate, 9.0));
 }

@@ -1,0 +1,142 @@
+//! 64-byte echo over shared memory against the floor of the machine and against tarpc.
+//!
+//! A virtual machine's CPUs may be two cores now and two threads of one core a second later, which
+//! changes every number several fold. So each round looks at the cores before and after, ratios are
+//! those within a round, and rounds of both kinds are told apart.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use rpc_core::PollMode;
+use tokio::runtime::Runtime;
+
+use crate::floor::{self, Cores};
+use crate::report::{at_least, at_most, median, quantile, row};
+use crate::server_process::ServerProcess;
+use crate::{cores, ours, tarpc_peer};
+
+/// Most that a call may cost, as a multiple of a message each way through shared memory.
+const FLOOR_BAR: f64 = 2.5;
+/// Most that it may cost of a call of tarpc.
+const TARPC_BAR: f64 = 1.0 / 40.0;
+/// Bytes that each call carries there and back.
+const SIZE: usize = 64;
+/// Calls under way at once where calls per second are measured.
+const IN_FLIGHT: usize = 32;
+
+/// What was measured right after each other, nanoseconds and calls per second.
+struct Round {
+    line: f64,
+    cores: Option<Cores>,
+    floor: f64,
+    busy_p50: f64,
+    busy_p99: f64,
+    adaptive_p50: f64,
+    event_p50: f64,
+    busy_rate: f64,
+    tarpc_p50: f64,
+    tarpc_rate: f64,
+}
+
+pub(crate) fn run(runtime: &Runtime, rounds: usize, duration: Duration) -> Result<()> {
+    let all: Vec<Round> = (0..rounds).map(|_| round(runtime, duration)).collect::<Result<_>>()?;
+    for kind in [Cores::Separate, Cores::Siblings] {
+        let of_kind: Vec<&Round> = all.iter().filter(|it| it.cores == Some(kind)).collect();
+        if !of_kind.is_empty() {
+            print(kind, &of_kind, rounds);
+        }
+    }
+    let mixed = all.iter().filter(|it| it.cores.is_none()).count();
+    if mixed > 0 {
+        row(format!("{mixed} of {rounds} rounds in which the cores changed"), "left out", "");
+    }
+    Ok(())
+}
+
+fn round(runtime: &Runtime, duration: Duration) -> Result<Round> {
+    let before = floor::line_round_trip(duration / 4)?;
+    let floor = floor::message_round_trip(duration / 2)?;
+    let busy = latency(runtime, "busy", duration)?;
+    let after = floor::line_round_trip(duration / 4)?;
+    let kind = Cores::of(before);
+    let cores = (kind == Cores::of(after)).then_some(kind);
+    let adaptive = latency(runtime, "adaptive", duration)?;
+    let event = latency(runtime, "event", duration)?;
+    let (tarpc_p50, tarpc_rate) = tarpc(runtime, duration)?;
+    Ok(Round {
+        line: before,
+        cores,
+        floor,
+        busy_p50: busy.p50,
+        busy_p99: busy.p99,
+        adaptive_p50: adaptive.p50,
+        event_p50: event.p50,
+        busy_rate: rate(runtime, duration)?,
+        tarpc_p50,
+        tarpc_rate,
+    })
+}
+
+struct Latency {
+    p50: f64,
+    p99: f64,
+}
+
+fn latency(runtime: &Runtime, mode: &str, duration: Duration) -> Result<Latency> {
+    cores::pin(0);
+    let server = ServerProcess::start("ours", "shm://bench-echo", mode)?;
+    runtime.block_on(async {
+        // One task measures, as a user's would; the connection's driver is another.
+        let client = ours::connect(server.address(), crate::mode(mode)).await?;
+        let measuring = tokio::spawn(async move { ours::latency(&client, SIZE, duration).await });
+        let histogram = measuring.await??;
+        Ok(Latency { p50: quantile(&histogram, 0.5), p99: quantile(&histogram, 0.99) })
+    })
+}
+
+fn rate(runtime: &Runtime, duration: Duration) -> Result<f64> {
+    let server = ServerProcess::start("ours", "shm://bench-echo", "busy")?;
+    runtime.block_on(async {
+        let client = ours::connect(server.address(), PollMode::Busy).await?;
+        ours::rate(&client, SIZE, IN_FLIGHT, duration).await
+    })
+}
+
+fn tarpc(runtime: &Runtime, duration: Duration) -> Result<(f64, f64)> {
+    let socket = std::env::temp_dir().join(format!("bench-tarpc-{}", std::process::id()));
+    let server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
+    let measured = runtime.block_on(async {
+        let client = tarpc_peer::connect(&socket).await?;
+        let histogram = tarpc_peer::latency(&client, SIZE, duration).await?;
+        let rate = tarpc_peer::rate(&client, SIZE, IN_FLIGHT, duration).await?;
+        Ok((quantile(&histogram, 0.5), rate))
+    });
+    drop(server);
+    // Left by a server that was killed; the next one would not bind.
+    let _ = std::fs::remove_file(&socket);
+    measured
+}
+
+fn print(kind: Cores, rounds: &[&Round], all: usize) {
+    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(|it| value(it)).collect());
+    let us = |nanos: f64| format!("{:.2} us", nanos / 1000.0);
+    let title = format!("64-byte echo, two processes, {} ({} of {all} rounds)", kind, rounds.len());
+    row(title, "median", "ratio within a round");
+    row("one cache line there and back", us(of(|it| it.line)), kind.remark());
+    row("floor: 80-byte message each way", us(of(|it| it.floor)), "");
+    let busy = us(of(|it| it.busy_p50));
+    let against_floor = at_most(of(|it| it.busy_p50 / it.floor), FLOOR_BAR);
+    row("shm busy p50, against the floor", &busy, against_floor);
+    row("shm busy p99", us(of(|it| it.busy_p99)), "");
+    row("tarpc unix p50", us(of(|it| it.tarpc_p50)), "");
+    let against_tarpc = at_most(of(|it| it.busy_p50 / it.tarpc_p50), TARPC_BAR);
+    row("shm busy p50, against tarpc unix", &busy, against_tarpc);
+    let adaptive = at_most(of(|it| it.adaptive_p50 / it.tarpc_p50), TARPC_BAR);
+    row("shm adaptive p50, against tarpc unix", us(of(|it| it.adaptive_p50)), adaptive);
+    let event = at_most(of(|it| it.event_p50 / it.tarpc_p50), 1.1);
+    row("shm event p50, against tarpc unix", us(of(|it| it.event_p50)), event);
+    let rate = at_least(of(|it| it.busy_rate / 1e6), 1.5);
+    row("shm busy, 32 in flight, million calls/s", "", rate);
+    let against_tarpc = at_least(of(|it| it.busy_rate / it.tarpc_rate), 9.0);
+    row("shm busy, 32 in flight, against tarpc unix", "", against_tarpc);
+}
