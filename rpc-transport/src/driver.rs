@@ -180,7 +180,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             if let Err(error) = state.cq().arm() {
                 state.on_dead_cq(&error);
             }
-            if state.poll() > 0
+            if state.poll_thoroughly() > 0
                 || state.has_effects()
                 || state.is_unfinished()
                 || state.is_finished()

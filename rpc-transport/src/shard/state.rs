@@ -27,6 +27,8 @@ const POLL_BATCH: usize = 64;
 /// Polls that found something, after which what was left unfinished goes on: what has arrived is seen
 /// first.
 const MOST_PASSED_OVER: u8 = 4;
+/// Polls that find no completion for one look at the events, which are rare and may wait.
+const POLLS_PER_EVENT: u32 = 8;
 const NO_CONNECTION: u32 = u32::MAX;
 
 /// Whether somebody drives the shard.
@@ -48,6 +50,7 @@ pub struct State<P: Protocol> {
     generation: u32,
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
+    quiet_polls: u32,
     dirty: Vec<u32>,
     // Could send more, after others have had their turn.
     unfinished: Vec<u32>,
@@ -82,6 +85,7 @@ impl<P: Protocol> State<P> {
             generation: 0,
             by_qp: Vec::new(),
             completions: Vec::with_capacity(POLL_BATCH),
+            quiet_polls: 0,
             dirty: Vec::new(),
             unfinished: Vec::new(),
             passed_over: 0,
@@ -245,7 +249,10 @@ impl<P: Protocol> State<P> {
         while let Some(effect) = connection.protocol.poll_effect() {
             self.effects.push((key, effect));
         }
-        self.deferred.append(connection.deferred());
+        let deferred = connection.deferred();
+        if !deferred.is_empty() {
+            self.deferred.append(deferred);
+        }
         if connection.is_unfinished() {
             self.unfinished.push(index);
         }
@@ -272,7 +279,8 @@ impl<P: Protocol> State<P> {
         self.warm.retain(|other| *other != index);
     }
 
-    /// Polls the CQ once and handles what it has; returns the number of completions and events.
+    /// Polls the CQ once and handles what it has; returns the number of completions and events. Looks
+    /// for events now and then only.
     #[inline]
     pub(crate) fn poll(&mut self) -> usize {
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
@@ -297,10 +305,20 @@ impl<P: Protocol> State<P> {
             self.post_spare(NO_CONNECTION);
             self.pump_dirty();
         }
+        self.quiet_polls = self.quiet_polls.wrapping_add(1);
+        if !self.quiet_polls.is_multiple_of(POLLS_PER_EVENT) {
+            return 0;
+        }
         match self.cq.poll_event() {
             None => 0,
             Some(event) => self.on_events(event),
         }
+    }
+
+    /// [`State::poll`], which looks for events in any case: nobody may poll again soon.
+    pub(crate) fn poll_thoroughly(&mut self) -> usize {
+        self.quiet_polls = POLLS_PER_EVENT - 1;
+        self.poll()
     }
 
     /// Posts the RECV that is not posted yet; the next to wait is that of connection `next`.

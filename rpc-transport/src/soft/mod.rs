@@ -25,6 +25,7 @@ mod outbox;
 mod packet;
 mod parties;
 mod pending;
+mod prefetch;
 mod queue_pair;
 mod regions;
 mod requester;

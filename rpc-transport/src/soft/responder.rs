@@ -19,6 +19,7 @@ use crate::provider::{Completion, CompletionKind, QpHandle, RecvWr, Status};
 
 use super::domain::{DomainTable, Memory, Registered};
 use super::packet::{Extension, Flags, Head, Nak, Op, Span};
+use super::prefetch;
 use super::requester::MAX_READS;
 use super::ring::Piece;
 use super::sink::{Sink, Slots};
@@ -134,6 +135,11 @@ impl Responder {
     #[inline(always)]
     pub(super) fn finish_whole_send(&mut self, len: usize, sink: &mut Sink<'_>, used: &mut Slots) {
         self.received(CompletionKind::Recv, len as u64, None, sink, used);
+        // Buffers take turns, so the next one has been out of use for long.
+        if let Some(next) = self.recvs.front() {
+            prefetch::line(next.at.as_ptr());
+            prefetch::line(next.at.as_ptr().wrapping_add(64));
+        }
     }
 
     /// Starts a packet: checks it and says where its payload goes.

@@ -29,9 +29,12 @@ use crate::doorbell::{Ringer, Sleeper};
 
 use super::mapping::{Mapping, PAGE_BYTES};
 use super::packet::{Extension, Flags, Head, Nak, Op};
+use super::prefetch;
 
 /// Size of a slot, bytes: two lines, which hardware fetches as a pair.
 pub(super) const SLOT_BYTES: usize = 128;
+/// Size of a cache line, bytes.
+const LINE_BYTES: usize = 64;
 /// Slots of a ring unless asked otherwise: 64 KiB.
 pub(super) const DEFAULT_SLOTS: usize = 512;
 /// Fewest slots: a packet takes at most a quarter and must hold an extension and some payload.
@@ -335,7 +338,13 @@ impl Ring {
     /// Whether a packet waits.
     #[inline]
     pub(super) fn has_packet(&self) -> bool {
-        self.peek().is_some()
+        let found = self.peek().is_some();
+        if found {
+            // The rest of it is in the peer's cache, too, and takes as long to come.
+            let second = CONTROL_BYTES + self.slot_offset(self.head) + LINE_BYTES;
+            prefetch::line(self.peer.base().as_ptr().wrapping_add(second));
+        }
+        found
     }
 
     /// The encoded head of the next packet, if it has been published.

@@ -76,13 +76,15 @@ impl Batch {
     pub(super) fn push(&mut self, qp: u32, key: u64, op: SendOp, signaled: bool, bytes: Bytes<'_>) {
         debug_assert!(self.qp().is_none_or(|held| held == qp));
         self.qp = qp;
-        let mut wr = ffi::ibv_send_wr::zeroed();
+        // Filled in where it lies: it is large.
+        self.wrs.push(ffi::ibv_send_wr::zeroed());
+        let Some(wr) = self.wrs.last_mut() else { return };
         wr.wr_id = key;
         wr.num_sge = 1;
         if signaled {
             wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
-        set_operation(&mut wr, op);
+        set_operation(wr, op);
         let sge = match bytes {
             Bytes::None => {
                 wr.num_sge = 0;
@@ -102,7 +104,6 @@ impl Batch {
                 ffi::ibv_sge { addr, length, lkey: 0 }
             }
         };
-        self.wrs.push(wr);
         self.sges.push(sge);
     }
 
