@@ -56,13 +56,13 @@ pub(crate) fn run(runtime: &Runtime, rounds: usize, duration: Duration) -> Resul
 fn round(runtime: &Runtime, duration: Duration) -> Result<Round> {
     let before = floor::line_round_trip(duration / 4)?;
     let floor = floor::message_round_trip(duration / 2)?;
-    let busy = latency(runtime, "busy", duration)?;
+    let busy = latency(runtime, "busy", duration / 2)?;
+    let (tarpc_p50, tarpc_rate) = tarpc(runtime, duration / 2)?;
+    let adaptive = latency(runtime, "adaptive", duration / 2)?;
+    let event = latency(runtime, "event", duration / 2)?;
     let after = floor::line_round_trip(duration / 4)?;
     let kind = Cores::of(before);
     let cores = (kind == Cores::of(after)).then_some(kind);
-    let adaptive = latency(runtime, "adaptive", duration)?;
-    let event = latency(runtime, "event", duration)?;
-    let (tarpc_p50, tarpc_rate) = tarpc(runtime, duration)?;
     Ok(Round {
         line: before,
         cores,
