@@ -5,8 +5,8 @@
 //!
 //! Invariants:
 //! 1. A caller polls [`MOST_POLLS`] times at most.
-//! 2. Where answers take longer than that, hardly any caller polls: of [`PAUSE_CALLS`] and
-//!    [`PATIENCE`] calls, all but the last few.
+//! 2. Where answers take longer than that, few callers poll: [`PATIENCE`] of them, then none of the
+//!    next [`PAUSE_CALLS`].
 
 /// Polls that the first call makes: more than a round trip takes over shared memory.
 const FIRST_POLLS: u32 = 64;
