@@ -119,7 +119,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 }
                 // Callers that wait for the lock go first.
                 parking_lot::MutexGuard::bump(&mut state);
-                state.cq().relax();
+                state.relax();
             }
             if state.has_effects() {
                 state.take_effects(&mut self.effects);

@@ -454,10 +454,10 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         max: usize,
     ) -> Result<usize, ProviderError>;
 
-    /// What to do between two polls that found nothing, by somebody who spins: by default a hint to
-    /// the CPU, which leaves more to the thread on the same core.
-    fn relax(&self) {
-        std::hint::spin_loop();
+    /// Whether somebody who spins gives the CPU a hint between two polls that found nothing, which
+    /// leaves more to the thread on the same core. Asked once. Default: yes.
+    fn relaxes(&self) -> bool {
+        true
     }
 
     /// Asks for an event at the next completion (contract rule 3). Covers disconnects too.

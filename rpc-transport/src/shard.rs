@@ -294,7 +294,7 @@ fn poll_a_while<P: Protocol>(state: &mut MutexGuard<'_, State<P>>) -> u32 {
             return count;
         }
         MutexGuard::bump(state);
-        std::hint::spin_loop();
+        state.relax();
     }
     POLLS_PER_LOOK
 }

@@ -74,10 +74,13 @@ pub struct State<P: Protocol> {
     pub(super) may_spin: bool,
     pub(super) lone: LonePolls,
     pub(super) caller_progress: bool,
+    /// Whoever spins gives the CPU a hint.
+    relaxes: bool,
 }
 
 impl<P: Protocol> State<P> {
     pub(super) fn new(cq: Box<dyn CompletionQueue>, returns: Arc<Returns>) -> Self {
+        let relaxes = cq.relaxes();
         Self {
             cq,
             connections: Slab::new(),
@@ -103,6 +106,7 @@ impl<P: Protocol> State<P> {
             may_spin: false,
             lone: LonePolls::default(),
             caller_progress: false,
+            relaxes,
         }
     }
 
@@ -313,6 +317,14 @@ impl<P: Protocol> State<P> {
             None => 0,
             Some(event) => self.on_events(event),
         }
+    /// Between two polls that found nothing.
+    #[inline]
+    pub(crate) fn relax(&self) {
+        if self.relaxes {
+            std::hint::spin_loop();
+        }
+    }
+
     }
 
     /// [`State::poll`], which looks for events in any case: nobody may poll again soon.

@@ -376,9 +376,11 @@ impl CompletionQueue for VerbsCompletionQueue {
         Ok(completions.len() - start)
     }
 
-    /// Nothing: the hint would delay the next look at a device that is asked at every poll, by a
-    /// hundred cycles, and by microseconds on an emulated CPU, which leaves its loop for it.
-    fn relax(&self) {}
+    /// No: the hint would delay the next look at a device that is asked at every poll, by a hundred
+    /// cycles, and by microseconds on an emulated CPU, which leaves its loop for it.
+    fn relaxes(&self) -> bool {
+        false
+    }
 
     fn arm(&mut self) -> Result<(), ProviderError> {
         self.cq.mailbox().check_alive()?;
