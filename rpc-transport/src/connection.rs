@@ -357,7 +357,8 @@ impl<P: Protocol> Connection<P> {
             submitted = true;
             match link.submit_now(lane, tag, frame) {
                 Ok(Some(whole)) => {
-                    self.poster.post_whole(cq, pipe, whole)?;
+                    let more = self.protocol.may_transmit();
+                    self.poster.post_whole(cq, pipe, whole, more)?;
                     (posted, sent_small) = (true, true);
                 }
                 Ok(None) => {}

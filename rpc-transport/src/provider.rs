@@ -487,7 +487,8 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 
     /// Posts one SEND of bytes that are copied before this returns: what
     /// [`CompletionQueue::post_send`] does with one WR of [`Source::Inline`], which is most of all
-    /// posts, for devices that have a shorter way for it.
+    /// posts, for devices that have a shorter way for it. Rings the QP's doorbell at once, unless
+    /// `more` posts to it follow.
     ///
     /// # Errors
     /// [`PostError`]: it was not posted.
@@ -497,9 +498,15 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         wr_id: u64,
         signaled: bool,
         bytes: &[u8],
+        more: bool,
     ) -> Result<(), PostError> {
         let source = Source::Inline(bytes);
-        self.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])
+        let mut wrs = [SendWr { wr_id, op: SendOp::Send, signaled, source }];
+        self.post_send(qp, &mut wrs)?;
+        if !more {
+            self.flush();
+        }
+        Ok(())
     }
 
     /// Posts one RECV.

@@ -90,19 +90,20 @@ impl Poster {
         cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
     }
 
-    /// [`Poster::post`] for a whole small message.
+    /// [`Poster::post`] for a whole small message, which rings the doorbell unless `more` follow.
     #[inline]
     pub(super) fn post_whole(
         &mut self,
         cq: &mut dyn CompletionQueue,
         pipe: &mut Pipe,
         whole: Whole,
+        more: bool,
     ) -> Result<(), CloseCause> {
         if whole.message.len() > pipe.max_inline_bytes {
             return self.post(cq, pipe, whole.into());
         }
         let wr_id = next_wr_id(pipe) | whole.token;
-        cq.post_send_inline(pipe.qp, wr_id, whole.signaled, &whole.message)
+        cq.post_send_inline(pipe.qp, wr_id, whole.signaled, &whole.message, more)
             .map_err(|error| refused(&error))
     }
 

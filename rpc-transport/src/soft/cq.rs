@@ -470,6 +470,7 @@ impl CompletionQueue for SoftCompletionQueue {
         wr_id: u64,
         signaled: bool,
         bytes: &[u8],
+        more: bool,
     ) -> Result<(), PostError> {
         if let Some(qp) = find(&mut self.entries, handle)
             && qp.post_small(wr_id, signaled, bytes)
@@ -477,10 +478,15 @@ impl CompletionQueue for SoftCompletionQueue {
             if !std::mem::replace(&mut qp.bell_listed, true) {
                 self.bells.push(handle.index);
             }
-            return Ok(());
+        } else {
+            let source = Source::Inline(bytes);
+            let mut wrs = [SendWr { wr_id, op: SendOp::Send, signaled, source }];
+            self.post_send(handle, &mut wrs)?;
         }
-        let source = Source::Inline(bytes);
-        self.post_send(handle, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])
+        if !more {
+            self.ring_bells();
+        }
+        Ok(())
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {

@@ -67,6 +67,12 @@ impl Batch {
         (!self.wrs.is_empty()).then_some(self.qp)
     }
 
+    /// Whether there are no WRs here.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.wrs.is_empty()
+    }
+
     /// Whether the WRs should be posted before more come.
     pub(super) fn is_full(&self) -> bool {
         self.wrs.len() >= MAX_WRS
@@ -148,6 +154,34 @@ impl Batch {
         self.sges.clear();
         self.inline.clear();
     }
+}
+
+/// Posts one inline SEND, which nothing that is held back may have to go before. The caller has
+/// checked its length.
+#[inline]
+pub(super) fn post_inline(
+    qp: &QpGuard,
+    key: u64,
+    signaled: bool,
+    bytes: &[u8],
+) -> Result<(), Refused> {
+    let addr = bytes.as_ptr().expose_provenance() as u64;
+    // At most the granted inline size.
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let mut sge = ffi::ibv_sge { addr, length, lkey: 0 };
+    let mut wr = ffi::ibv_send_wr::zeroed();
+    wr.wr_id = key;
+    wr.sg_list = &raw mut sge;
+    wr.num_sge = 1;
+    wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
+    wr.send_flags = ibv_send_flags::IBV_SEND_INLINE.0;
+    if signaled {
+        wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+    }
+    let mut bad = ptr::null_mut();
+    // SAFETY: a live QP; one WR with one span, which is read before the call returns, as it is inline.
+    let returned = unsafe { ffi::ibv_post_send(qp.as_ptr(), &raw mut wr, &raw mut bad) };
+    ffi::verbs_result(returned).map_err(|error| Refused { count: 1, error })
 }
 
 fn set_operation(wr: &mut ffi::ibv_send_wr, op: SendOp) {

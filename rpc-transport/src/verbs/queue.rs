@@ -26,7 +26,7 @@ use crate::provider::{
     ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Source, Status,
 };
 
-use super::batch::{Batch, Bytes, Refused};
+use super::batch::{Batch, Bytes, Refused, post_inline};
 use super::completion_channel::CqGuard;
 use super::context::Context;
 use super::ffi::{self, Plain, ibv_wc_opcode};
@@ -174,7 +174,14 @@ impl VerbsCompletionQueue {
     }
 
     /// Rings the doorbell of the WRs that are held back.
+    #[inline]
     fn ring(&mut self) {
+        if !self.batch.is_empty() {
+            self.post_batch();
+        }
+    }
+
+    fn post_batch(&mut self) {
         let Some(index) = self.batch.qp() else { return };
         let slot = self.slots.get_mut(index as usize);
         // There is one: destroying a QP rings first.
@@ -290,10 +297,15 @@ impl VerbsCompletionQueue {
     }
 
     /// Moves waiting completions to the caller's list, up to `end` in all.
+    #[inline]
     fn deliver(&mut self, completions: &mut Vec<Completion>, end: usize) {
-        if self.ready.is_empty() {
-            return;
+        if !self.ready.is_empty() {
+            self.deliver_some(completions, end);
         }
+    }
+
+    #[cold]
+    fn deliver_some(&mut self, completions: &mut Vec<Completion>, end: usize) {
         let count = end.saturating_sub(completions.len()).min(self.ready.len());
         completions.extend(self.ready.drain(..count));
     }
@@ -437,16 +449,25 @@ impl CompletionQueue for VerbsCompletionQueue {
         wr_id: u64,
         signaled: bool,
         bytes: &[u8],
+        more: bool,
     ) -> Result<(), PostError> {
-        if self.batch.qp().is_none_or(|held| held == qp.index)
-            && !self.batch.is_full()
+        // Nothing is held back that would have to go first.
+        if !more
+            && self.batch.is_empty()
             && let Some(entry) = find(&mut self.slots, qp)
-            && entry.queues.post_small(wr_id, signaled, bytes, &mut self.batch)
+            && let Some(key) = entry.queues.hold_small(wr_id, signaled, bytes.len())
         {
+            if let Err(refused) = post_inline(&entry.guard, key, signaled, bytes) {
+                self.refused(qp.index, &refused);
+            }
             return Ok(());
         }
         let source = Source::Inline(bytes);
-        self.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])
+        self.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])?;
+        if !more {
+            self.ring();
+        }
+        Ok(())
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {

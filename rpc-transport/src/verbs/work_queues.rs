@@ -157,26 +157,19 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// A small inline SEND, if there is nothing special about it; else
-    /// [`WorkQueues::post_send`] is to be called.
+    /// Keeps an inline SEND of `len` bytes that is posted without a batch, if there is nothing
+    /// special about it; the key is for the device. Else [`WorkQueues::post_send`] is to be called.
     #[inline]
-    pub(super) fn post_small(
-        &mut self,
-        wr_id: u64,
-        signaled: bool,
-        bytes: &[u8],
-        batch: &mut Batch,
-    ) -> bool {
+    pub(super) fn hold_small(&mut self, wr_id: u64, signaled: bool, len: usize) -> Option<u64> {
         let is_plain = self.state == QpState::ReadyToSend
             && !self.broken
             && !self.send.is_full()
-            && (1..=self.max_inline_bytes as usize).contains(&bytes.len());
-        if is_plain {
-            let position = self.send.push(Posted { wr_id, signaled, held: Held::Nothing });
-            let key = self.key(Queue::Send, position);
-            batch.push(self.handle.index, key, SendOp::Send, signaled, Bytes::Inline(bytes, &[]));
+            && (1..=self.max_inline_bytes as usize).contains(&len);
+        if !is_plain {
+            return None;
         }
-        is_plain
+        let position = self.send.push(Posted { wr_id, signaled, held: Held::Nothing });
+        Some(self.key(Queue::Send, position))
     }
 
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {

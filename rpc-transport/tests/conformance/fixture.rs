@@ -151,7 +151,8 @@ impl End {
                 if *wr_id % 2 == 0 =>
             {
                 let Source::Inline(bytes) = *source else { unreachable!() };
-                let result = self.cq.post_send_inline(self.qp, *wr_id, *signaled, bytes);
+                let result =
+                    self.cq.post_send_inline(self.qp, *wr_id, *signaled, bytes, *wr_id % 4 == 0);
                 if result.is_ok() {
                     *source = Source::Empty;
                 }

@@ -241,7 +241,7 @@ pub(crate) fn rule07_s73_states(fixture: &dyn Fixture) {
         assert_eq!(objects.cq.state(qp), Some(QpState::Init));
         let error = objects.cq.post_send(qp, &mut [send(1, true, Source::Inline(b"x"))]);
         assert_eq!(error.unwrap_err().kind, PostErrorKind::InvalidState(QpState::Init));
-        let error = objects.cq.post_send_inline(qp, 1, true, b"x");
+        let error = objects.cq.post_send_inline(qp, 1, true, b"x", false);
         assert_eq!(error.unwrap_err().kind, PostErrorKind::InvalidState(QpState::Init));
         let buffer = objects.recv_pool.take().unwrap();
         objects.cq.post_recv(qp, RecvWr { wr_id: 7, buffer }).unwrap();
@@ -265,7 +265,7 @@ pub(crate) fn rule07_s73_states(fixture: &dyn Fixture) {
     assert_eq!(pair.client.cq.state(qp), None);
     let unknown = pair.client.cq.post_send(qp, &mut [send(1, true, Source::Inline(b"x"))]);
     assert_eq!(unknown.unwrap_err().kind, PostErrorKind::UnknownQp);
-    let unknown = pair.client.cq.post_send_inline(qp, 1, true, b"x");
+    let unknown = pair.client.cq.post_send_inline(qp, 1, true, b"x", false);
     assert_eq!(unknown.unwrap_err().kind, PostErrorKind::UnknownQp);
     let buffer = pair.client.recv_pool.take().unwrap();
     let (error, wr) = pair.client.cq.post_recv(qp, RecvWr { wr_id: 3, buffer }).unwrap_err();
