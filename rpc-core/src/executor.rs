@@ -11,7 +11,7 @@
 //!    own, so that it cannot hold up the driver.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -152,9 +152,11 @@ pub(crate) struct Handlers {
     router: Arc<Router>,
     /// The route that was found last.
     last: usize,
-    done: Vec<Done>,
+    done: VecDeque<Done>,
     /// What is left of replies that were given: of the user's making, so dropped outside the lock.
     spent: Vec<Reply>,
+    /// Handlers that have replied: dropped when the replies are on their way.
+    finished: Vec<Handler>,
     settled: Arc<Notify>,
 }
 
@@ -166,7 +168,8 @@ impl Handlers {
 
     /// `settled` is notified when a connection ends or has drained.
     pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
-        Self { shard, router, last: 0, done: Vec::new(), spent: Vec::new(), settled }
+        let (done, spent, finished) = (VecDeque::new(), Vec::new(), Vec::new());
+        Self { shard, router, last: 0, done, spent, finished, settled }
     }
 
     // In pieces, so that nothing is moved that is not needed.
@@ -177,18 +180,19 @@ impl Handlers {
         Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message }: Incoming,
         surroundings: Arc<Surroundings>,
     ) {
-        let Self { shard, router, last, done, .. } = self;
+        let Self { shard, router, last, done, finished, .. } = self;
         let call = Call { key, id, accepted: signature.is_some() };
         let prepared = router.find(method, last).and_then(|route| {
             let codec = route.accept(signature, codec)?;
             Ok((route, codec, metadata(route.method, &message[..metadata_bytes])?))
         });
         match prepared {
-            Err(status) => done.push(call.refused(status)),
+            Err(status) => done.push_back(call.refused(status)),
             Ok((route, codec, metadata)) => {
                 message.advance(metadata_bytes);
                 let context = Context::of_call(deadline, metadata, surroundings, route.method);
-                run(shard, call, route, || Request::new(message, codec, context), done);
+                let request = || Request::new(message, codec, context);
+                run(shard, call, route, request, done, finished);
             }
         }
     }
@@ -226,7 +230,8 @@ fn run(
     call: Call,
     route: &Route,
     request: impl FnOnce() -> Request,
-    done: &mut Vec<Done>,
+    done: &mut VecDeque<Done>,
+    finished: &mut Vec<Handler>,
 ) {
     let works_long = route.pace.works_long();
     let (mut handler, mut reply) = (None, None);
@@ -245,11 +250,12 @@ fn run(
         on_panic(panic, handler.as_mut(), &mut reply);
     }
     if let Some(reply) = reply {
-        done.push(call.replied(reply));
+        done.push_back(call.replied(reply));
+        finished.extend(handler);
     } else if let Some(handler) = handler {
-        done.push(spawn(shard, call, route, handler, works_long));
+        done.push_back(spawn(shard, call, route, handler, works_long));
     } else {
-        done.push(call.refused(Status::internal("the dispatcher panicked")));
+        done.push_back(call.refused(Status::internal("the dispatcher panicked")));
     }
 }
 
@@ -420,7 +426,7 @@ impl Executor<Peer> for Handlers {
     }
 
     fn apply(&mut self, state: &mut State<Peer>) {
-        for done in self.done.drain(..) {
+        while let Some(done) = self.done.pop_front() {
             match done {
                 Done::Reply { key, id, reply, accepted } => {
                     let mut reply = Some(reply);
@@ -451,6 +457,7 @@ impl Executor<Peer> for Handlers {
 
     fn applied(&mut self) {
         self.spent.clear();
+        self.finished.clear();
     }
 
     fn has_results(&self) -> bool {

@@ -4,8 +4,7 @@
 //! `Internal` status, its text goes to the log.
 //!
 //! Invariants:
-//! 1. The future is dropped as soon as it has finished or panicked, so that what it holds (the
-//!    request's message above all) is free when the reply goes out.
+//! 1. The future is dropped as soon as it has panicked, and not polled again once it has finished.
 //! 2. Dropping a handler never panics.
 
 use std::any::Any;
@@ -26,6 +25,10 @@ pub struct Handler(Stage);
 
 enum Stage {
     Running(Recycled<Reply>),
+    /// Has given its reply, and is only to be dropped.
+    Finished {
+        _future: Recycled<Reply>,
+    },
     // Boxed: that is rare, and handlers are moved around.
     Ready(Box<Reply>),
     Done,
@@ -57,11 +60,14 @@ impl Handler {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.poll_to(cx, &mut reply))) {
             self.after_panic(panic, &mut reply);
         }
+        if reply.is_some() {
+            self.clear();
+        }
         reply.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Polls, and lets panics through. What has finished is dropped (invariant 1) when its reply is
-    /// in its place already.
+    /// Polls, and lets panics through. Does not drop what has finished: its reply need not wait for
+    /// that.
     ///
     /// # Panics
     /// As the handler does, and when polled after it was ready.
@@ -70,7 +76,9 @@ impl Handler {
         if let Stage::Running(future) = &mut self.0 {
             if let Poll::Ready(given) = Pin::new(future).poll(cx) {
                 *reply = Some(given);
-                drop(std::mem::replace(&mut self.0, Stage::Done));
+                if let Stage::Running(future) = std::mem::replace(&mut self.0, Stage::Done) {
+                    self.0 = Stage::Finished { _future: future };
+                }
             }
         } else if let Poll::Ready(given) = Pin::new(self).poll(cx) {
             *reply = Some(given);
@@ -81,20 +89,19 @@ impl Handler {
     #[cold]
     pub(crate) fn after_panic(&mut self, panic: Box<dyn Any + Send>, reply: &mut Option<Reply>) {
         log_panic(panic);
-        self.finish();
+        self.clear();
         reply.get_or_insert_with(|| Reply::Status(Status::internal("the handler panicked")));
     }
 
     /// Drops what is left of the future (invariants 1 and 2).
     #[inline]
-    fn finish(&mut self) {
-        if let Stage::Running(_) = self.0 {
-            self.stop();
+    fn clear(&mut self) {
+        if let Stage::Running(_) | Stage::Finished { .. } = self.0 {
+            self.drop_future();
         }
     }
 
-    #[cold]
-    fn stop(&mut self) {
+    fn drop_future(&mut self) {
         let stage = std::mem::replace(&mut self.0, Stage::Done);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(stage))) {
             log_panic(panic);
@@ -130,7 +137,9 @@ impl Future for Handler {
                 polled
             }
             Stage::Ready(reply) => Poll::Ready(*reply),
-            Stage::Done => panic!("a handler was polled after it had finished"),
+            Stage::Finished { .. } | Stage::Done => {
+                panic!("a handler was polled after it had finished")
+            }
         }
     }
 }
@@ -138,7 +147,7 @@ impl Future for Handler {
 impl Drop for Handler {
     #[inline]
     fn drop(&mut self) {
-        self.finish();
+        self.clear();
     }
 }
 
@@ -147,7 +156,7 @@ impl fmt::Debug for Handler {
         f.write_str(match &self.0 {
             Stage::Running(_) => "Handler(running)",
             Stage::Ready(_) => "Handler(ready)",
-            Stage::Done => "Handler(done)",
+            Stage::Finished { .. } | Stage::Done => "Handler(done)",
         })
     }
 }
