@@ -316,6 +316,16 @@ impl<P: Protocol> Connection<P> {
             && link.wanted_arena().is_none()
     }
 
+    /// Whether a received message leaves nothing to be done but its effects: what most do.
+    #[inline]
+    pub(crate) fn is_settled(&mut self) -> bool {
+        self.has_nothing_to_pump()
+            && !self.unfinished
+            && self.deferred.is_empty()
+            && (self.warm || !self.owes_idle_ack())
+            && self.is_deadline_registered()
+    }
+
     fn pump_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
@@ -433,16 +443,22 @@ impl<P: Protocol> Connection<P> {
             .min()
     }
 
+    /// Whether the shard looks by the deadline already, as far as that can be told at a glance.
+    #[inline]
+    fn is_deadline_registered(&self) -> bool {
+        self.registered_deadline.is_some_and(|registered| {
+            matches!(self.pressing, Pressing::Nothing)
+                && self.link.is_some()
+                && self.protocol.next_deadline().is_none_or(|at| registered <= at)
+        })
+    }
+
     /// The deadline, when the shard does not look by then already, and the one that it replaces.
     /// The link's own only moves later, but for a Ping's answer, and in `on_timeout`, when nothing is
     /// registered.
     #[inline]
     pub(crate) fn deadline_to_register(&mut self) -> Option<(Instant, Option<Instant>)> {
-        if let Some(registered) = self.registered_deadline
-            && matches!(self.pressing, Pressing::Nothing)
-            && self.link.is_some()
-            && self.protocol.next_deadline().is_none_or(|at| registered <= at)
-        {
+        if self.is_deadline_registered() {
             return None;
         }
         if matches!(self.pressing, Pressing::Ping(at) if self.link_deadline() != Some(at)) {

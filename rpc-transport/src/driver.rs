@@ -11,6 +11,7 @@
 //!    [`CloseCause::DriverGone`](crate::error::CloseCause::DriverGone).
 //! 4. A panic of user code ends neither the driver nor the effects behind it.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -48,7 +49,7 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     parked_at: Option<Instant>,
     rounds: u32,
     polls_per_spin: u32,
-    effects: Vec<(ConnectionKey, P::Effect)>,
+    effects: VecDeque<(ConnectionKey, P::Effect)>,
 }
 
 /// What one round found.
@@ -89,7 +90,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             rounds: 0,
             // Who is to park at once does not spin a little either.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
-            effects: Vec::new(),
+            effects: VecDeque::new(),
         })
     }
 
@@ -110,8 +111,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             let _ = state.settle();
             found += usize::from(state.take_caller_progress());
+            // What is left of results is to be cleared away before more has arrived.
+            let polls = if has_results { 1 } else { self.polls_per_spin };
             // Each poll flushes what was posted before it.
-            for _ in 0..self.polls_per_spin {
+            for _ in 0..polls {
                 let count = state.poll();
                 found += count;
                 if count > 0 || state.has_effects() {
@@ -140,7 +143,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             return if found > 0 { Round::Progress } else { Round::Idle };
         }
         let mut woke = false;
-        for (key, effect) in self.effects.drain(..) {
+        while let Some((key, effect)) = self.effects.pop_front() {
             woke |= caught(|| self.executor.execute(key, effect)).unwrap_or_default();
         }
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
@@ -294,7 +297,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
 impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
     fn drop(&mut self) {
-        let mut effects = Vec::new();
+        let mut effects = VecDeque::new();
         let deferred = {
             let mut state = self.shard.lock();
             state.driver_gone();
@@ -311,6 +314,13 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
 /// Lets go of what must not be dropped or woken under the lock.
 #[inline]
 fn run_deferred(deferred: Vec<Deferred>) {
+    if !deferred.is_empty() {
+        run_all(deferred);
+    }
+}
+
+#[cold]
+fn run_all(deferred: Vec<Deferred>) {
     for deferred in deferred {
         caught(|| deferred.run());
     }

@@ -184,7 +184,7 @@ impl Message {
     /// When fewer bytes are left.
     #[inline]
     pub fn advance(&mut self, count: usize) {
-        assert!(count <= self.len(), "advance past the end of a message");
+        assert!(count <= self.end - self.start, "advance past the end of a message");
         self.start += count;
     }
 

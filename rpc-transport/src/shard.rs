@@ -280,8 +280,15 @@ impl<P: Protocol> Shard<P> {
         if let Some(waker) = waker {
             waker.wake();
         }
-        deferred.into_iter().for_each(Deferred::run);
+        if !deferred.is_empty() {
+            run_all(deferred);
+        }
     }
+}
+
+#[cold]
+fn run_all(deferred: Vec<Deferred>) {
+    deferred.into_iter().for_each(Deferred::run);
 }
 
 /// Polls until something is found, a few times at most; returns how often.

@@ -138,12 +138,17 @@ impl ArenaOwner {
 
     /// Bytes of the arena to allocate now, if one is wanted and within the budget. Answer with
     /// [`ArenaOwner::add`] or [`ArenaOwner::decline`].
+    #[inline]
     #[must_use]
     pub fn wanted_bytes(&self) -> Option<u64> {
-        let is_wanted = self.wants_arena
-            && self.check_budget().is_ok()
-            && self.layout.vacant(self.config.arena_chunks).is_some();
-        is_wanted.then_some(self.arena_bytes())
+        if self.wants_arena { self.allowed_bytes() } else { None }
+    }
+
+    #[cold]
+    fn allowed_bytes(&self) -> Option<u64> {
+        let is_allowed =
+            self.check_budget().is_ok() && self.layout.vacant(self.config.arena_chunks).is_some();
+        is_allowed.then_some(self.arena_bytes())
     }
 
     /// Length of each arena, bytes.
@@ -288,6 +293,7 @@ impl ArenaOwner {
 
     /// Whether a frame should be sent for the releases alone: half of the chunks wait, or the
     /// writer does. An end that is about to sleep sends what there is.
+    #[inline]
     #[must_use]
     pub fn is_release_due(&self) -> bool {
         self.releasing > 0 && (self.starved || self.releasing >= half(self.layout.chunk_count()))

@@ -50,6 +50,7 @@ impl Landing {
         self.home.set_on_return(on_return);
     }
 
+    #[inline]
     pub(super) fn wanted_bytes(&self) -> Option<u64> {
         self.owner.wanted_bytes()
     }

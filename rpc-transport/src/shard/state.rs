@@ -3,7 +3,7 @@
 //! Owns the order of a visit: poll, dispatch, pump, register. Never locks, and wakes nobody itself;
 //! the invariants are those of [`shard`](super).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ pub struct State<P: Protocol> {
     spare: u32,
     // One for each connection that has any: what its `registered_deadline` says.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
-    pub(super) effects: Vec<(ConnectionKey, P::Effect)>,
+    pub(super) effects: VecDeque<(ConnectionKey, P::Effect)>,
     deferred: Vec<Deferred>,
     // Touched since the driver last parked: may owe acks.
     warm: Vec<u32>,
@@ -94,7 +94,7 @@ impl<P: Protocol> State<P> {
             passed_over: 0,
             spare: NO_CONNECTION,
             deadlines: BTreeSet::new(),
-            effects: Vec::new(),
+            effects: VecDeque::new(),
             deferred: Vec::new(),
             warm: Vec::new(),
             now: Instant::now(),
@@ -250,9 +250,7 @@ impl<P: Protocol> State<P> {
                 self.deadlines.remove(&(at, index));
             }
         }
-        while let Some(effect) = connection.protocol.poll_effect() {
-            self.effects.push((key, effect));
-        }
+        collect(&mut self.effects, key, &mut connection.protocol);
         let deferred = connection.deferred();
         if !deferred.is_empty() {
             self.deferred.append(deferred);
@@ -317,14 +315,14 @@ impl<P: Protocol> State<P> {
             None => 0,
             Some(event) => self.on_events(event),
         }
+    }
+
     /// Between two polls that found nothing.
     #[inline]
     pub(crate) fn relax(&self) {
         if self.relaxes {
             std::hint::spin_loop();
         }
-    }
-
     }
 
     /// [`State::poll`], which looks for events in any case: nobody may poll again soon.
@@ -373,13 +371,11 @@ impl<P: Protocol> State<P> {
     }
 
     fn on_completions(&mut self) -> usize {
-        let mut completions = std::mem::take(&mut self.completions);
-        let count = completions.len();
-        for completion in &mut completions {
-            self.on_completion(completion);
+        let count = self.completions.len();
+        for at in 0..count {
+            self.on_completion(at);
         }
-        completions.clear();
-        self.completions = completions;
+        self.completions.clear();
         self.pump_dirty();
         count
     }
@@ -402,20 +398,31 @@ impl<P: Protocol> State<P> {
         self.connections.get(index as usize)?.is_on(qp).then_some(index)
     }
 
-    fn on_completion(&mut self, completion: &mut Completion) {
+    /// The completion at that place of the list.
+    #[inline]
+    fn on_completion(&mut self, at: usize) {
         // A CQ may still hold completions of a QP that has been destroyed.
-        let Some(index) = self.connection_of(completion.qp) else { return };
+        let Some(index) = self.connection_of(self.completions[at].qp) else { return };
+        let completion = &mut self.completions[at];
         let connection = &mut self.connections[index as usize];
         match completion.kind {
-            CompletionKind::Send => connection.on_send_completion(&mut *self.cq, completion),
+            CompletionKind::Send => {
+                connection.on_send_completion(&mut *self.cq, completion);
+                self.mark_dirty(index);
+            }
             CompletionKind::Recv | CompletionKind::RecvWrite => {
                 connection.on_recv_completion(&mut *self.cq, self.now, completion);
+                if connection.is_settled() {
+                    let key = ConnectionKey { index, generation: connection.generation };
+                    collect(&mut self.effects, key, &mut connection.protocol);
+                } else {
+                    self.mark_dirty(index);
+                }
                 if self.spare != index {
                     self.post_spare(index);
                 }
             }
         }
-        self.mark_dirty(index);
     }
 
     fn on_event(&mut self, event: QpEvent) {
@@ -431,6 +438,8 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
+        // What a panic has left there.
+        self.completions.clear();
         for index in self.indices() {
             let (connection, cq) = (&mut self.connections[index as usize], &mut *self.cq);
             // A protocol whose step panicked may do so again; the others still have to be told.
@@ -512,7 +521,7 @@ impl<P: Protocol> State<P> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    pub(crate) fn take_effects(&mut self, into: &mut Vec<(ConnectionKey, P::Effect)>) {
+    pub(crate) fn take_effects(&mut self, into: &mut VecDeque<(ConnectionKey, P::Effect)>) {
         if into.is_empty() {
             std::mem::swap(into, &mut self.effects);
         } else {
@@ -583,6 +592,18 @@ impl<P: Protocol> State<P> {
 impl<P: Protocol> fmt::Debug for State<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State").field("connections", &self.connections.len()).finish()
+    }
+}
+
+/// Takes what must happen outside of the lock.
+#[inline]
+fn collect<P: Protocol>(
+    effects: &mut VecDeque<(ConnectionKey, P::Effect)>,
+    key: ConnectionKey,
+    protocol: &mut P,
+) {
+    while let Some(effect) = protocol.poll_effect() {
+        effects.push_back((key, effect));
     }
 }
 
