@@ -251,7 +251,9 @@ fn run(
     }
     if let Some(reply) = reply {
         done.push_back(call.replied(reply));
-        finished.extend(handler);
+        if let Some(handler) = handler {
+            finished.push(handler);
+        }
     } else if let Some(handler) = handler {
         done.push_back(spawn(shard, call, route, handler, works_long));
     } else {
@@ -403,6 +405,7 @@ impl Peer {
 }
 
 impl Executor<Peer> for Handlers {
+    #[inline]
     fn execute(&mut self, key: ConnectionKey, effect: Effect) -> bool {
         match effect {
             Effect::Wake(waker) => {
@@ -425,6 +428,7 @@ impl Executor<Peer> for Handlers {
         }
     }
 
+    #[inline]
     fn apply(&mut self, state: &mut State<Peer>) {
         while let Some(done) = self.done.pop_front() {
             match done {

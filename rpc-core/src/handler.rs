@@ -21,17 +21,17 @@ use crate::status::Status;
 
 /// A handler at work. Dropping it cancels it.
 #[must_use = "a handler does nothing unless polled"]
-pub struct Handler(Stage);
+pub struct Handler {
+    stage: Stage,
+    /// Has given its reply, and is only to be dropped.
+    is_over: bool,
+}
 
 enum Stage {
     Running(Recycled<Reply>),
-    /// Has given its reply, and is only to be dropped.
-    Finished {
-        _future: Recycled<Reply>,
-    },
     // Boxed: that is rare, and handlers are moved around.
     Ready(Box<Reply>),
-    Done,
+    Gone,
 }
 
 impl Handler {
@@ -41,12 +41,12 @@ impl Handler {
     where
         F: Future<Output = Reply> + Send + 'static,
     {
-        Self(Stage::Running(Recycled::new(context.scope(future))))
+        Self { stage: Stage::Running(Recycled::new(context.scope(future))), is_over: false }
     }
 
     /// A handler that has its reply already.
     pub fn ready(reply: Reply) -> Self {
-        Self(Stage::Ready(Box::new(reply)))
+        Self { stage: Stage::Ready(Box::new(reply)), is_over: false }
     }
 
     /// Polls; a panic of the handler is a reply too: `Internal`, with the panic's own text in the
@@ -55,7 +55,7 @@ impl Handler {
     /// # Panics
     /// When polled after it was ready.
     pub fn poll_caught(&mut self, cx: &mut task::Context<'_>) -> Poll<Reply> {
-        assert!(!matches!(self.0, Stage::Done), "a handler was polled after it had finished");
+        assert!(!self.is_over, "a handler was polled after it had finished");
         let mut reply = None;
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.poll_to(cx, &mut reply))) {
             self.after_panic(panic, &mut reply);
@@ -73,15 +73,23 @@ impl Handler {
     /// As the handler does, and when polled after it was ready.
     #[inline]
     pub(crate) fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
-        if let Stage::Running(future) = &mut self.0 {
+        assert!(!self.is_over, "a handler was polled after it had finished");
+        if let Stage::Running(future) = &mut self.stage {
             if let Poll::Ready(given) = Pin::new(future).poll(cx) {
+                self.is_over = true;
                 *reply = Some(given);
-                if let Stage::Running(future) = std::mem::replace(&mut self.0, Stage::Done) {
-                    self.0 = Stage::Finished { _future: future };
-                }
             }
-        } else if let Poll::Ready(given) = Pin::new(self).poll(cx) {
-            *reply = Some(given);
+        } else {
+            *reply = self.take_ready();
+        }
+    }
+
+    #[cold]
+    fn take_ready(&mut self) -> Option<Reply> {
+        self.is_over = true;
+        match std::mem::replace(&mut self.stage, Stage::Gone) {
+            Stage::Ready(reply) => Some(*reply),
+            Stage::Running(_) | Stage::Gone => None,
         }
     }
 
@@ -96,13 +104,14 @@ impl Handler {
     /// Drops what is left of the future (invariants 1 and 2).
     #[inline]
     fn clear(&mut self) {
-        if let Stage::Running(_) | Stage::Finished { .. } = self.0 {
+        if let Stage::Running(_) = self.stage {
             self.drop_future();
         }
     }
 
     fn drop_future(&mut self) {
-        let stage = std::mem::replace(&mut self.0, Stage::Done);
+        self.is_over = true;
+        let stage = std::mem::replace(&mut self.stage, Stage::Gone);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(stage))) {
             log_panic(panic);
         }
@@ -128,19 +137,12 @@ impl Future for Handler {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Reply> {
-        match std::mem::replace(&mut self.0, Stage::Done) {
-            Stage::Running(mut future) => {
-                let polled = Pin::new(&mut future).poll(cx);
-                if polled.is_pending() {
-                    self.0 = Stage::Running(future);
-                }
-                polled
-            }
-            Stage::Ready(reply) => Poll::Ready(*reply),
-            Stage::Finished { .. } | Stage::Done => {
-                panic!("a handler was polled after it had finished")
-            }
+        let mut reply = None;
+        self.poll_to(cx, &mut reply);
+        if reply.is_some() {
+            self.clear();
         }
+        reply.map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -153,10 +155,10 @@ impl Drop for Handler {
 
 impl fmt::Debug for Handler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.0 {
-            Stage::Running(_) => "Handler(running)",
+        f.write_str(match &self.stage {
+            _ if self.is_over => "Handler(done)",
             Stage::Ready(_) => "Handler(ready)",
-            Stage::Finished { .. } | Stage::Done => "Handler(done)",
+            Stage::Running(_) | Stage::Gone => "Handler(running)",
         })
     }
 }

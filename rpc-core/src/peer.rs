@@ -168,7 +168,7 @@ impl Protocol for Peer {
         self.session.most_queued_frames()
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll_effect(&mut self) -> Option<Effect> {
         if let Some(notice) = self.session.poll_notice() {
             return Some(match notice {
@@ -184,7 +184,7 @@ impl Protocol for Peer {
         if std::mem::take(&mut self.ended) { Some(Effect::Settled) } else { None }
     }
 
-    #[inline]
+    #[inline(always)]
     fn next_deadline(&self) -> Option<Instant> {
         self.session.next_deadline()
     }

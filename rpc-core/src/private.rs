@@ -112,9 +112,10 @@ pub struct Incoming {
     message: Message,
     codec: Codec,
     /// What arguments borrow that cannot be borrowed from the message.
-    scratch: Scratch,
+    // This and the last are dropped by `drop`, which finds at once that there is nothing: the fields'
+    // own would have to be called for that.
+    scratch: ManuallyDrop<Scratch>,
     min_part_bytes: usize,
-    // Dropped by `drop`, which finds none at once: the field's own would have to be called for that.
     extras: ManuallyDrop<Option<Box<Mutex<Extras>>>>,
 }
 
@@ -142,7 +143,8 @@ pub fn split(request: Request) -> (Context, Incoming) {
     let min_part_bytes = context.min_part_bytes();
     let extras = if message.is_plain() { None } else { extras(&mut message) };
     let extras = ManuallyDrop::new(extras);
-    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes, extras })
+    let scratch = ManuallyDrop::new(Scratch::new());
+    (context, Incoming { message, codec, scratch, min_part_bytes, extras })
 }
 
 /// The handler for a position that no method has.
@@ -157,7 +159,15 @@ impl Drop for Incoming {
         if let Some(extras) = self.extras.take() {
             drop_extras(extras);
         }
+        if !self.scratch.is_empty() {
+            drop_scratch(&mut self.scratch);
+        }
     }
+}
+
+#[cold]
+fn drop_scratch(scratch: &mut Scratch) {
+    *scratch = Scratch::new();
 }
 
 #[cold]

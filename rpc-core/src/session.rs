@@ -239,6 +239,7 @@ impl<W, H> Session<W, H> {
 impl<W, H> Session<W, H> {
     /// When to call `on_timeout` next: not before anything is due by more than a tick's rounding,
     /// possibly earlier.
+    #[inline]
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.next()

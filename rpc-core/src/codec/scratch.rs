@@ -27,6 +27,12 @@ impl Scratch {
         Self(OnceLock::new())
     }
 
+    /// Whether there are none.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.get().is_none()
+    }
+
     /// Keeps a copy.
     pub(super) fn keep(&self, bytes: Vec<u8>) -> &[u8] {
         let mut last = self;

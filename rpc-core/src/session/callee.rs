@@ -160,11 +160,16 @@ impl<W, H> Session<W, H> {
     /// The next request: what is left of the events when there is no notice.
     #[inline]
     pub(crate) fn poll_request(&mut self) -> Option<Incoming> {
-        // What was cancelled or expired while it waited in here is answered already.
         while !self.incoming.take_arrived(self.requests.front()?.id.0) {
-            self.requests.pop_front();
+            self.drop_request();
         }
         self.requests.pop_front()
+    }
+
+    /// What was cancelled or expired while it waited in here is answered already.
+    #[cold]
+    fn drop_request(&mut self) {
+        self.requests.pop_front();
     }
 
     /// The call's signature is the method's: calls of that method need not carry it any more on

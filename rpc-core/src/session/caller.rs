@@ -281,7 +281,7 @@ impl<W, H> Session<W, H> {
 
 /// Answers, and deadlines that passed without one.
 impl<W, H> Session<W, H> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_response(
         &mut self,
         head: ResponseHead,

@@ -95,7 +95,12 @@ impl<T: Copy> Deadlines<T> {
 
     /// When to call [`poll_expired`](Self::poll_expired) next; may be earlier than the earliest
     /// deadline, never later than a tick after it.
+    #[inline]
     pub(super) fn next(&self) -> Option<Instant> {
+        if self.base.is_none() { None } else { self.first() }
+    }
+
+    fn first(&self) -> Option<Instant> {
         let base = self.base?;
         if *self.heads.get(EXPIRED)? != NONE {
             return Some(base);
