@@ -172,6 +172,7 @@ impl<P: Protocol> Connection<P> {
         self.pipe.iter().flat_map(pools).chain(self.poster.staging().iter().cloned()).collect()
     }
 
+    #[inline]
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
         let link = &mut self.link;
         step(&mut self.protocol, &mut |tag| match link {
@@ -219,12 +220,13 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         let (message, free) = copy_or_lend(&pipe.recv_pool, buffer, len);
-        let reposted = match pipe.spare.replace(free) {
-            None => Ok(()),
-            Some(earlier) => self.post_recv(cq, earlier),
-        };
-        let outcome = reposted.and_then(|()| self.on_frame(now, completion.imm, message));
-        if let Err(cause) = outcome {
+        if let Some(earlier) = pipe.spare.replace(free)
+            && let Err(cause) = self.post_recv(cq, earlier)
+        {
+            self.fail(cq, &cause);
+            return;
+        }
+        if let Err(cause) = self.on_frame(now, completion.imm, message) {
             self.fail(cq, &cause);
         }
     }
@@ -238,6 +240,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).
+    #[inline(always)]
     fn on_frame(
         &mut self,
         now: Instant,
@@ -306,7 +309,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// What most pumps find: up, and nothing to send.
-    #[inline]
+    #[inline(always)]
     fn has_nothing_to_pump(&mut self) -> bool {
         let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return false };
         pipe.phase == Phase::Up
@@ -317,7 +320,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Whether a received message leaves nothing to be done but its effects: what most do.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_settled(&mut self) -> bool {
         self.has_nothing_to_pump()
             && !self.unfinished
@@ -444,13 +447,16 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Whether the shard looks by the deadline already, as far as that can be told at a glance.
-    #[inline]
+    #[inline(always)]
     fn is_deadline_registered(&self) -> bool {
-        self.registered_deadline.is_some_and(|registered| {
-            matches!(self.pressing, Pressing::Nothing)
-                && self.link.is_some()
-                && self.protocol.next_deadline().is_none_or(|at| registered <= at)
-        })
+        let Some(registered) = self.registered_deadline else { return false };
+        if !matches!(self.pressing, Pressing::Nothing) || self.link.is_none() {
+            return false;
+        }
+        match self.protocol.next_deadline() {
+            None => true,
+            Some(at) => registered <= at,
+        }
     }
 
     /// The deadline, when the shard does not look by then already, and the one that it replaces.

@@ -51,7 +51,7 @@ enum Tail {
 
 impl Message {
     /// Copies `bytes` out; storage comes from a per-thread list.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let mut storage = take_used();

@@ -38,7 +38,7 @@ thread_local! {
 }
 
 /// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list, with some bytes of its last use.
-#[inline]
+#[inline(always)]
 pub(crate) fn take_used() -> Vec<u8> {
     let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
     kept.unwrap_or_else(new_storage)
@@ -63,6 +63,7 @@ pub(crate) fn keep_storage(bytes: Vec<u8>) {
     }
 }
 
+#[inline]
 fn give_back(mut bytes: Vec<u8>) {
     // As long as a headroom, which need not be filled then when it becomes one.
     bytes.truncate(HEADROOM_BYTES);

@@ -146,7 +146,7 @@ impl Landing {
     }
 
     /// Whether a frame should be sent for this alone.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_due(&self) -> bool {
         !self.news.is_empty() || !self.done.is_empty() || self.owner.is_release_due() || self.flush
     }

@@ -85,7 +85,7 @@ impl Arenas {
         self.blocked
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_due(&mut self) -> bool {
         self.landing.collect();
         self.landing.is_due() || self.writer.has_news()

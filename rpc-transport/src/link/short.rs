@@ -75,7 +75,7 @@ impl Link {
 
     /// Whether [`Link::poll_transmit`] would give nothing, for being idle: the cheap look that most
     /// pumps get by with.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_nothing_to_transmit(&mut self) -> bool {
         !self.is_closing()
             && self.segmenter.is_empty()
@@ -84,7 +84,7 @@ impl Link {
     }
 
     /// What most pumps find; spares them the choice between lanes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn has_nothing_queued(&mut self) -> bool {
         self.lanes.is_empty()
             && !self.segmenter.has_work()

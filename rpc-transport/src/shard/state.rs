@@ -76,6 +76,8 @@ pub struct State<P: Protocol> {
     pub(super) caller_progress: bool,
     /// Whoever spins gives the CPU a hint.
     relaxes: bool,
+    /// Something may have been posted whose doorbell is not rung yet.
+    flush_due: bool,
 }
 
 impl<P: Protocol> State<P> {
@@ -107,6 +109,7 @@ impl<P: Protocol> State<P> {
             lone: LonePolls::default(),
             caller_progress: false,
             relaxes,
+            flush_due: false,
         }
     }
 
@@ -126,6 +129,7 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn cq(&mut self) -> &mut dyn CompletionQueue {
+        self.flush_due = true;
         &mut *self.cq
     }
 
@@ -139,6 +143,7 @@ impl<P: Protocol> State<P> {
         &mut self,
         key: ConnectionKey,
     ) -> Option<(&mut dyn CompletionQueue, &mut Connection<P>)> {
+        self.flush_due = true;
         let connection = self.connections.get_mut(key.index as usize)?;
         (connection.generation == key.generation).then_some((&mut *self.cq, connection))
     }
@@ -232,8 +237,15 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn pump_dirty(&mut self) {
+        if !self.dirty.is_empty() {
+            self.pump_all();
+        }
+    }
+
+    fn pump_all(&mut self) {
+        self.flush_due = true;
         while let Some(index) = self.dirty.pop() {
             self.pump(index);
         }
@@ -283,8 +295,10 @@ impl<P: Protocol> State<P> {
 
     /// Polls the CQ once and handles what it has; returns the number of completions and events. Looks
     /// for events now and then only.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll(&mut self) -> usize {
+        // A poll rings all doorbells first.
+        self.flush_due = false;
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => self.on_quiet(),
             Ok(_) => self.on_completions(),
@@ -304,7 +318,8 @@ impl<P: Protocol> State<P> {
     #[inline]
     fn on_quiet(&mut self) -> usize {
         if self.spare != NO_CONNECTION {
-            self.post_spare(NO_CONNECTION);
+            let index = std::mem::replace(&mut self.spare, NO_CONNECTION);
+            self.post_spare(index);
             self.pump_dirty();
         }
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
@@ -331,9 +346,8 @@ impl<P: Protocol> State<P> {
         self.poll()
     }
 
-    /// Posts the RECV that is not posted yet; the next to wait is that of connection `next`.
-    fn post_spare(&mut self, next: u32) {
-        let index = std::mem::replace(&mut self.spare, next);
+    /// Posts the RECV of a connection that is not posted yet.
+    fn post_spare(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.post_spare(&mut *self.cq);
         // Which may have failed.
@@ -370,12 +384,14 @@ impl<P: Protocol> State<P> {
         0
     }
 
+    #[inline(never)]
     fn on_completions(&mut self) -> usize {
         let count = self.completions.len();
         for at in 0..count {
-            self.on_completion(at);
+            self.on_completion(at, count == 1);
         }
-        self.completions.clear();
+        // Which drops in place what hardly any has left.
+        while self.completions.pop().is_some() {}
         self.pump_dirty();
         count
     }
@@ -398,9 +414,9 @@ impl<P: Protocol> State<P> {
         self.connections.get(index as usize)?.is_on(qp).then_some(index)
     }
 
-    /// The completion at that place of the list.
+    /// The completion at that place of the list. Where several have come, one pump serves them all.
     #[inline]
-    fn on_completion(&mut self, at: usize) {
+    fn on_completion(&mut self, at: usize, is_alone: bool) {
         // A CQ may still hold completions of a QP that has been destroyed.
         let Some(index) = self.connection_of(self.completions[at].qp) else { return };
         let completion = &mut self.completions[at];
@@ -412,14 +428,15 @@ impl<P: Protocol> State<P> {
             }
             CompletionKind::Recv | CompletionKind::RecvWrite => {
                 connection.on_recv_completion(&mut *self.cq, self.now, completion);
-                if connection.is_settled() {
+                if is_alone && connection.is_settled() {
                     let key = ConnectionKey { index, generation: connection.generation };
                     collect(&mut self.effects, key, &mut connection.protocol);
                 } else {
                     self.mark_dirty(index);
                 }
-                if self.spare != index {
-                    self.post_spare(index);
+                let earlier = std::mem::replace(&mut self.spare, index);
+                if earlier != index && earlier != NO_CONNECTION {
+                    self.post_spare(earlier);
                 }
             }
         }
@@ -521,6 +538,7 @@ impl<P: Protocol> State<P> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
+    #[inline(always)]
     pub(crate) fn take_effects(&mut self, into: &mut VecDeque<(ConnectionKey, P::Effect)>) {
         if into.is_empty() {
             std::mem::swap(into, &mut self.effects);
@@ -565,8 +583,17 @@ impl<P: Protocol> State<P> {
             connection.abandon(&mut *self.cq);
         }
         self.qp_count = 0;
+        self.flush_due = true;
         self.pump_dirty();
-        self.cq.flush();
+        self.flush();
+    }
+
+    /// Rings the doorbells of what was posted since the last poll.
+    #[inline]
+    pub(crate) fn flush(&mut self) {
+        if std::mem::take(&mut self.flush_due) {
+            self.cq.flush();
+        }
     }
 
     /// Why no connection can be added any more. A driver that has ended because of the shutdown is
@@ -596,7 +623,7 @@ impl<P: Protocol> fmt::Debug for State<P> {
 }
 
 /// Takes what must happen outside of the lock.
-#[inline]
+#[inline(always)]
 fn collect<P: Protocol>(
     effects: &mut VecDeque<(ConnectionKey, P::Effect)>,
     key: ConnectionKey,
