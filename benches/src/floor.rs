@@ -1,16 +1,18 @@
 //! The floor: an 80-byte message each way through shared memory, busy, on two cores.
 //!
 //! Owns the raw ping-pong that every latency is a ratio of: 64 bytes of payload and 16 of header,
-//! written into a slot with an in-band sequence word and read out again. No framework code. Owns,
-//! too, the look at what kind of cores these are, which decides what the ratios mean.
+//! written into a slot with an in-band sequence word and read out again. No framework code. The
+//! floor of those who sleep is two threads that wake each other. Owns, too, the look at what kind of cores these are, which decides what the ratios mean.
 #![allow(unsafe_code, reason = "raw shared memory is what is measured")]
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::cores;
@@ -113,6 +115,50 @@ pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
     Ok(crate::report::quantile(&histogram, 0.5))
 }
 
+/// Median round trip between two threads that sleep until the other one rings their eventfd,
+/// nanoseconds: mostly what the machine takes to wake a CPU.
+///
+/// # Errors
+/// When the echoing thread or an fd cannot be had.
+pub(crate) fn wake_round_trip(duration: Duration) -> Result<f64> {
+    const ENDS: u64 = 2;
+
+    let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).context("a floor's eventfd");
+    let (there, back) = (eventfd()?, eventfd()?);
+    let (asked, answer) = (there.try_clone()?, back.try_clone()?);
+    let echo = std::thread::spawn(move || -> Result<()> {
+        cores::pin(1);
+        while wait(&asked)? < ENDS {
+            ring(&answer, 1)?;
+        }
+        Ok(())
+    });
+    cores::pin(0);
+    let mut histogram = crate::report::histogram();
+    let start = Instant::now();
+    while start.elapsed() < duration {
+        let lap = Instant::now();
+        ring(&there, 1)?;
+        wait(&back)?;
+        histogram.record(u64::try_from(lap.elapsed().as_nanos())?)?;
+    }
+    ring(&there, ENDS)?;
+    echo.join().map_err(|_| anyhow::anyhow!("the echoing thread panicked"))??;
+    Ok(crate::report::quantile(&histogram, 0.5))
+}
+
+fn ring(eventfd: &OwnedFd, value: u64) -> Result<()> {
+    rustix::io::write(eventfd, &value.to_ne_bytes())?;
+    Ok(())
+}
+
+/// Sleeps until it has been rung; gives the value.
+fn wait(eventfd: &OwnedFd) -> Result<u64> {
+    let mut value = [0; 8];
+    rustix::io::read(eventfd, &mut value)?;
+    Ok(u64::from_ne_bytes(value))
+}
+
 /// One cache line there and back takes longer than this between two physical cores, nanoseconds;
 /// less between threads of one.
 const SIBLINGS_NANOS: f64 = 70.0;
@@ -180,7 +226,7 @@ impl Cores {
     pub(crate) fn remark(self) -> &'static str {
         match self {
             Self::Separate => "",
-            Self::Siblings => "no bar is meant for these: they share one core's units and caches",
+            Self::Siblings => "they share one core's units and caches",
         }
     }
 }

@@ -156,6 +156,9 @@ enum Command {
         /// Calls, one after the other.
         #[arg(default_value_t = 1000)]
         calls: u32,
+        /// Poll mode.
+        #[arg(default_value = "busy")]
+        mode: String,
     },
     /// Internal: a server process.
     #[command(hide = true)]
@@ -216,8 +219,8 @@ fn main() -> Result<()> {
             let duration = Duration::from_millis(millis);
             rdma::large(&runtime, size, rounds, iterations, in_flight, &mode, duration)
         }
-        Command::Calls { address, calls } => runtime.block_on(async {
-            let client = ours::connect(&address, PollMode::Busy).await?;
+        Command::Calls { address, calls, mode: name } => runtime.block_on(async {
+            let client = ours::connect(&address, mode(&name)).await?;
             for _ in 0..calls {
                 client.echo(&[7; 64]).await?;
             }
