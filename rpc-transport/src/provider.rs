@@ -58,7 +58,8 @@
 //!     by [`CompletionQueue::poll_event`] and the event fd becomes readable if armed. Completions
 //!     that arrived before stay pollable.
 //! 17. *Linked posts.* The WRs of one `post_send` call start in order with at most one doorbell;
-//!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll` or `arm`.
+//!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll`, `arm`, or a
+//!     [`CompletionQueue::post_send_inline`] that is the last.
 //! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
 //!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is

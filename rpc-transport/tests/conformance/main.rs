@@ -42,6 +42,7 @@ macro_rules! conformance {
                 rule14_buffers_come_back
                 rule14_s45_s82_inline_bytes_are_gathered_by_the_post
                 rule17_linked_posts
+                rule17_a_last_inline_post_rings
                 rule20_zero_length
             }
             remote {

@@ -501,6 +501,31 @@ pub(crate) fn rule17_linked_posts(fixture: &dyn Fixture) {
     assert_eq!(pair.next_sent(Client).wr_id, 3);
 }
 
+/// The sender neither flushes nor polls.
+pub(crate) fn rule17_a_last_inline_post_rings(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let (qp, server) = (pair.client.qp, &mut pair.server);
+    for posts in [&["alone"][..], &["one", "two", "three"]] {
+        server.cq.arm().unwrap();
+        assert!(!server.pump(), "something came before the posts");
+        for (wr_id, bytes) in (1..).zip(posts) {
+            let more = wr_id < posts.len() as u64;
+            pair.client.cq.post_send_inline(qp, wr_id, !more, bytes.as_bytes(), more).unwrap();
+        }
+        while server.got.len() < posts.len() {
+            assert!(server.is_woken(PATIENCE), "nobody rang for {posts:?}");
+            server.cq.clear_events().unwrap();
+            server.pump();
+            server.cq.arm().unwrap();
+            // What came before that wakes nobody.
+            server.pump();
+        }
+        let got: Vec<_> = server.got.drain(..).collect();
+        let got: Vec<_> = got.iter().map(payload).collect();
+        assert_eq!(got, posts.iter().map(|bytes| bytes.as_bytes()).collect::<Vec<_>>());
+    }
+}
+
 pub(crate) fn rule20_zero_length(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let target = pair.server_region(64, Access::REMOTE_WRITE, 7);
