@@ -16,6 +16,8 @@
 //! 6. A pump writes one slice of a large message at most, as a device may copy it at once: what is
 //!    small, here and on other connections, gets its turn between two. While small messages leave
 //!    here it writes one behind those that it sends, and else none unless it is given the turn.
+//! 7. Whatever posts a send WR rings its doorbell before it returns: user code that runs next may take
+//!    long.
 
 mod ending;
 mod pipe;
@@ -426,7 +428,9 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         let Some(transmit) = link.poll_idle_ack() else { return };
-        if let Err(cause) = self.poster.post(cq, pipe, transmit) {
+        let posted = self.poster.post(cq, pipe, transmit);
+        cq.flush();
+        if let Err(cause) = posted {
             self.fail(cq, &cause);
         }
     }

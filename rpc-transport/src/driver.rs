@@ -126,8 +126,6 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             if state.has_effects() {
                 state.take_effects(&mut self.effects);
-                // User code may take long; what was posted must not wait for it.
-                state.flush();
             }
             state.take_deferred()
         };

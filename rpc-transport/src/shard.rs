@@ -274,7 +274,6 @@ impl<P: Protocol> Shard<P> {
     /// Ends a visit: everything is sent, and the driver woken if it must look.
     pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
-        state.flush();
         let deferred = state.take_deferred();
         drop(state);
         if let Some(waker) = waker {

@@ -61,6 +61,7 @@ impl<P: Protocol> Connection<P> {
         // An unknown QP here would be one destroyed already, which leaves nothing to flush.
         let _ = cq.modify_to_error(pipe.qp);
         post_beacon(cq, pipe);
+        cq.flush();
     }
 
     /// Sends the peer the rule that it broke. False when that cannot be done: nothing is awaited.
@@ -78,6 +79,7 @@ impl<P: Protocol> Connection<P> {
                 return false;
             }
         }
+        cq.flush();
         let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
         self.pressing = Pressing::Close { until, posted };
         true
@@ -111,6 +113,7 @@ impl<P: Protocol> Connection<P> {
         while let Some(transmit) = link.poll_transmit() {
             self.poster.post(cq, pipe, transmit)?;
         }
+        cq.flush();
         Ok(())
     }
 

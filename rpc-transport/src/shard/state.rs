@@ -76,8 +76,6 @@ pub struct State<P: Protocol> {
     pub(super) caller_progress: bool,
     /// Whoever spins gives the CPU a hint.
     relaxes: bool,
-    /// Something may have been posted whose doorbell is not rung yet.
-    flush_due: bool,
 }
 
 impl<P: Protocol> State<P> {
@@ -109,7 +107,6 @@ impl<P: Protocol> State<P> {
             lone: LonePolls::default(),
             caller_progress: false,
             relaxes,
-            flush_due: false,
         }
     }
 
@@ -129,7 +126,6 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn cq(&mut self) -> &mut dyn CompletionQueue {
-        self.flush_due = true;
         &mut *self.cq
     }
 
@@ -143,7 +139,6 @@ impl<P: Protocol> State<P> {
         &mut self,
         key: ConnectionKey,
     ) -> Option<(&mut dyn CompletionQueue, &mut Connection<P>)> {
-        self.flush_due = true;
         let connection = self.connections.get_mut(key.index as usize)?;
         (connection.generation == key.generation).then_some((&mut *self.cq, connection))
     }
@@ -245,7 +240,6 @@ impl<P: Protocol> State<P> {
     }
 
     fn pump_all(&mut self) {
-        self.flush_due = true;
         while let Some(index) = self.dirty.pop() {
             self.pump(index);
         }
@@ -297,8 +291,6 @@ impl<P: Protocol> State<P> {
     /// for events now and then only.
     #[inline(always)]
     pub(crate) fn poll(&mut self) -> usize {
-        // A poll rings all doorbells first.
-        self.flush_due = false;
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => self.on_quiet(),
             Ok(_) => self.on_completions(),
@@ -583,17 +575,7 @@ impl<P: Protocol> State<P> {
             connection.abandon(&mut *self.cq);
         }
         self.qp_count = 0;
-        self.flush_due = true;
         self.pump_dirty();
-        self.flush();
-    }
-
-    /// Rings the doorbells of what was posted since the last poll.
-    #[inline]
-    pub(crate) fn flush(&mut self) {
-        if std::mem::take(&mut self.flush_due) {
-            self.cq.flush();
-        }
     }
 
     /// Why no connection can be added any more. A driver that has ended because of the shutdown is

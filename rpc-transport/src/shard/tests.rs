@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 use super::*;
 use crate::address::Address;
 use crate::config::LinkConfig;
 use crate::connection::{Connection, Pipe, Poster};
+use crate::frame::CloseCode;
 use crate::link::{Lane, SubmitError};
 use crate::memory::BufferPool;
 use crate::message::Message;
@@ -115,10 +118,9 @@ async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
     assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
 }
 
-#[tokio::test]
-async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
-    let address = Address::Mem("shard-unsignaled".to_owned());
-    let Address::Mem(name) = &address else { return };
+/// Two shards with a connection between them, and its keys.
+async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
+    let address = Address::Mem(name.to_owned());
     let mut listener = soft::listen_mem(name).unwrap();
     let outgoing = soft::MemConnector.resolve(&address).await.unwrap();
     let device = soft::mem_device();
@@ -133,7 +135,13 @@ async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
             server.accept(incoming, &config, Simple::default()).await
         }
     );
-    let (connected, _) = (connected.unwrap().key, accepted.unwrap());
+    let keys = (connected.unwrap().key, accepted.unwrap().key);
+    [(client, keys.0), (server, keys.1)]
+}
+
+#[tokio::test]
+async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
+    let [(client, connected), (server, _)] = pair("shard-unsignaled").await;
     // One of them is signaled, with others behind it.
     for _ in 0..20 {
         let mut frame = OutBuf::new();
@@ -149,4 +157,22 @@ async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
         client.lock().poll();
     }
     assert_eq!(client.connection_count(), 0);
+}
+
+#[tokio::test]
+async fn a_close_is_rung_by_the_visit_that_asks_for_it() {
+    let [(client, connected), (server, accepted)] = pair("shard-close").await;
+    let is_rung = || {
+        let mut state = server.lock();
+        let mut fds = [PollFd::from_borrowed_fd(state.cq().event_fd(), PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+    };
+    server.lock().cq().arm().unwrap();
+    assert_eq!(server.lock().poll(), 0);
+    assert!(!is_rung());
+    client.close(connected, CloseReason::new(CloseCode::Normal, "that was all"));
+    assert!(is_rung(), "nobody polls at the client, and the server sleeps");
+    server.lock().poll();
+    let cause = server.close_cause(accepted).map(|cause| cause.to_string());
+    assert!(cause.as_ref().is_some_and(|cause| cause.contains("that was all")), "{cause:?}");
 }
