@@ -113,7 +113,6 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             found += usize::from(state.take_caller_progress());
             // What is left of results is to be cleared away before more has arrived.
             let polls = if has_results { 1 } else { self.polls_per_spin };
-            // Each poll flushes what was posted before it.
             for _ in 0..polls {
                 let count = state.poll();
                 found += count;
