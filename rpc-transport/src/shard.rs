@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! 1. A RECV is reposted before the frame that it carried is counted (credit rule 2).
-//! 2. A connection whose state changed is on the dirty list until it has been pumped, and the lock
-//!    is never released with the list non-empty.
+//! 2. A connection whose state changed is on the dirty list until it has been pumped, unless that
+//!    would do nothing but take its effects, and the lock is never released with the list non-empty.
 //! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
 //! 4. A panic under the lock ends every connection of the shard.
 //! 5. The registered deadline of a connection is never later than its real one, so a driver that
