@@ -2,7 +2,8 @@
 //!
 //! Owns the raw ping-pong that every latency is a ratio of: 64 bytes of payload and 16 of header,
 //! written into a slot with an in-band sequence word and read out again. No framework code. The
-//! floor of those who sleep is two threads that wake each other. Owns, too, the look at what kind of cores these are, which decides what the ratios mean.
+//! floor of those who sleep is two threads that wake each other. Owns, too, the look at what kind of
+//! cores these are, which decides what the ratios mean.
 #![allow(unsafe_code, reason = "raw shared memory is what is measured")]
 
 use std::fmt;

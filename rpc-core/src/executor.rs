@@ -460,8 +460,9 @@ impl Executor<Peer> for Handlers {
     }
 
     fn applied(&mut self) {
-        self.spent.clear();
+        // These do not panic when dropped, what users made may.
         self.finished.clear();
+        self.spent.clear();
     }
 
     fn has_results(&self) -> bool {

@@ -4,7 +4,8 @@
 //! `Internal` status, its text goes to the log.
 //!
 //! Invariants:
-//! 1. The future is dropped as soon as it has panicked, and not polled again once it has finished.
+//! 1. The future is not polled again once it has finished or panicked. It is dropped when its reply
+//!    has been given to the session.
 //! 2. Dropping a handler never panics.
 
 use std::any::Any;
@@ -23,7 +24,7 @@ use crate::status::Status;
 #[must_use = "a handler does nothing unless polled"]
 pub struct Handler {
     stage: Stage,
-    /// Has given its reply, and is only to be dropped.
+    /// Has given its reply or panicked, and is only to be dropped.
     is_over: bool,
 }
 
@@ -35,7 +36,9 @@ enum Stage {
 }
 
 impl Handler {
-    /// A handler that runs `future` with `context` current.
+    /// A handler that runs `future` with `context` current. What the future still holds when it has
+    /// finished is dropped right after its reply was sent, so the caller may have the reply first; an
+    /// `async` block holds nothing by then.
     #[inline]
     pub fn new<F>(context: Context, future: F) -> Self
     where
@@ -75,9 +78,11 @@ impl Handler {
     pub(crate) fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
         assert!(!self.is_over, "a handler was polled after it had finished");
         if let Stage::Running(future) = &mut self.stage {
-            if let Poll::Ready(given) = Pin::new(future).poll(cx) {
-                self.is_over = true;
-                *reply = Some(given);
+            // Also when that panics.
+            self.is_over = true;
+            match Pin::new(future).poll(cx) {
+                Poll::Ready(given) => *reply = Some(given),
+                Poll::Pending => self.is_over = false,
             }
         } else {
             *reply = self.take_ready();
@@ -234,6 +239,18 @@ mod tests {
         );
         let Poll::Ready(_reply) = poll(&mut handler) else { panic!("not ready") };
         assert_eq!(std::sync::Arc::strong_count(&seen), 1);
+    }
+
+    #[test]
+    fn a_future_that_panicked_is_not_polled_again() {
+        let mut handler = Handler::new(Context::new(), async { panic!("on purpose") });
+        let mut polled = || {
+            let poll =
+                || Pin::new(&mut handler).poll(&mut task::Context::from_waker(Waker::noop()));
+            *catch_unwind(AssertUnwindSafe(poll)).unwrap_err().downcast::<&str>().unwrap()
+        };
+        assert_eq!(polled(), "on purpose");
+        assert_eq!(polled(), "a handler was polled after it had finished");
     }
 
     #[test]

@@ -453,13 +453,14 @@ impl<P: Protocol> Connection<P> {
     /// Whether the shard looks by the deadline already, as far as that can be told at a glance.
     #[inline(always)]
     fn is_deadline_registered(&self) -> bool {
-        let Some(registered) = self.registered_deadline else { return false };
         if !matches!(self.pressing, Pressing::Nothing) || self.link.is_none() {
             return false;
         }
-        match self.protocol.next_deadline() {
-            None => true,
-            Some(at) => registered <= at,
+        match (self.registered_deadline, self.protocol.next_deadline()) {
+            (Some(_), None) => true,
+            (Some(registered), Some(at)) => registered <= at,
+            (None, None) => self.link_deadline().is_none(),
+            (None, Some(_)) => false,
         }
     }
 

@@ -125,6 +125,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             if state.has_effects() {
                 state.take_effects(&mut self.effects);
+                // User code may take long, and polling leaves bells of its own on some devices.
+                state.cq().flush();
             }
             state.take_deferred()
         };

@@ -492,7 +492,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// `more` posts to it follow.
     ///
     /// # Errors
-    /// [`PostError`]: it was not posted.
+    /// [`PostError`]: it was not posted, and nothing was rung.
     fn post_send_inline(
         &mut self,
         qp: QpHandle,

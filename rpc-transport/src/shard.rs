@@ -274,6 +274,10 @@ impl<P: Protocol> Shard<P> {
     /// Ends a visit: everything is sent, and the driver woken if it must look.
     pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
         let waker = state.settle();
+        if state.caller_progress {
+            // Polling leaves bells of its own on some devices, and nobody may poll again soon.
+            state.cq.flush();
+        }
         let deferred = state.take_deferred();
         drop(state);
         if let Some(waker) = waker {

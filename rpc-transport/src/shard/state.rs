@@ -291,6 +291,9 @@ impl<P: Protocol> State<P> {
     /// for events now and then only.
     #[inline(always)]
     pub(crate) fn poll(&mut self) -> usize {
+        if !self.completions.is_empty() {
+            self.forget_completions();
+        }
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => self.on_quiet(),
             Ok(_) => self.on_completions(),
@@ -304,6 +307,13 @@ impl<P: Protocol> State<P> {
             return count;
         }
         count + self.go_on()
+    }
+
+    /// What a panic has left there: some of it is handled, and all of it belongs to connections that
+    /// have ended.
+    #[cold]
+    fn forget_completions(&mut self) {
+        self.completions.clear();
     }
 
     /// No completion is there: events, and what had to wait for the answers to what came last.
@@ -447,8 +457,6 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
-        // What a panic has left there.
-        self.completions.clear();
         for index in self.indices() {
             let (connection, cq) = (&mut self.connections[index as usize], &mut *self.cq);
             // A protocol whose step panicked may do so again; the others still have to be told.

@@ -35,6 +35,10 @@ impl Protocol for Simple {
 
     fn on_refused(&mut self, _: u64, _: &SubmitError) {}
 
+    fn may_transmit(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     fn poll_transmit(&mut self) -> Option<Submission> {
         self.0.pop()
     }

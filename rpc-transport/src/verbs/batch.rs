@@ -1,8 +1,9 @@
-//! Send WRs that wait for their doorbell.
+//! Send WRs on their way to the device.
 //!
-//! Owns the C structs of WRs between the seam's post and the device's: WRs of one QP are linked and
-//! posted together, at one doorbell (which on Soft-RoCE is one system call). Never owns the memory
-//! that WRs name; inline bytes are copied here, so that the caller's may change at once.
+//! Owns the C structs of WRs between the seam's post and the device's: WRs of one QP wait to be
+//! linked and posted together, at one doorbell (which on Soft-RoCE is one system call); a lone inline
+//! SEND need not wait. Never owns the memory that WRs name; inline bytes that wait are copied here,
+//! so that the caller's may change at once.
 //!
 //! Invariants:
 //! 1. All WRs of a batch are of one QP.

@@ -4,8 +4,8 @@
 //! (destroying, disconnecting) is handed to other threads.
 //!
 //! Invariants:
-//! 1. WRs are held back for one QP at a time; polling, arming, flushing, or posting to another QP
-//!    rings the doorbell first (contract rule 17).
+//! 1. WRs are held back for one QP at a time; polling, arming, flushing, a last inline post, or
+//!    posting to another QP rings the doorbell first (contract rule 17).
 //! 2. Entries of the device's CQ are spoken for by live QPs, and by destroyed ones as long as their
 //!    completions may still be in it; so it never overflows (contract rule 13).
 //! 3. A completion that names a QP or WR that is gone is dropped (S34).

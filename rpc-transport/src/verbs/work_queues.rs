@@ -2,8 +2,8 @@
 //! gives back.
 //!
 //! Owns the memory of every posted WR from the post to its completion, and the checks before a
-//! post. Never calls the device: what is to be posted goes to a [`Batch`], what is to be told to
-//! the user to a list of completions.
+//! post. Never calls the device: what is to be posted goes to a [`Batch`] or to the caller, what is to
+//! be told to the user to a list of completions.
 //!
 //! Invariants:
 //! 1. A WR's memory is here from before the device hears of it until its completion was polled or

@@ -113,6 +113,10 @@ impl Probe {
 impl Protocol for Probe {
     type Effect = Effect;
 
+    fn may_transmit(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
     fn on_established(&mut self, _: &PeerIdentity, _: u64) {
         self.change(|events| {
             assert!(events.closed.is_empty(), "established after the end");
