@@ -501,13 +501,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         bytes: &[u8],
         more: bool,
     ) -> Result<(), PostError> {
-        let source = Source::Inline(bytes);
-        let mut wrs = [SendWr { wr_id, op: SendOp::Send, signaled, source }];
-        self.post_send(qp, &mut wrs)?;
-        if !more {
-            self.flush();
-        }
-        Ok(())
+        post_inline_listed(self, qp, wr_id, signaled, bytes, more)
     }
 
     /// Posts one RECV.
@@ -539,4 +533,21 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// # Errors
     /// [`ProviderError::UnknownQp`].
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
+}
+
+/// [`CompletionQueue::post_send_inline`] the long way: as a list of one.
+pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(
+    cq: &mut Q,
+    qp: QpHandle,
+    wr_id: u64,
+    signaled: bool,
+    bytes: &[u8],
+    more: bool,
+) -> Result<(), PostError> {
+    let source = Source::Inline(bytes);
+    cq.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])?;
+    if !more {
+        cq.flush();
+    }
+    Ok(())
 }

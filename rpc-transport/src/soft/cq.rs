@@ -25,7 +25,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use crate::memory::ProtectionDomain;
 use crate::provider::{
     Completion, CompletionQueue, PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent,
-    QpHandle, QpState, RecvWr, SendOp, SendWr, Source,
+    QpHandle, QpState, RecvWr, SendWr, post_inline_listed,
 };
 
 use super::bell::Bell;
@@ -478,15 +478,12 @@ impl CompletionQueue for SoftCompletionQueue {
             if !std::mem::replace(&mut qp.bell_listed, true) {
                 self.bells.push(handle.index);
             }
-        } else {
-            let source = Source::Inline(bytes);
-            let mut wrs = [SendWr { wr_id, op: SendOp::Send, signaled, source }];
-            self.post_send(handle, &mut wrs)?;
+            if !more {
+                self.ring_bells();
+            }
+            return Ok(());
         }
-        if !more {
-            self.ring_bells();
-        }
-        Ok(())
+        post_inline_listed(self, handle, wr_id, signaled, bytes, more)
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {

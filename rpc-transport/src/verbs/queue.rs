@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::memory::ProtectionDomain;
 use crate::provider::{
     Capabilities, Completion, CompletionQueue, DeviceAttributes, PostError, PostErrorKind,
-    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Source, Status,
+    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Status,
+    post_inline_listed,
 };
 
 use super::batch::{Batch, Bytes, Refused, post_inline};
@@ -462,12 +463,7 @@ impl CompletionQueue for VerbsCompletionQueue {
             }
             return Ok(());
         }
-        let source = Source::Inline(bytes);
-        self.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])?;
-        if !more {
-            self.ring();
-        }
-        Ok(())
+        post_inline_listed(self, qp, wr_id, signaled, bytes, more)
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
