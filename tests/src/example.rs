@@ -10,11 +10,11 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use examples::testing::Scratch;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
@@ -137,37 +137,4 @@ impl Serving {
 
 async fn within_limit<F: Future>(work: F) -> F::Output {
     tokio::time::timeout(LIMIT, work).await.expect("the example is stuck")
-}
-
-/// A new, empty directory that is removed at the end.
-#[derive(Debug)]
-pub struct Scratch(PathBuf);
-
-impl Scratch {
-    /// Creates it.
-    ///
-    /// # Panics
-    /// When it cannot be created.
-    #[must_use]
-    #[allow(clippy::new_without_default, reason = "it creates a directory")]
-    pub fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("example-test-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).expect("a directory can be created");
-        Self(path)
-    }
-
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
