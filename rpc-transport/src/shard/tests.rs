@@ -143,15 +143,19 @@ async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
     [(client, keys.0), (server, keys.1)]
 }
 
+fn send(shard: &Shard<Simple>, key: ConnectionKey) {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(b"a message");
+    let submission = Submission { lane: Lane::Small, tag: 0, frame };
+    shard.with(key, |protocol| protocol.0.push(submission)).unwrap();
+}
+
 #[tokio::test]
 async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
     let [(client, connected), (server, _)] = pair("shard-unsignaled").await;
     // One of them is signaled, with others behind it.
     for _ in 0..20 {
-        let mut frame = OutBuf::new();
-        frame.extend_from_slice(b"a message");
-        let submission = Submission { lane: Lane::Small, tag: 0, frame };
-        client.with(connected, |protocol| protocol.0.push(submission)).unwrap();
+        send(&client, connected);
     }
     // The server takes them all, the client hears of it: none of them is left to be flushed.
     server.lock().poll();
@@ -161,6 +165,19 @@ async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
         client.lock().poll();
     }
     assert_eq!(client.connection_count(), 0);
+}
+
+/// They come one at a time, and none of them needs a pump.
+#[tokio::test]
+async fn credits_of_messages_that_were_not_pumped_are_given_back_before_the_sleep() {
+    let [(client, connected), (server, accepted)] = pair("shard-idle-ack").await;
+    let owed = || server.link_metrics(accepted).unwrap().counters.owed.data;
+    while owed() < LinkConfig::default().data_credits.div_ceil(4) {
+        send(&client, connected);
+        assert_eq!(server.lock().poll(), 1);
+    }
+    server.lock().send_idle_acks();
+    assert_eq!(owed(), 0);
 }
 
 #[tokio::test]
