@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rpc_core::PollMode;
-use rpc_transport::verbs::preflight;
+use rpc_transport::device::verbs::preflight;
 use tokio::runtime::Runtime;
 
 use crate::report::{at_least, at_most, median, quantile, row};

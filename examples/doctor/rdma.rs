@@ -10,7 +10,7 @@ pub(crate) use self::without_verbs::{listen_address, print};
 
 #[cfg(feature = "verbs")]
 mod with_verbs {
-    use rpc_transport::verbs::preflight;
+    use rpc_transport::device::verbs::preflight;
 
     use super::{Write, io};
 

@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::task::{self, Poll};
 use std::time::{Duration, Instant};
 
-use rpc_transport::provider::PeerIdentity;
+use rpc_transport::device::PeerIdentity;
 
 use crate::bulk::BulkPool;
+use crate::endpoint::Surroundings;
 use crate::metadata::Metadata;
-use crate::peer::Surroundings;
 use crate::service::MethodDescriptor;
 
 thread_local! {

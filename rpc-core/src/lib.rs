@@ -31,39 +31,30 @@
 extern crate self as rpc_core;
 
 #[doc(hidden)]
-#[path = "private.rs"]
 pub mod __private;
-mod blob;
-pub mod blocking;
 pub mod bulk;
-pub mod call;
 pub mod client;
 pub mod codec;
 pub mod context;
-mod executor;
-pub mod handler;
+mod endpoint;
 pub mod metadata;
-mod pace;
-mod peer;
-mod recycled;
 pub mod server;
 pub mod service;
 pub mod session;
-mod shape;
 pub mod status;
 pub mod wire;
 
-pub use rpc_transport::address::Address;
-pub use rpc_transport::arena::ArenaConfig;
-pub use rpc_transport::config::{Isolation, LinkConfig};
-pub use rpc_transport::error::{CloseCause, ConnectError, ListenError};
-pub use rpc_transport::mapped::MappedFile;
-pub use rpc_transport::payload::Payload;
-pub use rpc_transport::provider::PeerIdentity;
-pub use rpc_transport::spin::PollMode;
+pub use rpc_transport::connect::address::Address;
+pub use rpc_transport::connect::error::{CloseCause, ConnectError, ListenError};
+pub use rpc_transport::device::PeerIdentity;
+pub use rpc_transport::engine::spin::PollMode;
+pub use rpc_transport::memory::mapped::MappedFile;
+pub use rpc_transport::message::payload::Payload;
+pub use rpc_transport::protocol::arena::ArenaConfig;
+pub use rpc_transport::protocol::config::{Isolation, LinkConfig};
 
 pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
-pub use crate::call::{Call, StartedCall};
+pub use crate::client::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;
 pub use crate::context::Context;

@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
 
 /// Most entries of a call.
 pub const MAX_ENTRIES: usize = 64;

@@ -14,13 +14,13 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 use crate::bulk::BulkMut;
 use crate::codec::Codec;
 use crate::context::Context;
-use crate::handler::Handler;
+use crate::server::handler::Handler;
 use crate::status::Status;
 
 /// FNV-1a, 32 bits: the id of the method named `name` (`Service.method`).

@@ -113,7 +113,7 @@ fn busy_calls_allocate_at_most_what_their_results_take() {
 #[cfg(feature = "verbs")]
 #[test]
 fn calls_over_rdma_allocate_at_most_what_their_results_take() {
-    let report = rpc_transport::verbs::preflight();
+    let report = rpc_transport::device::verbs::preflight();
     let mut addresses = report.addresses().into_iter();
     let host = addresses.find(std::net::IpAddr::is_ipv4);
     let address = format!("rdma://{}:0", host.expect("an RDMA port with an IPv4 address"));

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use rpc_core::session::{
     Answer, Deadline, Event, Outcome, Revoked, Role, Session, SessionLimits, StartCall,
 };
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 type End = Session<u32, u32>;
 

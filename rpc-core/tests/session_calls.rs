@@ -8,9 +8,9 @@ use rpc_core::session::{
     Role, Session, SessionError, SessionLimits, StartCall, StartError,
 };
 use rpc_core::wire::{self, Frame, Hello, Kind, RequestHead, ResponseHead, WireId, code};
-use rpc_transport::error::CloseCause;
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 type End = Session<u32, u32>;
 

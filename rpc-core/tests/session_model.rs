@@ -11,9 +11,9 @@ use rpc_core::session::{
     Role, Session, SessionLimits, StartCall, StartError, Transmit,
 };
 use rpc_core::wire::{self, Frame, WireId, code};
-use rpc_transport::error::CloseCause;
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 const RUNS: u64 = 4000;
 const OPERATIONS: usize = 250;

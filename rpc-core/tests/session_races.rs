@@ -13,9 +13,9 @@ use rpc_core::session::{
     Answer, CallId, Deadline, Event, Failure, IncomingId, Outcome, ReplyKind, Revoked, Role,
     Session, SessionLimits, StartCall,
 };
-use rpc_transport::error::CloseCause;
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 type End = Session<usize, usize>;
 

@@ -4,8 +4,8 @@ use rpc_core::session::{Revoked, Role, Session, SessionError, SessionLimits};
 use rpc_core::wire::{
     self, Frame, Hello, Kind, Part, Parts, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
 };
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 const ID: WireId = WireId { slot: 0x0102_0304, generation: 0x0506_0708 };
 

@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rpc_transport::address::Address;
-use rpc_transport::memory::{Access, BufferPool, MemoryRegion, ProtectionDomain};
-use rpc_transport::provider::{
+use rpc_transport::connect::address::Address;
+use rpc_transport::device::soft;
+use rpc_transport::device::{
     Completion, CompletionKind, CompletionQueue, Connector, Device, Listener, QpCapacity, QpHandle,
     RecvWr, RemoteSlice, SendOp, SendWr, Source,
 };
-use rpc_transport::soft;
+use rpc_transport::memory::region::{Access, BufferPool, MemoryRegion, ProtectionDomain};
 
 const MESSAGE_BYTES: usize = 80;
 /// Round trips of one window.

@@ -8,11 +8,11 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use rpc_transport::config::LinkConfig;
-use rpc_transport::handshake::{Features, Offer};
-use rpc_transport::link::{FrameBytes, Inbound, Lane, Link};
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::handshake::{Features, Offer};
+use rpc_transport::protocol::link::{FrameBytes, Inbound, Lane, Link};
 
 /// Short batches, of which the fastest counts: other work on the machine only ever adds.
 const BATCHES: u32 = 300;

@@ -13,13 +13,13 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use rpc_transport::address::Address;
-use rpc_transport::memory::{Access, BufferPool, MemoryRegion, ProtectionDomain};
-use rpc_transport::provider::{
+use rpc_transport::connect::address::Address;
+use rpc_transport::device::verbs::{SetupOptions, VerbsConnector, listen};
+use rpc_transport::device::{
     Completion, CompletionKind, CompletionQueue, Connector, Device, Established, QpCapacity,
     QpEvent, QpHandle, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
 };
-use rpc_transport::verbs::{SetupOptions, VerbsConnector, listen};
+use rpc_transport::memory::region::{Access, BufferPool, MemoryRegion, ProtectionDomain};
 use rustix::event::{PollFd, PollFlags, poll};
 
 type Failure = Box<dyn Error>;

@@ -11,12 +11,12 @@ mod seeds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpc_transport::fault::{self, FaultPlan, FaultyConnector, POISON};
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{
+use rpc_transport::device::fault::{self, FaultPlan, FaultyConnector, POISON};
+use rpc_transport::device::soft;
+use rpc_transport::device::{
     CompletionKind, Connector, Listener, QpEvent, QpState, Source, Status,
 };
-use rpc_transport::soft;
+use rpc_transport::memory::region::Access;
 
 use fixture::*;
 

@@ -9,10 +9,10 @@ mod fixture;
 
 use std::sync::Arc;
 
-use rpc_transport::address::HostPort;
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{Connector, Listener, Source};
-use rpc_transport::soft;
+use rpc_transport::connect::address::HostPort;
+use rpc_transport::device::soft;
+use rpc_transport::device::{Connector, Listener, Source};
+use rpc_transport::memory::region::Access;
 
 use fixture::*;
 

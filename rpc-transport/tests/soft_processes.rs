@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpc_transport::address::Address;
-use rpc_transport::error::{ConnectError, ListenError};
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{
+use rpc_transport::connect::address::Address;
+use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::device::soft;
+use rpc_transport::device::{
     Connector, Listener, PeerIdentity, RemoteSlice, SendOp, SendWr, Source, Status,
 };
-use rpc_transport::soft;
+use rpc_transport::memory::region::Access;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use fixture::*;

@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use rpc_transport::address::{Address, HostPort};
-use rpc_transport::error::{ConnectError, ListenError};
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{
+use rpc_transport::connect::address::{Address, HostPort};
+use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::device::verbs::{
+    SetupOptions, VerbsConnector, devices, listen, preflight, wait_for_teardown,
+};
+use rpc_transport::device::{
     CompletionKind, Connector, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpState, SendOp,
     SendWr, Source, Status,
 };
-use rpc_transport::verbs::{
-    SetupOptions, VerbsConnector, devices, listen, preflight, wait_for_teardown,
-};
+use rpc_transport::memory::region::Access;
 
 use fixture::*;
 use verbs::{Verbs, listen_at, local_ip, local_ipv6};
@@ -120,7 +120,7 @@ fn the_device_says_what_it_can() {
         assert!(attributes.max_inline_bytes >= 64, "{attributes:?}");
         assert!(attributes.max_qp_wr >= 256 && attributes.max_cqe >= 1024, "{attributes:?}");
         assert!(attributes.max_message_bytes >= 1 << 20, "{attributes:?}");
-        let again = rpc_transport::verbs::devices().unwrap();
+        let again = rpc_transport::device::verbs::devices().unwrap();
         assert!(again.iter().any(|other| Arc::ptr_eq(other, &device)), "one object per device");
     }
 }
@@ -315,7 +315,7 @@ fn s33_the_largest_inline_size_is_what_was_found_by_trial() {
 #[test]
 fn s26_objects_of_another_device_are_refused() {
     shared!(s26_objects_of_another_device_are_refused);
-    let soft = rpc_transport::soft::mem_device();
+    let soft = rpc_transport::device::soft::mem_device();
     let listener = Verbs.listen();
     runtime().block_on(async {
         let mut outgoing = resolve(&Verbs, &listener.local_address()).await;

@@ -13,7 +13,7 @@ mod verbs;
 
 use std::process::Command;
 
-use rpc_transport::provider::{RemoteSlice, Source, Status};
+use rpc_transport::device::{RemoteSlice, Source, Status};
 
 use fixture::*;
 use verbs::Verbs;

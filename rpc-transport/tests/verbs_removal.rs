@@ -14,7 +14,7 @@ mod verbs;
 
 use std::process::{Command, Stdio};
 
-use rpc_transport::verbs::{SetupOptions, preflight, wait_for_teardown};
+use rpc_transport::device::verbs::{SetupOptions, preflight, wait_for_teardown};
 
 use fixture::*;
 use verbs::{Verbs, listen_at, local_ip};

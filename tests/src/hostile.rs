@@ -8,14 +8,14 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 
 use rpc_core::{Address, ConnectError};
-use rpc_transport::config::LinkConfig;
-use rpc_transport::handshake::{Features, Offer};
-use rpc_transport::memory::{BufferPool, ProtectionDomain};
-use rpc_transport::provider::{
+use rpc_transport::connect::schemes;
+use rpc_transport::device::{
     Completion, CompletionKind, CompletionQueue, Established, Listener, QpCapacity, QpEvent,
     QpHandle, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
 };
-use rpc_transport::schemes;
+use rpc_transport::memory::region::{BufferPool, ProtectionDomain};
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::handshake::{Features, Offer};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 

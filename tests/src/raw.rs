@@ -1,6 +1,6 @@
 //! A service without a macro: its methods answer with a status.
 
-use rpc_core::handler::Handler;
+use rpc_core::server::handler::Handler;
 use rpc_core::service::{
     Dispatch, MethodDescriptor, Reply, ReplyParts, Request, ServiceDescriptor,
 };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[cfg(feature = "verbs")]
 #[must_use]
 pub fn rdma_host() -> std::net::IpAddr {
-    let report = rpc_transport::verbs::preflight();
+    let report = rpc_transport::device::verbs::preflight();
     assert!(report.is_usable(), "tests over rdma:// need an RDMA device:\n{report}");
     let mut addresses = report.addresses().into_iter();
     addresses.find(std::net::IpAddr::is_ipv4).expect("an RDMA port with an IPv4 address")

@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use rpc_core::service::{Dispatch, MethodDescriptor, Reply, Request};
 use rpc_core::{Context, Metadata};
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
-use rpc_transport::provider::PeerIdentity;
+use rpc_transport::device::PeerIdentity;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 use tests::CODECS;
 
 thread_local! {

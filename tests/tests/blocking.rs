@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rpc_core::blocking::BlockingChannel;
+use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::{CallError, Code, ConnectError};
 use tests::serve_elsewhere;
 

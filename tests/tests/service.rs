@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rpc_core::service::{Dispatch, MethodDescriptor, Request};
 use rpc_core::{CallError, Channel, Code, Codec, Context, Status};
-use rpc_transport::message::Message;
+use rpc_transport::message::received::Message;
 use serde::{Deserialize, Serialize};
 use tests::{CODECS, in_process};
 use tokio::sync::Notify;

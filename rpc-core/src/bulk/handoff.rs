@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use rpc_transport::payload_stream::PayloadStream;
+use rpc_transport::message::payload_stream::PayloadStream;
 
 use super::Bulk;
 

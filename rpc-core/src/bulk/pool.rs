@@ -14,9 +14,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rpc_transport::memory::{Buffer, BufferPool, ProtectionDomain};
-use rpc_transport::memory_registered::RegisteredBytes;
-use rpc_transport::provider::ProviderError;
+use rpc_transport::device::ProviderError;
+use rpc_transport::memory::region::{Buffer, BufferPool, ProtectionDomain};
+use rpc_transport::memory::registered::RegisteredBytes;
 
 use super::slot::{ReplySlot, SlotHome};
 use super::{Bulk, Memory};

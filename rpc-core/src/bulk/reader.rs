@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use rpc_transport::payload_stream::PayloadStream;
+use rpc_transport::message::payload_stream::PayloadStream;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Bulk;

@@ -9,9 +9,9 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rpc_transport::memory::{Access, MemoryRegion, ProtectionDomain};
-use rpc_transport::outbound::OutBuf;
-use rpc_transport::reply_slot::SlotOffer;
+use rpc_transport::memory::region::{Access, MemoryRegion, ProtectionDomain};
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::reply_slot::SlotOffer;
 
 use super::{BulkMut, BulkPool, PoolError};
 

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Seek, SeekFrom};
 
-use rpc_transport::memory::ProtectionDomain;
-use rpc_transport::soft;
+use rpc_transport::device::soft;
+use rpc_transport::memory::region::ProtectionDomain;
 use tokio::io::AsyncReadExt;
 
 use super::*;

@@ -10,7 +10,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
 
 use crate::bulk::{Bulk, BulkPool};
 use crate::context::Context;

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
-use rpc_transport::payload::Payload;
+use rpc_transport::message::payload::Payload;
 use serde::{Deserialize, Serialize};
 
 use super::*;
 use crate::bulk::Bulk;
-use crate::shape::{Blob, OwnedBlob, Plain as PlainShape, Put, Take};
+use crate::codec::shape::{Blob, OwnedBlob, Plain as PlainShape, Put, Take};
 use crate::wire::{self, Part, Parts};
 
 fn codecs() -> impl Iterator<Item = Codec> {
@@ -103,7 +103,7 @@ fn joined(head: &[u8], tail: &[u8]) -> Vec<u8> {
 /// Decodes with the tail kept by the message, and with it given.
 fn decoded<T, H>(codec: Codec, shape: H, head: &[u8], tail: &[u8]) -> [Result<T, CodecError>; 2]
 where
-    H: for<'de> crate::shape::TakeShape<'de, T>,
+    H: for<'de> crate::codec::shape::TakeShape<'de, T>,
 {
     if tail.is_empty() {
         let decode = || codec.decode_seed(Take::<T, H>::new(shape), head);

@@ -14,8 +14,8 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use rpc_transport::payload::Payload;
-use rpc_transport::payload_stream::PayloadStream;
+use rpc_transport::message::payload::Payload;
+use rpc_transport::message::payload_stream::PayloadStream;
 use serde::de::{Deserializer, Error, Visitor};
 
 use super::scratch::{MAX_COPIES, Scratch};

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::shape::{Blob, OwnedBlob, Plain, Put, Take};
+use crate::codec::shape::{Blob, OwnedBlob, Plain, Put, Take};
 
 /// Those that are compiled in.
 fn codecs() -> impl Iterator<Item = Codec> {
@@ -374,7 +374,7 @@ fn the_types_own_complaints_are_passed_on() {
 fn byte_strings_have_the_same_bytes_either_way() {
     fn same<T>(value: &T)
     where
-        T: Serialize + crate::blob::PutBlob,
+        T: Serialize + crate::codec::blob::PutBlob,
     {
         for codec in codecs() {
             assert_eq!(encoded(codec, &Put(value, Blob)), encoded(codec, &Put(value, Plain)));
@@ -397,8 +397,8 @@ fn byte_strings_have_the_same_bytes_either_way() {
 fn byte_strings_come_back_in_every_form() {
     fn back<T>(value: T)
     where
-        T: crate::blob::PutBlob + crate::blob::TakeOwnedBlob + PartialEq + Debug,
-        for<'a> T: crate::blob::TakeBlob<'a>,
+        T: crate::codec::blob::PutBlob + crate::codec::blob::TakeOwnedBlob + PartialEq + Debug,
+        for<'a> T: crate::codec::blob::TakeBlob<'a>,
     {
         for codec in codecs() {
             let bytes = encoded(codec, &Put(&value, Blob));

@@ -16,19 +16,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rpc_transport::driver::Driver;
-use rpc_transport::error::{ConnectError, ListenError};
-use rpc_transport::frame::{CloseCode, CloseReason};
-use rpc_transport::handshake::{Reject, RejectCode};
-use rpc_transport::provider::{Device, Incoming, Listener};
-use rpc_transport::setup::{AcceptError, completions_per_connection};
+use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::device::{Device, Incoming, Listener};
+use rpc_transport::engine::driver::Driver;
+use rpc_transport::engine::establish::{AcceptError, completions_per_connection};
+use rpc_transport::protocol::frame::{CloseCode, CloseReason};
+use rpc_transport::protocol::handshake::{Reject, RejectCode};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::Config;
 use crate::bulk::BulkPool;
-use crate::executor::{Handlers, Router};
-use crate::peer::{Peer, RpcShard};
+use crate::endpoint::{Peer, RpcShard};
+use crate::server::executor::{Handlers, Router};
 use crate::session::Role;
 
 /// Connections that one CQ is made for.

@@ -1,7 +1,7 @@
 use async_trait::async_trait;
 use futures::FutureExt;
-use rpc_transport::provider::{Device, Incoming, ProviderError};
-use rpc_transport::soft;
+use rpc_transport::device::soft;
+use rpc_transport::device::{Device, Incoming, ProviderError};
 use tokio::sync::Notify;
 
 use super::*;

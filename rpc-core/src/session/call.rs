@@ -6,8 +6,8 @@
 use std::fmt;
 use std::time::Instant;
 
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 use crate::wire::{self, ReplyKind};
 

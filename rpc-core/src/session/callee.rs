@@ -10,8 +10,8 @@
 
 use std::time::{Duration, Instant};
 
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 use super::incoming::{Ended, Stopped};
 use super::transmit::{Control, Side, tag};

@@ -11,8 +11,8 @@
 
 use std::time::{Duration, Instant};
 
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 use super::deadlines::micros;
 use super::outgoing::{CallHead, Stage, Timed};

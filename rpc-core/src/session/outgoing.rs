@@ -13,8 +13,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 use super::call::{CallId, Failure, Outcome, Reply};
 use super::deadlines::TimerKey;

@@ -9,7 +9,7 @@
 //! 3. After the loss of the connection each pending call has its one outcome, nothing is sent,
 //!    and what a late handler says is dropped.
 
-use rpc_transport::error::CloseCause;
+use rpc_transport::connect::error::CloseCause;
 
 use super::outgoing::Stage;
 use super::transmit::{Control, Side, tag};

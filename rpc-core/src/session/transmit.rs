@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
 
 use super::call::{Revoked, Transmit};
 use crate::wire::{self, Hello, WireId};

@@ -9,7 +9,7 @@
 //!    of their places, lie within the body, and together are the whole tail.
 //! 2. The block costs nothing on messages without a tail.
 
-use rpc_transport::outbound::OutBuf;
+use rpc_transport::message::outgoing::OutBuf;
 
 use super::{Kind, WireError};
 

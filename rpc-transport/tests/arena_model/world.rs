@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use rpc_transport::arena::{
+use rpc_transport::protocol::arena::{
     Advertisement, Allocation, ArenaConfig, ArenaError, ArenaOwner, ArenaWrite, ArenaWriter,
     Extent, Extents, Landed,
 };
@@ -374,7 +374,7 @@ impl World {
         }
     }
 
-    fn piece_has(&self, piece: &rpc_transport::arena::Piece, chunk: u32) -> bool {
+    fn piece_has(&self, piece: &rpc_transport::protocol::arena::Piece, chunk: u32) -> bool {
         let mut arenas = self.memory.values().map(|(arena, _)| arena);
         let arena = arenas.find(|arena| arena.arena == piece.arena).expect("known");
         let first = u64::from(arena.first_chunk) + piece.offset / CHUNK_BYTES;

@@ -1,4 +1,4 @@
-use rpc_transport::memory::{Buffer, MemoryRegion};
+use rpc_transport::memory::region::{Buffer, MemoryRegion};
 
 fn around(buffer: &Buffer) -> MemoryRegion {
     buffer.region().clone()

@@ -1,4 +1,4 @@
-use rpc_transport::memory::Buffer;
+use rpc_transport::memory::region::Buffer;
 
 fn two(buffer: &Buffer) -> Buffer {
     buffer.clone()

@@ -1,4 +1,4 @@
-use rpc_transport::message::Message;
+use rpc_transport::message::received::Message;
 
 
 fn main() {

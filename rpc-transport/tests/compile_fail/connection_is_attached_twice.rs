@@ -1,4 +1,4 @@
-use rpc_transport::provider::{Attach, CompletionQueue};
+use rpc_transport::device::{Attach, CompletionQueue};
 
 fn attach(step: Attach, cq: &mut dyn CompletionQueue) {
     step.run(cq).unwrap();

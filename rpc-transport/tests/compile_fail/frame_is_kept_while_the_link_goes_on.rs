@@ -1,4 +1,4 @@
-use rpc_transport::link::Link;
+use rpc_transport::protocol::link::Link;
 
 fn pump(link: &mut Link) {
     let first = link.poll_transmit();

@@ -1,4 +1,4 @@
-use rpc_transport::provider::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
+use rpc_transport::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 
 fn post(cq: &mut dyn CompletionQueue, qp: QpHandle) {
     let mut wr = SendWr { wr_id: 0, op: SendOp::Send, signaled: true, source: Source::Empty };

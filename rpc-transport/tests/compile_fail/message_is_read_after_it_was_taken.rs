@@ -1,4 +1,4 @@
-use rpc_transport::message::Message;
+use rpc_transport::message::received::Message;
 
 fn take(message: Message) -> (Vec<u8>, usize) {
     let bytes = message.into_vec();

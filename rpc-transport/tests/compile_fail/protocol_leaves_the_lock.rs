@@ -1,5 +1,5 @@
-use rpc_transport::protocol::Protocol;
-use rpc_transport::shard::{ConnectionKey, Shard};
+use rpc_transport::engine::upper::Protocol;
+use rpc_transport::engine::shard::{ConnectionKey, Shard};
 
 fn keep<P: Protocol>(shard: &Shard<P>, key: ConnectionKey) -> Option<&P> {
     shard.with(key, |protocol| &*protocol)

@@ -1,5 +1,5 @@
-use rpc_transport::memory::Buffer;
-use rpc_transport::provider::{CompletionQueue, QpHandle, RecvWr};
+use rpc_transport::memory::region::Buffer;
+use rpc_transport::device::{CompletionQueue, QpHandle, RecvWr};
 
 fn post(cq: &mut dyn CompletionQueue, qp: QpHandle, buffer: Buffer) -> u8 {
     let _ = cq.post_recv(qp, RecvWr { wr_id: 0, buffer });

@@ -1,4 +1,4 @@
-use rpc_transport::memory::MemoryRegion;
+use rpc_transport::memory::region::MemoryRegion;
 
 fn look(region: &MemoryRegion) -> &[u8] {
     &region[..]

@@ -1,4 +1,4 @@
-use rpc_transport::memory::MemoryRegion;
+use rpc_transport::memory::region::MemoryRegion;
 
 fn write(region: &MemoryRegion) {
     region.copy_in(0, b"bytes");

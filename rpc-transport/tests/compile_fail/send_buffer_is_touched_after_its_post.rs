@@ -1,5 +1,5 @@
-use rpc_transport::memory::Buffer;
-use rpc_transport::provider::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
+use rpc_transport::memory::region::Buffer;
+use rpc_transport::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 
 fn post(cq: &mut dyn CompletionQueue, qp: QpHandle, mut buffer: Buffer) {
     let source = Source::Buffer { buffer, start: 0, len: 64 };

@@ -1,7 +1,7 @@
 //! Contract rules 16 and 18, and what else connections do when they begin and end.
 
-use rpc_transport::error::ConnectError;
-use rpc_transport::provider::{
+use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::{
     Listener, ProviderError, QpHandle, QpState, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
     REQ_PRIVATE_DATA_BYTES, RecvWr, Status,
 };
@@ -88,8 +88,8 @@ async fn meet(
     fixture: &dyn Fixture,
     listener: &mut Box<dyn Listener>,
     request: &[u8],
-    answer: impl AsyncFnOnce(Box<dyn rpc_transport::provider::Incoming>),
-) -> Result<rpc_transport::provider::Established, ConnectError> {
+    answer: impl AsyncFnOnce(Box<dyn rpc_transport::device::Incoming>),
+) -> Result<rpc_transport::device::Established, ConnectError> {
     let options = Options::default();
     let mut outgoing = resolve(fixture, &listener.local_address()).await;
     let mut objects = End::objects(outgoing.device(), &options);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rpc_transport::address::Address;
-use rpc_transport::memory::{Access, Buffer, BufferPool, MemoryRegion, ProtectionDomain};
-use rpc_transport::provider::{
+use rpc_transport::connect::address::Address;
+use rpc_transport::device::{
     Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, Incoming,
     Listener, Outgoing, PostError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, RemoteSlice,
     SendOp, SendWr, Source, Status,
 };
+use rpc_transport::memory::region::{Access, Buffer, BufferPool, MemoryRegion, ProtectionDomain};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Nothing here waits longer for one thing; what does hangs.

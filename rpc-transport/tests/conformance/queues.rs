@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{
+use rpc_transport::device::{
     Capabilities, CompletionKind, PostErrorKind, ProviderError, QpCapacity, QpState, RecvWr,
     SendOp, SendWr, Source, Status,
 };
+use rpc_transport::memory::region::Access;
 
 use crate::fixture::*;
 
@@ -337,7 +337,8 @@ pub(crate) fn rule10_too_long(fixture: &dyn Fixture) {
         let mut pair =
             Pair::with(fixture, Options { buffer_bytes: 16 * 1024, ..Options::default() });
         // Two RECVs of 64 bytes behind the eight long ones, which are used up first.
-        let small = rpc_transport::memory::BufferPool::allocate(&pair.server.pd, 64, 2).unwrap();
+        let small =
+            rpc_transport::memory::region::BufferPool::allocate(&pair.server.pd, 64, 2).unwrap();
         for _ in 0..8 {
             pair.client.send(0, b"x");
             pair.next_recv(Server);

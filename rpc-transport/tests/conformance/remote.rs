@@ -1,9 +1,9 @@
 //! Contract rules 2, 11 and 15: memory, keys, and what a peer may do to it.
 
-use rpc_transport::memory::{Access, BufferPool};
-use rpc_transport::provider::{
+use rpc_transport::device::{
     Capabilities, CompletionKind, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
 };
+use rpc_transport::memory::region::{Access, BufferPool};
 
 use crate::fixture::*;
 

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use rpc_transport::provider::{CompletionKind, PostErrorKind, QpCapacity, QpState, Source, Status};
+use rpc_transport::device::{CompletionKind, PostErrorKind, QpCapacity, QpState, Source, Status};
 
 use crate::fixture::*;
 

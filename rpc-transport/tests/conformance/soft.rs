@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use rpc_transport::address::HostPort;
-use rpc_transport::fault::{self, FaultPlan, FaultyConnector};
-use rpc_transport::provider::{Connector, Listener};
-use rpc_transport::soft;
+use rpc_transport::connect::address::HostPort;
+use rpc_transport::device::fault::{self, FaultPlan, FaultyConnector};
+use rpc_transport::device::soft;
+use rpc_transport::device::{Connector, Listener};
 
 use crate::fixture::Fixture;
 

@@ -3,9 +3,11 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, LazyLock};
 
-use rpc_transport::address::{Address, HostPort};
-use rpc_transport::provider::{Connector, Listener};
-use rpc_transport::verbs::{SetupOptions, VerbsConnector, listen, preflight, wait_for_teardown};
+use rpc_transport::connect::address::{Address, HostPort};
+use rpc_transport::device::verbs::{
+    SetupOptions, VerbsConnector, listen, preflight, wait_for_teardown,
+};
+use rpc_transport::device::{Connector, Listener};
 
 use crate::fixture::{Fixture, PATIENCE, runtime};
 

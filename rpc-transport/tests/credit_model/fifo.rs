@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-use rpc_transport::credit::Grant;
+use rpc_transport::protocol::credit::Grant;
 
 /// A received message that its end has not polled yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //! `RPC_MODEL_DEEP=1` adds the spaces that take minutes and gigabytes (use `--release`).
 //! `RPC_MODEL_SEED=n` walks from one seed.
 //!
-//! [`Credits`]: rpc_transport::credit::Credits
+//! [`Credits`]: rpc_transport::protocol::credit::Credits
 
 mod fifo;
 mod search;
@@ -16,7 +16,7 @@ mod theorem;
 mod walk;
 mod world;
 
-use rpc_transport::credit::{Rules, SendQueueBudget, Window};
+use rpc_transport::protocol::credit::{Rules, SendQueueBudget, Window};
 
 use crate::search::search;
 use crate::world::{Config, Failure};

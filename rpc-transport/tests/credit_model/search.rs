@@ -7,7 +7,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use rpc_transport::credit::Counters;
+use rpc_transport::protocol::credit::Counters;
 
 use crate::world::{Config, End, Failure, Small, Step, World};
 

@@ -3,7 +3,7 @@
 //! It is stuck iff `I <= D / T`, where the Acks that spend an end's ack window `I` are due to the
 //! *other* end's data window `D` and threshold `T`; for unequal ends, iff this is so both ways.
 
-use rpc_transport::credit::{Rules, Window};
+use rpc_transport::protocol::credit::{Rules, Window};
 
 use crate::search::search;
 use crate::world::{Config, Failure};

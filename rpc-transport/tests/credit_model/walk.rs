@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use rpc_transport::credit::{SendQueueBudget, Window};
+use rpc_transport::protocol::credit::{SendQueueBudget, Window};
 
 use crate::world::{Config, Failure, Large, Step, World};
 use crate::{NEVER, budget, is_deep, window};

@@ -10,7 +10,9 @@
 
 use std::collections::VecDeque;
 
-use rpc_transport::credit::{CreditError, Credits, Rules, SendQueueBudget, Stamp, Window};
+use rpc_transport::protocol::credit::{
+    CreditError, Credits, Rules, SendQueueBudget, Stamp, Window,
+};
 
 use crate::fifo::{Fifo, Message, Packed, Slots};
 

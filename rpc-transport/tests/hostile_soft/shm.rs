@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpc_transport::address::Address;
-use rpc_transport::error::ConnectError;
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{
+use rpc_transport::connect::address::Address;
+use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::soft;
+use rpc_transport::device::{
     Connector, PostErrorKind, QpHandle, QpState, SendOp, SendWr, Source, Status,
 };
-use rpc_transport::soft;
+use rpc_transport::memory::region::Access;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -552,7 +552,7 @@ fn lies_about_regions_kill_the_connection_and_map_nothing() {
         println!("{what}");
         let mut pair = Client::of_a_hostile_server();
         let rkey = 0x42;
-        let to = rpc_transport::provider::RemoteSlice { address: 0x1000, rkey };
+        let to = rpc_transport::device::RemoteSlice { address: 0x1000, rkey };
         let source = pair.end.filled(&[1; 64]);
         let mut wr = [SendWr { wr_id: 1, op: SendOp::Write(to), signaled: true, source }];
         pair.end.post(&mut wr).unwrap();
@@ -567,7 +567,7 @@ fn lies_about_regions_kill_the_connection_and_map_nothing() {
 #[test]
 fn a_region_that_cannot_be_mapped_is_written_by_packets() {
     let mut pair = Client::of_a_hostile_server();
-    let to = rpc_transport::provider::RemoteSlice { address: 0x1000, rkey: 0x42 };
+    let to = rpc_transport::device::RemoteSlice { address: 0x1000, rkey: 0x42 };
     let source = pair.end.filled(b"through the engine");
     let mut wr = [SendWr { wr_id: 1, op: SendOp::Write(to), signaled: true, source }];
     pair.end.post(&mut wr).unwrap();

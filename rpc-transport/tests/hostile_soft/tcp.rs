@@ -4,11 +4,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use rpc_transport::address::{Address, HostPort};
-use rpc_transport::error::ConnectError;
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{Connector, PostErrorKind, QpHandle, QpState, Status};
-use rpc_transport::soft;
+use rpc_transport::connect::address::{Address, HostPort};
+use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::soft;
+use rpc_transport::device::{Connector, PostErrorKind, QpHandle, QpState, Status};
+use rpc_transport::memory::region::Access;
 
 use crate::fixture::*;
 use crate::victim::{POSTED, Random, Victim};
@@ -506,11 +506,11 @@ fn streams_cut_at_random_places_carry_everything() {
         let bytes = pattern(round as u64, len);
         let source = ends[0].pd.register(pattern(!0, region_bytes), Access::LOCAL).unwrap();
         let message = ends[0].filled(&bytes);
-        let read = rpc_transport::provider::SendOp::Read(remote(&target, 0));
+        let read = rpc_transport::device::SendOp::Read(remote(&target, 0));
         let mut list = [
             write(1, remote(&target, 0), whole(&source)),
             send(2, true, message),
-            rpc_transport::provider::SendWr {
+            rpc_transport::device::SendWr {
                 wr_id: 3,
                 op: read,
                 signaled: true,

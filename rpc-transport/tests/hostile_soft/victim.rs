@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpc_transport::memory::{Access, MemoryRegion};
-use rpc_transport::provider::{
+use rpc_transport::device::{
     Completion, CompletionKind, Connector, Established, Listener, QpHandle, QpState, RecvWr,
     SendWr, Source, Status,
 };
+use rpc_transport::memory::region::{Access, MemoryRegion};
 
 use crate::fixture::*;
 

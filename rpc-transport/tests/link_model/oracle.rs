@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rpc_transport::link::Lane;
-use rpc_transport::out_part::OutPart;
-use rpc_transport::outbound::OutBuf;
-use rpc_transport::payload::Payload;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::part::OutPart;
+use rpc_transport::message::payload::Payload;
+use rpc_transport::protocol::link::Lane;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {

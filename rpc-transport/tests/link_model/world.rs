@@ -3,17 +3,19 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use rpc_transport::arena::ArenaConfig;
-use rpc_transport::config::LinkConfig;
-use rpc_transport::frame::{CloseCode, CloseReason, Kind, flags};
-use rpc_transport::handshake::{Features, Offer};
-use rpc_transport::link::{Inbound, Lane, Link, Put, Revoked, SliceBytes, SubmitError, Transmit};
-use rpc_transport::memory::{Access, MemoryRegion, ProtectionDomain};
-use rpc_transport::message::Message;
-use rpc_transport::payload::Payload;
-use rpc_transport::provider::RemoteSlice;
-use rpc_transport::reply_slot::{PeerSlot, SlotOffer};
-use rpc_transport::soft;
+use rpc_transport::device::RemoteSlice;
+use rpc_transport::device::soft;
+use rpc_transport::memory::region::{Access, MemoryRegion, ProtectionDomain};
+use rpc_transport::message::payload::Payload;
+use rpc_transport::message::received::Message;
+use rpc_transport::message::reply_slot::{PeerSlot, SlotOffer};
+use rpc_transport::protocol::arena::ArenaConfig;
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::frame::{CloseCode, CloseReason, Kind, flags};
+use rpc_transport::protocol::handshake::{Features, Offer};
+use rpc_transport::protocol::link::{
+    Inbound, Lane, Link, Put, Revoked, SliceBytes, SubmitError, Transmit,
+};
 
 use super::oracle::Oracle;
 use super::random::Random;
@@ -279,7 +281,7 @@ impl World {
             return;
         }
         if len > max {
-            let mut out = rpc_transport::outbound::OutBuf::new();
+            let mut out = rpc_transport::message::outgoing::OutBuf::new();
             out.extend_from_slice(&vec![0; len]);
             let refused = end.link.submit(lane, u64::MAX, out);
             assert!(matches!(refused, Err(SubmitError::TooLarge { .. } | SubmitError::Closed)));

@@ -5,10 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rpc_transport::config::LinkConfig;
-use rpc_transport::memory::BufferPool;
-use rpc_transport::schemes;
-use rpc_transport::spin::PollMode;
+use rpc_transport::connect::schemes;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::memory::region::BufferPool;
+use rpc_transport::protocol::config::LinkConfig;
 
 use crate::probe::{Habit, Probe};
 use crate::world::{ProbeShard, WIRES, assert_home, fresh_address, run, shard};

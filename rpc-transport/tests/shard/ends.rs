@@ -1,8 +1,8 @@
 //! How connections end: in order, by a peer that vanishes, by a runtime that goes away.
 
-use rpc_transport::config::LinkConfig;
-use rpc_transport::error::CloseCause;
-use rpc_transport::schemes;
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::connect::schemes;
+use rpc_transport::protocol::config::LinkConfig;
 
 use crate::probe::Habit;
 use crate::world::{

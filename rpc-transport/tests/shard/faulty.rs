@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use async_trait::async_trait;
-use rpc_transport::error::ConnectError;
-use rpc_transport::memory::ProtectionDomain;
-use rpc_transport::provider::{
+use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::{
     Attach, Completion, CompletionQueue, Device, DeviceAttributes, Established, Outgoing,
     PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr,
     SendWr,
 };
+use rpc_transport::memory::region::ProtectionDomain;
 
 /// What is to fail.
 #[derive(Debug, Default)]

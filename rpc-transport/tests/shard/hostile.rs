@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use rpc_transport::config::LinkConfig;
-use rpc_transport::credit::Grant;
-use rpc_transport::frame::{self, CloseCode, CloseReason, Frame, Kind};
-use rpc_transport::memory::Access;
-use rpc_transport::provider::{RemoteSlice, SendOp};
-use rpc_transport::schemes;
-use rpc_transport::spin::PollMode;
+use rpc_transport::connect::schemes;
+use rpc_transport::device::{RemoteSlice, SendOp};
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::memory::region::Access;
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::credit::Grant;
+use rpc_transport::protocol::frame::{self, CloseCode, CloseReason, Frame, Kind};
 
 use crate::probe::{Habit, Probe};
 use crate::raw::Raw;
@@ -232,8 +232,8 @@ fn a_write_with_a_wrong_key_costs_its_own_connection() {
 /// The rules of arenas, as a raw peer breaks them at a shard.
 #[test]
 fn broken_rules_of_arenas_are_named_and_cost_one_connection() {
-    use rpc_transport::arena::{ArenaBlock, Extent, Extents};
-    use rpc_transport::frame::{Blocks, Segment, Written};
+    use rpc_transport::protocol::arena::{ArenaBlock, Extent, Extents};
+    use rpc_transport::protocol::frame::{Blocks, Segment, Written};
     let extents = Extents::from_slice(&[Extent { first: 900, count: 1 }]).unwrap();
     let segment =
         Segment { number: 0, last: true, abort: false, head_end: true, offset: 0, total: 101 };

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use rpc_transport::arena::ArenaConfig;
-use rpc_transport::error::CloseCause;
-use rpc_transport::fault::FaultPlan;
-use rpc_transport::message::Message;
-use rpc_transport::payload::Payload;
-use rpc_transport::spin::PollMode;
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::fault::FaultPlan;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::message::payload::Payload;
+use rpc_transport::message::received::Message;
+use rpc_transport::protocol::arena::ArenaConfig;
 
 use crate::parts::{KEEP, quiet, region, send, shared, streaming, warm_up, whole};
 use crate::random::{PrintSeed, Random, variable};

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use rpc_transport::arena::ArenaConfig;
-use rpc_transport::config::LinkConfig;
-use rpc_transport::link::Lane;
-use rpc_transport::memory::{Access, MemoryRegion};
-use rpc_transport::out_part::OutPart;
-use rpc_transport::outbound::OutBuf;
-use rpc_transport::protocol::Submission;
+use rpc_transport::engine::upper::Submission;
+use rpc_transport::memory::region::{Access, MemoryRegion};
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::part::OutPart;
+use rpc_transport::protocol::arena::ArenaConfig;
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::link::Lane;
 
 use crate::probe::Habit;
 use crate::world::{End, pattern};

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rpc_transport::error::CloseCause;
-use rpc_transport::link::{Lane, SubmitError};
-use rpc_transport::message::Message;
-use rpc_transport::outbound::OutBuf;
-use rpc_transport::protocol::{Executor, Protocol, Revoke, Submission};
-use rpc_transport::provider::PeerIdentity;
-use rpc_transport::shard::{ConnectionKey, State};
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::shard::{ConnectionKey, State};
+use rpc_transport::engine::upper::{Executor, Protocol, Revoke, Submission};
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
+use rpc_transport::protocol::link::{Lane, SubmitError};
 use tokio::sync::Notify;
 
 /// What a probe does with a message.

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_transport::config::LinkConfig;
-use rpc_transport::credit::Grant;
-use rpc_transport::frame::{self, Frame, Kind};
-use rpc_transport::handshake::{Features, Offer};
-use rpc_transport::memory::{Access, BufferPool, ProtectionDomain};
-use rpc_transport::provider::{
+use rpc_transport::connect::schemes;
+use rpc_transport::device::{
     Completion, CompletionQueue, Listener, QpCapacity, QpHandle, RecvWr, SendOp, SendWr, Source,
 };
-use rpc_transport::schemes;
+use rpc_transport::memory::region::{Access, BufferPool, ProtectionDomain};
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::credit::Grant;
+use rpc_transport::protocol::frame::{self, Frame, Kind};
+use rpc_transport::protocol::handshake::{Features, Offer};
 
 use crate::probe::Probe;
 use crate::world::{End, ProbeShard};

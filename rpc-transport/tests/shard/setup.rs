@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_transport::config::{Isolation, LinkConfig};
-use rpc_transport::provider::Listener;
-use rpc_transport::schemes;
-use rpc_transport::setup::completions_per_connection;
-use rpc_transport::spin::PollMode;
+use rpc_transport::connect::schemes;
+use rpc_transport::device::Listener;
+use rpc_transport::engine::establish::completions_per_connection;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::protocol::config::{Isolation, LinkConfig};
 use tokio::task::JoinHandle;
 
 use crate::faulty::{Faults, faulty};
@@ -17,7 +17,7 @@ use crate::world::{End, Options, ProbeShard, WIRES, fresh_address, join, run, sh
 const FAR: Duration = Duration::from_secs(3600);
 
 /// A shard with its driver at work.
-fn driven(device: &Arc<dyn rpc_transport::provider::Device>) -> (ProbeShard, JoinHandle<()>) {
+fn driven(device: &Arc<dyn rpc_transport::device::Device>) -> (ProbeShard, JoinHandle<()>) {
     let (shard, driver) = shard(device, &LinkConfig::default(), 1, PollMode::Event);
     (shard, tokio::spawn(driver))
 }

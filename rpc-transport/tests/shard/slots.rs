@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rpc_transport::config::LinkConfig;
-use rpc_transport::error::CloseCause;
-use rpc_transport::fault::FaultPlan;
-use rpc_transport::link::{Lane, Revoked};
-use rpc_transport::memory::{Access, MemoryRegion};
-use rpc_transport::outbound::OutBuf;
-use rpc_transport::protocol::Submission;
-use rpc_transport::reply_slot::{PeerSlot, SlotOffer};
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::fault::FaultPlan;
+use rpc_transport::engine::upper::Submission;
+use rpc_transport::memory::region::{Access, MemoryRegion};
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::reply_slot::{PeerSlot, SlotOffer};
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::link::{Lane, Revoked};
 
 use crate::parts::{KEEP, shared, warm_up};
 use crate::world::{End, Options, Pair, WIRES, pattern, run};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rpc_transport::config::LinkConfig;
+use rpc_transport::protocol::config::LinkConfig;
 
 use crate::world::{ByHand, Options, Pair, parked, run, unspawned};
 

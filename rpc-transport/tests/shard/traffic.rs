@@ -1,7 +1,7 @@
 //! Messages of all sizes, both ways, and everything home afterwards.
 
-use rpc_transport::config::LinkConfig;
-use rpc_transport::spin::PollMode;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::protocol::config::LinkConfig;
 
 use crate::probe::Habit;
 use crate::random::{PrintSeed, Random, variable};

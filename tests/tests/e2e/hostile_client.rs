@@ -3,7 +3,7 @@
 
 use rpc_core::service::{Dispatch, MethodDescriptor};
 use rpc_core::{Code, ConnectError};
-use rpc_transport::handshake::Reject;
+use rpc_transport::protocol::handshake::Reject;
 use tests::hostile::bytes::{
     data, hello, link_header, request, segment, session_header, session_of,
 };

@@ -2,7 +2,7 @@
 //! and the client's other connections live.
 
 use rpc_core::{CloseCause, Code, LinkConfig, PollMode};
-use rpc_transport::provider::Listener;
+use rpc_transport::device::Listener;
 use tests::hostile::bytes::{self, data, hello, link_header, segment, session_header, session_of};
 use tests::hostile::{Heard, HostilePeer};
 use tests::limit;
@@ -138,7 +138,7 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
 
 async fn listen(scheme: Scheme) -> (Box<dyn Listener>, String) {
     let address = scheme.fresh_address().parse().expect("an address");
-    let listener = rpc_transport::schemes::listen(&address).await.expect("it is free");
+    let listener = rpc_transport::connect::schemes::listen(&address).await.expect("it is free");
     let address = listener.local_address().to_string();
     (listener, address)
 }
@@ -325,7 +325,7 @@ fn a_server_that_accepts_with_nonsense_does_not_speak_this_protocol() {
                     if let Ok(mut incoming) = listener.incoming().await {
                         let domain = incoming.device().allocate_pd().expect("a domain");
                         let mut cq = incoming.device().create_cq(64).expect("a queue");
-                        let capacity = rpc_transport::provider::QpCapacity {
+                        let capacity = rpc_transport::device::QpCapacity {
                             max_send_wr: 4,
                             max_recv_wr: 4,
                             max_inline_bytes: 0,
@@ -375,8 +375,8 @@ fn more_frames_than_were_credited_close_the_connection() {
 #[test]
 fn frames_are_bytes_of_the_wire_format() {
     // The hand-written frames of these tests are those of the crates.
-    use rpc_transport::credit::Grant;
-    use rpc_transport::frame::{Kind, Segment, header, segment_header};
+    use rpc_transport::protocol::credit::Grant;
+    use rpc_transport::protocol::frame::{Kind, Segment, header, segment_header};
     assert_eq!(bytes::link_header(2, 0, 3, 4), header(Kind::Ack, Grant { data: 3, ack: 4 }));
     let grant = Grant::default();
     let block =

@@ -1,0 +1,396 @@
+//! What generated code is made of: `rpc_core::__private`.
+//!
+//! Owns the contract between `#[service]` and this crate. Public because generated code lives in
+//! the user's crate; not part of the API, and changes with the macro's version, which is pinned to
+//! this crate's. Generated code names nothing but this module and the types that users see.
+//!
+//! Server side: the macro's dispatch calls [`split`], and in the handler's future
+//! [`Incoming::arguments`], the user's method, and [`Incoming::reply`] or
+//! [`Incoming::reply_error`]. Client side: `Channel::call` with the arguments as a tuple of
+//! [`put`], and one of [`decode_plain`], [`decode_result`] through [`plain`], [`result`].
+
+pub use std::clone::Clone;
+pub use std::convert::{AsRef, From};
+pub use std::default::Default;
+pub use std::fmt;
+pub use std::future::Future;
+pub use std::marker::{Send, Sync};
+pub use std::option::Option;
+pub use std::result::Result;
+pub use std::string::String;
+pub use std::sync::Arc;
+pub use std::vec::Vec;
+
+use std::mem::ManuallyDrop;
+
+use parking_lot::Mutex;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::payload::Payload;
+use rpc_transport::message::payload_stream::PayloadStream;
+use rpc_transport::message::received::Message;
+use rpc_transport::message::reply_slot::PeerSlot;
+use serde::Serialize;
+use serde::de::DeserializeSeed;
+
+pub use crate::client::Channel;
+pub use crate::client::blocking::BlockingChannel;
+pub use crate::client::call::Call;
+pub use crate::codec::CodecError;
+pub use crate::codec::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
+pub use crate::codec::shape::{
+    Blob, OwnedBlob, Plain, Probe, ProbePlain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
+};
+pub use crate::server::handler::Handler;
+pub use crate::service::{
+    Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,
+    assert_distinct_ids,
+};
+pub use crate::status::{CallError, Status};
+pub use rpc_transport::connect::error::ConnectError;
+
+use crate::bulk::{Bulk, BulkMut};
+use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
+use crate::context::Context;
+
+/// A type that is a [`Result`], behind an alias.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no alias of a `Result`",
+    label = "marked #[rpc(result)], and is none",
+    note = "remove #[rpc(result)]: the method's result is this type itself"
+)]
+pub trait IsResult {
+    /// What it holds on success.
+    type Ok;
+    /// What it holds on failure.
+    type Err;
+    /// Looks behind the alias.
+    ///
+    /// # Errors
+    /// The method's own.
+    fn into_result(self) -> Result<Self::Ok, Self::Err>;
+}
+
+impl<T, E> IsResult for Result<T, E> {
+    type Ok = T;
+    type Err = E;
+
+    #[inline]
+    fn into_result(self) -> Self {
+        self
+    }
+}
+
+/// How a method's own error becomes a reply.
+#[diagnostic::on_unimplemented(
+    message = "`{E}` cannot be sent: it does not implement serde's `Serialize`",
+    label = "does not implement `serde::Serialize`",
+    note = "derive `serde::Serialize` for it, or send a type that has it"
+)]
+pub trait PutError<E>: Copy {
+    /// Makes the reply.
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: Serialize> PutError<E> for Plain {
+    #[inline]
+    fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply {
+        incoming.encode(method, ReplyKind::UserError, error)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl PutError<Status> for StatusShape {
+    fn reply(self, _: &Incoming, _: &'static MethodDescriptor, status: &Status) -> Reply {
+        Reply::Status(status.clone())
+    }
+}
+
+/// The part of a request that its handler's future owns.
+#[derive(Debug)]
+pub struct Incoming {
+    message: Message,
+    codec: Codec,
+    /// What arguments borrow that cannot be borrowed from the message.
+    // This and the last are dropped by `drop`, which finds at once that there is nothing: the fields'
+    // own would have to be called for that.
+    scratch: ManuallyDrop<Scratch>,
+    min_part_bytes: usize,
+    extras: ManuallyDrop<Option<Box<Mutex<Extras>>>>,
+}
+
+/// What few requests bring, until it is used.
+#[derive(Debug, Default)]
+struct Extras {
+    /// A tail that is still arriving, for the arguments.
+    stream: Option<PayloadStream>,
+    /// Memory of the caller's, for the tail of the reply.
+    slot: Option<PeerSlot>,
+}
+
+#[cold]
+fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
+    let extras = Extras { stream: message.take_stream(), slot: message.take_slot() };
+    let any = extras.stream.is_some() || extras.slot.is_some();
+    any.then(|| Box::new(Mutex::new(extras)))
+}
+
+/// Parts a request between the handler and its future.
+#[inline]
+#[must_use]
+pub fn split(request: Request) -> (Context, Incoming) {
+    let Request { mut message, codec, context } = request;
+    let min_part_bytes = context.min_part_bytes();
+    let extras = if message.is_plain() { None } else { extras(&mut message) };
+    let extras = ManuallyDrop::new(extras);
+    let scratch = ManuallyDrop::new(Scratch::new());
+    (context, Incoming { message, codec, scratch, min_part_bytes, extras })
+}
+
+/// The handler for a position that no method has.
+pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Handler {
+    let text = format!("service {} has no method at position {method}", service.name);
+    Handler::ready(Reply::Status(Status::unimplemented(text)))
+}
+
+impl Drop for Incoming {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(extras) = self.extras.take() {
+            drop_extras(extras);
+        }
+        if !self.scratch.is_empty() {
+            drop_scratch(&mut self.scratch);
+        }
+    }
+}
+
+#[cold]
+fn drop_scratch(scratch: &mut Scratch) {
+    *scratch = Scratch::new();
+}
+
+#[cold]
+fn drop_extras(extras: Box<Mutex<Extras>>) {
+    drop(extras);
+}
+
+impl Incoming {
+    /// Decodes the arguments, which may borrow from this.
+    ///
+    /// # Errors
+    /// The reply that says what is wrong with them.
+    #[inline]
+    pub fn arguments<'de, S: DeserializeSeed<'de> + Clone>(
+        &'de self,
+        method: &'static MethodDescriptor,
+        seeds: S,
+    ) -> Result<S::Value, Reply> {
+        let tail = match (self.message.tail(), &*self.extras) {
+            (Some(tail), _) => Some(Tail::Kept(tail)),
+            (None, Some(extras)) => extras.lock().stream.take().map(Tail::Arriving),
+            (None, None) => None,
+        };
+        let decoded = match tail {
+            None => self.codec.decode_seed(seeds, &self.message),
+            Some(tail) => self.codec.decode_parts(seeds, &self.message, tail, &self.scratch),
+        };
+        decoded.map_err(|error| undecodable_arguments(method, error))
+    }
+
+    /// Encodes what a method without an error type returned.
+    #[inline]
+    pub fn reply(&self, method: &'static MethodDescriptor, value: &impl Serialize) -> Reply {
+        self.encode(method, ReplyKind::Ok, value)
+    }
+
+    /// Encodes a method's own error.
+    #[inline]
+    pub fn reply_error<E, H: PutError<E>>(
+        &self,
+        method: &'static MethodDescriptor,
+        error: &E,
+        shape: H,
+    ) -> Reply {
+        shape.reply(self, method, error)
+    }
+
+    /// Puts the body's tail on the way to the caller's slot, if there is both.
+    #[cold]
+    fn place(&self, body: &mut OutBuf) {
+        if let Some(extras) = &*self.extras
+            && let Some(slot) = extras.lock().slot.take()
+        {
+            body.place_in(slot);
+        }
+    }
+
+    #[inline]
+    fn encode<T: Serialize + ?Sized>(
+        &self,
+        method: &'static MethodDescriptor,
+        kind: ReplyKind,
+        value: &T,
+    ) -> Reply {
+        let min_part_bytes = self.min_part_bytes;
+        let placement = Placement { min_part_bytes, pool: Pool::OfContext };
+        let mut body = OutBuf::new();
+        if let Err(error) = self.codec.encode_body(value, &mut body, placement) {
+            return unencodable_result(method, error);
+        }
+        if body.tail_len() != 0 {
+            self.place(&mut body);
+        }
+        match kind {
+            ReplyKind::Ok => Reply::Ok(body),
+            ReplyKind::UserError => Reply::UserError(body),
+        }
+    }
+}
+
+/// What to do about bytes that are no value of the type: names of types are compared, not contents.
+const TYPES_DIFFER: &str = "the types of the two ends differ: bring both up to date";
+
+#[cold]
+fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
+    let what = error.describe(method.arguments);
+    Reply::Status(Status::invalid_argument(format!(
+        "cannot decode the arguments of {}: {what}; {TYPES_DIFFER}",
+        method.name
+    )))
+}
+
+#[cold]
+fn unencodable_result(method: &'static MethodDescriptor, error: CodecError) -> Reply {
+    tracing::error!(method = method.name, %error, "cannot encode a result");
+    Reply::Status(Status::internal(format!("cannot encode the result of {}: {error}", method.name)))
+}
+
+/// The decoder of a method's reply, for a result of shape `shape`.
+#[inline]
+pub fn plain<T, H>(_shape: H) -> fn(ReplyParts) -> Result<T, Status>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+{
+    decode_plain::<T, H>
+}
+
+/// The same for a method with an error type of its own.
+#[inline]
+pub fn result<T, E, H, F>(_shape: H, _error: F) -> fn(ReplyParts) -> Result<T, CallError<E>>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+    F: for<'de> TakeShape<'de, E> + Default,
+{
+    decode_result::<T, E, H, F>
+}
+
+/// Decodes the reply of a method without an error type.
+///
+/// # Errors
+/// The status that the call ended with.
+pub fn decode_plain<T, H>(parts: ReplyParts) -> Result<T, Status>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+{
+    let ReplyParts { codec, method, outcome, into } = parts;
+    match outcome? {
+        (ReplyKind::Ok, message) => take::<T, H>(codec, method, H::default(), message, into),
+        (ReplyKind::UserError, _) => Err(unexpected_user_error(method)),
+    }
+}
+
+/// Decodes the reply of a method with an error type of its own.
+///
+/// # Errors
+/// That error, or the status that the call ended with.
+pub fn decode_result<T, E, H, F>(parts: ReplyParts) -> Result<T, CallError<E>>
+where
+    H: for<'de> TakeShape<'de, T> + Default,
+    F: for<'de> TakeShape<'de, E> + Default,
+{
+    let ReplyParts { codec, method, outcome, into } = parts;
+    match outcome {
+        Ok((ReplyKind::UserError, message)) => {
+            let error = take::<E, F>(codec, method, F::default(), message, into)?;
+            Err(CallError::User(error))
+        }
+        outcome => {
+            let parts = ReplyParts { codec, method, outcome, into };
+            decode_plain::<T, H>(parts).map_err(CallError::Status)
+        }
+    }
+}
+
+#[inline]
+fn take<T, H>(
+    codec: Codec,
+    method: &'static MethodDescriptor,
+    shape: H,
+    mut message: Message,
+    into: Option<Box<BulkMut>>,
+) -> Result<T, Status>
+where
+    H: for<'de> TakeShape<'de, T>,
+{
+    let tail = if into.is_some() || !message.is_plain() {
+        take_tail(&mut message, into)
+    } else {
+        // None, as was seen.
+        std::mem::forget(into);
+        None
+    };
+    let decoded = match tail {
+        None => codec.decode_seed(seed::<T, H>(shape), &message),
+        Some(tail) => {
+            let scratch = Scratch::new();
+            codec.decode_parts(seed::<T, H>(shape), &message, tail, &scratch)
+        }
+    };
+    decoded.map_err(|error| undecodable_reply(method, error))
+}
+
+#[cold]
+fn take_tail<'de>(message: &mut Message, into: Option<Box<BulkMut>>) -> Option<Tail<'de>> {
+    match message.take_tail() {
+        Some(tail) => Some(Tail::Given(landed(tail, into))),
+        None => message.take_stream().map(Tail::Arriving),
+    }
+}
+
+/// What arrived, in the buffer that it was to arrive in, if it has room.
+#[cold]
+fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
+    match (into, usize::try_from(tail.len())) {
+        (Some(mut buffer), Ok(len)) if len <= buffer.capacity() => {
+            buffer.resize(len);
+            tail.copy_to(0, &mut buffer);
+            buffer.freeze()
+        }
+        _ => Bulk::from(tail),
+    }
+}
+
+#[cold]
+fn undecodable_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    let text = format!("cannot decode the reply of {}: {error}; {TYPES_DIFFER}", method.name);
+    Status::internal(text)
+        .with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
+}
+
+#[cold]
+fn unexpected_user_error(method: &'static MethodDescriptor) -> Status {
+    Status::internal(format!(
+        "{} answered with an error of its own, which the method has not here",
+        method.name
+    ))
+}
+
+/// The status of a call whose arguments cannot be encoded.
+#[cold]
+#[must_use]
+pub fn unencodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    let what = error.describe(method.arguments);
+    Status::invalid_argument(format!("cannot encode the arguments of {}: {what}", method.name))
+        .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
+}

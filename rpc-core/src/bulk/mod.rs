@@ -1,0 +1,421 @@
+//! Large byte strings: [`Bulk`], which travels by reference.
+//!
+//! Owns the type that users put into their argument and result types, whatever memory is behind
+//! it: a `Vec` or [`Bytes`], a buffer of a connection's [`BulkPool`], memory that was registered
+//! once, or what arrived from a peer. Never copies on the way out; where the device writes from
+//! other memory than this, the transport stages it.
+//!
+//! Invariants:
+//! 1. The bytes of a *private* one do not change while any handle of it lives.
+//! 2. The bytes of a *remote* one lie in memory that its sender can still write. They are copied
+//!    out, never lent: what was copied does not change, what is copied later may differ.
+
+pub(crate) mod handoff;
+mod pool;
+mod reader;
+mod serial;
+mod slot;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rpc_transport::memory::mapped::MappedFile;
+use rpc_transport::memory::region::Buffer;
+use rpc_transport::memory::registered::RegisteredBytes;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::part::OutPart;
+use rpc_transport::message::payload::Payload;
+
+pub use self::pool::{BulkMut, BulkPool, PoolError};
+pub use self::reader::BulkReader;
+pub use self::slot::{Landing, ReplySlot};
+
+/// An owned string of bytes of any length that is cheap to clone, to slice and to send.
+///
+/// It may stand anywhere in an argument or result type. Below the channel's
+/// [`min_part_bytes`](crate::ChannelBuilder::min_part_bytes) its bytes travel with the others of
+/// the message, above it they go from where they lie into memory that the receiver has announced.
+/// The encoding is the one of a byte string, whichever way it travels: `Bulk`, `Vec<u8>`, `&[u8]`
+/// and [`Bytes`] are one to the other side.
+///
+/// In other serde formats a `Bulk` is plain bytes.
+///
+/// # Private and remote
+/// One that was made here is *private*: [`as_slice`](Bulk::as_slice) gives its bytes. One that
+/// arrived may be *remote*: it lies in memory that its sender could still write, and holds part of
+/// what the peer needs to send on. Copy from it ([`read_at`](Bulk::read_at),
+/// [`copy_to`](Bulk::copy_to), [`to_vec`](Bulk::to_vec), [`reader`](Bulk::reader),
+/// [`write_to`](Bulk::write_to)), and drop it soon; to keep it, [`detach`](Bulk::detach) it.
+///
+/// # Example
+/// ```
+/// use rpc_core::Bulk;
+///
+/// #[rpc_core::service]
+/// pub trait Files {
+///     async fn put(&self, name: &str, content: Bulk) -> u64;
+///     async fn get(&self, name: &str) -> Option<Bulk>;
+/// }
+///
+/// let content = Bulk::from(vec![7; 1 << 20]); // no copy
+/// let head = content.slice(0..4);
+/// assert_eq!(head.as_slice(), Some(&[7, 7, 7, 7][..]));
+/// assert_eq!(head.to_vec(), [7; 4]);
+/// ```
+#[derive(Clone)]
+pub struct Bulk(Memory);
+
+#[derive(Clone)]
+enum Memory {
+    Shared(Bytes),
+    Pooled { buffer: Arc<Buffer>, start: usize, len: usize },
+    Registered { bytes: RegisteredBytes, start: usize, len: usize },
+    Received(Payload),
+}
+
+impl Bulk {
+    /// One without bytes.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Memory::Shared(Bytes::new()))
+    }
+
+    /// A private copy of `bytes`.
+    #[must_use]
+    pub fn copy_from_slice(bytes: &[u8]) -> Self {
+        Self::from(bytes.to_vec())
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match &self.0 {
+            Memory::Shared(bytes) => bytes.len() as u64,
+            Memory::Pooled { len, .. } | Memory::Registered { len, .. } => *len as u64,
+            Memory::Received(payload) => payload.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A part of it, which shares the memory.
+    ///
+    /// # Panics
+    /// When the range lies outside.
+    #[must_use]
+    pub fn slice(&self, range: Range<u64>) -> Self {
+        let Range { start: from, end } = range;
+        let len = self.len();
+        assert!(from <= end && end <= len, "slice {from}..{end} of a bulk of {len}");
+        // What lies in one piece of memory has lengths that fit.
+        let part = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+        Self(match &self.0 {
+            Memory::Shared(bytes) => Memory::Shared(bytes.slice(part(from)..part(end))),
+            Memory::Received(payload) => Memory::Received(payload.slice(from..end)),
+            Memory::Pooled { buffer, start, .. } => {
+                let buffer = Arc::clone(buffer);
+                Memory::Pooled { buffer, start: start + part(from), len: part(end - from) }
+            }
+            Memory::Registered { bytes, start, .. } => {
+                let bytes = bytes.clone();
+                Memory::Registered { bytes, start: start + part(from), len: part(end - from) }
+            }
+        })
+    }
+
+    /// Whether a peer can still write the bytes, so that they can only be copied.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        matches!(&self.0, Memory::Received(payload) if !payload.is_private())
+    }
+
+    /// The bytes, if they are private and in one piece; what was made here or
+    /// [detached](Bulk::detach) is.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Memory::Shared(bytes) => Some(bytes),
+            Memory::Pooled { buffer, start, len } => buffer.get(*start..start + len),
+            Memory::Registered { bytes, start, len } => bytes.as_slice().get(*start..start + len),
+            Memory::Received(payload) => payload.as_private_slice(),
+        }
+    }
+
+    /// What arrived, as the transport knows it: with an unsafe way to a remote one's bytes that
+    /// needs no copy, for peers that are trusted as this process is.
+    #[must_use]
+    pub fn as_payload(&self) -> Option<&Payload> {
+        match &self.0 {
+            Memory::Received(payload) => Some(payload),
+            _ => None,
+        }
+    }
+
+    /// Copies all bytes.
+    ///
+    /// # Panics
+    /// When `to` is not as long as this.
+    pub fn copy_to(&self, to: &mut [u8]) {
+        let (len, room) = (self.len(), to.len());
+        assert!(len == room as u64, "a bulk of {len} bytes copied to {room}");
+        self.read_at(0, to);
+    }
+
+    /// Copies bytes from `offset` on, as many as there are and `to` takes; how many, 0 at the end.
+    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> usize {
+        let left = self.len().saturating_sub(offset);
+        let count = usize::try_from(left).map_or(to.len(), |left| left.min(to.len()));
+        let to = &mut to[..count];
+        if count == 0 {
+            return 0;
+        }
+        match &self.0 {
+            Memory::Received(payload) => payload.copy_to(offset, to),
+            _ => {
+                let bytes = self.as_slice().unwrap_or_default();
+                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+                to.copy_from_slice(&bytes[start..start + count]);
+            }
+        }
+        count
+    }
+
+    /// A private copy of all bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        match &self.0 {
+            Memory::Received(payload) => payload.to_vec(),
+            _ => self.as_slice().unwrap_or_default().to_vec(),
+        }
+    }
+
+    /// All bytes as a `Vec`; free of copying when they are private and nobody else holds them.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<u8> {
+        match self.0 {
+            Memory::Shared(bytes) => bytes.into(),
+            Memory::Received(payload) => payload.into_vec(),
+            memory => Self(memory).to_vec(),
+        }
+    }
+
+    /// All bytes as [`Bytes`]: a copy of a remote one, else without one.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        match &self.0 {
+            Memory::Shared(bytes) => bytes.clone(),
+            _ if self.as_slice().is_some() => Bytes::from_owner(Private(self.clone())),
+            _ => Bytes::from(self.to_vec()),
+        }
+    }
+
+    /// Appends all bytes.
+    pub(crate) fn append_to(&self, to: &mut Vec<u8>) {
+        match &self.0 {
+            Memory::Received(payload) => payload.append_to(0..payload.len(), to),
+            _ => to.extend_from_slice(self.as_slice().unwrap_or_default()),
+        }
+    }
+
+    /// All bytes in one piece.
+    pub(crate) fn contiguous(&self) -> Cow<'_, [u8]> {
+        match self.as_slice() {
+            Some(bytes) => Cow::Borrowed(bytes),
+            None => Cow::Owned(self.to_vec()),
+        }
+    }
+
+    /// A private one in one piece, to be kept: itself, or a copy, and what this handle held of the
+    /// peer's room is given back at once.
+    #[must_use]
+    pub fn detach(self) -> Self {
+        if self.as_slice().is_some() { self } else { Self::from(self.to_vec()) }
+    }
+
+    /// Reads the bytes in order, from the first one on.
+    #[must_use]
+    pub fn reader(&self) -> BulkReader {
+        BulkReader::new(self.clone())
+    }
+
+    /// Writes all bytes to a file, a pipe or a blocking socket, without a copy in this process.
+    ///
+    /// # Errors
+    /// That of `write(2)`; some of the bytes may have been written.
+    pub fn write_to(&self, to: impl AsFd) -> io::Result<()> {
+        if let Some(bytes) = self.as_slice() {
+            return File::from(to.as_fd().try_clone_to_owned()?).write_all(bytes);
+        }
+        let Memory::Received(payload) = &self.0 else { return Ok(()) };
+        let mut at = 0;
+        while at < payload.len() {
+            match payload.write_to(at, &to)? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                count => at += count as u64,
+            }
+        }
+        Ok(())
+    }
+
+    /// The buffer to fill anew, if this is all of one from a pool and nobody else holds it.
+    ///
+    /// # Errors
+    /// Itself, if it is not.
+    pub fn try_into_mut(self) -> Result<BulkMut, Self> {
+        let Memory::Pooled { buffer, start: 0, len } = self.0 else { return Err(self) };
+        match Arc::try_unwrap(buffer) {
+            Ok(buffer) => Ok(BulkMut::of(buffer, len)),
+            Err(buffer) => Err(Self(Memory::Pooled { buffer, start: 0, len })),
+        }
+    }
+
+    /// Makes the bytes the next of the message's tail.
+    pub(crate) fn push_to(&self, out: &mut OutBuf) {
+        match &self.0 {
+            Memory::Shared(bytes) => out.push_tail(OutPart::shared(Arc::new(bytes.clone()))),
+            Memory::Pooled { buffer, start, len } => {
+                let range = *start as u64..(*start + *len) as u64;
+                out.push_tail(OutPart::buffer(Arc::clone(buffer)).slice(range));
+            }
+            Memory::Registered { bytes, start, len } => {
+                let range = *start as u64..(*start + *len) as u64;
+                out.push_tail(bytes.to_part().slice(range));
+            }
+            Memory::Received(payload) => {
+                for part in payload.to_parts() {
+                    out.push_tail(part);
+                }
+            }
+        }
+    }
+}
+
+/// One whose `as_slice` gives something.
+struct Private(Bulk);
+
+impl AsRef<[u8]> for Private {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice().unwrap_or_default()
+    }
+}
+
+impl Default for Bulk {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Without a copy.
+impl From<Vec<u8>> for Bulk {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Memory::Shared(bytes.into()))
+    }
+}
+
+/// Without a copy.
+impl From<Bytes> for Bulk {
+    fn from(bytes: Bytes) -> Self {
+        Self(Memory::Shared(bytes))
+    }
+}
+
+/// Without a copy.
+impl From<String> for Bulk {
+    fn from(text: String) -> Self {
+        Self::from(text.into_bytes())
+    }
+}
+
+/// Without a copy.
+impl From<&'static [u8]> for Bulk {
+    fn from(bytes: &'static [u8]) -> Self {
+        Self(Memory::Shared(Bytes::from_static(bytes)))
+    }
+}
+
+/// Without a copy.
+impl<const N: usize> From<&'static [u8; N]> for Bulk {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Self::from(&bytes[..])
+    }
+}
+
+/// Without a copy.
+impl From<&'static str> for Bulk {
+    fn from(text: &'static str) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
+/// Without a copy. Where the device needs registered memory, [`BulkPool::register`] spares another.
+impl From<MappedFile> for Bulk {
+    fn from(file: MappedFile) -> Self {
+        Self::from(Bytes::from_owner(file))
+    }
+}
+
+/// What arrived beside a message.
+impl From<Payload> for Bulk {
+    fn from(payload: Payload) -> Self {
+        Self(Memory::Received(payload))
+    }
+}
+
+impl From<RegisteredBytes> for Bulk {
+    fn from(bytes: RegisteredBytes) -> Self {
+        let len = bytes.as_slice().len();
+        Self(Memory::Registered { bytes, start: 0, len })
+    }
+}
+
+/// By the bytes; those of a remote one are copied for it.
+impl PartialEq for Bulk {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.contiguous() == other.contiguous()
+    }
+}
+
+impl Eq for Bulk {}
+
+impl PartialEq<[u8]> for Bulk {
+    fn eq(&self, other: &[u8]) -> bool {
+        self.len() == other.len() as u64 && *self.contiguous() == *other
+    }
+}
+
+impl<const N: usize> PartialEq<[u8; N]> for Bulk {
+    fn eq(&self, other: &[u8; N]) -> bool {
+        *self == other[..]
+    }
+}
+
+impl PartialEq<Vec<u8>> for Bulk {
+    fn eq(&self, other: &Vec<u8>) -> bool {
+        *self == **other
+    }
+}
+
+impl fmt::Debug for Bulk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.0 {
+            Memory::Shared(_) => "shared",
+            Memory::Pooled { .. } => "pooled",
+            Memory::Registered { .. } => "registered",
+            Memory::Received(payload) if payload.is_private() => "received",
+            Memory::Received(_) => "remote",
+        };
+        write!(f, "Bulk({} bytes, {kind})", self.len())
+    }
+}

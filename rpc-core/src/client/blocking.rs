@@ -1,0 +1,175 @@
+//! Calls that block the calling thread, for programs without a runtime.
+//!
+//! Owns the thread that drives the connection of blocking clients, and the rule that such a client
+//! is never used where it would block a runtime.
+//!
+//! Invariants:
+//! 1. The runtime lives on its own thread and ends with the last handle.
+//! 2. No call waits on a thread that drives asynchronous tasks: it panics instead, at once.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use rpc_transport::connect::error::ConnectError;
+
+use crate::client::Channel;
+use crate::service::{MethodDescriptor, ReplyParts};
+
+/// A channel whose calls block. Cheap to clone; clones share one connection and its thread.
+#[derive(Debug, Clone)]
+pub struct BlockingChannel {
+    channel: Channel,
+    timeout: Option<Duration>,
+    driver: Arc<Driver>,
+}
+
+impl BlockingChannel {
+    /// Starts the thread and connects. Addresses are those of [`Channel::connect`].
+    ///
+    /// # Errors
+    /// Those of [`Channel::connect`], and when no thread can be started.
+    ///
+    /// # Panics
+    /// Inside a runtime (see [`BlockingChannel::call`]).
+    pub fn connect(address: impl AsRef<str>) -> Result<Self, ConnectError> {
+        Self::connect_with(Channel::connect(address))
+    }
+
+    /// Starts the thread and connects in another way: with the options of a builder, say.
+    ///
+    /// # Errors
+    /// Those of `connecting`, and when no thread can be started.
+    ///
+    /// # Panics
+    /// Inside a runtime (see [`BlockingChannel::call`]).
+    pub fn connect_with(
+        connecting: impl Future<Output = Result<Channel, ConnectError>>,
+    ) -> Result<Self, ConnectError> {
+        refuse_inside_a_runtime();
+        let driver = Driver::start()
+            .map_err(|error| ConnectError::Config(format!("cannot start a thread: {error}")))?;
+        let channel = driver.wait(connecting)?;
+        Ok(Self { channel, timeout: None, driver: Arc::new(driver) })
+    }
+
+    /// Sets how long each call waits; without it, for ever.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Calls a method and waits for the reply.
+    ///
+    /// # Panics
+    /// On a thread that drives asynchronous tasks, which it would keep from doing so: use the
+    /// asynchronous client there, or `tokio::task::spawn_blocking`.
+    pub fn call<O>(
+        &self,
+        method: &'static MethodDescriptor,
+        args: &impl Serialize,
+        decode: fn(ReplyParts) -> O,
+    ) -> O {
+        refuse_inside_a_runtime();
+        let mut call = self.channel.call(method, args, decode);
+        if let Some(timeout) = self.timeout {
+            call = call.timeout(timeout);
+        }
+        self.driver.wait(call)
+    }
+}
+
+/// The thread that drives the connection.
+struct Driver {
+    runtime: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Driver {
+    fn start() -> std::io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = thread::Builder::new().name("rpc-blocking".to_owned()).spawn(move || {
+            // Ends when the sender is dropped.
+            let _ = runtime.block_on(stopped);
+        })?;
+        Ok(Self { runtime: handle, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Waits on this thread, while the driver's thread serves I/O and timers.
+    fn wait<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // Inside a runtime (or on the driver itself) the thread ends by itself a little later.
+        if Handle::try_current().is_err()
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Driver")
+    }
+}
+
+/// Panics where waiting would block a runtime.
+///
+/// # Panics
+/// On a thread that drives asynchronous tasks.
+fn refuse_inside_a_runtime() {
+    let Ok(current) = Handle::try_current() else { return };
+    // Blocking is fine on threads that a runtime keeps for it. There is no question to ask it for
+    // that, but it panics when asked to wait where it must not.
+    let allowed = catch_unwind(AssertUnwindSafe(|| current.block_on(std::future::ready(()))));
+    assert!(
+        allowed.is_ok(),
+        "a blocking RPC client was used inside an async runtime, which it would block: use the \
+         asynchronous client here, or move the call to tokio::task::spawn_blocking"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_ends_with_its_driver() {
+        let driver = Driver::start().unwrap();
+        let alive = Arc::new(());
+        let held = Arc::clone(&alive);
+        driver.wait(async move {
+            tokio::spawn(async move {
+                let _held = held;
+                std::future::pending::<()>().await;
+            });
+        });
+        assert_eq!(Arc::strong_count(&alive), 2);
+        drop(driver);
+        assert_eq!(Arc::strong_count(&alive), 1, "the thread is gone, and its tasks with it");
+    }
+
+    #[test]
+    fn a_driver_dropped_inside_a_runtime_blocks_nobody() {
+        let driver = Driver::start().unwrap();
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async move { drop(driver) });
+    }
+}

@@ -1,0 +1,146 @@
+//! A call: a future that is sent when first polled, and cancelled when dropped.
+//!
+//! Owns what a user does with a call, and the decoding of its result. All else is the same for every
+//! type of result (`untyped`).
+
+mod untyped;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rpc_transport::message::outgoing::OutBuf;
+
+use self::untyped::{Found, Untyped};
+pub(crate) use self::untyped::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
+use crate::bulk::Landing;
+use crate::client::Connection;
+use crate::service::{MethodDescriptor, ReplyParts};
+use crate::status::Status;
+
+/// A call that has been started on its own ([`Call::start`]).
+pub type StartedCall<O> = Call<'static, O>;
+
+/// A call of a method, made by a generated client. Awaiting it sends the request and waits for the
+/// outcome; dropping it cancels the call, and its handler with it.
+#[must_use = "a call does nothing until it is awaited or started"]
+pub struct Call<'a, O> {
+    call: Untyped<'a>,
+    decode: fn(ReplyParts) -> O,
+}
+
+impl<'a, O> Call<'a, O> {
+    #[inline]
+    pub(crate) fn new(
+        connection: &'a Arc<Connection>,
+        method: &'static MethodDescriptor,
+        body: OutBuf,
+        decode: fn(ReplyParts) -> O,
+    ) -> Self {
+        Self { call: Untyped::new(connection, method, Some(body)), decode }
+    }
+
+    /// A call that ends with `status`, and sends nothing.
+    #[cold]
+    pub(crate) fn failed_early(
+        connection: &'a Arc<Connection>,
+        method: &'static MethodDescriptor,
+        status: Status,
+        decode: fn(ReplyParts) -> O,
+    ) -> Self {
+        let mut call = Untyped::new(connection, method, None);
+        call.fail(status);
+        Self { call, decode }
+    }
+
+    /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) after `timeout`, at
+    /// both ends. Counted from now. An earlier deadline (of the channel, or inherited from the
+    /// handler that makes this call) stays.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        match Instant::now().checked_add(timeout) {
+            Some(deadline) => self.deadline(deadline),
+            None => self,
+        }
+    }
+
+    /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) at `deadline`, at both
+    /// ends. The earliest of several deadlines counts.
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.call.bring_forward(deadline);
+        self
+    }
+
+    /// Adds a key and a value that the handler reads from
+    /// [`Context::current`](crate::context::Context::current).
+    ///
+    /// What cannot be sent (a bad key, too much in all) fails the call with
+    /// [`InvalidArgument`](crate::Code::InvalidArgument).
+    pub fn metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
+        self.call.add_metadata(key, value.into());
+        self
+    }
+
+    /// Has the large part of the reply land in memory of the caller's choice: the
+    /// [`Bulk`](crate::Bulk)s of the result that travel beside its body then lie there, in the
+    /// reply's order. A reply that needs more room, or has nothing large, arrives as without this.
+    ///
+    /// Into a [`BulkMut`](crate::BulkMut) it is copied once. It is private there, and
+    /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call.
+    /// Into a [`ReplySlot`](crate::ReplySlot) of this channel's pool the server writes it itself:
+    /// no copy is made, and the result is remote.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use rpc_core::{Bulk, Channel, Server};
+    /// # #[rpc_core::service] trait Source { async fn give(&self, len: u32) -> Bulk; }
+    /// # struct Zeros;
+    /// # impl Source for Zeros {
+    /// #     async fn give(&self, len: u32) -> Bulk { Bulk::from(vec![0; len as usize]) }
+    /// # }
+    /// # let server = Server::builder().add_service(SourceServer::new(Zeros)).bind("mem://into").await?;
+    /// # tokio::spawn(server.serve());
+    /// let source = SourceClient::connect("mem://into").await?;
+    /// let mut buffer = source.channel().bulk_pool().take(1 << 20)?;
+    /// for _ in 0..3 {
+    ///     let bulk = source.give(1 << 20).into(buffer).await?;
+    ///     assert_eq!(bulk.as_slice().map(<[u8]>::len), Some(1 << 20));
+    ///     buffer = bulk.try_into_mut().expect("nobody else has it");
+    /// }
+    /// let slot = source.channel().bulk_pool().slot(1 << 20)?;
+    /// let bulk = source.give(1 << 20).into(slot).await?;
+    /// assert_eq!((bulk.is_remote(), bulk.to_vec()), (true, vec![0; 1 << 20]));
+    /// # Ok(()) }
+    /// ```
+    pub fn into(mut self, landing: impl Into<Landing>) -> Self {
+        self.call.land_in(landing.into());
+        self
+    }
+
+    /// Sends the request now and detaches from the channel's borrow: a call to spawn, or to wait
+    /// for beside others.
+    pub fn start(mut self) -> Call<'static, O> {
+        Call { call: self.call.start(), decode: self.decode }
+    }
+}
+
+impl<O> Future for Call<'_, O> {
+    type Output = O;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
+        let this = self.get_mut();
+        let mut found = Found::Nothing;
+        std::task::ready!(this.call.poll(cx, &mut found));
+        Poll::Ready((this.decode)(this.call.finish(found)))
+    }
+}
+
+impl<O> fmt::Debug for Call<'_, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.call.fmt(f)
+    }
+}

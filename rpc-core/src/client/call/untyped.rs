@@ -1,0 +1,535 @@
+//! A call but for the type of its result.
+//!
+//! Owns the caller's side of one call, from the encoded arguments to the encoded outcome, once for
+//! all methods. Never touches a byte below the session.
+//!
+//! Invariants:
+//! 1. The arguments are encoded when the call is made, so it borrows nothing but the channel.
+//! 2. A call yields one outcome. A call dropped before that takes the request back if nothing of
+//!    it was sent, and cancels its handler otherwise.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rpc_transport::engine::shard::Progress;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
+
+use crate::bulk::{BulkMut, Landing};
+use crate::client::Connection;
+use crate::context::Context as CallContext;
+use crate::endpoint::{Peer, revoked};
+use crate::metadata::Metadata;
+use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
+use crate::session::{self, CallId, Deadline, Failure, Outcome, StartCall, StartError};
+use crate::status::{Code, Status};
+
+/// The channel that a call goes through: borrowed until the call is started on its own.
+enum Via<'a> {
+    Borrowed(&'a Arc<Connection>),
+    Owned(Arc<Connection>),
+}
+
+impl Via<'_> {
+    #[inline]
+    fn connection(&self) -> &Arc<Connection> {
+        match self {
+            Self::Borrowed(connection) => connection,
+            Self::Owned(connection) => connection,
+        }
+    }
+}
+
+/// Where a call is. What belongs to a stage lies beside it, so that each is moved once.
+#[derive(Debug, Clone, Copy)]
+enum State {
+    /// Encoded, nothing sent: `body` is there.
+    Ready,
+    /// Sent; the session knows it.
+    InFlight(CallId),
+    /// Over before anybody waited: the extras have the outcome.
+    Over,
+    /// The outcome has been taken.
+    Done,
+}
+
+/// What few calls have.
+#[derive(Default)]
+struct Extras {
+    metadata: Metadata,
+    into: Option<Box<BulkMut>>,
+    /// The outcome, when it was there before anybody waited.
+    found: Found,
+}
+
+/// How a call ended.
+#[derive(Default)]
+pub(super) enum Found {
+    #[default]
+    Nothing,
+    /// With a result.
+    Ok(Message),
+    /// With the method's own error.
+    UserError(Message),
+    Failed(Status),
+}
+
+/// A call.
+pub(super) struct Untyped<'a> {
+    via: Via<'a>,
+    method: &'static MethodDescriptor,
+    state: State,
+    deadline: Option<Instant>,
+    // These are dropped by `drop`, which mostly finds none: the fields' own would have to be called
+    // for that.
+    body: ManuallyDrop<Option<OutBuf>>,
+    extras: ManuallyDrop<Option<Box<Extras>>>,
+}
+
+impl<'a> Untyped<'a> {
+    #[inline]
+    pub(super) fn new(
+        connection: &'a Arc<Connection>,
+        method: &'static MethodDescriptor,
+        body: Option<OutBuf>,
+    ) -> Self {
+        Self {
+            via: Via::Borrowed(connection),
+            method,
+            state: State::Ready,
+            deadline: None,
+            body: ManuallyDrop::new(body),
+            extras: ManuallyDrop::new(None),
+        }
+    }
+
+    pub(super) fn bring_forward(&mut self, deadline: Instant) {
+        self.deadline = Some(self.deadline.map_or(deadline, |other| other.min(deadline)));
+    }
+
+    pub(super) fn add_metadata(&mut self, key: &str, value: Bytes) {
+        let extras = self.extras.get_or_insert_default();
+        if let Err(error) = extras.metadata.insert(key, value) {
+            let text = format!("{}: {error}", self.method.name);
+            self.fail(Status::invalid_argument(text));
+        }
+    }
+
+    pub(super) fn land_in(&mut self, landing: Landing) {
+        match landing {
+            Landing::Buffer(buffer) => {
+                self.extras.get_or_insert_default().into = Some(Box::new(buffer));
+            }
+            Landing::Slot(slot) => {
+                if let Some(body) = &mut *self.body {
+                    slot.offer_with(body, &self.via.connection().bulk);
+                }
+            }
+        }
+    }
+
+    /// The call has failed, and sends nothing.
+    #[cold]
+    pub(super) fn fail(&mut self, status: Status) {
+        self.over(Found::Failed(status));
+    }
+
+    /// The call is over, and the first who waits gets the outcome.
+    #[cold]
+    fn over(&mut self, found: Found) {
+        // Of the user's making in part, and so dropped here, outside the lock.
+        *self.body = None;
+        self.extras.get_or_insert_default().found = found;
+        self.state = State::Over;
+    }
+
+    /// Sends the request, and gives the call away.
+    pub(super) fn start(&mut self) -> Untyped<'static> {
+        if let State::Ready = self.state {
+            let mut found = Found::Nothing;
+            self.send(false, &mut found);
+            if !matches!(found, Found::Nothing) {
+                self.over(found);
+            }
+        }
+        Untyped {
+            via: Via::Owned(Arc::clone(self.via.connection())),
+            method: self.method,
+            state: std::mem::replace(&mut self.state, State::Done),
+            deadline: self.deadline,
+            body: ManuallyDrop::new(None),
+            extras: ManuallyDrop::new(self.extras.take()),
+        }
+    }
+
+    /// Hands the request to the session. Afterwards the state is not `Ready`. Gives the outcome if
+    /// it came at once.
+    fn send(&mut self, may_wait: bool, found: &mut Found) {
+        let Self { via, method, state, body, deadline, extras } = self;
+        *state = State::Done;
+        let connection = via.connection();
+        let metadata = extras.as_ref().and_then(|extras| encoded(&extras.metadata));
+        let call = StartCall {
+            method: method.id,
+            method_index: method.dense_index(),
+            signature: method.signature_hash,
+            codec: connection.codec.id(),
+            deadline: effective_deadline(*deadline, connection.default_timeout),
+            no_cancel: method.no_cancel,
+            metadata: metadata.as_deref().unwrap_or_default(),
+        };
+        let start = |peer: &mut Peer| peer.start(&call, body);
+        let mut outcome = None;
+        // A call that is alone polls for itself; where others wait too, the driver serves them all.
+        let wanted = |peer: &mut Peer, started: &Result<CallId, Refused>| {
+            let Ok(call) = started else { return Progress::GiveUp };
+            if peer.session.has_outcome(*call) {
+                take(peer, *call, found, &mut outcome);
+                Progress::Done(())
+            } else if may_wait && peer.session.outgoing_calls() == 1 {
+                Progress::Wait
+            } else {
+                Progress::GiveUp
+            }
+        };
+        match connection.shard.with_progress(connection.key, start, wanted) {
+            Some((Ok(call), None)) => *state = State::InFlight(call),
+            Some((Ok(_), Some(()))) => {
+                if let Some(outcome) = outcome {
+                    *found = self.rarely_found(outcome);
+                }
+            }
+            Some((Err(refused), _)) => self.refused(Some(&refused)),
+            None => self.refused(None),
+        }
+    }
+
+    /// Nothing was sent; without a reason: the connection is gone.
+    #[cold]
+    fn refused(&mut self, refused: Option<&Refused>) {
+        let status = match refused {
+            None => self.via.connection().unavailable(),
+            Some(Refused::Start(error)) => self.start_failed(error),
+            Some(Refused::TooLarge(why)) => {
+                Status::resource_exhausted(format!("{}: the request {why}", self.method.name))
+            }
+        };
+        self.fail(status);
+    }
+
+    fn start_failed(&self, error: &StartError) -> Status {
+        let name = self.method.name;
+        match error {
+            StartError::Closed => self.via.connection().unavailable(),
+            StartError::TooManyCalls => {
+                Status::new(Code::ResourceExhausted, format!("{name}: {error}"))
+            }
+            StartError::MetadataTooLong(_) => {
+                Status::new(Code::InvalidArgument, format!("{name}: {error}"))
+            }
+            StartError::DeadlineExceeded => {
+                Status::new(Code::DeadlineExceeded, format!("{name}: {error}"))
+            }
+            StartError::PeerGoingAway => self.failed(Failure::PeerGoingAway, true),
+            StartError::PeerTakesNoCalls => self.failed(Failure::PeerTakesNoCalls, true),
+            _ => Status::new(Code::Unavailable, format!("{name}: {error}")).with_retryable(true),
+        }
+    }
+
+    /// What most outcomes are not.
+    #[cold]
+    fn rarely_found(&self, outcome: Outcome) -> Found {
+        match outcome {
+            Outcome::Reply(reply) => match reply.kind {
+                session::ReplyKind::Ok => Found::Ok(reply.message),
+                session::ReplyKind::UserError => Found::UserError(reply.message),
+                session::ReplyKind::Status { code, retryable, .. } => {
+                    Found::Failed(self.received(&reply, code, retryable))
+                }
+            },
+            Outcome::Failed { reason, never_sent } => {
+                Found::Failed(self.failed(reason, never_sent))
+            }
+        }
+    }
+
+    #[cold]
+    fn received(&self, reply: &session::Reply, code: u8, retryable: bool) -> Status {
+        let code = Code::from_number(code).unwrap_or(Code::Unknown);
+        if let Some(text) = self.refusal(code, reply) {
+            return Status::new(code, text).with_retryable(retryable);
+        }
+        Status::new(code, reply.text().to_owned())
+            .with_details(Bytes::copy_from_slice(reply.details()))
+            .with_retryable(retryable)
+    }
+
+    /// What to say when the server refused the method as such. Until it has accepted the signature,
+    /// nothing of the user's has run there, so the marks cannot be details of the user's own.
+    fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
+        let text = match (code, reply.details()) {
+            (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
+                format!(
+                    "{}, this client has `{}`; build both from the same version of the trait",
+                    reply.text(),
+                    self.method.signature
+                )
+            }
+            (Code::Unimplemented, UNKNOWN_METHOD) => {
+                format!(
+                    "{}: {}; add the service to the server, or bring the server up to date",
+                    self.method.name,
+                    reply.text()
+                )
+            }
+            _ => return None,
+        };
+        let connection = self.via.connection();
+        let index = self.method.dense_index();
+        let accepted =
+            connection.shard.look(connection.key, |peer| peer.session.has_accepted(index));
+        (accepted == Some(false)).then_some(text)
+    }
+
+    #[cold]
+    fn failed(&self, reason: Failure, never_sent: bool) -> Status {
+        let name = self.method.name;
+        match reason {
+            Failure::DeadlineExceeded => {
+                Status::new(Code::DeadlineExceeded, format!("{name}: the deadline passed"))
+            }
+            Failure::Closed => self.via.connection().unavailable().with_retryable(never_sent),
+            other => Status::new(Code::Unavailable, format!("{name}: {}", words(other)))
+                .with_retryable(never_sent),
+        }
+    }
+
+    /// Ready when the outcome was found.
+    ///
+    /// # Panics
+    /// When it was found before.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, found: &mut Found) -> Poll<()> {
+        if let State::Ready = self.state {
+            // A loop of calls that are answered at once must not starve its thread.
+            let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+            self.send(true, found);
+            if let State::InFlight(call) = self.state {
+                // Nobody waits for it yet.
+                return self.poll_with_waker(call, cx, found);
+            }
+            if let State::Done = self.state {
+                may_wait.made_progress();
+                return Poll::Ready(());
+            }
+        }
+        match self.state {
+            State::InFlight(call) => self.poll_outcome(call, cx, found),
+            State::Over => {
+                self.take_found(found);
+                Poll::Ready(())
+            }
+            State::Ready => Poll::Pending,
+            State::Done => panic!("`Call` polled after completion"),
+        }
+    }
+
+    #[cold]
+    fn take_found(&mut self, found: &mut Found) {
+        if let Some(extras) = &mut *self.extras {
+            *found = std::mem::take(&mut extras.found);
+        }
+    }
+
+    #[inline(always)]
+    fn poll_outcome(&mut self, call: CallId, cx: &Context<'_>, found: &mut Found) -> Poll<()> {
+        let connection = self.via.connection();
+        let mut outcome = None;
+        let looked = connection.shard.look(connection.key, |peer| {
+            if peer.session.has_outcome(call) {
+                take(peer, call, found, &mut outcome);
+                return Looked::Found;
+            }
+            match peer.session.waiter(call) {
+                Some(waiter) if waiter.will_wake(cx.waker()) => Looked::Waits,
+                _ => Looked::Unknown,
+            }
+        });
+        match looked {
+            Some(Looked::Found) => self.found(outcome, found),
+            Some(Looked::Waits) => Poll::Pending,
+            Some(Looked::Unknown) => self.poll_with_waker(call, cx, found),
+            None => self.found(Some(CONNECTION_GONE), found),
+        }
+    }
+
+    /// Registers a new waker. Wakers are the caller's code: they are cloned and dropped outside
+    /// the shard's lock.
+    fn poll_with_waker(&mut self, call: CallId, cx: &Context<'_>, found: &mut Found) -> Poll<()> {
+        let connection = self.via.connection();
+        let waker = cx.waker().clone();
+        let mut outcome = None;
+        let not_needed = connection.shard.look(connection.key, |peer| {
+            if peer.session.has_outcome(call) {
+                take(peer, call, found, &mut outcome);
+                Err(waker)
+            } else {
+                Ok(peer.session.set_waiter(call, waker))
+            }
+        });
+        match not_needed {
+            Some(Ok(_earlier_waker)) => Poll::Pending,
+            Some(Err(_waker)) => self.found(outcome, found),
+            None => self.found(Some(CONNECTION_GONE), found),
+        }
+    }
+
+    /// The session knows the call no more.
+    #[inline]
+    fn found(&mut self, outcome: Option<Outcome>, found: &mut Found) -> Poll<()> {
+        self.state = State::Done;
+        if let Some(outcome) = outcome {
+            *found = self.rarely_found(outcome);
+        }
+        Poll::Ready(())
+    }
+
+    /// What the decoder gets.
+    #[inline]
+    pub(super) fn finish(&mut self, found: Found) -> ReplyParts {
+        self.state = State::Done;
+        let codec = self.via.connection().codec;
+        let into = self.extras.as_mut().and_then(|extras| extras.into.take());
+        let outcome = match found {
+            Found::Ok(message) => Ok((ReplyKind::Ok, message)),
+            Found::UserError(message) => Ok((ReplyKind::UserError, message)),
+            Found::Failed(status) => Err(status),
+            Found::Nothing => Err(Code::Unknown.into()),
+        };
+        ReplyParts { codec, method: self.method, outcome, into }
+    }
+}
+
+/// What a look at a call in flight shows.
+enum Looked {
+    Found,
+    /// Nothing, and the same task waits already.
+    Waits,
+    /// Nothing, and another task waits, or none.
+    Unknown,
+}
+
+/// Takes an outcome that is there: a result into its place, others as they are.
+#[inline(always)]
+fn take(peer: &mut Peer, call: CallId, found: &mut Found, outcome: &mut Option<Outcome>) {
+    match peer.session.take_result(call) {
+        Some(message) => *found = Found::Ok(message),
+        None => *outcome = peer.session.take_outcome(call),
+    }
+}
+
+/// How a call ends that the shard has forgotten with its connection.
+const CONNECTION_GONE: Outcome = Outcome::Failed { reason: Failure::Closed, never_sent: false };
+
+/// Metadata as it is sent; none costs nothing.
+#[cold]
+fn encoded(metadata: &Metadata) -> Option<OutBuf> {
+    if metadata.is_empty() {
+        return None;
+    }
+    let mut encoded = OutBuf::new();
+    metadata.encode(&mut encoded);
+    Some(encoded)
+}
+
+/// The earliest of the call's own, the channel's and the surrounding handler's deadline.
+#[inline(always)]
+fn effective_deadline(own: Option<Instant>, default: Option<Duration>) -> Option<Deadline> {
+    let inherited = CallContext::current_deadline();
+    if own.is_none() && inherited.is_none() && default.is_none() {
+        return None;
+    }
+    let now = Instant::now();
+    let default = default.and_then(|timeout| now.checked_add(timeout));
+    let at = [own, inherited, default].into_iter().flatten().min()?;
+    Some(Deadline { at, now })
+}
+
+/// Why a request is not sent.
+enum Refused {
+    Start(StartError),
+    TooLarge(String),
+}
+
+impl Peer {
+    /// Starts a call; what is refused stays where it is.
+    #[inline]
+    fn start(
+        &mut self,
+        call: &StartCall<'_>,
+        body: &mut Option<OutBuf>,
+    ) -> Result<CallId, Refused> {
+        let body_bytes = body.as_ref().map_or(0, OutBuf::total_len);
+        if let Some(why) = self.request_too_large(call.metadata.len(), body_bytes) {
+            return Err(Refused::TooLarge(why));
+        }
+        self.session.start_from(call, body, None).map_err(Refused::Start)
+    }
+}
+
+/// Marks the status of a signature mismatch, so that the caller's side adds its own. The marks mean
+/// something only from a server that has not accepted the method's signature.
+pub(crate) const SIGNATURES_DIFFER: &[u8] = b"signature";
+/// Marks the status of an unknown method, which only the caller's side can name.
+pub(crate) const UNKNOWN_METHOD: &[u8] = b"method";
+
+fn words(failure: Failure) -> &'static str {
+    match failure {
+        Failure::PeerGoingAway => "the server is shutting down and takes no new calls",
+        Failure::PeerTakesNoCalls => "the other side offers no services",
+        _ => "the call ended without an answer",
+    }
+}
+
+impl Drop for Untyped<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let State::InFlight(call) = self.state {
+            cancel(self.via.connection(), call);
+        }
+        if let Some(body) = self.body.take() {
+            drop(body);
+        }
+        if let Some(extras) = self.extras.take() {
+            drop_extras(extras);
+        }
+    }
+}
+
+#[cold]
+fn drop_extras(extras: Box<Extras>) {
+    drop(extras);
+}
+
+#[cold]
+fn cancel(connection: &Connection, call: CallId) {
+    // The waker comes out, to be dropped outside the lock.
+    let _waker = connection.shard.with_revoke(connection.key, |peer, revoke| {
+        peer.session.cancel(call, &mut |tag| revoked(revoke(tag)))
+    });
+}
+
+impl fmt::Debug for Untyped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            State::Ready => "ready",
+            State::InFlight(_) => "in flight",
+            State::Over => "over",
+            State::Done => "done",
+        };
+        f.debug_struct("Call").field("method", &self.method.name).field("state", &state).finish()
+    }
+}

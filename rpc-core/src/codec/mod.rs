@@ -1,0 +1,490 @@
+//! Codecs: values to bytes and back, for any format that serde drives.
+//!
+//! Owns the choice of format, its id on the wire, and the rules that hold for all of them. This is
+//! the only file that names a format's crate. Never knows methods or frames: callers add the
+//! method to an error ([`CodecError::describe`]).
+//!
+//! Both formats run behind the same two wrappers (`encode`, `decode`), which hold the
+//! invariants. There byte strings also leave the body for the message's tail and come back from it
+//! (`collector`, `source`); put together, body and tail are always what the format alone gives.
+//!
+//! Invariants:
+//! 1. A message is decoded to its last byte: trailing bytes are refused.
+//! 2. The elements of all sequences and maps of a message together never outnumber its bytes, on
+//!    either side. So a count is refused before anything is allocated for it or looped over, and
+//!    elements that take no bytes (`Vec<()>`) are refused when they are encoded.
+//! 3. Containers nest at most [`MAX_DEPTH`] deep, on either side.
+//! 4. A failed encoding leaves the output as it was.
+//! 5. Strings and byte strings are borrowed from the message and copied by the type that wants to
+//!    own them, after their length has been checked.
+//! 6. Which byte strings the sender took out of the body makes no difference to the value, only to
+//!    how often its bytes are copied.
+
+pub(crate) mod blob;
+mod collector;
+mod decode;
+mod encode;
+mod error;
+mod guard;
+mod scratch;
+pub(crate) mod shape;
+mod source;
+
+use std::rc::Rc;
+
+use rpc_transport::message::outgoing::OutBuf;
+use serde::de::DeserializeSeed;
+use serde::{Deserialize, Serialize};
+
+use self::collector::Collector;
+pub(crate) use self::collector::{Placement, Pool};
+pub use self::error::{CodecError, CodecErrorKind};
+use self::guard::Guard;
+pub use self::scratch::Scratch;
+pub use self::source::Tail;
+use self::source::{Cursor, Plain};
+
+#[cfg(not(any(feature = "bincode", feature = "postcard")))]
+compile_error!("rpc-core needs a codec: enable the feature `bincode` or `postcard`");
+
+/// Deepest nesting of containers (structs, enums, options, sequences, maps) in a message. Bounds
+/// the stack that a peer can make a decoder of recursive types use.
+pub const MAX_DEPTH: u32 = 128;
+
+/// A serialisation format. The id travels with every message.
+///
+/// A codec that this build lacks is still a value of this type: using it is an error that names
+/// the cargo feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Codec {
+    /// bincode 2, little endian, variable-length integers. The default.
+    Bincode = 1,
+    /// postcard 1.
+    Postcard = 2,
+}
+
+impl Default for Codec {
+    /// The first of bincode, postcard that is compiled in.
+    fn default() -> Self {
+        if cfg!(feature = "bincode") { Self::Bincode } else { Self::Postcard }
+    }
+}
+
+impl Codec {
+    /// The id on the wire.
+    #[must_use]
+    pub const fn id(self) -> u8 {
+        self as u8
+    }
+
+    /// The codec with that id.
+    ///
+    /// # Errors
+    /// [`CodecErrorKind::UnknownCodec`], [`CodecErrorKind::NotCompiledIn`].
+    pub fn from_id(id: u8) -> Result<Self, CodecError> {
+        let codec = match id {
+            1 => Self::Bincode,
+            2 => Self::Postcard,
+            _ => return Err(CodecErrorKind::UnknownCodec { id }.into()),
+        };
+        if codec.is_compiled_in() {
+            Ok(codec)
+        } else {
+            Err(CodecErrorKind::NotCompiledIn { codec }.into())
+        }
+    }
+
+    /// Whether this build can use it.
+    #[must_use]
+    pub const fn is_compiled_in(self) -> bool {
+        match self {
+            Self::Bincode => cfg!(feature = "bincode"),
+            Self::Postcard => cfg!(feature = "postcard"),
+        }
+    }
+
+    /// The name, which is also that of the cargo feature.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bincode => "bincode",
+            Self::Postcard => "postcard",
+        }
+    }
+
+    /// Appends the encoding of `value` to `out`; on failure `out` is as before.
+    ///
+    /// # Errors
+    /// A value that breaks a rule above, or whose own `Serialize` fails.
+    #[inline]
+    pub fn encode<T>(&self, value: &T, out: &mut OutBuf) -> Result<(), CodecError>
+    where
+        T: Serialize + ?Sized,
+    {
+        self.encode_body(value, out, Placement::INLINE)
+    }
+
+    /// Encodes `value` as the body of a message, which `out` is to become. Large byte strings become
+    /// its tail, with a PARTS block in front of the body.
+    ///
+    /// # Errors
+    /// As [`Codec::encode`].
+    #[inline]
+    pub(crate) fn encode_body<T>(
+        &self,
+        value: &T,
+        out: &mut OutBuf,
+        placement: Placement<'_>,
+    ) -> Result<(), CodecError>
+    where
+        T: Serialize + ?Sized,
+    {
+        let before = out.len();
+        let guard = Guard::for_encoding();
+        // The writers count from the start of the buffer, not of the message.
+        let parts = Collector::new(placement, out.as_vec_mut().len());
+        let guarded = encode::Guarded::new(value, &guard, &parts);
+        let result = match self {
+            #[cfg(feature = "bincode")]
+            Self::Bincode => with_bincode::encode(&guarded, out.as_vec_mut(), &parts),
+            #[cfg(feature = "postcard")]
+            Self::Postcard => with_postcard::encode(&guarded, out.as_vec_mut(), &parts),
+            #[allow(unreachable_patterns, reason = "reachable when a codec is not compiled in")]
+            codec => return Err(CodecErrorKind::NotCompiledIn { codec: *codec }.into()),
+        };
+        let written = out.len() - before;
+        match result {
+            Ok(()) if guard.claimed() <= written || guard.claimed() <= parts.total(written) => {
+                parts.finish(out);
+                Ok(())
+            }
+            failed => {
+                out.truncate(before);
+                let limit = parts.total(written);
+                Err(unencodable(guard, failed, limit))
+            }
+        }
+    }
+
+    /// Decodes a value that may borrow from `bytes`.
+    ///
+    /// # Errors
+    /// Bytes that break a rule above, or are no encoding of a `T`.
+    #[inline]
+    pub fn decode<'a, T: Deserialize<'a>>(&self, bytes: &'a [u8]) -> Result<T, CodecError> {
+        self.decode_seed(std::marker::PhantomData, bytes)
+    }
+
+    /// Decodes with a seed, for values that need more than their type.
+    ///
+    /// # Errors
+    /// As [`Codec::decode`].
+    #[inline]
+    pub fn decode_seed<'a, S>(&self, seed: S, bytes: &'a [u8]) -> Result<S::Value, CodecError>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        let guard = Guard::for_decoding(bytes.len());
+        let guarded = decode::Seed::new(seed, Plain, &guard);
+        let result = match self {
+            #[cfg(feature = "bincode")]
+            Self::Bincode => with_bincode::decode(guarded, bytes),
+            #[cfg(feature = "postcard")]
+            Self::Postcard => with_postcard::decode(guarded, bytes),
+            #[allow(unreachable_patterns, reason = "reachable when a codec is not compiled in")]
+            codec => return Err(CodecErrorKind::NotCompiledIn { codec: *codec }.into()),
+        };
+        match result {
+            Ok((value, read)) if read == bytes.len() => Ok(value),
+            Ok((_, read)) => Err(trailing(bytes.len() - read)),
+            Err(reason) => Err(malformed(guard, reason)),
+        }
+    }
+
+    /// Decodes a value from a message with a tail: `message` is its PARTS block and body, as
+    /// `wire::parse_with_tail` has judged them. The value may borrow from the message, and from
+    /// copies that `scratch` keeps.
+    ///
+    /// # Errors
+    /// As [`Codec::decode`].
+    #[cold]
+    pub fn decode_parts<'a, S>(
+        &self,
+        seed: S,
+        message: &'a [u8],
+        tail: Tail<'a>,
+        scratch: &'a Scratch,
+    ) -> Result<S::Value, CodecError>
+    where
+        S: DeserializeSeed<'a> + Clone,
+    {
+        let cursor = Cursor::new(message, tail, scratch);
+        let guard = Guard::for_decoding(cursor.total_bytes());
+        let guarded = decode::Seed::new(seed.clone(), &*cursor, &guard);
+        let result = match self {
+            #[cfg(feature = "bincode")]
+            Self::Bincode => with_bincode::decode_parts(guarded, &cursor),
+            #[cfg(feature = "postcard")]
+            Self::Postcard => with_postcard::decode_parts(guarded, Rc::clone(&cursor)),
+            #[allow(unreachable_patterns, reason = "reachable when a codec is not compiled in")]
+            codec => return Err(CodecErrorKind::NotCompiledIn { codec: *codec }.into()),
+        };
+        match result {
+            Ok(value) if cursor.left_bytes() == 0 => Ok(value),
+            Ok(_) => Err(trailing(cursor.left_bytes())),
+            Err(_) if cursor.must_arrive() => {
+                let kind = CodecErrorKind::StillArriving { bytes: cursor.tail_bytes() };
+                Err(CodecError::new(kind, guard.into_diagnosis().1))
+            }
+            Err(reason) if cursor.must_join() => match cursor.join() {
+                Some(joined) => self.decode_seed(seed, joined),
+                None => Err(malformed(guard, reason)),
+            },
+            Err(reason) => Err(malformed(guard, reason)),
+        }
+    }
+}
+
+/// `limit` is what the elements outnumber when nothing else is wrong.
+#[cold]
+fn unencodable(guard: Guard, failed: Result<(), String>, limit: usize) -> CodecError {
+    let (broken, path) = guard.into_diagnosis();
+    let kind = match failed {
+        Ok(()) => CodecErrorKind::TooManyElements { limit },
+        Err(reason) => broken.unwrap_or(CodecErrorKind::Unencodable { reason }),
+    };
+    CodecError::new(kind, path)
+}
+
+#[cold]
+fn trailing(count: usize) -> CodecError {
+    CodecErrorKind::TrailingBytes { count }.into()
+}
+
+#[cold]
+fn malformed(guard: Guard, reason: String) -> CodecError {
+    let (broken, path) = guard.into_diagnosis();
+    CodecError::new(broken.unwrap_or(CodecErrorKind::Malformed { reason }), path)
+}
+
+#[cfg(feature = "bincode")]
+mod with_bincode {
+    use bincode::config::{Configuration, standard};
+    use bincode::de::read::Reader;
+    use bincode::enc::write::Writer;
+    use bincode::error::{DecodeError, EncodeError};
+    use bincode::serde::OwnedSerdeDecoder;
+    use serde::Serialize;
+    use serde::de::DeserializeSeed;
+
+    use super::{Collector, Cursor};
+
+    const CONFIG: Configuration = standard();
+
+    struct VecWriter<'a>(&'a mut Vec<u8>, &'a Collector<'a>);
+
+    impl Writer for VecWriter<'_> {
+        #[inline]
+        fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+            self.0.extend_from_slice(bytes);
+            self.1.on_written(self.0.len());
+            Ok(())
+        }
+    }
+
+    #[inline]
+    pub(super) fn encode<T: Serialize>(
+        value: &T,
+        out: &mut Vec<u8>,
+        parts: &Collector<'_>,
+    ) -> Result<(), String> {
+        bincode::serde::encode_into_writer(value, VecWriter(out, parts), CONFIG)
+            .map_err(encode_reason)
+    }
+
+    struct CursorReader<'a, 'de>(&'a Cursor<'de>);
+
+    impl Reader for CursorReader<'_, '_> {
+        #[inline]
+        fn read(&mut self, bytes: &mut [u8]) -> Result<(), DecodeError> {
+            let additional = bytes.len();
+            let read = self.0.read(bytes.len());
+            bytes.copy_from_slice(read.ok_or(DecodeError::UnexpectedEnd { additional })?);
+            Ok(())
+        }
+    }
+
+    /// The decoder of owned values, as only that one takes a reader: what is borrowed comes from the
+    /// cursor itself.
+    pub(super) fn decode_parts<'a, S>(seed: S, cursor: &Cursor<'a>) -> Result<S::Value, String>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        let mut decoder = OwnedSerdeDecoder::from_reader(CursorReader(cursor), CONFIG);
+        seed.deserialize(decoder.as_deserializer()).map_err(decode_reason)
+    }
+
+    #[inline]
+    pub(super) fn decode<'a, S>(seed: S, bytes: &'a [u8]) -> Result<(S::Value, usize), String>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        bincode::serde::seed_decode_from_slice(seed, bytes, CONFIG).map_err(decode_reason)
+    }
+
+    #[cold]
+    fn encode_reason(error: EncodeError) -> String {
+        match error {
+            EncodeError::OtherString(reason) => reason,
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[cold]
+    fn decode_reason(error: DecodeError) -> String {
+        match error {
+            DecodeError::OtherString(reason) => reason,
+            DecodeError::UnexpectedEnd { .. } => "the message ends too early".to_owned(),
+            DecodeError::Utf8 { .. } => "a string is not UTF-8".to_owned(),
+            DecodeError::InvalidBooleanValue(byte) => format!("{byte} is not a bool"),
+            DecodeError::InvalidCharEncoding(_) => "a char is not UTF-8".to_owned(),
+            DecodeError::UnexpectedVariant { found, .. } => format!("{found} is no variant"),
+            DecodeError::InvalidIntegerType { .. } => "an integer is too large".to_owned(),
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+#[cfg(feature = "postcard")]
+mod with_postcard {
+    use std::rc::Rc;
+
+    use postcard::{Deserializer, Error, de_flavors, ser_flavors};
+    use serde::Serialize;
+    use serde::de::DeserializeSeed;
+
+    use super::{Collector, Cursor};
+
+    struct VecFlavor<'a>(&'a mut Vec<u8>, &'a Collector<'a>);
+
+    impl ser_flavors::Flavor for VecFlavor<'_> {
+        type Output = ();
+
+        #[inline]
+        fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+            self.0.extend_from_slice(bytes);
+            self.1.on_written(self.0.len());
+            Ok(())
+        }
+
+        #[inline]
+        fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+            self.0.push(byte);
+            self.1.on_written(self.0.len());
+            Ok(())
+        }
+
+        fn finalize(self) -> postcard::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A slice that gives no size hint, so that a sequence reports its announced length whatever
+    /// remains: the guard judges it, by the same rule for every codec.
+    struct SliceFlavor<'a>(&'a [u8]);
+
+    impl<'a> de_flavors::Flavor<'a> for SliceFlavor<'a> {
+        type Remainder = usize;
+        type Source = &'a [u8];
+
+        #[inline]
+        fn pop(&mut self) -> postcard::Result<u8> {
+            let (first, rest) = self.0.split_first().ok_or(Error::DeserializeUnexpectedEnd)?;
+            self.0 = rest;
+            Ok(*first)
+        }
+
+        #[inline]
+        fn try_take_n(&mut self, count: usize) -> postcard::Result<&'a [u8]> {
+            let (taken, rest) =
+                self.0.split_at_checked(count).ok_or(Error::DeserializeUnexpectedEnd)?;
+            self.0 = rest;
+            Ok(taken)
+        }
+
+        fn finalize(self) -> postcard::Result<usize> {
+            Ok(self.0.len())
+        }
+    }
+
+    #[inline]
+    pub(super) fn encode<T: Serialize>(
+        value: &T,
+        out: &mut Vec<u8>,
+        parts: &Collector<'_>,
+    ) -> Result<(), String> {
+        postcard::serialize_with_flavor(value, VecFlavor(out, parts))
+            .map_err(|error| reason(&error))
+    }
+
+    struct CursorFlavor<'de>(Rc<Cursor<'de>>);
+
+    impl<'de> de_flavors::Flavor<'de> for CursorFlavor<'de> {
+        type Remainder = ();
+        type Source = ();
+
+        #[inline]
+        fn pop(&mut self) -> postcard::Result<u8> {
+            let byte = self.0.read(1).and_then(<[u8]>::first);
+            byte.copied().ok_or(Error::DeserializeUnexpectedEnd)
+        }
+
+        #[inline]
+        fn try_take_n(&mut self, count: usize) -> postcard::Result<&'de [u8]> {
+            self.0.read(count).ok_or(Error::DeserializeUnexpectedEnd)
+        }
+
+        fn finalize(self) -> postcard::Result<()> {
+            Ok(())
+        }
+    }
+
+    pub(super) fn decode_parts<'a, S>(seed: S, cursor: Rc<Cursor<'a>>) -> Result<S::Value, String>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        let mut deserializer = Deserializer::from_flavor(CursorFlavor(cursor));
+        seed.deserialize(&mut deserializer).map_err(|error| reason(&error))
+    }
+
+    #[inline]
+    pub(super) fn decode<'a, S>(seed: S, bytes: &'a [u8]) -> Result<(S::Value, usize), String>
+    where
+        S: DeserializeSeed<'a>,
+    {
+        let mut deserializer = Deserializer::from_flavor(SliceFlavor(bytes));
+        let value = seed.deserialize(&mut deserializer).map_err(|error| reason(&error))?;
+        let left = deserializer.finalize().map_err(|error| reason(&error))?;
+        Ok((value, bytes.len() - left))
+    }
+
+    #[cold]
+    fn reason(error: &Error) -> String {
+        match error {
+            Error::DeserializeUnexpectedEnd => "the message ends too early".to_owned(),
+            Error::DeserializeBadUtf8 => "a string is not UTF-8".to_owned(),
+            Error::DeserializeBadVarint => "an integer is too large".to_owned(),
+            Error::SerdeSerCustom | Error::SerdeDeCustom => {
+                "the type refuses the value (this format drops the reason)".to_owned()
+            }
+            other => other.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod parts_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,395 @@
+//! Shapes: how the generated code encodes and decodes one argument or result.
+//!
+//! Owns the choice between what serde does with a type by itself ([`Plain`]) and what this crate
+//! does with byte strings ([`Blob`]): in one piece, and borrowed from the message where the type
+//! can borrow. Both give the same bytes, so the choice is never part of a signature.
+//!
+//! A type's shape is found by the compiler, not by its name: [`Probe`] has an inherent method for
+//! types that [`Blob`] knows, which method lookup prefers to the same method of a trait that every
+//! type has. That works only where the type is known, which in generated code it is.
+//!
+//! Which types [`Blob`] knows is the business of [`crate::codec::blob`]. A method whose error type is
+//! [`Status`] is told from others in the same way: [`StatusShape`].
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
+
+use crate::codec::blob::{OwnedBytes, PutBlob, TakeBlob, TakeOwnedBlob};
+use crate::status::Status;
+
+/// serde's own way with a type.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Plain;
+
+/// Byte strings in one piece.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Blob;
+
+/// Byte strings in one piece, decoded into owners.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OwnedBlob;
+
+/// A [`Status`] as a method's own error: it travels as what it is, not as a body.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StatusShape;
+
+/// Encodes a `T`.
+#[diagnostic::on_unimplemented(
+    message = "`{T}` cannot be sent: it does not implement serde's `Serialize`",
+    label = "does not implement `serde::Serialize`",
+    note = "derive `serde::Serialize` for it, or send a type that has it"
+)]
+pub trait PutShape<T: ?Sized>: Copy {
+    /// Encodes it.
+    ///
+    /// # Errors
+    /// The serializer's.
+    fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error>;
+}
+
+/// Decodes a `T` that may borrow for `'de`.
+#[diagnostic::on_unimplemented(
+    message = "`{T}` cannot be received: it does not implement serde's `Deserialize`",
+    label = "does not implement `serde::Deserialize`",
+    note = "derive `serde::Deserialize` for it, or receive a type that has it"
+)]
+pub trait TakeShape<'de, T>: Copy {
+    /// Decodes it.
+    ///
+    /// # Errors
+    /// The deserializer's.
+    fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Serialize + ?Sized> PutShape<T> for Plain {
+    #[inline]
+    fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        value.serialize(serializer)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
+    #[inline]
+    fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        T::deserialize(deserializer)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
+    #[inline]
+    fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        value.put_blob(serializer)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
+    #[inline]
+    fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        T::take_blob(deserializer)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
+    #[inline]
+    fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        T::take_owned_blob(deserializer)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<'de> TakeShape<'de, Status> for StatusShape {
+    fn take<D: Deserializer<'de>>(self, _: D) -> Result<Status, D::Error> {
+        Err(D::Error::custom("a status does not travel as a method's own error"))
+    }
+}
+
+/// A value with the shape to encode it in.
+#[derive(Debug)]
+pub(crate) struct Put<'a, T: ?Sized, H>(pub(crate) &'a T, pub(crate) H);
+
+impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
+    #[inline]
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.1.put(self.0, serializer)
+    }
+}
+
+/// A value that is the encoder's own, with the shape to encode it in.
+#[derive(Debug)]
+pub struct Owned<T, H>(T, H);
+
+impl<T, H: PutShape<T>> Serialize for Owned<T, H> {
+    #[inline]
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.1.put(&self.0, serializer)
+    }
+}
+
+/// A shape to decode a `T` in.
+pub(crate) struct Take<T, H>(H, PhantomData<fn() -> T>);
+
+impl<T, H: Copy> Clone for Take<T, H> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, H: Copy> Copy for Take<T, H> {}
+
+impl<T, H> Take<T, H> {
+    /// Decodes a `T` in shape `shape`.
+    #[inline]
+    pub(crate) fn new(shape: H) -> Self {
+        Self(shape, PhantomData)
+    }
+}
+
+impl<T, H: fmt::Debug> fmt::Debug for Take<T, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Take").field(&self.0).finish()
+    }
+}
+
+impl<'de, T, H: TakeShape<'de, T>> DeserializeSeed<'de> for Take<T, H> {
+    type Value = T;
+
+    #[inline]
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        self.0.take(deserializer)
+    }
+}
+
+/// A value to be encoded in shape `shape`.
+///
+/// Opaque, so that generated code that names a type serde cannot encode is wrong here alone.
+#[inline]
+pub fn put<'a, T: ?Sized, H: PutShape<T>>(
+    value: &'a T,
+    shape: H,
+) -> impl Serialize + use<'a, T, H> {
+    Put(value, shape)
+}
+
+/// A seed that decodes a `T` in shape `shape`. Opaque for the same reason as [`put`].
+#[inline]
+pub fn seed<'de, T, H: TakeShape<'de, T>>(
+    shape: H,
+) -> impl DeserializeSeed<'de, Value = T> + Clone + use<'de, T, H> {
+    Take::new(shape)
+}
+
+/// Finds the shape of a type; see the module's documentation.
+pub struct Probe<T: ?Sized>(PhantomData<fn() -> Box<T>>);
+
+impl<T: ?Sized> Probe<T> {
+    /// A probe of `T`.
+    #[inline]
+    #[must_use]
+    pub fn new() -> Self {
+        Self(PhantomData)
+    }
+
+    /// A probe of the value's type.
+    #[inline]
+    #[must_use]
+    pub fn of(_: &T) -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: ?Sized> Default for Probe<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for Probe<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Probe")
+    }
+}
+
+impl<T: PutBlob + ?Sized> Probe<T> {
+    /// The shape to encode in.
+    #[inline]
+    #[must_use]
+    pub fn put_shape(&self) -> Blob {
+        Blob
+    }
+}
+
+impl Probe<Vec<u8>> {
+    /// The vector, to be sent without a copy if it is large.
+    #[inline]
+    #[must_use]
+    pub fn own(&self, bytes: Vec<u8>) -> Owned<OwnedBytes, Blob> {
+        Owned(bytes.into(), Blob)
+    }
+}
+
+impl Probe<Option<Vec<u8>>> {
+    /// The vector, likewise.
+    #[inline]
+    #[must_use]
+    pub fn own(&self, bytes: Option<Vec<u8>>) -> Owned<Option<OwnedBytes>, Blob> {
+        Owned(bytes.map(OwnedBytes::from), Blob)
+    }
+}
+
+impl Probe<Status> {
+    /// How this error travels.
+    #[inline]
+    #[must_use]
+    pub fn error_shape(&self) -> StatusShape {
+        StatusShape
+    }
+}
+
+impl<'de, T: TakeBlob<'de>> Probe<T> {
+    /// The shape to decode in, borrowing.
+    #[inline]
+    #[must_use]
+    pub fn take_shape(&self) -> Blob {
+        Blob
+    }
+}
+
+impl<T: TakeOwnedBlob> Probe<T> {
+    /// The shape to decode in, owning.
+    #[inline]
+    #[must_use]
+    pub fn take_owned_shape(&self) -> OwnedBlob {
+        OwnedBlob
+    }
+}
+
+/// What [`Probe`] answers for types that [`Blob`] does not know.
+pub trait ProbePlain {
+    /// The shape to encode in.
+    #[inline]
+    fn put_shape(&self) -> Plain {
+        Plain
+    }
+
+    /// The value as it is; of whatever type, as a user's may have any name.
+    #[inline]
+    fn own<T>(&self, value: T) -> Owned<T, Plain> {
+        Owned(value, Plain)
+    }
+
+    /// How this error travels.
+    #[inline]
+    fn error_shape(&self) -> Plain {
+        Plain
+    }
+
+    /// The shape to decode in, borrowing.
+    #[inline]
+    fn take_shape(&self) -> Plain {
+        Plain
+    }
+
+    /// The shape to decode in, owning.
+    #[inline]
+    fn take_owned_shape(&self) -> Plain {
+        Plain
+    }
+}
+
+impl<T: ?Sized> ProbePlain for Probe<T> {}
+
+/// The seed of a tuple: a tuple of seeds.
+#[derive(Debug, Clone)]
+pub struct Seeds<S>(pub S);
+
+/// Tuples of shapes are the shapes of tuples.
+macro_rules! tuples {
+    ($($len:literal: $($type:ident $shape:ident $at:tt),*;)*) => {$(
+        impl<'de, $($type: DeserializeSeed<'de>),*> DeserializeSeed<'de> for Seeds<($($type,)*)> {
+            type Value = ($($type::Value,)*);
+
+            #[inline]
+            fn deserialize<De: Deserializer<'de>>(self, d: De) -> Result<Self::Value, De::Error> {
+                d.deserialize_tuple($len, self)
+            }
+        }
+
+        impl<'de, $($type: DeserializeSeed<'de>),*> Visitor<'de> for Seeds<($($type,)*)> {
+            type Value = ($($type::Value,)*);
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(concat!("a tuple of ", $len))
+            }
+
+            #[inline]
+            #[allow(unused_variables, unused_mut, reason = "not needed for the empty tuple")]
+            fn visit_seq<Acc: SeqAccess<'de>>(self, mut elements: Acc)
+                -> Result<Self::Value, Acc::Error>
+            {
+                Ok(($(
+                    elements
+                        .next_element_seed(self.0.$at)?
+                        .ok_or_else(|| Acc::Error::invalid_length($at, &"all elements"))?,
+                )*))
+            }
+        }
+
+        #[diagnostic::do_not_recommend]
+        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
+            for ($($shape,)*)
+        {
+            #[inline]
+            fn take<De: Deserializer<'de>>(self, d: De) -> Result<($($type,)*), De::Error> {
+                Seeds(($(Take::<$type, $shape>::new(self.$at),)*)).deserialize(d)
+            }
+        }
+
+        #[diagnostic::do_not_recommend]
+        impl<$($type, $shape: PutShape<$type>),*> PutShape<($($type,)*)> for ($($shape,)*) {
+            #[inline]
+            #[allow(clippy::unused_unit, unused_variables, reason = "the empty tuple")]
+            fn put<Se: Serializer>(
+                self,
+                value: &($($type,)*),
+                serializer: Se,
+            ) -> Result<Se::Ok, Se::Error> {
+                ($(Put(&value.$at, self.$at),)*).serialize(serializer)
+            }
+        }
+    )*};
+}
+
+tuples! {
+    0: ;
+    1: A HA 0;
+    2: A HA 0, B HB 1;
+    3: A HA 0, B HB 1, C HC 2;
+    4: A HA 0, B HB 1, C HC 2, D HD 3;
+    5: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4;
+    6: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5;
+    7: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6;
+    8: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7;
+    9: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8;
+    10: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8, J HJ 9;
+    11: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8, J HJ 9, K HK 10;
+    12: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8, J HJ 9, K HK 10,
+        L HL 11;
+    13: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8, J HJ 9, K HK 10,
+        L HL 11, M HM 12;
+    14: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8, J HJ 9, K HK 10,
+        L HL 11, M HM 12, N HN 13;
+    15: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8, J HJ 9, K HK 10,
+        L HL 11, M HM 12, N HN 13, O HO 14;
+    16: A HA 0, B HB 1, C HC 2, D HD 3, E HE 4, F HF 5, G HG 6, H HH 7, I HI 8, J HJ 9, K HK 10,
+        L HL 11, M HM 12, N HN 13, O HO 14, P HP 15;
+}

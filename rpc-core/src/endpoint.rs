@@ -1,0 +1,218 @@
+//! A session under the transport's driver, and the effects that leave it.
+//!
+//! Owns the translation between [`Session`] (pure, `rpc-core`) and [`Protocol`] (the transport's
+//! view of the layer above). Lives under the shard's lock: no user code here.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::shard::Shard;
+use rpc_transport::engine::upper::{Protocol, Revoke, Submission};
+use rpc_transport::message::received::Message;
+use rpc_transport::protocol::link::{self, Lane, SubmitError};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+
+use crate::bulk::BulkPool;
+use crate::session::{Incoming, Notice, Revoked, Role, Session, SessionLimits};
+use crate::wire;
+
+/// A shard whose connections carry sessions.
+pub(crate) type RpcShard = Shard<Peer>;
+
+/// What calls of a connection may use of it.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    /// Who is at the other end.
+    pub(crate) identity: Arc<PeerIdentity>,
+    /// Registered buffers.
+    pub(crate) bulk: BulkPool,
+    /// Byte strings of at least so many bytes travel beside the body.
+    pub(crate) min_part_bytes: usize,
+}
+
+/// One end of a connection: its session and what its handlers may use.
+pub(crate) struct Peer {
+    pub(crate) session: Session<Waker, AbortHandle>,
+    surroundings: Arc<Surroundings>,
+    /// Largest message that the other end takes, bytes.
+    max_message_bytes: u64,
+    /// The connection has ended and nobody has been told.
+    ended: bool,
+    /// Its place among the server's connections.
+    place: Option<OwnedSemaphorePermit>,
+}
+
+/// Longest header of a request without metadata, bytes: deadline, signature, metadata's length.
+const REQUEST_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 8 + 8 + 2;
+/// Longest header of a response, bytes: the length of a status's details.
+const RESPONSE_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 4;
+
+/// What must happen outside the shard's lock.
+pub(crate) enum Effect {
+    /// A caller's outcome is there.
+    Wake(Waker),
+    /// A call has arrived.
+    Request(Incoming, Arc<Surroundings>),
+    /// A running handler's caller is gone.
+    Abort(AbortHandle),
+    /// The connection has ended, or has nothing in flight any more after a go-away.
+    Settled,
+}
+
+impl Peer {
+    pub(crate) fn new(
+        role: Role,
+        limits: SessionLimits,
+        bulk: BulkPool,
+        min_part_bytes: usize,
+    ) -> Self {
+        let identity = Arc::new(PeerIdentity::SameProcess);
+        Self {
+            session: Session::new(role, limits),
+            surroundings: Arc::new(Surroundings { identity, bulk, min_part_bytes }),
+            max_message_bytes: u64::MAX,
+            ended: false,
+            place: None,
+        }
+    }
+
+    /// Holds a place until the QP has been destroyed.
+    pub(crate) fn holding(mut self, place: OwnedSemaphorePermit) -> Self {
+        self.place = Some(place);
+        self
+    }
+
+    /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
+    /// if it cannot.
+    #[inline]
+    pub(crate) fn request_too_large(&self, metadata: usize, body: u64) -> Option<String> {
+        self.too_large(body, REQUEST_HEADER_BYTES + metadata as u64)
+    }
+
+    /// Says why a reply of `body` bytes cannot be sent to this peer, if it cannot.
+    pub(crate) fn reply_too_large(&self, body: u64) -> Option<String> {
+        self.too_large(body, RESPONSE_HEADER_BYTES)
+    }
+
+    /// Whether a reply of `body` bytes can be sent to this peer.
+    #[inline]
+    pub(crate) fn reply_fits(&self, body: u64) -> bool {
+        body.saturating_add(RESPONSE_HEADER_BYTES) <= self.max_message_bytes
+    }
+
+    /// Bytes that a reply to this peer may have.
+    pub(crate) fn reply_room(&self) -> usize {
+        let room = self.max_message_bytes.saturating_sub(RESPONSE_HEADER_BYTES);
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
+    #[inline]
+    fn too_large(&self, body: u64, header: u64) -> Option<String> {
+        if body.saturating_add(header) <= self.max_message_bytes {
+            return None;
+        }
+        Some(self.larger_than_taken(body))
+    }
+
+    #[cold]
+    fn larger_than_taken(&self, body: u64) -> String {
+        format!(
+            "of {body} bytes is larger than the {} bytes that the other side takes (its \
+             `max_message_bytes`)",
+            self.max_message_bytes
+        )
+    }
+}
+
+impl Protocol for Peer {
+    type Effect = Effect;
+
+    fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
+        let (bulk, min_part_bytes) =
+            (self.surroundings.bulk.clone(), self.surroundings.min_part_bytes);
+        let identity = Arc::new(peer.clone());
+        self.surroundings = Arc::new(Surroundings { identity, bulk, min_part_bytes });
+        self.max_message_bytes = max_message_bytes;
+    }
+
+    #[inline]
+    fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>> {
+        self.session
+            .on_message(message, Instant::now, &mut |tag| revoked(revoke(tag)))
+            .map_err(|error| error.to_string().into())
+    }
+
+    fn on_refused(&mut self, tag: u64, error: &SubmitError) {
+        // Sizes are checked before (`request_too_large`, `reply_room`), so what remains is a link
+        // that is closing, which ends every call anyhow.
+        tracing::debug!(tag, %error, "the link did not take a message");
+    }
+
+    #[inline]
+    fn may_transmit(&self) -> bool {
+        self.session.may_transmit()
+    }
+
+    #[inline]
+    fn poll_transmit(&mut self) -> Option<Submission> {
+        let transmit = self.session.poll_transmit(Instant::now)?;
+        let lane = if transmit.urgent { Lane::Urgent } else { Lane::Small };
+        Some(Submission { lane, tag: transmit.tag, frame: transmit.frame })
+    }
+
+    fn most_queued(&self) -> usize {
+        self.session.most_queued_frames()
+    }
+
+    #[inline(always)]
+    fn poll_effect(&mut self) -> Option<Effect> {
+        if let Some(notice) = self.session.poll_notice() {
+            return Some(match notice {
+                Notice::Wake(waker) => Effect::Wake(waker),
+                Notice::CancelHandler(handle) => Effect::Abort(handle),
+                Notice::PeerGoingAway | Notice::Drained => Effect::Settled,
+            });
+        }
+        if let Some(incoming) = self.session.poll_request() {
+            return Some(Effect::Request(incoming, Arc::clone(&self.surroundings)));
+        }
+        // Not `then_some`, which would make and drop an effect each time.
+        if std::mem::take(&mut self.ended) { Some(Effect::Settled) } else { None }
+    }
+
+    #[inline(always)]
+    fn next_deadline(&self) -> Option<Instant> {
+        self.session.next_deadline()
+    }
+
+    fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>) {
+        self.session.on_timeout(now, &mut |tag| revoked(revoke(tag)));
+    }
+
+    fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>) {
+        self.session.on_closed(cause.clone(), &mut |tag| revoked(revoke(tag)));
+        self.ended = true;
+    }
+
+    fn on_released(&mut self) {
+        self.place = None;
+        self.ended = true;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.session.is_drained()
+    }
+}
+
+/// The link's answer in the session's words.
+pub(crate) fn revoked(answer: link::Revoked) -> Revoked {
+    match answer {
+        link::Revoked::Whole(_) => Revoked::Whole,
+        link::Revoked::Aborted => Revoked::Aborted,
+        link::Revoked::TooLate => Revoked::TooLate,
+    }
+}

@@ -1,0 +1,477 @@
+//! Runs what a session asks for outside its shard's lock: handlers first of all.
+//!
+//! Owns the way from a request to its reply: find the method, check its signature, poll the
+//! handler inline, spawn it when it does not finish at once. Never holds the shard's lock while
+//! user code runs.
+//!
+//! Invariants:
+//! 1. Every request gets exactly one reply or `handler_ended`, the latter when its handler has been
+//!    dropped.
+//! 2. A handler that is pending, or whose method works long between awaits, runs as a task of its
+//!    own, so that it cannot hold up the driver.
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use rpc_transport::engine::shard::{ConnectionKey, State};
+use rpc_transport::engine::upper::Executor;
+use tokio::sync::Notify;
+
+use crate::client::call::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
+use crate::codec::Codec;
+use crate::context::Context;
+use crate::endpoint::{Effect, Peer, RpcShard, Surroundings};
+use crate::metadata::Metadata;
+use crate::server::handler::{Handler, log_panic};
+use crate::server::pace::Pace;
+use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
+use crate::session::{self, Answer, Gone, Incoming, IncomingId};
+use crate::status::Status;
+
+/// Method ids are hashes already.
+#[derive(Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u32(&mut self, id: u32) {
+        // Spread over the upper bits too, which the map uses for its tags.
+        self.0 = u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+struct Route {
+    service: Arc<dyn Dispatch>,
+    position: usize,
+    method: &'static MethodDescriptor,
+    pace: Arc<Pace>,
+}
+
+/// The methods of a server.
+#[derive(Default)]
+pub(crate) struct Router {
+    routes: Vec<Route>,
+    /// Where in `routes` the method with that id is.
+    by_id: HashMap<u32, usize, BuildHasherDefault<IdHasher>>,
+}
+
+impl Router {
+    /// Adds a service.
+    ///
+    /// # Errors
+    /// The names of two methods with one id.
+    pub(crate) fn add(&mut self, service: Arc<dyn Dispatch>) -> Result<(), String> {
+        for (position, method) in service.descriptor().methods.iter().enumerate() {
+            let pace = Pace::new(method.spawn);
+            let service = Arc::clone(&service);
+            let route = Route { service, position, method, pace };
+            if let Some(other) = self.by_id.insert(method.id, self.routes.len()) {
+                let other = &self.routes[other];
+                return Err(format!(
+                    "{} and {} have the same id {:#x}; add each service once, or give one method \
+                     another name on the wire with #[rpc(name = \"...\")]",
+                    other.method.name, method.name, method.id
+                ));
+            }
+            self.routes.push(route);
+        }
+        Ok(())
+    }
+
+    /// The method with that id. `last` is what was found before: most callers call one method many
+    /// times in a row.
+    #[inline]
+    fn find(&self, id: u32, last: &mut usize) -> Result<&Route, Status> {
+        if let Some(route) = self.routes.get(*last).filter(|route| route.method.id == id) {
+            return Ok(route);
+        }
+        let at = self.by_id.get(&id).ok_or_else(|| self.unknown_method(id))?;
+        *last = *at;
+        Ok(&self.routes[*at])
+    }
+
+    #[cold]
+    fn unknown_method(&self, id: u32) -> Status {
+        let mut services: Vec<&str> =
+            self.routes.iter().map(|route| route.service.descriptor().name).collect();
+        services.sort_unstable();
+        services.dedup();
+        let offered = if services.is_empty() { "none".to_owned() } else { services.join(", ") };
+        Status::unimplemented(format!(
+            "no method with id {id:#010x} here; the services here are: {offered}"
+        ))
+        .with_details(UNKNOWN_METHOD)
+    }
+}
+
+impl Route {
+    /// The codec of a call, whose signature is the method's if it brings one.
+    #[inline]
+    fn accept(&self, signature: Option<u64>, codec: u8) -> Result<Codec, Status> {
+        if signature.is_some_and(|theirs| theirs != self.method.signature_hash) {
+            return Err(signatures_differ(self.method));
+        }
+        Codec::from_id(codec)
+            .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
+    }
+}
+
+#[cold]
+fn signatures_differ(method: &MethodDescriptor) -> Status {
+    Status::failed_precondition(format!(
+        "{}: signatures differ; the server has `{}`",
+        method.name, method.signature
+    ))
+    .with_details(SIGNATURES_DIFFER)
+}
+
+/// A result on its way back under the lock.
+enum Done {
+    Reply { key: ConnectionKey, id: IncomingId, reply: Reply, accepted: bool },
+    Attach { key: ConnectionKey, id: IncomingId, handle: tokio::task::AbortHandle, accepted: bool },
+}
+
+/// The executor of one shard.
+pub(crate) struct Handlers {
+    shard: Arc<RpcShard>,
+    router: Arc<Router>,
+    /// The route that was found last.
+    last: usize,
+    done: VecDeque<Done>,
+    /// What is left of replies that were given: of the user's making, so dropped outside the lock.
+    spent: Vec<Reply>,
+    /// Handlers that have replied: dropped when the replies are on their way.
+    finished: Vec<Handler>,
+    settled: Arc<Notify>,
+}
+
+impl Handlers {
+    /// For a client that offers no services.
+    pub(crate) fn without_services(shard: Arc<RpcShard>) -> Self {
+        Self::new(shard, Arc::default(), Arc::default())
+    }
+
+    /// `settled` is notified when a connection ends or has drained.
+    pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
+        let (done, spent, finished) = (VecDeque::new(), Vec::new(), Vec::new());
+        Self { shard, router, last: 0, done, spent, finished, settled }
+    }
+
+    // In pieces, so that nothing is moved that is not needed.
+    #[inline(always)]
+    fn on_request(
+        &mut self,
+        key: ConnectionKey,
+        Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message }: Incoming,
+        surroundings: Arc<Surroundings>,
+    ) {
+        let Self { shard, router, last, done, finished, .. } = self;
+        let call = Call { key, id, accepted: signature.is_some() };
+        let prepared = router.find(method, last).and_then(|route| {
+            let codec = route.accept(signature, codec)?;
+            Ok((route, codec, metadata(route.method, &message[..metadata_bytes])?))
+        });
+        match prepared {
+            Err(status) => done.push_back(call.refused(status)),
+            Ok((route, codec, metadata)) => {
+                message.advance(metadata_bytes);
+                let context = Context::of_call(deadline, metadata, surroundings, route.method);
+                let request = || Request::new(message, codec, context);
+                run(shard, call, route, request, done, finished);
+            }
+        }
+    }
+}
+
+/// A call of the peer, for its answer.
+#[derive(Clone, Copy)]
+struct Call {
+    key: ConnectionKey,
+    id: IncomingId,
+    /// Its signature is the method's.
+    accepted: bool,
+}
+
+impl Call {
+    #[inline]
+    fn replied(self, reply: Reply) -> Done {
+        let Self { key, id, accepted } = self;
+        Done::Reply { key, id, reply, accepted }
+    }
+
+    #[cold]
+    fn refused(self, status: Status) -> Done {
+        let Self { key, id, .. } = self;
+        Done::Reply { key, id, reply: Reply::Status(status), accepted: false }
+    }
+}
+
+/// Polls a handler where it stands, and spawns it when it has not finished by that. If it is
+/// pending, the task that takes it over polls it again at once, so the waker of the first poll need
+/// not wake anybody.
+#[inline(always)]
+fn run(
+    shard: &Arc<RpcShard>,
+    call: Call,
+    route: &Route,
+    request: impl FnOnce() -> Request,
+    done: &mut VecDeque<Done>,
+    finished: &mut Vec<Handler>,
+) {
+    let works_long = route.pace.works_long();
+    let (mut handler, mut reply) = (None, None);
+    let start = || {
+        let handler = handler.insert(route.service.dispatch(route.position, request()));
+        if works_long {
+            return;
+        }
+        let mut cx = TaskContext::from_waker(Waker::noop());
+        let ((), switches) = route.pace.inline(|| handler.poll_to(&mut cx, &mut reply));
+        if switches {
+            tracing::debug!(method = route.method.name, "runs long: spawned from now on");
+        }
+    };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
+        on_panic(panic, handler.as_mut(), &mut reply);
+    }
+    if let Some(reply) = reply {
+        done.push_back(call.replied(reply));
+        if let Some(handler) = handler {
+            finished.push(handler);
+        }
+    } else if let Some(handler) = handler {
+        done.push_back(spawn(shard, call, route, handler, works_long));
+    } else {
+        done.push_back(call.refused(Status::internal("the dispatcher panicked")));
+    }
+}
+
+/// Without a handler it was the dispatcher.
+#[cold]
+fn on_panic(panic: Box<dyn Any + Send>, handler: Option<&mut Handler>, reply: &mut Option<Reply>) {
+    match handler {
+        Some(handler) => handler.after_panic(panic, reply),
+        None => log_panic(panic),
+    }
+}
+
+#[cold]
+fn spawn(
+    shard: &Arc<RpcShard>,
+    call: Call,
+    route: &Route,
+    handler: Handler,
+    works_long: bool,
+) -> Done {
+    let Call { key, id, accepted } = call;
+    let shard = Arc::clone(shard);
+    // Made here, not in the task: an abort before the task's first poll must be told too.
+    let ended = HandlerEnded { shard, key, id, replied: false };
+    let watch = if works_long { route.pace.watch() } else { None };
+    let task = tokio::spawn(Spawned { handler, ended, watch });
+    if works_long {
+        wake_another_worker();
+    }
+    let handle = task.abort_handle();
+    Done::Attach { key, id, handle, accepted }
+}
+
+/// A runtime keeps a fresh task for the worker that spawned it and tells nobody else. If that task
+/// then blocks the thread while all others sleep, nobody polls I/O, and the driver is never woken.
+/// One more task behind it makes the runtime wake another worker.
+fn wake_another_worker() {
+    tokio::spawn(std::future::ready(()));
+}
+
+/// A handler as a task. Its fields are dropped in their order: when the session hears that a handler
+/// has ended, nothing of it runs any more.
+struct Spawned {
+    handler: Handler,
+    ended: HandlerEnded,
+    /// Times the next poll.
+    watch: Option<Arc<Pace>>,
+}
+
+impl Future for Spawned {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        let polled = match this.watch.take() {
+            Some(pace) => pace.task(|| this.handler.poll_caught(cx)),
+            None => this.handler.poll_caught(cx),
+        };
+        let reply = std::task::ready!(polled);
+        this.ended.reply(reply);
+        Poll::Ready(())
+    }
+}
+
+/// Tells the session that a spawned handler has ended, also when its task is aborted.
+struct HandlerEnded {
+    shard: Arc<RpcShard>,
+    key: ConnectionKey,
+    id: IncomingId,
+    replied: bool,
+}
+
+impl HandlerEnded {
+    fn reply(&mut self, reply: Reply) {
+        self.replied = true;
+        let mut reply = Some(reply);
+        self.shard.with(self.key, |peer| peer.reply(self.id, &mut reply));
+    }
+}
+
+impl Drop for HandlerEnded {
+    fn drop(&mut self) {
+        if !self.replied {
+            // Panics are replies, and a cancelled call's caller waits for none: what remains is the
+            // end of the runtime.
+            let status = Status::unavailable("the handler was dropped: its runtime has shut down");
+            self.reply(Reply::Status(status));
+        }
+    }
+}
+
+#[inline]
+fn metadata(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Status> {
+    if encoded.is_empty() {
+        return Ok(Metadata::default());
+    }
+    Metadata::decode(encoded)
+        .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))
+}
+
+impl Peer {
+    /// Answers a call; what is too large for the caller becomes an error that says so. A status is
+    /// left where it is, as its details and source are the user's own to drop.
+    #[inline(always)]
+    pub(crate) fn reply(&mut self, id: IncomingId, reply: &mut Option<Reply>) {
+        let outcome = match reply.take() {
+            Some(Reply::Ok(body)) if self.reply_fits(body.total_len()) => {
+                self.session.reply_with(id, session::ReplyKind::Ok, body)
+            }
+            other => {
+                *reply = other;
+                self.reply_rarely(id, reply)
+            }
+        };
+        if outcome.is_err() {
+            tracing::trace!(?id, "a reply came too late for its caller");
+        }
+    }
+
+    #[cold]
+    fn reply_rarely(&mut self, id: IncomingId, reply: &mut Option<Reply>) -> Result<(), Gone> {
+        if let Some(Reply::Ok(body) | Reply::UserError(body)) = reply
+            && let Some(why) = self.reply_too_large(body.total_len())
+        {
+            *reply = Some(Reply::Status(Status::resource_exhausted(format!("the reply {why}"))));
+        }
+        match reply.take() {
+            None => Ok(()),
+            Some(Reply::Ok(body)) => self.session.reply(id, Answer::Ok(body)),
+            Some(Reply::UserError(body)) => self.session.reply(id, Answer::UserError(body)),
+            Some(Reply::Status(status)) => {
+                let outcome = self.reply_status(id, &status);
+                *reply = Some(Reply::Status(status));
+                outcome
+            }
+        }
+    }
+
+    #[cold]
+    fn reply_status(&mut self, id: IncomingId, status: &Status) -> Result<(), Gone> {
+        let (text, details) = status.sent_within(self.reply_room());
+        let (code, retryable) = (status.code().number(), status.is_retryable());
+        self.session.reply(id, Answer::Status { code, retryable, text, details })
+    }
+}
+
+impl Executor<Peer> for Handlers {
+    #[inline]
+    fn execute(&mut self, key: ConnectionKey, effect: Effect) -> bool {
+        match effect {
+            Effect::Wake(waker) => {
+                waker.wake();
+                return true;
+            }
+            Effect::Request(incoming, surroundings) => self.on_request(key, incoming, surroundings),
+            Effect::Abort(handle) => handle.abort(),
+            Effect::Settled => self.settled.notify_waiters(),
+        }
+        false
+    }
+
+    fn discard(&mut self, effect: Effect) {
+        match effect {
+            Effect::Wake(waker) => waker.wake(),
+            Effect::Abort(handle) => handle.abort(),
+            Effect::Settled => self.settled.notify_waiters(),
+            Effect::Request(..) => {}
+        }
+    }
+
+    #[inline]
+    fn apply(&mut self, state: &mut State<Peer>) {
+        while let Some(done) = self.done.pop_front() {
+            match done {
+                Done::Reply { key, id, reply, accepted } => {
+                    let mut reply = Some(reply);
+                    state.with(key, |peer| {
+                        if accepted {
+                            peer.session.accept_signature(id);
+                        }
+                        peer.reply(id, &mut reply);
+                    });
+                    if let Some(reply) = reply {
+                        self.spent.push(reply);
+                    }
+                }
+                Done::Attach { key, id, handle, accepted } => {
+                    let refused = state.with(key, |peer| {
+                        if accepted {
+                            peer.session.accept_signature(id);
+                        }
+                        peer.session.attach_handler(id, handle.clone()).is_err()
+                    });
+                    if refused != Some(false) {
+                        handle.abort();
+                    }
+                }
+            }
+        }
+    }
+
+    fn applied(&mut self) {
+        // These do not panic when dropped, what users made may.
+        self.finished.clear();
+        self.spent.clear();
+    }
+
+    fn has_results(&self) -> bool {
+        !self.done.is_empty()
+    }
+}
+
+impl fmt::Debug for Handlers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handlers").field("methods", &self.router.routes.len()).finish()
+    }
+}

@@ -1,0 +1,296 @@
+//! A running handler: what a service's dispatch hands to the server.
+//!
+//! Owns the rule that nothing a handler does reaches the peer but its reply: a panic becomes an
+//! `Internal` status, its text goes to the log.
+//!
+//! Invariants:
+//! 1. The future is not polled again once it has finished or panicked. It is dropped when its reply
+//!    has been given to the session.
+//! 2. Dropping a handler never panics.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{self, Poll};
+
+use crate::context::Context;
+use crate::server::recycled::Recycled;
+use crate::service::Reply;
+use crate::status::Status;
+
+/// A handler at work. Dropping it cancels it.
+#[must_use = "a handler does nothing unless polled"]
+pub struct Handler {
+    stage: Stage,
+    /// Has given its reply or panicked, and is only to be dropped.
+    is_over: bool,
+}
+
+enum Stage {
+    Running(Recycled<Reply>),
+    // Boxed: that is rare, and handlers are moved around.
+    Ready(Box<Reply>),
+    Gone,
+}
+
+impl Handler {
+    /// A handler that runs `future` with `context` current. What the future still holds when it has
+    /// finished is dropped right after its reply was sent, so the caller may have the reply first; an
+    /// `async` block holds nothing by then.
+    #[inline]
+    pub fn new<F>(context: Context, future: F) -> Self
+    where
+        F: Future<Output = Reply> + Send + 'static,
+    {
+        Self { stage: Stage::Running(Recycled::new(context.scope(future))), is_over: false }
+    }
+
+    /// A handler that has its reply already.
+    pub fn ready(reply: Reply) -> Self {
+        Self { stage: Stage::Ready(Box::new(reply)), is_over: false }
+    }
+
+    /// Polls; a panic of the handler is a reply too: `Internal`, with the panic's own text in the
+    /// log only.
+    ///
+    /// # Panics
+    /// When polled after it was ready.
+    pub fn poll_caught(&mut self, cx: &mut task::Context<'_>) -> Poll<Reply> {
+        assert!(!self.is_over, "a handler was polled after it had finished");
+        let mut reply = None;
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.poll_to(cx, &mut reply))) {
+            self.after_panic(panic, &mut reply);
+        }
+        if reply.is_some() {
+            self.clear();
+        }
+        reply.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Polls, and lets panics through. Does not drop what has finished: its reply need not wait for
+    /// that.
+    ///
+    /// # Panics
+    /// As the handler does, and when polled after it was ready.
+    #[inline]
+    pub(crate) fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
+        assert!(!self.is_over, "a handler was polled after it had finished");
+        if let Stage::Running(future) = &mut self.stage {
+            // Also when that panics.
+            self.is_over = true;
+            match Pin::new(future).poll(cx) {
+                Poll::Ready(given) => *reply = Some(given),
+                Poll::Pending => self.is_over = false,
+            }
+        } else {
+            *reply = self.take_ready();
+        }
+    }
+
+    #[cold]
+    fn take_ready(&mut self) -> Option<Reply> {
+        self.is_over = true;
+        match std::mem::replace(&mut self.stage, Stage::Gone) {
+            Stage::Ready(reply) => Some(*reply),
+            Stage::Running(_) | Stage::Gone => None,
+        }
+    }
+
+    /// What is to be done when [`Handler::poll_to`] has panicked: gives a reply, if there is none.
+    #[cold]
+    pub(crate) fn after_panic(&mut self, panic: Box<dyn Any + Send>, reply: &mut Option<Reply>) {
+        log_panic(panic);
+        self.clear();
+        reply.get_or_insert_with(|| Reply::Status(Status::internal("the handler panicked")));
+    }
+
+    /// Drops what is left of the future (invariants 1 and 2).
+    #[inline]
+    fn clear(&mut self) {
+        if let Stage::Running(_) = self.stage {
+            self.drop_future();
+        }
+    }
+
+    fn drop_future(&mut self) {
+        self.is_over = true;
+        let stage = std::mem::replace(&mut self.stage, Stage::Gone);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(stage))) {
+            log_panic(panic);
+        }
+    }
+}
+
+#[cold]
+pub(crate) fn log_panic(panic: Box<dyn Any + Send>) {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(not a text)");
+    tracing::error!(panic = text, "a handler panicked");
+    // What was thrown may itself panic when dropped; it is of no further use.
+    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(second);
+    }
+}
+
+/// Like [`Handler::poll_caught`], but lets panics through.
+impl Future for Handler {
+    type Output = Reply;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Reply> {
+        let mut reply = None;
+        self.poll_to(cx, &mut reply);
+        if reply.is_some() {
+            self.clear();
+        }
+        reply.map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl Drop for Handler {
+    #[inline]
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl fmt::Debug for Handler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.stage {
+            _ if self.is_over => "Handler(done)",
+            Stage::Ready(_) => "Handler(ready)",
+            Stage::Running(_) | Stage::Gone => "Handler(running)",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::panic::panic_any;
+    use std::task::Waker;
+
+    use rpc_transport::message::outgoing::OutBuf;
+
+    use super::*;
+    use crate::status::Code;
+
+    fn poll(handler: &mut Handler) -> Poll<Reply> {
+        handler.poll_caught(&mut task::Context::from_waker(Waker::noop()))
+    }
+
+    fn ok() -> Reply {
+        Reply::Ok(OutBuf::new())
+    }
+
+    fn expect_internal(polled: Poll<Reply>) {
+        let Poll::Ready(Reply::Status(status)) = polled else {
+            panic!("no status");
+        };
+        assert_eq!(status, Status::internal("the handler panicked"));
+    }
+
+    /// Panics when dropped.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("dropped on purpose");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_there_needs_no_future() {
+        let mut handler = Handler::ready(Reply::Status(Status::from(Code::NotFound)));
+        let Poll::Ready(reply) = poll(&mut handler) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Status(status) if status.code() == Code::NotFound));
+    }
+
+    #[test]
+    fn a_panic_is_an_internal_status_without_its_text() {
+        let mut handler = Handler::new(Context::new(), async { panic!("secret") });
+        expect_internal(poll(&mut handler));
+        let mut handler = Handler::new(Context::new(), async { panic_any(5_u8) });
+        expect_internal(poll(&mut handler));
+    }
+
+    #[test]
+    fn even_what_was_thrown_may_panic() {
+        let mut handler = Handler::new(Context::new(), async { panic_any(Bomb) });
+        expect_internal(poll(&mut handler));
+    }
+
+    #[test]
+    fn a_finished_future_is_dropped_before_its_reply_is_given_out() {
+        let (held, seen) = {
+            let held = std::sync::Arc::new(());
+            (held.clone(), held)
+        };
+        let mut handler = Handler::new(
+            Context::new(),
+            std::future::poll_fn(move |_| {
+                let _held = &held;
+                Poll::Ready(ok())
+            }),
+        );
+        let Poll::Ready(_reply) = poll(&mut handler) else { panic!("not ready") };
+        assert_eq!(std::sync::Arc::strong_count(&seen), 1);
+    }
+
+    #[test]
+    fn a_future_that_panicked_is_not_polled_again() {
+        let mut handler = Handler::new(Context::new(), async { panic!("on purpose") });
+        let mut polled = || {
+            let poll =
+                || Pin::new(&mut handler).poll(&mut task::Context::from_waker(Waker::noop()));
+            *catch_unwind(AssertUnwindSafe(poll)).unwrap_err().downcast::<&str>().unwrap()
+        };
+        assert_eq!(polled(), "on purpose");
+        assert_eq!(polled(), "a handler was polled after it had finished");
+    }
+
+    #[test]
+    fn a_drop_that_panics_does_not_get_out() {
+        let with_bomb = |wait: bool| {
+            let bomb = Bomb;
+            Handler::new(
+                Context::new(),
+                std::future::poll_fn(move |_| {
+                    let _bomb = &bomb;
+                    if wait { Poll::Pending } else { Poll::Ready(ok()) }
+                }),
+            )
+        };
+        let Poll::Ready(reply) = poll(&mut with_bomb(false)) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Ok(_)));
+        let mut waiting = with_bomb(true);
+        assert!(poll(&mut waiting).is_pending());
+        drop(waiting);
+    }
+
+    #[test]
+    #[should_panic(expected = "after it had finished")]
+    fn a_finished_handler_is_not_polled_again() {
+        let mut handler = Handler::ready(ok());
+        assert!(poll(&mut handler).is_ready());
+        let _ = poll(&mut handler);
+    }
+
+    #[test]
+    fn the_context_is_current_in_the_handler() {
+        let deadline = std::time::Instant::now();
+        let context = Context::new().with_deadline(Some(deadline));
+        let mut handler = Handler::new(context, async move {
+            assert_eq!(Context::current().deadline(), Some(deadline));
+            ok()
+        });
+        let Poll::Ready(reply) = poll(&mut handler) else { panic!("not ready") };
+        assert!(matches!(reply, Reply::Ok(_)));
+        let mut waiting = Handler::new(Context::new(), pending());
+        assert!(poll(&mut waiting).is_pending());
+    }
+}

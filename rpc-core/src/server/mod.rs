@@ -1,0 +1,303 @@
+//! Servers: services bound to addresses.
+//!
+//! Owns the configuration, the listeners, and the order of a shutdown; what becomes of a connection
+//! request is the acceptor's (`acceptor.rs`).
+//!
+//! Invariants:
+//! 1. Shutdown ends: calls in flight get a grace period, then their connections are closed.
+//! 2. A listener that dies ends the server in the same order, and its address is named.
+
+mod acceptor;
+pub(crate) mod executor;
+pub mod handler;
+mod pace;
+mod recycled;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc_transport::connect::address::Address;
+use rpc_transport::connect::error::ListenError;
+use rpc_transport::connect::schemes;
+use rpc_transport::device::Listener;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::protocol::config::LinkConfig;
+use tokio::sync::watch;
+use tokio::task::{self, JoinError, JoinSet};
+
+use self::acceptor::Acceptor;
+use crate::client::DEFAULT_MIN_PART_BYTES;
+use crate::server::executor::Router;
+use crate::service::Dispatch;
+use crate::session::SessionLimits;
+
+/// Configuration of a [`Server`].
+pub struct ServerBuilder {
+    services: Vec<Arc<dyn Dispatch>>,
+    config: Config,
+}
+
+#[derive(Debug, Clone)]
+struct Config {
+    link: LinkConfig,
+    limits: SessionLimits,
+    poll_mode: PollMode,
+    shards: usize,
+    max_connections: usize,
+    grace: Duration,
+    min_part_bytes: usize,
+}
+
+impl Default for ServerBuilder {
+    fn default() -> Self {
+        let config = Config {
+            link: LinkConfig::default(),
+            limits: SessionLimits::default(),
+            poll_mode: PollMode::default(),
+            shards: 1,
+            max_connections: 16_384,
+            grace: Duration::from_secs(10),
+            min_part_bytes: DEFAULT_MIN_PART_BYTES,
+        };
+        Self { services: Vec::new(), config }
+    }
+}
+
+impl ServerBuilder {
+    /// Adds a service: a generated `XServer`, or anything that dispatches.
+    #[must_use]
+    pub fn add_service(mut self, service: impl Dispatch) -> Self {
+        self.services.push(Arc::new(service));
+        self
+    }
+
+    /// Credits, buffers, message size and keep-alive of this end, per connection.
+    #[must_use]
+    pub fn link(mut self, link: LinkConfig) -> Self {
+        self.config.link = link;
+        self
+    }
+
+    /// Calls of one connection that run at once. Default 1,024; a client waits with more.
+    #[must_use]
+    pub fn max_calls_per_connection(mut self, count: u32) -> Self {
+        self.config.limits.max_incoming_calls = count;
+        self
+    }
+
+    /// Connections at once, those that are being set up included. Default 16,384; more are refused.
+    #[must_use]
+    pub fn max_connections(mut self, count: usize) -> Self {
+        self.config.max_connections = count;
+        self
+    }
+
+    /// How the drivers wait. Default [`PollMode::Adaptive`].
+    #[must_use]
+    pub fn poll_mode(mut self, mode: PollMode) -> Self {
+        self.config.poll_mode = mode;
+        self
+    }
+
+    /// Completion queues, each with a driver task of its own, that connections are spread over, per
+    /// device. Default 1: handlers that finish at once then run on one core.
+    #[must_use]
+    pub fn shards(mut self, count: usize) -> Self {
+        self.config.shards = count;
+        self
+    }
+
+    /// Time that calls in flight get when the server shuts down. Default 10 s.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.config.grace = grace;
+        self
+    }
+
+    /// From how many bytes on a byte string in a result travels beside the reply's body: see
+    /// [`ChannelBuilder::min_part_bytes`](crate::ChannelBuilder::min_part_bytes). Default 8,192.
+    #[must_use]
+    pub fn min_part_bytes(mut self, bytes: usize) -> Self {
+        self.config.min_part_bytes = bytes;
+        self
+    }
+
+    /// Opens an address. Clients may connect from now on; they are served by [`Server::serve`].
+    ///
+    /// # Errors
+    /// [`ListenError`]: bad address, in use, not available here, bad configuration.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn bind(self, address: impl AsRef<str>) -> Result<Server, ListenError> {
+        self.bind_all([address]).await
+    }
+
+    /// Opens several addresses at once.
+    ///
+    /// # Errors
+    /// [`ListenError`] of the first that fails; none is open then.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn bind_all<A: AsRef<str>>(
+        self,
+        addresses: impl IntoIterator<Item = A>,
+    ) -> Result<Server, ListenError> {
+        self.config.link.validate().map_err(|error| ListenError::Config(error.to_string()))?;
+        if self.config.shards == 0 {
+            return Err(ListenError::Config("shards is 0, at least 1 is needed".to_owned()));
+        }
+        let mut router = Router::default();
+        for service in self.services {
+            router.add(service).map_err(ListenError::Config)?;
+        }
+        let mut listeners = Vec::new();
+        for address in addresses {
+            let address: Address = address.as_ref().parse()?;
+            listeners.push(schemes::listen(&address).await?);
+        }
+        let (stop, _) = watch::channel(false);
+        let acceptor = Acceptor::new(router, self.config);
+        Ok(Server { listeners, acceptor: Arc::new(acceptor), stop: Arc::new(stop) })
+    }
+}
+
+impl fmt::Debug for ServerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.services.iter().map(|it| it.descriptor().name).collect();
+        f.debug_struct("ServerBuilder").field("services", &names).finish_non_exhaustive()
+    }
+}
+
+/// A server whose addresses are open.
+pub struct Server {
+    listeners: Vec<Box<dyn Listener>>,
+    acceptor: Arc<Acceptor>,
+    stop: Arc<watch::Sender<bool>>,
+}
+
+/// Shuts a server down, from anywhere.
+#[derive(Debug, Clone)]
+pub struct ShutdownHandle(Arc<watch::Sender<bool>>);
+
+impl ShutdownHandle {
+    /// Starts an orderly shutdown: no new connections and calls, calls in flight finish within the
+    /// grace period, then [`Server::serve`] returns.
+    pub fn shutdown(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Server {
+    /// Configures a server.
+    #[must_use]
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// The bound addresses, with real ports, in the order of binding.
+    #[must_use]
+    pub fn local_addresses(&self) -> Vec<Address> {
+        self.listeners.iter().map(|listener| listener.local_address()).collect()
+    }
+
+    /// The first bound address.
+    ///
+    /// # Panics
+    /// When the server was bound to no address at all.
+    #[must_use]
+    pub fn local_address(&self) -> Address {
+        self.listeners[0].local_address()
+    }
+
+    /// A handle to shut the server down with.
+    #[must_use]
+    pub fn shutdown_handle(&self) -> ShutdownHandle {
+        ShutdownHandle(Arc::clone(&self.stop))
+    }
+
+    /// Serves until shut down. Dropping the future ends all connections at once.
+    ///
+    /// # Errors
+    /// [`ListenError`] when a listener dies: the others are then closed, and the connections get the
+    /// end of a shutdown.
+    pub async fn serve(self) -> Result<(), ListenError> {
+        let Self { listeners, acceptor, stop } = self;
+        let _end = EndShards(Arc::clone(&acceptor));
+        let mut accepting = JoinSet::new();
+        let mut addresses = HashMap::new();
+        for listener in listeners {
+            let address = listener.local_address();
+            let looping = Arc::clone(&acceptor).accept_loop(listener, stop.subscribe());
+            addresses.insert(accepting.spawn(looping).id(), address);
+        }
+        // Without any listener there is nothing that could end but by the handle.
+        let mut stopped = stop.subscribe();
+        let mut died = tokio::select! {
+            _ = stopped.wait_for(|stop| *stop) => None,
+            Some(ended) = accepting.join_next_with_id() => death(ended, &addresses),
+        };
+        stop.send_replace(true);
+        while let Some(ended) = accepting.join_next_with_id().await {
+            died = died.or_else(|| death(ended, &addresses));
+        }
+        // All listeners are closed and no set-up is under way: the connections are all there are.
+        acceptor.drain().await;
+        died.map_or(Ok(()), Err)
+    }
+
+    /// Serves until `signal` completes, then shuts down in order.
+    ///
+    /// # Errors
+    /// [`ListenError`] when a listener dies.
+    pub async fn serve_until(self, signal: impl Future<Output = ()>) -> Result<(), ListenError> {
+        let handle = self.shutdown_handle();
+        let serving = self.serve();
+        tokio::pin!(serving);
+        tokio::select! {
+            outcome = &mut serving => return outcome,
+            () = signal => handle.shutdown(),
+        }
+        serving.await
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("addresses", &self.local_addresses()).finish_non_exhaustive()
+    }
+}
+
+/// Why an accept loop ended, when it was not told to, with the address.
+fn death(
+    ended: Result<(task::Id, Option<ListenError>), JoinError>,
+    addresses: &HashMap<task::Id, Address>,
+) -> Option<ListenError> {
+    let (id, reason) = match ended {
+        Ok((_, None)) => return None,
+        Ok((_, Some(error @ (ListenError::Failed { .. } | ListenError::InUse { .. })))) => {
+            return Some(error);
+        }
+        Ok((id, Some(error))) => (id, error.to_string()),
+        Err(error) => (error.id(), error.to_string()),
+    };
+    let address = addresses.get(&id)?.clone();
+    Some(ListenError::Failed { address, reason })
+}
+
+/// Ends every connection of a server whose `serve` is over.
+struct EndShards(Arc<Acceptor>);
+
+impl Drop for EndShards {
+    fn drop(&mut self) {
+        for shard in self.0.end() {
+            shard.shutdown_now();
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The session: calls over messages, for one end of a connection. Both ends may call.
+//!
+//! Owns which call waits for what: slots and their quarantine, deadlines, cancellation, orderly
+//! shutdown. Never does anything itself: no clock, no I/O, no thread, no async; time is an
+//! argument, peer input is [`Session::on_message`]; what is to be done comes out of
+//! [`Session::poll_transmit`] and [`Session::poll_event`], which are to be drained after every
+//! other call. Knows methods only as numbers and bodies only as bytes.
+//!
+//! The contract with the callee's dispatch: every [`Event::Request`] is answered by exactly one
+//! [`Session::reply`] or [`Session::handler_ended`], also after [`Event::CancelHandler`] and after
+//! a refused [`Session::attach_handler`]; only then does the call's slot go home.
+//!
+//! Invariants:
+//! 1. A started call has exactly one outcome, whatever races: its reply, or one failure.
+//! 2. A slot is reused only after its proof, so no old answer reaches a new call (`slots`).
+//! 3. A call of the peer is answered exactly once, after its handler has ended (`incoming`).
+//! 4. Waiters are never dropped in here: they are handed back or come out as events. So do the
+//!    handles of handlers that are to be stopped; that of a handler that replied, and so needs it
+//!    no more, is dropped by `reply`.
+
+mod call;
+mod callee;
+mod caller;
+mod deadlines;
+mod error;
+mod incoming;
+mod outgoing;
+mod shutdown;
+mod signatures;
+mod slots;
+mod transmit;
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::message::received::Message;
+
+pub use self::call::{
+    Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
+    Reply, Revoked, Role, SessionLimits, StartCall, StartError, Transmit,
+};
+pub use self::error::SessionError;
+pub use self::slots::INITIAL_CALLS;
+pub use crate::wire::ReplyKind;
+
+use self::callee::RequestBytes;
+use self::deadlines::Deadlines;
+use self::incoming::IncomingCalls;
+use self::outgoing::Calls;
+use self::shutdown::Shutdown;
+use self::signatures::{AcceptedByPeer, AcceptedHere};
+use self::slots::Slots;
+use self::transmit::{Control, FrameQueue};
+use crate::wire::{self, Frame, Hello};
+
+/// Most slots that any end uses or announces.
+const MAX_CALLS: u32 = 1 << 24;
+
+/// Takes a message back from the link, by its tag.
+pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked;
+
+/// Whose deadline it is.
+#[derive(Debug, Clone, Copy)]
+enum Timer {
+    /// A call of this end, by its index.
+    Outgoing(u32),
+    /// A call of the peer, by its slot.
+    Incoming(u32),
+}
+
+/// An event other than a request.
+#[derive(Debug)]
+pub(crate) enum Notice<W, H> {
+    /// [`Event::Wake`].
+    Wake(W),
+    /// [`Event::CancelHandler`].
+    CancelHandler(H),
+    /// [`Event::PeerGoingAway`].
+    PeerGoingAway,
+    /// [`Event::Drained`].
+    Drained,
+}
+
+impl<W, H> From<Notice<W, H>> for Event<W, H> {
+    #[inline]
+    fn from(notice: Notice<W, H>) -> Self {
+        match notice {
+            Notice::Wake(waiter) => Self::Wake(waiter),
+            Notice::CancelHandler(handle) => Self::CancelHandler(handle),
+            Notice::PeerGoingAway => Self::PeerGoingAway,
+            Notice::Drained => Self::Drained,
+        }
+    }
+}
+
+/// One end of a session. `W`: who waits for a call; `H`: handle of a running handler.
+#[derive(Debug)]
+pub struct Session<W, H> {
+    role: Role,
+    limits: SessionLimits,
+    /// The hello is on its way or sent: other frames may follow.
+    may_speak: bool,
+    peer: Option<Hello>,
+    calls: Calls<W>,
+    slots: Slots,
+    incoming: IncomingCalls<H>,
+    deadlines: Deadlines<Timer>,
+    frames: FrameQueue,
+    /// What is to be done, but for handlers to be run: these take far more room.
+    notices: VecDeque<Notice<W, H>>,
+    /// Calls of the peer whose handlers are to be run.
+    requests: VecDeque<Incoming>,
+    accepted_by_peer: AcceptedByPeer,
+    accepted_here: AcceptedHere,
+    shutdown: Shutdown,
+    stale_cancels: u64,
+    closed: Option<CloseCause>,
+}
+
+impl<W, H> Session<W, H> {
+    /// A session on a fresh connection. Limits above 2^24 count as that.
+    #[must_use]
+    pub fn new(role: Role, limits: SessionLimits) -> Self {
+        let limits = SessionLimits {
+            max_outgoing_calls: limits.max_outgoing_calls.min(MAX_CALLS),
+            max_incoming_calls: limits.max_incoming_calls.min(MAX_CALLS),
+        };
+        let mut session = Self {
+            role,
+            limits,
+            may_speak: false,
+            peer: None,
+            calls: Calls::new(),
+            slots: Slots::new(),
+            incoming: IncomingCalls::new(limits.max_incoming_calls),
+            deadlines: Deadlines::new(),
+            frames: FrameQueue::default(),
+            notices: VecDeque::new(),
+            requests: VecDeque::new(),
+            accepted_by_peer: AcceptedByPeer::default(),
+            accepted_here: AcceptedHere::default(),
+            shutdown: Shutdown::default(),
+            stale_cancels: 0,
+            closed: None,
+        };
+        if role == Role::Client {
+            session.say_hello();
+        }
+        session
+    }
+
+    fn say_hello(&mut self) {
+        self.may_speak = true;
+        self.frames.push_first(Control::Hello(Hello {
+            min_version: wire::VERSION,
+            max_version: wire::VERSION,
+            max_calls: self.limits.max_incoming_calls,
+            features: 0,
+        }));
+    }
+}
+/// From the peer.
+impl<W, H> Session<W, H> {
+    /// Takes a message of the peer. `now` is asked only when a deadline starts to run.
+    ///
+    /// # Errors
+    /// The rule that the peer broke: close the connection. After `on_closed` messages are dropped.
+    #[inline]
+    pub fn on_message(
+        &mut self,
+        message: Message,
+        now: impl FnOnce() -> Instant,
+        revoke: Revoke<'_>,
+    ) -> Result<(), SessionError> {
+        if self.closed.is_some() {
+            return Ok(());
+        }
+        // Nearly every message is one of these two.
+        if self.peer.is_some() && message.tail_bytes() == 0 {
+            if let Some(head) = wire::plain_response(&message) {
+                return self.on_response(head, wire::HEADER_BYTES, message);
+            }
+            if let Some(head) = wire::plain_request(&message) {
+                let head_bytes = wire::HEADER_BYTES;
+                let bytes = RequestBytes { head_bytes, metadata_bytes: 0, message };
+                return self.on_request(head, bytes, now);
+            }
+        }
+        self.on_parsed(message, now, revoke)
+    }
+
+    fn on_parsed(
+        &mut self,
+        message: Message,
+        now: impl FnOnce() -> Instant,
+        revoke: Revoke<'_>,
+    ) -> Result<(), SessionError> {
+        let (frame, head_bytes) = wire::parse_with_tail(&message, message.tail_bytes())?;
+        if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {
+            return Err(SessionError::HelloMissing);
+        }
+        match frame {
+            Frame::Response(head) => self.on_response(head, head_bytes, message),
+            Frame::Request { head, metadata_bytes } => {
+                let bytes = RequestBytes { head_bytes, metadata_bytes, message };
+                self.on_request(head, bytes, now)
+            }
+            Frame::Cancel(id) => self.on_cancel(id, revoke),
+            Frame::Cancelled(id) => self.on_cancelled(id),
+            Frame::GoAway { drained: false } => self.on_go_away(),
+            Frame::GoAway { drained: true } => self.on_drained(),
+            Frame::Hello(hello) => self.on_hello(hello),
+            Frame::Stream(kind) => Err(SessionError::StreamsUnimplemented(kind)),
+        }
+    }
+
+    fn on_hello(&mut self, hello: Hello) -> Result<(), SessionError> {
+        if self.peer.is_some() {
+            return Err(SessionError::HelloTwice);
+        }
+        let Hello { min_version: min, max_version: max, .. } = hello;
+        if !(min..=max).contains(&wire::VERSION) {
+            return Err(SessionError::NoCommonVersion { min, max, ours: wire::VERSION });
+        }
+        self.peer = Some(hello);
+        self.slots.set_limit(hello.max_calls.min(MAX_CALLS));
+        if hello.max_calls == 0 {
+            self.fail_unsent(Failure::PeerTakesNoCalls);
+        }
+        if self.role == Role::Server {
+            self.say_hello();
+        }
+        Ok(())
+    }
+}
+
+/// Time, and things to do.
+impl<W, H> Session<W, H> {
+    /// When to call `on_timeout` next: not before anything is due by more than a tick's rounding,
+    /// possibly earlier.
+    #[inline]
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// Time has come to `now`: calls of this end whose deadline has passed fail, handlers of the
+    /// peer's are stopped. At most 256 µs late.
+    pub fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>) {
+        while let Some(timer) = self.deadlines.poll_expired(now) {
+            match timer {
+                Timer::Outgoing(index) => self.expire_outgoing(index, revoke),
+                Timer::Incoming(slot) => self.expire_incoming(slot),
+            }
+        }
+        self.check_drained();
+    }
+}
+
+/// What there is, for gauges and tests.
+impl<W, H> Session<W, H> {
+    /// Calls of this end: waiting, in flight, or finished and not taken yet.
+    #[must_use]
+    pub fn outgoing_calls(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Slots of this end in use, those in quarantine included.
+    #[must_use]
+    pub fn busy_slots(&self) -> u32 {
+        self.slots.busy()
+    }
+
+    /// Slots of this end whose caller has gone and whose proof is missing.
+    #[must_use]
+    pub fn quarantined_slots(&self) -> u32 {
+        self.slots.zombies()
+    }
+
+    /// Calls of the peer that were not answered yet.
+    #[must_use]
+    pub fn incoming_calls(&self) -> u32 {
+        self.incoming.in_flight()
+    }
+
+    /// Deadlines that run.
+    #[must_use]
+    pub fn running_deadlines(&self) -> usize {
+        self.deadlines.len()
+    }
+
+    /// Frames other than requests that wait for `poll_transmit`.
+    #[must_use]
+    pub fn waiting_frames(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Cancels that named no call; harmless.
+    #[must_use]
+    pub fn stale_cancels(&self) -> u64 {
+        self.stale_cancels
+    }
+
+    /// The peer's hello, once it has arrived.
+    #[must_use]
+    pub fn peer_hello(&self) -> Option<&Hello> {
+        self.peer.as_ref()
+    }
+}

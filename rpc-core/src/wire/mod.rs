@@ -1,0 +1,578 @@
+//! The session's bytes: a 16-byte header, optional blocks behind flags, then the body.
+//!
+//! Owns encoding and parsing of every session frame; `docs/wire-format.md` has the tables. Knows
+//! nothing of what a frame means to a call: that is `session`.
+//!
+//! Invariants:
+//! 1. All integers are little-endian; blocks follow the header in the order of their flag bits.
+//! 2. [`parse`] reads no byte outside the message, allocates nothing and cannot panic.
+//! 3. Unknown kinds, unknown flags and non-zero reserved fields are refused, each by its own
+//!    [`WireError`]: an extension needs a feature bit that both hellos carried. Only a hello may
+//!    be longer than this version knows.
+//! 4. Generation 0 names no call.
+//! 5. Every frame but a hello has one encoding: what [`parse`] takes, encoding gives back.
+
+mod error;
+mod parts;
+mod plain;
+
+use rpc_transport::message::outgoing::OutBuf;
+
+pub use self::error::WireError;
+pub use self::parts::{MAX_PARTS, Part, Parts, prepend_parts};
+pub use self::plain::{plain_request, plain_response};
+
+/// Size of the header that every frame starts with, bytes.
+pub const HEADER_BYTES: usize = 16;
+/// Size of a hello's body in this version, bytes.
+pub const HELLO_BODY_BYTES: usize = 16;
+/// Longest metadata block, bytes.
+pub const MAX_METADATA_BYTES: usize = u16::MAX as usize;
+/// The session version that this code speaks, and the only one.
+pub const VERSION: u16 = 1;
+
+/// The numbers of the status codes that the session itself answers with (gRPC's numbers).
+pub mod code {
+    /// The call was cancelled.
+    pub const CANCELLED: u8 = 1;
+    /// The deadline passed before the handler replied.
+    pub const DEADLINE_EXCEEDED: u8 = 4;
+    /// More calls in flight than were announced.
+    pub const RESOURCE_EXHAUSTED: u8 = 8;
+    /// A call of a method whose signature was never checked.
+    pub const FAILED_PRECONDITION: u8 = 9;
+    /// The handler ended without a reply.
+    pub const INTERNAL: u8 = 13;
+    /// The highest code of the seventeen.
+    pub const MAX: u8 = 16;
+}
+
+mod request_flag {
+    pub(super) const DEADLINE: u8 = 0x01;
+    pub(super) const SIGNATURE: u8 = 0x02;
+    pub(super) const METADATA: u8 = 0x04;
+    pub(super) const NO_CANCEL: u8 = 0x08;
+    pub(super) const PARTS: u8 = 0x10;
+    pub(super) const ALL: u8 = DEADLINE | SIGNATURE | METADATA | NO_CANCEL | PARTS;
+}
+
+mod response_flag {
+    pub(super) const USER_ERROR: u8 = 0x01;
+    pub(super) const RETRYABLE: u8 = 0x02;
+    pub(super) const DETAILS: u8 = 0x04;
+    pub(super) const ACCEPTED: u8 = 0x08;
+    pub(super) const PARTS: u8 = 0x10;
+    pub(super) const ALL: u8 = USER_ERROR | RETRYABLE | DETAILS | ACCEPTED | PARTS;
+}
+
+/// Both kinds that may have a tail have it behind the same flag.
+const PARTS: u8 = request_flag::PARTS;
+const _: () = assert!(PARTS == response_flag::PARTS);
+
+mod go_away_flag {
+    pub(super) const DRAINED: u8 = 0x01;
+}
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// First frame of each side: version, features, limits.
+    Hello = 1,
+    /// A call.
+    Request = 2,
+    /// The answer to a call.
+    Response = 3,
+    /// The caller no longer wants the answer.
+    Cancel = 4,
+    /// The proof that nothing more will be sent for a cancelled call.
+    Cancelled = 5,
+    /// Reserved for streaming: an item.
+    StreamData = 6,
+    /// Reserved for streaming: the sender has no more items.
+    StreamHalfClose = 7,
+    /// Reserved for streaming: the stream ends abnormally.
+    StreamReset = 8,
+    /// Reserved for streaming: the receiver takes more items.
+    StreamCredit = 9,
+    /// The sender takes no new calls; or, as an answer, has none left.
+    GoAway = 10,
+}
+
+impl Kind {
+    const fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Hello,
+            2 => Self::Request,
+            3 => Self::Response,
+            4 => Self::Cancel,
+            5 => Self::Cancelled,
+            6 => Self::StreamData,
+            7 => Self::StreamHalfClose,
+            8 => Self::StreamReset,
+            9 => Self::StreamCredit,
+            10 => Self::GoAway,
+            _ => return None,
+        })
+    }
+}
+
+/// Names a call on the wire. The caller chooses both numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WireId {
+    /// Index below the callee's announced limit; reused once the call's proof has arrived.
+    pub slot: u32,
+    /// Differs from the slot's call before; never 0.
+    pub generation: u32,
+}
+
+impl WireId {
+    const NONE: Self = Self { slot: 0, generation: 0 };
+}
+
+/// A hello's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello {
+    /// Lowest session version that the sender speaks.
+    pub min_version: u16,
+    /// Highest session version that the sender speaks.
+    pub max_version: u16,
+    /// Calls that the sender takes at once; slots of its peer are below this.
+    pub max_calls: u32,
+    /// Feature bits that the sender offers; what both offer is used. None exist yet.
+    pub features: u64,
+}
+
+/// A request's head: everything but metadata and body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestHead {
+    /// The call.
+    pub id: WireId,
+    /// Hash of "Service.method".
+    pub method: u32,
+    /// Codec of the body, and of the answer's.
+    pub codec: u8,
+    /// The handler runs to its end whatever happens to the caller.
+    pub no_cancel: bool,
+    /// Time left when the frame was made, µs; 0 has expired.
+    pub remaining_micros: Option<u64>,
+    /// Signature hash of the method, until the callee has accepted it.
+    pub signature: Option<u64>,
+    /// The body starts with a PARTS block: some of it is in the message's tail.
+    pub has_parts: bool,
+}
+
+/// What a response carries in its body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplyKind {
+    /// The method's result.
+    Ok,
+    /// The method's own error type.
+    UserError,
+    /// A status; the body is `details_bytes` bytes of details, then the text in UTF-8.
+    Status {
+        /// 1 to 16.
+        code: u8,
+        /// The callee says that trying again can help: the handler did not run, or says so.
+        retryable: bool,
+        /// Length of the details in front of the text, bytes.
+        details_bytes: u32,
+    },
+}
+
+/// A response's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponseHead {
+    /// The call.
+    pub id: WireId,
+    /// What the body is.
+    pub kind: ReplyKind,
+    /// The callee has accepted the method's signature: later calls may leave it out.
+    pub signature_accepted: bool,
+    /// The body starts with a PARTS block: some of it is in the message's tail.
+    pub has_parts: bool,
+}
+
+/// A parsed frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frame {
+    /// [`Kind::Hello`].
+    Hello(Hello),
+    /// [`Kind::Request`].
+    Request {
+        /// The head.
+        head: RequestHead,
+        /// Length of the metadata that stands in front of the body, bytes.
+        metadata_bytes: usize,
+    },
+    /// [`Kind::Response`].
+    Response(ResponseHead),
+    /// [`Kind::Cancel`].
+    Cancel(WireId),
+    /// [`Kind::Cancelled`].
+    Cancelled(WireId),
+    /// [`Kind::GoAway`]; `drained` on the answer.
+    GoAway {
+        /// The sender has no calls left towards the receiver and starts none.
+        drained: bool,
+    },
+    /// One of the reserved stream kinds; its flags and fields are not looked at.
+    Stream(Kind),
+}
+
+/// Reads the head of a frame that has no tail: see [`parse_with_tail`].
+///
+/// # Errors
+/// The first rule that the frame breaks.
+pub fn parse(bytes: &[u8]) -> Result<(Frame, usize), WireError> {
+    parse_with_tail(bytes, 0)
+}
+
+/// Reads the head of a frame with a tail of `tail_bytes`. Returns it with the number of bytes that
+/// it takes: what follows is metadata, PARTS block and body of a request, PARTS block and body of a
+/// response.
+///
+/// # Errors
+/// The first rule that the frame breaks.
+pub fn parse_with_tail(bytes: &[u8], tail_bytes: u64) -> Result<(Frame, usize), WireError> {
+    let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+        return Err(WireError::HeaderTruncated(bytes.len()));
+    };
+    let Some(kind) = Kind::from_byte(header[0]) else {
+        return Err(WireError::UnknownKind(header[0]));
+    };
+    let header = Header::new(kind, header);
+    let may_have_tail = matches!(kind, Kind::Request | Kind::Response);
+    if tail_bytes != 0 && !(may_have_tail && header.flags & PARTS != 0) {
+        return Err(WireError::UnexpectedTail(kind));
+    }
+    match kind {
+        Kind::Request => parse_request(&header, rest, tail_bytes),
+        Kind::Response => parse_response(&header, rest, tail_bytes),
+        Kind::Cancel => parse_bare(&header, rest).map(|id| (Frame::Cancel(id), HEADER_BYTES)),
+        Kind::Cancelled => parse_bare(&header, rest).map(|id| (Frame::Cancelled(id), HEADER_BYTES)),
+        Kind::Hello => parse_hello(&header, rest),
+        Kind::GoAway => parse_go_away(&header, rest),
+        Kind::StreamData | Kind::StreamHalfClose | Kind::StreamReset | Kind::StreamCredit => {
+            Ok((Frame::Stream(kind), HEADER_BYTES))
+        }
+    }
+}
+
+/// The header's fields, still unjudged.
+struct Header {
+    kind: Kind,
+    flags: u8,
+    codec_or_status: u8,
+    reserved: u8,
+    method: u32,
+    id: WireId,
+}
+
+impl Header {
+    #[inline]
+    fn new(kind: Kind, bytes: &[u8; HEADER_BYTES]) -> Self {
+        let [_, flags, codec_or_status, reserved, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3] =
+            *bytes;
+        Self {
+            kind,
+            flags,
+            codec_or_status,
+            reserved,
+            method: u32::from_le_bytes([m0, m1, m2, m3]),
+            id: WireId {
+                slot: u32::from_le_bytes([s0, s1, s2, s3]),
+                generation: u32::from_le_bytes([g0, g1, g2, g3]),
+            },
+        }
+    }
+
+    #[inline]
+    fn check_flags(&self, known: u8) -> Result<(), WireError> {
+        match self.flags & !known {
+            0 => Ok(()),
+            flags => Err(WireError::UnknownFlags { kind: self.kind, flags }),
+        }
+    }
+
+    #[inline]
+    fn check_unused(&self, unused_is_zero: bool) -> Result<(), WireError> {
+        if unused_is_zero && self.reserved == 0 {
+            Ok(())
+        } else {
+            Err(WireError::UnusedFieldSet(self.kind))
+        }
+    }
+
+    #[inline]
+    fn call(&self) -> Result<WireId, WireError> {
+        if self.id.generation == 0 {
+            return Err(WireError::ZeroGeneration(self.kind));
+        }
+        Ok(self.id)
+    }
+
+    fn names_nothing(&self) -> bool {
+        self.id == WireId::NONE && self.method == 0 && self.codec_or_status == 0
+    }
+}
+
+#[inline]
+fn parse_request(
+    header: &Header,
+    mut rest: &[u8],
+    tail_bytes: u64,
+) -> Result<(Frame, usize), WireError> {
+    header.check_flags(request_flag::ALL)?;
+    header.check_unused(true)?;
+    let mut head = RequestHead {
+        id: header.call()?,
+        method: header.method,
+        codec: header.codec_or_status,
+        no_cancel: header.flags & request_flag::NO_CANCEL != 0,
+        remaining_micros: None,
+        signature: None,
+        has_parts: header.flags & PARTS != 0,
+    };
+    let mut taken = HEADER_BYTES;
+    let mut metadata_bytes = 0;
+    if header.flags & request_flag::DEADLINE != 0 {
+        let micros = take(&mut rest, &mut taken).ok_or(WireError::DeadlineTruncated)?;
+        head.remaining_micros = Some(u64::from_le_bytes(micros));
+    }
+    if header.flags & request_flag::SIGNATURE != 0 {
+        let signature = take(&mut rest, &mut taken).ok_or(WireError::SignatureTruncated)?;
+        head.signature = Some(u64::from_le_bytes(signature));
+    }
+    if header.flags & request_flag::METADATA != 0 {
+        let len = take(&mut rest, &mut taken).ok_or(WireError::MetadataTruncated)?;
+        metadata_bytes = usize::from(u16::from_le_bytes(len));
+        if metadata_bytes > rest.len() {
+            return Err(WireError::MetadataTruncated);
+        }
+        if metadata_bytes == 0 {
+            return Err(WireError::EmptyBlock(Kind::Request));
+        }
+    }
+    if head.has_parts {
+        parts::check(Kind::Request, &rest[metadata_bytes..], tail_bytes)?;
+    }
+    Ok((Frame::Request { head, metadata_bytes }, taken))
+}
+
+#[inline]
+fn parse_response(
+    header: &Header,
+    mut rest: &[u8],
+    tail_bytes: u64,
+) -> Result<(Frame, usize), WireError> {
+    header.check_flags(response_flag::ALL)?;
+    header.check_unused(header.method == 0)?;
+    let id = header.call()?;
+    let (flags, code) = (header.flags, header.codec_or_status);
+    let signature_accepted = flags & response_flag::ACCEPTED != 0;
+    let conflict = match code {
+        0 => flags & (response_flag::RETRYABLE | response_flag::DETAILS),
+        1..=code::MAX => flags & (response_flag::USER_ERROR | PARTS),
+        _ => return Err(WireError::UnknownStatus(code)),
+    };
+    if conflict != 0 {
+        return Err(WireError::ResponseFlagsConflict { flags, code });
+    }
+    let mut taken = HEADER_BYTES;
+    let kind = match code {
+        0 if flags & response_flag::USER_ERROR != 0 => ReplyKind::UserError,
+        0 => ReplyKind::Ok,
+        _ => parse_status(flags, code, &mut rest, &mut taken)?,
+    };
+    let has_parts = flags & PARTS != 0;
+    if has_parts {
+        parts::check(Kind::Response, rest, tail_bytes)?;
+    }
+    Ok((Frame::Response(ResponseHead { id, kind, signature_accepted, has_parts }), taken))
+}
+
+#[cold]
+fn parse_status(
+    flags: u8,
+    code: u8,
+    rest: &mut &[u8],
+    taken: &mut usize,
+) -> Result<ReplyKind, WireError> {
+    let mut details_bytes = 0;
+    if flags & response_flag::DETAILS != 0 {
+        let len = take(rest, taken).ok_or(WireError::DetailsTruncated)?;
+        details_bytes = u32::from_le_bytes(len);
+        if details_bytes == 0 {
+            return Err(WireError::EmptyBlock(Kind::Response));
+        }
+    }
+    let split = usize::try_from(details_bytes).ok();
+    let text = split.and_then(|at| rest.get(at..)).ok_or(WireError::DetailsTruncated)?;
+    if std::str::from_utf8(text).is_err() {
+        return Err(WireError::StatusTextNotUtf8);
+    }
+    Ok(ReplyKind::Status { code, retryable: flags & response_flag::RETRYABLE != 0, details_bytes })
+}
+
+/// Cancel and cancelled: a header that names a call, and nothing else.
+fn parse_bare(header: &Header, rest: &[u8]) -> Result<WireId, WireError> {
+    header.check_flags(0)?;
+    header.check_unused(header.method == 0 && header.codec_or_status == 0)?;
+    check_no_body(header.kind, rest)?;
+    header.call()
+}
+
+fn parse_go_away(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError> {
+    header.check_flags(go_away_flag::DRAINED)?;
+    header.check_unused(header.names_nothing())?;
+    check_no_body(header.kind, rest)?;
+    let drained = header.flags & go_away_flag::DRAINED != 0;
+    Ok((Frame::GoAway { drained }, HEADER_BYTES))
+}
+
+fn parse_hello(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError> {
+    header.check_flags(0)?;
+    header.check_unused(header.names_nothing())?;
+    let Some(body) = rest.first_chunk::<HELLO_BODY_BYTES>() else {
+        return Err(WireError::HelloTruncated);
+    };
+    let [a0, a1, b0, b1, c0, c1, c2, c3, f0, f1, f2, f3, f4, f5, f6, f7] = *body;
+    let hello = Hello {
+        min_version: u16::from_le_bytes([a0, a1]),
+        max_version: u16::from_le_bytes([b0, b1]),
+        max_calls: u32::from_le_bytes([c0, c1, c2, c3]),
+        features: u64::from_le_bytes([f0, f1, f2, f3, f4, f5, f6, f7]),
+    };
+    if hello.min_version > hello.max_version {
+        let (min, max) = (hello.min_version, hello.max_version);
+        return Err(WireError::HelloVersionRange { min, max });
+    }
+    // A longer hello is a later version's: its tail is taken and ignored (invariant 3).
+    Ok((Frame::Hello(hello), HEADER_BYTES + rest.len()))
+}
+
+fn check_no_body(kind: Kind, rest: &[u8]) -> Result<(), WireError> {
+    match rest.len() {
+        0 => Ok(()),
+        count => Err(WireError::TrailingBytes { kind, count }),
+    }
+}
+
+#[inline]
+fn take<const N: usize>(rest: &mut &[u8], taken: &mut usize) -> Option<[u8; N]> {
+    let (block, tail) = rest.split_first_chunk::<N>()?;
+    *rest = tail;
+    *taken += N;
+    Some(*block)
+}
+
+#[inline]
+fn header(
+    kind: Kind,
+    flags: u8,
+    codec_or_status: u8,
+    method: u32,
+    id: WireId,
+) -> [u8; HEADER_BYTES] {
+    let [m0, m1, m2, m3] = method.to_le_bytes();
+    let [s0, s1, s2, s3] = id.slot.to_le_bytes();
+    let [g0, g1, g2, g3] = id.generation.to_le_bytes();
+    let kind = kind as u8;
+    [kind, flags, codec_or_status, 0, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3]
+}
+
+/// Puts the METADATA block in front of a request's PARTS block and body. Comes before [`prepend_request`], which
+/// must then be told so. The caller has checked [`MAX_METADATA_BYTES`]; what is beyond is cut.
+pub fn prepend_metadata(body: &mut OutBuf, metadata: &[u8]) {
+    let len = u16::try_from(metadata.len()).unwrap_or(u16::MAX);
+    body.prepend(&metadata[..usize::from(len)]);
+    body.prepend(&len.to_le_bytes());
+}
+
+/// Puts a request's header and fixed blocks in front of its metadata block and body.
+#[inline(always)]
+pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool) {
+    let mut flags = 0;
+    if has_metadata {
+        flags |= request_flag::METADATA;
+    }
+    if head.no_cancel {
+        flags |= request_flag::NO_CANCEL;
+    }
+    if head.has_parts {
+        flags |= PARTS;
+    }
+    if let Some(signature) = head.signature {
+        flags |= request_flag::SIGNATURE;
+        body.prepend(&signature.to_le_bytes());
+    }
+    if let Some(micros) = head.remaining_micros {
+        flags |= request_flag::DEADLINE;
+        body.prepend(&micros.to_le_bytes());
+    }
+    body.prepend(&header(Kind::Request, flags, head.codec, head.method, head.id));
+}
+
+/// Puts a response's header in front of its body. For a status with details the body is the
+/// details, then the text.
+#[inline(always)]
+pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
+    let mut flags = if head.signature_accepted { response_flag::ACCEPTED } else { 0 };
+    if head.has_parts {
+        flags |= PARTS;
+    }
+    let mut status = 0;
+    match head.kind {
+        ReplyKind::Ok => {}
+        ReplyKind::UserError => flags |= response_flag::USER_ERROR,
+        ReplyKind::Status { code, retryable, details_bytes } => {
+            status = code;
+            if retryable {
+                flags |= response_flag::RETRYABLE;
+            }
+            if details_bytes != 0 {
+                flags |= response_flag::DETAILS;
+                body.prepend(&details_bytes.to_le_bytes());
+            }
+        }
+    }
+    body.prepend(&header(Kind::Response, flags, status, 0, head.id));
+}
+
+/// A hello frame.
+#[must_use]
+pub fn hello(hello: &Hello) -> OutBuf {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(&header(Kind::Hello, 0, 0, 0, WireId::NONE));
+    frame.extend_from_slice(&hello.min_version.to_le_bytes());
+    frame.extend_from_slice(&hello.max_version.to_le_bytes());
+    frame.extend_from_slice(&hello.max_calls.to_le_bytes());
+    frame.extend_from_slice(&hello.features.to_le_bytes());
+    frame
+}
+
+/// A cancel frame.
+#[must_use]
+pub fn cancel(id: WireId) -> OutBuf {
+    bare(header(Kind::Cancel, 0, 0, 0, id))
+}
+
+/// A cancelled frame.
+#[must_use]
+pub fn cancelled(id: WireId) -> OutBuf {
+    bare(header(Kind::Cancelled, 0, 0, 0, id))
+}
+
+/// A go-away frame, or (`drained`) the answer to one.
+#[must_use]
+pub fn go_away(drained: bool) -> OutBuf {
+    let flags = if drained { go_away_flag::DRAINED } else { 0 };
+    bare(header(Kind::GoAway, flags, 0, 0, WireId::NONE))
+}
+
+fn bare(header: [u8; HEADER_BYTES]) -> OutBuf {
+    let mut frame = OutBuf::new();
+    frame.prepend(&header);
+    frame
+}

@@ -1,0 +1,155 @@
+//! Errors of setting a connection up, and the one cause with which a connection ends.
+//!
+//! Owns the words that a person reads when something cannot be reached or was lost: what, where,
+//! and what to do. Protocol violations are named by the layer that finds them and arrive here as
+//! [`CloseCause::Protocol`].
+
+use std::sync::Arc;
+
+use crate::connect::address::{Address, AddressError};
+use crate::device::{ProviderError, Status};
+
+/// Why a connection could not be set up.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The address is not one.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Nothing listens there.
+    #[error(
+        "nothing is listening at {address}: {reason}; start the server there, or correct the address"
+    )]
+    Refused {
+        /// Where.
+        address: Address,
+        /// What the system said.
+        reason: String,
+    },
+    /// The host cannot be found or reached.
+    #[error("cannot reach {address}: {reason}")]
+    Unreachable {
+        /// Where.
+        address: Address,
+        /// What the system said.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("{address} did not answer within {after:?}")]
+    TimedOut {
+        /// Where.
+        address: Address,
+        /// The limit.
+        after: std::time::Duration,
+    },
+    /// The peer refused, with a reason.
+    #[error("{address} refused the connection: {reason}")]
+    Rejected {
+        /// Where.
+        address: Address,
+        /// What the device knows: the application refused, or its listener dropped the request.
+        reason: String,
+        /// Private data of the rejection, zero-padded to
+        /// [`REJ_PRIVATE_DATA_BYTES`](crate::device::REJ_PRIVATE_DATA_BYTES); empty when the
+        /// peer's device refused by itself.
+        private_data: Vec<u8>,
+    },
+    /// The peer answered out of protocol.
+    #[error("{address} does not speak this protocol: {reason}")]
+    Protocol {
+        /// Where.
+        address: Address,
+        /// What was wrong.
+        reason: String,
+    },
+    /// The scheme needs something that is not here.
+    #[error("{scheme}:// is not available here: {reason}")]
+    Unavailable {
+        /// The scheme.
+        scheme: &'static str,
+        /// What is missing and what to do.
+        reason: String,
+    },
+    /// A configuration value is out of range.
+    #[error("bad configuration: {0}")]
+    Config(String),
+    /// The device refused.
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+}
+
+/// Why a listener could not be opened, or died.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// The address is not one.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Somebody else listens there.
+    #[error("{address} is in use: {reason}")]
+    InUse {
+        /// Where.
+        address: Address,
+        /// What the system said, and what to do.
+        reason: String,
+    },
+    /// The system refused.
+    #[error("cannot listen at {address}: {reason}")]
+    Failed {
+        /// Where.
+        address: Address,
+        /// What the system said.
+        reason: String,
+    },
+    /// The scheme needs something that is not here.
+    #[error("{scheme}:// is not available here: {reason}")]
+    Unavailable {
+        /// The scheme.
+        scheme: &'static str,
+        /// What is missing and what to do.
+        reason: String,
+    },
+    /// A configuration value is out of range.
+    #[error("bad configuration: {0}")]
+    Config(String),
+    /// The device refused.
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+}
+
+/// Why a connection ended. Every pending call of the connection gets the same cause.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseCause {
+    /// This side closed it.
+    #[error("the connection was closed")]
+    Local,
+    /// The peer closed it in order, with its reason.
+    #[error("the peer closed the connection: {0}")]
+    Peer(Arc<str>),
+    /// The peer is gone: process death, host or device lost.
+    #[error("the peer is gone")]
+    Disconnected,
+    /// A work request failed.
+    #[error("a work request failed: {0:?}")]
+    WorkRequest(Status),
+    /// The peer broke the protocol; the text names the rule.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(Arc<str>),
+    /// The peer says that this side broke the protocol; the text names the rule, as far as it
+    /// travelled (100 bytes).
+    #[error("the peer closed the connection, as this side broke the protocol: {0}")]
+    Accused(Arc<str>),
+    /// The peer does not answer pings.
+    #[error("the peer did not answer a ping within {0:?}")]
+    PingTimeout(std::time::Duration),
+    /// The device or CQ died.
+    #[error("the device failed: {0}")]
+    Device(Arc<str>),
+    /// The protocol above panicked, which is a bug in this framework: its state cannot be trusted.
+    #[error("the connection's state was lost to a panic")]
+    Panicked,
+    /// The runtime that drove this connection has shut down.
+    #[error("the runtime that drove the connection has shut down")]
+    DriverGone,
+}

@@ -1,0 +1,352 @@
+//! `auto://`: the best way to a server, found by one exchange over TCP.
+//!
+//! Owns what both sides tell each other in that exchange, and the choice. The server answers with
+//! who and where it is; a client of the same host, network namespace and user takes shared memory,
+//! any other the TCP connection that it already holds. With the `verbs` feature a client that has
+//! an RDMA device tries that before TCP, with a budget of one second.
+//!
+//! The shared memory rendezvous has an abstract name with 128 random bits that only the exchange
+//! tells, so whoever answers there is the server that was asked: the name is the cookie.
+//!
+//! Invariant: a way that fails costs the attempt, never the connection; the reason names it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::connect::address::{Address, HostPort};
+use crate::connect::error::{ConnectError, ListenError};
+use crate::connect::schemes::Resolved;
+use crate::device::soft;
+use crate::device::{Connector, Incoming, Listener};
+
+/// First byte of both messages.
+const VERSION: u8 = 1;
+/// Longest time for a try of a better way.
+const BETTER_WAY_BUDGET: Duration = Duration::from_secs(1);
+
+/// Where a process is, as far as sharing memory goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    /// The kernel's random id of this boot; empty if it cannot be read.
+    boot: String,
+    /// The network namespace, in which abstract socket names live.
+    namespace: String,
+    /// The user.
+    user: u32,
+}
+
+impl Place {
+    fn here() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let namespace = std::fs::read_link("/proc/self/ns/net");
+        Self {
+            boot: read("/proc/sys/kernel/random/boot_id").trim().to_owned(),
+            namespace: namespace.map(|link| link.display().to_string()).unwrap_or_default(),
+            user: rustix::process::getuid().as_raw(),
+        }
+    }
+
+    /// Why memory cannot be shared with a process over there; `None` if it can.
+    fn apart_from(&self, there: &Self) -> Option<&'static str> {
+        if self.boot.is_empty() || self.boot != there.boot {
+            Some("the server is on another host")
+        } else if self.namespace.is_empty() || self.namespace != there.namespace {
+            Some("the server is in another network namespace")
+        } else if self.user != there.user {
+            Some("the server runs as another user")
+        } else {
+            None
+        }
+    }
+}
+
+/// What a server answers.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    place: Place,
+    /// Abstract name of the shared memory rendezvous; empty if there is none.
+    shm: String,
+    /// Port of the RDMA listener; 0 if there is none.
+    rdma_port: u16,
+}
+
+impl Answer {
+    /// `version u8, user u32, rdma port u16`, then `boot`, `namespace`, `shm`, each as length u8
+    /// and bytes.
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
+        bytes.extend_from_slice(&self.place.user.to_le_bytes());
+        bytes.extend_from_slice(&self.rdma_port.to_le_bytes());
+        for text in [&self.place.boot, &self.place.namespace, &self.shm] {
+            let text = &text.as_bytes()[..text.len().min(255)];
+            bytes.extend(u8::try_from(text.len()));
+            bytes.extend_from_slice(text);
+        }
+        bytes
+    }
+
+    /// `None` for anything that is not such an answer. Bytes behind it are a later version's.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (&version, rest) = bytes.split_first()?;
+        if version != VERSION {
+            return None;
+        }
+        let (user, rest) = rest.split_first_chunk::<4>()?;
+        let (rdma_port, mut rest) = rest.split_first_chunk::<2>()?;
+        let mut text = || {
+            let (&len, tail) = rest.split_first()?;
+            let (text, tail) = tail.split_at_checked(len.into())?;
+            rest = tail;
+            String::from_utf8(text.to_vec()).ok()
+        };
+        let (boot, namespace, shm) = (text()?, text()?, text()?);
+        let place = Place { boot, namespace, user: u32::from_le_bytes(*user) };
+        Some(Self { place, shm, rdma_port: u16::from_le_bytes(*rdma_port) })
+    }
+}
+
+/// Asks the server, and takes the best way to it.
+///
+/// # Errors
+/// [`ConnectError`] when there is not even TCP.
+pub(crate) async fn resolve(at: &HostPort) -> Result<Resolved, ConnectError> {
+    let probed = soft::TcpConnector.probe(at, &[VERSION]).await;
+    let (answer, tcp) = probed.map_err(as_asked_to_connect)?;
+    let Some(answer) = Answer::decode(&answer) else {
+        let reason = "tcp: the server only speaks tcp:// here".to_owned();
+        return Ok(Resolved { outgoing: tcp, address: Address::Tcp(at.clone()), reason });
+    };
+    let mut reasons = Vec::new();
+    match Place::here().apart_from(&answer.place) {
+        Some(apart) => reasons.push(apart.to_owned()),
+        None => match resolve_shm(answer.shm).await {
+            Ok(resolved) => return Ok(resolved),
+            Err(why) => reasons.push(format!("shared memory failed: {why}")),
+        },
+    }
+    match resolve_rdma(at, answer.rdma_port).await {
+        Ok(mut resolved) => {
+            reasons.push("RDMA devices on both sides".to_owned());
+            resolved.reason = reasons.join("; ");
+            Ok(resolved)
+        }
+        Err(why) => {
+            reasons.push(why);
+            let reason = reasons.join("; ");
+            Ok(Resolved { outgoing: tcp, address: Address::Tcp(at.clone()), reason })
+        }
+    }
+}
+
+async fn resolve_shm(name: String) -> Result<Resolved, String> {
+    if name.is_empty() {
+        return Err("the server has no rendezvous".to_owned());
+    }
+    let address: Address = format!("shm://{name}").parse().map_err(|error| format!("{error}"))?;
+    let connector = soft::ShmConnector::default();
+    let resolving = connector.resolve(&address);
+    match tokio::time::timeout(BETTER_WAY_BUDGET, resolving).await {
+        Ok(Ok(outgoing)) => {
+            let reason = "same host, network namespace and user".to_owned();
+            Ok(Resolved { outgoing, address, reason })
+        }
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {BETTER_WAY_BUDGET:?}")),
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+async fn resolve_rdma(_at: &HostPort, _port: u16) -> Result<Resolved, String> {
+    Err("no RDMA in this build".to_owned())
+}
+
+#[cfg(feature = "verbs")]
+async fn resolve_rdma(at: &HostPort, port: u16) -> Result<Resolved, String> {
+    if port == 0 {
+        return Err("the server offers no RDMA".to_owned());
+    }
+    let address = Address::Rdma(HostPort { host: at.host.clone(), port });
+    match tokio::time::timeout(BETTER_WAY_BUDGET, crate::connect::schemes::resolve_rdma(&address))
+        .await
+    {
+        Ok(Ok(resolved)) => Ok(resolved),
+        Ok(Err(error)) => Err(format!("RDMA failed: {error}")),
+        Err(_) => Err(format!("RDMA gave no answer within {BETTER_WAY_BUDGET:?}")),
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+async fn listen_rdma(_at: &HostPort) -> Option<Box<dyn Listener>> {
+    None
+}
+
+/// An RDMA listener at a port of its own, where there is a device.
+#[cfg(feature = "verbs")]
+async fn listen_rdma(at: &HostPort) -> Option<Box<dyn Listener>> {
+    let address = Address::Rdma(HostPort { host: at.host.clone(), port: 0 });
+    match crate::connect::schemes::listen_rdma(&address).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::debug!(%error, "no RDMA for this auto:// address");
+            None
+        }
+    }
+}
+
+fn rdma_port(listener: Option<&dyn Listener>) -> u16 {
+    match listener.map(Listener::local_address) {
+        Some(Address::Rdma(at)) => at.port,
+        _ => 0,
+    }
+}
+
+/// The next request of a listener that may not be there.
+async fn incoming(
+    listener: &mut Option<Box<dyn Listener>>,
+) -> Result<Box<dyn Incoming>, ListenError> {
+    match listener {
+        Some(listener) => listener.incoming().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Opens the TCP port, a shared memory rendezvous beside it, and answers what is asked there.
+///
+/// # Errors
+/// [`ListenError`]: the port cannot be opened.
+pub(crate) async fn listen(at: &HostPort) -> Result<Box<dyn Listener>, ListenError> {
+    let shm = listen_shm();
+    let name = match &shm {
+        Ok((name, _)) => name.clone(),
+        Err(error) => {
+            tracing::warn!(%error, "no shared memory for this auto:// address");
+            String::new()
+        }
+    };
+    let rdma = listen_rdma(at).await;
+    let rdma_port = rdma_port(rdma.as_deref());
+    let answer = Answer { place: Place::here(), shm: name, rdma_port }.encode();
+    let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
+    let tcp = listening.map_err(as_asked_to_listen)?;
+    let shm = shm.ok().map(|(_, listener)| listener);
+    Ok(Box::new(AutoListener { tcp, shm, rdma }))
+}
+
+/// The address as the user wrote it, not the way that was tried.
+fn as_asked(address: Address) -> Address {
+    match address {
+        Address::Tcp(at) => Address::Auto(at),
+        other => other,
+    }
+}
+
+fn as_asked_to_connect(error: ConnectError) -> ConnectError {
+    match error {
+        ConnectError::Refused { address, reason } => {
+            ConnectError::Refused { address: as_asked(address), reason }
+        }
+        ConnectError::Unreachable { address, reason } => {
+            ConnectError::Unreachable { address: as_asked(address), reason }
+        }
+        ConnectError::TimedOut { address, after } => {
+            ConnectError::TimedOut { address: as_asked(address), after }
+        }
+        ConnectError::Protocol { address, reason } => {
+            ConnectError::Protocol { address: as_asked(address), reason }
+        }
+        other => other,
+    }
+}
+
+fn as_asked_to_listen(error: ListenError) -> ListenError {
+    match error {
+        ListenError::InUse { address, reason } => {
+            ListenError::InUse { address: as_asked(address), reason }
+        }
+        ListenError::Failed { address, reason } => {
+            ListenError::Failed { address: as_asked(address), reason }
+        }
+        other => other,
+    }
+}
+
+fn listen_shm() -> Result<(String, Box<dyn Listener>), ListenError> {
+    let name = format!("auto-{:016x}{:016x}", random(), random());
+    let listener = soft::listen_shm(&Address::ShmName(name.clone()))?;
+    Ok((name, listener))
+}
+
+/// 64 bits from the operating system's generator, by way of the standard library's hash keys.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::time::SystemTime::now())
+}
+
+/// All ways to this server as one listener.
+struct AutoListener {
+    tcp: Box<dyn Listener>,
+    shm: Option<Box<dyn Listener>>,
+    rdma: Option<Box<dyn Listener>>,
+}
+
+#[async_trait]
+impl Listener for AutoListener {
+    fn local_address(&self) -> Address {
+        as_asked(self.tcp.local_address())
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        tokio::select! {
+            request = incoming(&mut self.shm) => request,
+            request = incoming(&mut self.rdma) => request,
+            request = self.tcp.incoming() => request,
+        }
+    }
+}
+
+impl fmt::Debug for AutoListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AutoListener").field("address", &self.local_address()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer() -> Answer {
+        let place = Place { boot: "b".repeat(36), namespace: "net:[1]".to_owned(), user: 1000 };
+        Answer { place, shm: "auto-1".to_owned(), rdma_port: 7 }
+    }
+
+    #[test]
+    fn an_answer_comes_back_and_no_cut_of_it_passes() {
+        let bytes = answer().encode();
+        assert_eq!(Answer::decode(&bytes), Some(answer()));
+        for end in 0..bytes.len() {
+            assert_eq!(Answer::decode(&bytes[..end]), None, "{end}");
+        }
+        let mut later = bytes.clone();
+        later[0] = VERSION + 1;
+        assert_eq!(Answer::decode(&later), None);
+    }
+
+    #[test]
+    fn memory_is_shared_with_the_same_boot_namespace_and_user_only() {
+        let here = answer().place;
+        assert_eq!(here.apart_from(&here.clone()), None);
+        let other = |change: fn(&mut Place)| {
+            let mut there = here.clone();
+            change(&mut there);
+            here.apart_from(&there).unwrap()
+        };
+        assert!(other(|place| place.boot.push('x')).contains("another host"));
+        assert!(other(|place| place.namespace.push('x')).contains("namespace"));
+        assert!(other(|place| place.user += 1).contains("another user"));
+        let nowhere = Place { boot: String::new(), ..here.clone() };
+        assert!(nowhere.apart_from(&nowhere.clone()).is_some());
+    }
+}

@@ -1,0 +1,307 @@
+//! Faults: any device, made to show what code gets wrong.
+//!
+//! Owns a wrapper around device, connector and listener that does, from a seed, what real hardware
+//! does on a bad day and test hardware hardly ever: completions come late, those of the two queues
+//! change places, memory is read after the post returned, QPs die, the peer disappears. Everything
+//! it does is legal by the contract of [`crate::device`]. Never loses a completion, never
+//! reorders one queue.
+//!
+//! Product code, so that a test of the whole stack can be run on a bad device. The same plan and
+//! the same calls give the same faults; print the plan when a test fails.
+
+mod queue;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+
+use crate::connect::address::Address;
+use crate::connect::error::{ConnectError, ListenError};
+use crate::device::{
+    Attach, CompletionQueue, Connector, Device, DeviceAttributes, Established, Incoming, Listener,
+    Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
+};
+use crate::memory::region::ProtectionDomain;
+
+use queue::FaultyCompletionQueue;
+
+/// What goes wrong, and how often. [`FaultPlan::new`] switches everything off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FaultPlan {
+    seed: u64,
+    delay_polls: u32,
+    interleave: bool,
+    poison: bool,
+    late_polls: u32,
+    kill_one_in: Option<u32>,
+    lose_peer_one_in: Option<u32>,
+}
+
+impl FaultPlan {
+    /// A plan without faults. `seed` decides everything that is left to chance.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            delay_polls: 0,
+            interleave: false,
+            poison: false,
+            late_polls: 0,
+            kill_one_in: None,
+            lose_peer_one_in: None,
+        }
+    }
+
+    /// Holds each completion back for up to so many polls; default 0.
+    #[must_use]
+    pub fn delay_completions(mut self, polls: u32) -> Self {
+        self.delay_polls = polls;
+        self
+    }
+
+    /// Lets completions of a QP's SQ and RQ overtake each other; default off.
+    #[must_use]
+    pub fn interleave_queues(mut self, on: bool) -> Self {
+        self.interleave = on;
+        self
+    }
+
+    /// Fills RECV buffers with [`POISON`] when they are posted, and what the message did not fill
+    /// when they are released; default off.
+    #[must_use]
+    pub fn poison_receives(mut self, on: bool) -> Self {
+        self.poison = on;
+        self
+    }
+
+    /// Starts send WRs only up to so many polls after the post, so that their memory is read (for
+    /// READ: written) late; default 0. [`CompletionQueue::arm`] starts all of them.
+    #[must_use]
+    pub fn touch_memory_late(mut self, polls: u32) -> Self {
+        self.late_polls = polls;
+        self
+    }
+
+    /// Moves the QP to ERR on one of so many posted send WRs; default never.
+    #[must_use]
+    pub fn kill_queue_pairs(mut self, one_in: u32) -> Self {
+        self.kill_one_in = Some(one_in);
+        self
+    }
+
+    /// Lets the peer disappear on one of so many posted send WRs, as this side sees it: what is
+    /// outstanding fails with [`Status::RetryExceeded`](crate::device::Status::RetryExceeded),
+    /// and a disconnect is reported; default never.
+    #[must_use]
+    pub fn lose_peer(mut self, one_in: u32) -> Self {
+        self.lose_peer_one_in = Some(one_in);
+        self
+    }
+
+    /// The seed.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+}
+
+/// What poisoned bytes are set to.
+pub const POISON: u8 = 0xdb;
+
+/// A small generator (splitmix64): the same everywhere, for ever.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    /// A number from 0 to `most`.
+    fn up_to(&mut self, most: u32) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % (u64::from(most) + 1)
+    }
+
+    /// True once in `one_in` times, on average.
+    fn strikes(&mut self, one_in: Option<u32>) -> bool {
+        one_in.is_some_and(|one_in| one_in > 0 && self.up_to(one_in - 1) == 0)
+    }
+}
+
+/// A device with faults.
+struct FaultyDevice {
+    inner: Arc<dyn Device>,
+    attributes: DeviceAttributes,
+    plan: FaultPlan,
+    /// CQs made so far: each has its own sequence of chances.
+    queues: AtomicU64,
+}
+
+impl FaultyDevice {
+    fn wrap(inner: &Arc<dyn Device>, plan: &FaultPlan) -> Arc<dyn Device> {
+        let mut attributes = inner.attributes().clone();
+        attributes.name = format!("faulty {}", attributes.name);
+        let (inner, plan) = (Arc::clone(inner), plan.clone());
+        Arc::new(Self { inner, attributes, plan, queues: AtomicU64::new(0) })
+    }
+}
+
+impl fmt::Debug for FaultyDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyDevice({:?}, {:?})", self.inner, self.plan)
+    }
+}
+
+impl Device for FaultyDevice {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn allocate_pd(&self) -> Result<ProtectionDomain, ProviderError> {
+        self.inner.allocate_pd()
+    }
+
+    fn create_cq(&self, min_entries: u32) -> Result<Box<dyn CompletionQueue>, ProviderError> {
+        let inner = self.inner.create_cq(min_entries)?;
+        let number = self.queues.fetch_add(1, Ordering::Relaxed);
+        let random = Random(self.plan.seed.wrapping_add(number));
+        let max_message_bytes = self.attributes.max_message_bytes;
+        let plan = self.plan.clone();
+        Ok(Box::new(FaultyCompletionQueue::new(inner, plan, random, max_message_bytes)?))
+    }
+}
+
+/// A connector whose connections have faults.
+#[derive(Debug, Clone)]
+pub struct FaultyConnector {
+    inner: Arc<dyn Connector>,
+    plan: FaultPlan,
+}
+
+impl FaultyConnector {
+    /// Wraps a connector.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Connector>, plan: FaultPlan) -> Self {
+        Self { inner, plan }
+    }
+}
+
+#[async_trait]
+impl Connector for FaultyConnector {
+    async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
+        let inner = self.inner.resolve(address).await?;
+        Ok(outgoing(inner, &self.plan))
+    }
+}
+
+/// Gives faults to one connection on its way out. All connections that share a CQ must come from
+/// here with the same plan, as the CQ carries it.
+#[must_use]
+pub fn outgoing(inner: Box<dyn Outgoing>, plan: &FaultPlan) -> Box<dyn Outgoing> {
+    let device = FaultyDevice::wrap(inner.device(), plan);
+    Box::new(FaultyOutgoing { inner, device })
+}
+
+/// Gives faults to all connections that a listener accepts.
+#[must_use]
+pub fn listener(inner: Box<dyn Listener>, plan: FaultPlan) -> Box<dyn Listener> {
+    Box::new(FaultyListener { inner, plan })
+}
+
+#[derive(Debug)]
+struct FaultyOutgoing {
+    inner: Box<dyn Outgoing>,
+    device: Arc<dyn Device>,
+}
+
+/// Lets the inner attachment run on the inner CQ.
+fn wrap_attach(established: Established) -> Established {
+    let inner = established.attach;
+    let attach = Attach::new(move |cq| inner.run(FaultyCompletionQueue::of(cq)?.inner()));
+    Established { attach, ..established }
+}
+
+#[async_trait]
+impl Outgoing for FaultyOutgoing {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        let cq = FaultyCompletionQueue::of(cq)?;
+        let qp = self.inner.create_qp(cq.inner(), pd, capacity)?;
+        cq.adopt(qp, capacity);
+        Ok(qp)
+    }
+
+    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        self.inner.connect(private_data).await.map(wrap_attach)
+    }
+}
+
+#[derive(Debug)]
+struct FaultyListener {
+    inner: Box<dyn Listener>,
+    plan: FaultPlan,
+}
+
+#[async_trait]
+impl Listener for FaultyListener {
+    fn local_address(&self) -> Address {
+        self.inner.local_address()
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        let inner = self.inner.incoming().await?;
+        let device = FaultyDevice::wrap(inner.device(), &self.plan);
+        Ok(Box::new(FaultyIncoming { inner, device }))
+    }
+}
+
+#[derive(Debug)]
+struct FaultyIncoming {
+    inner: Box<dyn Incoming>,
+    device: Arc<dyn Device>,
+}
+
+#[async_trait]
+impl Incoming for FaultyIncoming {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn private_data(&self) -> &[u8] {
+        self.inner.private_data()
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        self.inner.peer()
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        let cq = FaultyCompletionQueue::of(cq)?;
+        let qp = self.inner.create_qp(cq.inner(), pd, capacity)?;
+        cq.adopt(qp, capacity);
+        Ok(qp)
+    }
+
+    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        self.inner.accept(private_data).await.map(wrap_attach)
+    }
+
+    async fn reject(self: Box<Self>, private_data: &[u8]) {
+        self.inner.reject(private_data).await;
+    }
+}

@@ -1,0 +1,408 @@
+//! The completion queue with faults.
+//!
+//! Owns what is held back: WRs not yet started, completions not yet delivered. Its clock is the
+//! number of polls, so that no time passes unless somebody looks.
+//!
+//! Invariants:
+//! 1. Each queue of each QP keeps its order, of posts and of completions.
+//! 2. Slots are freed when their completion is delivered, not when the inner device gave it
+//!    (contract rules 4 and 12).
+//! 3. As long as anything is held back, an armed CQ is readable: the owner comes back and the clock
+//!    goes on.
+
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::device::{
+    Completion, CompletionKind, CompletionQueue, PostError, PostErrorKind, ProviderError,
+    QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Source, Status,
+};
+
+use super::{FaultPlan, POISON, Random};
+
+/// A send WR that has not been started.
+#[derive(Debug)]
+struct HeldWr {
+    wr: SendWr<'static>,
+    /// The bytes of an inline source.
+    inline: Option<Vec<u8>>,
+    due: u64,
+}
+
+/// A completion that has not been delivered.
+#[derive(Debug)]
+struct HeldCompletion {
+    completion: Completion,
+    due: u64,
+}
+
+/// What is known of one QP.
+#[derive(Debug)]
+struct Held {
+    capacity: QpCapacity,
+    posts: VecDeque<HeldWr>,
+    /// Completions of the SQ and of the RQ.
+    queues: [VecDeque<HeldCompletion>; 2],
+    /// Whether each outstanding send WR is signaled, in post order.
+    sends: VecDeque<bool>,
+    recvs: u32,
+    /// The next failed send WR fails as with a peer that is gone.
+    lost: bool,
+}
+
+/// A CQ of a faulty device.
+pub(super) struct FaultyCompletionQueue {
+    inner: Box<dyn CompletionQueue>,
+    plan: FaultPlan,
+    random: Random,
+    max_message_bytes: u64,
+    qps: BTreeMap<QpHandle, Held>,
+    events: VecDeque<QpEvent>,
+    polled: Vec<Completion>,
+    armed: bool,
+    clock: u64,
+    epoll: OwnedFd,
+    bell: OwnedFd,
+}
+
+impl FaultyCompletionQueue {
+    pub(super) fn new(
+        inner: Box<dyn CompletionQueue>,
+        plan: FaultPlan,
+        random: Random,
+        max_message_bytes: u64,
+    ) -> Result<Self, ProviderError> {
+        let refused = |error: rustix::io::Errno| ProviderError::Resources {
+            what: "watching a file descriptor",
+            message: error.to_string(),
+        };
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(refused)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(refused)?;
+        for fd in [inner.event_fd(), bell.as_fd()] {
+            epoll::add(&epoll, fd, EventData::new_u64(0), EventFlags::IN).map_err(refused)?;
+        }
+        Ok(Self {
+            inner,
+            plan,
+            random,
+            max_message_bytes,
+            qps: BTreeMap::new(),
+            events: VecDeque::new(),
+            polled: Vec::new(),
+            armed: false,
+            clock: 0,
+            epoll,
+            bell,
+        })
+    }
+
+    /// Finds the faulty CQ behind a trait object.
+    pub(super) fn of(cq: &mut dyn CompletionQueue) -> Result<&mut Self, ProviderError> {
+        (cq as &mut dyn Any).downcast_mut().ok_or(ProviderError::WrongDevice("completion queue"))
+    }
+
+    pub(super) fn inner(&mut self) -> &mut dyn CompletionQueue {
+        &mut *self.inner
+    }
+
+    /// Takes note of a QP that was created on the inner CQ.
+    pub(super) fn adopt(&mut self, qp: QpHandle, capacity: QpCapacity) {
+        let (posts, queues) = (VecDeque::new(), Default::default());
+        let held = Held { capacity, posts, queues, sends: VecDeque::new(), recvs: 0, lost: false };
+        self.qps.insert(qp, held);
+    }
+
+    fn is_holding(&self) -> bool {
+        !self.events.is_empty()
+            || self.qps.values().any(|held| {
+                !held.posts.is_empty() || held.queues.iter().any(|queue| !queue.is_empty())
+            })
+    }
+
+    /// Makes the owner come back (invariant 3).
+    fn ring(&self) {
+        // The bell is full only if it has been rung already.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    fn ring_if_needed(&self) {
+        if self.armed && self.is_holding() {
+            self.ring();
+        }
+    }
+
+    /// Starts the held WRs of a QP that are due by `clock`.
+    fn start(&mut self, qp: QpHandle, clock: u64) {
+        let Some(held) = self.qps.get_mut(&qp) else { return };
+        while held.posts.front().is_some_and(|post| post.due <= clock) {
+            let Some(post) = held.posts.pop_front() else { return };
+            let HeldWr { wr, inline, .. } = post;
+            let source = match &inline {
+                Some(bytes) => Source::Inline(bytes),
+                None => wr.source,
+            };
+            let wr = SendWr { wr_id: wr.wr_id, op: wr.op, signaled: wr.signaled, source };
+            // It was checked when it was posted, and has its slot; what the inner device still
+            // refuses is a QP that is gone, with nobody left to tell.
+            if let Err(error) = self.inner.post_send(qp, &mut [wr]) {
+                tracing::warn!(%error, "a held work request is refused");
+            }
+        }
+    }
+
+    fn start_all(&mut self, clock: u64) {
+        for qp in self.qps.keys().copied().collect::<Vec<_>>() {
+            self.start(qp, clock);
+        }
+    }
+
+    /// Takes completions and events of the inner CQ into custody.
+    fn collect(&mut self) -> Result<(), ProviderError> {
+        let mut polled = std::mem::take(&mut self.polled);
+        while self.inner.poll(&mut polled, 64)? > 0 {}
+        for completion in polled.drain(..) {
+            self.hold(completion);
+        }
+        self.polled = polled;
+        while let Some(event) = self.inner.poll_event() {
+            self.events.push_back(event);
+        }
+        Ok(())
+    }
+
+    fn hold(&mut self, mut completion: Completion) {
+        let delay = self.random.up_to(self.plan.delay_polls);
+        let Some(held) = self.qps.get_mut(&completion.qp) else { return };
+        if completion.kind != CompletionKind::Send {
+            if self.plan.poison {
+                poison_rest(&mut completion);
+            }
+        } else if completion.status != Status::Success && std::mem::take(&mut held.lost) {
+            completion.status = Status::RetryExceeded;
+        }
+        let queue = &mut held.queues[usize::from(completion.kind != CompletionKind::Send)];
+        let earliest = queue.back().map_or(0, |last| last.due);
+        queue.push_back(HeldCompletion { completion, due: earliest.max(self.clock + delay) });
+    }
+
+    /// Delivers one completion that is due, of a queue left to chance.
+    fn deliver(&mut self) -> Option<Completion> {
+        let due = |queue: &VecDeque<HeldCompletion>| {
+            queue.front().is_some_and(|front| front.due <= self.clock)
+        };
+        let mut ready = Vec::new();
+        for (qp, held) in &self.qps {
+            for (queue, held) in held.queues.iter().enumerate() {
+                if due(held) {
+                    ready.push((*qp, queue));
+                }
+            }
+        }
+        let last = u32::try_from(ready.len().checked_sub(1)?).unwrap_or(0);
+        let choice = if self.plan.interleave { self.random.up_to(last) } else { 0 };
+        let (qp, queue) = *ready.get(usize::try_from(choice).unwrap_or(0))?;
+        let held = self.qps.get_mut(&qp)?;
+        let completion = held.queues[queue].pop_front()?.completion;
+        held.free(&completion);
+        Some(completion)
+    }
+
+    /// Lets chance strike a QP that has just posted.
+    fn strike(&mut self, qp: QpHandle) {
+        let killed = self.random.strikes(self.plan.kill_one_in);
+        let lost = self.random.strikes(self.plan.lose_peer_one_in);
+        if !(killed || lost) || self.inner.state(qp) != Some(QpState::ReadyToSend) {
+            return;
+        }
+        self.start(qp, u64::MAX);
+        if lost {
+            if let Some(held) = self.qps.get_mut(&qp) {
+                held.lost = true;
+            }
+            self.events.push_back(QpEvent::Disconnected(qp));
+        }
+        tracing::debug!(?qp, killed, lost, clock = self.clock, "a queue pair is struck");
+        // It exists: its state was just read.
+        let _ = self.inner.modify_to_error(qp);
+    }
+
+    /// Posts one WR: checks it now, starts it now or later.
+    fn post_one(&mut self, qp: QpHandle, wr: &mut SendWr<'_>) -> Result<(), PostErrorKind> {
+        let state = self.inner.state(qp).ok_or(PostErrorKind::UnknownQp)?;
+        if !matches!(state, QpState::ReadyToSend | QpState::Error) {
+            return Err(PostErrorKind::InvalidState(state));
+        }
+        let max_inline_bytes = self.inner.max_inline_bytes(qp);
+        let held = self.qps.get_mut(&qp).ok_or(PostErrorKind::UnknownQp)?;
+        let max = held.capacity.max_send_wr;
+        if held.sends.len() >= max as usize {
+            return Err(PostErrorKind::QueueFull(max));
+        }
+        wr.check(max_inline_bytes, self.max_message_bytes)?;
+        held.sends.push_back(wr.signaled);
+        let due = self.clock + self.random.up_to(self.plan.late_polls);
+        held.posts.push_back(hold_wr(wr, due));
+        if self.plan.late_polls == 0 {
+            self.start(qp, u64::MAX);
+        }
+        self.strike(qp);
+        Ok(())
+    }
+}
+
+impl Held {
+    /// Frees the slots that a delivered completion frees.
+    fn free(&mut self, completion: &Completion) {
+        if completion.kind != CompletionKind::Send {
+            self.recvs = self.recvs.saturating_sub(1);
+        } else if completion.status == Status::Success {
+            while self.sends.pop_front() == Some(false) {}
+        } else {
+            self.sends.pop_front();
+        }
+    }
+}
+
+/// Takes a WR's memory, copying inline bytes, as a post does.
+fn hold_wr(wr: &mut SendWr<'_>, due: u64) -> HeldWr {
+    let (source, inline) = match std::mem::take(&mut wr.source) {
+        Source::Inline(bytes) => (Source::Empty, Some(bytes.to_vec())),
+        Source::InlineGather(a, b) => (Source::Empty, Some([a, b].concat())),
+        Source::Buffer { buffer, start, len } => (Source::Buffer { buffer, start, len }, None),
+        Source::Region { region, start, len } => (Source::Region { region, start, len }, None),
+        Source::Empty => (Source::Empty, None),
+    };
+    let SendWr { wr_id, op, signaled, .. } = *wr;
+    let op: SendOp = op;
+    HeldWr { wr: SendWr { wr_id, op, signaled, source }, inline, due }
+}
+
+/// Fills what a message did not.
+fn poison_rest(completion: &mut Completion) {
+    let filled = match (completion.kind, completion.status) {
+        (CompletionKind::Recv, Status::Success) => completion.byte_len as usize,
+        _ => 0,
+    };
+    if let Some(buffer) = &mut completion.buffer {
+        buffer[filled..].fill(POISON);
+    }
+}
+
+impl CompletionQueue for FaultyCompletionQueue {
+    fn capacity(&self) -> u32 {
+        self.inner.capacity()
+    }
+
+    fn poll(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        max: usize,
+    ) -> Result<usize, ProviderError> {
+        self.clock += 1;
+        self.start_all(self.clock);
+        self.collect()?;
+        let mut polled = 0;
+        while polled < max {
+            let Some(completion) = self.deliver() else { break };
+            completions.push(completion);
+            polled += 1;
+        }
+        if polled > 0 {
+            self.armed = false;
+        }
+        self.ring_if_needed();
+        Ok(polled)
+    }
+
+    fn arm(&mut self) -> Result<(), ProviderError> {
+        self.start_all(u64::MAX);
+        self.armed = true;
+        self.inner.arm()?;
+        self.ring_if_needed();
+        Ok(())
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn clear_events(&mut self) -> Result<(), ProviderError> {
+        self.armed = false;
+        // Empty if it was not rung.
+        let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
+        self.inner.clear_events()
+    }
+
+    fn poll_event(&mut self) -> Option<QpEvent> {
+        self.events.pop_front().or_else(|| self.inner.poll_event())
+    }
+
+    fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
+        let mut result = Ok(());
+        for (posted, wr) in wrs.iter_mut().enumerate() {
+            if let Err(kind) = self.post_one(qp, wr) {
+                result = Err(PostError { posted, kind });
+                break;
+            }
+        }
+        self.ring_if_needed();
+        result
+    }
+
+    fn post_recv(&mut self, qp: QpHandle, mut wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
+        let refused = |kind| PostError { posted: 0, kind };
+        let Some(held) = self.qps.get_mut(&qp) else {
+            return Err((refused(PostErrorKind::UnknownQp), wr));
+        };
+        let max = held.capacity.max_recv_wr;
+        if held.recvs >= max {
+            return Err((refused(PostErrorKind::QueueFull(max)), wr));
+        }
+        if self.plan.poison {
+            wr.buffer.fill(POISON);
+        }
+        self.inner.post_recv(qp, wr)?;
+        held.recvs += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn state(&self, qp: QpHandle) -> Option<QpState> {
+        self.inner.state(qp)
+    }
+
+    fn max_inline_bytes(&self, qp: QpHandle) -> u32 {
+        self.inner.max_inline_bytes(qp)
+    }
+
+    fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
+        // What was posted before is flushed, too, so it must be on the inner queue.
+        self.start(qp, u64::MAX);
+        self.inner.modify_to_error(qp)?;
+        self.ring_if_needed();
+        Ok(())
+    }
+
+    fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
+        self.inner.destroy_qp(qp)?;
+        self.qps.remove(&qp);
+        self.events.retain(|event| {
+            !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
+        });
+        Ok(())
+    }
+}
+
+impl fmt::Debug for FaultyCompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyCompletionQueue({:?}, {:?})", self.inner, self.plan)
+    }
+}

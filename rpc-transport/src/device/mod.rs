@@ -1,0 +1,557 @@
+//! The seam: a provider is an RDMA device.
+//!
+//! Owns the contract between the engine above (link, driver) and a device below: real verbs
+//! (`verbs`, behind the feature of that name) or the software device ([`crate::device::soft`]). One engine runs on
+//! all of them, so a test on the software device tests the engine that runs on a NIC.
+//! Never knows messages, credits or calls.
+//!
+//! Objects: [`Device`] -> [`ProtectionDomain`] ->
+//! [`MemoryRegion`]; [`CompletionQueue`], which also owns its QPs (named by
+//! [`QpHandle`]); and for set-up [`Connector`] -> [`Outgoing`] and [`Listener`] -> [`Incoming`].
+//! A QP sends and receives on one CQ, and posting goes through that CQ's owner: exclusive access
+//! (`&mut`) replaces a lock per queue.
+//!
+//! # The contract
+//!
+//! Each rule is one test of the conformance suite (`tests/conformance`), which every provider
+//! passes. Where a device differs, a bit of [`Capabilities`] says so.
+//!
+//! 1.  *Order.* WRs of one QP's SQ start, take effect at the target and complete in post order.
+//!     RECVs are consumed in post order, one per SEND (or WRITE_WITH_IMM).
+//! 2.  *Visibility.* The bytes of a WRITE are visible at the target before the completion of any
+//!     SEND posted later on the same QP.
+//! 3.  *Arming.* [`CompletionQueue::arm`] is one-shot: the next completion **added afterwards**
+//!     makes [`CompletionQueue::event_fd`] readable. Completions queued already fire nothing, so:
+//!     arm, poll again, only then sleep. Polling a completion spends the arming: arm again before
+//!     sleeping. Spurious events are legal.
+//! 4.  *Unsignaled.* An unsignaled WR that succeeds gives no completion and keeps its SQ slot until
+//!     the completion of a later signaled WR of the same QP has been polled.
+//! 5.  *No order between queues.* SQ and RQ completions of one QP are mutually unordered: a reply
+//!     may be polled before the completion of the request that caused it.
+//! 6.  *Acceptance.* A successful send completion means that the target's engine has accepted the
+//!     message, not that anybody has looked at it. Errors that the target finds (bad rkey, bounds,
+//!     no RECV, RECV too small) come back as the requester's error completion.
+//! 7.  *States.* RESET -> INIT -> RTR -> RTS. RECVs may be posted from INIT, SENDs from RTS on
+//!     (earlier: [`PostErrorKind::InvalidState`]); any state may go to ERR.
+//! 8.  *Flush.* In ERR every WR posted before completes, unsignaled ones too: the one that failed
+//!     with its own status, the rest with [`Status::FlushError`]. A SEND posted in ERR is flushed
+//!     as well; a RECV posted in ERR may never complete, so it must not be waited for
+//!     ([`Capabilities::FLUSHES_LATE_RECEIVES`]).
+//! 9.  *RNR.* A SEND that finds no posted RECV is fatal at once (rnr_retry 0): the requester sees
+//!     [`Status::RnrRetryExceeded`]. A credit bug must be loud.
+//! 10. *Too long.* A SEND longer than its RECV buffer kills both QPs: the requester sees
+//!     [`Status::RemoteInvalidRequest`] or [`Status::RemoteOperation`], the responder
+//!     [`Status::LocalLength`] or [`Status::LocalQpOperation`].
+//! 11. *Keys.* Local memory must belong to the QP's PD, remote memory to the target QP's PD; rkey,
+//!     bounds and access are checked by the target's engine ([`Status::RemoteAccess`], both QPs in
+//!     ERR, nothing written). lkey and rkey of one MR differ where the device allows the choice.
+//! 12. *Bounded SQ and RQ.* A post beyond `max_send_wr`/`max_recv_wr` is refused with
+//!     [`PostErrorKind::QueueFull`], posts nothing further of the list and hands the rest back.
+//! 13. *Bounded CQ.* A QP whose queues could overflow the CQ is refused at creation
+//!     ([`ProviderError::CompletionQueueFull`]).
+//! 14. *Ownership.* A buffer moves into a WR and is untouchable until its completion; a RECV's comes
+//!     back inside the completion, a SEND's at the latest with the next signaled completion.
+//!     Inline bytes are copied before `post_send` returns.
+//! 15. *Busy.* A region stays registered while a WR names it; dropping the last handle of a region,
+//!     PD or device in use defers the release, it never frees memory under a DMA.
+//! 16. *Disconnect.* When the peer's QP or process is gone, [`QpEvent::Disconnected`] is delivered
+//!     by [`CompletionQueue::poll_event`] and the event fd becomes readable if armed. Completions
+//!     that arrived before stay pollable.
+//! 17. *Linked posts.* The WRs of one `post_send` call start in order with at most one doorbell;
+//!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll`, `arm`, or a
+//!     [`CompletionQueue::post_send_inline`] that is the last.
+//! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
+//!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
+//!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
+//!     not polled before [`Established::attach`] has run.
+//! 19. *Peer data never panics.* Whatever a peer does to the wire ends in an error completion, an
+//!     event or a connect error.
+//! 20. *Zero-length* SEND and WRITE are legal and complete (clouds that drop them exist, so the
+//!     link sends none).
+
+mod attributes;
+pub mod fault;
+mod setup;
+pub mod soft;
+#[cfg(feature = "verbs")]
+pub mod verbs;
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+
+pub use self::attributes::{Capabilities, DeviceAttributes};
+pub use self::setup::{
+    Attach, Connector, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
+};
+use crate::memory::region::{Buffer, MemoryRegion, ProtectionDomain};
+
+/// An RDMA device, opened. Cheap to share.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// The device's name, limits and abilities.
+    fn attributes(&self) -> &DeviceAttributes;
+
+    /// Allocates a protection domain: the scope inside which keys are valid.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`] when the device has none left.
+    fn allocate_pd(&self) -> Result<ProtectionDomain, ProviderError>;
+
+    /// Creates a CQ that holds at least `min_entries` completions.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`] when the size is beyond the device's limit or no fd is left.
+    fn create_cq(&self, min_entries: u32) -> Result<Box<dyn CompletionQueue>, ProviderError>;
+}
+
+/// Names one QP of one [`CompletionQueue`]: slot index and generation, never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QpHandle {
+    /// Slot index within the CQ; small and dense, fit for indexing a `Vec`.
+    pub index: u32,
+    /// Distinguishes successive QPs of one slot.
+    pub generation: u32,
+}
+
+/// Sizes of a QP's queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpCapacity {
+    /// Most WRs outstanding on the SQ.
+    pub max_send_wr: u32,
+    /// Most RECVs outstanding on the RQ.
+    pub max_recv_wr: u32,
+    /// Inline bytes wanted; the device may grant less ([`CompletionQueue::max_inline_bytes`]).
+    pub max_inline_bytes: u32,
+}
+
+/// State of a QP (contract rule 7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Just created.
+    Reset,
+    /// RECVs may be posted.
+    Init,
+    /// Receives.
+    ReadyToReceive,
+    /// Receives and sends.
+    ReadyToSend,
+    /// Everything posted is flushed; the only way out is to destroy the QP.
+    Error,
+}
+
+/// A span of a peer's memory, as the peer advertised it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteSlice {
+    /// Virtual address in the peer's terms ([`MemoryRegion::remote_address`]).
+    pub address: u64,
+    /// Remote key of the region.
+    pub rkey: u32,
+}
+
+/// What a send WR does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SendOp {
+    /// Two-sided send: consumes a RECV of the peer.
+    Send,
+    /// Two-sided send with 32 bits of immediate data ([`Capabilities::IMMEDIATE`]).
+    SendWithImm(u32),
+    /// One-sided write into the peer's memory; the peer sees no completion.
+    Write(RemoteSlice),
+    /// One-sided write that also consumes a RECV ([`Capabilities::WRITE_WITH_IMM`]).
+    WriteWithImm(RemoteSlice, u32),
+    /// One-sided read of the peer's memory into the WR's buffer ([`Capabilities::READ`]).
+    Read(RemoteSlice),
+}
+
+/// Where the bytes of a send WR lie (for READ: where they go).
+#[derive(Debug, Default)]
+pub enum Source<'a> {
+    /// No bytes. Also what a posted WR is left with, its buffer having moved into the queue.
+    #[default]
+    Empty,
+    /// Copied before `post_send` returns; at most `max_inline_bytes` in all. Not for READ.
+    Inline(&'a [u8]),
+    /// Two spans, gathered in order and copied before `post_send` returns. Not for READ.
+    InlineGather(&'a [u8], &'a [u8]),
+    /// A span of a uniquely owned registered buffer.
+    Buffer {
+        /// The buffer; moves into the queue.
+        buffer: Buffer,
+        /// First byte.
+        start: u32,
+        /// Length, bytes.
+        len: u32,
+    },
+    /// A span of shared registered memory (read only, or the destination of a READ).
+    Region {
+        /// The region; the queue holds a handle until the WR completes.
+        region: MemoryRegion,
+        /// First byte.
+        start: u64,
+        /// Length, bytes.
+        len: u64,
+    },
+}
+
+/// A send work request.
+#[derive(Debug)]
+pub struct SendWr<'a> {
+    /// Handed back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// Whether success gives a completion (rule 4).
+    pub signaled: bool,
+    /// The bytes.
+    pub source: Source<'a>,
+}
+
+impl SendWr<'_> {
+    /// Checks what every device checks when a WR is posted: inline length, spans, no inline READ.
+    ///
+    /// # Errors
+    /// [`PostErrorKind::InlineTooLong`], [`PostErrorKind::OutOfBounds`],
+    /// [`PostErrorKind::TooLong`], [`PostErrorKind::Unsupported`].
+    #[inline]
+    pub fn check(
+        &self,
+        max_inline_bytes: u32,
+        max_message_bytes: u64,
+    ) -> Result<(), PostErrorKind> {
+        match &self.source {
+            Source::Empty => Ok(()),
+            Source::Inline(bytes) => self.check_inline(bytes.len(), max_inline_bytes),
+            Source::InlineGather(a, b) => {
+                self.check_inline(a.len().saturating_add(b.len()), max_inline_bytes)
+            }
+            Source::Buffer { buffer, start, len } => {
+                let (start, len) = (u64::from(*start), u64::from(*len));
+                check_span(start, len, buffer.len() as u64, max_message_bytes)
+            }
+            Source::Region { region, start, len } => {
+                check_span(*start, *len, region.len() as u64, max_message_bytes)
+            }
+        }
+    }
+
+    fn check_inline(&self, len: usize, max: u32) -> Result<(), PostErrorKind> {
+        if len > max as usize {
+            return Err(PostErrorKind::InlineTooLong { len, max });
+        }
+        match self.op {
+            SendOp::Read(_) => Err(PostErrorKind::Unsupported),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_span(start: u64, len: u64, size: u64, max: u64) -> Result<(), PostErrorKind> {
+    if start.checked_add(len).is_none_or(|end| end > size) {
+        return Err(PostErrorKind::OutOfBounds { start, len, size });
+    }
+    if len > max {
+        return Err(PostErrorKind::TooLong { len, max });
+    }
+    Ok(())
+}
+
+/// A receive work request: one buffer, filled by one incoming SEND.
+#[derive(Debug)]
+pub struct RecvWr {
+    /// Handed back in the completion.
+    pub wr_id: u64,
+    /// Where the message lands; comes back in the completion.
+    pub buffer: Buffer,
+}
+
+/// Outcome of a work request. Names and order follow `enum ibv_wc_status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Status {
+    /// Done.
+    Success,
+    /// A RECV buffer was too small, or a message too long.
+    LocalLength,
+    /// The QP cannot do this (Soft-RoCE also reports bad lkeys so).
+    LocalQpOperation,
+    /// Local memory failed its key, bounds, access or PD check.
+    LocalProtection,
+    /// Flushed: the QP is in ERR.
+    FlushError,
+    /// The responder answered out of protocol.
+    BadResponse,
+    /// A RECV could not be written (access).
+    LocalAccess,
+    /// The responder refused the request (for one, its RECV was too small).
+    RemoteInvalidRequest,
+    /// rkey, bounds, access or PD check failed at the responder.
+    RemoteAccess,
+    /// The responder failed to complete the operation.
+    RemoteOperation,
+    /// The peer does not answer.
+    RetryExceeded,
+    /// The peer had no RECV posted (rule 9).
+    RnrRetryExceeded,
+    /// Any other status of the device, by its number.
+    Other(u32),
+}
+
+/// Which kind of WR a completion belongs to. Valid for failed ones as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CompletionKind {
+    /// A WR of the SQ.
+    Send,
+    /// A RECV that a SEND consumed.
+    Recv,
+    /// A RECV that a WRITE_WITH_IMM consumed: its buffer was not written.
+    RecvWrite,
+}
+
+/// A work completion (WC).
+#[derive(Debug)]
+pub struct Completion {
+    /// The QP.
+    pub qp: QpHandle,
+    /// The WR's id.
+    pub wr_id: u64,
+    /// Which queue.
+    pub kind: CompletionKind,
+    /// Outcome.
+    pub status: Status,
+    /// Bytes received; valid for successful receives.
+    pub byte_len: u32,
+    /// Immediate data, if the message carried any.
+    pub imm: Option<u32>,
+    /// A RECV's buffer; for a signaled SEND of a [`Source::Buffer`], that buffer.
+    pub buffer: Option<Buffer>,
+}
+
+/// Something that happened to a QP outside its queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QpEvent {
+    /// The peer is gone: orderly disconnect, process death, or lost device.
+    Disconnected(QpHandle),
+    /// The device reports the QP broken (asynchronous event); the number is the device's.
+    Fatal(QpHandle, u32),
+}
+
+/// Why a post was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} (after {posted} posted)")]
+pub struct PostError {
+    /// How many WRs of the list were posted before the refused one.
+    pub posted: usize,
+    /// The reason.
+    pub kind: PostErrorKind,
+}
+
+/// The reason of a [`PostError`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostErrorKind {
+    /// No such QP on this CQ, or destroyed.
+    #[error("no such queue pair on this completion queue")]
+    UnknownQp,
+    /// Contract rule 7.
+    #[error("queue pair is in state {0:?}, which takes no such work request")]
+    InvalidState(QpState),
+    /// Contract rule 12.
+    #[error("queue is full ({0} work requests)")]
+    QueueFull(u32),
+    /// More inline bytes than the QP was granted.
+    #[error("inline payload of {len} bytes exceeds the limit of {max} bytes")]
+    InlineTooLong {
+        /// Bytes asked.
+        len: usize,
+        /// Bytes granted.
+        max: u32,
+    },
+    /// A message longer than the device can send.
+    #[error("message of {len} bytes exceeds the device's limit of {max} bytes")]
+    TooLong {
+        /// Length.
+        len: u64,
+        /// Limit ([`DeviceAttributes::max_message_bytes`]).
+        max: u64,
+    },
+    /// A span outside its buffer or region.
+    #[error("span {start}+{len} lies outside the memory of {size} bytes")]
+    OutOfBounds {
+        /// First byte.
+        start: u64,
+        /// Length.
+        len: u64,
+        /// Size of the memory.
+        size: u64,
+    },
+    /// The device does not have this operation ([`Capabilities`]).
+    #[error("operation is not supported by this device")]
+    Unsupported,
+    /// The operating system or driver refused; the errno.
+    #[error("device refused the post: {}", std::io::Error::from_raw_os_error(*.0))]
+    Os(i32),
+}
+
+/// Failure of a device operation outside the data path.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProviderError {
+    /// No room for another QP on this CQ (contract rule 13).
+    #[error(
+        "completion queue of {capacity} entries has no room for a queue pair of {wanted} more ({used} used)"
+    )]
+    CompletionQueueFull {
+        /// Entries in all.
+        capacity: u32,
+        /// Entries spoken for.
+        used: u32,
+        /// Entries the QP would need.
+        wanted: u32,
+    },
+    /// An object of another device was handed in.
+    #[error("{0} belongs to another device")]
+    WrongDevice(&'static str),
+    /// No such QP.
+    #[error("no such queue pair on this completion queue")]
+    UnknownQp,
+    /// A request beyond a limit of the device.
+    #[error("{what}: {asked} is beyond the device's limit of {limit}")]
+    Limit {
+        /// What was asked for.
+        what: &'static str,
+        /// How much.
+        asked: u64,
+        /// How much there may be.
+        limit: u64,
+    },
+    /// The operating system or driver refused; the text says what to do.
+    #[error("{what}: {message}")]
+    Resources {
+        /// What was attempted.
+        what: &'static str,
+        /// What went wrong and what to do.
+        message: String,
+    },
+    /// The device lacks this ability.
+    #[error("{0} is not supported by this device")]
+    Unsupported(&'static str),
+    /// The CQ is dead (overflow or device loss); every QP on it is lost.
+    #[error("completion queue is dead: {0}")]
+    CompletionQueueDead(String),
+}
+
+/// A completion queue and the QPs that complete on it. One owner at a time.
+///
+/// `Any` lets a provider find its own CQ behind the trait object.
+pub trait CompletionQueue: Send + fmt::Debug + Any {
+    /// Completions that fit.
+    fn capacity(&self) -> u32;
+
+    /// Appends up to `max` completions to `completions`; returns how many. Never blocks.
+    ///
+    /// # Errors
+    /// [`ProviderError::CompletionQueueDead`] when no completion can come any more.
+    fn poll(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        max: usize,
+    ) -> Result<usize, ProviderError>;
+
+    /// Whether somebody who spins gives the CPU a hint between two polls that found nothing, which
+    /// leaves more to the thread on the same core. Asked once. Default: yes.
+    fn relaxes(&self) -> bool {
+        true
+    }
+
+    /// Asks for an event at the next completion (contract rule 3). Covers disconnects too.
+    ///
+    /// # Errors
+    /// [`ProviderError::CompletionQueueDead`].
+    fn arm(&mut self) -> Result<(), ProviderError>;
+
+    /// Becomes readable when an armed CQ has an event. Non-blocking, epoll-able, one per CQ.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+
+    /// Consumes pending events, so that `event_fd` is unreadable until the next one. Call it after
+    /// waking and before polling.
+    ///
+    /// # Errors
+    /// [`ProviderError::CompletionQueueDead`].
+    fn clear_events(&mut self) -> Result<(), ProviderError>;
+
+    /// The next QP event, if any. Cheap when there is none.
+    fn poll_event(&mut self) -> Option<QpEvent>;
+
+    /// Posts a linked list of send WRs. What was posted is left as [`Source::Empty`].
+    ///
+    /// # Errors
+    /// [`PostError`]: WRs from `posted` on were not posted and keep their buffers.
+    fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError>;
+
+    /// Posts one SEND of bytes that are copied before this returns: what
+    /// [`CompletionQueue::post_send`] does with one WR of [`Source::Inline`], which is most of all
+    /// posts, for devices that have a shorter way for it. Rings the QP's doorbell at once, unless
+    /// `more` posts to it follow.
+    ///
+    /// # Errors
+    /// [`PostError`]: it was not posted, and nothing was rung.
+    fn post_send_inline(
+        &mut self,
+        qp: QpHandle,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+        more: bool,
+    ) -> Result<(), PostError> {
+        post_inline_listed(self, qp, wr_id, signaled, bytes, more)
+    }
+
+    /// Posts one RECV.
+    ///
+    /// # Errors
+    /// [`PostError`] together with the WR, handed back.
+    // The error carries the buffer home; boxing it would cost an allocation on the repost path.
+    #[allow(clippy::result_large_err)]
+    fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)>;
+
+    /// Rings the doorbells that posts have left pending.
+    fn flush(&mut self);
+
+    /// The QP's state; `None` once destroyed.
+    fn state(&self, qp: QpHandle) -> Option<QpState>;
+
+    /// Inline bytes that the QP was granted; 0 once destroyed.
+    fn max_inline_bytes(&self, qp: QpHandle) -> u32;
+
+    /// Moves the QP to ERR (and disconnects it), so that all posted WRs flush (rule 8).
+    ///
+    /// # Errors
+    /// [`ProviderError::UnknownQp`].
+    fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
+
+    /// Destroys the QP. Buffers of WRs whose completions were not polled are released once the
+    /// device can no longer touch them.
+    ///
+    /// # Errors
+    /// [`ProviderError::UnknownQp`].
+    fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
+}
+
+/// [`CompletionQueue::post_send_inline`] the long way: as a list of one.
+pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(
+    cq: &mut Q,
+    qp: QpHandle,
+    wr_id: u64,
+    signaled: bool,
+    bytes: &[u8],
+    more: bool,
+) -> Result<(), PostError> {
+    let source = Source::Inline(bytes);
+    cq.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])?;
+    if !more {
+        cq.flush();
+    }
+    Ok(())
+}

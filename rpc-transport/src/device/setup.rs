@@ -1,0 +1,163 @@
+//! The half of the seam that makes connections: from an address to a QP with a peer.
+//!
+//! Owns contract rule 18. Everything here waits, so it is async, and nothing here is on the path of
+//! a message.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::{CompletionQueue, Device, ProviderError, QpCapacity, QpHandle};
+use crate::connect::address::Address;
+use crate::connect::error::{ConnectError, ListenError};
+use crate::memory::region::ProtectionDomain;
+
+/// Private data of a connection request, bytes (InfiniBand CM REQ with RDMA IP CM service header).
+pub const REQ_PRIVATE_DATA_BYTES: usize = 56;
+/// Private data of an accepting reply, bytes (CM REP).
+pub const REP_PRIVATE_DATA_BYTES: usize = 196;
+/// Private data of a rejection, bytes (CM REJ).
+pub const REJ_PRIVATE_DATA_BYTES: usize = 148;
+
+/// Who is at the other end, as far as the device knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PeerIdentity {
+    /// A process of this machine, with the credentials that the kernel attests.
+    Process {
+        /// Process id.
+        pid: u32,
+        /// User id.
+        uid: u32,
+        /// Group id.
+        gid: u32,
+    },
+    /// A network address.
+    Network(SocketAddr),
+    /// This very process (`mem://`).
+    SameProcess,
+}
+
+/// Opens connections to addresses of one scheme.
+#[async_trait]
+pub trait Connector: Send + Sync + fmt::Debug {
+    /// Resolves an address to a device and a route.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: bad address, no device, nothing listening.
+    async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError>;
+}
+
+/// A connection on its way out: the device is known, the peer not yet asked.
+/// Dropping it gives the attempt up; dropping a future of `connect` does so too.
+#[async_trait]
+pub trait Outgoing: Send + fmt::Debug {
+    /// The device that reaches the address.
+    fn device(&self) -> &Arc<dyn Device>;
+
+    /// Creates the QP (state INIT) on a CQ of [`Outgoing::device`]. Once only.
+    ///
+    /// # Errors
+    /// [`ProviderError`].
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError>;
+
+    /// Connects the created QP. On success it is in RTS **once [`Established::attach`] has run**
+    /// under the CQ's owner.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; the QP remains to be destroyed by the caller.
+    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
+}
+
+/// The peer has agreed.
+#[derive(Debug)]
+pub struct Established {
+    /// Private data of the reply, zero-padded to [`REP_PRIVATE_DATA_BYTES`] (client side), or
+    /// empty (server side).
+    pub private_data: Vec<u8>,
+    /// Who answered.
+    pub peer: PeerIdentity,
+    /// Completes the transition to RTS on the CQ; run it once with the CQ the QP was created on.
+    pub attach: Attach,
+}
+
+/// The last step of set-up, run by the CQ's owner.
+pub struct Attach(Box<AttachFn>);
+
+type AttachFn = dyn FnOnce(&mut dyn CompletionQueue) -> Result<(), ProviderError> + Send;
+
+impl Attach {
+    /// Wraps the step.
+    pub fn new(
+        step: impl FnOnce(&mut dyn CompletionQueue) -> Result<(), ProviderError> + Send + 'static,
+    ) -> Self {
+        Self(Box::new(step))
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// [`ProviderError`] when the QP is gone or the CQ is another device's.
+    pub fn run(self, cq: &mut dyn CompletionQueue) -> Result<(), ProviderError> {
+        (self.0)(cq)
+    }
+}
+
+impl fmt::Debug for Attach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Attach")
+    }
+}
+
+/// Accepts connections at one address.
+#[async_trait]
+pub trait Listener: Send + fmt::Debug {
+    /// The bound address, with the real port.
+    fn local_address(&self) -> Address;
+
+    /// The next connection request. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`ListenError`] when the listener is dead. Failures of single peers are logged, not returned.
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError>;
+}
+
+/// A connection request. Dropping it refuses the peer without a reason.
+#[async_trait]
+pub trait Incoming: Send + fmt::Debug {
+    /// The device that the request came in on.
+    fn device(&self) -> &Arc<dyn Device>;
+
+    /// The peer's private data, zero-padded to [`REQ_PRIVATE_DATA_BYTES`].
+    fn private_data(&self) -> &[u8];
+
+    /// Who asks.
+    fn peer(&self) -> PeerIdentity;
+
+    /// Creates the QP (state INIT) on a CQ of [`Incoming::device`]. Once only.
+    ///
+    /// # Errors
+    /// [`ProviderError`].
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError>;
+
+    /// Accepts: RECVs must be posted by now (rule 18).
+    ///
+    /// # Errors
+    /// [`ConnectError`] when the peer is gone; the QP remains to be destroyed by the caller.
+    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
+
+    /// Refuses, with a reason for the peer.
+    async fn reject(self: Box<Self>, private_data: &[u8]);
+}

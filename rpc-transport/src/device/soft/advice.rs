@@ -1,0 +1,131 @@
+//! What to do about an error of the system: a few words behind what it says.
+//!
+//! Owns the translation of I/O errors of set-up. Never hides what the system said.
+
+use std::io;
+
+use crate::connect::address::Address;
+use crate::connect::error::{ConnectError, ListenError};
+
+/// The error of listening at `address`.
+pub(super) fn cannot_listen(address: Address, error: &io::Error) -> ListenError {
+    let reason = with_advice(error, advice_to_listen(&address, error));
+    match error.kind() {
+        io::ErrorKind::AddrInUse => ListenError::InUse { address, reason },
+        _ => ListenError::Failed { address, reason },
+    }
+}
+
+/// The error of connecting to `address`.
+pub(super) fn cannot_connect(address: Address, error: &io::Error) -> ConnectError {
+    let reason = |advice| with_advice(error, advice);
+    match error.kind() {
+        // What to do is the same for every device, and said by the error itself.
+        io::ErrorKind::ConnectionRefused => ConnectError::Refused { address, reason: reason(None) },
+        io::ErrorKind::NotFound if is_shm(&address) => {
+            ConnectError::Refused { address, reason: reason(None) }
+        }
+        _ => {
+            let reason = reason(advice_to_connect(&address, error));
+            ConnectError::Unreachable { address, reason }
+        }
+    }
+}
+
+fn with_advice(error: &io::Error, advice: Option<&str>) -> String {
+    match advice {
+        Some(advice) => format!("{error}; {advice}"),
+        None => error.to_string(),
+    }
+}
+
+fn is_shm(address: &Address) -> bool {
+    matches!(address, Address::ShmName(_) | Address::ShmPath(_))
+}
+
+fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str> {
+    let shm = is_shm(address);
+    Some(match error.kind() {
+        io::ErrorKind::AddrInUse if shm => "stop the other listener or choose another name",
+        io::ErrorKind::AddrInUse => {
+            "stop the other listener or choose another port (0 takes a free one)"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "no interface of this host has that address; 0.0.0.0 and [::] stand for all of them"
+        }
+        io::ErrorKind::PermissionDenied if shm => {
+            "choose a directory in which this user may create files"
+        }
+        io::ErrorKind::PermissionDenied => "choose a port from 1024 on",
+        io::ErrorKind::NotFound if shm => "create the directory first",
+        io::ErrorKind::NotADirectory => "choose a path whose parents are directories",
+        _ => return unknown_host(address, error),
+    })
+}
+
+fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static str> {
+    Some(match error.kind() {
+        io::ErrorKind::PermissionDenied if is_shm(address) => {
+            "run both ends as the same user, or use tcp://"
+        }
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => {
+            "check the address and this host's network"
+        }
+        io::ErrorKind::TimedOut => "check the address, and firewalls on the way",
+        _ => return unknown_host(address, error),
+    })
+}
+
+/// Names that cannot be looked up: such an error has no number.
+fn unknown_host(address: &Address, error: &io::Error) -> Option<&'static str> {
+    let is_lookup = !is_shm(address) && error.raw_os_error().is_none();
+    is_lookup.then_some("check the spelling of the host, or give its IP address")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listening(address: &str, errno: i32) -> String {
+        let error = io::Error::from_raw_os_error(errno);
+        cannot_listen(address.parse().unwrap(), &error).to_string()
+    }
+
+    #[test]
+    fn errors_of_listening_say_what_to_do() {
+        let cases = [
+            ("tcp://127.0.0.1:80", libc::EACCES, "choose a port from 1024 on"),
+            ("tcp://1.2.3.4:80", libc::EADDRNOTAVAIL, "0.0.0.0"),
+            ("tcp://127.0.0.1:80", libc::EADDRINUSE, "another port"),
+            ("shm://name", libc::EADDRINUSE, "another name"),
+            ("shm:///dir/name", libc::ENOENT, "create the directory first"),
+            ("shm:///dir/name", libc::EACCES, "may create files"),
+            ("shm:///dir/name", libc::ENOTDIR, "parents are directories"),
+        ];
+        for (address, errno, advice) in cases {
+            let text = listening(address, errno);
+            assert!(text.contains(address) && text.contains("; "), "{text}");
+            assert!(text.contains(advice) && text.contains("(os error"), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_of_connecting_say_what_to_do() {
+        let error = |address: &str, error: io::Error| {
+            cannot_connect(address.parse().unwrap(), &error).to_string()
+        };
+        let number = io::Error::from_raw_os_error;
+        let lookup = io::Error::other("failed to lookup address information");
+        for (text, advice) in [
+            (error("tcp://h:1", number(libc::ECONNREFUSED)), "start the server there"),
+            (error("shm:///a/b", number(libc::ENOENT)), "start the server there"),
+            (error("shm:///a/b", number(libc::EACCES)), "as the same user"),
+            (error("tcp://h:1", number(libc::ENETUNREACH)), "network"),
+            (error("tcp://h:1", number(libc::EHOSTUNREACH)), "network"),
+            (error("tcp://h:1", number(libc::ETIMEDOUT)), "firewalls"),
+            (error("tcp://h:1", lookup), "spelling of the host"),
+        ] {
+            assert!(text.contains(advice), "{text}");
+        }
+    }
+}

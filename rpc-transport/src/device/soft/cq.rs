@@ -1,0 +1,555 @@
+//! The completion queue of the software device, which also owns and drives its QPs.
+//!
+//! Owns which QPs are visited and when, what makes the event fd readable, and the doorbells that
+//! are held back until the batch ends. Never looks into a packet.
+//!
+//! Polling costs what is active, not what is connected: a QP that was quiet for a while is armed
+//! (its peer rings a doorbell) and leaves the hot list. The event fd is an epoll set over all
+//! doorbells and sockets.
+//!
+//! Invariants:
+//! 1. A QP outside the hot list is armed, and was found without work after the fence behind arming.
+//! 2. After [`CompletionQueue::arm`], until a poll gives completions or events are cleared, every
+//!    QP is armed with a fence behind it, or the event fd is readable.
+//! 3. One fence and one look at each doorbell per batch, never per message.
+//! 4. Reserved entries never exceed the capacity (contract rule 13), so the CQ cannot overflow.
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+
+use crate::device::{
+    Completion, CompletionQueue, PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent,
+    QpHandle, QpState, RecvWr, SendWr, post_inline_listed,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::bell::Bell;
+use super::domain::SoftDomain;
+use super::queue_pair::QueuePair;
+use super::sink::{Queued, Sink};
+use super::wire::Wire;
+
+/// Visits without anything happening, over all hot QPs together, after which one leaves the list.
+const QUIET_VISITS: u64 = 16 * 1024;
+/// A visit that makes a system call counts as so many.
+const COSTLY: u64 = 512;
+/// A poll looks for events of QPs outside the hot list once in so many times.
+const EVENTS_EVERY: u64 = 256;
+/// Events taken from the epoll set at a time.
+const EVENT_BATCH: usize = 64;
+
+/// What an event of the epoll set is about.
+const KIND_OWN_BELL: u64 = 0;
+const KIND_QP_BELL: u64 = 1;
+const KIND_SOCKET: u64 = 2;
+
+#[derive(Debug, Default)]
+struct Entry {
+    generation: u32,
+    qp: Option<Box<QueuePair>>,
+}
+
+/// A completion queue of the software device. It may own QPs of every software wire at once.
+pub(super) struct SoftCompletionQueue {
+    capacity: u32,
+    reserved: u32,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    /// QPs that every poll visits.
+    hot: Vec<u32>,
+    /// Where the next poll begins in `hot`.
+    cursor: usize,
+    /// QPs whose peer's doorbell is looked at when the batch ends.
+    bells: Vec<u32>,
+    queue: VecDeque<Queued>,
+    events: VecDeque<QpEvent>,
+    /// What tcp wires read into.
+    scratch: Vec<u8>,
+    epoll: OwnedFd,
+    own_bell: Bell,
+    armed: bool,
+    /// Polls so far.
+    clock: u64,
+}
+
+impl SoftCompletionQueue {
+    /// Creates a CQ that holds `capacity` completions.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`] when no file descriptors are left.
+    pub(super) fn create(capacity: u32) -> Result<Self, ProviderError> {
+        let refused = |error: rustix::io::Errno| no_fds(&error);
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(refused)?;
+        let own_bell = Bell::new().map_err(|error| no_fds(&error))?;
+        let data = EventData::new_u64(KIND_OWN_BELL);
+        epoll::add(&epoll, &own_bell, data, EventFlags::IN | EventFlags::ET).map_err(refused)?;
+        Ok(Self {
+            capacity,
+            reserved: 0,
+            entries: Vec::new(),
+            free: Vec::new(),
+            hot: Vec::new(),
+            cursor: 0,
+            bells: Vec::new(),
+            queue: VecDeque::new(),
+            events: VecDeque::new(),
+            scratch: Vec::new(),
+            epoll,
+            own_bell,
+            armed: false,
+            clock: 0,
+        })
+    }
+
+    /// Finds the software CQ behind a trait object.
+    pub(super) fn of(cq: &mut dyn CompletionQueue) -> Result<&mut Self, ProviderError> {
+        (cq as &mut dyn std::any::Any)
+            .downcast_mut()
+            .ok_or(ProviderError::WrongDevice("completion queue"))
+    }
+
+    /// Creates a QP in INIT.
+    pub(super) fn create_qp(
+        &mut self,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        let domain = SoftDomain::of(pd)?;
+        let wanted = entries_of(capacity)?;
+        if wanted > self.capacity - self.reserved {
+            let (capacity, used) = (self.capacity, self.reserved);
+            return Err(ProviderError::CompletionQueueFull { capacity, used, wanted });
+        }
+        self.reserved += wanted;
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Entry::default());
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        });
+        let entry = &mut self.entries[index as usize];
+        let handle = QpHandle { index, generation: entry.generation };
+        entry.qp = Some(Box::new(QueuePair::new(handle, domain, capacity)));
+        Ok(handle)
+    }
+
+    /// Connects a QP: the last step of set-up.
+    pub(super) fn attach(&mut self, handle: QpHandle, wire: Wire) -> Result<(), ProviderError> {
+        let clock = self.clock;
+        let qp = find(&mut self.entries, handle).ok_or(ProviderError::UnknownQp)?;
+        match &wire {
+            Wire::None => {}
+            Wire::Ring(ring) => {
+                watch(&self.epoll, ring.own_bell.as_fd(), KIND_QP_BELL, handle, EventFlags::IN)?;
+                if let Some(socket) = ring.socket() {
+                    watch(&self.epoll, socket, KIND_SOCKET, handle, EventFlags::RDHUP)?;
+                }
+            }
+            Wire::Tcp(tcp) => {
+                let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP;
+                watch(&self.epoll, tcp.socket(), KIND_SOCKET, handle, flags)?;
+            }
+        }
+        qp.attach(wire);
+        qp.last_active = clock;
+        self.heat(handle);
+        // Not armed with the others, and the peer may have sent already (invariant 2).
+        self.fire();
+        Ok(())
+    }
+
+    fn heat(&mut self, handle: QpHandle) {
+        let clock = self.clock;
+        let Some(qp) = find(&mut self.entries, handle) else { return };
+        qp.attend();
+        qp.last_active = clock;
+        if !std::mem::replace(&mut qp.hot, true) {
+            self.hot.push(handle.index);
+        }
+    }
+
+    /// Moves queued completions to the caller's list.
+    fn drain_queue(&mut self, completions: &mut Vec<Completion>, max: usize) {
+        for _ in 0..max {
+            let Some(queued) = self.queue.pop_front() else { return };
+            if let Some(qp) = find(&mut self.entries, queued.completion.qp) {
+                qp.free(queued.frees);
+            }
+            completions.push(queued.completion);
+        }
+    }
+
+    /// Visits hot QPs until the caller's list has taken `room` completions more; whether anything
+    /// happened.
+    #[inline]
+    fn visit_hot(&mut self, completions: &mut Vec<Completion>, room: usize) -> bool {
+        let count = self.hot.len();
+        let end = completions.len() + room;
+        let (mut cooling, mut active) = (false, false);
+        for step in 0..count {
+            let at = self.cursor + step;
+            let at = if at < count { at } else { at - count };
+            let index = self.hot[at];
+            let Some(qp) = self.entries[index as usize].qp.as_deref_mut() else { continue };
+            if qp.is_quiet() {
+                cooling |= is_overdue(qp, self.clock, count);
+                continue;
+            }
+            let room = end - completions.len();
+            if room == 0 {
+                self.cursor = at;
+                break;
+            }
+            let mut sink = Sink { polled: Some((completions, room)), queue: &mut self.queue };
+            let visit = qp.visit(&mut sink, &mut self.events, &mut self.scratch);
+            if visit.bell && !std::mem::replace(&mut qp.bell_listed, true) {
+                self.bells.push(index);
+            }
+            if visit.active {
+                active = true;
+                qp.last_active = self.clock;
+            } else {
+                cooling |= is_overdue(qp, self.clock, count);
+            }
+        }
+        if cooling {
+            self.cool();
+        }
+        if self.cursor >= self.hot.len() {
+            self.cursor = 0;
+        }
+        active
+    }
+
+    /// Takes QPs that were quiet for long off the hot list (invariant 1).
+    #[cold]
+    fn cool(&mut self) {
+        let clock = self.clock;
+        let Self { hot, entries, .. } = self;
+        let count = hot.len();
+        for index in hot.iter() {
+            match entries[*index as usize].qp.as_deref_mut() {
+                Some(qp) if is_overdue(qp, clock, count) => qp.arm(),
+                _ => {}
+            }
+        }
+        fence(Ordering::SeqCst);
+        hot.retain(|index| {
+            let entry = &mut entries[*index as usize];
+            let Some(qp) = entry.qp.as_deref_mut() else { return false };
+            qp.hot = !is_overdue(qp, clock, count) || qp.has_work();
+            qp.hot
+        });
+    }
+
+    /// Looks at the doorbells of all peers that were sent something (invariant 3).
+    #[inline(always)]
+    fn ring_bells(&mut self) {
+        if !self.bells.is_empty() {
+            self.ring_listed_bells();
+        }
+    }
+
+    #[inline(never)]
+    fn ring_listed_bells(&mut self) {
+        fence(Ordering::SeqCst);
+        for index in &self.bells {
+            if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
+                qp.bell_listed = false;
+                if qp.ring_bell() && !std::mem::replace(&mut qp.hot, true) {
+                    self.hot.push(*index);
+                }
+            }
+        }
+        self.bells.clear();
+    }
+
+    /// Takes events from the epoll set and puts their QPs on the hot list; whether there were any.
+    #[cold]
+    fn take_events(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            let mut buffer = [const { MaybeUninit::<Event>::uninit() }; EVENT_BATCH];
+            let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&zero)) else {
+                return any;
+            };
+            any |= !ready.is_empty();
+            for event in ready.iter() {
+                let data = event.data.u64();
+                if data & 0xff != KIND_OWN_BELL {
+                    self.on_event(data);
+                }
+            }
+            if ready.len() < EVENT_BATCH {
+                return any;
+            }
+        }
+    }
+
+    fn on_event(&mut self, data: u64) {
+        let Ok(index) = usize::try_from(data >> 32) else { return };
+        let handle = match self.entries.get(index).and_then(|entry| entry.qp.as_ref()) {
+            // An event taken before its QP was destroyed must not reach the next one.
+            Some(qp) if event_data(data & 0xff, qp.handle()).u64() == data => qp.handle(),
+            _ => return,
+        };
+        if let Some(qp) = find(&mut self.entries, handle) {
+            match data & 0xff {
+                KIND_SOCKET => qp.wire().on_hangup(),
+                _ => qp.on_bell(),
+            }
+        }
+        self.heat(handle);
+    }
+
+    /// Runs `act` on a QP; completions and events that it gives wake an armed CQ.
+    fn with_qp<T>(
+        &mut self,
+        handle: QpHandle,
+        act: impl FnOnce(&mut QueuePair, &mut Sink<'_>) -> T,
+    ) -> Option<T> {
+        let qp = find(&mut self.entries, handle)?;
+        let before = self.queue.len();
+        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let result = act(qp, &mut sink);
+        if self.queue.len() > before {
+            self.fire();
+        }
+        Some(result)
+    }
+
+    /// Wakes the owner if it has armed: something was added that no doorbell tells of, or a poll
+    /// has spent what would have woken it and gave nothing.
+    #[cold]
+    fn fire(&mut self) {
+        if self.armed {
+            self.own_bell.ring();
+        }
+    }
+}
+
+/// Whether a QP, one of `count` hot ones, has been quiet for so long that it leaves the hot list.
+#[inline]
+fn is_overdue(qp: &QueuePair, clock: u64, count: usize) -> bool {
+    let cost = if qp.is_costly() { COSTLY } else { 1 };
+    (clock - qp.last_active) * cost * count as u64 > QUIET_VISITS
+}
+
+#[inline(always)]
+fn find(entries: &mut [Entry], handle: QpHandle) -> Option<&mut QueuePair> {
+    let entry = entries.get_mut(handle.index as usize)?;
+    if entry.generation != handle.generation {
+        return None;
+    }
+    entry.qp.as_deref_mut()
+}
+
+fn event_data(kind: u64, handle: QpHandle) -> EventData {
+    let generation = u64::from(handle.generation & 0x00ff_ffff);
+    EventData::new_u64(kind | generation << 8 | u64::from(handle.index) << 32)
+}
+
+/// Puts a QP's file descriptor into the epoll set, edge-triggered: nobody reads it.
+fn watch(
+    epoll: &OwnedFd,
+    fd: BorrowedFd<'_>,
+    kind: u64,
+    handle: QpHandle,
+    flags: EventFlags,
+) -> Result<(), ProviderError> {
+    let data = event_data(kind, handle);
+    epoll::add(epoll, fd, data, flags | EventFlags::ET).map_err(|error| no_fds(&error))
+}
+
+fn entries_of(capacity: QpCapacity) -> Result<u32, ProviderError> {
+    for (what, asked) in [
+        ("send work requests", capacity.max_send_wr),
+        ("receive work requests", capacity.max_recv_wr),
+    ] {
+        if asked > super::MAX_QP_WR {
+            let (asked, limit) = (u64::from(asked), u64::from(super::MAX_QP_WR));
+            return Err(ProviderError::Limit { what, asked, limit });
+        }
+    }
+    Ok(capacity.max_send_wr + capacity.max_recv_wr)
+}
+
+fn no_fds(error: &dyn std::fmt::Display) -> ProviderError {
+    ProviderError::Resources {
+        what: "watching a file descriptor",
+        message: format!("{error}; raise the limit on open files (LimitNOFILE, ulimit -n)"),
+    }
+}
+
+impl CompletionQueue for SoftCompletionQueue {
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn poll(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        max: usize,
+    ) -> Result<usize, ProviderError> {
+        let start = completions.len();
+        self.clock += 1;
+        self.ring_bells();
+        let mut disturbed = self.clock.is_multiple_of(EVENTS_EVERY) && self.take_events();
+        if !self.queue.is_empty() {
+            self.drain_queue(completions, max);
+        }
+        let room = max - (completions.len() - start);
+        if room > 0 {
+            let events = self.events.len();
+            disturbed |= self.visit_hot(completions, room);
+            disturbed |= self.events.len() > events;
+        }
+        let polled = completions.len() - start;
+        if polled > 0 {
+            self.armed = false;
+            return Ok(polled);
+        }
+        // The owner may sleep now, so nothing that a peer waits for stays behind.
+        self.ring_bells();
+        if disturbed {
+            self.fire();
+        }
+        Ok(polled)
+    }
+
+    fn arm(&mut self) -> Result<(), ProviderError> {
+        self.ring_bells();
+        self.armed = true;
+        for index in &self.hot {
+            if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
+                qp.arm();
+            }
+        }
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn clear_events(&mut self) -> Result<(), ProviderError> {
+        self.armed = false;
+        self.take_events();
+        Ok(())
+    }
+
+    fn poll_event(&mut self) -> Option<QpEvent> {
+        self.events.pop_front()
+    }
+
+    fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
+        let index = qp.index;
+        let Some(qp) = find(&mut self.entries, qp) else {
+            return Err(PostError { posted: 0, kind: PostErrorKind::UnknownQp });
+        };
+        let before = self.queue.len();
+        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let result = qp.post_send(wrs, &mut sink);
+        if !std::mem::replace(&mut qp.bell_listed, true) {
+            self.bells.push(index);
+        }
+        if self.queue.len() > before {
+            self.fire();
+        }
+        result
+    }
+
+    fn post_send_inline(
+        &mut self,
+        handle: QpHandle,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+        more: bool,
+    ) -> Result<(), PostError> {
+        if let Some(qp) = find(&mut self.entries, handle)
+            && qp.post_small(wr_id, signaled, bytes)
+        {
+            if !std::mem::replace(&mut qp.bell_listed, true) {
+                self.bells.push(handle.index);
+            }
+            if !more {
+                self.ring_bells();
+            }
+            return Ok(());
+        }
+        post_inline_listed(self, handle, wr_id, signaled, bytes, more)
+    }
+
+    fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
+        let refused = |kind, wr| Err((PostError { posted: 0, kind }, wr));
+        let Some(found) = find(&mut self.entries, qp) else {
+            return refused(PostErrorKind::UnknownQp, wr);
+        };
+        if let Err((kind, wr)) = found.post_recv(wr) {
+            return refused(kind, wr);
+        }
+        if found.state() == QpState::Error {
+            self.with_qp(qp, QueuePair::flush_recvs);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        self.ring_bells();
+    }
+
+    fn state(&self, qp: QpHandle) -> Option<QpState> {
+        let entry = self.entries.get(qp.index as usize)?;
+        let found = entry.qp.as_ref().filter(|_| entry.generation == qp.generation)?;
+        Some(found.state())
+    }
+
+    fn max_inline_bytes(&self, qp: QpHandle) -> u32 {
+        let entry = self.entries.get(qp.index as usize);
+        let found = entry.filter(|entry| entry.generation == qp.generation);
+        found.and_then(|entry| entry.qp.as_ref()).map_or(0, |qp| qp.max_inline_bytes())
+    }
+
+    fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
+        self.ring_bells();
+        self.with_qp(qp, QueuePair::modify_to_error).ok_or(ProviderError::UnknownQp)
+    }
+
+    fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
+        self.ring_bells();
+        find(&mut self.entries, qp).ok_or(ProviderError::UnknownQp)?;
+        let entry = &mut self.entries[qp.index as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        if let Some(gone) = entry.qp.take() {
+            self.reserved -= gone.reserved();
+        }
+        self.free.push(qp.index);
+        self.hot.retain(|index| *index != qp.index);
+        if self.cursor >= self.hot.len() {
+            self.cursor = 0;
+        }
+        self.queue.retain(|queued| queued.completion.qp != qp);
+        self.events.retain(|event| {
+            !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
+        });
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for SoftCompletionQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let qps = self.entries.iter().filter(|entry| entry.qp.is_some()).count();
+        write!(
+            f,
+            "SoftCompletionQueue({qps} QPs, {} hot, {} queued)",
+            self.hot.len(),
+            self.queue.len()
+        )
+    }
+}

@@ -1,0 +1,326 @@
+//! Protection domains of the software device: which memory a key names, and whether it is alive.
+//!
+//! Owns registration and the checks of a remote access. Never copies payload.
+//!
+//! Invariants:
+//! 1. An rkey is even and an lkey odd, so they differ; both are unique among live regions.
+//! 2. A [`Memory`] outlives every handle of its region and every access that an engine has begun:
+//!    both hold its `Arc`.
+//! 3. After deregistration no access begins: the key is gone from the table, [`Memory::is_live`]
+//!    is false, and a mapping peer sees [`Memory::revoked`].
+#![allow(unsafe_code, reason = "hands out the addresses of registered memory")]
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::device::ProviderError;
+use crate::memory::region::{
+    Access, DomainOps, MemoryRegion, OwnedMemory, ProtectionDomain, RegionParts,
+};
+
+use super::mapping::{self, Mapping, PAGE_BYTES};
+
+/// Bytes of a region as engines see them.
+pub(super) struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+    live: AtomicBool,
+    /// The memory file, where a peer of this machine may map it.
+    file: Option<OwnedFd>,
+    /// Keeps `base` valid.
+    _backing: Backing,
+}
+
+#[derive(Debug)]
+enum Backing {
+    Mapped { _mapping: Mapping },
+    Owned { _owner: Box<dyn Any + Send + Sync> },
+}
+
+// SAFETY: `base` points into `_backing`, which is Send + Sync; access goes through raw pointers
+// whose users answer for races (module doc of `memory`, invariants 1 and 2).
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// First byte.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length, bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the region is still registered.
+    pub(super) fn is_live(&self) -> bool {
+        self.live.load(Ordering::Acquire)
+    }
+
+    /// The memory file and its size, if a peer may map it. Behind the region's pages the file has
+    /// one more, whose first word tells a mapping peer that the region was deregistered.
+    pub(super) fn file(&self) -> Option<(BorrowedFd<'_>, usize)> {
+        let file = self.file.as_ref()?.as_fd();
+        Some((file, self.revoked_offset() + PAGE_BYTES))
+    }
+
+    fn revoked_offset(&self) -> usize {
+        revoked_offset(self.len)
+    }
+
+    fn revoke(&self) {
+        self.live.store(false, Ordering::Release);
+        if self.file.is_some() {
+            // SAFETY: a memory file is mapped with one page behind the region's pages.
+            let word = unsafe { self.base.add(self.revoked_offset()) }.cast::<AtomicU32>();
+            // SAFETY: page-aligned, mapped while `self` lives, only accessed atomically.
+            unsafe { word.as_ref() }.store(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({} bytes, live {})", self.len, self.is_live())
+    }
+}
+
+/// Offset of the word that says that a region of `len` bytes was deregistered, in its file.
+pub(super) fn revoked_offset(len: usize) -> usize {
+    len.max(1).next_multiple_of(PAGE_BYTES)
+}
+
+/// A region that peers may name by its rkey.
+#[derive(Debug, Clone)]
+pub(super) struct Registered {
+    pub(super) memory: Arc<Memory>,
+    pub(super) access: Access,
+    pub(super) remote_base: u64,
+}
+
+/// A protection domain of the software device.
+#[derive(Debug)]
+pub(super) struct SoftDomain {
+    shared: Arc<DomainTable>,
+}
+
+/// The part of a domain that its QPs and regions share.
+#[derive(Debug)]
+pub(super) struct DomainTable {
+    id: u64,
+    regions: Mutex<HashMap<u32, Registered>>,
+}
+
+impl SoftDomain {
+    /// Allocates a domain.
+    pub(super) fn allocate() -> ProtectionDomain {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::new(DomainTable { id, regions: Mutex::default() });
+        ProtectionDomain::new(Arc::new(Self { shared }))
+    }
+
+    /// Finds the software domain behind a handle.
+    pub(super) fn of(pd: &ProtectionDomain) -> Result<Arc<DomainTable>, ProviderError> {
+        let domain = pd.ops().as_any().downcast_ref::<Self>();
+        let domain = domain.ok_or(ProviderError::WrongDevice("protection domain"))?;
+        Ok(Arc::clone(&domain.shared))
+    }
+}
+
+impl DomainTable {
+    /// Identity, unique in this process.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The region that a peer names, if it covers `address..address+len` and allows the access.
+    pub(super) fn resolve(
+        &self,
+        rkey: u32,
+        address: u64,
+        len: u64,
+        write: bool,
+    ) -> Option<(Registered, usize)> {
+        let region = self.regions.lock().get(&rkey)?.clone();
+        let allowed = if write { region.access.remote_write } else { region.access.remote_read };
+        let offset = address.checked_sub(region.remote_base)?;
+        let end = offset.checked_add(len)?;
+        if !allowed || end > region.memory.len() as u64 {
+            return None;
+        }
+        let offset = usize::try_from(offset).ok()?;
+        Some((region, offset))
+    }
+
+    fn insert(self: &Arc<Self>, memory: Memory, access: Access) -> MemoryRegion {
+        let memory = Arc::new(memory);
+        let number = next_number();
+        let remote_base = u64::from(number) << 36;
+        let rkey = {
+            let mut regions = self.regions.lock();
+            let rkey = fresh_key(number, |key| regions.contains_key(&key));
+            if access.is_remote() {
+                let memory = Arc::clone(&memory);
+                regions.insert(rkey, Registered { memory, access, remote_base });
+            }
+            rkey
+        };
+        let registration =
+            Registration { table: Arc::clone(self), rkey, memory: Arc::clone(&memory) };
+        let parts = RegionParts {
+            base: memory.base,
+            len: memory.len,
+            lkey: number << 1 | 1,
+            rkey,
+            access,
+            remote_base,
+            domain: self.id,
+        };
+        // SAFETY: `memory` keeps base..+len valid and initialised (zeroed mappings, or memory that
+        // its owner vouched for); dropping `registration` takes the key away, so that engines
+        // begin no access any more.
+        unsafe { MemoryRegion::from_parts(parts, Box::new(registration), Box::new(memory)) }
+    }
+}
+
+/// Dropping it deregisters.
+#[derive(Debug)]
+struct Registration {
+    table: Arc<DomainTable>,
+    rkey: u32,
+    memory: Arc<Memory>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.table.regions.lock().remove(&self.rkey);
+        self.memory.revoke();
+    }
+}
+
+impl DomainOps for SoftDomain {
+    fn allocate(&self, len_bytes: usize, access: Access) -> Result<MemoryRegion, ProviderError> {
+        let memory =
+            allocate(len_bytes, access.is_remote()).map_err(|error| ProviderError::Resources {
+                what: "allocating registered memory",
+                message: format!("{len_bytes} bytes: {error}"),
+            })?;
+        Ok(self.shared.insert(memory, access))
+    }
+
+    fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
+        let (base, len, owner) = memory.into_parts();
+        let memory = Memory {
+            base,
+            len,
+            live: AtomicBool::new(true),
+            file: None,
+            _backing: Backing::Owned { _owner: owner },
+        };
+        Ok(self.shared.insert(memory, access))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Memory that peers may access lies in a memory file, so that one of this machine can map it.
+/// Without file descriptors left it still works: such a peer then writes through the engine.
+fn allocate(len: usize, remote: bool) -> io::Result<Memory> {
+    if remote {
+        let file_bytes =
+            mapping::whole_pages(len)?.checked_add(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        if let Ok((file, mapping)) = mapping::create_shared("rpc-region", file_bytes, false) {
+            return Ok(mapped(mapping, len, Some(file)));
+        }
+    }
+    Ok(mapped(Mapping::anonymous(len)?, len, None))
+}
+
+fn mapped(mapping: Mapping, len: usize, file: Option<OwnedFd>) -> Memory {
+    Memory {
+        base: mapping.base(),
+        len,
+        live: AtomicBool::new(true),
+        file,
+        _backing: Backing::Mapped { _mapping: mapping },
+    }
+}
+
+fn next_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed) & 0x0fff_ffff
+}
+
+/// An even key that a peer cannot guess from another one (RFC 5042 section 8.1.1 asks for that).
+fn fresh_key(number: u32, taken: impl Fn(u32) -> bool) -> u32 {
+    static SECRET: OnceLock<RandomState> = OnceLock::new();
+    let secret = SECRET.get_or_init(RandomState::new);
+    let mut attempt = u64::from(number);
+    loop {
+        #[allow(clippy::cast_possible_truncation, reason = "32 bits of the hash are wanted")]
+        let key = secret.hash_one(attempt) as u32 & !1;
+        if key != 0 && !taken(key) {
+            return key;
+        }
+        attempt += 1 << 32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(pd: &ProtectionDomain) -> Arc<DomainTable> {
+        SoftDomain::of(pd).unwrap()
+    }
+
+    #[test]
+    fn only_what_a_region_covers_and_allows_resolves() {
+        let pd = SoftDomain::allocate();
+        let table = table(&pd);
+        let region = pd.allocate(100, Access::REMOTE_WRITE).unwrap();
+        let at = |offset| region.remote_address(offset);
+        let resolve = |address, len, write| table.resolve(region.rkey(), address, len, write);
+        assert_eq!(resolve(at(0), 100, true).unwrap().1, 0);
+        assert_eq!(resolve(at(99), 1, true).unwrap().1, 99);
+        assert_eq!(resolve(at(100), 0, true).unwrap().1, 100);
+        assert!(resolve(at(0), 1, false).is_none(), "reads are not allowed");
+        assert!(resolve(at(0), 101, true).is_none());
+        assert!(resolve(at(100), 1, true).is_none());
+        assert!(resolve(at(0).wrapping_sub(1), 1, true).is_none());
+        assert!(resolve(u64::MAX, 2, true).is_none());
+        assert!(resolve(at(1), u64::MAX, true).is_none());
+        assert!(table.resolve(region.lkey(), at(0), 1, true).is_none());
+        let local = pd.allocate(100, Access::LOCAL).unwrap();
+        assert!(table.resolve(local.rkey(), local.remote_address(0), 1, true).is_none());
+    }
+
+    #[test]
+    fn deregistration_ends_access_but_not_one_that_has_begun() {
+        let pd = SoftDomain::allocate();
+        let table = table(&pd);
+        let region = pd.register(vec![3; 10], Access::REMOTE_WRITE).unwrap();
+        let (rkey, address) = (region.rkey(), region.remote_address(0));
+        let (begun, _) = table.resolve(rkey, address, 10, true).unwrap();
+        drop(region);
+        assert!(table.resolve(rkey, address, 10, true).is_none());
+        assert!(!begun.memory.is_live());
+        // SAFETY: `begun` keeps the memory alive, nobody else accesses it.
+        assert_eq!(unsafe { begun.memory.base().read() }, 3);
+    }
+}

@@ -1,0 +1,222 @@
+//! `mem://`: connections inside one process.
+//!
+//! Owns the names that listen, and the set-up between two tasks. Never touches a ring after both
+//! sides have been joined.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::connect::address::Address;
+use crate::connect::error::{ConnectError, ListenError};
+use crate::device::{
+    CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    ProviderError, QpCapacity, QpHandle, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::ring::DEFAULT_SLOTS;
+use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
+use super::wire::Wire;
+use super::wire_ring::RingWire;
+
+/// Connection requests that a listener lets wait.
+const BACKLOG: usize = 128;
+
+static LISTENERS: LazyLock<Mutex<HashMap<String, mpsc::Sender<Request>>>> =
+    LazyLock::new(Mutex::default);
+
+/// What a connector hands to a listener.
+#[derive(Debug)]
+struct Request {
+    private_data: Vec<u8>,
+    wire: RingWire,
+    reply: oneshot::Sender<Reply>,
+}
+
+#[derive(Debug)]
+enum Reply {
+    Accepted(Vec<u8>),
+    Rejected(Vec<u8>),
+}
+
+/// Connects to `mem://` addresses.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MemConnector;
+
+#[async_trait]
+impl Connector for MemConnector {
+    async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
+        let Address::Mem(name) = address else {
+            let reason = "the mem connector takes mem:// addresses".to_owned();
+            return Err(ConnectError::Unreachable { address: address.clone(), reason });
+        };
+        let listener = LISTENERS.lock().get(name).cloned();
+        let listener = listener.ok_or_else(|| refused(address, "no listener has this name"))?;
+        Ok(Box::new(MemOutgoing { address: address.clone(), listener, qp: SetupQp::default() }))
+    }
+}
+
+fn refused(address: &Address, reason: &str) -> ConnectError {
+    ConnectError::Refused { address: address.clone(), reason: reason.to_owned() }
+}
+
+#[derive(Debug)]
+struct MemOutgoing {
+    address: Address,
+    listener: mpsc::Sender<Request>,
+    qp: SetupQp,
+}
+
+#[async_trait]
+impl Outgoing for MemOutgoing {
+    fn device(&self) -> &Arc<dyn Device> {
+        super::mem_device()
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let private_data = setup::pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
+        let (near, far) = RingWire::pair(DEFAULT_SLOTS).map_err(out_of_fds)?;
+        let (reply, answer) = oneshot::channel();
+        let request = Request { private_data, wire: far, reply };
+        let gone = || refused(&self.address, "the listener is gone");
+        let exchange = async {
+            self.listener.send(request).await.map_err(|_| gone())?;
+            answer.await.map_err(|_| ConnectError::Rejected {
+                address: self.address.clone(),
+                reason: "the request was dropped".to_owned(),
+                private_data: Vec::new(),
+            })
+        };
+        let reply = tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.map_err(|_| {
+            ConnectError::TimedOut { address: self.address.clone(), after: CONNECT_TIMEOUT }
+        })??;
+        match reply {
+            Reply::Accepted(private_data) => Ok(Established {
+                private_data,
+                peer: PeerIdentity::SameProcess,
+                attach: setup::attach(qp, Wire::Ring(Box::new(near))),
+            }),
+            Reply::Rejected(private_data) => Err(ConnectError::Rejected {
+                address: self.address.clone(),
+                reason: "the application refused".to_owned(),
+                private_data,
+            }),
+        }
+    }
+}
+
+fn out_of_fds(error: std::io::Error) -> ProviderError {
+    ProviderError::Resources { what: "making a connection", message: error.to_string() }
+}
+
+/// Listens at `mem://name`; the name is free again when the listener is dropped.
+///
+/// # Errors
+/// [`ListenError::InUse`] when the name is taken.
+pub fn listen_mem(name: &str) -> Result<Box<dyn Listener>, ListenError> {
+    let (sender, requests) = mpsc::channel(BACKLOG);
+    let mut listeners = LISTENERS.lock();
+    if listeners.contains_key(name) {
+        let reason = "another listener of this process has this name; choose another".to_owned();
+        return Err(ListenError::InUse { address: Address::Mem(name.to_owned()), reason });
+    }
+    listeners.insert(name.to_owned(), sender);
+    Ok(Box::new(MemListener { name: name.to_owned(), requests }))
+}
+
+#[derive(Debug)]
+struct MemListener {
+    name: String,
+    requests: mpsc::Receiver<Request>,
+}
+
+impl Drop for MemListener {
+    fn drop(&mut self) {
+        LISTENERS.lock().remove(&self.name);
+    }
+}
+
+#[async_trait]
+impl Listener for MemListener {
+    fn local_address(&self) -> Address {
+        Address::Mem(self.name.clone())
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        match self.requests.recv().await {
+            Some(request) => {
+                let address = self.local_address();
+                Ok(Box::new(MemIncoming { request, address, qp: SetupQp::default() }))
+            }
+            None => Err(ListenError::Failed {
+                address: self.local_address(),
+                reason: "the listener was closed".to_owned(),
+            }),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct MemIncoming {
+    request: Request,
+    address: Address,
+    qp: SetupQp,
+}
+
+#[async_trait]
+impl Incoming for MemIncoming {
+    fn device(&self) -> &Arc<dyn Device> {
+        super::mem_device()
+    }
+
+    fn private_data(&self) -> &[u8] {
+        &self.request.private_data
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        PeerIdentity::SameProcess
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let reply = setup::pad(private_data, REP_PRIVATE_DATA_BYTES)?;
+        let Request { wire, reply: answer, .. } = self.request;
+        answer
+            .send(Reply::Accepted(reply))
+            .map_err(|_| refused(&self.address, "the peer has given up"))?;
+        Ok(Established {
+            private_data: Vec::new(),
+            peer: PeerIdentity::SameProcess,
+            attach: setup::attach(qp, Wire::Ring(Box::new(wire))),
+        })
+    }
+
+    async fn reject(self: Box<Self>, private_data: &[u8]) {
+        let private_data = setup::pad_rejection(private_data);
+        // A peer that has given up needs no answer.
+        let _ = self.request.reply.send(Reply::Rejected(private_data));
+    }
+}

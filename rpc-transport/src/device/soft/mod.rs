@@ -1,0 +1,128 @@
+//! The software RDMA device: queue pairs, keys and completions in plain Rust, over three wires.
+//!
+//! Owns the device objects and one queue pair engine; a wire carries its packets: `mem` inside one
+//! process (deterministic, the base of simulation), `shm` between processes of one machine, `tcp`
+//! between machines. One CQ may own QPs of every wire at once. Never knows messages or credits.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `cq` | which QPs are visited, what makes the event fd readable |
+//! | `queue_pair`, `requester`, `responder`, `parties`, `sink` | the engine |
+//! | `packet` | what one QP says to the other, on any wire |
+//! | `domain`, `mapping` | keys and registered memory |
+//! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
+//! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
+//! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
+//! | `setup`, `pending`, `mem`, `shm`, `socket`, `tcp` | connecting |
+
+mod advice;
+mod bell;
+mod cq;
+mod domain;
+mod doorbell;
+mod mapping;
+mod mem;
+mod outbox;
+mod packet;
+mod parties;
+mod pending;
+mod prefetch;
+mod queue_pair;
+mod regions;
+mod requester;
+mod responder;
+mod ring;
+mod setup;
+mod shm;
+mod sink;
+mod socket;
+mod tcp;
+mod wire;
+mod wire_ring;
+mod wire_tcp;
+
+use std::sync::{Arc, LazyLock};
+
+use crate::device::{Capabilities, CompletionQueue, Device, DeviceAttributes, ProviderError};
+use crate::memory::region::ProtectionDomain;
+
+pub use mem::{MemConnector, listen_mem};
+pub use shm::{ShmConnector, listen_shm};
+pub use tcp::{ProbeAnswer, TcpConnector, listen_tcp};
+
+/// Most inline bytes of one WR. Posting copies into the wire anyway, so there is no reason for a
+/// small limit.
+const MAX_INLINE_BYTES: u32 = 16 * 1024;
+/// Longest message, bytes (InfiniBand's limit).
+const MAX_MESSAGE_BYTES: u64 = 1 << 31;
+/// Most WRs of one queue.
+const MAX_QP_WR: u32 = 16 * 1024;
+/// Most entries of one CQ.
+const MAX_CQE: u32 = 4 * 1024 * 1024;
+
+/// A software device. There is one per wire and process; they differ in name only.
+#[derive(Debug)]
+struct SoftDevice {
+    attributes: DeviceAttributes,
+}
+
+impl SoftDevice {
+    fn open(name: &str, wire: Capabilities) -> Arc<dyn Device> {
+        let capabilities = Capabilities::IMMEDIATE
+            .with(Capabilities::WRITE_WITH_IMM)
+            .with(Capabilities::READ)
+            .with(Capabilities::REGISTER_REMOTE)
+            .with(Capabilities::FLUSHES_LATE_RECEIVES)
+            .with(Capabilities::EMPTY_SEND)
+            .with(Capabilities::FREE_REGISTRATION)
+            .with(wire);
+        let attributes = DeviceAttributes {
+            name: name.to_owned(),
+            max_inline_bytes: MAX_INLINE_BYTES,
+            max_message_bytes: MAX_MESSAGE_BYTES,
+            max_qp_wr: MAX_QP_WR,
+            max_cqe: MAX_CQE,
+            capabilities,
+        };
+        Arc::new(Self { attributes })
+    }
+}
+
+impl Device for SoftDevice {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn allocate_pd(&self) -> Result<ProtectionDomain, ProviderError> {
+        Ok(domain::SoftDomain::allocate())
+    }
+
+    fn create_cq(&self, min_entries: u32) -> Result<Box<dyn CompletionQueue>, ProviderError> {
+        if min_entries > MAX_CQE {
+            let (asked, limit) = (u64::from(min_entries), u64::from(MAX_CQE));
+            return Err(ProviderError::Limit { what: "completion queue entries", asked, limit });
+        }
+        Ok(Box::new(cq::SoftCompletionQueue::create(min_entries)?))
+    }
+}
+
+/// The device behind `mem://`.
+pub fn mem_device() -> &'static Arc<dyn Device> {
+    static DEVICE: LazyLock<Arc<dyn Device>> =
+        LazyLock::new(|| SoftDevice::open("soft-mem", Capabilities::COPIES_ON_POST));
+    &DEVICE
+}
+
+/// The device behind `shm://`.
+pub fn shm_device() -> &'static Arc<dyn Device> {
+    static DEVICE: LazyLock<Arc<dyn Device>> =
+        LazyLock::new(|| SoftDevice::open("soft-shm", Capabilities::COPIES_ON_POST));
+    &DEVICE
+}
+
+/// The device behind `tcp://`.
+pub fn tcp_device() -> &'static Arc<dyn Device> {
+    static DEVICE: LazyLock<Arc<dyn Device>> =
+        LazyLock::new(|| SoftDevice::open("soft-tcp", Capabilities::NONE));
+    &DEVICE
+}

@@ -1,0 +1,503 @@
+//! The queue pair: requester, responder and wire under one state.
+//!
+//! Owns the QP state, what happens when a packet comes in, and how a QP dies. Never decides when
+//! it is visited: that is the CQ's business.
+//!
+//! Invariants:
+//! 1. Packets are taken in only in RTS, and not after one was refused.
+//! 2. On the way to ERR the wire is closed first, so that it lets go of memory that WRs own; then
+//!    everything is flushed, once.
+//! 3. A peer's last packets and verdicts are taken in before its departure counts: `closed` is read
+//!    before the ring is drained.
+#![allow(unsafe_code, reason = "copies payload from shared rings")]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::device::{
+    PostError, PostErrorKind, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Source,
+    Status,
+};
+
+use super::domain::DomainTable;
+use super::packet::{Head, Op};
+use super::parties::Parties;
+use super::requester::Requester;
+use super::responder::{Refusal, Responder};
+use super::sink::{Sink, Slots};
+use super::wire::Wire;
+use super::wire_ring::RingWire;
+
+/// Packets that one visit takes in, so that one QP cannot keep the others waiting.
+const VISIT_PACKETS: usize = 64;
+
+/// What a visit found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Visit {
+    /// Something came in or was completed.
+    pub(super) active: bool,
+    /// The peer may wait for what was done here: look at its doorbell with the next batch.
+    pub(super) bell: bool,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct QueuePair {
+    // First, so that it is dropped before the memory that it may point into.
+    wire: Wire,
+    handle: QpHandle,
+    /// CQ entries spoken for.
+    reserved: u32,
+    state: QpState,
+    used: Slots,
+    requester: Requester,
+    responder: Responder,
+    /// A packet was refused: no more are taken in.
+    stopped: bool,
+    /// The peer has closed; its last packets may still be on the wire.
+    closing: bool,
+    /// The peer is gone, and all that it sent has been taken in.
+    gone: bool,
+    /// An event says that there is more to look at than the next packet.
+    attention: bool,
+    /// Packets that the next visit takes in. A lone packet is delivered without a look at the next
+    /// slot: the peer may be about to write it, and the look would wait for the line.
+    burst: usize,
+    /// The peer has been asked for a doorbell.
+    armed: bool,
+    /// The CQ visits this QP in every poll.
+    pub(super) hot: bool,
+    /// The CQ will look at the peer's doorbell.
+    pub(super) bell_listed: bool,
+    /// The CQ's clock when something last happened here.
+    pub(super) last_active: u64,
+}
+
+impl QueuePair {
+    pub(super) fn new(handle: QpHandle, domain: Arc<DomainTable>, capacity: QpCapacity) -> Self {
+        let inline = capacity.max_inline_bytes.min(super::MAX_INLINE_BYTES);
+        Self {
+            wire: Wire::None,
+            handle,
+            reserved: capacity.max_send_wr + capacity.max_recv_wr,
+            state: QpState::Init,
+            used: Slots::default(),
+            requester: Requester::new(handle, domain.id(), capacity.max_send_wr, inline),
+            responder: Responder::new(handle, domain, capacity.max_recv_wr),
+            stopped: false,
+            closing: false,
+            gone: false,
+            attention: true,
+            burst: 1,
+            armed: false,
+            hot: false,
+            bell_listed: false,
+            last_active: 0,
+        }
+    }
+
+    pub(super) fn handle(&self) -> QpHandle {
+        self.handle
+    }
+
+    pub(super) fn reserved(&self) -> u32 {
+        self.reserved
+    }
+
+    pub(super) fn state(&self) -> QpState {
+        self.state
+    }
+
+    pub(super) fn max_inline_bytes(&self) -> u32 {
+        self.requester.max_inline_bytes()
+    }
+
+    pub(super) fn wire(&mut self) -> &mut Wire {
+        &mut self.wire
+    }
+
+    /// Connects: INIT to RTS. A QP that died meanwhile drops the wire, which tells the peer.
+    pub(super) fn attach(&mut self, wire: Wire) {
+        if self.state == QpState::Init {
+            self.wire = wire;
+            self.state = QpState::ReadyToSend;
+        }
+    }
+
+    /// Frees slots whose completion has been polled.
+    pub(super) fn free(&mut self, slots: Slots) {
+        self.used.free(slots);
+    }
+
+    /// Asks for a look at more than the next packet.
+    pub(super) fn attend(&mut self) {
+        self.attention = true;
+    }
+
+    // ---- posting ----
+
+    /// Posts a small inline SEND, if there is nothing special about it; else
+    /// [`QueuePair::post_send`] is to be called.
+    #[inline(always)]
+    pub(super) fn post_small(&mut self, wr_id: u64, signaled: bool, bytes: &[u8]) -> bool {
+        self.state == QpState::ReadyToSend
+            && !self.gone
+            && self.requester.post_small(wr_id, signaled, bytes, &mut self.wire, &mut self.used)
+    }
+
+    /// Posts a list of send WRs.
+    #[inline]
+    pub(super) fn post_send(
+        &mut self,
+        wrs: &mut [SendWr<'_>],
+        sink: &mut Sink<'_>,
+    ) -> Result<(), PostError> {
+        let mut result = Ok(());
+        for (posted, wr) in wrs.iter_mut().enumerate() {
+            if let Err(kind) = self.post_one(wr, sink) {
+                result = Err(PostError { posted, kind });
+                break;
+            }
+            wr.source = Source::Empty;
+        }
+        if self.requester.has_waiting() {
+            self.pump(sink);
+        }
+        result
+    }
+
+    fn post_one(&mut self, wr: &mut SendWr<'_>, sink: &mut Sink<'_>) -> Result<(), PostErrorKind> {
+        match self.state {
+            QpState::ReadyToSend => self.requester.post(wr, &mut self.wire, &mut self.used)?,
+            QpState::Error => return self.requester.flush_posted(wr, sink, &mut self.used),
+            other => return Err(PostErrorKind::InvalidState(other)),
+        }
+        if self.gone {
+            self.fail(Some(Status::RetryExceeded), None, sink);
+        }
+        Ok(())
+    }
+
+    /// Posts a RECV.
+    #[inline(always)]
+    #[allow(clippy::result_large_err, reason = "the WR goes home with the error")]
+    pub(super) fn post_recv(&mut self, wr: RecvWr) -> Result<(), (PostErrorKind, RecvWr)> {
+        self.responder
+            .post(wr, &mut self.used)
+            .map_err(|(max, wr)| (PostErrorKind::QueueFull(max), wr))
+    }
+
+    /// Flushes RECVs posted in ERR.
+    #[cold]
+    pub(super) fn flush_recvs(&mut self, sink: &mut Sink<'_>) {
+        self.responder.flush(None, sink, &mut self.used);
+    }
+
+    fn pump(&mut self, sink: &mut Sink<'_>) {
+        if let Err(status) = self.requester.pump(&mut self.wire) {
+            self.fail(Some(status), None, sink);
+        }
+    }
+
+    // ---- dying ----
+
+    /// Moves to ERR at the owner's wish.
+    pub(super) fn modify_to_error(&mut self, sink: &mut Sink<'_>) {
+        if self.state == QpState::ReadyToSend {
+            self.collect(sink);
+        }
+        self.fail(None, None, sink);
+    }
+
+    /// Moves to ERR and flushes (invariant 2). The first send WR and RECV get the statuses given.
+    fn fail(&mut self, send: Option<Status>, recv: Option<Status>, sink: &mut Sink<'_>) {
+        if self.state == QpState::Error {
+            return;
+        }
+        self.state = QpState::Error;
+        self.wire.close();
+        self.requester.flush(send, sink, &mut self.used);
+        self.responder.flush(recv, sink, &mut self.used);
+    }
+
+    /// Refuses the next packet of the peer, with what that means here.
+    #[cold]
+    fn refuse(&mut self, refusal: Refusal, sink: &mut Sink<'_>) {
+        self.stopped = true;
+        self.wire.refuse(refusal.nak());
+        if refusal != Refusal::NotReady {
+            self.fail(None, refusal.recv_status(), sink);
+        }
+    }
+
+    /// The peer is gone and everything it sent was taken in: what is outstanding cannot complete.
+    #[cold]
+    fn lost(&mut self, sink: &mut Sink<'_>, events: &mut VecDeque<QpEvent>) {
+        if std::mem::replace(&mut self.gone, true) {
+            return;
+        }
+        events.push_back(QpEvent::Disconnected(self.handle));
+        if self.state == QpState::ReadyToSend && !self.requester.is_idle() {
+            self.fail(Some(Status::RetryExceeded), None, sink);
+        }
+    }
+
+    // ---- progress ----
+
+    /// Whether a visit would find nothing: most of all visits, so they are cut short here.
+    #[inline(always)]
+    pub(super) fn is_quiet(&self) -> bool {
+        let Wire::Ring(wire) = &self.wire else { return false };
+        let restless = self.attention | self.closing | self.stopped | (self.burst != 1);
+        self.state == QpState::ReadyToSend
+            && !restless
+            && !self.requester.awaits_peer()
+            && !self.responder.owes_answers()
+            && !wire.ring.has_packet()
+    }
+
+    /// Takes in what the peer sent, completes what it accepted, sends what waits.
+    #[inline]
+    pub(super) fn visit(
+        &mut self,
+        sink: &mut Sink<'_>,
+        events: &mut VecDeque<QpEvent>,
+        scratch: &mut Vec<u8>,
+    ) -> Visit {
+        let attention = std::mem::take(&mut self.attention);
+        if attention && !self.closing {
+            self.closing = self.wire.peer_gone();
+        }
+        let mut visit = Visit::default();
+        if self.state != QpState::ReadyToSend {
+            self.visit_failed(sink, events, scratch);
+            return visit;
+        }
+        let drained = match &mut self.wire {
+            Wire::Ring(_) => self.receive_ring(sink, &mut visit),
+            Wire::Tcp(_) => self.receive_tcp(attention, sink, &mut visit, scratch),
+            Wire::None => true,
+        };
+        if self.state == QpState::ReadyToSend {
+            if self.requester.awaits_peer() || attention || self.closing {
+                visit.active |= self.collect(sink);
+            }
+            if self.responder.owes_answers() {
+                self.responder.answer(&mut self.wire);
+                visit.bell = true;
+            }
+            if self.requester.has_waiting() {
+                self.pump(sink);
+                visit.bell = true;
+            }
+        }
+        if self.closing && drained {
+            self.lost(sink, events);
+        }
+        if visit.active && self.armed {
+            self.disarm();
+        }
+        visit
+    }
+
+    /// In ERR only the peer's end is of interest.
+    #[cold]
+    fn visit_failed(
+        &mut self,
+        sink: &mut Sink<'_>,
+        events: &mut VecDeque<QpEvent>,
+        scratch: &mut Vec<u8>,
+    ) {
+        if let Wire::Tcp(wire) = &mut self.wire {
+            wire.linger(scratch);
+            self.closing |= wire.has_ended();
+        }
+        if self.closing {
+            self.lost(sink, events);
+        }
+    }
+
+    /// Completes what the peer has accepted; whether anything was.
+    fn collect(&mut self, sink: &mut Sink<'_>) -> bool {
+        let before = self.requester.outstanding();
+        let settled = match self.wire.feedback() {
+            Ok(feedback) => self.requester.settle(feedback, sink, &mut self.used),
+            Err(_) => Err(Status::BadResponse),
+        };
+        if let Err(status) = settled {
+            self.fail(Some(status), None, sink);
+        }
+        before != self.requester.outstanding()
+    }
+
+    /// Takes packets off the ring; whether it is empty.
+    #[inline]
+    fn receive_ring(&mut self, sink: &mut Sink<'_>, visit: &mut Visit) -> bool {
+        let Self { wire: Wire::Ring(wire), requester, responder, used, burst, .. } = self else {
+            return true;
+        };
+        if self.stopped {
+            return true;
+        }
+        let mut parties = Parties { requester, responder, sink, used };
+        let (mut count, mut ack) = (0, false);
+        let outcome = loop {
+            if count == *burst || !parties.has_room() {
+                break Ok(false);
+            }
+            let Some(word) = wire.ring.peek() else { break Ok(true) };
+            if !take_whole_send(word, wire, &mut parties)
+                && let Err(refusal) = take_packet(word, wire, &mut parties)
+            {
+                break Err(refusal);
+            }
+            ack |= Head::wants_ack(word);
+            count += 1;
+        };
+        *burst = if count == *burst { (2 * count).min(VISIT_PACKETS) } else { 1 };
+        if count > 0 {
+            visit.active = true;
+            if ack || wire.ring.owes_much() {
+                wire.ring.publish();
+                visit.bell = true;
+            }
+        }
+        outcome.unwrap_or_else(|refusal| {
+            self.refuse(refusal, sink);
+            true
+        })
+    }
+
+    /// Takes frames off the stream; whether nothing is left to be read.
+    fn receive_tcp(
+        &mut self,
+        attention: bool,
+        sink: &mut Sink<'_>,
+        visit: &mut Visit,
+        scratch: &mut Vec<u8>,
+    ) -> bool {
+        let Self { wire: Wire::Tcp(wire), requester, responder, used, .. } = self else {
+            return true;
+        };
+        let received = wire.receive(&mut Parties { requester, responder, sink, used }, scratch);
+        // The event may have said that there is room to write.
+        visit.bell |= attention || wire.owes_ack();
+        self.closing |= wire.has_ended();
+        match received {
+            Ok(taken) => {
+                visit.active |= taken.any;
+                taken.drained
+            }
+            Err(refusal) => {
+                visit.active = true;
+                self.refuse(refusal, sink);
+                true
+            }
+        }
+    }
+
+    // ---- arming ----
+
+    /// Asks the peer for a doorbell. A fence must follow, then [`QueuePair::has_work`].
+    pub(super) fn arm(&mut self) {
+        if self.armed {
+            return;
+        }
+        self.armed = true;
+        if let Wire::Ring(wire) = &mut self.wire {
+            if wire.ring.owes() && !self.stopped {
+                wire.ring.publish();
+            }
+            wire.ring.arm();
+        }
+    }
+
+    /// The peer has rung. That spends the arming: the peer will not ring for it again.
+    pub(super) fn on_bell(&mut self) {
+        if self.armed {
+            self.disarm();
+        }
+    }
+
+    #[cold]
+    fn disarm(&mut self) {
+        self.armed = false;
+        if let Wire::Ring(wire) = &self.wire {
+            wire.ring.disarm();
+        }
+    }
+
+    /// Whether a visit would find something.
+    pub(super) fn has_work(&mut self) -> bool {
+        if self.attention {
+            return true;
+        }
+        if self.state != QpState::ReadyToSend || self.gone {
+            return false;
+        }
+        match &mut self.wire {
+            Wire::Ring(wire) => {
+                (!self.stopped && wire.ring.has_packet())
+                    || (self.requester.awaits_peer() && wire.ring.has_news())
+            }
+            Wire::Tcp(wire) => wire.has_work(),
+            Wire::None => false,
+        }
+    }
+
+    /// Whether a visit costs a system call, so that it must not be made for long without success.
+    pub(super) fn is_costly(&self) -> bool {
+        matches!(self.wire, Wire::Tcp(_))
+    }
+
+    /// Ends a batch on the wire; whether WRs wait that no event of the peer will start.
+    #[inline]
+    pub(super) fn ring_bell(&mut self) -> bool {
+        self.wire.ring_bell();
+        self.requester.has_waiting() && self.is_costly()
+    }
+}
+
+/// The short way of what is by far the most common packet: a SEND that is one packet and fits.
+#[inline(always)]
+fn take_whole_send(word: u32, wire: &mut RingWire, parties: &mut Parties<'_, '_>) -> bool {
+    let Some(len) = Head::whole_send_bytes(word) else { return false };
+    if len > wire.ring.max_body_bytes() {
+        return false;
+    }
+    let Some(landing) = parties.responder.begin_whole_send(len) else { return false };
+    // SAFETY: the landing has room for `len` bytes, in registered memory.
+    unsafe { wire.ring.copy_body(0, landing, len) };
+    wire.ring.consume(len);
+    parties.responder.finish_whole_send(len, parties.sink, parties.used);
+    true
+}
+
+/// Takes one packet off the ring and does what it says.
+fn take_packet(
+    word: u32,
+    wire: &mut RingWire,
+    parties: &mut Parties<'_, '_>,
+) -> Result<(), Refusal> {
+    let head = Head::decode(word).ok_or(Refusal::Protocol)?;
+    let body_bytes = usize::from(head.body_bytes);
+    if body_bytes > wire.ring.max_body_bytes() {
+        return Err(Refusal::Protocol);
+    }
+    let extension = wire.ring.extension(head);
+    let landing = match head.op {
+        Op::MapAnswer if head.payload_bytes() == 0 => {
+            wire.on_map_answer(extension).ok_or(Refusal::Protocol)?
+        }
+        _ => parties.begin(head, extension)?,
+    };
+    // SAFETY: a landing is valid for the packet's payload (`Parties::begin`; a map answer has
+    // none), and lies in registered memory, never in the peer's segment.
+    unsafe { wire.ring.copy_body(head.extension_bytes(), landing, head.payload_bytes()) };
+    wire.ring.consume(body_bytes);
+    match head.op {
+        Op::MapAnswer => Ok(()),
+        _ => parties.finish(head, extension),
+    }
+}

@@ -1,0 +1,161 @@
+//! The peer's regions, mapped here: one-sided access without the target's CPU.
+//!
+//! Owns the cache of mappings of one `shm` connection, and the checks of an access through them.
+//! Never asks the peer: the wire does, and puts the answer here.
+//!
+//! A region is asked for once, on the first access to its rkey. What the cache cannot serve (a
+//! region that cannot be mapped, an access out of bounds or not allowed, a region deregistered
+//! meanwhile) goes through the target's engine, which serves it or refuses it by the rules.
+//!
+//! Invariants:
+//! 1. A copy stays inside a mapping whose size was checked against the file's.
+//! 2. The mapped memory is touched through raw pointers only; the peer may write it at any time.
+#![allow(unsafe_code, reason = "memory that another process may write")]
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::device::RemoteSlice;
+
+use super::domain::revoked_offset;
+use super::mapping::{self, Mapping, PAGE_BYTES};
+use super::packet::Span;
+use super::ring::Piece;
+
+/// Most regions that are remembered; the oldest gives way.
+const MAX_REGIONS: usize = 1024;
+
+/// One region of the peer.
+#[derive(Debug)]
+struct PeerRegion {
+    rkey: u32,
+    base: u64,
+    len: u64,
+    may_write: bool,
+    may_read: bool,
+    /// `None` if it is to be accessed through the peer's engine.
+    mapping: Option<Mapping>,
+}
+
+/// What is known about an rkey.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// The access was done.
+    Done,
+    /// The peer's engine is to do it.
+    ThroughEngine,
+    /// Nothing: ask the peer.
+    Unknown,
+}
+
+/// The peer's regions that have been accessed.
+#[derive(Debug, Default)]
+pub(super) struct Regions {
+    /// The most recently used region is the first.
+    list: Vec<PeerRegion>,
+}
+
+impl Regions {
+    /// Copies `from` to the peer's region.
+    pub(super) fn write(&mut self, to: RemoteSlice, from: Piece) -> Known {
+        let target = match self.find(to, from.len, true) {
+            Ok(target) => target,
+            Err(known) => return known,
+        };
+        // SAFETY: `find` checked the span; `from` is memory of a WR. The two cannot overlap: the
+        // mapping is known to this cache alone.
+        unsafe { std::ptr::copy_nonoverlapping(from.base.as_ptr(), target.as_ptr(), from.len) };
+        // Orders the bytes before the packet that follows, whose publication is a release store.
+        Known::Done
+    }
+
+    /// Copies from the peer's region to `to`.
+    pub(super) fn read(&mut self, from: RemoteSlice, to: Piece) -> Known {
+        let source = match self.find(from, to.len, false) {
+            Ok(source) => source,
+            Err(known) => return known,
+        };
+        // SAFETY: as in `write`; bytes that the peer writes meanwhile are valid u8 all the same.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to.base.as_ptr(), to.len) };
+        Known::Done
+    }
+
+    /// Where an access goes, if it may be done here.
+    fn find(&mut self, at: RemoteSlice, len: usize, write: bool) -> Result<NonNull<u8>, Known> {
+        let place = self.list.iter().position(|region| region.rkey == at.rkey);
+        let place = place.ok_or(Known::Unknown)?;
+        // Moves a region to the front by one swap; exact recency of the others does not matter.
+        self.list.swap(0, place);
+        let region = &self.list[0];
+        let mapping = region.mapping.as_ref().ok_or(Known::ThroughEngine)?;
+        let allowed = if write { region.may_write } else { region.may_read };
+        let offset = at.address.checked_sub(region.base).ok_or(Known::ThroughEngine)?;
+        let end = offset.checked_add(len as u64).ok_or(Known::ThroughEngine)?;
+        if !allowed || end > region.len {
+            return Err(Known::ThroughEngine);
+        }
+        if region.is_revoked() {
+            self.list.swap_remove(0);
+            return Err(Known::ThroughEngine);
+        }
+        let offset = usize::try_from(offset).map_err(|_| Known::ThroughEngine)?;
+        // SAFETY: offset + len <= region.len, which fits into the mapping (`insert`).
+        Ok(unsafe { mapping.base().add(offset) })
+    }
+
+    /// Remembers the peer's answer about a region. `file` is its memory file, if it can be mapped.
+    ///
+    /// # Errors
+    /// What is wrong with the file; the region is then accessed through the peer's engine.
+    pub(super) fn insert(
+        &mut self,
+        answer: Span,
+        file: Option<BorrowedFd<'_>>,
+    ) -> std::io::Result<()> {
+        let (may_write, may_read) = (answer.aux & 1 != 0, answer.aux & 2 != 0);
+        let mapped = match file {
+            Some(file) => map(answer.len, file, may_write).map(Some),
+            None => Ok(None),
+        };
+        let (mapping, result) = match mapped {
+            Ok(mapping) => (mapping, Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.list.retain(|region| region.rkey != answer.rkey && !region.is_revoked());
+        self.list.truncate(MAX_REGIONS - 1);
+        self.list.push(PeerRegion {
+            rkey: answer.rkey,
+            base: answer.address,
+            len: answer.len,
+            may_write,
+            may_read,
+            mapping,
+        });
+        result
+    }
+}
+
+impl PeerRegion {
+    /// Whether the peer has deregistered the region.
+    fn is_revoked(&self) -> bool {
+        let Some(mapping) = &self.mapping else { return false };
+        let offset = revoked_offset(usize::try_from(self.len).unwrap_or(0));
+        // SAFETY: the mapping has one page behind the region's pages (`map`).
+        let word = unsafe { mapping.base().add(offset) }.cast::<AtomicU32>();
+        // SAFETY: page-aligned, mapped while `mapping` lives, only accessed atomically.
+        unsafe { word.as_ref() }.load(Ordering::Acquire) != 0
+    }
+}
+
+/// Maps a region of `len` bytes and the page behind it.
+fn map(len: u64, file: BorrowedFd<'_>, writable: bool) -> std::io::Result<Mapping> {
+    let impossible = || {
+        let reason = "the announced size of a region is impossible";
+        std::io::Error::new(std::io::ErrorKind::InvalidData, reason)
+    };
+    let len = usize::try_from(len).map_err(|_| impossible())?;
+    let pages = mapping::whole_pages(len).map_err(|_| impossible())?;
+    let bytes = pages.checked_add(PAGE_BYTES).ok_or_else(impossible)?;
+    mapping::map_received(file, bytes, writable)
+}

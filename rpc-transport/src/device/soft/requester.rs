@@ -1,0 +1,519 @@
+//! The requester: one QP's send queue.
+//!
+//! Owns the WRs from post to completion: which are on the wire, which wait for room, which have
+//! been accepted by the target. Never touches the RQ.
+//!
+//! Invariants:
+//! 1. WRs start in post order; one that waits keeps all later ones waiting (contract rule 1).
+//! 2. `in_flight` is in post order and its ends never fall; it completes from the front only.
+//! 3. Bytes on the wire may point into `in_flight` and `waiting` (a tcp wire gathers from there),
+//!    so their memory is let go only on completion, or after the wire has let go of it.
+#![allow(unsafe_code, reason = "gathers from registered memory")]
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use crate::device::{
+    Completion, CompletionKind, PostErrorKind, QpHandle, RemoteSlice, SendOp, SendWr, Source,
+    Status,
+};
+use crate::memory::region::{Buffer, MemoryRegion};
+
+use super::packet::{Extension, Flags, Nak, Op, Span};
+use super::ring::{Feedback, Piece};
+use super::sink::{Sink, Slots};
+use super::wire::{Placement, Wire};
+
+/// READs that one QP keeps outstanding; the responder answers no more at a time.
+pub(super) const MAX_READS: usize = 16;
+
+/// The bytes of a posted WR.
+#[derive(Debug)]
+pub(super) enum Held {
+    Nothing,
+    Inline(Vec<u8>),
+    Buffer { buffer: Buffer, start: u32, len: u32 },
+    Region { region: MemoryRegion, start: u64, len: u64 },
+}
+
+impl Held {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::Inline(bytes) => bytes.len() as u64,
+            Self::Buffer { len, .. } => u64::from(*len),
+            Self::Region { len, .. } => *len,
+        }
+    }
+
+    /// Protection domain of the memory; inline bytes have none.
+    fn domain(&self) -> Option<u64> {
+        match self {
+            Self::Nothing | Self::Inline(_) => None,
+            Self::Buffer { buffer, .. } => Some(buffer.region().domain()),
+            Self::Region { region, .. } => Some(region.domain()),
+        }
+    }
+
+    /// `len` bytes from `offset` on; the caller keeps to [`Held::len`].
+    fn piece(&self, offset: u64, len: usize) -> Piece {
+        let (base, start) = match self {
+            Self::Nothing => return Piece::EMPTY,
+            Self::Inline(bytes) => (NonNull::from(&bytes[..]).cast(), 0),
+            Self::Buffer { buffer, start, .. } => (buffer.as_ptr(), u64::from(*start)),
+            Self::Region { region, start, .. } => (region.base(), *start),
+        };
+        debug_assert!(offset + len as u64 <= self.len());
+        let offset = usize::try_from(start + offset).unwrap_or(0);
+        // SAFETY: start + offset + len lies inside the memory: `SendWr::check` saw to that at post.
+        Piece { base: unsafe { base.add(offset) }, len }
+    }
+
+    fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Self::Buffer { buffer, .. } => Some(buffer),
+            _ => None,
+        }
+    }
+}
+
+/// A WR on the wire.
+#[derive(Debug)]
+struct InFlight {
+    wr_id: u64,
+    /// Position of the wire after the message: accepted when the peer's position has reached it.
+    end: u64,
+    held: Held,
+    signaled: bool,
+    /// For a READ whose answer is not complete: bytes that have come.
+    reading: Option<u64>,
+}
+
+/// A WR that has not gone out in full.
+#[derive(Debug)]
+struct Waiting {
+    wr_id: u64,
+    op: SendOp,
+    signaled: bool,
+    held: Held,
+    /// Bytes that have gone out.
+    sent: u64,
+    /// Whether the first packet has gone out.
+    begun: bool,
+    /// Whether the bytes of a WRITE or READ are in place already.
+    placed: bool,
+}
+
+/// How far a WR got.
+enum Start {
+    /// All of it is on the wire, or done.
+    Gone { end: u64, reading: bool },
+    /// The wire is full, or an answer is awaited.
+    Blocked,
+    /// It failed here, before anything of it went out.
+    Failed(Status),
+}
+
+/// The requester of one QP.
+#[derive(Debug)]
+pub(super) struct Requester {
+    handle: QpHandle,
+    domain: u64,
+    max_wr: u32,
+    max_inline_bytes: u32,
+    in_flight: VecDeque<InFlight>,
+    waiting: VecDeque<Waiting>,
+    /// Unsignaled WRs that are done and keep their slots (contract rule 4).
+    unreported: u32,
+    /// Signaled WRs in flight.
+    signaled: u32,
+    /// READs in flight whose answers are not complete.
+    reads: usize,
+}
+
+impl Requester {
+    pub(super) fn new(handle: QpHandle, domain: u64, max_wr: u32, max_inline_bytes: u32) -> Self {
+        Self {
+            handle,
+            domain,
+            max_wr,
+            max_inline_bytes,
+            in_flight: VecDeque::new(),
+            waiting: VecDeque::new(),
+            unreported: 0,
+            signaled: 0,
+            reads: 0,
+        }
+    }
+
+    pub(super) fn max_inline_bytes(&self) -> u32 {
+        self.max_inline_bytes
+    }
+
+    /// Whether anything waits for the peer: an acknowledgement that gives a completion, or room.
+    #[inline]
+    pub(super) fn awaits_peer(&self) -> bool {
+        self.signaled > 0 || !self.waiting.is_empty()
+    }
+
+    /// Whether WRs wait for room or an answer.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// WRs not completed.
+    pub(super) fn outstanding(&self) -> usize {
+        self.in_flight.len() + self.waiting.len()
+    }
+
+    /// Whether nothing is outstanding.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.waiting.is_empty()
+    }
+
+    /// The shortest way, of nearly every WR: a small inline SEND over rings, with nothing ahead of it.
+    /// Whether it has gone it; if not, [`Requester::post`] is to be called.
+    #[inline(always)]
+    pub(super) fn post_small(
+        &mut self,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+        wire: &mut Wire,
+        used: &mut Slots,
+    ) -> bool {
+        let Wire::Ring(wire) = wire else { return false };
+        let fits = used.sends < self.max_wr && bytes.len() <= self.max_inline_bytes as usize;
+        if !fits || !self.waiting.is_empty() {
+            return false;
+        }
+        let Some(end) = wire.ring.push_send(bytes, signaled) else { return false };
+        used.sends += 1;
+        self.fly(wr_id, end, Held::Nothing, signaled, false);
+        true
+    }
+
+    /// Takes one WR: on the wire at once where that is possible, else to the end of what waits.
+    #[inline(always)]
+    pub(super) fn post(
+        &mut self,
+        wr: &mut SendWr<'_>,
+        wire: &mut Wire,
+        used: &mut Slots,
+    ) -> Result<(), PostErrorKind> {
+        if used.sends >= self.max_wr {
+            return Err(PostErrorKind::QueueFull(self.max_wr));
+        }
+        wr.check(self.max_inline_bytes, super::MAX_MESSAGE_BYTES)?;
+        used.sends += 1;
+        if self.waiting.is_empty() && self.send_inline(wr, wire) {
+            return Ok(());
+        }
+        self.enqueue(wr);
+        Ok(())
+    }
+
+    /// The short way: inline bytes of one packet, copied straight to the wire.
+    #[inline(always)]
+    fn send_inline(&mut self, wr: &SendWr<'_>, wire: &mut Wire) -> bool {
+        let pieces = match &wr.source {
+            Source::Empty => [Piece::EMPTY; 2],
+            Source::Inline(bytes) => [Piece::from(*bytes), Piece::EMPTY],
+            Source::InlineGather(a, b) => [Piece::from(*a), Piece::from(*b)],
+            _ => return false,
+        };
+        let whole = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, wr.signaled);
+        let (flags, extension) = match wr.op {
+            SendOp::Send => (whole, Extension::None),
+            SendOp::SendWithImm(imm) => (whole.with(Flags::IMM), Extension::Word(imm)),
+            SendOp::Write(to) if !wr.signaled => {
+                return self.write_inline(wr.wr_id, to, pieces, wire);
+            }
+            _ => return false,
+        };
+        if pieces[0].len + pieces[1].len > wire.max_payload_bytes() {
+            return false;
+        }
+        let Some(end) = wire.send_copied(Op::Send, flags, extension, pieces) else { return false };
+        self.fly(wr.wr_id, end, Held::Nothing, wr.signaled, false);
+        true
+    }
+
+    /// Copies inline bytes straight into the peer's region, where it is mapped.
+    fn write_inline(
+        &mut self,
+        wr_id: u64,
+        to: RemoteSlice,
+        pieces: [Piece; 2],
+        wire: &mut Wire,
+    ) -> bool {
+        let behind = RemoteSlice { address: to.address.wrapping_add(pieces[0].len as u64), ..to };
+        for (to, piece) in [(to, pieces[0]), (behind, pieces[1])] {
+            if piece.len > 0 && wire.place(to, piece) != Placement::Done {
+                return false;
+            }
+        }
+        self.fly(wr_id, wire.position(), Held::Nothing, false, false);
+        true
+    }
+
+    #[inline]
+    fn fly(&mut self, wr_id: u64, end: u64, held: Held, signaled: bool, reading: bool) {
+        self.signaled += u32::from(signaled);
+        self.reads += usize::from(reading);
+        let reading = reading.then_some(0);
+        self.in_flight.push_back(InFlight { wr_id, end, held, signaled, reading });
+    }
+
+    #[cold]
+    fn enqueue(&mut self, wr: &mut SendWr<'_>) {
+        let held = match std::mem::take(&mut wr.source) {
+            Source::Empty => Held::Nothing,
+            Source::Inline(bytes) => Held::Inline(bytes.to_vec()),
+            Source::InlineGather(a, b) => Held::Inline([a, b].concat()),
+            Source::Buffer { buffer, start, len } => Held::Buffer { buffer, start, len },
+            Source::Region { region, start, len } => Held::Region { region, start, len },
+        };
+        let (wr_id, op, signaled) = (wr.wr_id, wr.op, wr.signaled);
+        let waiting = Waiting { wr_id, op, signaled, held, sent: 0, begun: false, placed: false };
+        self.waiting.push_back(waiting);
+    }
+
+    /// Starts what waits, as far as the wire takes it.
+    ///
+    /// # Errors
+    /// The status of the first waiting WR, if it failed: the QP goes to ERR.
+    #[inline]
+    pub(super) fn pump(&mut self, wire: &mut Wire) -> Result<(), Status> {
+        while !self.waiting.is_empty() {
+            match self.start_front(wire) {
+                Start::Blocked => break,
+                // What was posted before completes in order first.
+                Start::Failed(_) if !self.in_flight.is_empty() => break,
+                Start::Failed(status) => return Err(status),
+                Start::Gone { end, reading } => {
+                    let Some(gone) = self.waiting.pop_front() else { break };
+                    self.fly(gone.wr_id, end, gone.held, gone.signaled, reading);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start_front(&mut self, wire: &mut Wire) -> Start {
+        let (domain, reads) = (self.domain, self.reads);
+        let Some(wr) = self.waiting.front_mut() else { return Start::Blocked };
+        if wr.held.domain().is_some_and(|held| held != domain) {
+            return Start::Failed(Status::LocalProtection);
+        }
+        match wr.op {
+            SendOp::Send => wr.send_packets(Op::Send, None, None, wire),
+            SendOp::SendWithImm(imm) => wr.send_packets(Op::Send, None, Some(imm), wire),
+            SendOp::Write(remote) => wr.write(remote, None, wire),
+            SendOp::WriteWithImm(remote, imm) => wr.write(remote, Some(imm), wire),
+            SendOp::Read(_) if reads >= MAX_READS => Start::Blocked,
+            SendOp::Read(remote) => wr.read(remote, wire),
+        }
+    }
+
+    /// Completes what the peer has accepted. The error is the status of the WR that it refused.
+    #[inline]
+    pub(super) fn settle(
+        &mut self,
+        feedback: Feedback,
+        sink: &mut Sink<'_>,
+        used: &mut Slots,
+    ) -> Result<(), Status> {
+        while let Some(front) = self.in_flight.front() {
+            if front.end > feedback.accepted || front.reading.is_some() {
+                break;
+            }
+            let Some(done) = self.in_flight.pop_front() else { break };
+            if done.signaled {
+                self.signaled -= 1;
+                self.complete(done.wr_id, Status::Success, done.held, sink, used);
+            } else {
+                self.unreported += 1;
+            }
+        }
+        match feedback.nak {
+            None => Ok(()),
+            Some(Nak::NotReady) => Err(Status::RnrRetryExceeded),
+            Some(Nak::Access) => Err(Status::RemoteAccess),
+            Some(Nak::Invalid) => Err(Status::RemoteInvalidRequest),
+            Some(Nak::Operation) => Err(Status::RemoteOperation),
+        }
+    }
+
+    fn complete(
+        &mut self,
+        wr_id: u64,
+        status: Status,
+        held: Held,
+        sink: &mut Sink<'_>,
+        used: &mut Slots,
+    ) {
+        let frees = Slots::sends(self.unreported + 1);
+        self.unreported = 0;
+        let completion = Completion {
+            qp: self.handle,
+            wr_id,
+            kind: CompletionKind::Send,
+            status,
+            byte_len: 0,
+            imm: None,
+            buffer: held.into_buffer(),
+        };
+        sink.push(completion, frees, used);
+    }
+
+    /// Flushes everything; the first WR gets `first` if it is given (contract rule 8). The wire
+    /// must have let go of the memory before.
+    pub(super) fn flush(&mut self, first: Option<Status>, sink: &mut Sink<'_>, used: &mut Slots) {
+        let mut status = first.unwrap_or(Status::FlushError);
+        (self.signaled, self.reads) = (0, 0);
+        for wr in std::mem::take(&mut self.in_flight) {
+            self.complete(wr.wr_id, status, wr.held, sink, used);
+            status = Status::FlushError;
+        }
+        for wr in std::mem::take(&mut self.waiting) {
+            self.complete(wr.wr_id, status, wr.held, sink, used);
+            status = Status::FlushError;
+        }
+    }
+
+    /// Flushes a WR posted in ERR.
+    pub(super) fn flush_posted(
+        &mut self,
+        wr: &mut SendWr<'_>,
+        sink: &mut Sink<'_>,
+        used: &mut Slots,
+    ) -> Result<(), PostErrorKind> {
+        if used.sends >= self.max_wr {
+            return Err(PostErrorKind::QueueFull(self.max_wr));
+        }
+        wr.check(self.max_inline_bytes, super::MAX_MESSAGE_BYTES)?;
+        used.sends += 1;
+        self.enqueue(wr);
+        self.flush(None, sink, used);
+        Ok(())
+    }
+
+    /// Where the next `len` bytes of the oldest incomplete READ go; `None` if no READ wants them.
+    pub(super) fn read_target(&self, len: usize) -> Option<NonNull<u8>> {
+        let wr = self.in_flight.iter().find(|wr| wr.reading.is_some())?;
+        let got = wr.reading?;
+        if got.checked_add(len as u64)? > wr.held.len() {
+            return None;
+        }
+        Some(wr.held.piece(got, len).base)
+    }
+
+    /// Counts `len` bytes of the oldest incomplete READ as arrived. `false` if the answer's end is
+    /// not the READ's end.
+    pub(super) fn read_arrived(&mut self, len: usize, last: bool) -> bool {
+        let Some(wr) = self.in_flight.iter_mut().find(|wr| wr.reading.is_some()) else {
+            return false;
+        };
+        let got = wr.reading.unwrap_or(0) + len as u64;
+        let complete = got == wr.held.len();
+        wr.reading = (!complete).then_some(got);
+        self.reads -= usize::from(complete);
+        complete == last
+    }
+}
+
+impl Waiting {
+    /// Sends what is left of a message as packets.
+    fn send_packets(
+        &mut self,
+        op: Op,
+        span: Option<Span>,
+        imm: Option<u32>,
+        wire: &mut Wire,
+    ) -> Start {
+        let total = self.held.len();
+        loop {
+            let left = total - self.sent;
+            let len = usize::try_from(left).unwrap_or(usize::MAX).min(wire.max_payload_bytes());
+            let last = len as u64 == left;
+            let flags = Flags::default()
+                .with_if(Flags::FIRST, !self.begun)
+                .with_if(Flags::LAST, last)
+                .with_if(Flags::IMM, imm.is_some())
+                .with_if(Flags::ACK, last && self.signaled);
+            let extension = match (span, imm) {
+                (Some(span), _) if !self.begun => Extension::Span(span),
+                (None, Some(imm)) if last => Extension::Word(imm),
+                _ => Extension::None,
+            };
+            let pieces = [self.held.piece(self.sent, len), Piece::EMPTY];
+            let sent = match self.held {
+                // The memory stays where it is until the WR completes.
+                Held::Buffer { .. } | Held::Region { .. } => {
+                    wire.send_kept(op, flags, extension, pieces[0])
+                }
+                _ => wire.send_copied(op, flags, extension, pieces),
+            };
+            let Some(end) = sent else { return Start::Blocked };
+            self.sent += len as u64;
+            self.begun = true;
+            if last {
+                return Start::Gone { end, reading: false };
+            }
+        }
+    }
+
+    fn write(&mut self, remote: RemoteSlice, imm: Option<u32>, wire: &mut Wire) -> Start {
+        let len = self.held.len();
+        let RemoteSlice { address, rkey } = remote;
+        if !self.begun && !self.placed && len > 0 {
+            let bytes = self.held.piece(0, usize::try_from(len).unwrap_or(0));
+            match wire.place(remote, bytes) {
+                Placement::Done => self.placed = true,
+                Placement::Asked => return Start::Blocked,
+                Placement::ThroughEngine => {}
+            }
+        }
+        if !self.placed {
+            let span = Span { address, rkey, aux: imm.unwrap_or(0), len };
+            return self.send_packets(Op::Write, Some(span), imm, wire);
+        }
+        let Some(imm) = imm else { return self.gone_when_all_is_accepted(wire) };
+        let whole = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, self.signaled);
+        let span = Extension::Span(Span { address, rkey, aux: imm, len });
+        match wire.send_copied(Op::Placed, whole, span, [Piece::EMPTY; 2]) {
+            Some(end) => Start::Gone { end, reading: false },
+            None => Start::Blocked,
+        }
+    }
+
+    /// The bytes are in place; the WR completes in order, so when what went before is accepted.
+    fn gone_when_all_is_accepted(&self, wire: &mut Wire) -> Start {
+        let end = if self.signaled { wire.await_all() } else { Some(wire.position()) };
+        end.map_or(Start::Blocked, |end| Start::Gone { end, reading: false })
+    }
+
+    fn read(&mut self, remote: RemoteSlice, wire: &mut Wire) -> Start {
+        let len = self.held.len();
+        let RemoteSlice { address, rkey } = remote;
+        if len > 0 && !self.placed {
+            let to = self.held.piece(0, usize::try_from(len).unwrap_or(0));
+            match wire.fetch(remote, to) {
+                Placement::Done => self.placed = true,
+                Placement::Asked => return Start::Blocked,
+                Placement::ThroughEngine => {}
+            }
+        }
+        if self.placed {
+            return self.gone_when_all_is_accepted(wire);
+        }
+        let whole = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, self.signaled);
+        let span = Extension::Span(Span { address, rkey, aux: 0, len });
+        match wire.send_copied(Op::ReadRequest, whole, span, [Piece::EMPTY; 2]) {
+            Some(end) => Start::Gone { end, reading: len > 0 },
+            None => Start::Blocked,
+        }
+    }
+}

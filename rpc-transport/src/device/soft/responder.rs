@@ -1,0 +1,416 @@
+//! The responder: one QP's receive queue, and what packets of the peer do here.
+//!
+//! Owns posted RECVs, the message that is arriving, and the answers owed. Everything that a packet
+//! says is checked here. Never touches the SQ.
+//!
+//! Invariants:
+//! 1. RECVs are consumed in post order. The RECV of a message that is arriving stays at the front
+//!    of `recvs` until the message is complete, so a flush finds it.
+//! 2. A [`Landing`] is valid for the payload of the packet that it was given for, until the packet
+//!    is finished or the responder flushed, whichever comes first.
+//! 3. Answers owed are bounded: more than [`MAX_READS`] READs, or two MAPs, break the protocol.
+#![allow(unsafe_code, reason = "names bytes of registered memory")]
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::device::{Completion, CompletionKind, QpHandle, RecvWr, Status};
+
+use super::domain::{DomainTable, Memory, Registered};
+use super::packet::{Extension, Flags, Head, Nak, Op, Span};
+use super::prefetch;
+use super::requester::MAX_READS;
+use super::ring::Piece;
+use super::sink::{Sink, Slots};
+use super::wire::Wire;
+
+/// Where the payload of a packet goes.
+pub(super) type Landing = NonNull<u8>;
+
+/// Why a packet was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// No RECV is posted: only the requester suffers (contract rule 9).
+    NotReady,
+    /// The RECV is too small (rule 10).
+    TooLong,
+    /// The RECV's memory is of another PD.
+    BadBuffer,
+    /// rkey, bounds, access or PD (rule 11).
+    Access,
+    /// The packet makes no sense here.
+    Protocol,
+}
+
+impl Refusal {
+    /// What the requester is told.
+    pub(super) fn nak(self) -> Nak {
+        match self {
+            Self::NotReady => Nak::NotReady,
+            Self::TooLong | Self::Protocol => Nak::Invalid,
+            Self::BadBuffer => Nak::Operation,
+            Self::Access => Nak::Access,
+        }
+    }
+
+    /// Status of the RECV at the front; the others are flushed.
+    pub(super) fn recv_status(self) -> Option<Status> {
+        match self {
+            Self::TooLong => Some(Status::LocalLength),
+            Self::BadBuffer => Some(Status::LocalProtection),
+            Self::NotReady | Self::Access | Self::Protocol => None,
+        }
+    }
+}
+
+/// The message that is arriving.
+#[derive(Debug)]
+enum Message {
+    None,
+    Send { filled: usize },
+    Write { memory: Option<Arc<Memory>>, at: usize, left: u64, total: u64, imm: Option<u32> },
+}
+
+/// A RECV, with what its buffer says looked up when it was posted rather than when it is needed.
+#[derive(Debug)]
+struct Posted {
+    wr: RecvWr,
+    at: NonNull<u8>,
+    len: usize,
+    /// The buffer is of another protection domain.
+    foreign: bool,
+}
+
+// SAFETY: `at` points into `wr.buffer`, which is owned here and Send.
+unsafe impl Send for Posted {}
+
+/// An answer owed to the peer.
+#[derive(Debug)]
+enum Answer {
+    Read { memory: Arc<Memory>, at: usize, left: u64, begun: bool },
+    Map { span: Span, region: Option<Registered>, passed: bool },
+}
+
+/// The responder of one QP.
+#[derive(Debug)]
+pub(super) struct Responder {
+    handle: QpHandle,
+    domain: Arc<DomainTable>,
+    max_wr: u32,
+    recvs: VecDeque<Posted>,
+    message: Message,
+    answers: VecDeque<Answer>,
+}
+
+impl Responder {
+    pub(super) fn new(handle: QpHandle, domain: Arc<DomainTable>, max_wr: u32) -> Self {
+        let (recvs, answers) = (VecDeque::new(), VecDeque::new());
+        Self { handle, domain, max_wr, recvs, message: Message::None, answers }
+    }
+
+    /// Takes a RECV, or gives it back when the RQ is full.
+    #[inline]
+    pub(super) fn post(&mut self, wr: RecvWr, used: &mut Slots) -> Result<(), (u32, RecvWr)> {
+        if used.recvs >= self.max_wr {
+            return Err((self.max_wr, wr));
+        }
+        used.recvs += 1;
+        let (at, len) = (wr.buffer.as_ptr(), wr.buffer.len());
+        let foreign = wr.buffer.region().domain() != self.domain.id();
+        self.recvs.push_back(Posted { wr, at, len, foreign });
+        Ok(())
+    }
+
+    /// Whether a SEND of `len` bytes in one packet can be taken in one step; says where it goes.
+    /// If so, [`Responder::finish_whole_send`] must follow.
+    #[inline(always)]
+    pub(super) fn begin_whole_send(&self, len: usize) -> Option<Landing> {
+        let recv = self.recvs.front()?;
+        let fits = len <= recv.len && !recv.foreign && matches!(self.message, Message::None);
+        fits.then_some(recv.at)
+    }
+
+    /// Completes the RECV that [`Responder::begin_whole_send`] has named.
+    #[inline(always)]
+    pub(super) fn finish_whole_send(&mut self, len: usize, sink: &mut Sink<'_>, used: &mut Slots) {
+        self.received(CompletionKind::Recv, len as u64, None, sink, used);
+        // Buffers take turns, so the next one has been out of use for long.
+        if let Some(next) = self.recvs.front() {
+            prefetch::line(next.at.as_ptr());
+            prefetch::line(next.at.as_ptr().wrapping_add(64));
+        }
+    }
+
+    /// Starts a packet: checks it and says where its payload goes.
+    pub(super) fn begin(&mut self, head: Head, extension: Extension) -> Result<Landing, Refusal> {
+        match (head.op, extension) {
+            (Op::Send, _) => self.begin_send(head),
+            (Op::Write, Extension::Span(span)) => self.begin_write(head, span),
+            (Op::Write, _) => self.land_write(head),
+            (Op::Placed, _) if matches!(self.message, Message::None) => {
+                if self.recvs.is_empty() {
+                    return Err(Refusal::NotReady);
+                }
+                no_payload(head)
+            }
+            (Op::Probe, _) if matches!(self.message, Message::None) => no_payload(head),
+            (Op::ReadRequest, Extension::Span(span)) => self.begin_read(head, span),
+            (Op::MapRequest, Extension::Span(span)) => self.begin_map(head, span),
+            _ => Err(Refusal::Protocol),
+        }
+    }
+
+    fn begin_send(&mut self, head: Head) -> Result<Landing, Refusal> {
+        let first = head.flags.contains(Flags::FIRST);
+        let filled = match self.message {
+            Message::None if first => 0,
+            Message::Send { filled } if !first => filled,
+            _ => return Err(Refusal::Protocol),
+        };
+        let recv = self.recvs.front().ok_or(Refusal::NotReady)?;
+        if recv.foreign {
+            return Err(Refusal::BadBuffer);
+        }
+        if filled + head.payload_bytes() > recv.len {
+            return Err(Refusal::TooLong);
+        }
+        self.message = Message::Send { filled };
+        // SAFETY: `filled` is at most the buffer's length (checked).
+        Ok(unsafe { recv.at.add(filled) })
+    }
+
+    fn begin_write(&mut self, head: Head, span: Span) -> Result<Landing, Refusal> {
+        if !matches!(self.message, Message::None) {
+            return Err(Refusal::Protocol);
+        }
+        let (memory, at) = if span.len == 0 {
+            // A zero-length WRITE touches nothing, so its key is not looked at (as on InfiniBand).
+            (None, 0)
+        } else {
+            let found = self.domain.resolve(span.rkey, span.address, span.len, true);
+            let (region, at) = found.ok_or(Refusal::Access)?;
+            (Some(region.memory), at)
+        };
+        let imm = head.flags.contains(Flags::IMM).then_some(span.aux);
+        self.message = Message::Write { memory, at, left: span.len, total: span.len, imm };
+        self.land_write(head)
+    }
+
+    fn land_write(&mut self, head: Head) -> Result<Landing, Refusal> {
+        let Message::Write { memory, at, left, imm, .. } = &self.message else {
+            return Err(Refusal::Protocol);
+        };
+        let payload = head.payload_bytes() as u64;
+        let last = head.flags.contains(Flags::LAST);
+        if payload > *left || last != (payload == *left) {
+            return Err(Refusal::Protocol);
+        }
+        if last && imm.is_some() && self.recvs.is_empty() {
+            return Err(Refusal::NotReady);
+        }
+        let Some(memory) = memory else { return Ok(NonNull::dangling()) };
+        if !memory.is_live() {
+            return Err(Refusal::Access);
+        }
+        // SAFETY: `resolve` checked that at + left lies inside the memory, and payload <= left.
+        Ok(unsafe { memory.base().add(*at) })
+    }
+
+    fn begin_read(&mut self, head: Head, span: Span) -> Result<Landing, Refusal> {
+        if self.answers.len() >= MAX_READS || !matches!(self.message, Message::None) {
+            return Err(Refusal::Protocol);
+        }
+        if span.len > 0 {
+            let found = self.domain.resolve(span.rkey, span.address, span.len, false);
+            let (region, at) = found.ok_or(Refusal::Access)?;
+            let memory = region.memory;
+            self.answers.push_back(Answer::Read { memory, at, left: span.len, begun: false });
+        }
+        no_payload(head)
+    }
+
+    /// A peer of this machine wants to access a region directly. Refused as the access would be.
+    fn begin_map(&mut self, head: Head, span: Span) -> Result<Landing, Refusal> {
+        let maps = self.answers.iter().filter(|answer| matches!(answer, Answer::Map { .. }));
+        if maps.count() >= 2 || !matches!(self.message, Message::None) {
+            return Err(Refusal::Protocol);
+        }
+        let found = self.domain.resolve(span.rkey, span.address, span.len, span.aux != 0);
+        let (region, _) = found.ok_or(Refusal::Access)?;
+        let file_bytes = region.memory.file().map_or(0, |_| region.memory.len() as u64);
+        let access = region.access;
+        let span = Span {
+            address: region.remote_base,
+            rkey: span.rkey,
+            aux: u32::from(access.remote_write) | u32::from(access.remote_read) << 1,
+            len: file_bytes,
+        };
+        let region = (file_bytes > 0).then_some(region);
+        self.answers.push_back(Answer::Map { span, region, passed: false });
+        no_payload(head)
+    }
+
+    /// Finishes a packet whose payload has landed.
+    pub(super) fn finish(
+        &mut self,
+        head: Head,
+        extension: Extension,
+        sink: &mut Sink<'_>,
+        used: &mut Slots,
+    ) {
+        let payload = head.payload_bytes();
+        let last = head.flags.contains(Flags::LAST);
+        match (&mut self.message, head.op) {
+            (Message::Send { filled }, Op::Send) => {
+                *filled += payload;
+                let filled = *filled;
+                if last {
+                    self.message = Message::None;
+                    let imm = match extension {
+                        Extension::Word(imm) => Some(imm),
+                        _ => None,
+                    };
+                    self.received(CompletionKind::Recv, filled as u64, imm, sink, used);
+                }
+            }
+            (Message::Write { at, left, total, imm, .. }, Op::Write) => {
+                *at += payload;
+                *left -= payload as u64;
+                let (total, imm) = (*total, *imm);
+                if last {
+                    self.message = Message::None;
+                    if imm.is_some() {
+                        self.received(CompletionKind::RecvWrite, total, imm, sink, used);
+                    }
+                }
+            }
+            (Message::None, Op::Placed) => {
+                if let Extension::Span(span) = extension {
+                    let kind = CompletionKind::RecvWrite;
+                    self.received(kind, span.len, Some(span.aux), sink, used);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Completes the RECV at the front.
+    #[inline(always)]
+    fn received(
+        &mut self,
+        kind: CompletionKind,
+        len: u64,
+        imm: Option<u32>,
+        sink: &mut Sink<'_>,
+        used: &mut Slots,
+    ) {
+        let Some(Posted { wr: recv, .. }) = self.recvs.pop_front() else { return };
+        let completion = Completion {
+            qp: self.handle,
+            wr_id: recv.wr_id,
+            kind,
+            status: Status::Success,
+            byte_len: u32::try_from(len).unwrap_or(u32::MAX),
+            imm,
+            buffer: Some(recv.buffer),
+        };
+        sink.push(completion, Slots::ONE_RECV, used);
+    }
+
+    /// Sends what is owed, as far as the wire takes it.
+    pub(super) fn answer(&mut self, wire: &mut Wire) {
+        while let Some(answer) = self.answers.front_mut() {
+            let done = match answer {
+                Answer::Read { memory, at, left, begun } => {
+                    send_read(memory, at, left, begun, wire)
+                }
+                Answer::Map { span, region, passed } => send_map(span, region, passed, wire),
+            };
+            if !done {
+                return;
+            }
+            // A tcp wire gathers from the region later: it keeps the memory until then.
+            self.answers.pop_front();
+        }
+    }
+
+    /// Whether answers wait for room on the wire.
+    #[inline]
+    pub(super) fn owes_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// Flushes all RECVs; the first gets `first` if it is given (contract rule 8). The wire must
+    /// have forgotten its landing before.
+    pub(super) fn flush(&mut self, first: Option<Status>, sink: &mut Sink<'_>, used: &mut Slots) {
+        self.message = Message::None;
+        self.answers.clear();
+        let mut status = first.unwrap_or(Status::FlushError);
+        for Posted { wr: recv, .. } in self.recvs.drain(..) {
+            let completion = Completion {
+                qp: self.handle,
+                wr_id: recv.wr_id,
+                kind: CompletionKind::Recv,
+                status,
+                byte_len: 0,
+                imm: None,
+                buffer: Some(recv.buffer),
+            };
+            sink.push(completion, Slots::ONE_RECV, used);
+            status = Status::FlushError;
+        }
+    }
+}
+
+fn no_payload(head: Head) -> Result<Landing, Refusal> {
+    if head.payload_bytes() == 0 { Ok(NonNull::dangling()) } else { Err(Refusal::Protocol) }
+}
+
+/// Sends packets of a READ's answer; whether it is complete.
+fn send_read(
+    memory: &Arc<Memory>,
+    at: &mut usize,
+    left: &mut u64,
+    begun: &mut bool,
+    wire: &mut Wire,
+) -> bool {
+    while *left > 0 {
+        let len = usize::try_from(*left).unwrap_or(usize::MAX).min(wire.max_payload_bytes());
+        let last = len as u64 == *left;
+        let flags = Flags::default().with_if(Flags::FIRST, !*begun).with_if(Flags::LAST, last);
+        // SAFETY: `resolve` checked that at + left lies inside the memory.
+        let base = unsafe { memory.base().add(*at) };
+        if wire.send_shared(Op::ReadResponse, flags, Piece { base, len }, memory).is_none() {
+            return false;
+        }
+        *at += len;
+        *left -= len as u64;
+        *begun = true;
+    }
+    true
+}
+
+/// Passes a region's memory file to the peer, then says so in-band; whether both are done.
+fn send_map(
+    span: &mut Span,
+    region: &Option<Registered>,
+    passed: &mut bool,
+    wire: &mut Wire,
+) -> bool {
+    if !*passed {
+        let file = region.as_ref().and_then(|region| region.memory.file());
+        if let Some((file, _)) = file {
+            match wire.pass_file(span.rkey, file) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                // Without the file the peer writes through the engine.
+                Err(_) => span.len = 0,
+            }
+        }
+        *passed = true;
+    }
+    let whole = Flags::FIRST.with(Flags::LAST);
+    let extension = Extension::Span(*span);
+    wire.send_copied(Op::MapAnswer, whole, extension, [Piece::EMPTY; 2]).is_some()
+}

@@ -1,0 +1,414 @@
+//! `shm://`: connections between processes of one machine.
+//!
+//! Owns the rendezvous: two messages over a Unix socket exchange private data, segments and
+//! doorbells. Afterwards the socket carries memory files of regions, and its end tells at once that
+//! the peer has died. Never touches a ring after it has been joined.
+//!
+//! ```text
+//! message: magic 8 | version u8 | kind u8 | zero u16 | slots u32 | private data, or a text
+//! request, reply: with the sender's segment and doorbell as files
+//! ```
+//!
+//! Invariants:
+//! 1. Both sides refuse a peer of another user.
+//! 2. A segment is mapped only if it is sealed and has the size that its slot count demands.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::connect::address::Address;
+use crate::connect::error::{ConnectError, ListenError};
+use crate::device::{
+    CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
+    REQ_PRIVATE_DATA_BYTES,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::advice::{cannot_connect, cannot_listen};
+use super::pending::Pending;
+use super::ring::{DEFAULT_SLOTS, MAX_SLOTS, MIN_SLOTS};
+use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
+use super::socket::{self, Credentials, ListeningSocket};
+use super::wire::Wire;
+use super::wire_ring::{Half, PeerHalf};
+
+const MAGIC: [u8; 8] = *b"softrdma";
+/// Version of the set-up and of the ring layout.
+const VERSION: u8 = 1;
+const HEADER_BYTES: usize = 16;
+const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + REP_PRIVATE_DATA_BYTES;
+
+/// Kinds of messages.
+const REQUEST: u8 = 1;
+const REPLY: u8 = 2;
+/// The application refused; private data follows.
+const REJECT: u8 = 3;
+/// The device refused; a text follows.
+const REFUSE: u8 = 4;
+
+type Socket = AsyncFd<OwnedFd>;
+
+/// A message of the rendezvous.
+#[derive(Debug)]
+struct Message {
+    kind: u8,
+    slots: u32,
+    body: Vec<u8>,
+    files: Vec<OwnedFd>,
+}
+
+fn encode(kind: u8, slots: usize, body: &[u8]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend([VERSION, kind, 0, 0]);
+    bytes.extend(u32::try_from(slots).unwrap_or(0).to_le_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+fn decode(bytes: &[u8], files: Vec<OwnedFd>) -> Result<Message, String> {
+    let header = bytes.get(..HEADER_BYTES).ok_or("a message is too short")?;
+    if header[..8] != MAGIC {
+        return Err("a message does not begin with the magic number".to_owned());
+    }
+    if header[8] != VERSION {
+        return Err(format!("the peer speaks version {}, this side version {VERSION}", header[8]));
+    }
+    let slots = u32::from_le_bytes([header[12], header[13], header[14], header[15]]);
+    Ok(Message { kind: header[9], slots, body: bytes[HEADER_BYTES..].to_vec(), files })
+}
+
+impl Message {
+    /// Maps what the sender has sent along.
+    fn map(&mut self) -> Result<PeerHalf, String> {
+        let slots = self.slots as usize;
+        if !slots.is_power_of_two() || !(MIN_SLOTS..=MAX_SLOTS).contains(&slots) {
+            return Err(format!("a ring cannot have {slots} slots"));
+        }
+        let files = std::mem::take(&mut self.files);
+        PeerHalf::map(slots, files).map_err(|error| error.to_string())
+    }
+}
+
+async fn send(socket: &Socket, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    socket.async_io(Interest::WRITABLE, |fd| socket::send(fd.as_fd(), bytes, files)).await
+}
+
+/// Receives one message; the inner error says what is wrong with it.
+async fn receive(socket: &Socket) -> io::Result<Result<Message, String>> {
+    let mut bytes = [0; MAX_MESSAGE_BYTES];
+    let received =
+        socket.async_io(Interest::READABLE, |fd| socket::receive(fd.as_fd(), &mut bytes)).await?;
+    if received.len == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(decode(&bytes[..received.len], received.files))
+}
+
+fn identity(peer: Credentials) -> PeerIdentity {
+    let Credentials { pid, uid, gid } = peer;
+    PeerIdentity::Process { pid, uid, gid }
+}
+
+/// Connects to `shm://` addresses. Needs a tokio runtime with I/O and time.
+#[derive(Debug, Clone, Copy)]
+pub struct ShmConnector {
+    slots: usize,
+}
+
+impl Default for ShmConnector {
+    fn default() -> Self {
+        Self { slots: DEFAULT_SLOTS }
+    }
+}
+
+impl ShmConnector {
+    /// Asks for rings of `slots` slots of 128 bytes, rounded up to a power of two from 8 to 1024;
+    /// default 512. A packet takes at most a quarter of the ring. Ring memory is touched lazily.
+    #[must_use]
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.slots = slots.clamp(MIN_SLOTS, MAX_SLOTS).next_power_of_two();
+        self
+    }
+}
+
+#[async_trait]
+impl Connector for ShmConnector {
+    async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
+        if !matches!(address, Address::ShmName(_) | Address::ShmPath(_)) {
+            let reason = "the shm connector takes shm:// addresses".to_owned();
+            return Err(ConnectError::Unreachable { address: address.clone(), reason });
+        }
+        let (address, slots) = (address.clone(), self.slots);
+        Ok(Box::new(ShmOutgoing { address, slots, qp: SetupQp::default() }))
+    }
+}
+
+#[derive(Debug)]
+struct ShmOutgoing {
+    address: Address,
+    slots: usize,
+    qp: SetupQp,
+}
+
+#[async_trait]
+impl Outgoing for ShmOutgoing {
+    fn device(&self) -> &Arc<dyn Device> {
+        super::shm_device()
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let private_data = setup::pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
+        let half = Half::create(self.slots).map_err(|error| out_of_resources(&error))?;
+        let request = encode(REQUEST, self.slots, &private_data);
+        let exchange = self.exchange(&request, &half);
+        let (peer, socket, message) =
+            tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.map_err(|_| {
+                ConnectError::TimedOut { address: self.address.clone(), after: CONNECT_TIMEOUT }
+            })??;
+        let mut message = message.map_err(|reason| self.protocol(reason))?;
+        let mut body = std::mem::take(&mut message.body);
+        match message.kind {
+            REPLY => {
+                let peer_half = message.map().map_err(|reason| self.protocol(reason))?;
+                if peer_half.slots() != self.slots {
+                    return Err(self.protocol("the reply is for a ring of another size".to_owned()));
+                }
+                let (wire, _) = half.join(peer_half, socket);
+                body.resize(REP_PRIVATE_DATA_BYTES, 0);
+                let attach = setup::attach(qp, Wire::Ring(Box::new(wire)));
+                Ok(Established { private_data: body, peer, attach })
+            }
+            REJECT => {
+                body.resize(REJ_PRIVATE_DATA_BYTES, 0);
+                Err(self.rejected("the application refused", body))
+            }
+            REFUSE => Err(self.rejected(&String::from_utf8_lossy(&body), Vec::new())),
+            other => Err(self.protocol(format!("a reply of unknown kind {other}"))),
+        }
+    }
+}
+
+impl ShmOutgoing {
+    /// Connects, asks, and waits for the answer.
+    async fn exchange(
+        &self,
+        request: &[u8],
+        half: &Half,
+    ) -> Result<(PeerIdentity, OwnedFd, Result<Message, String>), ConnectError> {
+        let socket = self.open().await?;
+        let credentials =
+            socket::check_user(socket.as_fd()).map_err(|error| self.protocol(error.to_string()))?;
+        let socket =
+            socket::watch(socket).map_err(|error| ConnectError::from(out_of_resources(&error)))?;
+        let lost = |error: io::Error| match error.kind() {
+            io::ErrorKind::InvalidData => self.protocol(error.to_string()),
+            _ => self.rejected("the request was dropped", Vec::new()),
+        };
+        send(&socket, request, &half.files()).await.map_err(lost)?;
+        let message = receive(&socket).await.map_err(lost)?;
+        Ok((identity(credentials), socket.into_inner(), message))
+    }
+
+    async fn open(&self) -> Result<OwnedFd, ConnectError> {
+        let unreachable =
+            |reason: String| ConnectError::Unreachable { address: self.address.clone(), reason };
+        let at = socket::address_of(&self.address)
+            .ok_or_else(|| unreachable("not a shm address".to_owned()))?
+            .map_err(|error| unreachable(error.to_string()))?;
+        loop {
+            match socket::connect(&at) {
+                Ok(socket) => return Ok(socket),
+                // The listener's backlog is full, which nothing reports the end of.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+                }
+                Err(error) => return Err(cannot_connect(self.address.clone(), &error)),
+            }
+        }
+    }
+
+    fn protocol(&self, reason: String) -> ConnectError {
+        ConnectError::Protocol { address: self.address.clone(), reason }
+    }
+
+    fn rejected(&self, reason: &str, private_data: Vec<u8>) -> ConnectError {
+        let (address, reason) = (self.address.clone(), reason.to_owned());
+        ConnectError::Rejected { address, reason, private_data }
+    }
+}
+
+fn out_of_resources(error: &io::Error) -> ProviderError {
+    ProviderError::Resources { what: "making a connection", message: error.to_string() }
+}
+
+/// Listens at a `shm://` address. A name is an abstract socket of this network namespace; a path is
+/// a socket file, which is removed when the listener is dropped, and replaced if a listener that
+/// was killed has left it. Only processes of this user can connect. Needs a tokio runtime.
+///
+/// # Errors
+/// [`ListenError::InUse`] when somebody listens there, [`ListenError::Unavailable`] outside a
+/// runtime, [`ListenError::Failed`] with what the system said.
+pub fn listen_shm(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+    setup::need_runtime("shm")?;
+    let bound = ListeningSocket::bind(address).and_then(AsyncFdOf::new);
+    let socket = bound.map_err(|error| cannot_listen(address.clone(), &error))?;
+    Ok(Box::new(ShmListener { address: address.clone(), socket, pending: Pending::new() }))
+}
+
+/// The listening socket under the runtime's eyes.
+#[derive(Debug)]
+struct AsyncFdOf {
+    // First, so that the runtime forgets the descriptor before it is closed.
+    watched: AsyncFd<OwnedFd>,
+    _socket: ListeningSocket,
+}
+
+impl AsyncFdOf {
+    fn new(socket: ListeningSocket) -> io::Result<Self> {
+        let watched = socket::watch(socket.fd.try_clone()?)?;
+        Ok(Self { watched, _socket: socket })
+    }
+}
+
+#[derive(Debug)]
+struct ShmListener {
+    address: Address,
+    socket: AsyncFdOf,
+    pending: Pending<ShmIncoming>,
+}
+
+#[async_trait]
+impl Listener for ShmListener {
+    fn local_address(&self) -> Address {
+        self.address.clone()
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        loop {
+            let accept =
+                self.socket.watched.async_io(Interest::READABLE, |fd| socket::accept(fd.as_fd()));
+            tokio::select! {
+                biased;
+                incoming = self.pending.next() => return Ok(Box::new(incoming)),
+                accepted = accept => match accepted {
+                    Ok(socket) => self.pending.start(handshake(socket, self.address.clone())),
+                    Err(error) => setup::survive_accept(&self.address, error).await?,
+                },
+            }
+        }
+    }
+}
+
+/// The server's part of the rendezvous, up to the question to the application.
+async fn handshake(socket: OwnedFd, address: Address) -> Option<ShmIncoming> {
+    let peer = socket::check_user(socket.as_fd());
+    let socket = socket::watch(socket).ok()?;
+    // Read in any case: a socket closed with something unread takes the refusal with it.
+    let request = match receive(&socket).await {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+        Err(_) => return None,
+        Ok(request) => request,
+    };
+    let request = match peer {
+        Err(error) => Err(error.to_string()),
+        Ok(peer) => request.and_then(check_request).map(|checked| (peer, checked)),
+    };
+    match request {
+        Ok((peer, (private_data, half))) => {
+            let qp = SetupQp::default();
+            Some(ShmIncoming { address, peer, socket, private_data, half, qp })
+        }
+        Err(reason) => {
+            tracing::warn!(%address, %reason, "a connection is refused");
+            // The peer may be gone already, or not one of ours.
+            let _ = send(&socket, &encode(REFUSE, 0, reason.as_bytes()), &[]).await;
+            None
+        }
+    }
+}
+
+/// The private data of a good request, and the peer's half.
+fn check_request(mut request: Message) -> Result<(Vec<u8>, PeerHalf), String> {
+    if request.kind != REQUEST {
+        return Err(format!("a request was expected, not a message of kind {}", request.kind));
+    }
+    let half = request.map()?;
+    let private_data = setup::pad(&request.body, REQ_PRIVATE_DATA_BYTES);
+    Ok((private_data.map_err(|error| error.to_string())?, half))
+}
+
+#[derive(Debug)]
+struct ShmIncoming {
+    address: Address,
+    peer: Credentials,
+    socket: Socket,
+    private_data: Vec<u8>,
+    half: PeerHalf,
+    qp: SetupQp,
+}
+
+#[async_trait]
+impl Incoming for ShmIncoming {
+    fn device(&self) -> &Arc<dyn Device> {
+        super::shm_device()
+    }
+
+    fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        identity(self.peer)
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let private_data = setup::pad(private_data, REP_PRIVATE_DATA_BYTES)?;
+        let Self { address, peer, socket, half: peer_half, .. } = *self;
+        let slots = peer_half.slots();
+        let half = Half::create(slots).map_err(|error| out_of_resources(&error))?;
+        let (wire, segment) = half.join(peer_half, socket.into_inner());
+        let reply = encode(REPLY, slots, &private_data);
+        // The socket is empty, so the reply fits in, unless the peer is gone.
+        wire.send_reply(&reply, segment.as_fd()).map_err(|error| ConnectError::Refused {
+            address,
+            reason: format!("the peer has given up: {error}"),
+        })?;
+        Ok(Established {
+            private_data: Vec::new(),
+            peer: identity(peer),
+            attach: setup::attach(qp, Wire::Ring(Box::new(wire))),
+        })
+    }
+
+    async fn reject(self: Box<Self>, private_data: &[u8]) {
+        let reason = encode(REJECT, 0, &setup::pad_rejection(private_data));
+        // A peer that has given up needs no answer, and one that does not read gets none.
+        let _ = tokio::time::timeout(CONNECT_TIMEOUT, send(&self.socket, &reason, &[])).await;
+    }
+}

@@ -1,0 +1,270 @@
+//! Unix sockets of the `shm` wire: messages that carry file descriptors, and who is at the other
+//! end.
+//!
+//! Owns the calls on sequenced-packet sockets, which keep message boundaries, and the address that
+//! a `shm://` name or path stands for. Never waits.
+//!
+//! Invariants:
+//! 1. Every socket and every received file is close-on-exec; sockets do not block.
+//! 2. A message is received whole or refused; no more files are taken than asked for.
+#![allow(unsafe_code, reason = "SO_PEERCRED, and sockets that the runtime watches")]
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use tokio::io::unix::AsyncFd;
+
+use crate::connect::address::Address;
+
+/// Connections that the kernel lets wait.
+const BACKLOG: i32 = 128;
+/// Most files in one message.
+pub(super) const MAX_FILES: usize = 2;
+
+/// The socket address of a `shm` address; `None` for other schemes.
+pub(super) fn address_of(address: &Address) -> Option<io::Result<SocketAddrUnix>> {
+    let made = match address {
+        Address::ShmName(name) => {
+            SocketAddrUnix::new_abstract_name(format!("shm://{name}").as_bytes())
+        }
+        Address::ShmPath(path) => SocketAddrUnix::new(path),
+        _ => return None,
+    };
+    Some(made.map_err(io::Error::from))
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Opens a socket and connects it. Fails with [`io::ErrorKind::WouldBlock`] when the listener's
+/// backlog is full.
+///
+/// # Errors
+/// Those of `connect(2)`.
+pub(super) fn connect(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    rustix::net::connect(&socket, address)?;
+    Ok(socket)
+}
+
+/// Puts a socket under the eyes of the runtime.
+///
+/// # Errors
+/// Those of `epoll_ctl(2)`.
+pub(super) fn watch(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` owns a valid descriptor and always names the same one.
+    Ok(unsafe { AsyncFd::register(socket) }?)
+}
+
+/// Accepts a connection, if one waits.
+///
+/// # Errors
+/// Those of `accept4(2)`.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::accept_with(listener, flags)?)
+}
+
+/// A listening socket; removes its file on drop.
+#[derive(Debug)]
+pub(super) struct ListeningSocket {
+    pub(super) fd: OwnedFd,
+    /// The file, and what it was when it was bound: one that has been replaced is not removed.
+    file: Option<(std::path::PathBuf, u64, u64)>,
+}
+
+impl ListeningSocket {
+    /// Binds and listens. A socket file that nobody listens at any more is replaced.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` when somebody listens there; those of `bind(2)` and `listen(2)`.
+    pub(super) fn bind(address: &Address) -> io::Result<Self> {
+        let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
+        let at = address_of(address).ok_or_else(unsupported)??;
+        let fd = socket()?;
+        let file = match address {
+            Address::ShmPath(path) => {
+                let _turn = take_turn(path)?;
+                remove_leftover(path, &at)?;
+                rustix::net::bind(&fd, &at)?;
+                // Only processes of this user get through the set-up anyway.
+                rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+                rustix::net::listen(&fd, BACKLOG)?;
+                let (device, inode) = identity(path)?;
+                Some((path.clone(), device, inode))
+            }
+            _ => {
+                rustix::net::bind(&fd, &at)?;
+                rustix::net::listen(&fd, BACKLOG)?;
+                None
+            }
+        };
+        Ok(Self { fd, file })
+    }
+}
+
+impl Drop for ListeningSocket {
+    fn drop(&mut self) {
+        if let Some((path, device, inode)) = &self.file
+            && identity(path).is_ok_and(|now| now == (*device, *inode))
+        {
+            // If it cannot be removed, the next listener finds a leftover.
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let stat = rustix::fs::lstat(path)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Keeps two starting servers from taking each other's fresh socket for a leftover: a lock on the
+/// directory, which leaves no file and dies with its holder.
+fn take_turn(path: &Path) -> io::Result<OwnedFd> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(directory, flags, Mode::empty())?;
+    for _ in 0..1000 {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(directory),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(1)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let reason = "another process has held a lock on the socket's directory for a second";
+    Err(io::Error::new(io::ErrorKind::TimedOut, reason))
+}
+
+/// Removes a socket file whose server is gone.
+fn remove_leftover(path: &Path, at: &SocketAddrUnix) -> io::Result<()> {
+    match rustix::fs::lstat(path) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error.into()),
+        Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_socket() => {}
+        Ok(_) => {
+            let reason = "the path exists and is not a socket";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason));
+        }
+    }
+    match rustix::net::connect(&socket()?, at) {
+        // Nobody listens; a live server accepts, or has a full backlog, or is of another type.
+        Err(Errno::CONNREFUSED) => Ok(rustix::fs::unlink(path)?),
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Errno::ADDRINUSE.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sends one message. Fails with [`io::ErrorKind::WouldBlock`] when the socket is full.
+///
+/// # Errors
+/// Those of `sendmsg(2)`.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// A received message.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    /// Bytes written to the caller's buffer; 0 at the end of the stream.
+    pub(super) len: usize,
+    /// The files that came along.
+    pub(super) files: Vec<OwnedFd>,
+}
+
+/// Receives one message. Fails with [`io::ErrorKind::WouldBlock`] when none waits, and with
+/// [`io::ErrorKind::InvalidData`] when it is longer than `bytes` or brings more than
+/// [`MAX_FILES`] files (or this process has no room for them).
+///
+/// # Errors
+/// Those of `recvmsg(2)`.
+pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    // Files are taken first, so that they are closed whatever else is wrong.
+    let mut files = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = part {
+            files.extend(fds);
+        }
+    }
+    if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        let reason = "a message is too long, or brings files that there is no room for";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    }
+    Ok(Received { len: message.bytes, files })
+}
+
+/// Credentials of the process at the other end, as the kernel attests them: those of the moment
+/// when it connected or listened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Credentials {
+    /// 0 when the process is invisible in this process's pid namespace.
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+/// Who is at the other end of a connected socket.
+///
+/// # Errors
+/// Those of `getsockopt(2)`.
+pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    // Not rustix's wrapper: its pid type has no room for the 0 of another pid namespace.
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let size = size_of::<libc::ucred>();
+    let mut len = libc::socklen_t::try_from(size).unwrap_or(0);
+    // SAFETY: `found` and `len` are valid for the kernel to write `len` bytes and the length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut found).cast(),
+            &mut len,
+        )
+    };
+    if result != 0 || len as usize != size {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Credentials { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
+}
+
+/// Whether the peer belongs to the user of this process.
+///
+/// # Errors
+/// [`io::ErrorKind::PermissionDenied`], naming both users, if not.
+pub(super) fn check_user(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let peer = peer_credentials(socket.as_fd())?;
+    let own = rustix::process::geteuid().as_raw();
+    if peer.uid == own {
+        return Ok(peer);
+    }
+    let reason = format!("the peer belongs to user {}, this process to user {own}", peer.uid);
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+}

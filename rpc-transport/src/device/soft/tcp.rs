@@ -1,0 +1,423 @@
+//! `tcp://`: connections between machines, or where nothing better is to be had.
+//!
+//! Owns the set-up over a TCP connection: optional probes, a request, an answer. Never touches a
+//! frame: the socket is handed to the wire when both have agreed.
+//!
+//! ```text
+//! message: magic 8 | version u8 | kind u8 | body length u16 | body
+//! ```
+//!
+//! Invariants:
+//! 1. Exactly the bytes of a message are read, so none of the frames that follow is lost.
+//! 2. Whatever connects here has [`super::pending::HANDSHAKE_TIMEOUT`] for a request, at most
+//!    [`MAX_PROBES`] probes included, and costs nobody else anything.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::connect::address::{Address, HostPort};
+use crate::connect::error::{ConnectError, ListenError};
+use crate::device::{
+    CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
+    REQ_PRIVATE_DATA_BYTES,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::advice::{cannot_connect, cannot_listen};
+use super::pending::Pending;
+use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
+use super::wire::Wire;
+use super::wire_tcp::TcpWire;
+
+const MAGIC: [u8; 8] = *b"softrdma";
+/// Version of the set-up and of the frames.
+const VERSION: u8 = 1;
+const HEADER_BYTES: usize = 12;
+/// Longest body: that of a probe or its answer.
+const MAX_BODY_BYTES: usize = 4096;
+/// Probes that one connection may make before it asks.
+const MAX_PROBES: usize = 4;
+
+const REQUEST: u8 = 1;
+const REPLY: u8 = 2;
+/// The application refused; private data follows.
+const REJECT: u8 = 3;
+/// The device refused; a text follows.
+const REFUSE: u8 = 4;
+const PROBE: u8 = 5;
+const ANSWER: u8 = 6;
+
+/// Answers probes: request bytes to answer bytes, at most 4096 of either.
+pub type ProbeAnswer = Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
+
+async fn send(stream: &mut TcpStream, kind: u8, body: &[u8]) -> io::Result<()> {
+    let len = u16::try_from(body.len()).unwrap_or(u16::MAX);
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend([VERSION, kind]);
+    bytes.extend(len.to_le_bytes());
+    bytes.extend(&body[..usize::from(len)]);
+    stream.write_all(&bytes).await
+}
+
+/// Receives one message: its kind and body.
+async fn receive(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
+    let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).await?;
+    if header[..8] != MAGIC {
+        return Err(invalid("a message does not begin with the magic number".to_owned()));
+    }
+    if header[8] != VERSION {
+        let reason = format!("the peer speaks version {}, this side version {VERSION}", header[8]);
+        return Err(invalid(reason));
+    }
+    let len = usize::from(u16::from_le_bytes([header[10], header[11]]));
+    if len > MAX_BODY_BYTES {
+        return Err(invalid(format!("a message of {len} bytes is too long")));
+    }
+    let mut body = vec![0; len];
+    stream.read_exact(&mut body).await?;
+    Ok((header[9], body))
+}
+
+/// Hands the socket to a wire.
+fn wire(stream: TcpStream) -> io::Result<Wire> {
+    stream.set_nodelay(true)?;
+    let socket = OwnedFd::from(stream.into_std()?);
+    Ok(Wire::Tcp(Box::new(TcpWire::new(socket))))
+}
+
+/// Connects to `tcp://` addresses. Needs a tokio runtime with I/O and time.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TcpConnector;
+
+impl TcpConnector {
+    /// Opens the connection and asks the listener a question ahead of any request. The connection
+    /// stays open: [`Outgoing::connect`] continues on it, dropping it gives it up.
+    ///
+    /// # Errors
+    /// [`ConnectError`], as for connecting; [`ConnectError::Config`] for a request of more than
+    /// 4096 bytes.
+    pub async fn probe(
+        &self,
+        at: &HostPort,
+        request: &[u8],
+    ) -> Result<(Vec<u8>, Box<dyn Outgoing>), ConnectError> {
+        if request.len() > MAX_BODY_BYTES {
+            return Err(ConnectError::Config(format!(
+                "a probe has at most {MAX_BODY_BYTES} bytes, this one {}",
+                request.len()
+            )));
+        }
+        let mut outgoing = TcpOutgoing::new(at);
+        let exchange = async {
+            let mut stream = open(at).await?;
+            let ask = async {
+                send(&mut stream, PROBE, request).await?;
+                receive(&mut stream).await
+            };
+            let (kind, answer) = ask.await.map_err(|error| lost(&outgoing.address, &error))?;
+            match kind {
+                ANSWER => Ok((answer, stream)),
+                other => Err(other_kind(&outgoing.address, other, answer)),
+            }
+        };
+        let (answer, stream) = in_time(&outgoing.address, exchange).await?;
+        outgoing.stream = Some(stream);
+        Ok((answer, Box::new(outgoing)))
+    }
+}
+
+#[async_trait]
+impl Connector for TcpConnector {
+    async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
+        match address {
+            Address::Tcp(at) => Ok(Box::new(TcpOutgoing::new(at))),
+            _ => {
+                let reason = "the tcp connector takes tcp:// addresses".to_owned();
+                Err(ConnectError::Unreachable { address: address.clone(), reason })
+            }
+        }
+    }
+}
+
+/// Bounds an exchange with the peer in time.
+async fn in_time<T>(
+    address: &Address,
+    exchange: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    let timed_out = |_| ConnectError::TimedOut { address: address.clone(), after: CONNECT_TIMEOUT };
+    tokio::time::timeout(CONNECT_TIMEOUT, exchange).await.map_err(timed_out)?
+}
+
+async fn open(at: &HostPort) -> Result<TcpStream, ConnectError> {
+    let stream = TcpStream::connect((at.host.as_str(), at.port)).await;
+    stream.map_err(|error| cannot_connect(Address::Tcp(at.clone()), &error))
+}
+
+/// An exchange that failed on the way.
+fn lost(address: &Address, error: &io::Error) -> ConnectError {
+    let address = address.clone();
+    match error.kind() {
+        io::ErrorKind::InvalidData => ConnectError::Protocol { address, reason: error.to_string() },
+        _ => {
+            let reason = format!("the request was dropped ({error})");
+            ConnectError::Rejected { address, reason, private_data: Vec::new() }
+        }
+    }
+}
+
+/// An answer other than the good one.
+fn other_kind(address: &Address, kind: u8, mut body: Vec<u8>) -> ConnectError {
+    let address = address.clone();
+    match kind {
+        REJECT => {
+            body.resize(REJ_PRIVATE_DATA_BYTES, 0);
+            let reason = "the application refused".to_owned();
+            ConnectError::Rejected { address, reason, private_data: body }
+        }
+        REFUSE => {
+            let reason = String::from_utf8_lossy(&body).into_owned();
+            ConnectError::Rejected { address, reason, private_data: Vec::new() }
+        }
+        other => {
+            ConnectError::Protocol { address, reason: format!("an answer of unknown kind {other}") }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct TcpOutgoing {
+    at: HostPort,
+    address: Address,
+    /// Open already, if there was a probe.
+    stream: Option<TcpStream>,
+    qp: SetupQp,
+}
+
+impl TcpOutgoing {
+    fn new(at: &HostPort) -> Self {
+        let address = Address::Tcp(at.clone());
+        Self { at: at.clone(), address, stream: None, qp: SetupQp::default() }
+    }
+}
+
+#[async_trait]
+impl Outgoing for TcpOutgoing {
+    fn device(&self) -> &Arc<dyn Device> {
+        super::tcp_device()
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let request = setup::pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
+        let Self { at, address, stream, .. } = *self;
+        let exchange = async {
+            let mut stream = match stream {
+                Some(stream) => stream,
+                None => open(&at).await?,
+            };
+            let ask = async {
+                send(&mut stream, REQUEST, &request).await?;
+                receive(&mut stream).await
+            };
+            let (kind, body) = ask.await.map_err(|error| lost(&address, &error))?;
+            match kind {
+                REPLY => Ok((body, stream)),
+                other => Err(other_kind(&address, other, body)),
+            }
+        };
+        let (mut private_data, stream) = in_time(&address, exchange).await?;
+        private_data.resize(REP_PRIVATE_DATA_BYTES, 0);
+        let peer = stream.peer_addr().map(PeerIdentity::Network);
+        let lost = |error: io::Error| lost(&address, &error);
+        let peer = peer.map_err(lost)?;
+        let wire = wire(stream).map_err(lost)?;
+        Ok(Established { private_data, peer, attach: setup::attach(qp, wire) })
+    }
+}
+
+/// Listens on a TCP port; port 0 lets the system choose ([`Listener::local_address`] tells).
+/// `probe` answers what connectors ask before they connect ([`TcpConnector::probe`]); without it
+/// every answer is empty.
+///
+/// # Errors
+/// [`ListenError::InUse`] when somebody listens there, [`ListenError::Unavailable`] outside a tokio
+/// runtime, [`ListenError::Failed`] with what the system said.
+pub async fn listen_tcp(
+    at: &HostPort,
+    probe: Option<ProbeAnswer>,
+) -> Result<Box<dyn Listener>, ListenError> {
+    setup::need_runtime("tcp")?;
+    let bound = async {
+        let listener = TcpListener::bind((at.host.as_str(), at.port)).await?;
+        let local = listener.local_addr()?;
+        io::Result::Ok((listener, local))
+    };
+    let (listener, local) =
+        bound.await.map_err(|error| cannot_listen(Address::Tcp(at.clone()), &error))?;
+    Ok(Box::new(TcpRendezvous {
+        address: Address::Tcp(local.into()),
+        listener,
+        probe,
+        pending: Pending::new(),
+    }))
+}
+
+struct TcpRendezvous {
+    address: Address,
+    listener: TcpListener,
+    probe: Option<ProbeAnswer>,
+    pending: Pending<TcpIncoming>,
+}
+
+impl fmt::Debug for TcpRendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpRendezvous").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Listener for TcpRendezvous {
+    fn local_address(&self) -> Address {
+        self.address.clone()
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        loop {
+            tokio::select! {
+                biased;
+                incoming = self.pending.next() => return Ok(Box::new(incoming)),
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, peer)) => {
+                        let address = self.address.clone();
+                        let probe = self.probe.clone();
+                        self.pending.start(handshake(stream, peer, address, probe));
+                    }
+                    Err(error) => setup::survive_accept(&self.address, error).await?,
+                },
+            }
+        }
+    }
+}
+
+/// The server's part of the set-up, up to the question to the application.
+async fn handshake(
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    address: Address,
+    probe: Option<ProbeAnswer>,
+) -> Option<TcpIncoming> {
+    // Small messages go back and forth.
+    stream.set_nodelay(true).ok()?;
+    match request(&mut stream, probe).await {
+        Ok(private_data) => {
+            let qp = SetupQp::default();
+            Some(TcpIncoming { address, peer, stream, private_data, qp })
+        }
+        // Gone, or content with the answer to its probe.
+        Err(error) if error.kind() != io::ErrorKind::InvalidData => None,
+        Err(error) => {
+            tracing::warn!(%address, %peer, reason = %error, "a connection is refused");
+            // The peer may be gone already, or not one of ours.
+            let _ = send(&mut stream, REFUSE, error.to_string().as_bytes()).await;
+            None
+        }
+    }
+}
+
+/// Answers probes until the request comes; returns its private data.
+async fn request(stream: &mut TcpStream, probe: Option<ProbeAnswer>) -> io::Result<Vec<u8>> {
+    let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+    for _ in 0..=MAX_PROBES {
+        let (kind, body) = receive(stream).await?;
+        match kind {
+            PROBE => {
+                let mut answer = probe.as_ref().map_or_else(Vec::new, |probe| probe(&body));
+                answer.truncate(MAX_BODY_BYTES);
+                send(stream, ANSWER, &answer).await?;
+            }
+            REQUEST => {
+                let padded = setup::pad(&body, REQ_PRIVATE_DATA_BYTES);
+                return padded.map_err(|error| invalid(error.to_string()));
+            }
+            other => {
+                return Err(invalid(format!(
+                    "a request was expected, not a message of kind {other}"
+                )));
+            }
+        }
+    }
+    Err(invalid("too many probes".to_owned()))
+}
+
+#[derive(Debug)]
+struct TcpIncoming {
+    address: Address,
+    peer: SocketAddr,
+    stream: TcpStream,
+    private_data: Vec<u8>,
+    qp: SetupQp,
+}
+
+#[async_trait]
+impl Incoming for TcpIncoming {
+    fn device(&self) -> &Arc<dyn Device> {
+        super::tcp_device()
+    }
+
+    fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        PeerIdentity::Network(self.peer)
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let reply = setup::pad(private_data, REP_PRIVATE_DATA_BYTES)?;
+        let Self { address, peer, mut stream, .. } = *self;
+        let given_up = |error: io::Error| {
+            let reason = format!("the peer has given up: {error}");
+            ConnectError::Refused { address: address.clone(), reason }
+        };
+        in_time(&address, async { send(&mut stream, REPLY, &reply).await.map_err(given_up) })
+            .await?;
+        let attach = setup::attach(qp, wire(stream).map_err(given_up)?);
+        Ok(Established { private_data: Vec::new(), peer: PeerIdentity::Network(peer), attach })
+    }
+
+    async fn reject(mut self: Box<Self>, private_data: &[u8]) {
+        let private_data = setup::pad_rejection(private_data);
+        // A peer that has given up needs no answer, and one that does not read gets none.
+        let sent = send(&mut self.stream, REJECT, &private_data);
+        let _ = tokio::time::timeout(CONNECT_TIMEOUT, sent).await;
+    }
+}

@@ -1,0 +1,201 @@
+//! Wires: what carries packets between two queue pairs.
+//!
+//! Owns the choice of wire behind one set of calls, so that requester and responder know packets
+//! and positions only. Never completes a WR.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::device::RemoteSlice;
+
+use super::domain::Memory;
+use super::packet::{Extension, Flags, MAX_EXTENSION_BYTES, Nak, Op};
+use super::ring::{BadFeedback, Feedback, Piece};
+use super::wire_ring::RingWire;
+use super::wire_tcp::{self, TcpWire};
+
+/// What became of a one-sided access that skips the target's engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// The bytes have been copied.
+    Done,
+    /// The target has been asked for access, or the wire is full: try again later.
+    Asked,
+    /// Not on this wire, or not for this region: send packets.
+    ThroughEngine,
+}
+
+/// The wire of one QP.
+#[derive(Debug)]
+pub(super) enum Wire {
+    /// Not connected.
+    None,
+    /// Rings in memory: `mem` and `shm`.
+    Ring(Box<RingWire>),
+    /// Frames on a byte stream.
+    Tcp(Box<TcpWire>),
+}
+
+impl Wire {
+    /// Most payload bytes of one packet (the MTU).
+    #[inline]
+    pub(super) fn max_payload_bytes(&self) -> usize {
+        let body = match self {
+            Self::None => MAX_EXTENSION_BYTES,
+            Self::Ring(wire) => wire.ring.max_body_bytes(),
+            Self::Tcp(_) => wire_tcp::MAX_BODY_BYTES,
+        };
+        body - MAX_EXTENSION_BYTES
+    }
+
+    /// Position after the last packet sent. Positions grow with every packet.
+    #[inline]
+    pub(super) fn position(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Ring(wire) => wire.ring.tail(),
+            Self::Tcp(wire) => wire.position(),
+        }
+    }
+
+    /// Position to wait for if a WR completes when all that went before is accepted; asks the peer
+    /// to say so if no packet has. `None` when the wire is full.
+    pub(super) fn await_all(&mut self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Ring(wire) => wire.ring.await_all(),
+            Self::Tcp(wire) => Some(wire.position()),
+        }
+    }
+
+    /// Sends a packet, copying its payload. Returns the position after it; `None` when full.
+    #[inline]
+    pub(super) fn send_copied(
+        &mut self,
+        op: Op,
+        flags: Flags,
+        extension: Extension,
+        pieces: [Piece; 2],
+    ) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Ring(wire) => wire.ring.push(op, flags, extension, pieces),
+            Self::Tcp(wire) => wire.send_copied(op, flags, extension, pieces),
+        }
+    }
+
+    /// Sends a packet whose payload stays in place until the peer has accepted the message, or
+    /// [`Wire::close`] was called.
+    pub(super) fn send_kept(
+        &mut self,
+        op: Op,
+        flags: Flags,
+        extension: Extension,
+        piece: Piece,
+    ) -> Option<u64> {
+        match self {
+            Self::Tcp(wire) => wire.send_kept(op, flags, extension, piece),
+            _ => self.send_copied(op, flags, extension, [piece, Piece::EMPTY]),
+        }
+    }
+
+    /// Sends a packet without extension whose payload lies in `memory`.
+    pub(super) fn send_shared(
+        &mut self,
+        op: Op,
+        flags: Flags,
+        piece: Piece,
+        memory: &Arc<Memory>,
+    ) -> Option<u64> {
+        match self {
+            Self::Tcp(wire) => wire.send_shared(op, flags, piece, memory),
+            _ => self.send_copied(op, flags, Extension::None, [piece, Piece::EMPTY]),
+        }
+    }
+
+    /// What the peer says about our packets.
+    #[inline]
+    pub(super) fn feedback(&mut self) -> Result<Feedback, BadFeedback> {
+        match self {
+            Self::None => Err(BadFeedback),
+            Self::Ring(wire) => wire.ring.feedback(),
+            Self::Tcp(wire) => wire.feedback(),
+        }
+    }
+
+    /// The wire's socket has ended.
+    pub(super) fn on_hangup(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Ring(wire) => wire.on_hangup(),
+            // Reading finds the end.
+            Self::Tcp(_) => {}
+        }
+    }
+
+    /// Tells the peer at once that its next packet is refused.
+    pub(super) fn refuse(&mut self, nak: Nak) {
+        match self {
+            Self::None => {}
+            Self::Ring(wire) => wire.refuse(nak),
+            Self::Tcp(wire) => wire.refuse(nak),
+        }
+    }
+
+    /// Whether the peer has closed or died.
+    pub(super) fn peer_gone(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Ring(wire) => wire.peer_gone(),
+            Self::Tcp(wire) => wire.has_ended(),
+        }
+    }
+
+    /// Tells the peer that nothing more will come, and lets go of the memory of WRs.
+    pub(super) fn close(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Ring(wire) => wire.close(),
+            Self::Tcp(wire) => wire.close(),
+        }
+    }
+
+    /// Ends a batch: rings the peer's doorbell if it asked, or writes what waits. Call behind the
+    /// batch's fence.
+    #[inline]
+    pub(super) fn ring_bell(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Ring(wire) => wire.ring_bell(),
+            Self::Tcp(wire) => wire.flush(),
+        }
+    }
+
+    /// Copies `from` into the peer's region, if the wire can.
+    pub(super) fn place(&mut self, remote: RemoteSlice, from: Piece) -> Placement {
+        match self {
+            Self::None | Self::Tcp(_) => Placement::ThroughEngine,
+            Self::Ring(wire) => wire.place(remote, from),
+        }
+    }
+
+    /// Copies from the peer's region to `to`, if the wire can.
+    pub(super) fn fetch(&mut self, remote: RemoteSlice, to: Piece) -> Placement {
+        match self {
+            Self::None | Self::Tcp(_) => Placement::ThroughEngine,
+            Self::Ring(wire) => wire.fetch(remote, to),
+        }
+    }
+
+    /// Passes a region's memory file to the peer, ahead of the packets that follow; `false` to try again later.
+    ///
+    /// # Errors
+    /// When this wire cannot.
+    pub(super) fn pass_file(&mut self, rkey: u32, file: BorrowedFd<'_>) -> io::Result<bool> {
+        match self {
+            Self::None | Self::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),
+            Self::Ring(wire) => wire.pass_file(rkey, file),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Asynchronous events of a device: what breaks outside of any completion.
+//!
+//! Owns the reading of a context's event queue and who is told. Never handles: the owner of the CQ
+//! does.
+//!
+//! Invariants:
+//! 1. Events are read until there are none, and each is acknowledged at once: destroying a QP or CQ
+//!    waits for the acknowledgement of its events.
+//! 2. A number that this program does not know is logged and ignored.
+#![allow(unsafe_code, reason = "calls libibverbs")]
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use crate::device::QpEvent;
+
+use super::context::Context;
+use super::ffi::{self, async_event as number};
+use super::service::IdKey;
+
+/// Reads all events. Returns the ids whose QPs have received something before their connection was
+/// seen to stand.
+///
+/// # Errors
+/// When no more events can come: the device is gone. Its CQs know by then.
+pub(super) fn drain(context: &Context) -> io::Result<Vec<IdKey>> {
+    let mut established = Vec::new();
+    loop {
+        // Zeroed: an event of a port fills only a part of its union.
+        let mut event = MaybeUninit::zeroed();
+        // SAFETY: an open non-blocking context; fills the struct.
+        let returned = unsafe { ffi::ibv_get_async_event(context.as_ptr(), event.as_mut_ptr()) };
+        if returned != 0 {
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(established),
+                io::ErrorKind::Interrupted => continue,
+                _ => {
+                    context.fail_all(&format!("asynchronous events cannot be read ({error})"));
+                    return Err(error);
+                }
+            }
+        }
+        let number = ffi::async_event_number(&event);
+        let element = ffi::async_event_element(&event);
+        established.extend(dispatch(context, number, element));
+        // SAFETY: taken above, acknowledged once (invariant 1).
+        unsafe { ffi::ibv_ack_async_event(event.as_mut_ptr()) };
+    }
+}
+
+fn dispatch(context: &Context, number: u32, element: usize) -> Option<IdKey> {
+    let device = context.name();
+    match number {
+        number::CQ_ERR => {
+            tracing::error!(device, "completion queue overrun or broken");
+            if let Some(mailbox) = context.cq_mailbox(element) {
+                mailbox.kill("the device reports an overrun or a broken queue".to_owned());
+            }
+        }
+        number::QP_FATAL | number::QP_REQ_ERR | number::QP_ACCESS_ERR => {
+            tracing::warn!(device, number, "queue pair broken");
+            if let Some(target) = context.qp_target(element) {
+                target.mailbox.put(QpEvent::Fatal(target.handle, number));
+            }
+        }
+        number::COMM_EST => return context.qp_target(element).map(|target| target.id),
+        number::DEVICE_FATAL => {
+            tracing::error!(device, "device failed");
+            context.fail_all("the device has failed");
+        }
+        number::PORT_ERR => tracing::warn!(device, port = element, "port down"),
+        number::PORT_ACTIVE => tracing::info!(device, port = element, "port up"),
+        number::GID_CHANGE => tracing::info!(device, port = element, "addresses changed"),
+        // Drains count completions; this event is missing on too many devices.
+        number::QP_LAST_WQE_REACHED => {}
+        other => tracing::debug!(device, number = other, "asynchronous event ignored"),
+    }
+    None
+}

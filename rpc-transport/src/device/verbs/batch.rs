@@ -1,0 +1,270 @@
+//! Send WRs on their way to the device.
+//!
+//! Owns the C structs of WRs between the seam's post and the device's: WRs of one QP wait to be
+//! linked and posted together, at one doorbell (which on Soft-RoCE is one system call); a lone inline
+//! SEND need not wait. Never owns the memory that WRs name; inline bytes that wait are copied here,
+//! so that the caller's may change at once.
+//!
+//! Invariants:
+//! 1. All WRs of a batch are of one QP.
+//! 2. Pointers between the vectors are written just before the post and used only by it: until
+//!    then the vectors may move.
+#![allow(unsafe_code, reason = "builds the lists that libibverbs reads")]
+
+use std::fmt;
+use std::io;
+use std::ptr;
+
+use crate::device::SendOp;
+
+use super::ffi::{self, Plain, ibv_send_flags, ibv_wr_opcode};
+use super::queue_pair::QpGuard;
+
+/// More WRs than this are posted at once: the device should start.
+const MAX_WRS: usize = 64;
+
+/// Where a WR's bytes lie.
+pub(super) enum Bytes<'a> {
+    /// Nowhere.
+    None,
+    /// In two spans, copied now.
+    Inline(&'a [u8], &'a [u8]),
+    /// In registered memory.
+    Memory {
+        /// First byte.
+        address: u64,
+        /// How many.
+        len: u32,
+        /// Local key.
+        lkey: u32,
+    },
+}
+
+/// The device refused some of a batch.
+#[derive(Debug)]
+pub(super) struct Refused {
+    /// How many WRs at the end were not posted.
+    pub(super) count: usize,
+    /// What the device said.
+    pub(super) error: io::Error,
+}
+
+/// WRs of one QP, not yet posted.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Index of the QP, meaningful while there are WRs.
+    qp: u32,
+    wrs: Vec<ffi::ibv_send_wr>,
+    sges: Vec<ffi::ibv_sge>,
+    inline: Vec<u8>,
+}
+
+// SAFETY: the raw pointers inside are null or stale between posts (invariant 2).
+unsafe impl Send for Batch {}
+
+impl Batch {
+    /// The QP that has WRs here.
+    pub(super) fn qp(&self) -> Option<u32> {
+        (!self.wrs.is_empty()).then_some(self.qp)
+    }
+
+    /// Whether there are no WRs here.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.wrs.is_empty()
+    }
+
+    /// Whether the WRs should be posted before more come.
+    pub(super) fn is_full(&self) -> bool {
+        self.wrs.len() >= MAX_WRS
+    }
+
+    /// Adds a WR of QP `qp`; what is here must be of the same one.
+    pub(super) fn push(&mut self, qp: u32, key: u64, op: SendOp, signaled: bool, bytes: Bytes<'_>) {
+        debug_assert!(self.qp().is_none_or(|held| held == qp));
+        self.qp = qp;
+        // Filled in where it lies: it is large.
+        self.wrs.push(ffi::ibv_send_wr::zeroed());
+        let Some(wr) = self.wrs.last_mut() else { return };
+        wr.wr_id = key;
+        wr.num_sge = 1;
+        if signaled {
+            wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        set_operation(wr, op);
+        let sge = match bytes {
+            Bytes::None => {
+                wr.num_sge = 0;
+                ffi::ibv_sge { addr: 0, length: 0, lkey: 0 }
+            }
+            Bytes::Memory { address, len, lkey } => {
+                ffi::ibv_sge { addr: address, length: len, lkey }
+            }
+            Bytes::Inline(first, second) => {
+                wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+                // An offset; the post makes an address of it.
+                let addr = self.inline.len() as u64;
+                self.inline.extend_from_slice(first);
+                self.inline.extend_from_slice(second);
+                // At most the granted inline size, checked by the caller.
+                let length = u32::try_from(first.len() + second.len()).unwrap_or(u32::MAX);
+                ffi::ibv_sge { addr, length, lkey: 0 }
+            }
+        };
+        self.sges.push(sge);
+    }
+
+    /// Posts all WRs with one doorbell, and forgets them.
+    pub(super) fn post(&mut self, qp: &QpGuard) -> Result<(), Refused> {
+        if self.wrs.is_empty() {
+            return Ok(());
+        }
+        self.link();
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live QP; the list is linked and its spans are valid (invariant 2), since the
+        // QP's ring keeps the memory that they name.
+        let returned =
+            unsafe { ffi::ibv_post_send(qp.as_ptr(), self.wrs.as_mut_ptr(), &raw mut bad) };
+        let result = ffi::verbs_result(returned)
+            .map_err(|error| Refused { count: self.wrs.len() - self.index_of(bad), error });
+        self.clear();
+        result
+    }
+
+    fn link(&mut self) {
+        let inline = self.inline.as_ptr().expose_provenance() as u64;
+        let inline_flag = ibv_send_flags::IBV_SEND_INLINE.0;
+        let mut next = ptr::null_mut();
+        for (wr, sge) in self.wrs.iter_mut().zip(self.sges.iter_mut()).rev() {
+            if wr.send_flags & inline_flag != 0 {
+                sge.addr += inline;
+            }
+            wr.sg_list = ptr::from_mut(sge);
+            wr.next = next;
+            next = ptr::from_mut(wr);
+        }
+    }
+
+    /// Which WR the device stopped at; the first, if it does not say.
+    fn index_of(&self, bad: *const ffi::ibv_send_wr) -> usize {
+        self.wrs.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0)
+    }
+
+    fn clear(&mut self) {
+        self.wrs.clear();
+        self.sges.clear();
+        self.inline.clear();
+    }
+}
+
+/// Posts one inline SEND, which nothing that is held back may have to go before. The caller has
+/// checked its length.
+#[inline]
+pub(super) fn post_inline(
+    qp: &QpGuard,
+    key: u64,
+    signaled: bool,
+    bytes: &[u8],
+) -> Result<(), Refused> {
+    let addr = bytes.as_ptr().expose_provenance() as u64;
+    // At most the granted inline size.
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let mut sge = ffi::ibv_sge { addr, length, lkey: 0 };
+    let mut wr = ffi::ibv_send_wr::zeroed();
+    wr.wr_id = key;
+    wr.sg_list = &raw mut sge;
+    wr.num_sge = 1;
+    wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
+    wr.send_flags = ibv_send_flags::IBV_SEND_INLINE.0;
+    if signaled {
+        wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+    }
+    let mut bad = ptr::null_mut();
+    // SAFETY: a live QP; one WR with one span, which is read before the call returns, as it is inline.
+    let returned = unsafe { ffi::ibv_post_send(qp.as_ptr(), &raw mut wr, &raw mut bad) };
+    ffi::verbs_result(returned).map_err(|error| Refused { count: 1, error })
+}
+
+fn set_operation(wr: &mut ffi::ibv_send_wr, op: SendOp) {
+    match op {
+        SendOp::Send => wr.opcode = ibv_wr_opcode::IBV_WR_SEND,
+        SendOp::SendWithImm(imm) => {
+            wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
+            ffi::set_immediate(wr, imm);
+        }
+        SendOp::Write(to) => {
+            wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+            ffi::set_remote(wr, to.address, to.rkey);
+        }
+        SendOp::WriteWithImm(to, imm) => {
+            wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+            ffi::set_remote(wr, to.address, to.rkey);
+            ffi::set_immediate(wr, imm);
+        }
+        SendOp::Read(from) => {
+            wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+            ffi::set_remote(wr, from.address, from.rkey);
+        }
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Batch({} WRs, {} inline bytes)", self.wrs.len(), self.inline.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::RemoteSlice;
+
+    #[test]
+    fn a_batch_is_one_linked_list_in_post_order() {
+        let mut batch = Batch::default();
+        let to = RemoteSlice { address: 0x1000, rkey: 7 };
+        let memory = Bytes::Memory { address: 0xabc0, len: 9, lkey: 3 };
+        batch.push(5, 1, SendOp::Write(to), false, memory);
+        for key in 2..40 {
+            // Enough inline bytes that the vector moves between pushes.
+            let bytes = [u8::try_from(key).unwrap(); 100];
+            batch.push(
+                5,
+                key,
+                SendOp::SendWithImm(9),
+                true,
+                Bytes::Inline(&bytes[..30], &bytes[30..]),
+            );
+        }
+        batch.push(5, 40, SendOp::Send, true, Bytes::None);
+        assert_eq!(batch.qp(), Some(5));
+        batch.link();
+        let mut seen = Vec::new();
+        let mut next: *const ffi::ibv_send_wr = batch.wrs.as_ptr();
+        while !next.is_null() {
+            // SAFETY: the list was just linked and nothing has moved since.
+            let wr = unsafe { &*next };
+            // SAFETY: as above.
+            let sge = unsafe { &*wr.sg_list };
+            seen.push(wr.wr_id);
+            if wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
+                let at = sge.addr - batch.inline.as_ptr().addr() as u64;
+                let at = usize::try_from(at).unwrap();
+                let expected = [u8::try_from(wr.wr_id).unwrap(); 100];
+                assert_eq!(&batch.inline[at..at + sge.length as usize], expected);
+            }
+            next = wr.next;
+        }
+        assert_eq!(seen, (1..=40).collect::<Vec<_>>());
+        assert_eq!((batch.sges[0].addr, batch.sges[0].length, batch.sges[0].lkey), (0xabc0, 9, 3));
+        assert_eq!(batch.wrs[0].send_flags, 0);
+        assert_eq!(batch.wrs[39].num_sge, 0);
+        // SAFETY: the last member written to the union.
+        let remote = unsafe { batch.wrs[0].wr.rdma };
+        assert_eq!((remote.remote_addr, remote.rkey), (0x1000, 7));
+        assert_eq!(batch.index_of(&raw const batch.wrs[7]), 7);
+        assert_eq!(batch.index_of(ptr::null()), 0, "nothing is claimed to be posted");
+        batch.clear();
+        assert_eq!(batch.qp(), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! An opened device, as librdmacm hands it out.
+//!
+//! Owns the pin that keeps the context open, and who is to be told when the device reports an
+//! asynchronous event. Never opens a context itself: every `ibv_open_device` is a new context, and
+//! objects of different contexts do not fit together (S26).
+//!
+//! Invariants:
+//! 1. The context stays open as long as this object: it holds a reference of `rdma_get_devices`.
+//! 2. A QP or CQ is in the books from its creation until just before it is destroyed.
+#![allow(unsafe_code, reason = "holds a context of libibverbs")]
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Once, Weak};
+
+use parking_lot::Mutex;
+
+use crate::device::QpHandle;
+
+use super::ffi;
+use super::mailbox::Mailbox;
+use super::service::IdKey;
+
+/// The list of `rdma_get_devices`: as long as it exists, every context in it stays open.
+pub(super) struct DeviceList {
+    list: NonNull<*mut ffi::ibv_context>,
+    len: usize,
+}
+
+// SAFETY: the list is never written, and librdmacm's calls are thread-safe.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl DeviceList {
+    /// All devices that librdmacm can open.
+    pub(super) fn take() -> io::Result<Self> {
+        prepare_for_fork();
+        let mut len = 0;
+        // SAFETY: writes the length to the place given.
+        let list = unsafe { ffi::rdma_get_devices(&raw mut len) };
+        let list = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { list, len: usize::try_from(len).unwrap_or(0) })
+    }
+
+    /// The contexts.
+    pub(super) fn contexts(&self) -> Vec<NonNull<ffi::ibv_context>> {
+        // SAFETY: `rdma_get_devices` returned `len` entries, freed only on drop.
+        let contexts = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.len) };
+        contexts.iter().filter_map(|context| NonNull::new(*context)).collect()
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list came from `rdma_get_devices` and is freed once.
+        unsafe { ffi::rdma_free_devices(self.list.as_ptr()) }
+    }
+}
+
+/// Keeps a child process from taking over pages that a device knows. It must come before the first
+/// registration; recent kernels (5.13 and later) do it by themselves and the call does nothing.
+fn prepare_for_fork() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: no precondition.
+        let returned = unsafe { ffi::ibv_fork_init() };
+        if let Err(error) = ffi::verbs_result(returned) {
+            tracing::warn!(%error, "a process that forks may corrupt registered memory");
+        }
+    });
+}
+
+/// Whom an asynchronous event of a QP concerns.
+#[derive(Debug, Clone)]
+pub(super) struct QpTarget {
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) handle: QpHandle,
+    pub(super) id: IdKey,
+}
+
+/// An open device.
+pub(super) struct Context {
+    raw: NonNull<ffi::ibv_context>,
+    name: String,
+    qps: Mutex<HashMap<usize, QpTarget>>,
+    cqs: Mutex<HashMap<usize, Weak<Mailbox>>>,
+    _pin: DeviceList,
+}
+
+// SAFETY: libibverbs is thread-safe, and the books are locked.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Wraps a context of librdmacm. `None` when librdmacm has closed it meanwhile.
+    pub(super) fn new(raw: NonNull<ffi::ibv_context>) -> io::Result<Self> {
+        let pin = DeviceList::take()?;
+        if !pin.contexts().contains(&raw) {
+            return Err(io::Error::from_raw_os_error(NO_SUCH_DEVICE));
+        }
+        let name = device_name(raw);
+        Ok(Self { raw, name, qps: Mutex::default(), cqs: Mutex::default(), _pin: pin })
+    }
+
+    /// The context.
+    pub(super) fn as_ptr(&self) -> *mut ffi::ibv_context {
+        self.raw.as_ptr()
+    }
+
+    /// The device's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Books a QP (invariant 2).
+    pub(super) fn book_qp(&self, qp: NonNull<ffi::ibv_qp>, target: QpTarget) {
+        self.qps.lock().insert(qp.addr().get(), target);
+    }
+
+    /// Strikes a QP out.
+    pub(super) fn strike_qp(&self, qp: NonNull<ffi::ibv_qp>) {
+        self.qps.lock().remove(&qp.addr().get());
+    }
+
+    /// Whom an event of the QP at this address concerns.
+    pub(super) fn qp_target(&self, address: usize) -> Option<QpTarget> {
+        self.qps.lock().get(&address).cloned()
+    }
+
+    /// Books a CQ (invariant 2).
+    pub(super) fn book_cq(&self, cq: NonNull<ffi::ibv_cq>, mailbox: &Arc<Mailbox>) {
+        self.cqs.lock().insert(cq.addr().get(), Arc::downgrade(mailbox));
+    }
+
+    /// Strikes a CQ out.
+    pub(super) fn strike_cq(&self, cq: NonNull<ffi::ibv_cq>) {
+        self.cqs.lock().remove(&cq.addr().get());
+    }
+
+    /// The mailbox of the CQ at this address.
+    pub(super) fn cq_mailbox(&self, address: usize) -> Option<Arc<Mailbox>> {
+        self.cqs.lock().get(&address).and_then(Weak::upgrade)
+    }
+
+    /// Declares all CQs dead.
+    pub(super) fn fail_all(&self, reason: &str) {
+        for mailbox in self.cqs.lock().values().filter_map(Weak::upgrade) {
+            mailbox.kill(reason.to_owned());
+        }
+    }
+}
+
+/// ENODEV.
+const NO_SUCH_DEVICE: i32 = 19;
+
+fn device_name(context: NonNull<ffi::ibv_context>) -> String {
+    // SAFETY: an open context names its device, which lives as long as the library.
+    let device = unsafe { context.as_ref().device };
+    // SAFETY: as above; returns a C string inside the device.
+    let name = unsafe { ffi::ibv_get_device_name(device) };
+    if name.is_null() {
+        return "unnamed".to_owned();
+    }
+    // SAFETY: a NUL-terminated string that lives as long as the device.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", self.name)
+    }
+}

@@ -1,0 +1,212 @@
+//! One id and what is being said about it.
+//!
+//! Owns the id, and whoever waits for an answer. Carries single actions of the table out; which
+//! ones is for the [`dispatcher`](super::dispatcher) to ask the table.
+//!
+//! Invariants:
+//! 1. An answer is given once; whoever no longer waits for it closes the id.
+//! 2. A QP is held weakly: its owner may destroy it at any time.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use crate::device::QpEvent;
+
+use super::cm::{Action, State};
+use super::cm_id::{CmId, ConnParam};
+use super::device::VerbsDevice;
+use super::failure::{Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
+use super::options::SetupOptions;
+use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms};
+use super::service::{Answer, Request, Resolved, SetupQp};
+
+/// One id and its conversation.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    pub(super) id: CmId,
+    pub(super) state: State,
+    pub(super) options: Arc<SetupOptions>,
+    /// When the present step must be done, and how long it was given.
+    pub(super) deadline: Option<(Instant, Duration)>,
+    device: Option<Arc<VerbsDevice>>,
+    /// What the peer offers (passive).
+    depths: Option<ReadDepths>,
+    /// What to send with the REQ, REP or REJ.
+    pub(super) private_data: Vec<u8>,
+    /// What came with the REP.
+    pub(super) reply: Vec<u8>,
+    pub(super) qp: Option<SetupQp>,
+    pub(super) waiting: Waiting,
+    /// Why it failed, for the answer.
+    pub(super) failure: Option<Failure>,
+}
+
+/// Who waits for an answer.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Nobody,
+    Resolve(Answer<Resolved>),
+    Outcome(Answer<Vec<u8>>),
+    Listener(mpsc::Sender<Result<Request, Failure>>),
+}
+
+impl Conversation {
+    /// A conversation about to begin.
+    pub(super) fn new(id: CmId, state: State, options: Arc<SetupOptions>) -> Self {
+        Self {
+            id,
+            state,
+            options,
+            deadline: None,
+            device: None,
+            depths: None,
+            private_data: Vec::new(),
+            reply: Vec::new(),
+            qp: None,
+            waiting: Waiting::Nobody,
+            failure: None,
+        }
+    }
+
+    /// Carries one action out; a failure says what was attempted.
+    pub(super) fn carry_out(&mut self, action: Action) -> Result<(), (&'static str, io::Error)> {
+        let failed = |what| move |error| (what, error);
+        match action {
+            Action::ResolveRoute => {
+                let limit = self.options.resolve_timeout;
+                self.id.resolve_route(limit).map_err(failed(RESOLVE_ROUTE))?;
+            }
+            Action::ReportResolved => self.report_resolved()?,
+            Action::SendConnect => {
+                let param = self.parameters().map_err(failed("connect"))?;
+                self.id.connect(param).map_err(failed("connect"))?;
+            }
+            Action::MakeReady => {
+                let qp = self.live_qp().map_err(failed("ready queue pair"))?;
+                let terms = self.ready_terms();
+                self.id.make_ready(&qp, terms).map_err(failed("ready queue pair"))?;
+            }
+            Action::Establish => self.id.establish().map_err(failed("establish"))?,
+            Action::SendAccept => {
+                let param = self.parameters().map_err(failed("accept"))?;
+                self.id.accept(param).map_err(failed("accept"))?;
+            }
+            Action::SendReject => ignore("reject", self.id.reject(&self.private_data)),
+            Action::SendDisconnect => ignore("disconnect", self.id.disconnect()),
+            Action::ReportUp => self.report(Ok(())),
+            Action::ReportFailure => self.report(Err(())),
+            Action::ReportDisconnected => self.report_disconnected(),
+            Action::ReportListenerDead => self.report_listener_dead(),
+            // Done by the dispatcher, which owns the conversation and its listener.
+            Action::DeliverRequest | Action::Destroy => {}
+        }
+        Ok(())
+    }
+
+    /// The peer's offer, and the device that it came in on.
+    pub(super) fn set_offer(&mut self, depths: ReadDepths, device: Option<Arc<VerbsDevice>>) {
+        self.depths = Some(depths);
+        self.device = device;
+    }
+
+    fn report_resolved(&mut self) -> Result<(), (&'static str, io::Error)> {
+        let resolved = resolve_device(&self.id, &self.options);
+        let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
+        self.device = resolved.as_ref().ok().map(|resolved| Arc::clone(&resolved.device));
+        let is_usable = resolved.is_ok();
+        if let Waiting::Resolve(answer) = waiting {
+            // The caller may have given up waiting, and then closes the id.
+            let _ = answer.send(resolved);
+        }
+        if is_usable { Ok(()) } else { Err((RESOLVE_ADDRESS, io::ErrorKind::NotFound.into())) }
+    }
+
+    /// The QP, unless its owner has destroyed it meanwhile.
+    fn live_qp(&self) -> io::Result<Arc<QpGuard>> {
+        let guard = self.qp.as_ref().map(|qp| &qp.guard).and_then(Weak::upgrade);
+        guard.ok_or_else(|| io::Error::other("the queue pair is destroyed"))
+    }
+
+    /// READs that this side is ready for, in both directions.
+    fn wanted_depths(&self) -> ReadDepths {
+        let limit = self.device.as_ref().map_or(0, |device| device.max_reads());
+        let depth = self.options.read_depth.min(limit);
+        ReadDepths { own: depth, peer: depth }
+    }
+
+    /// Passive: what both sides can do.
+    fn agreed_depths(&self) -> Option<ReadDepths> {
+        self.depths.map(|offered| self.wanted_depths().min(offered))
+    }
+
+    fn ready_terms(&self) -> ReadyTerms {
+        ReadyTerms {
+            read_depths: self.agreed_depths(),
+            allows_reads: self.wanted_depths().peer > 0,
+            timers: self.options.timers(),
+        }
+    }
+
+    fn parameters(&self) -> io::Result<ConnParam<'_>> {
+        Ok(ConnParam {
+            private_data: &self.private_data,
+            qp_number: self.live_qp()?.number(),
+            depths: self.agreed_depths().unwrap_or_else(|| self.wanted_depths()),
+            retry_count: self.options.timers().retry_count,
+        })
+    }
+
+    fn report(&mut self, outcome: Result<(), ()>) {
+        let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
+        let failure = self.failure.take().unwrap_or(Failure::Gone);
+        // Whoever waits may have given up, and then closes the id.
+        match (waiting, outcome) {
+            (Waiting::Outcome(answer), Ok(())) => {
+                let _ = answer.send(Ok(std::mem::take(&mut self.reply)));
+            }
+            (Waiting::Outcome(answer), Err(())) => {
+                let _ = answer.send(Err(failure));
+            }
+            (Waiting::Resolve(answer), Err(())) => {
+                let _ = answer.send(Err(failure));
+            }
+            (waiting, _) => self.waiting = waiting,
+        }
+    }
+
+    fn report_disconnected(&self) {
+        let Some(qp) = &self.qp else { return };
+        // Where the QP is gone nobody is interested.
+        if let Some(guard) = qp.guard.upgrade() {
+            guard.mailbox().put(QpEvent::Disconnected(qp.handle));
+        }
+    }
+
+    fn report_listener_dead(&mut self) {
+        let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
+        let Waiting::Listener(requests) = waiting else { return };
+        // Where the queue is full its end says the same: the sender is dropped.
+        let _ = requests.try_send(Err(self.failure.take().unwrap_or(Failure::Gone)));
+    }
+}
+
+/// What the owner of a resolved id needs to know.
+pub(super) fn resolve_device(id: &CmId, options: &SetupOptions) -> Result<Resolved, Failure> {
+    let device = id.open_device();
+    let device =
+        device.ok_or_else(|| Failure::Device("libibverbs cannot open the device".to_owned()))?;
+    let init = id
+        .init_transition(options.read_depth.min(device.max_reads()) > 0)
+        .map_err(|error| Failure::Call { what: "ask for queue pair attributes", error })?;
+    Ok(Resolved { device, init, peer: id.peer_address() })
+}
+
+/// Calls whose failure changes nothing (invariant 1 of the dispatcher): the peer or the device was faster.
+pub(super) fn ignore(what: &'static str, result: io::Result<()>) {
+    if let Err(error) = result {
+        tracing::debug!(%error, what, "call refused");
+    }
+}

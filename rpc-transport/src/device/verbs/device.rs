@@ -1,0 +1,237 @@
+//! Devices: one per context of librdmacm, with limits asked from the device itself.
+//!
+//! Owns the list of open devices and what the seam says about them. Never creates QPs for use,
+//! only one at a time for asking how many inline bytes there may be.
+#![allow(unsafe_code, reason = "asks libibverbs")]
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::device::{Capabilities, CompletionQueue, Device, DeviceAttributes, ProviderError};
+use crate::memory::region::ProtectionDomain;
+
+use super::completion_channel::CqGuard;
+use super::context::{Context, DeviceList};
+use super::ffi::{self, Plain};
+use super::limits;
+use super::memory::{PdGuard, VerbsDomain};
+use super::queue::VerbsCompletionQueue;
+use super::wr_key::MAX_WRS;
+
+/// Most inline bytes asked for. Above this a device reads memory faster than a CPU copies it into
+/// the SQ, and the SQ's entries grow with it.
+const MAX_INLINE_BYTES: u32 = 512;
+/// Step of the search for the largest inline size, bytes.
+const INLINE_STEP_BYTES: u32 = 32;
+
+/// A device of libibverbs.
+#[derive(Debug)]
+pub(super) struct VerbsDevice {
+    context: Arc<Context>,
+    attributes: DeviceAttributes,
+    max_reads: u8,
+    comp_vectors: i32,
+    next_vector: AtomicI32,
+}
+
+/// Devices stay open once used, until they are removed: so contexts, and the address of a device,
+/// are stable.
+static DEVICES: Mutex<Vec<Arc<VerbsDevice>>> = Mutex::new(Vec::new());
+
+/// Every RDMA device that librdmacm can use, opened. Empty when the machine has none.
+///
+/// # Errors
+/// [`ProviderError::Resources`]: librdmacm cannot be used, or a device refuses to be asked.
+pub fn devices() -> Result<Vec<Arc<dyn Device>>, ProviderError> {
+    let list = DeviceList::take().map_err(|error| limits::refused("list RDMA devices", &error))?;
+    let contexts = list.contexts();
+    contexts.into_iter().map(|raw| Ok(VerbsDevice::of(raw)? as Arc<dyn Device>)).collect()
+}
+
+/// The devices opened so far.
+pub(super) fn opened() -> Vec<Arc<VerbsDevice>> {
+    DEVICES.lock().clone()
+}
+
+/// The device was removed: nobody finds it any more, and it closes with the last of its objects.
+pub(super) fn forget(gone: &Arc<VerbsDevice>) {
+    DEVICES.lock().retain(|device| !Arc::ptr_eq(device, gone));
+}
+
+impl VerbsDevice {
+    /// The device of a context, always the same for the same one.
+    pub(super) fn of(raw: NonNull<ffi::ibv_context>) -> Result<Arc<Self>, ProviderError> {
+        let mut devices = DEVICES.lock();
+        if let Some(known) = devices.iter().find(|device| device.context.as_ptr() == raw.as_ptr()) {
+            return Ok(Arc::clone(known));
+        }
+        let device = Self::open(raw).map_err(|error| limits::refused("open device", &error))?;
+        let device = Arc::new(device);
+        devices.push(Arc::clone(&device));
+        Ok(device)
+    }
+
+    fn open(raw: NonNull<ffi::ibv_context>) -> io::Result<Self> {
+        let context = Arc::new(Context::new(raw)?);
+        set_nonblocking(&context)?;
+        let limits = query(&context)?;
+        let max_cqe = u32::try_from(limits.max_cqe).unwrap_or(0);
+        let max_reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, 255);
+        let max_reads = u8::try_from(max_reads).unwrap_or(0);
+        let max_qp_wr = u32::try_from(limits.max_qp_wr).unwrap_or(0);
+        let attributes = DeviceAttributes {
+            name: context.name().to_owned(),
+            max_inline_bytes: max_inline_bytes(&context)?,
+            max_message_bytes: max_message_bytes(&context, limits.phys_port_cnt),
+            // One slot is kept for the beacon (see `queue_pair`).
+            max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
+            max_cqe: CqGuard::usable_entries(max_cqe),
+            capabilities: capabilities(&context, max_reads),
+        };
+        // SAFETY: the context is open.
+        let comp_vectors = unsafe { raw.as_ref().num_comp_vectors }.max(1);
+        tracing::debug!(?attributes, "RDMA device opened");
+        let next_vector = AtomicI32::new(0);
+        Ok(Self { context, attributes, max_reads, comp_vectors, next_vector })
+    }
+
+    /// The open context.
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Most READs that one QP may have under way in either direction.
+    pub(super) fn max_reads(&self) -> u8 {
+        self.max_reads
+    }
+}
+
+impl Device for VerbsDevice {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn allocate_pd(&self) -> Result<ProtectionDomain, ProviderError> {
+        let pd = PdGuard::allocate(&self.context);
+        let pd = pd.map_err(|error| limits::refused("allocate protection domain", &error))?;
+        Ok(ProtectionDomain::new(Arc::new(VerbsDomain::new(Arc::new(pd)))))
+    }
+
+    fn create_cq(&self, min_entries: u32) -> Result<Box<dyn CompletionQueue>, ProviderError> {
+        if min_entries > self.attributes.max_cqe {
+            let (asked, limit) = (u64::from(min_entries), u64::from(self.attributes.max_cqe));
+            return Err(ProviderError::Limit { what: "completion queue entries", asked, limit });
+        }
+        let vector = self.next_vector.fetch_add(1, Ordering::Relaxed) % self.comp_vectors;
+        let cq = CqGuard::create(&self.context, min_entries, vector.abs());
+        let cq = cq.map_err(|error| limits::refused("create completion queue", &error))?;
+        Ok(Box::new(VerbsCompletionQueue::new(Arc::new(cq), &self.attributes)))
+    }
+}
+
+/// Asynchronous events are read until there are none (S63).
+fn set_nonblocking(context: &Context) -> io::Result<()> {
+    let fd = async_fd(context);
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?;
+    Ok(())
+}
+
+/// The fd of a context's asynchronous events.
+pub(super) fn async_fd(context: &Context) -> std::os::fd::BorrowedFd<'_> {
+    // SAFETY: the context is open as long as `context` lives.
+    let fd = unsafe { (*context.as_ptr()).async_fd };
+    // SAFETY: the fd is open as long as the context, which the borrow stands for.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
+}
+
+fn query(context: &Context) -> io::Result<ffi::ibv_device_attr> {
+    let mut attributes = ffi::ibv_device_attr::zeroed();
+    // SAFETY: an open context; the call fills the struct, whose layout `ffi` asserts.
+    let returned = unsafe { ffi::ibv_query_device(context.as_ptr(), &raw mut attributes) };
+    ffi::verbs_result(returned)?;
+    Ok(attributes)
+}
+
+/// One port's attributes.
+pub(super) fn query_port(
+    context: *mut ffi::ibv_context,
+    port: u8,
+) -> io::Result<ffi::ibv_port_attr> {
+    // Zeroed: an old library fills only the older part of the struct.
+    let mut attributes = ffi::ibv_port_attr::zeroed();
+    // SAFETY: an open context by this module's callers; the call fills at most the struct.
+    let returned = unsafe { ffi::___ibv_query_port(context, port, &raw mut attributes) };
+    ffi::verbs_result(returned)?;
+    Ok(attributes)
+}
+
+/// The smallest limit of all ports: a QP may use any.
+fn max_message_bytes(context: &Context, ports: u8) -> u64 {
+    let limits = (1..=ports).filter_map(|port| query_port(context.as_ptr(), port).ok());
+    limits.map(|port| u64::from(port.max_msg_sz)).min().unwrap_or(1 << 31)
+}
+
+fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
+    let both = Capabilities::REGISTER_REMOTE.with(Capabilities::EMPTY_SEND);
+    if is_iwarp(context) {
+        // No immediates; and the landing zone of a READ would have to be open to remote writes.
+        return both;
+    }
+    let infiniband = both.with(Capabilities::IMMEDIATE).with(Capabilities::WRITE_WITH_IMM);
+    if max_reads > 0 { infiniband.with(Capabilities::READ) } else { infiniband }
+}
+
+fn is_iwarp(context: &Context) -> bool {
+    // SAFETY: an open context names its device.
+    let device = unsafe { (*context.as_ptr()).device };
+    // SAFETY: the device lives as long as the library.
+    let transport = unsafe { (*device).transport_type };
+    transport == ffi::ibv_transport_type::IBV_TRANSPORT_IWARP
+}
+
+/// The largest inline size that a QP is granted. There is no attribute for it (S33): it is found by
+/// trial.
+fn max_inline_bytes(context: &Arc<Context>) -> io::Result<u32> {
+    let pd = PdGuard::allocate(context)?;
+    let cq = CqGuard::create(context, 2, 0)?;
+    let grants = |bytes: u32| try_qp(&pd, &cq, bytes);
+    if !grants(0) {
+        return Err(io::Error::other("the device grants no RC queue pair at all"));
+    }
+    let (mut granted, mut refused) = (0, MAX_INLINE_BYTES + INLINE_STEP_BYTES);
+    while refused - granted > INLINE_STEP_BYTES {
+        let middle = (granted + refused) / (2 * INLINE_STEP_BYTES) * INLINE_STEP_BYTES;
+        if grants(middle) { granted = middle } else { refused = middle }
+    }
+    Ok(granted)
+}
+
+fn try_qp(pd: &PdGuard, cq: &CqGuard, max_inline_data: u32) -> bool {
+    let mut attributes = ffi::ibv_qp_init_attr::zeroed();
+    attributes.send_cq = cq.as_ptr();
+    attributes.recv_cq = cq.as_ptr();
+    attributes.qp_type = ffi::ibv_qp_type::IBV_QPT_RC;
+    attributes.cap = ffi::ibv_qp_cap {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data,
+    };
+    // SAFETY: live PD and CQ of one context, and a filled-in struct.
+    let qp = unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) };
+    if qp.is_null() {
+        return false;
+    }
+    // SAFETY: the QP was created above and nobody else knows it.
+    let destroyed = ffi::verbs_result(unsafe { ffi::ibv_destroy_qp(qp) });
+    if let Err(error) = destroyed {
+        tracing::error!(%error, "a trial queue pair could not be destroyed");
+    }
+    attributes.cap.max_inline_data >= max_inline_data
+}

@@ -1,0 +1,383 @@
+//! The connection manager's thread: takes events and wishes, carries the table's actions out.
+//!
+//! Owns every id, the deadlines, and the reading of asynchronous device events. Decides nothing:
+//! what follows from what stands in [`cm`](super::cm).
+//!
+//! Invariants:
+//! 1. A call that fails becomes an input of the table, except where the table says that its failure
+//!    changes nothing.
+//! 2. The thread sleeps unless there is an event, a wish, or a deadline that has come.
+//! 3. No wish waits for another: nothing here blocks on a peer.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::mpsc::{self, error::TrySendError};
+
+use crate::device::REQ_PRIVATE_DATA_BYTES;
+
+use super::async_events;
+use super::cm::{self, Action, Event, Input, State};
+use super::cm_id::{CmChannel, CmEvent, CmId};
+use super::conversation::{Conversation, Waiting, ignore, resolve_device};
+use super::device::{self, VerbsDevice};
+use super::failure::{Failure, RESOLVE_ADDRESS};
+use super::options::SetupOptions;
+use super::queue_pair::ReadDepths;
+use super::service::{Answer, Command, IdKey, IdLink, Request, Resolved, Service, SetupQp};
+
+/// Events taken before wishes and deadlines get their turn.
+const EVENTS_PER_ROUND: usize = 256;
+/// The kernel's own timer for resolving should come first: it knows more.
+const RESOLVE_SLACK: Duration = Duration::from_millis(500);
+
+/// The thread's state.
+pub(super) struct Dispatcher {
+    service: &'static Service,
+    conversations: HashMap<IdKey, Conversation>,
+    deadlines: BinaryHeap<Reverse<(Instant, IdKey)>>,
+    // Behind the ids: they go first.
+    channel: CmChannel,
+}
+
+impl Dispatcher {
+    /// Prepares the thread.
+    pub(super) fn new(service: &'static Service, channel: CmChannel) -> Self {
+        Self { service, conversations: HashMap::new(), deadlines: BinaryHeap::new(), channel }
+    }
+
+    /// Runs as long as the process.
+    pub(super) fn run(mut self) {
+        let mut commands = Vec::new();
+        loop {
+            let with_news = self.sleep();
+            self.service.take(&mut commands);
+            for command in commands.drain(..) {
+                self.on_command(command);
+            }
+            self.take_events();
+            self.run_deadlines();
+            for device in with_news {
+                self.take_device_events(&device);
+            }
+        }
+    }
+
+    /// Waits for something to do (invariant 2); returns the devices with asynchronous events.
+    fn sleep(&self) -> Vec<Arc<VerbsDevice>> {
+        let devices = device::opened();
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.service.bell(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.channel.fd(), PollFlags::IN),
+        ];
+        fds.extend(devices.iter().map(|device| {
+            PollFd::from_borrowed_fd(device::async_fd(device.context()), PollFlags::IN)
+        }));
+        let wait = self.deadlines.peek().map(|Reverse((at, _))| timespec_until(*at));
+        match poll(&mut fds, wait.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Out of memory: the next round tries again.
+            Err(error) => {
+                tracing::warn!(%error, "poll failed on the connection manager's thread");
+                std::thread::yield_now();
+            }
+        }
+        let has_news: Vec<bool> = fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        devices
+            .into_iter()
+            .zip(has_news)
+            .filter_map(|(device, news)| news.then_some(device))
+            .collect()
+    }
+
+    fn take_events(&mut self) {
+        for _ in 0..EVENTS_PER_ROUND {
+            match self.channel.next_event() {
+                Ok(Some(event)) => self.on_event(event),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "no event from the connection manager");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_device_events(&mut self, device: &Arc<VerbsDevice>) {
+        match async_events::drain(device.context()) {
+            Ok(established) => {
+                for key in established {
+                    self.on_communication_established(key);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(device = device.context().name(), %error, "device removed");
+                // Its fd would be readable for ever (invariant 2).
+                device::forget(device);
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: CmEvent) {
+        let kind = Event::from_number(event.number, event.status);
+        tracing::trace!(?event, ?kind, "connection manager event");
+        if let Event::Unknown(number) = kind {
+            tracing::debug!(number, "unknown event of the connection manager ignored");
+        }
+        let CmEvent { key, new_id, private_data, depths, status, .. } = event;
+        if let Some(id) = new_id {
+            self.on_request(key, id, private_data, depths);
+            return;
+        }
+        let Some(conversation) = self.conversations.get_mut(&key) else { return };
+        if kind == Event::ConnectResponse || kind == Event::Established {
+            conversation.reply = private_data;
+        } else {
+            conversation.failure = Some(Failure::Event { event: kind, status, private_data });
+        }
+        self.input(key, Input::Event(kind));
+        // What was ignored explains no later failure.
+        if let Some(conversation) = self.conversations.get_mut(&key) {
+            conversation.failure = None;
+        }
+    }
+
+    /// A REQ: the new id gets a name and a conversation of its own. When its listener is gone or
+    /// cannot take it, dropping the share that is made here refuses it.
+    fn on_request(&mut self, listener: IdKey, id: CmId, data: Vec<u8>, depths: ReadDepths) {
+        let Some(parent) = self.conversations.get(&listener) else { return };
+        let (_, actions) = cm::step(parent.state, Input::Event(Event::ConnectRequest));
+        let Waiting::Listener(requests) = &parent.waiting else { return };
+        if !actions.contains(&Action::DeliverRequest) {
+            return;
+        }
+        let (requests, options) = (requests.clone(), Arc::clone(&parent.options));
+        let mut id = id;
+        let key = IdKey::fresh();
+        id.set_key(key);
+        let resolved = resolve_device(&id, &options);
+        let mut conversation = Conversation::new(id, State::Requested, options);
+        let device = resolved.as_ref().ok().map(|resolved| Arc::clone(&resolved.device));
+        conversation.set_offer(depths, device);
+        self.conversations.insert(key, conversation);
+        let link = IdLink::new(self.service, key);
+        let mut private_data = data;
+        private_data.resize(REQ_PRIVATE_DATA_BYTES, 0);
+        let request = match resolved {
+            Ok(resolved) => Request { link, resolved, private_data },
+            Err(failure) => {
+                tracing::warn!(?failure, "a connection request came in on an unusable device");
+                return;
+            }
+        };
+        match requests.try_send(Ok(request)) {
+            Ok(()) | Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(_)) => {
+                tracing::warn!("connection request refused: too many wait to be accepted");
+            }
+        }
+    }
+
+    fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Resolve { key, to, options, answer } => {
+                self.start_resolving(key, to, options, answer);
+            }
+            Command::Listen { key, at, options, requests, answer } => {
+                // The caller may have given up waiting, and then closes the id.
+                let _ = answer.send(self.start_listening(key, at, options, requests));
+            }
+            Command::Connect { key, qp, private_data, answer } => {
+                self.wish(key, Input::Connect, qp, private_data, answer);
+            }
+            Command::Accept { key, qp, private_data, answer } => {
+                self.wish(key, Input::Accept, qp, private_data, answer);
+            }
+            Command::Reject { key, private_data, done } => {
+                if let Some(conversation) = self.conversations.get_mut(&key) {
+                    conversation.private_data = private_data;
+                }
+                self.input(key, Input::Reject);
+                // The caller may have stopped waiting.
+                let _ = done.send(());
+            }
+            Command::Disconnect { key } => self.input(key, Input::Disconnect),
+            Command::Close { key, token } => {
+                self.input(key, Input::Close);
+                drop(token);
+            }
+        }
+    }
+
+    fn start_resolving(
+        &mut self,
+        key: IdKey,
+        to: SocketAddr,
+        options: Arc<SetupOptions>,
+        answer: Answer<Resolved>,
+    ) {
+        let id = match CmId::create(&self.channel, key) {
+            Ok(id) => id,
+            Err(error) => {
+                // The caller may have given up waiting.
+                let _ = answer.send(Err(Failure::Call { what: "create connection id", error }));
+                return;
+            }
+        };
+        let started = id.resolve_address(to, options.resolve_timeout);
+        let mut conversation = Conversation::new(id, State::ResolvingAddress, options);
+        conversation.waiting = Waiting::Resolve(answer);
+        self.conversations.insert(key, conversation);
+        match started {
+            Ok(()) => self.set_deadline(key),
+            Err(error) => self.call_failed(key, RESOLVE_ADDRESS, error),
+        }
+    }
+
+    fn start_listening(
+        &mut self,
+        key: IdKey,
+        at: SocketAddr,
+        options: Arc<SetupOptions>,
+        requests: mpsc::Sender<Result<Request, Failure>>,
+    ) -> Result<SocketAddr, Failure> {
+        let failed = |what| move |error| Failure::Call { what, error };
+        let id = CmId::create(&self.channel, key).map_err(failed("create connection id"))?;
+        if let Err(error) = id.bind(at) {
+            let error = self.why_not_bound(key, at, error);
+            return Err(Failure::Call { what: "bind", error });
+        }
+        id.listen(options.backlog).map_err(failed("listen"))?;
+        let bound = id.local_address().unwrap_or(at);
+        let mut conversation = Conversation::new(id, State::Listening, options);
+        conversation.waiting = Waiting::Listener(requests);
+        self.conversations.insert(key, conversation);
+        Ok(bound)
+    }
+
+    /// The kernel calls an address not available also when the port is taken there by a listener
+    /// of another kind (wildcard or specific): then the address alone can be bound.
+    fn why_not_bound(&self, key: IdKey, at: SocketAddr, error: io::Error) -> io::Error {
+        if error.kind() != io::ErrorKind::AddrNotAvailable || at.port() == 0 {
+            return error;
+        }
+        let any_port = SocketAddr::new(at.ip(), 0);
+        let bound = CmId::create(&self.channel, key).and_then(|id| id.bind(any_port));
+        if bound.is_ok() { io::ErrorKind::AddrInUse.into() } else { error }
+    }
+
+    fn wish(
+        &mut self,
+        key: IdKey,
+        input: Input,
+        qp: SetupQp,
+        private_data: Vec<u8>,
+        answer: Answer<Vec<u8>>,
+    ) {
+        let Some(conversation) = self.conversations.get_mut(&key) else {
+            // The caller may have given up waiting.
+            let _ = answer.send(Err(Failure::Gone));
+            return;
+        };
+        conversation.qp = Some(qp);
+        conversation.private_data = private_data;
+        conversation.waiting = Waiting::Outcome(answer);
+        self.input(key, input);
+    }
+
+    fn run_deadlines(&mut self) {
+        let now = Instant::now();
+        while let Some(Reverse((at, key))) = self.deadlines.peek().copied() {
+            if at > now {
+                return;
+            }
+            self.deadlines.pop();
+            let Some(conversation) = self.conversations.get_mut(&key) else { continue };
+            // An entry of an earlier step means nothing now.
+            if let Some((_, limit)) = conversation.deadline.filter(|(due, _)| *due <= now) {
+                conversation.failure = Some(Failure::Deadline(limit));
+                self.input(key, Input::Deadline);
+            }
+        }
+    }
+
+    /// The QP has received something before its connection was seen to stand: the RTU is lost.
+    fn on_communication_established(&mut self, key: IdKey) {
+        let Some(conversation) = self.conversations.get(&key) else { return };
+        if conversation.state == State::Accepting {
+            ignore("notify", conversation.id.notify_established());
+        }
+    }
+
+    fn call_failed(&mut self, key: IdKey, what: &'static str, error: io::Error) {
+        if let Some(conversation) = self.conversations.get_mut(&key) {
+            conversation.failure = Some(Failure::Call { what, error });
+        }
+        self.input(key, Input::CallFailed);
+    }
+
+    /// Feeds the table, and carries out what it says, until it says nothing more.
+    fn input(&mut self, key: IdKey, input: Input) {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            let Some(conversation) = self.conversations.get_mut(&key) else { return };
+            let (next, actions) = cm::step(conversation.state, input);
+            if next != conversation.state {
+                tracing::trace!(?key, from = ?conversation.state, ?input, ?next, ?actions);
+                conversation.state = next;
+                self.set_deadline(key);
+            }
+            if let Some(follow_up) = self.carry_out(key, actions) {
+                inputs.push_back(follow_up);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, key: IdKey, actions: &[Action]) -> Option<Input> {
+        for action in actions {
+            if *action == Action::Destroy {
+                // Dropping the conversation destroys the id.
+                self.conversations.remove(&key);
+                return None;
+            }
+            let conversation = self.conversations.get_mut(&key)?;
+            if let Err((what, error)) = conversation.carry_out(*action) {
+                conversation.failure = Some(Failure::Call { what, error });
+                return Some(Input::CallFailed);
+            }
+        }
+        actions.contains(&Action::MakeReady).then_some(Input::Ready)
+    }
+
+    fn set_deadline(&mut self, key: IdKey) {
+        let Some(conversation) = self.conversations.get_mut(&key) else { return };
+        let options = &conversation.options;
+        let limit = match conversation.state {
+            State::ResolvingAddress | State::ResolvingRoute => {
+                Some(options.resolve_timeout + RESOLVE_SLACK)
+            }
+            State::Connecting | State::Completing => Some(options.connect_timeout),
+            State::Preparing | State::Accepting => Some(options.accept_timeout),
+            _ => None,
+        };
+        // A limit beyond the clock's range is none.
+        let due = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
+        conversation.deadline = due;
+        if let Some((at, _)) = due {
+            self.deadlines.push(Reverse((at, key)));
+        }
+    }
+}
+
+/// Rounded up: to wake before the deadline would be to wake in vain.
+fn timespec_until(at: Instant) -> Timespec {
+    let rest = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    let tv_sec = i64::try_from(rest.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: i64::from(rest.subsec_nanos()) }
+}

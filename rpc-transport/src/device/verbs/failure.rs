@@ -1,0 +1,239 @@
+//! Why setting a connection up failed, in words for a person.
+//!
+//! Owns the meaning of the connection manager's events, statuses and reject reasons. Pure.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::connect::address::Address;
+use crate::connect::error::{ConnectError, ListenError};
+use crate::device::{ProviderError, REJ_PRIVATE_DATA_BYTES};
+
+use super::cm::Event;
+
+/// What went wrong.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The kernel's connection manager said so.
+    Event {
+        /// Which event.
+        event: Event,
+        /// Negative errno, or a reject reason.
+        status: i32,
+        /// What the peer sent along.
+        private_data: Vec<u8>,
+    },
+    /// A call failed.
+    Call {
+        /// What was attempted.
+        what: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// No answer in time.
+    Deadline(Duration),
+    /// The id is gone: its device was removed, or its owner has given up.
+    Gone,
+    /// No device of libibverbs fits.
+    Device(String),
+}
+
+/// Reasons of `enum ib_cm_rej_reason` that a person meets.
+const REJECT_TIMEOUT: i32 = 4;
+const REJECT_NO_LISTENER: i32 = 8;
+const REJECT_STALE: i32 = 10;
+const REJECT_BY_APPLICATION: i32 = 28;
+
+impl Failure {
+    /// As the error of connecting to, or accepting from, `address`.
+    pub(super) fn into_connect_error(self, address: &Address) -> ConnectError {
+        match self {
+            Self::Event { event: Event::Rejected, status, private_data } => {
+                rejected(address, status, private_data)
+            }
+            Self::Event { event, status, .. } => unreachable(address, event_text(event, status)),
+            Self::Call { what, error } => call_failed(address, what, &error),
+            Self::Deadline(after) => ConnectError::TimedOut { address: address.clone(), after },
+            Self::Gone => unreachable(address, "the connection attempt is over".to_owned()),
+            Self::Device(reason) => ConnectError::Unavailable { scheme: "rdma", reason },
+        }
+    }
+
+    /// As the error of listening at `address`.
+    pub(super) fn into_listen_error(self, address: &Address) -> ListenError {
+        let address = address.clone();
+        let reason = match self {
+            Self::Call { error, .. } if error.kind() == io::ErrorKind::AddrInUse => {
+                let reason = format!("{error}; stop the other listener or choose another port");
+                return ListenError::InUse { address, reason };
+            }
+            Self::Call { what, error } if is_errno(&error, Errno::NODEV) => {
+                format!(
+                    "{what}: {error} (no RDMA device has this address; the doctor shows those that do)"
+                )
+            }
+            Self::Call { what, error } => format!("{what}: {error}"),
+            Self::Event { event, status, .. } => event_text(event, status),
+            Self::Deadline(after) => format!("nothing happened within {after:?}"),
+            Self::Gone => "the listener is gone".to_owned(),
+            Self::Device(reason) => reason,
+        };
+        ListenError::Failed { address, reason }
+    }
+}
+
+fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> ConnectError {
+    let address = address.clone();
+    let reason = match status {
+        REJECT_NO_LISTENER => {
+            let reason = format!("no listener at this port (reject reason {status})");
+            return ConnectError::Refused { address, reason };
+        }
+        // iWARP has no reasons; TCP refuses.
+        _ if -status == Errno::CONNREFUSED.raw_os_error() => {
+            let reason = "no listener at this port (connection refused)".to_owned();
+            return ConnectError::Refused { address, reason };
+        }
+        REJECT_BY_APPLICATION => {
+            private_data.resize(REJ_PRIVATE_DATA_BYTES, 0);
+            let reason = "the application refused".to_owned();
+            return ConnectError::Rejected { address, reason, private_data };
+        }
+        REJECT_STALE => "a stale connection with the same numbers is not forgotten yet; \
+                         try again (reject reason 10)"
+            .to_owned(),
+        REJECT_TIMEOUT => "the peer waited too long for a message (reject reason 4)".to_owned(),
+        other => format!("reject reason {other}"),
+    };
+    ConnectError::Rejected { address, reason, private_data: Vec::new() }
+}
+
+fn unreachable(address: &Address, reason: String) -> ConnectError {
+    ConnectError::Unreachable { address: address.clone(), reason }
+}
+
+fn event_text(event: Event, status: i32) -> String {
+    // Negative statuses are errno values; librdmacm's own conversions are just -1.
+    let cause = match status {
+        0 | -1 => String::new(),
+        errno if errno < 0 => format!(": {}", io::Error::from_raw_os_error(-errno)),
+        reason => format!(" (status {reason})"),
+    };
+    let text = match event {
+        Event::AddressError => {
+            "the address was not resolved: no such host in a network that an RDMA device serves"
+        }
+        Event::RouteError => "there is no route to it through an RDMA device",
+        Event::Unreachable => "its connection manager does not answer",
+        Event::ConnectError => "the connection could not be completed",
+        Event::Disconnected => "it disconnected while the connection was set up",
+        Event::DeviceRemoval => "the RDMA device was removed",
+        other => return format!("unexpected event {other:?}{cause}"),
+    };
+    format!("{text}{cause}")
+}
+
+fn call_failed(address: &Address, what: &'static str, error: &io::Error) -> ConnectError {
+    let unreachable_errnos =
+        [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::ADDRNOTAVAIL, Errno::NODEV, Errno::INVAL];
+    let resolving = [RESOLVE_ADDRESS, RESOLVE_ROUTE].contains(&what);
+    if resolving && unreachable_errnos.iter().any(|errno| is_errno(error, *errno)) {
+        let reason = format!("{error} ({NO_DEVICE})");
+        return unreachable(address, reason);
+    }
+    ConnectError::Provider(ProviderError::Resources { what, message: error.to_string() })
+}
+
+/// Names of the calls that fail for want of a route.
+pub(super) const RESOLVE_ADDRESS: &str = "resolve address";
+pub(super) const RESOLVE_ROUTE: &str = "resolve route";
+
+/// What many try first is 127.0.0.1.
+const NO_DEVICE: &str = "no RDMA device has a route to it; loopback addresses have no device, so \
+                         use the address of an RDMA port, which the doctor shows";
+
+fn is_errno(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> Address {
+        "rdma://10.9.0.7:7471".parse().unwrap()
+    }
+
+    fn event(event: Event, status: i32) -> ConnectError {
+        let private_data = vec![1, 2, 3];
+        Failure::Event { event, status, private_data }.into_connect_error(&address())
+    }
+
+    #[test]
+    fn s18_no_listener_is_refused_and_not_unreachable() {
+        for status in [8, -111] {
+            let error = event(Event::Rejected, status);
+            assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+        }
+        let error = event(Event::Unreachable, -110);
+        assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+    }
+
+    #[test]
+    fn s19_the_applications_reason_comes_padded_and_no_other() {
+        let ConnectError::Rejected { private_data, .. } = event(Event::Rejected, 28) else {
+            panic!("not a rejection")
+        };
+        assert_eq!(private_data[..4], [1, 2, 3, 0]);
+        assert_eq!(private_data.len(), REJ_PRIVATE_DATA_BYTES);
+        for status in [4, 10, 12, -104] {
+            let error = event(Event::Rejected, status);
+            let ConnectError::Rejected { private_data, .. } = &error else { panic!("{error}") };
+            assert!(private_data.is_empty(), "{status}");
+        }
+        assert!(event(Event::Rejected, 10).to_string().contains("try again"));
+    }
+
+    #[test]
+    fn every_failure_names_the_address_and_what_happened() {
+        let call = |what, errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            Failure::Call { what, error }.into_connect_error(&address())
+        };
+        for (error, part) in [
+            (event(Event::AddressError, -110), "timed out"),
+            (event(Event::AddressError, -1), "no such host"),
+            (event(Event::RouteError, -22), "no route"),
+            (event(Event::ConnectError, -22), "Invalid argument"),
+            (event(Event::Disconnected, 0), "disconnected"),
+            (event(Event::DeviceRemoval, 0), "removed"),
+            (event(Event::Unknown(40), 0), "Unknown(40)"),
+            (call(RESOLVE_ADDRESS, 101), "Network is unreachable"),
+            (call(RESOLVE_ADDRESS, 19), "No such device"),
+            (call(RESOLVE_ROUTE, 19), "loopback addresses have no device"),
+            (Failure::Gone.into_connect_error(&address()), "over"),
+        ] {
+            let text = error.to_string();
+            assert!(matches!(error, ConnectError::Unreachable { .. }), "{text}");
+            assert!(text.contains(part) && text.contains("10.9.0.7:7471"), "{part}: {text}");
+        }
+        let error = call("connect", 12).to_string();
+        assert!(error.contains("connect") && error.contains("allocate memory"), "{error}");
+        let late = Failure::Deadline(Duration::from_secs(3)).into_connect_error(&address());
+        assert!(matches!(late, ConnectError::TimedOut { .. }), "{late}");
+    }
+
+    #[test]
+    fn a_listener_says_what_to_do() {
+        let call = |errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            Failure::Call { what: "bind", error }.into_listen_error(&address())
+        };
+        let in_use = call(98);
+        assert!(matches!(in_use, ListenError::InUse { .. }), "{in_use}");
+        assert!(in_use.to_string().contains("another port"));
+        assert!(call(19).to_string().contains("no RDMA device has this address"));
+    }
+}

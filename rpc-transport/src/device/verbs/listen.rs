@@ -1,0 +1,142 @@
+//! Listening: from connection requests to QPs in RTS.
+//!
+//! Owns the queue of requests that wait to be accepted. What is dropped unanswered is refused.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::connect::address::{Address, HostPort};
+use crate::connect::error::{ConnectError, ListenError};
+use crate::device::{
+    CompletionQueue, Device, Established, Incoming, Listener, PeerIdentity, ProviderError,
+    QpCapacity, QpHandle, REP_PRIVATE_DATA_BYTES,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::connect::look_up;
+use super::failure::Failure;
+use super::options::SetupOptions;
+use super::preflight;
+use super::service::{Command, IdKey, IdLink, Request, Service};
+use super::setup_qp::{Attempt, AttemptError, check_private_data, rejection};
+
+/// Listens at an `rdma://` address. `0.0.0.0` and `[::]` mean every device (`[::]` IPv4 as well),
+/// port 0 a port of the system's choice.
+///
+/// # Errors
+/// [`ListenError`]: no device, no such local address, or the port is in use.
+pub async fn listen(
+    address: &Address,
+    options: SetupOptions,
+) -> Result<Box<dyn Listener>, ListenError> {
+    let Address::Rdma(at) = address else {
+        let reason = "verbs listen at rdma:// addresses".to_owned();
+        return Err(ListenError::Failed { address: address.clone(), reason });
+    };
+    let service = Service::get().map_err(|error| {
+        let reason = preflight::why_unavailable(&error);
+        ListenError::Unavailable { scheme: "rdma", reason }
+    })?;
+    let failed = |reason| ListenError::Failed { address: address.clone(), reason };
+    let found = look_up(at).await.map_err(failed)?;
+    let at = found.first().copied().ok_or_else(|| failed("the name has no address".to_owned()))?;
+    let options = Arc::new(options);
+    let (requests, incoming) = mpsc::channel(usize::from(options.backlog.max(1)));
+    let (answer, answered) = oneshot::channel();
+    let link = IdLink::new(service, IdKey::fresh());
+    service.send(Command::Listen { key: link.key(), at, options, requests, answer });
+    let bound = answered.await.unwrap_or(Err(Failure::Gone));
+    let bound = bound.map_err(|failure| failure.into_listen_error(address))?;
+    let address = Address::Rdma(HostPort::from(bound));
+    Ok(Box::new(VerbsListener { address, incoming, _link: link }))
+}
+
+#[derive(Debug)]
+struct VerbsListener {
+    address: Address,
+    incoming: mpsc::Receiver<Result<Request, Failure>>,
+    /// Closes the id.
+    _link: IdLink,
+}
+
+#[async_trait]
+impl Listener for VerbsListener {
+    fn local_address(&self) -> Address {
+        self.address.clone()
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        let request = self.incoming.recv().await.unwrap_or(Err(Failure::Gone));
+        let request = request.map_err(|failure| failure.into_listen_error(&self.address))?;
+        let Request { link, resolved, private_data } = request;
+        let attempt = Attempt::new(link, resolved);
+        Ok(Box::new(VerbsIncoming { private_data, attempt }))
+    }
+}
+
+#[derive(Debug)]
+struct VerbsIncoming {
+    private_data: Vec<u8>,
+    attempt: Attempt,
+}
+
+impl VerbsIncoming {
+    /// The connection manager always knows it: without one there would be no way back.
+    fn peer_address(&self) -> std::net::SocketAddr {
+        self.attempt.peer().unwrap_or_else(|| ([0, 0, 0, 0], 0).into())
+    }
+}
+
+#[async_trait]
+impl Incoming for VerbsIncoming {
+    fn device(&self) -> &Arc<dyn Device> {
+        self.attempt.device()
+    }
+
+    fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        PeerIdentity::Network(self.peer_address())
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.attempt.create_qp(cq, pd, capacity)
+    }
+
+    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        check_private_data(private_data, REP_PRIVATE_DATA_BYTES)?;
+        let peer = self.peer_address();
+        let key = self.attempt.link().key();
+        let private_data = private_data.to_vec();
+        let accepted = self
+            .attempt
+            .fulfil(|qp, answer| Command::Accept { key, qp, private_data, answer })
+            .await;
+        let (attach, _) = accepted.map_err(|error| match error {
+            AttemptError::Failure(failure) => {
+                failure.into_connect_error(&Address::Rdma(HostPort::from(peer)))
+            }
+            AttemptError::Provider(error) => error.into(),
+        })?;
+        Ok(Established { private_data: Vec::new(), peer: PeerIdentity::Network(peer), attach })
+    }
+
+    async fn reject(self: Box<Self>, private_data: &[u8]) {
+        let private_data = rejection(private_data);
+        let (done, is_done) = oneshot::channel();
+        let link = self.attempt.link();
+        link.service().send(Command::Reject { key: link.key(), private_data, done });
+        self.attempt.finish();
+        // An error would mean that the thread is gone, and the id with it.
+        let _ = is_done.await;
+    }
+}

@@ -1,0 +1,254 @@
+//! Protection domains and memory regions as guards.
+//!
+//! Owns registration. Regions have local access unless the caller asks for more, and belong to the
+//! domain that the caller hands in: one per tenant.
+//!
+//! Invariants:
+//! 1. A guard owns its object alone, and destroys it on the reaper's thread; a child holds its
+//!    parent's `Arc`, so it goes first.
+//! 2. Registered memory is freed only after the device has agreed to forget it; if it refuses, the
+//!    memory is leaked and the log says so.
+#![allow(unsafe_code, reason = "registers memory with a device")]
+
+use std::any::Any;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::device::ProviderError;
+use crate::memory::region::{
+    Access, DomainOps, MemoryRegion, OwnedMemory, ProtectionDomain, RegionParts,
+};
+
+use super::context::Context;
+use super::ffi::{self, ibv_access_flags};
+use super::limits;
+use super::reaper;
+
+/// A protection domain.
+#[derive(Debug)]
+pub(super) struct PdGuard {
+    raw: NonNull<ffi::ibv_pd>,
+    /// Unique in this process.
+    id: u64,
+    context: Arc<Context>,
+}
+
+// SAFETY: libibverbs is thread-safe; the pointer is only passed to it.
+unsafe impl Send for PdGuard {}
+// SAFETY: as above.
+unsafe impl Sync for PdGuard {}
+
+impl PdGuard {
+    /// Allocates a domain.
+    pub(super) fn allocate(context: &Arc<Context>) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // SAFETY: the context is open.
+        let raw = unsafe { ffi::ibv_alloc_pd(context.as_ptr()) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { raw, id, context: Arc::clone(context) })
+    }
+
+    /// The domain.
+    pub(super) fn as_ptr(&self) -> *mut ffi::ibv_pd {
+        self.raw.as_ptr()
+    }
+
+    /// The device.
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+impl Drop for PdGuard {
+    fn drop(&mut self) {
+        let pd = RawPd(self.raw, Arc::clone(&self.context));
+        reaper::dispose(move || pd.deallocate());
+    }
+}
+
+struct RawPd(NonNull<ffi::ibv_pd>, Arc<Context>);
+
+// SAFETY: as for `PdGuard`.
+unsafe impl Send for RawPd {}
+
+impl RawPd {
+    fn deallocate(self) {
+        // SAFETY: invariant 1: the only owner, and all children are gone.
+        let returned = unsafe { ffi::ibv_dealloc_pd(self.0.as_ptr()) };
+        if let Err(error) = ffi::verbs_result(returned) {
+            tracing::error!(device = self.1.name(), %error, "protection domain leaked");
+        }
+    }
+}
+
+/// A protection domain as the seam sees it.
+#[derive(Debug)]
+pub(super) struct VerbsDomain(Arc<PdGuard>);
+
+impl VerbsDomain {
+    pub(super) fn new(pd: Arc<PdGuard>) -> Self {
+        Self(pd)
+    }
+
+    /// Finds the domain behind a handle.
+    pub(super) fn of(pd: &ProtectionDomain) -> Result<&Arc<PdGuard>, ProviderError> {
+        let domain = pd.ops().as_any().downcast_ref::<Self>();
+        Ok(&domain.ok_or(ProviderError::WrongDevice("protection domain"))?.0)
+    }
+
+    fn region(
+        &self,
+        base: NonNull<u8>,
+        len: usize,
+        memory: Box<dyn Any + Send + Sync>,
+        access: Access,
+    ) -> Result<MemoryRegion, ProviderError> {
+        let mr = MrGuard::register(&self.0, base, len, access, memory)
+            .map_err(|error| limits::registration_refused(len, &error))?;
+        let (lkey, rkey) = mr.keys();
+        let parts = RegionParts {
+            base,
+            len,
+            lkey,
+            rkey,
+            access,
+            remote_base: base.as_ptr().expose_provenance() as u64,
+            domain: self.0.id,
+        };
+        // SAFETY: `base..+len` is initialised and belongs to `memory`, which the guard keeps until
+        // the device has deregistered it; so the region itself has no memory left to own.
+        Ok(unsafe { MemoryRegion::from_parts(parts, Box::new(mr), Box::new(())) })
+    }
+}
+
+impl DomainOps for VerbsDomain {
+    fn allocate(&self, len_bytes: usize, access: Access) -> Result<MemoryRegion, ProviderError> {
+        let pages = Pages::map(len_bytes)
+            .map_err(|error| limits::registration_refused(len_bytes, &error))?;
+        self.region(pages.base, len_bytes, Box::new(pages), access)
+    }
+
+    fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
+        let (base, len, owner) = memory.into_parts();
+        if len == 0 {
+            // Its address is none, and devices refuse it in words that do not help.
+            return Err(ProviderError::Unsupported("registering memory of no bytes"));
+        }
+        self.region(base, len, owner, access)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A registration together with the memory that it pins.
+struct MrGuard {
+    raw: NonNull<ffi::ibv_mr>,
+    /// Taken on drop.
+    memory: Option<Box<dyn Any + Send + Sync>>,
+    pd: Arc<PdGuard>,
+}
+
+// SAFETY: libibverbs is thread-safe; the pointer is only passed to it.
+unsafe impl Send for MrGuard {}
+// SAFETY: as above.
+unsafe impl Sync for MrGuard {}
+
+impl MrGuard {
+    fn register(
+        pd: &Arc<PdGuard>,
+        base: NonNull<u8>,
+        len: usize,
+        access: Access,
+        memory: Box<dyn Any + Send + Sync>,
+    ) -> io::Result<Self> {
+        let flags = access_flags(access).cast_signed();
+        // A device registers no empty span; `Pages` has one byte at least.
+        let len = len.max(1);
+        // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives the
+        // registration (invariant 2). Plain flags need no other entry point.
+        let raw = unsafe { ffi::ibv_reg_mr(pd.as_ptr(), base.as_ptr().cast(), len, flags) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { raw, memory: Some(memory), pd: Arc::clone(pd) })
+    }
+
+    fn keys(&self) -> (u32, u32) {
+        // SAFETY: a live MR, never written after registration.
+        let mr = unsafe { self.raw.as_ref() };
+        (mr.lkey, mr.rkey)
+    }
+}
+
+/// Local access always; REMOTE_WRITE requires LOCAL_WRITE (S58).
+pub(super) fn access_flags(access: Access) -> u32 {
+    let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+    if access.remote_write {
+        flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+    }
+    if access.remote_read {
+        flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+    }
+    flags
+}
+
+impl Drop for MrGuard {
+    fn drop(&mut self) {
+        let mr = RawMr(self.raw, self.memory.take(), Arc::clone(&self.pd));
+        reaper::dispose(move || mr.deregister());
+    }
+}
+
+struct RawMr(NonNull<ffi::ibv_mr>, Option<Box<dyn Any + Send + Sync>>, Arc<PdGuard>);
+
+// SAFETY: as for `MrGuard`.
+unsafe impl Send for RawMr {}
+
+impl RawMr {
+    fn deregister(self) {
+        // SAFETY: invariant 1: the only owner.
+        let returned = unsafe { ffi::ibv_dereg_mr(self.0.as_ptr()) };
+        if let Err(error) = ffi::verbs_result(returned) {
+            let device = self.2.context().name();
+            tracing::error!(device, %error, "memory region leaked, with its memory");
+            // Invariant 2: the device may still write there.
+            std::mem::forget(self.1);
+        }
+    }
+}
+
+/// Zeroed pages of this process.
+struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: plain memory, owned alone.
+unsafe impl Send for Pages {}
+// SAFETY: shared access to this guard gives no access to the bytes.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn map(len: usize) -> io::Result<Self> {
+        let len = len.max(1);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing refers to it any more (invariant 2).
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
+            tracing::error!(%error, "pages leaked");
+        }
+    }
+}

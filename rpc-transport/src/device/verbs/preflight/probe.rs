@@ -1,0 +1,159 @@
+//! Collects the facts: from libibverbs, `/sys`, `/dev` and the limits of this process.
+#![allow(unsafe_code, reason = "asks libibverbs")]
+
+use std::ffi::CStr;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::net::Ipv6Addr;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use super::{DeviceReport, Gid, Port, Report};
+use crate::device::verbs::device::query_port;
+use crate::device::verbs::ffi::{self, Plain, ibv_port_state};
+use crate::device::verbs::limits;
+
+const KERNEL_DEVICES: &str = "/sys/class/infiniband";
+const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
+const DEVICE_FILES: &str = "/dev/infiniband";
+const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
+/// Bit of the effective capabilities.
+const CAP_IPC_LOCK: u32 = 14;
+
+/// Everything but the judgement.
+pub(super) fn facts() -> Report {
+    let connection_manager = OpenOptions::new().read(true).write(true).open(CONNECTION_MANAGER);
+    Report {
+        devices: devices(),
+        kernel_devices: kernel_devices(),
+        connection_manager_error: connection_manager.err().map(|error| error.to_string()),
+        memlock_bytes: limits::memlock_bytes().filter(|_| !may_lock_all()),
+        findings: Vec::new(),
+    }
+}
+
+fn kernel_devices() -> Vec<String> {
+    let entries = fs::read_dir(KERNEL_DEVICES).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Whether this process may lock memory beyond the limit.
+fn may_lock_all() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
+}
+
+fn devices() -> Vec<DeviceReport> {
+    let mut count = 0;
+    // SAFETY: writes the count to the place given.
+    let list = unsafe { ffi::ibv_get_device_list(&raw mut count) };
+    let Some(list) = NonNull::new(list) else { return Vec::new() };
+    let len = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the call returned `len` entries; freed below.
+    let entries = unsafe { std::slice::from_raw_parts(list.as_ptr(), len) };
+    let reports = entries.iter().filter_map(|device| NonNull::new(*device)).map(device).collect();
+    // SAFETY: the list came from `ibv_get_device_list`; opened devices are closed again.
+    unsafe { ffi::ibv_free_device_list(list.as_ptr()) };
+    reports
+}
+
+fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
+    let name = name(device);
+    // SAFETY: a device of the list.
+    let context = unsafe { ffi::ibv_open_device(device.as_ptr()) };
+    let mut report = DeviceReport {
+        name,
+        open_error: None,
+        max_qp: 0,
+        max_cqe: 0,
+        max_mr: 0,
+        ports: Vec::new(),
+    };
+    let Some(context) = NonNull::new(context) else {
+        let error = io::Error::last_os_error();
+        report.open_error = Some(device_file_error(&report.name).unwrap_or(error.to_string()));
+        return report;
+    };
+    let mut limits = ffi::ibv_device_attr::zeroed();
+    // SAFETY: an open context; fills the struct.
+    let returned = unsafe { ffi::ibv_query_device(context.as_ptr(), &raw mut limits) };
+    match ffi::verbs_result(returned) {
+        Ok(()) => {
+            report.max_qp = u32::try_from(limits.max_qp).unwrap_or(0);
+            report.max_cqe = u32::try_from(limits.max_cqe).unwrap_or(0);
+            report.max_mr = u32::try_from(limits.max_mr).unwrap_or(0);
+            let ports = 1..=limits.phys_port_cnt;
+            let ports = ports.filter_map(|number| port(&report.name, context, number));
+            report.ports = ports.collect();
+        }
+        Err(error) => report.open_error = Some(error.to_string()),
+    }
+    // SAFETY: opened above, closed once.
+    unsafe { ffi::ibv_close_device(context.as_ptr()) };
+    report
+}
+
+/// Why the file of a device cannot be opened, if so: libibverbs itself may report the error of a
+/// second attempt at another place.
+fn device_file_error(device: &str) -> Option<String> {
+    let entries = fs::read_dir(VERBS_FILES).into_iter().flatten().flatten();
+    let is_of_device = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("ibdev")).is_ok_and(|name| name.trim() == device)
+    };
+    let entry = entries.into_iter().find(is_of_device)?;
+    let file = Path::new(DEVICE_FILES).join(entry.file_name());
+    let error = OpenOptions::new().read(true).write(true).open(&file).err()?;
+    Some(format!("{}: {error}", file.display()))
+}
+
+fn name(device: NonNull<ffi::ibv_device>) -> String {
+    // SAFETY: a device of the list; returns a C string inside it.
+    let name = unsafe { ffi::ibv_get_device_name(device.as_ptr()) };
+    if name.is_null() {
+        return "unnamed".to_owned();
+    }
+    // SAFETY: NUL-terminated, alive as long as the list.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+}
+
+fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<Port> {
+    let attributes = query_port(context.as_ptr(), number).ok()?;
+    let gid_count = u32::try_from(attributes.gid_tbl_len).unwrap_or(0);
+    Some(Port {
+        number,
+        is_active: attributes.state == ibv_port_state::IBV_PORT_ACTIVE,
+        is_ethernet: attributes.link_layer == ffi::number::LINK_LAYER_ETHERNET,
+        active_mtu_bytes: mtu_bytes(attributes.active_mtu),
+        max_mtu_bytes: mtu_bytes(attributes.max_mtu),
+        gids: (0..gid_count).filter_map(|index| gid(device, context, number, index)).collect(),
+    })
+}
+
+/// `enum ibv_mtu`: 1 is 256 bytes, each step doubles it.
+fn mtu_bytes(mtu: u32) -> u32 {
+    if (1..=5).contains(&mtu) { 128 << mtu } else { 0 }
+}
+
+fn gid(device: &str, context: NonNull<ffi::ibv_context>, port: u8, index: u32) -> Option<Gid> {
+    let mut gid = ffi::ibv_gid::zeroed();
+    let c_index = i32::try_from(index).ok()?;
+    // SAFETY: an open context; fills the struct.
+    let returned = unsafe { ffi::ibv_query_gid(context.as_ptr(), port, c_index, &raw mut gid) };
+    ffi::verbs_result(returned).ok()?;
+    let address = Ipv6Addr::from(ffi::gid_bytes(&gid));
+    if address.is_unspecified() {
+        return None;
+    }
+    let attribute = |what: &str| {
+        let path = format!("{KERNEL_DEVICES}/{device}/ports/{port}/gid_attrs/{what}/{index}");
+        let text = fs::read_to_string(Path::new(&path)).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let kind = attribute("types").unwrap_or_default();
+    Some(Gid { index, address, kind, network_device: attribute("ndevs") })
+}

@@ -1,0 +1,570 @@
+//! The completion queue of a verbs device, which also owns its QPs.
+//!
+//! Owns the path of every post to the device and of every completion back. Never waits: what could
+//! (destroying, disconnecting) is handed to other threads.
+//!
+//! Invariants:
+//! 1. WRs are held back for one QP at a time; polling, arming, flushing, a last inline post, or
+//!    posting to another QP rings the doorbell first (contract rule 17).
+//! 2. Entries of the device's CQ are spoken for by live QPs, and by destroyed ones as long as their
+//!    completions may still be in it; so it never overflows (contract rule 13).
+//! 3. A completion that names a QP or WR that is gone is dropped (S34).
+#![allow(unsafe_code, reason = "reads completions that libibverbs has written")]
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::device::{
+    Capabilities, Completion, CompletionQueue, DeviceAttributes, PostError, PostErrorKind,
+    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Status,
+    post_inline_listed,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::batch::{Batch, Bytes, Refused, post_inline};
+use super::completion_channel::CqGuard;
+use super::context::Context;
+use super::ffi::{self, Plain, ibv_wc_opcode};
+use super::limits;
+use super::memory::VerbsDomain;
+use super::queue_pair::{QpGuard, Transition};
+use super::service::IdLink;
+use super::status;
+use super::work_queues::{Outcome, WorkQueues, address};
+use super::wr_key::{MAX_QPS, WrKey};
+
+/// Completions taken from the device in one go.
+const POLL_BATCH: usize = 32;
+
+/// A QP of this CQ.
+struct Entry {
+    guard: Arc<QpGuard>,
+    queues: WorkQueues,
+    /// Entries of the CQ that it may fill.
+    reserved: u32,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    qp: Option<Box<Entry>>,
+}
+
+/// Entries that completions of a destroyed QP may still take.
+struct Retired {
+    destroyed: Arc<AtomicBool>,
+    /// It was destroyed when the CQ was last seen empty: what comes to be seen empty after that
+    /// holds nothing of it.
+    was_destroyed: bool,
+    reserved: u32,
+}
+
+/// A CQ of a verbs device.
+pub(super) struct VerbsCompletionQueue {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    batch: Batch,
+    /// Completions that wait to be polled: what one completion of the device turned into, and
+    /// those that the provider itself makes.
+    ready: VecDeque<Completion>,
+    reserved: u32,
+    retired: Vec<Retired>,
+    max_qp_wr: u32,
+    max_inline_bytes: u32,
+    max_message_bytes: u64,
+    capabilities: Capabilities,
+    // Behind the slots: QPs go first.
+    cq: Arc<CqGuard>,
+}
+
+impl VerbsCompletionQueue {
+    /// An empty CQ.
+    pub(super) fn new(cq: Arc<CqGuard>, attributes: &DeviceAttributes) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            batch: Batch::default(),
+            ready: VecDeque::new(),
+            reserved: 0,
+            retired: Vec::new(),
+            max_qp_wr: attributes.max_qp_wr,
+            max_inline_bytes: attributes.max_inline_bytes,
+            max_message_bytes: attributes.max_message_bytes,
+            capabilities: attributes.capabilities,
+            cq,
+        }
+    }
+
+    /// Finds the CQ behind a trait object.
+    pub(super) fn of(cq: &mut dyn CompletionQueue) -> Result<&mut Self, ProviderError> {
+        (cq as &mut dyn Any).downcast_mut().ok_or(ProviderError::WrongDevice("completion queue"))
+    }
+
+    /// Creates a QP in INIT, to be connected by the id behind `link`.
+    pub(super) fn create_qp(
+        &mut self,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+        init: &Transition,
+        link: IdLink,
+        device: &Arc<Context>,
+    ) -> Result<(QpHandle, Arc<QpGuard>), ProviderError> {
+        let pd = VerbsDomain::of(pd)?;
+        if !Arc::ptr_eq(device, self.cq.context()) {
+            return Err(ProviderError::WrongDevice("completion queue"));
+        }
+        if !Arc::ptr_eq(device, pd.context()) {
+            return Err(ProviderError::WrongDevice("protection domain"));
+        }
+        let reserved = self.reserve(capacity)?;
+        let index = self.free.last().copied().unwrap_or(narrow(self.slots.len()));
+        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.generation);
+        let handle = QpHandle { index, generation };
+        let inline = capacity.max_inline_bytes.min(self.max_inline_bytes);
+        let asked = QpCapacity { max_inline_bytes: inline, ..capacity };
+        let created = QpGuard::create(&self.cq, pd, asked, init, link, handle);
+        let (guard, inline) =
+            created.map_err(|error| limits::refused("create queue pair", &error))?;
+        let guard = Arc::new(guard);
+        let (limit, capabilities) = (self.max_message_bytes, self.capabilities);
+        let queues = WorkQueues::new(handle, asked, inline, limit, capabilities);
+        if self.free.pop().is_none() {
+            self.slots.push(Slot::default());
+        }
+        let entry = Entry { guard: Arc::clone(&guard), queues, reserved };
+        self.slots[index as usize].qp = Some(Box::new(entry));
+        self.reserved += reserved;
+        Ok((handle, guard))
+    }
+
+    /// Entries for a new QP (invariant 2).
+    fn reserve(&mut self, capacity: QpCapacity) -> Result<u32, ProviderError> {
+        for (what, asked) in [
+            ("send queue entries", capacity.max_send_wr),
+            ("receive queue entries", capacity.max_recv_wr),
+        ] {
+            if asked > self.max_qp_wr {
+                let (asked, limit) = (u64::from(asked), u64::from(self.max_qp_wr));
+                return Err(ProviderError::Limit { what, asked, limit });
+            }
+        }
+        // The device's CQ has half as many again for beacons: that is one for every two entries.
+        let wanted = (capacity.max_send_wr + capacity.max_recv_wr).max(2);
+        let full = self.free.is_empty() && narrow(self.slots.len()) >= MAX_QPS;
+        if full || wanted > self.capacity() - self.reserved {
+            let (capacity, used) = (self.capacity(), self.reserved);
+            return Err(ProviderError::CompletionQueueFull { capacity, used, wanted });
+        }
+        Ok(wanted)
+    }
+
+    /// The QP is in RTS.
+    pub(super) fn establish(&mut self, handle: QpHandle) -> Result<(), ProviderError> {
+        let entry = find(&mut self.slots, handle).ok_or(ProviderError::UnknownQp)?;
+        entry.queues.establish(&mut self.ready);
+        if !self.ready.is_empty() {
+            self.cq.mailbox().ring();
+        }
+        Ok(())
+    }
+
+    /// Rings the doorbell of the WRs that are held back.
+    #[inline]
+    fn ring(&mut self) {
+        if !self.batch.is_empty() {
+            self.post_batch();
+        }
+    }
+
+    fn post_batch(&mut self) {
+        let Some(index) = self.batch.qp() else { return };
+        let slot = self.slots.get_mut(index as usize);
+        // There is one: destroying a QP rings first.
+        let Some(entry) = slot.and_then(|slot| slot.qp.as_mut()) else { return };
+        if let Err(refused) = self.batch.post(&entry.guard) {
+            self.refused(index, &refused);
+        }
+    }
+
+    /// The device refused what had been promised: the QP is broken, and says so (rule 8).
+    #[cold]
+    fn refused(&mut self, index: u32, refused: &Refused) {
+        let Refused { count, error } = refused;
+        tracing::error!(%error, count, "the device refused work requests; the queue pair is lost");
+        let slot = &mut self.slots[index as usize];
+        let handle = QpHandle { index, generation: slot.generation };
+        let Some(entry) = slot.qp.as_mut() else { return };
+        entry.queues.strand(*count);
+        let number = error.raw_os_error().unwrap_or(0).unsigned_abs();
+        self.cq.mailbox().put(QpEvent::Fatal(handle, number));
+        self.fail(index);
+    }
+
+    /// Moves a QP to ERR, and sees to it that everything posted completes.
+    fn fail(&mut self, index: u32) {
+        // What is held back would come behind the beacon.
+        debug_assert_ne!(self.batch.qp(), Some(index));
+        let Some(entry) = self.slots[index as usize].qp.as_mut() else { return };
+        if entry.queues.state() != QpState::Error {
+            if let Err(error) = entry.guard.modify_to_error() {
+                // The device is gone, which an asynchronous event tells.
+                tracing::debug!(%error, "queue pair not moved to the error state");
+            }
+            entry.guard.link().disconnect();
+            if let Some(key) = entry.queues.enter_error() {
+                post_beacon(index, key, &entry.guard);
+            }
+        }
+        entry.queues.tell_early(&mut self.ready);
+        entry.queues.tell_stranded(&mut self.ready);
+        if !self.ready.is_empty() {
+            self.cq.mailbox().ring();
+        }
+    }
+
+    /// Takes completions from the device until `completions` has `end` or there are none.
+    fn poll_device(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        end: usize,
+    ) -> Result<(), ProviderError> {
+        let mut wcs = [const { MaybeUninit::uninit() }; POLL_BATCH];
+        while completions.len() < end {
+            let room = (end - completions.len()).min(POLL_BATCH);
+            let count = self.cq.poll(&mut wcs[..room]).map_err(|error| {
+                self.cq.mailbox().kill(format!("the device refuses to be polled ({error})"));
+                ProviderError::CompletionQueueDead("the device refuses to be polled".to_owned())
+            })?;
+            for wc in &wcs[..count] {
+                // SAFETY: the device has written the first `count` completions.
+                let wc = unsafe { wc.assume_init_ref() };
+                // What waits already goes first; `count` is no more than there is room for.
+                if self.ready.is_empty()
+                    && let Some(completion) = self.complete_one(wc)
+                {
+                    completions.push(completion);
+                } else {
+                    self.on_completion(wc);
+                }
+            }
+            self.deliver(completions, end);
+            if count < room {
+                self.release_retired();
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The short way of a success (see [`WorkQueues::complete_one`]).
+    #[inline]
+    fn complete_one(&mut self, wc: &ffi::ibv_wc) -> Option<Completion> {
+        if wc.status != 0 {
+            return None;
+        }
+        let key = WrKey::decode(wc.wr_id)?;
+        let slot = self.slots.get_mut(key.qp as usize).filter(|slot| key.is_of(slot.generation));
+        slot?.qp.as_mut()?.queues.complete_one(key, success(wc))
+    }
+
+    /// Only `wr_id`, `status` and `qp_num` are valid in a failed completion (S39).
+    fn on_completion(&mut self, wc: &ffi::ibv_wc) {
+        let Some(key) = WrKey::decode(wc.wr_id) else { return };
+        let slot = self.slots.get_mut(key.qp as usize);
+        let Some(slot) = slot.filter(|slot| key.is_of(slot.generation)) else { return };
+        let Some(entry) = slot.qp.as_mut() else { return };
+        let outcome = match wc.status {
+            0 => success(wc),
+            number => Outcome {
+                status: status::from_number(number),
+                byte_len: 0,
+                imm: None,
+                is_write: false,
+            },
+        };
+        let known = entry.queues.complete(key, outcome, &mut self.ready);
+        if !known {
+            tracing::debug!(?key, "completion of a work request that is not posted");
+        }
+        if wc.status != 0 && entry.queues.state() != QpState::Error {
+            self.fail(key.qp);
+        }
+    }
+
+    /// Moves waiting completions to the caller's list, up to `end` in all.
+    #[inline]
+    fn deliver(&mut self, completions: &mut Vec<Completion>, end: usize) {
+        if !self.ready.is_empty() {
+            self.deliver_some(completions, end);
+        }
+    }
+
+    #[cold]
+    fn deliver_some(&mut self, completions: &mut Vec<Completion>, end: usize) {
+        let count = end.saturating_sub(completions.len()).min(self.ready.len());
+        completions.extend(self.ready.drain(..count));
+    }
+
+    /// The CQ was seen empty: QPs that were destroyed before have nothing in it any more.
+    fn release_retired(&mut self) {
+        if self.retired.is_empty() {
+            return;
+        }
+        let reserved = &mut self.reserved;
+        self.retired.retain_mut(|retired| {
+            let gone = retired.was_destroyed;
+            retired.was_destroyed = retired.destroyed.load(Ordering::Acquire);
+            if gone {
+                *reserved -= retired.reserved;
+            }
+            !gone
+        });
+    }
+
+    fn take(&mut self, handle: QpHandle) -> Option<Box<Entry>> {
+        let slot = self.slots.get_mut(handle.index as usize)?;
+        if slot.generation != handle.generation {
+            return None;
+        }
+        let entry = slot.qp.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(handle.index);
+        Some(entry)
+    }
+}
+
+fn success(wc: &ffi::ibv_wc) -> Outcome {
+    Outcome {
+        status: Status::Success,
+        byte_len: wc.byte_len,
+        imm: ffi::immediate(wc),
+        is_write: wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
+    }
+}
+
+/// Straight to the device: whatever was held back for the QP has been posted by now.
+fn post_beacon(index: u32, key: u64, qp: &QpGuard) {
+    let mut batch = Batch::default();
+    batch.push(index, key, SendOp::Send, true, Bytes::None);
+    if let Err(Refused { error, .. }) = batch.post(qp) {
+        tracing::warn!(%error, "no beacon: silent work requests end with their queue pair");
+    }
+}
+
+fn find(slots: &mut [Slot], handle: QpHandle) -> Option<&mut Entry> {
+    let slot = slots.get_mut(handle.index as usize)?;
+    if slot.generation != handle.generation {
+        return None;
+    }
+    slot.qp.as_deref_mut()
+}
+
+/// Slots of one CQ: at most [`MAX_QPS`].
+fn narrow(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+impl CompletionQueue for VerbsCompletionQueue {
+    fn capacity(&self) -> u32 {
+        self.cq.capacity()
+    }
+
+    fn poll(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        max: usize,
+    ) -> Result<usize, ProviderError> {
+        let start = completions.len();
+        self.cq.mailbox().check_alive()?;
+        self.ring();
+        let end = start.saturating_add(max);
+        self.deliver(completions, end);
+        self.poll_device(completions, end)?;
+        Ok(completions.len() - start)
+    }
+
+    /// No: the hint would delay the next look at a device that is asked at every poll, by a hundred
+    /// cycles, and by microseconds on an emulated CPU, which leaves its loop for it.
+    fn relaxes(&self) -> bool {
+        false
+    }
+
+    fn arm(&mut self) -> Result<(), ProviderError> {
+        self.cq.mailbox().check_alive()?;
+        self.ring();
+        self.cq.arm().map_err(|error| ProviderError::CompletionQueueDead(error.to_string()))
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.cq.event_fd()
+    }
+
+    fn clear_events(&mut self) -> Result<(), ProviderError> {
+        let cleared = self.cq.clear_events();
+        cleared.map_err(|error| ProviderError::CompletionQueueDead(error.to_string()))?;
+        self.cq.mailbox().check_alive()
+    }
+
+    fn poll_event(&mut self) -> Option<QpEvent> {
+        loop {
+            let event = self.cq.mailbox().take()?;
+            let (QpEvent::Disconnected(handle) | QpEvent::Fatal(handle, _)) = event;
+            if find(&mut self.slots, handle).is_none() {
+                continue;
+            }
+            if matches!(event, QpEvent::Disconnected(_)) {
+                // A QP stays in RTS when its peer is gone, and sends would wait for their retries.
+                self.ring();
+                self.fail(handle.index);
+            }
+            return Some(event);
+        }
+    }
+
+    fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
+        if self.batch.qp().is_some_and(|held| held != qp.index) {
+            self.ring();
+        }
+        for (posted, wr) in wrs.iter_mut().enumerate() {
+            if self.batch.is_full() {
+                self.ring();
+            }
+            let Some(entry) = find(&mut self.slots, qp) else {
+                return Err(PostError { posted, kind: PostErrorKind::UnknownQp });
+            };
+            let result = entry.queues.post_send(wr, &mut self.batch);
+            result.map_err(|kind| PostError { posted, kind })?;
+        }
+        Ok(())
+    }
+
+    fn post_send_inline(
+        &mut self,
+        qp: QpHandle,
+        wr_id: u64,
+        signaled: bool,
+        bytes: &[u8],
+        more: bool,
+    ) -> Result<(), PostError> {
+        // Nothing is held back that would have to go first.
+        if !more
+            && self.batch.is_empty()
+            && let Some(entry) = find(&mut self.slots, qp)
+            && let Some(key) = entry.queues.hold_small(wr_id, signaled, bytes.len())
+        {
+            if let Err(refused) = post_inline(&entry.guard, key, signaled, bytes) {
+                self.refused(qp.index, &refused);
+            }
+            return Ok(());
+        }
+        post_inline_listed(self, qp, wr_id, signaled, bytes, more)
+    }
+
+    fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
+        let refuse = |kind, wr| Err((PostError { posted: 0, kind }, wr));
+        let Some(entry) = find(&mut self.slots, qp) else {
+            return refuse(PostErrorKind::UnknownQp, wr);
+        };
+        if let Err(kind) = entry.queues.check_recv() {
+            return refuse(kind, wr);
+        }
+        if entry.queues.state() == QpState::Error {
+            entry.queues.hold_late_recv(wr, &mut self.ready);
+            self.cq.mailbox().ring();
+            return Ok(());
+        }
+        let lkey = wr.buffer.region().lkey();
+        let length = u32::try_from(wr.buffer.len()).unwrap_or(u32::MAX);
+        let mut sge = ffi::ibv_sge { addr: address(wr.buffer.as_ptr()), length, lkey };
+        let key = entry.queues.hold_recv(wr);
+        let mut recv = ffi::ibv_recv_wr::zeroed();
+        recv.wr_id = key;
+        recv.sg_list = &raw mut sge;
+        recv.num_sge = 1;
+        let mut bad = ptr::null_mut();
+        // SAFETY: a live QP; one WR with one span of memory that `hold_recv` keeps.
+        let returned =
+            unsafe { ffi::ibv_post_recv(entry.guard.as_ptr(), &raw mut recv, &raw mut bad) };
+        let Err(error) = ffi::verbs_result(returned) else { return Ok(()) };
+        let kind = PostErrorKind::Os(error.raw_os_error().unwrap_or(0));
+        match entry.queues.unhold_recv(key) {
+            Some(wr) => refuse(kind, wr),
+            // Held three lines above.
+            None => Ok(()),
+        }
+    }
+
+    fn flush(&mut self) {
+        self.ring();
+    }
+
+    fn state(&self, qp: QpHandle) -> Option<QpState> {
+        let slot = self.slots.get(qp.index as usize)?;
+        let entry = slot.qp.as_ref().filter(|_| slot.generation == qp.generation)?;
+        let known = entry.queues.state();
+        if known != QpState::ReadyToSend {
+            return Some(known);
+        }
+        // It may have failed meanwhile, with nothing posted that would tell.
+        Some(entry.guard.query_state().unwrap_or(QpState::Error))
+    }
+
+    fn max_inline_bytes(&self, qp: QpHandle) -> u32 {
+        let slot = self.slots.get(qp.index as usize);
+        let slot = slot.filter(|slot| slot.generation == qp.generation);
+        slot.and_then(|slot| slot.qp.as_ref()).map_or(0, |entry| entry.queues.max_inline_bytes())
+    }
+
+    fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
+        self.ring();
+        find(&mut self.slots, qp).ok_or(ProviderError::UnknownQp)?;
+        self.fail(qp.index);
+        Ok(())
+    }
+
+    fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
+        self.ring();
+        let mut entry = self.take(qp).ok_or(ProviderError::UnknownQp)?;
+        entry.guard.link().disconnect();
+        if entry.queues.is_empty() {
+            // Every completion has been polled.
+            self.reserved -= entry.reserved;
+        } else {
+            let destroyed = entry.guard.destroyed();
+            let reserved = entry.reserved;
+            self.retired.push(Retired { destroyed, was_destroyed: false, reserved });
+        }
+        for memory in entry.queues.take_all() {
+            entry.guard.keep(memory);
+        }
+        self.ready.retain(|completion| completion.qp != qp);
+        Ok(())
+    }
+}
+
+impl Drop for VerbsCompletionQueue {
+    fn drop(&mut self) {
+        for index in 0..narrow(self.slots.len()) {
+            let generation = self.slots[index as usize].generation;
+            // Empty slots are unknown QPs.
+            let _ = self.destroy_qp(QpHandle { index, generation });
+        }
+    }
+}
+
+impl fmt::Debug for VerbsCompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let qps = self.slots.iter().filter(|slot| slot.qp.is_some()).count();
+        f.debug_struct("VerbsCompletionQueue")
+            .field("cq", &self.cq)
+            .field("qps", &qps)
+            .field("reserved", &self.reserved)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,345 @@
+//! A QP as an object of the device, and its way through the states.
+//!
+//! Owns the QP's creation, its transitions and its end. Never posts for the user, and knows nothing
+//! of what is posted, but keeps the memory that was posted and never polled until the QP is gone.
+//!
+//! Invariants:
+//! 1. RC, nothing signaled by default, one SGE per WR, `rnr_retry` 0 (contract rule 9) and a
+//!    `retry_count` of at most 6: seven means for ever on Soft-RoCE, and a dead peer must be found.
+//! 2. Memory that the device might still touch is released after the QP is destroyed, never before.
+//! 3. The SQ has one slot more than was asked for: the beacon's.
+#![allow(unsafe_code, reason = "calls libibverbs")]
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::device::{QpCapacity, QpHandle, QpState};
+
+use super::completion_channel::CqGuard;
+use super::context::QpTarget;
+use super::ffi::{self, Plain, ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
+use super::mailbox::Mailbox;
+use super::memory::PdGuard;
+use super::options::QpTimers;
+use super::reaper;
+use super::service::IdLink;
+
+/// Attributes of a transition, as the connection manager knows them.
+pub(super) struct Transition {
+    attributes: ffi::ibv_qp_attr,
+    mask: i32,
+}
+
+impl Transition {
+    /// Asks the connection manager what an id's QP needs to go to `state`.
+    ///
+    /// # Safety
+    /// `id` is a live id, used by this thread alone.
+    pub(super) unsafe fn ask(id: *mut ffi::rdma_cm_id, state: u32) -> io::Result<Self> {
+        let mut attributes = ffi::ibv_qp_attr::zeroed();
+        attributes.qp_state = state;
+        let mut mask = 0;
+        // SAFETY: the caller's promise; fills the two places.
+        let returned = unsafe { ffi::rdma_init_qp_attr(id, &raw mut attributes, &raw mut mask) };
+        ffi::cm_result(returned)?;
+        Ok(Self { attributes, mask })
+    }
+
+    /// To INIT, with the access that peers' READs and WRITEs need.
+    ///
+    /// # Safety
+    /// As for [`Transition::ask`].
+    pub(super) unsafe fn to_init(id: *mut ffi::rdma_cm_id, allows_reads: bool) -> io::Result<Self> {
+        // SAFETY: the caller's promise.
+        let mut this = unsafe { Self::ask(id, ibv_qp_state::IBV_QPS_INIT) }?;
+        let mut access = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        if allows_reads {
+            access |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+        }
+        this.attributes.qp_access_flags = access;
+        Ok(this)
+    }
+
+    /// To RTR: `reads` is how many READs the peer may have under way.
+    ///
+    /// # Safety
+    /// As for [`Transition::ask`].
+    pub(super) unsafe fn to_rtr(
+        id: *mut ffi::rdma_cm_id,
+        reads: Option<u8>,
+        link_layer: u8,
+    ) -> io::Result<Self> {
+        // SAFETY: the caller's promise.
+        let mut this = unsafe { Self::ask(id, ibv_qp_state::IBV_QPS_RTR) }?;
+        if link_layer == ffi::number::LINK_LAYER_INFINIBAND {
+            this.mask &= !ffi::number::KERNEL_ONLY_ATTR_MASK;
+        }
+        if let Some(reads) = reads {
+            this.attributes.max_dest_rd_atomic = reads;
+        }
+        this.attributes.min_rnr_timer = MIN_RNR_TIMER;
+        Ok(this)
+    }
+
+    /// To RTS: `reads` is how many READs this side may have under way.
+    ///
+    /// # Safety
+    /// As for [`Transition::ask`].
+    pub(super) unsafe fn to_rts(
+        id: *mut ffi::rdma_cm_id,
+        reads: Option<u8>,
+        timers: QpTimers,
+    ) -> io::Result<Self> {
+        // SAFETY: the caller's promise.
+        let mut this = unsafe { Self::ask(id, ibv_qp_state::IBV_QPS_RTS) }?;
+        if let Some(reads) = reads {
+            this.attributes.max_rd_atomic = reads;
+        }
+        // What the peer asks for in its REQ or REP is not ours to obey (invariant 1).
+        this.attributes.timeout = timers.ack_timeout;
+        this.attributes.retry_cnt = timers.retry_count;
+        this.attributes.rnr_retry = 0;
+        Ok(this)
+    }
+}
+
+impl fmt::Debug for Transition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Transition(to {}, mask {:#x})", self.attributes.qp_state, self.mask)
+    }
+}
+
+/// How many READs a QP may have under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReadDepths {
+    /// By this side.
+    pub(super) own: u8,
+    /// By the peer.
+    pub(super) peer: u8,
+}
+
+impl ReadDepths {
+    /// The smaller of each.
+    pub(super) fn min(self, other: Self) -> Self {
+        Self { own: self.own.min(other.own), peer: self.peer.min(other.peer) }
+    }
+}
+
+/// On what terms a QP goes to RTS.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReadyTerms {
+    /// What was agreed, where this side has the last word (passive); else the connection manager
+    /// knows the peer's answer.
+    pub(super) read_depths: Option<ReadDepths>,
+    /// Whether peers may READ at all.
+    pub(super) allows_reads: bool,
+    /// Retries.
+    pub(super) timers: QpTimers,
+}
+
+/// What a peer that retries after RNR waits at least: code 12 is 0.64 ms (0 would be 655 ms).
+const MIN_RNR_TIMER: u8 = 12;
+
+/// A QP of the device.
+pub(super) struct QpGuard {
+    raw: NonNull<ffi::ibv_qp>,
+    number: u32,
+    link: IdLink,
+    /// Memory of WRs that were never polled (invariant 2).
+    leftovers: Mutex<Vec<Box<dyn Any + Send>>>,
+    destroyed: Arc<AtomicBool>,
+    pd: Arc<PdGuard>,
+    cq: Arc<CqGuard>,
+}
+
+// SAFETY: libibverbs is thread-safe; the pointer is only passed to it.
+unsafe impl Send for QpGuard {}
+// SAFETY: as above.
+unsafe impl Sync for QpGuard {}
+
+impl QpGuard {
+    /// Creates a QP and moves it to INIT. Fewer inline bytes may be granted than asked for; the
+    /// second value is what was.
+    pub(super) fn create(
+        cq: &Arc<CqGuard>,
+        pd: &Arc<PdGuard>,
+        capacity: QpCapacity,
+        init: &Transition,
+        link: IdLink,
+        handle: QpHandle,
+    ) -> io::Result<(Self, u32)> {
+        let (raw, inline) = create_with_inline(cq, pd, capacity)?;
+        // SAFETY: a live QP; the number is set at creation.
+        let number = unsafe { raw.as_ref().qp_num };
+        let target = QpTarget { mailbox: Arc::clone(cq.mailbox()), handle, id: link.key() };
+        cq.context().book_qp(raw, target);
+        let qp = Self {
+            raw,
+            number,
+            link,
+            leftovers: Mutex::default(),
+            destroyed: Arc::default(),
+            pd: Arc::clone(pd),
+            cq: Arc::clone(cq),
+        };
+        qp.modify(init)?;
+        Ok((qp, inline))
+    }
+
+    /// The QP.
+    pub(super) fn as_ptr(&self) -> *mut ffi::ibv_qp {
+        self.raw.as_ptr()
+    }
+
+    /// Its number, for the peer.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The id that connects it.
+    pub(super) fn link(&self) -> &IdLink {
+        &self.link
+    }
+
+    /// Where its CQ's owner looks for news.
+    pub(super) fn mailbox(&self) -> &Mailbox {
+        self.cq.mailbox()
+    }
+
+    /// Becomes true when the device has forgotten the QP.
+    pub(super) fn destroyed(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.destroyed)
+    }
+
+    /// Hands memory over that stays until the QP is destroyed.
+    pub(super) fn keep(&self, memory: Box<dyn Any + Send>) {
+        self.leftovers.lock().push(memory);
+    }
+
+    /// Carries a transition out.
+    pub(super) fn modify(&self, transition: &Transition) -> io::Result<()> {
+        let mut attributes = transition.attributes.duplicate();
+        // SAFETY: a live QP, and attributes whose layout `ffi` asserts.
+        let returned =
+            unsafe { ffi::ibv_modify_qp(self.as_ptr(), &raw mut attributes, transition.mask) };
+        ffi::verbs_result(returned)
+    }
+
+    /// Moves the QP to ERR.
+    pub(super) fn modify_to_error(&self) -> io::Result<()> {
+        let mut attributes = ffi::ibv_qp_attr::zeroed();
+        attributes.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        let mask = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
+        self.modify(&Transition { attributes, mask })
+    }
+
+    /// The state as the device has it.
+    pub(super) fn query_state(&self) -> io::Result<QpState> {
+        let mut attributes = ffi::ibv_qp_attr::zeroed();
+        let mut init = ffi::ibv_qp_init_attr::zeroed();
+        let mask = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
+        // SAFETY: a live QP; fills the two structs.
+        let returned =
+            unsafe { ffi::ibv_query_qp(self.as_ptr(), &raw mut attributes, mask, &raw mut init) };
+        ffi::verbs_result(returned)?;
+        Ok(match attributes.qp_state {
+            ibv_qp_state::IBV_QPS_RESET => QpState::Reset,
+            ibv_qp_state::IBV_QPS_INIT => QpState::Init,
+            ibv_qp_state::IBV_QPS_RTR => QpState::ReadyToReceive,
+            ibv_qp_state::IBV_QPS_RTS => QpState::ReadyToSend,
+            // SQD is never asked for; SQE and unknown take no more sends.
+            _ => QpState::Error,
+        })
+    }
+}
+
+impl Drop for QpGuard {
+    fn drop(&mut self) {
+        self.cq.context().strike_qp(self.raw);
+        let dead = RawQp {
+            raw: self.raw,
+            leftovers: std::mem::take(&mut self.leftovers.lock()),
+            destroyed: self.destroyed(),
+            _link: self.link.clone(),
+            _pd: Arc::clone(&self.pd),
+            cq: Arc::clone(&self.cq),
+        };
+        reaper::dispose(move || dead.destroy());
+    }
+}
+
+impl fmt::Debug for QpGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QpGuard({}, number {:#x})", self.cq.context().name(), self.number)
+    }
+}
+
+struct RawQp {
+    raw: NonNull<ffi::ibv_qp>,
+    leftovers: Vec<Box<dyn Any + Send>>,
+    destroyed: Arc<AtomicBool>,
+    /// The id goes after the QP.
+    _link: IdLink,
+    _pd: Arc<PdGuard>,
+    cq: Arc<CqGuard>,
+}
+
+// SAFETY: as for `QpGuard`.
+unsafe impl Send for RawQp {}
+
+impl RawQp {
+    fn destroy(mut self) {
+        // SAFETY: the guard was the only owner.
+        let returned = unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) };
+        if let Err(error) = ffi::verbs_result(returned) {
+            let device = self.cq.context().name();
+            let wrs = self.leftovers.len();
+            tracing::error!(device, %error, wrs, "queue pair leaked, with what was posted on it");
+            // Invariant 2: the device may still use it.
+            std::mem::forget(std::mem::take(&mut self.leftovers));
+            return;
+        }
+        self.destroyed.store(true, Ordering::Release);
+    }
+}
+
+/// Creates the QP with as many inline bytes as the device grants, at most those asked for.
+fn create_with_inline(
+    cq: &CqGuard,
+    pd: &PdGuard,
+    capacity: QpCapacity,
+) -> io::Result<(NonNull<ffi::ibv_qp>, u32)> {
+    let mut inline = capacity.max_inline_bytes;
+    loop {
+        let mut attributes = ffi::ibv_qp_init_attr::zeroed();
+        attributes.send_cq = cq.as_ptr();
+        attributes.recv_cq = cq.as_ptr();
+        attributes.qp_type = ffi::ibv_qp_type::IBV_QPT_RC;
+        attributes.sq_sig_all = 0;
+        attributes.cap = ffi::ibv_qp_cap {
+            max_send_wr: capacity.max_send_wr + 1,
+            max_recv_wr: capacity.max_recv_wr.max(1),
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: inline,
+        };
+        // SAFETY: live PD and CQ of one context, and a filled-in struct.
+        let raw = unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) };
+        let error = match NonNull::new(raw) {
+            // More may be granted than was asked: what was asked is what is promised (S32).
+            Some(raw) => return Ok((raw, inline.min(attributes.cap.max_inline_data))),
+            None => io::Error::last_os_error(),
+        };
+        // With larger queues a device may grant less than it did when it was tried alone.
+        if inline == 0 || error.kind() != io::ErrorKind::InvalidInput {
+            return Err(error);
+        }
+        inline /= 2;
+    }
+}

@@ -1,0 +1,205 @@
+//! The connection manager's owner, as the rest of the process sees it.
+//!
+//! Owns the one thread on which all of librdmacm happens ([`dispatcher`](super::dispatcher)), the
+//! wishes on their way to it, and the names of ids. Never waits for it.
+//!
+//! Invariants:
+//! 1. There is one thread and one event channel per process, started with the first wish and kept.
+//! 2. A name ([`IdKey`]) is never used twice, so a wish for an id that is gone reaches nobody else.
+//! 3. An id is closed when the last [`IdLink`] to it is dropped, at the latest.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::device::QpHandle;
+
+use super::cm_id::CmChannel;
+use super::device::VerbsDevice;
+use super::dispatcher::Dispatcher;
+use super::failure::Failure;
+use super::options::SetupOptions;
+use super::queue_pair::{QpGuard, Transition};
+use super::reaper::Token;
+
+/// Names an id. It travels through the kernel as the id's context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct IdKey(usize);
+
+impl IdKey {
+    /// Names nothing.
+    pub(super) const NONE: Self = Self(0);
+
+    /// A new name.
+    pub(super) fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // 2^32 connections wear out a 32-bit address space's names; none is known with RDMA.
+        Self(usize::try_from(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(0))
+    }
+
+    /// As the context of an id: a number, not an address.
+    pub(super) fn to_context(self) -> *mut std::ffi::c_void {
+        std::ptr::without_provenance_mut(self.0)
+    }
+
+    /// From the context of an id.
+    pub(super) fn from_context(context: *mut std::ffi::c_void) -> Self {
+        Self(context.addr())
+    }
+}
+
+/// An id whose device is known, and that can have a QP.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) device: Arc<VerbsDevice>,
+    pub(super) init: Transition,
+    pub(super) peer: Option<SocketAddr>,
+}
+
+/// A connection request.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) link: IdLink,
+    pub(super) resolved: Resolved,
+    pub(super) private_data: Vec<u8>,
+}
+
+/// Answers a wish once: with the peer's private data, where there is any.
+pub(super) type Answer<T> = oneshot::Sender<Result<T, Failure>>;
+
+/// The QP of a connection that is being set up.
+#[derive(Debug)]
+pub(super) struct SetupQp {
+    /// Weak: a QP that is destroyed meanwhile must not be kept.
+    pub(super) guard: Weak<QpGuard>,
+    pub(super) handle: QpHandle,
+}
+
+/// What the thread is asked to do.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Find a device and a route.
+    Resolve { key: IdKey, to: SocketAddr, options: Arc<SetupOptions>, answer: Answer<Resolved> },
+    /// Listen.
+    Listen {
+        key: IdKey,
+        at: SocketAddr,
+        options: Arc<SetupOptions>,
+        requests: mpsc::Sender<Result<Request, Failure>>,
+        answer: Answer<SocketAddr>,
+    },
+    /// Connect a resolved id.
+    Connect { key: IdKey, qp: SetupQp, private_data: Vec<u8>, answer: Answer<Vec<u8>> },
+    /// Accept a request.
+    Accept { key: IdKey, qp: SetupQp, private_data: Vec<u8>, answer: Answer<Vec<u8>> },
+    /// Refuse a request.
+    Reject { key: IdKey, private_data: Vec<u8>, done: oneshot::Sender<()> },
+    /// The QP is in ERR.
+    Disconnect { key: IdKey },
+    /// The owner is gone.
+    Close { key: IdKey, token: Token },
+}
+
+/// The way to the connection manager's thread.
+#[derive(Debug)]
+pub(super) struct Service {
+    commands: Mutex<Vec<Command>>,
+    bell: OwnedFd,
+}
+
+static SERVICE: Mutex<Option<&'static Service>> = Mutex::new(None);
+
+impl Service {
+    /// The service, started if it was not (invariant 1).
+    ///
+    /// # Errors
+    /// When the machine has no connection manager, or this process may not use it. The next call
+    /// tries again.
+    pub(super) fn get() -> io::Result<&'static Self> {
+        let mut service = SERVICE.lock();
+        if let Some(service) = *service {
+            return Ok(service);
+        }
+        let channel = CmChannel::open()?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let started: &'static Self = Box::leak(Box::new(Self { commands: Mutex::default(), bell }));
+        let thread = std::thread::Builder::new().name("rdma-cm".to_owned());
+        thread.spawn(move || Dispatcher::new(started, channel).run())?;
+        *service = Some(started);
+        Ok(started)
+    }
+
+    /// Sends a wish.
+    pub(super) fn send(&self, command: Command) {
+        self.commands.lock().push(command);
+        // EAGAIN means that the counter is full, so it is readable already.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// Readable when there are wishes.
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Takes all wishes.
+    pub(super) fn take(&self, into: &mut Vec<Command>) {
+        // EAGAIN means that it was not rung.
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        into.append(&mut self.commands.lock());
+    }
+}
+
+/// A share of an id. The last one closes it.
+#[derive(Debug, Clone)]
+pub(super) struct IdLink(Arc<Share>);
+
+#[derive(Debug)]
+struct Share {
+    key: IdKey,
+    service: &'static Service,
+}
+
+impl IdLink {
+    /// The first share of an id.
+    pub(super) fn new(service: &'static Service, key: IdKey) -> Self {
+        Self(Arc::new(Share { key, service }))
+    }
+
+    /// The id's name.
+    pub(super) fn key(&self) -> IdKey {
+        self.0.key
+    }
+
+    /// The way to the id's thread.
+    pub(super) fn service(&self) -> &'static Service {
+        self.0.service
+    }
+
+    /// The QP is in ERR: the peer should know.
+    pub(super) fn disconnect(&self) {
+        self.0.service.send(Command::Disconnect { key: self.0.key });
+    }
+
+    /// Closes the id at once, whoever else has a share. Harmless when it is closed.
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+}
+
+impl Share {
+    fn close(&self) {
+        self.service.send(Command::Close { key: self.key, token: Token::take() });
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,141 @@
+//! The QP of a connection that is being set up: what connecting and accepting have in common.
+//!
+//! Owns the id's share of one attempt and the small steps that both sides take.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::device::{
+    Attach, CompletionQueue, Device, ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::failure::Failure;
+use super::queue::VerbsCompletionQueue;
+use super::queue_pair::QpGuard;
+use super::service::{Answer, Command, IdLink, Resolved, SetupQp};
+
+/// One side of a connection that is being set up. Dropped unfinished, it gives the attempt up.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    link: IdLink,
+    device: Arc<dyn Device>,
+    resolved: Resolved,
+    qp: Option<(QpHandle, Arc<QpGuard>)>,
+    is_finished: bool,
+}
+
+impl Attempt {
+    pub(super) fn new(link: IdLink, resolved: Resolved) -> Self {
+        let device = Arc::clone(&resolved.device) as Arc<dyn Device>;
+        Self { link, device, resolved, qp: None, is_finished: false }
+    }
+
+    pub(super) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The peer's address, where the connection manager knows it.
+    pub(super) fn peer(&self) -> Option<std::net::SocketAddr> {
+        self.resolved.peer
+    }
+
+    /// Creates the QP; once only.
+    pub(super) fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        if self.qp.is_some() {
+            return Err(ProviderError::Unsupported("a second queue pair for one connection"));
+        }
+        let cq = VerbsCompletionQueue::of(cq)?;
+        let (init, link) = (&self.resolved.init, self.link.clone());
+        let (handle, guard) =
+            cq.create_qp(pd, capacity, init, link, self.resolved.device.context())?;
+        self.qp = Some((handle, guard));
+        Ok(handle)
+    }
+
+    /// Sends a wish that needs the QP, and waits for its fulfilment. From then on the QP owns the
+    /// id.
+    pub(super) async fn fulfil(
+        mut self,
+        wish: impl FnOnce(SetupQp, Answer<Vec<u8>>) -> Command + Send,
+    ) -> Result<(Attach, Vec<u8>), AttemptError> {
+        let Some((handle, guard)) = self.qp.take() else {
+            return Err(
+                ProviderError::Unsupported("connecting before a queue pair was created").into()
+            );
+        };
+        let (answer, answered) = oneshot::channel();
+        let setup = SetupQp { guard: Arc::downgrade(&guard), handle };
+        // The caller owns the QP: it may destroy it while this waits.
+        drop(guard);
+        self.link.service().send(wish(setup, answer));
+        let reply = answered.await.unwrap_or(Err(Failure::Gone))?;
+        self.is_finished = true;
+        let attach = Attach::new(move |cq| VerbsCompletionQueue::of(cq)?.establish(handle));
+        Ok((attach, reply))
+    }
+
+    /// The id's name and the way to its thread.
+    pub(super) fn link(&self) -> &IdLink {
+        &self.link
+    }
+
+    /// The id needs no closing: the answer that was sent has ended it.
+    pub(super) fn finish(mut self) {
+        self.is_finished = true;
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.link.close();
+        }
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(super) enum AttemptError {
+    Failure(Failure),
+    Provider(ProviderError),
+}
+
+impl From<Failure> for AttemptError {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
+impl From<ProviderError> for AttemptError {
+    fn from(error: ProviderError) -> Self {
+        Self::Provider(error)
+    }
+}
+
+/// Refuses private data that does not fit (contract rule 18).
+pub(super) fn check_private_data(private_data: &[u8], limit: usize) -> Result<(), ProviderError> {
+    if private_data.len() <= limit {
+        return Ok(());
+    }
+    let (asked, limit) = (private_data.len() as u64, limit as u64);
+    Err(ProviderError::Limit { what: "private data bytes", asked, limit })
+}
+
+/// Private data of a rejection. What is too long is left out, and said in the log: the peer must be
+/// refused in any case.
+pub(super) fn rejection(private_data: &[u8]) -> Vec<u8> {
+    match check_private_data(private_data, REJ_PRIVATE_DATA_BYTES) {
+        Ok(()) => private_data.to_vec(),
+        Err(error) => {
+            tracing::warn!(%error, "a connection is rejected without the reason");
+            Vec::new()
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! The SQ and RQ of one QP as the provider sees them: what may be posted, and what a completion
+//! gives back.
+//!
+//! Owns the memory of every posted WR from the post to its completion, and the checks before a
+//! post. Never calls the device: what is to be posted goes to a [`Batch`] or to the caller, what is to
+//! be told to the user to a list of completions.
+//!
+//! Invariants:
+//! 1. A WR's memory is here from before the device hears of it until its completion was polled or
+//!    the QP was destroyed.
+//! 2. Every WR completes once the QP is in ERR. The device reports those that it had not finished;
+//!    unsignaled ones that it had finished in silence are told by a beacon, a WR of our own behind
+//!    the last one; RECVs that come later are flushed here, without the device, because devices
+//!    exist that never flush them.
+//! 3. Nothing that was received is told before the owner knows of the connection: the peer may send
+//!    as soon as its own end is up.
+
+use std::collections::VecDeque;
+
+use rustix::io::Errno;
+use slab::Slab;
+
+use crate::device::{
+    Capabilities, Completion, CompletionKind, PostErrorKind, QpCapacity, QpHandle, QpState, RecvWr,
+    SendOp, SendWr, Source, Status,
+};
+use crate::memory::region::{Buffer, MemoryRegion};
+
+use super::batch::{Batch, Bytes};
+use super::send_ring::{Posted, SendRing};
+use super::wr_key::{Queue, WrKey};
+
+/// Memory that a posted WR names.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// None: the bytes were copied.
+    Nothing,
+    /// A buffer of its own.
+    Buffer(Buffer),
+    /// A share of a region.
+    Region {
+        /// Keeps the registration.
+        _region: MemoryRegion,
+    },
+}
+
+impl Held {
+    fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Self::Buffer(buffer) => Some(buffer),
+            Self::Nothing | Self::Region { .. } => None,
+        }
+    }
+}
+
+/// What the device says of a WR.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Outcome {
+    pub(super) status: Status,
+    pub(super) byte_len: u32,
+    pub(super) imm: Option<u32>,
+    /// The RECV was consumed by a WRITE_WITH_IMM.
+    pub(super) is_write: bool,
+}
+
+impl Outcome {
+    const FLUSHED: Self =
+        Self { status: Status::FlushError, byte_len: 0, imm: None, is_write: false };
+}
+
+/// A QP's queues.
+#[derive(Debug)]
+pub(super) struct WorkQueues {
+    handle: QpHandle,
+    state: QpState,
+    send: SendRing<Held>,
+    recv: Slab<RecvWr>,
+    recv_limit: usize,
+    /// RECVs posted in ERR: never given to the device.
+    late: VecDeque<RecvWr>,
+    /// Received before the owner knew of the connection (invariant 3).
+    early: Vec<Completion>,
+    max_inline_bytes: u32,
+    max_message_bytes: u64,
+    capabilities: Capabilities,
+    /// A promised post was refused: nothing more goes to the device.
+    broken: bool,
+}
+
+impl WorkQueues {
+    /// The empty queues of a QP in INIT.
+    pub(super) fn new(
+        handle: QpHandle,
+        capacity: QpCapacity,
+        max_inline_bytes: u32,
+        max_message_bytes: u64,
+        capabilities: Capabilities,
+    ) -> Self {
+        Self {
+            handle,
+            state: QpState::Init,
+            send: SendRing::new(capacity.max_send_wr),
+            recv: Slab::new(),
+            recv_limit: capacity.max_recv_wr as usize,
+            late: VecDeque::new(),
+            early: Vec::new(),
+            max_inline_bytes,
+            max_message_bytes,
+            capabilities,
+            broken: false,
+        }
+    }
+
+    /// The state as far as it is known here.
+    pub(super) fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// Inline bytes granted.
+    pub(super) fn max_inline_bytes(&self) -> u32 {
+        self.max_inline_bytes
+    }
+
+    /// Whether nothing is posted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.send.len() == 0 && self.recv.is_empty()
+    }
+
+    /// The QP is in RTS, and its owner knows.
+    pub(super) fn establish(&mut self, out: &mut VecDeque<Completion>) {
+        if self.state == QpState::Init {
+            self.state = QpState::ReadyToSend;
+        }
+        self.tell_early(out);
+    }
+
+    /// Tells what was received before the owner knew of the connection.
+    pub(super) fn tell_early(&mut self, out: &mut VecDeque<Completion>) {
+        out.extend(self.early.drain(..));
+    }
+
+    /// Checks one send WR and moves it to the batch. A refused one keeps its memory.
+    pub(super) fn post_send(
+        &mut self,
+        wr: &mut SendWr<'_>,
+        batch: &mut Batch,
+    ) -> Result<(), PostErrorKind> {
+        self.check(wr)?;
+        let (bytes, held) = take_source(&mut wr.source);
+        let position = self.send.push(Posted { wr_id: wr.wr_id, signaled: wr.signaled, held });
+        if self.broken {
+            self.send.strand(1);
+        } else {
+            let key = self.key(Queue::Send, position);
+            batch.push(self.handle.index, key, wr.op, wr.signaled, bytes);
+        }
+        Ok(())
+    }
+
+    /// Keeps an inline SEND of `len` bytes that is posted without a batch, if there is nothing
+    /// special about it; the key is for the device. Else [`WorkQueues::post_send`] is to be called.
+    #[inline]
+    pub(super) fn hold_small(&mut self, wr_id: u64, signaled: bool, len: usize) -> Option<u64> {
+        let is_plain = self.state == QpState::ReadyToSend
+            && !self.broken
+            && !self.send.is_full()
+            && (1..=self.max_inline_bytes as usize).contains(&len);
+        if !is_plain {
+            return None;
+        }
+        let position = self.send.push(Posted { wr_id, signaled, held: Held::Nothing });
+        Some(self.key(Queue::Send, position))
+    }
+
+    fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if !matches!(self.state, QpState::ReadyToSend | QpState::Error) {
+            return Err(PostErrorKind::InvalidState(self.state));
+        }
+        if self.send.is_full() {
+            return Err(PostErrorKind::QueueFull(self.send.limit()));
+        }
+        let needed = match wr.op {
+            SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
+            SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
+            SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
+            SendOp::Read(_) => Capabilities::READ,
+        };
+        if !self.capabilities.contains(needed) {
+            return Err(PostErrorKind::Unsupported);
+        }
+        match &wr.source {
+            Source::Empty => Ok(()),
+            Source::Inline(bytes) => self.check_inline(wr.op, bytes.len()),
+            Source::InlineGather(a, b) => self.check_inline(wr.op, a.len() + b.len()),
+            Source::Buffer { buffer, start, len } => {
+                self.check_span(u64::from(*start), u64::from(*len), buffer.len())
+            }
+            Source::Region { region, start, len } => self.check_span(*start, *len, region.len()),
+        }
+    }
+
+    fn check_inline(&self, op: SendOp, len: usize) -> Result<(), PostErrorKind> {
+        if len > self.max_inline_bytes as usize {
+            return Err(PostErrorKind::InlineTooLong { len, max: self.max_inline_bytes });
+        }
+        if matches!(op, SendOp::Read(_)) {
+            return Err(PostErrorKind::Unsupported);
+        }
+        Ok(())
+    }
+
+    fn check_span(&self, start: u64, len: u64, size: usize) -> Result<(), PostErrorKind> {
+        let size = size as u64;
+        if start.checked_add(len).is_none_or(|end| end > size) {
+            return Err(PostErrorKind::OutOfBounds { start, len, size });
+        }
+        if len > self.max_message_bytes {
+            return Err(PostErrorKind::Os(Errno::MSGSIZE.raw_os_error()));
+        }
+        Ok(())
+    }
+
+    fn key(&self, queue: Queue, position: u32) -> u64 {
+        let QpHandle { index: qp, generation } = self.handle;
+        WrKey { queue, qp, generation, position }.encode()
+    }
+
+    /// Whether a RECV may be posted.
+    pub(super) fn check_recv(&self) -> Result<(), PostErrorKind> {
+        if self.recv.len() + self.late.len() >= self.recv_limit {
+            let limit = u32::try_from(self.recv_limit).unwrap_or(u32::MAX);
+            return Err(PostErrorKind::QueueFull(limit));
+        }
+        Ok(())
+    }
+
+    /// Keeps a RECV that is about to be posted; the key is for the device.
+    pub(super) fn hold_recv(&mut self, wr: RecvWr) -> u64 {
+        let position = self.recv.insert(wr);
+        // Bounded by the RQ's limit, which fits.
+        self.key(Queue::Recv, u32::try_from(position).unwrap_or(0))
+    }
+
+    /// Takes back the RECV that the device refused.
+    pub(super) fn unhold_recv(&mut self, key: u64) -> Option<RecvWr> {
+        let position = WrKey::decode(key)?.position as usize;
+        self.recv.try_remove(position)
+    }
+
+    /// Keeps a RECV that is posted in ERR; it is flushed behind those that the device has.
+    pub(super) fn hold_late_recv(&mut self, wr: RecvWr, out: &mut VecDeque<Completion>) {
+        self.late.push_back(wr);
+        self.flush_late(out);
+    }
+
+    fn flush_late(&mut self, out: &mut VecDeque<Completion>) {
+        if self.recv.is_empty() {
+            let flushed = self.late.drain(..);
+            out.extend(flushed.map(|wr| received(self.handle, wr, Outcome::FLUSHED)));
+        }
+    }
+
+    /// The QP is in ERR. What the batch should carry behind everything else, if anything: the key
+    /// of a beacon.
+    pub(super) fn enter_error(&mut self) -> Option<u64> {
+        if self.state == QpState::Error {
+            return None;
+        }
+        self.state = QpState::Error;
+        let last = self.send.silent_tail()?;
+        Some(self.key(Queue::Beacon, last))
+    }
+
+    /// The device refused the last `count` WRs of a batch, after their posts had been promised.
+    pub(super) fn strand(&mut self, count: usize) {
+        self.broken = true;
+        self.send.strand(count);
+    }
+
+    /// Tells of WRs that never reached the device, once what was posted before them is done.
+    pub(super) fn tell_stranded(&mut self, out: &mut VecDeque<Completion>) {
+        let handle = self.handle;
+        let mut status = Status::LocalQpOperation;
+        for wr in self.send.take_stranded() {
+            let status = std::mem::replace(&mut status, Status::FlushError);
+            out.push_back(sent(handle, wr, status));
+        }
+    }
+
+    /// A successful completion of a RECV, or of a send WR, on a QP that is up, which means one
+    /// completion for the user: most of all completions, in fewer steps.
+    #[inline]
+    pub(super) fn complete_one(&mut self, key: WrKey, outcome: Outcome) -> Option<Completion> {
+        if self.state != QpState::ReadyToSend || !self.early.is_empty() {
+            return None;
+        }
+        match key.queue {
+            Queue::Recv => {
+                let posted = self.recv.try_remove(key.position as usize);
+                posted.map(|wr| received(self.handle, wr, outcome))
+            }
+            Queue::Send => {
+                let posted = self.send.retire(key.position);
+                posted.map(|wr| sent(self.handle, wr, outcome.status))
+            }
+            Queue::Beacon => None,
+        }
+    }
+
+    /// A completion of the device; what it means for the user goes to `out`. False when it belongs
+    /// to nothing that is posted.
+    pub(super) fn complete(
+        &mut self,
+        key: WrKey,
+        outcome: Outcome,
+        out: &mut VecDeque<Completion>,
+    ) -> bool {
+        let handle = self.handle;
+        let is_early = self.state == QpState::Init && outcome.status == Status::Success;
+        if !is_early {
+            self.tell_early(out);
+        }
+        let known = match key.queue {
+            Queue::Send => {
+                let posted = self.send.retire(key.position);
+                posted.map(|wr| out.push_back(sent(handle, wr, outcome.status))).is_some()
+            }
+            Queue::Beacon => {
+                let silent = self.send.retire_all(key.position);
+                out.extend(silent.map(|wr| sent(handle, wr, Status::FlushError)));
+                true
+            }
+            Queue::Recv => {
+                let posted = self.recv.try_remove(key.position as usize);
+                let received = posted.map(|wr| received(handle, wr, outcome));
+                let known = received.is_some();
+                if is_early {
+                    self.early.extend(received);
+                } else {
+                    out.extend(received);
+                }
+                known
+            }
+        };
+        if self.state == QpState::Error {
+            self.tell_stranded(out);
+            self.flush_late(out);
+        }
+        known
+    }
+
+    /// All memory that the device may still use, for a QP that is destroyed.
+    pub(super) fn take_all(&mut self) -> Vec<Box<dyn std::any::Any + Send>> {
+        let sends = self.send.take_all().map(|wr| Box::new(wr.held) as _);
+        let recvs = self.recv.drain().map(|wr| Box::new(wr.buffer) as _);
+        sends.chain(recvs).collect()
+    }
+}
+
+/// Moves the memory out of a source; what stays is [`Source::Empty`].
+fn take_source<'a>(source: &mut Source<'a>) -> (Bytes<'a>, Held) {
+    match std::mem::take(source) {
+        Source::Empty => (Bytes::None, Held::Nothing),
+        Source::Inline(bytes) => (inline(bytes, &[]), Held::Nothing),
+        Source::InlineGather(first, second) => (inline(first, second), Held::Nothing),
+        Source::Buffer { buffer, start, len } => {
+            let address = address(buffer.as_ptr()) + u64::from(start);
+            let lkey = buffer.region().lkey();
+            (memory(address, u64::from(len), lkey), Held::Buffer(buffer))
+        }
+        Source::Region { region, start, len } => {
+            let bytes = memory(address(region.base()) + start, len, region.lkey());
+            (bytes, Held::Region { _region: region })
+        }
+    }
+}
+
+fn inline<'a>(first: &'a [u8], second: &'a [u8]) -> Bytes<'a> {
+    if first.is_empty() && second.is_empty() { Bytes::None } else { Bytes::Inline(first, second) }
+}
+
+/// An SGE of length 0 means 2 GiB to some devices: no bytes are no SGE.
+fn memory(address: u64, len: u64, lkey: u32) -> Bytes<'static> {
+    match u32::try_from(len) {
+        // `check_span` lets nothing longer pass than a device's longest message.
+        Ok(0) | Err(_) => Bytes::None,
+        Ok(len) => Bytes::Memory { address, len, lkey },
+    }
+}
+
+/// The address as the device knows it.
+pub(super) fn address(first: std::ptr::NonNull<u8>) -> u64 {
+    first.as_ptr().expose_provenance() as u64
+}
+
+fn sent(qp: QpHandle, wr: Posted<Held>, status: Status) -> Completion {
+    Completion {
+        qp,
+        wr_id: wr.wr_id,
+        kind: CompletionKind::Send,
+        status,
+        byte_len: 0,
+        imm: None,
+        buffer: wr.held.into_buffer(),
+    }
+}
+
+fn received(qp: QpHandle, wr: RecvWr, outcome: Outcome) -> Completion {
+    let kind = if outcome.is_write { CompletionKind::RecvWrite } else { CompletionKind::Recv };
+    Completion {
+        qp,
+        wr_id: wr.wr_id,
+        kind,
+        status: outcome.status,
+        byte_len: outcome.byte_len,
+        imm: outcome.imm,
+        buffer: Some(wr.buffer),
+    }
+}
+
+#[cfg(test)]
+mod tests;

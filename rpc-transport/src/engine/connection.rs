@@ -1,0 +1,553 @@
+//! One connection of a shard: a protocol, its link, and the QP below.
+//!
+//! Owns the life of a QP from its creation to its destruction, and the translation between frames
+//! and work requests. Lives under the shard's lock; never blocks.
+//!
+//! Invariants:
+//! 1. Every RECV of the window is posted while the connection is up, as there is one more than that:
+//!    the one that completed last may wait for its repost until the answer has left. A buffer is lent
+//!    to a message only when another one takes its place.
+//! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
+//!    have been flushed, at the latest after `DRAIN_LIMIT`.
+//! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
+//! 4. The protocol hears of the end exactly once.
+//! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
+//!    heard no more.
+//! 6. A pump writes one slice of a large message at most, as a device may copy it at once: what is
+//!    small, here and on other connections, gets its turn between two. While small messages leave
+//!    here it writes one behind those that it sends, and else none unless it is given the turn.
+//! 7. Whatever posts a send WR rings its doorbell before it returns: user code that runs next may take
+//!    long.
+
+mod ending;
+mod pipe;
+mod post;
+mod staging;
+
+use std::fmt;
+use std::time::Instant;
+
+use self::ending::{cause_of, closed_by_peer};
+pub(crate) use self::pipe::Pipe;
+use self::pipe::{Phase, split_wr_id};
+pub(crate) use self::post::Poster;
+use crate::connect::error::CloseCause;
+use crate::device::{
+    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Status,
+};
+use crate::engine::shard::Deferred;
+use crate::engine::upper::{Protocol, Revoke, Submission};
+use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
+use crate::message::received::Message;
+use crate::protocol::frame::CloseReason;
+use crate::protocol::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
+
+/// Messages up to this size are copied out and their RECV is reposted at once, bytes.
+const COPY_OUT_BYTES: usize = 1024;
+/// An idle ack is sent when at least one of this many parts of the window is owed.
+const IDLE_ACK_FRACTION: u32 = 4;
+
+/// What may bring the deadline nearer than the one that is registered.
+#[derive(Debug, Clone, Copy)]
+enum Pressing {
+    Nothing,
+    /// A Ping is due or out, and the link's deadline is this. Any frame changes that.
+    Ping(Instant),
+    /// An orderly close, which has to go on: WRs had been posted up to `posted` when `until` was set.
+    Close {
+        until: Instant,
+        posted: u32,
+    },
+}
+
+/// One connection.
+pub(crate) struct Connection<P: Protocol> {
+    pub(crate) protocol: P,
+    poster: Poster,
+    data_credits: u32,
+    link: Option<Link>,
+    /// The link of a connection that has ended, until its QP is destroyed: it holds what the peer
+    /// may write.
+    fallen: Option<Link>,
+    /// Who is at the other end, once that is known.
+    peer: Option<PeerIdentity>,
+    pipe: Option<Pipe>,
+    cause: Option<CloseCause>,
+    /// An orderly close that waits for the link to drain.
+    closing: Option<CloseReason>,
+    registered_deadline: Option<Instant>,
+    pressing: Pressing,
+    unfinished: bool,
+    /// Large messages may leave though small ones do.
+    turn: bool,
+    /// To be run when the lock is released.
+    deferred: Vec<Deferred>,
+    pub(crate) generation: u32,
+    pub(crate) dirty: bool,
+    pub(crate) warm: bool,
+    /// Somebody outside the shard holds the key.
+    pub(crate) held: bool,
+}
+
+impl<P: Protocol> Connection<P> {
+    /// A connection in set-up.
+    pub(crate) fn new(
+        protocol: P,
+        poster: Poster,
+        pipe: Pipe,
+        data_credits: u16,
+        held: bool,
+    ) -> Self {
+        Self {
+            protocol,
+            poster,
+            data_credits: data_credits.into(),
+            link: None,
+            fallen: None,
+            peer: None,
+            pipe: Some(pipe),
+            cause: None,
+            closing: None,
+            registered_deadline: None,
+            pressing: Pressing::Nothing,
+            unfinished: false,
+            turn: false,
+            deferred: Vec::new(),
+            generation: 0,
+            dirty: false,
+            warm: false,
+            held,
+        }
+    }
+
+    /// The peer's offer is known: frames may arrive from now on. `on_return` is called, without the
+    /// shard's lock, when dropped payloads make it worth to pump.
+    pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
+        link.set_on_return(on_return);
+        link.set_slices(self.poster.slices());
+        if let Some(pipe) = &mut self.pipe {
+            pipe.send_buffer_bytes = link.frame_bytes();
+        }
+        self.link = Some(link);
+        self.peer = Some(peer.clone());
+    }
+
+    /// Set-up is complete: sending may begin.
+    pub(crate) fn establish(&mut self) {
+        if let Some(pipe) = &mut self.pipe
+            && pipe.phase == Phase::Setup
+        {
+            pipe.phase = Phase::Up;
+        }
+    }
+
+    pub(crate) fn cause(&self) -> Option<&CloseCause> {
+        self.cause.as_ref()
+    }
+
+    /// The domain of its QP.
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        self.poster.domain()
+    }
+
+    pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
+        self.link.as_ref().map(Link::metrics)
+    }
+
+    pub(crate) fn has_qp(&self) -> bool {
+        self.pipe.is_some()
+    }
+
+    pub(crate) fn is_on(&self, qp: QpHandle) -> bool {
+        self.pipe.as_ref().is_some_and(|pipe| pipe.qp == qp)
+    }
+
+    pub(crate) fn is_removable(&self) -> bool {
+        self.pipe.is_none() && !self.held
+    }
+
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn pools(&self) -> Vec<BufferPool> {
+        let pools = |pipe: &Pipe| {
+            [Some(pipe.recv_pool.clone()), pipe.send_pool.clone()].into_iter().flatten()
+        };
+        self.pipe.iter().flat_map(pools).chain(self.poster.staging().iter().cloned()).collect()
+    }
+
+    #[inline]
+    pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
+        let link = &mut self.link;
+        step(&mut self.protocol, &mut |tag| match link {
+            Some(link) => link.revoke(tag),
+            None => Revoked::TooLate,
+        })
+    }
+
+    /// Posts one RECV.
+    #[inline]
+    pub(crate) fn post_recv(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        buffer: Buffer,
+    ) -> Result<(), CloseCause> {
+        let Some(pipe) = &mut self.pipe else { return Ok(()) };
+        cq.post_recv(pipe.qp, RecvWr { wr_id: 0, buffer })
+            .map_err(|(error, _)| CloseCause::Device(error.to_string().into()))?;
+        pipe.posted_recv += 1;
+        Ok(())
+    }
+
+    pub(crate) fn on_recv_completion(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        now: Instant,
+        completion: &mut Completion,
+    ) {
+        let Some(pipe) = &mut self.pipe else { return };
+        pipe.posted_recv -= 1;
+        let phase = pipe.phase;
+        let draining = matches!(phase, Phase::Draining { .. });
+        let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
+        if completion.status != Status::Success {
+            self.fail(cq, &cause_of(completion.status));
+            return;
+        }
+        if phase == Phase::Parting {
+            return;
+        }
+        let len = completion.byte_len as usize;
+        if completion.kind == CompletionKind::RecvWrite || len > buffer.len() {
+            // Its length says nothing about the buffer.
+            self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
+            return;
+        }
+        let (message, free) = copy_or_lend(&pipe.recv_pool, buffer, len);
+        if let Some(earlier) = pipe.spare.replace(free)
+            && let Err(cause) = self.post_recv(cq, earlier)
+        {
+            self.fail(cq, &cause);
+            return;
+        }
+        if let Err(cause) = self.on_frame(now, completion.imm, message) {
+            self.fail(cq, &cause);
+        }
+    }
+
+    /// Posts the RECV that waits for it.
+    pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue) {
+        let Some(buffer) = self.pipe.as_mut().and_then(|pipe| pipe.spare.take()) else { return };
+        if let Err(cause) = self.post_recv(cq, buffer) {
+            self.fail(cq, &cause);
+        }
+    }
+
+    /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).
+    #[inline(always)]
+    fn on_frame(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        mut message: Message,
+    ) -> Result<(), CloseCause> {
+        debug_assert!(
+            self.pipe.as_ref().is_none_or(|pipe| pipe.posted_recv >= pipe.window_recv),
+            "a RECV of the window is not posted"
+        );
+        let Some(link) = &mut self.link else {
+            return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
+        };
+        let inbound = link
+            .on_frame(now, imm, &mut message)
+            .map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
+        while let Some(reader) = link.take_reader() {
+            self.deferred.push(Deferred::Wake(reader));
+        }
+        while let Some(_slot) = link.take_garbage() {
+            self.deferred.push(Deferred::Slot { _slot });
+        }
+        let message = match inbound {
+            Inbound::None => return Ok(()),
+            Inbound::Message => message,
+            Inbound::Assembled(whole) => whole,
+            Inbound::Closed(reason) => return Err(closed_by_peer(&reason)),
+        };
+        self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
+            .map_err(CloseCause::Protocol)
+    }
+
+    pub(crate) fn on_send_completion(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        completion: &Completion,
+    ) {
+        let Some(pipe) = &mut self.pipe else { return };
+        let (sequence, token) = split_wr_id(completion.wr_id);
+        pipe.retire(sequence, &mut self.deferred);
+        if matches!(pipe.phase, Phase::Draining { .. }) {
+            return;
+        }
+        if completion.status != Status::Success {
+            self.fail(cq, &cause_of(completion.status));
+            return;
+        }
+        let closed = self.link.as_mut().is_some_and(|link| {
+            link.on_send_completion(token);
+            link.is_close_completed()
+        });
+        if closed {
+            self.fail(cq, &CloseCause::Local);
+        }
+    }
+
+    /// Sends all that may be sent now. Says when the QP was destroyed, and whether all its WRs had
+    /// been flushed.
+    #[inline]
+    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
+        if self.has_nothing_to_pump() {
+            self.unfinished = false;
+            return None;
+        }
+        self.pump_all(cq, now)
+    }
+
+    /// What most pumps find: up, and nothing to send.
+    #[inline(always)]
+    fn has_nothing_to_pump(&mut self) -> bool {
+        let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return false };
+        pipe.phase == Phase::Up
+            && self.closing.is_none()
+            && !self.protocol.may_transmit()
+            && link.has_nothing_to_transmit()
+            && link.wanted_arena().is_none()
+    }
+
+    /// Whether a received message leaves nothing to be done but its effects: what most do.
+    #[inline(always)]
+    pub(crate) fn is_settled(&mut self) -> bool {
+        self.has_nothing_to_pump()
+            && !self.unfinished
+            && self.deferred.is_empty()
+            && (self.warm || !self.owes_idle_ack())
+            && self.is_deadline_registered()
+    }
+
+    fn pump_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
+        if let Err(cause) = self.try_pump(cq) {
+            self.fail(cq, &cause);
+        }
+        self.finish_drain(cq, now)
+    }
+
+    /// What is to be run when the lock is released.
+    #[inline]
+    pub(crate) fn deferred(&mut self) -> &mut Vec<Deferred> {
+        &mut self.deferred
+    }
+
+    /// The next pump may send large messages whatever else there is.
+    pub(crate) fn give_turn(&mut self) {
+        self.turn = true;
+    }
+
+    /// Whether the last pump left something that could be sent: others had to get their turn.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.unfinished
+    }
+
+    fn try_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        self.unfinished = false;
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else {
+            return Ok(());
+        };
+        if pipe.phase != Phase::Up {
+            return Ok(());
+        }
+        if let Some(bytes) = link.wanted_arena() {
+            grow(link, self.poster.domain(), bytes)?;
+        }
+        let (mut submitted, mut posted, mut sent_small) = (false, false, false);
+        while self.protocol.may_transmit()
+            && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
+        {
+            submitted = true;
+            match link.submit_now(lane, tag, frame) {
+                Ok(Some(whole)) => {
+                    let more = self.protocol.may_transmit();
+                    self.poster.post_whole(cq, pipe, whole, more)?;
+                    (posted, sent_small) = (true, true);
+                }
+                Ok(None) => {}
+                Err(error) => self.protocol.on_refused(tag, &error),
+            }
+        }
+        let mut turn = std::mem::take(&mut self.turn);
+        loop {
+            link.set_turn(turn);
+            let Some(transmit) = link.poll_transmit() else {
+                // Its answer takes as long as a slice does.
+                if sent_small && !std::mem::replace(&mut turn, true) && link.awaits_turn() {
+                    cq.flush();
+                    continue;
+                }
+                break;
+            };
+            let is_written = !transmit.writes.is_empty();
+            self.poster.post(cq, pipe, transmit)?;
+            posted = true;
+            if is_written && link.has_large() {
+                self.unfinished = true;
+                break;
+            }
+            sent_small |= !is_written;
+        }
+        self.unfinished |= link.awaits_turn();
+        if posted {
+            // What is left of this visit need not hold the doorbell up.
+            cq.flush();
+        }
+        if submitted && link.queued_count() > self.protocol.most_queued() {
+            let text = "it does not read what it makes this end send";
+            return Err(CloseCause::Protocol(text.into()));
+        }
+        if self.closing.is_some() {
+            self.advance_close(cq)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn owes_idle_ack(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| {
+            u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= self.data_credits
+        })
+    }
+
+    pub(crate) fn send_idle_ack(&mut self, cq: &mut dyn CompletionQueue) {
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return };
+        if pipe.phase != Phase::Up {
+            return;
+        }
+        let Some(transmit) = link.poll_idle_ack() else { return };
+        let posted = self.poster.post(cq, pipe, transmit);
+        cq.flush();
+        if let Err(cause) = posted {
+            self.fail(cq, &cause);
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let drain = match self.pipe.as_ref().map(|pipe| pipe.phase) {
+            Some(Phase::Draining { until }) => Some(until),
+            _ => None,
+        };
+        let close = match self.pressing {
+            Pressing::Close { until, .. } if drain.is_none() => Some(until),
+            _ => None,
+        };
+        [drain, close, self.link_deadline(), self.protocol.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Whether the shard looks by the deadline already, as far as that can be told at a glance.
+    #[inline(always)]
+    fn is_deadline_registered(&self) -> bool {
+        if !matches!(self.pressing, Pressing::Nothing) || self.link.is_none() {
+            return false;
+        }
+        match (self.registered_deadline, self.protocol.next_deadline()) {
+            (Some(_), None) => true,
+            (Some(registered), Some(at)) => registered <= at,
+            (None, None) => self.link_deadline().is_none(),
+            (None, Some(_)) => false,
+        }
+    }
+
+    /// The deadline, when the shard does not look by then already, and the one that it replaces.
+    /// The link's own only moves later, but for a Ping's answer, and in `on_timeout`, when nothing is
+    /// registered.
+    #[inline]
+    pub(crate) fn deadline_to_register(&mut self) -> Option<(Instant, Option<Instant>)> {
+        if self.is_deadline_registered() {
+            return None;
+        }
+        if matches!(self.pressing, Pressing::Ping(at) if self.link_deadline() != Some(at)) {
+            self.pressing = Pressing::Nothing;
+        }
+        let deadline = self.deadline()?;
+        if self.registered_deadline.is_some_and(|registered| registered <= deadline) {
+            return None;
+        }
+        Some((deadline, self.registered_deadline.replace(deadline)))
+    }
+
+    /// The shard looks, or forgets the connection: nothing is registered any more.
+    pub(crate) fn take_registered_deadline(&mut self) -> Option<Instant> {
+        self.registered_deadline.take()
+    }
+
+    /// Whether the link's deadline has passed, which may mean that the peer is dead.
+    pub(crate) fn is_silence_judged(&self, now: Instant) -> bool {
+        self.link_deadline().is_some_and(|at| at <= now)
+    }
+
+    fn link_deadline(&self) -> Option<Instant> {
+        self.link.as_ref().and_then(Link::next_deadline)
+    }
+
+    pub(crate) fn on_timeout(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
+        if self.protocol.next_deadline().is_some_and(|at| at <= now) {
+            self.with_revoke(|protocol, revoke| protocol.on_timeout(now, revoke));
+        }
+        if matches!(self.pressing, Pressing::Close { until, .. } if until <= now) {
+            self.judge_close(cq, now);
+        }
+        if !self.is_silence_judged(now) {
+            return;
+        }
+        let Some(link) = &mut self.link else { return };
+        match link.on_timeout(now) {
+            Ok(()) => {
+                self.pressing = link.next_deadline().map_or(Pressing::Nothing, Pressing::Ping)
+            }
+            Err(LinkError::PingTimeout(after)) => {
+                self.fail(cq, &CloseCause::PingTimeout(after));
+            }
+        }
+    }
+}
+
+impl<P: Protocol> fmt::Debug for Connection<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = self.pipe.as_ref().map(|pipe| pipe.phase);
+        f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
+    }
+}
+
+/// Gives the link the arena that it wants, if there is memory.
+#[cold]
+fn grow(link: &mut Link, domain: &ProtectionDomain, bytes: u64) -> Result<(), CloseCause> {
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+    match domain.allocate(len, Access::REMOTE_WRITE) {
+        Ok(region) => {
+            link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
+        }
+        Err(error) => {
+            tracing::warn!(%error, bytes, "no memory for an arena, large messages are copied");
+            link.decline_arena();
+            Ok(())
+        }
+    }
+}
+
+/// Copies a small message out, or lends its buffer if another one can be posted in its place.
+#[inline(always)]
+fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
+    if len > COPY_OUT_BYTES
+        && let Some(spare) = pool.take()
+    {
+        return (Message::lent(buffer, len), spare);
+    }
+    (Message::copied(&buffer[..len]), buffer)
+}

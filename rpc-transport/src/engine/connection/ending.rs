@@ -1,0 +1,163 @@
+//! How a connection ends: in order, by a failure, or by a peer that broke a rule.
+//!
+//! Owns the way from the first word of the end to the destroyed QP. The invariants are those of
+//! [`connection`](super).
+
+use std::time::{Duration, Instant};
+
+use super::pipe::{Phase, post_beacon};
+use super::post::Flying;
+use super::{Connection, Pressing};
+use crate::connect::error::CloseCause;
+use crate::device::{CompletionQueue, Status};
+use crate::engine::driver::DRAIN_LIMIT;
+use crate::engine::shard::Deferred;
+use crate::engine::upper::Protocol;
+use crate::protocol::frame::{CloseCode, CloseReason};
+use crate::protocol::link::Link;
+
+/// Longest time that an orderly close waits without anything being sent.
+const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
+
+impl<P: Protocol> Connection<P> {
+    /// Starts an orderly close: the reason goes out behind what is queued.
+    pub(crate) fn close(&mut self, reason: CloseReason) {
+        self.closing.get_or_insert(reason);
+    }
+
+    /// Ends the connection: the protocol is told, a peer that broke a rule too, and the QP goes to
+    /// ERR (invariants 2, 4 and 5).
+    pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
+        let Some(pipe) = &self.pipe else { return };
+        if matches!(pipe.phase, Phase::Draining { .. }) {
+            return;
+        }
+        let parting = matches!(cause, CloseCause::Protocol(rule) if self.part(cq, rule));
+        if !parting {
+            self.drain(cq);
+        }
+        if self.cause.is_none() {
+            self.cause = Some(cause.clone());
+            self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
+        }
+        if !parting {
+            self.fell();
+        }
+    }
+
+    /// Nothing is sent or received any more. What the peer could write stays until the QP has been
+    /// destroyed.
+    pub(super) fn fell(&mut self) {
+        self.fallen = self.link.take();
+        let unfinished = self.fallen.as_mut().and_then(Link::take_unfinished);
+        self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
+    }
+
+    /// The QP goes to ERR, and its flush is awaited.
+    pub(super) fn drain(&mut self, cq: &mut dyn CompletionQueue) {
+        let Some(pipe) = &mut self.pipe else { return };
+        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
+        pipe.spare = None;
+        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
+        let _ = cq.modify_to_error(pipe.qp);
+        post_beacon(cq, pipe);
+        cq.flush();
+    }
+
+    /// Sends the peer the rule that it broke. False when that cannot be done: nothing is awaited.
+    #[cold]
+    pub(super) fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
+        tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return false };
+        if pipe.phase != Phase::Up {
+            return false;
+        }
+        pipe.phase = Phase::Parting;
+        link.close(CloseReason::new(CloseCode::Protocol, rule));
+        while let Some(transmit) = link.poll_transmit() {
+            if self.poster.post(cq, pipe, transmit).is_err() {
+                return false;
+            }
+        }
+        cq.flush();
+        let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
+        self.pressing = Pressing::Close { until, posted };
+        true
+    }
+
+    /// Gives the QP up without waiting for its flush: nobody will poll any more.
+    pub(crate) fn abandon(&mut self, cq: &mut dyn CompletionQueue) {
+        if let Some(pipe) = self.pipe.take() {
+            let _ = cq.destroy_qp(pipe.qp);
+            let flying = pipe.flying.into_iter().flat_map(|(_, flying)| flying);
+            self.deferred.extend(flying.filter_map(Flying::land));
+            let link = self.link.take().or_else(|| self.fallen.take());
+            self.deferred.extend(link.map(|link| Deferred::Link { _link: Box::new(link) }));
+            self.protocol.on_released();
+        }
+    }
+
+    #[cold]
+    pub(super) fn advance_close(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return Ok(()) };
+        if !matches!(self.pressing, Pressing::Close { .. }) {
+            let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
+            self.pressing = Pressing::Close { until, posted };
+        }
+        if !link.is_idle() {
+            return Ok(());
+        }
+        if let Some(reason) = self.closing.take() {
+            link.close(reason);
+        }
+        while let Some(transmit) = link.poll_transmit() {
+            self.poster.post(cq, pipe, transmit)?;
+        }
+        cq.flush();
+        Ok(())
+    }
+
+    /// A peer that takes nothing any more, or whose device does not accept the Close, is left.
+    pub(super) fn judge_close(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
+        let Pressing::Close { until, posted } = &mut self.pressing else { return };
+        let sent = self.pipe.as_ref().map_or(*posted, |pipe| pipe.posted_send);
+        if std::mem::replace(posted, sent) == sent {
+            self.fail(cq, &CloseCause::Local);
+        } else {
+            *until = now + CLOSE_LIMIT;
+        }
+    }
+
+    pub(super) fn finish_drain(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        now: Instant,
+    ) -> Option<bool> {
+        let pipe = self.pipe.as_ref()?;
+        let Phase::Draining { until } = pipe.phase else { return None };
+        let drained = pipe.is_drained();
+        if !drained {
+            if now < until {
+                return None;
+            }
+            tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
+        }
+        self.abandon(cq);
+        Some(drained)
+    }
+}
+
+pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {
+    match reason.code {
+        CloseCode::Protocol => CloseCause::Accused(reason.text.as_str().into()),
+        _ => CloseCause::Peer(reason.to_string().into()),
+    }
+}
+
+pub(super) fn cause_of(status: Status) -> CloseCause {
+    match status {
+        // The QP was moved to ERR below us: the peer went away.
+        Status::FlushError | Status::RetryExceeded => CloseCause::Disconnected,
+        other => CloseCause::WorkRequest(other),
+    }
+}

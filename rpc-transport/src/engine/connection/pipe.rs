@@ -1,0 +1,119 @@
+//! The pipe: the QP of a connection, its buffers, and what is posted on it.
+//!
+//! Owns the count of work requests and the memory that those under way read. Decides nothing.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::post::Flying;
+use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
+use crate::engine::shard::Deferred;
+use crate::memory::region::{Buffer, BufferPool};
+
+/// The link's tokens are below 2^33; what is above counts send WRs.
+pub(super) const TOKEN_BITS: u32 = 33;
+
+/// The transport half of a connection, as long as its QP exists.
+pub(crate) struct Pipe {
+    pub(crate) qp: QpHandle,
+    /// The protection domain of its memory.
+    pub(crate) domain: u64,
+    pub(crate) max_inline_bytes: usize,
+    pub(crate) recv_pool: BufferPool,
+    /// Registered send buffers, for frames that the device cannot take inline.
+    pub(crate) send_pool: Option<BufferPool>,
+    /// Size of each send buffer: the longest frame, bytes.
+    pub(crate) send_buffer_bytes: u32,
+    /// SQ slots, WRs.
+    pub(crate) send_slots: u32,
+    pub(crate) posted_recv: u32,
+    /// RECVs of the window: never are fewer posted when a frame is counted (credit rule 2).
+    pub(super) window_recv: u32,
+    /// The buffer of the last RECV that has completed, not posted again yet.
+    pub(super) spare: Option<Buffer>,
+    // Send WRs posted and retired, modulo 2^31.
+    pub(super) posted_send: u32,
+    pub(super) retired_send: u32,
+    /// What WRITEs under way read, by the sequence number of the SEND behind them.
+    pub(super) flying: VecDeque<(u32, Vec<Flying>)>,
+    pub(super) phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Created; RECVs may complete, nothing may be sent yet.
+    Setup,
+    Up,
+    /// The peer has broken a rule, and its Close is on its way: nothing of it counts any more.
+    Parting,
+    /// In ERR, waiting for the flush.
+    Draining {
+        until: Instant,
+    },
+}
+
+impl Pipe {
+    pub(crate) fn new(
+        qp: QpHandle,
+        max_inline_bytes: u32,
+        send_slots: u32,
+        window_recv: u32,
+        recv_pool: BufferPool,
+    ) -> Self {
+        Self {
+            qp,
+            domain: recv_pool.domain(),
+            max_inline_bytes: max_inline_bytes as usize,
+            recv_pool,
+            send_pool: None,
+            send_buffer_bytes: 0,
+            send_slots,
+            posted_recv: 0,
+            window_recv,
+            spare: None,
+            posted_send: 0,
+            retired_send: 0,
+            flying: VecDeque::new(),
+            phase: Phase::Setup,
+        }
+    }
+
+    /// The WRs up to `sequence` have completed.
+    pub(super) fn retire(&mut self, sequence: u32, deferred: &mut Vec<Deferred>) {
+        self.retired_send = sequence;
+        while let Some((flying, _)) = self.flying.front()
+            && sequence.wrapping_sub(*flying) & SEQUENCE_MASK <= SEQUENCE_MASK / 2
+        {
+            let retired = self.flying.pop_front();
+            deferred.extend(
+                retired.into_iter().flat_map(|(_, flying)| flying).filter_map(Flying::land),
+            );
+        }
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.posted_recv == 0 && self.posted_send == self.retired_send
+    }
+}
+
+/// Unsignaled WRs that have succeeded are not flushed: a last signaled one, in the slot that the SQ
+/// has for it, says by its flush that nothing is left before it.
+pub(super) fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
+    if pipe.posted_send == pipe.retired_send {
+        return;
+    }
+    let sequence = (pipe.posted_send + 1) & SEQUENCE_MASK;
+    let wr_id = u64::from(sequence) << TOKEN_BITS;
+    let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
+    // A device that refuses has the QP destroyed at the limit of draining.
+    if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
+        pipe.posted_send = sequence;
+    }
+}
+
+pub(super) const SEQUENCE_MASK: u32 = (1 << (64 - TOKEN_BITS)) - 1;
+
+#[allow(clippy::cast_possible_truncation, reason = "31 bits are left above the token")]
+pub(super) fn split_wr_id(wr_id: u64) -> (u32, u64) {
+    ((wr_id >> TOKEN_BITS) as u32, wr_id & ((1 << TOKEN_BITS) - 1))
+}

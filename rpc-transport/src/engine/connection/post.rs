@@ -1,0 +1,252 @@
+//! Posting: frames and their WRITEs as work requests.
+//!
+//! Owns the choice of where a WR's bytes lie: inline, in a send buffer, in registered memory as it
+//! is, or staged. Never decides what is sent.
+//!
+//! Invariants:
+//! 1. What a WRITE reads is kept until the SEND behind it has completed.
+//! 2. Where registration costs, memory is registered once: parts of private memory are staged
+//!    through buffers that stay registered.
+
+use super::pipe::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
+use super::staging::Staging;
+use crate::connect::error::CloseCause;
+use crate::device::{
+    Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
+};
+use crate::engine::shard::Deferred;
+use crate::memory::region::{Access, Buffer, BufferPool, OwnedMemory, ProtectionDomain};
+use crate::message::part::{OutPart, PartSource};
+use crate::protocol::config::LinkConfig;
+use crate::protocol::link::{FrameBytes, Put, SliceBytes, Transmit, Whole};
+
+/// What a WRITE under way reads.
+pub(super) enum Flying {
+    /// The part itself.
+    Part(OutPart),
+    /// A staged copy.
+    Staged { _buffer: Buffer },
+}
+
+impl Flying {
+    /// It has been read: what is to be let go of without the lock.
+    pub(super) fn land(self) -> Option<Deferred> {
+        match self {
+            Self::Part(_part) => Some(Deferred::Part { _part }),
+            Self::Staged { .. } => None,
+        }
+    }
+}
+
+/// Posts for one connection.
+pub(crate) struct Poster {
+    domain: ProtectionDomain,
+    registers_freely: bool,
+    slices: SliceBytes,
+    staging: Staging,
+}
+
+impl Poster {
+    pub(crate) fn new(domain: ProtectionDomain, device: &dyn Device, config: &LinkConfig) -> Self {
+        let capabilities = device.attributes().capabilities;
+        Self {
+            domain,
+            registers_freely: capabilities.contains(Capabilities::FREE_REGISTRATION),
+            slices: if capabilities.contains(Capabilities::COPIES_ON_POST) {
+                SliceBytes::COPIED
+            } else {
+                SliceBytes::WHOLE
+            },
+            staging: Staging::new(config),
+        }
+    }
+
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    pub(super) fn slices(&self) -> SliceBytes {
+        self.slices
+    }
+
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn staging(&self) -> &[BufferPool] {
+        self.staging.pools()
+    }
+
+    /// Posts one frame as a SEND, inline if the device takes it so, else from a registered buffer;
+    /// before it its WRITEs.
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pipe: &mut Pipe,
+        transmit: Transmit<'_>,
+    ) -> Result<(), CloseCause> {
+        if !transmit.writes.is_empty() {
+            return self.post_with_writes(cq, pipe, transmit);
+        }
+        let wr = self.frame(pipe, &transmit)?;
+        cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
+    }
+
+    /// [`Poster::post`] for a whole small message, which rings the doorbell unless `more` follow.
+    #[inline]
+    pub(super) fn post_whole(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pipe: &mut Pipe,
+        whole: Whole,
+        more: bool,
+    ) -> Result<(), CloseCause> {
+        if whole.message.len() > pipe.max_inline_bytes {
+            return self.post(cq, pipe, whole.into());
+        }
+        let wr_id = next_wr_id(pipe) | whole.token;
+        cq.post_send_inline(pipe.qp, wr_id, whole.signaled, &whole.message, more)
+            .map_err(|error| refused(&error))
+    }
+
+    /// The WR of a frame.
+    #[inline]
+    fn frame<'a>(
+        &self,
+        pipe: &mut Pipe,
+        transmit: &'a Transmit<'_>,
+    ) -> Result<SendWr<'a>, CloseCause> {
+        let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
+        let (first, second) = transmit.frame.parts();
+        let source = if first.len() + second.len() <= pipe.max_inline_bytes {
+            Source::InlineGather(first, second)
+        } else {
+            buffered(&self.domain, pipe, &transmit.frame)?
+        };
+        let wr_id = next_wr_id(pipe) | transmit.token;
+        Ok(SendWr { wr_id, op, signaled: transmit.signaled, source })
+    }
+
+    #[cold]
+    fn post_with_writes(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pipe: &mut Pipe,
+        mut transmit: Transmit<'_>,
+    ) -> Result<(), CloseCause> {
+        let writes = std::mem::take(&mut transmit.writes);
+        let mut wrs = Vec::with_capacity(writes.len() + 1);
+        let mut flying = Vec::with_capacity(writes.len());
+        let bytes = writes.iter().map(|put| put.part.len()).sum();
+        let mut stage = Stage { bytes, buffer: None, used: 0 };
+        for Put { part, to } in writes {
+            let source = self.source(pipe, &part, &mut stage).map_err(|error| failed(&error))?;
+            flying.push(Flying::Part(part));
+            let (wr_id, op) = (next_wr_id(pipe), SendOp::Write(to));
+            wrs.push(SendWr { wr_id, op, signaled: false, source });
+        }
+        flying.extend(stage.buffer.map(|_buffer| Flying::Staged { _buffer }));
+        match (&transmit.frame, wrs.last_mut()) {
+            (FrameBytes::Later, Some(last)) => {
+                last.wr_id |= transmit.token;
+                last.signaled = transmit.signaled;
+            }
+            _ => wrs.push(self.frame(pipe, &transmit)?),
+        }
+        pipe.flying.push_back((pipe.posted_send, flying));
+        cq.post_send(pipe.qp, &mut wrs).map_err(|error| refused(&error))
+    }
+
+    /// Where a part is written from.
+    fn source(
+        &mut self,
+        pipe: &Pipe,
+        part: &OutPart,
+        stage: &mut Stage,
+    ) -> Result<Source<'static>, ProviderError> {
+        let (start, len) = (part.start(), part.len());
+        let memory = match part.source() {
+            PartSource::Region { region, .. } if region.domain() == pipe.domain => {
+                return Ok(Source::Region { region: region.clone(), start, len });
+            }
+            PartSource::Region { region, .. } => {
+                self.registers_freely.then(|| OwnedMemory::of_region(region))
+            }
+            PartSource::Shared(bytes) => self.registers_freely.then(|| bytes.to_owned_memory()),
+        };
+        match memory {
+            Some(memory) => {
+                let region = self.domain.register(memory, Access::LOCAL)?;
+                Ok(Source::Region { region, start, len })
+            }
+            None => self.staged(part, stage),
+        }
+    }
+
+    /// Copies a part behind those of the same frame, into one buffer.
+    fn staged(
+        &mut self,
+        part: &OutPart,
+        stage: &mut Stage,
+    ) -> Result<Source<'static>, ProviderError> {
+        let buffer = match &mut stage.buffer {
+            Some(buffer) => buffer,
+            none => none.insert(self.staging.take(&self.domain, stage.bytes)?),
+        };
+        let (at, len) = (stage.used, usize::try_from(part.len()).unwrap_or(usize::MAX));
+        let Some(room) = buffer.get_mut(at..at.saturating_add(len)) else {
+            return Err(ProviderError::Resources {
+                what: "staging a large message",
+                message: "it is longer than its buffer".into(),
+            });
+        };
+        part.copy_to(room);
+        stage.used += len;
+        let start = (buffer.region_offset() + at) as u64;
+        Ok(Source::Region { region: buffer.region().clone(), start, len: len as u64 })
+    }
+}
+
+/// The staging buffer of one frame.
+struct Stage {
+    /// Most bytes that the frame may need, whether its parts have to be staged or not.
+    bytes: u64,
+    buffer: Option<Buffer>,
+    used: usize,
+}
+
+/// Counts a WR and names it.
+#[inline]
+fn next_wr_id(pipe: &mut Pipe) -> u64 {
+    pipe.posted_send = (pipe.posted_send + 1) & SEQUENCE_MASK;
+    u64::from(pipe.posted_send) << TOKEN_BITS
+}
+
+/// Copies a frame into a registered send buffer. There is one for each slot of the SQ.
+fn buffered<'a>(
+    domain: &ProtectionDomain,
+    pipe: &mut Pipe,
+    frame: &FrameBytes<'_>,
+) -> Result<Source<'a>, CloseCause> {
+    let failed = |text: String| CloseCause::Device(text.into());
+    if pipe.send_pool.is_none() {
+        let pool = BufferPool::allocate(domain, pipe.send_buffer_bytes, pipe.send_slots);
+        pipe.send_pool = Some(pool.map_err(|error| failed(error.to_string()))?);
+    }
+    let buffer = pipe.send_pool.as_ref().and_then(BufferPool::take);
+    let mut buffer =
+        buffer.ok_or_else(|| failed("no send buffer is left for a free slot".into()))?;
+    let (first, second) = frame.parts();
+    buffer[..first.len()].copy_from_slice(first);
+    buffer[first.len()..first.len() + second.len()].copy_from_slice(second);
+    let len = u32::try_from(frame.len()).map_err(|error| failed(error.to_string()))?;
+    Ok(Source::Buffer { buffer, start: 0, len })
+}
+
+#[cold]
+fn refused(error: &PostError) -> CloseCause {
+    CloseCause::Device(error.to_string().into())
+}
+
+#[cold]
+fn failed(error: &ProviderError) -> CloseCause {
+    CloseCause::Device(error.to_string().into())
+}

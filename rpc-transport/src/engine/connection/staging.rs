@@ -1,0 +1,89 @@
+//! Staging: registered buffers for what a device cannot read where it lies.
+//!
+//! Owns the buffers of one connection. Never decides what is staged.
+//!
+//! Invariants:
+//! 1. Frames under way find a buffer whatever their sizes: the pools grow with the most frames that
+//!    were ever under way at once, which the SQ bounds, and shrink no more. So a steady load
+//!    registers nothing.
+//! 2. A short frame does not take a long buffer: what is pinned follows what is sent.
+
+use crate::device::ProviderError;
+use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
+use crate::protocol::config::LinkConfig;
+
+/// Parts of a long buffer that a short one has.
+const SHORT: u32 = 16;
+
+/// Buffers of two sizes, allocated when they are first needed.
+pub(super) struct Staging {
+    pools: Vec<BufferPool>,
+    long_bytes: u32,
+    /// Buffers of a new pool: the longest frames that the bulk lane has in the SQ, and one that is
+    /// just being posted.
+    count: u32,
+}
+
+impl Staging {
+    pub(super) fn new(config: &LinkConfig) -> Self {
+        let long_bytes = config.arena_segment_bytes;
+        let count = (config.bulk_queue_bytes / long_bytes).clamp(2, 64) + 1;
+        Self { pools: Vec::new(), long_bytes, count }
+    }
+
+    #[cfg(any(test, feature = "model"))]
+    pub(super) fn pools(&self) -> &[BufferPool] {
+        &self.pools
+    }
+
+    /// A buffer for a frame of so many bytes.
+    pub(super) fn take(
+        &mut self,
+        domain: &ProtectionDomain,
+        bytes: u64,
+    ) -> Result<Buffer, ProviderError> {
+        let short_bytes = self.long_bytes / SHORT;
+        let size = if bytes <= short_bytes.into() { short_bytes } else { self.long_bytes };
+        let fits = |pool: &&BufferPool| (size..2 * size.max(1)).contains(&pool.buffer_bytes());
+        if let Some(buffer) = self.pools.iter().filter(fits).find_map(BufferPool::take) {
+            return Ok(buffer);
+        }
+        let pool = BufferPool::allocate(domain, size, self.count)?;
+        let buffer = pool.take();
+        self.pools.push(pool);
+        buffer.ok_or_else(|| ProviderError::Resources {
+            what: "staging a large message",
+            message: "a new pool has no buffer".into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::soft;
+
+    #[test]
+    fn many_short_frames_at_once_find_buffers_and_later_ones_need_no_more() {
+        let domain = soft::mem_device().allocate_pd().unwrap();
+        let config = LinkConfig::default();
+        let mut staging = Staging::new(&config);
+        let mut allocated = 0;
+        for round in 0..3 {
+            let mut flying = Vec::new();
+            for frame in 0..64 {
+                let bytes = if frame % 8 == 0 { config.arena_segment_bytes } else { 10_000 };
+                let buffer = staging.take(&domain, bytes.into()).unwrap();
+                assert!(buffer.len() >= bytes as usize, "{bytes} bytes in {}", buffer.len());
+                assert!(
+                    bytes > 10_000 || buffer.len() <= 20_000,
+                    "a long buffer for {bytes} bytes"
+                );
+                flying.push(buffer);
+            }
+            let now: usize = staging.pools().iter().map(|pool| pool.count() as usize).sum();
+            assert!(round == 0 || now == allocated, "{now} buffers after {allocated}");
+            allocated = now;
+        }
+    }
+}

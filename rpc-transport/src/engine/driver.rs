@@ -1,0 +1,342 @@
+//! The driver: the task that moves a shard's bytes.
+//!
+//! Owns the loop poll -> dispatch -> run effects -> wait. Never interprets a byte, and runs user
+//! code only through the [`Executor`], outside the shard's lock.
+//!
+//! Invariants:
+//! 1. It sleeps only after: arm, then a poll that found nothing, with the waker registered under
+//!    the same lock. So nothing that arrives later can be missed, without any safety timer.
+//! 2. While it sleeps, the one timer it holds is the shard's earliest deadline.
+//! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
+//!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
+//! 4. A panic of user code ends neither the driver nor the effects behind it.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::Sleep;
+
+use crate::engine::shard::{ConnectionKey, Deferred, Shard};
+use crate::engine::spin::{PollMode, SpinPolicy, Wait};
+use crate::engine::upper::{Executor, Protocol};
+
+/// Rounds with progress before other tasks of the worker get their turn.
+const ROUNDS_PER_POLL: u32 = 16;
+/// Empty polls of the CQ before returning to the scheduler while spinning.
+const POLLS_PER_SPIN: u32 = 32;
+/// Rounds after which the coarse clock is read again under load.
+const ROUNDS_PER_CLOCK: u32 = 64;
+
+/// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio runtime with I/O and
+/// time enabled.
+#[must_use = "a driver does nothing until it is spawned"]
+pub struct Driver<P: Protocol, E: Executor<P>> {
+    shard: Arc<Shard<P>>,
+    executor: E,
+    events: AsyncFd<OwnedFd>,
+    sleep: Option<Pin<Box<Sleep>>>,
+    spin: SpinPolicy,
+    idle_since: Option<Instant>,
+    parked_at: Option<Instant>,
+    rounds: u32,
+    polls_per_spin: u32,
+    effects: VecDeque<(ConnectionKey, P::Effect)>,
+}
+
+/// What one round found.
+enum Round {
+    /// Work was done and no other task waits for this one.
+    Progress,
+    /// Work was done and a task was woken: let it run.
+    Woke,
+    /// Nothing.
+    Idle,
+}
+
+impl<P: Protocol, E: Executor<P>> Driver<P, E> {
+    /// Prepares to drive `shard`. Must be called inside the runtime that will run it.
+    ///
+    /// # Errors
+    /// When the CQ's event fd cannot be watched (no fd left).
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn new(shard: Arc<Shard<P>>, executor: E, mode: PollMode) -> io::Result<Self> {
+        let fd = {
+            let mut state = shard.lock();
+            state.allow_spinning(mode != PollMode::Event);
+            state.cq().event_fd().try_clone_to_owned()?
+        };
+        // The concern is a type whose fd changes or closes early; an `OwnedFd` does neither.
+        #[allow(deprecated, reason = "its successor is an unsafe fn, which has no place here")]
+        let events = AsyncFd::with_interest(fd, Interest::READABLE)?;
+        Ok(Self {
+            shard,
+            executor,
+            events,
+            sleep: None,
+            spin: SpinPolicy::new(mode),
+            idle_since: None,
+            parked_at: None,
+            rounds: 0,
+            // Who is to park at once does not spin a little either.
+            polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
+            effects: VecDeque::new(),
+        })
+    }
+
+    /// Feeds results back, polls, and runs what came of it.
+    fn round(&mut self) -> Round {
+        let mut found = 0;
+        let has_results = self.executor.has_results();
+        let deferred = {
+            let mut state = self.shard.lock();
+            self.rounds = self.rounds.wrapping_add(1);
+            if self.rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
+                state.set_now(Instant::now());
+                state.run_timers();
+            }
+            if has_results {
+                self.executor.apply(&mut state);
+                found += 1;
+            }
+            let _ = state.settle();
+            found += usize::from(state.take_caller_progress());
+            // What is left of results is to be cleared away before more has arrived.
+            let polls = if has_results { 1 } else { self.polls_per_spin };
+            for _ in 0..polls {
+                let count = state.poll();
+                found += count;
+                if count > 0 || state.has_effects() {
+                    break;
+                }
+                // Callers that wait for the lock go first.
+                parking_lot::MutexGuard::bump(&mut state);
+                state.relax();
+            }
+            if state.has_effects() {
+                state.take_effects(&mut self.effects);
+                // User code may take long, and polling leaves bells of its own on some devices.
+                state.cq().flush();
+            }
+            state.take_deferred()
+        };
+        run_deferred(deferred);
+        if has_results {
+            caught(|| self.executor.applied());
+        }
+        self.run_effects(found)
+    }
+
+    fn run_effects(&mut self, found: usize) -> Round {
+        if self.effects.is_empty() {
+            return if found > 0 { Round::Progress } else { Round::Idle };
+        }
+        let mut woke = false;
+        while let Some((key, effect)) = self.effects.pop_front() {
+            woke |= caught(|| self.executor.execute(key, effect)).unwrap_or_default();
+        }
+        if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
+    }
+
+    /// What to do when nothing was found. `None` means: look again.
+    fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
+        if self.spin.is_busy() {
+            cx.waker().wake_by_ref();
+            return Some(Poll::Pending);
+        }
+        let now = Instant::now();
+        let since = *self.idle_since.get_or_insert(now);
+        match self.spin.on_idle(now - since) {
+            Wait::Spin => {
+                cx.waker().wake_by_ref();
+                Some(Poll::Pending)
+            }
+            Wait::Yield => {
+                rustix::thread::sched_yield();
+                self.spin.on_yielded(now.elapsed());
+                cx.waker().wake_by_ref();
+                Some(Poll::Pending)
+            }
+            Wait::Park => self.park(cx, now),
+        }
+    }
+
+    /// Arms, looks once more, and sleeps (invariant 1).
+    fn park(&mut self, cx: &mut Context<'_>, now: Instant) -> Option<Poll<()>> {
+        let (deadline, deferred) = {
+            let mut state = self.shard.lock();
+            state.set_now(now);
+            state.run_timers();
+            state.send_idle_acks();
+            let _ = state.settle();
+            if let Err(error) = state.cq().arm() {
+                state.on_dead_cq(&error);
+            }
+            if state.poll_thoroughly() > 0
+                || state.has_effects()
+                || state.is_unfinished()
+                || state.is_finished()
+            {
+                let _ = state.settle();
+                return None;
+            }
+            if !state.park(cx.waker().clone()) {
+                return None;
+            }
+            (state.next_deadline(), state.take_deferred())
+        };
+        run_deferred(deferred);
+        self.parked_at = Some(now);
+        if self.poll_wakeups(cx, deadline) {
+            return None;
+        }
+        Some(Poll::Pending)
+    }
+
+    /// Registers for the event fd and the timer. True when one of them is ready already.
+    fn poll_wakeups(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> bool {
+        if self.take_event(cx) {
+            return true;
+        }
+        let Some(deadline) = deadline else {
+            return false;
+        };
+        let deadline = tokio::time::Instant::from_std(deadline);
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        if sleep.deadline() != deadline {
+            sleep.as_mut().reset(deadline);
+        }
+        sleep.as_mut().poll(cx).is_ready()
+    }
+
+    /// Consumes the CQ's event, if there is one.
+    fn take_event(&mut self, cx: &mut Context<'_>) -> bool {
+        match self.events.poll_read_ready(cx) {
+            Poll::Pending => false,
+            Poll::Ready(Ok(mut guard)) => {
+                // Order matters: make the fd unreadable, then forget the readiness. An event in
+                // between sets the readiness again. An error here is the CQ's death, which the
+                // next poll reports.
+                let _ = self.shard.lock().cq().clear_events();
+                guard.clear_ready();
+                true
+            }
+            // The runtime's I/O driver is shutting down; dropping the driver follows.
+            Poll::Ready(Err(_)) => false,
+        }
+    }
+
+    /// Leaves the parked state after a wake-up of any kind.
+    fn on_woken(&mut self, cx: &mut Context<'_>) {
+        let Some(parked_at) = self.parked_at.take() else { return };
+        self.take_event(cx);
+        let now = Instant::now();
+        self.spin.on_woken(now - parked_at);
+        self.idle_since = None;
+        let mut state = self.shard.lock();
+        state.unpark();
+        state.set_now(now);
+        state.run_timers();
+    }
+
+    fn on_progress(&mut self) {
+        if self.idle_since.take().is_some() {
+            self.spin.on_progress();
+        }
+    }
+}
+
+impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        this.on_woken(cx);
+        for _ in 0..ROUNDS_PER_POLL {
+            match this.round() {
+                Round::Progress => this.on_progress(),
+                Round::Woke => {
+                    this.on_progress();
+                    break;
+                }
+                Round::Idle => {
+                    if this.is_finished() {
+                        return Poll::Ready(());
+                    }
+                    match this.wait(cx) {
+                        Some(outcome) => {
+                            ready!(outcome);
+                        }
+                        None => continue,
+                    }
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl<P: Protocol, E: Executor<P>> Driver<P, E> {
+    /// The shard has been shut down and no connection is left.
+    fn is_finished(&self) -> bool {
+        self.shard.lock().is_finished()
+    }
+}
+
+impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
+    fn drop(&mut self) {
+        let mut effects = VecDeque::new();
+        let deferred = {
+            let mut state = self.shard.lock();
+            state.driver_gone();
+            state.take_effects(&mut effects);
+            state.take_deferred()
+        };
+        run_deferred(deferred);
+        for (_, effect) in effects {
+            caught(|| self.executor.discard(effect));
+        }
+    }
+}
+
+/// Lets go of what must not be dropped or woken under the lock.
+#[inline]
+fn run_deferred(deferred: Vec<Deferred>) {
+    if !deferred.is_empty() {
+        run_all(deferred);
+    }
+}
+
+#[cold]
+fn run_all(deferred: Vec<Deferred>) {
+    for deferred in deferred {
+        caught(|| deferred.run());
+    }
+}
+
+/// Runs user code. A panic of it is its own: the other effects have owners, too.
+fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(run))
+        .inspect_err(|_| tracing::error!("user code that the driver ran has panicked"))
+        .ok()
+}
+
+impl<P: Protocol, E: Executor<P>> std::fmt::Debug for Driver<P, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("shard", &self.shard).finish_non_exhaustive()
+    }
+}
+
+/// Longest time that a connection waits for its flushed work requests before its QP is destroyed.
+pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(5);

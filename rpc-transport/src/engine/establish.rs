@@ -1,0 +1,311 @@
+//! Set-up: from an address or a connection request to a connection of a shard.
+//!
+//! Owns the order of the steps: QP, RECVs, private data, RTS. Never holds the shard's lock across
+//! an await. A future of this module that is dropped leaves nothing behind: the QP is flushed and
+//! destroyed by the driver.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::connect::address::Address;
+use crate::connect::error::{CloseCause, ConnectError};
+use crate::device::{
+    Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
+    QpHandle,
+};
+use crate::engine::connection::{Connection, Pipe, Poster};
+use crate::engine::shard::{ConnectionKey, Shard};
+use crate::engine::upper::Protocol;
+use crate::memory::region::{BufferPool, ProtectionDomain};
+use crate::protocol::config::{Isolation, LinkConfig};
+use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
+use crate::protocol::link::Link;
+
+/// Receive buffers beyond the posted ones: so many large messages may be lent at once.
+const LENDABLE_BUFFERS: u32 = 32;
+
+/// A connection that is up.
+#[derive(Debug)]
+pub struct Connected {
+    /// Its key; the holder must [`Shard::release`] it.
+    pub key: ConnectionKey,
+    /// Who answered.
+    pub peer: PeerIdentity,
+}
+
+/// Why a connection request came to nothing.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcceptError {
+    /// The offers do not fit; the peer was told.
+    #[error("the request was refused: {0}")]
+    Refused(String),
+    /// No QP could be made; the peer was told.
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    /// The peer went away, or the transport failed.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+/// RECVs of a connection: those of the window, and one that need not be posted at once when it has
+/// completed.
+fn posted_recvs(config: &LinkConfig) -> u32 {
+    config.window().rq_len() + 1
+}
+
+/// Sizes of the QP for a configuration.
+fn capacity(config: &LinkConfig) -> QpCapacity {
+    QpCapacity {
+        max_send_wr: config.send_queue_budget().sq_len(),
+        max_recv_wr: posted_recvs(config),
+        max_inline_bytes: config.receive_buffer_bytes.max(MIN_INLINE_BYTES),
+    }
+}
+
+/// CQ entries that one connection of this configuration takes.
+#[must_use]
+pub fn completions_per_connection(config: &LinkConfig) -> u32 {
+    let capacity = capacity(config);
+    capacity.max_send_wr + capacity.max_recv_wr
+}
+
+const MIN_INLINE_BYTES: u32 = 256;
+
+fn features(device: &dyn Device) -> Features {
+    let large = Features::ARENA.with(Features::REPLY_SLOTS);
+    if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
+        large.with(Features::ACK_IMMEDIATE)
+    } else {
+        large
+    }
+}
+
+/// Gives a half-made connection up when set-up ends early, in whatever way.
+struct SetupGuard<P: Protocol> {
+    shard: Arc<Shard<P>>,
+    key: ConnectionKey,
+    armed: bool,
+}
+
+impl<P: Protocol> Drop for SetupGuard<P> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.shard.fail(self.key, &CloseCause::Local);
+            self.shard.release(self.key);
+        }
+    }
+}
+
+impl<P: Protocol> Shard<P> {
+    /// Connects: creates the QP, posts the RECVs, asks the peer.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: what the peer or the device said, or no answer within `timeout`.
+    pub async fn connect(
+        self: &Arc<Self>,
+        outgoing: Box<dyn Outgoing>,
+        address: &Address,
+        config: &LinkConfig,
+        timeout: Duration,
+        protocol: P,
+    ) -> Result<Connected, ConnectError> {
+        let offer = Offer::new(config, features(&**outgoing.device()), nonce());
+        let mut outgoing = outgoing;
+        let (key, qp) = self.add(config, protocol, true, |cq, domain| {
+            outgoing.create_qp(cq, domain, capacity(config))
+        })?;
+        let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
+        let request = offer.to_request();
+        let established = tokio::time::timeout(timeout, outgoing.connect(&request))
+            .await
+            .map_err(|_| ConnectError::TimedOut { address: address.clone(), after: timeout })?
+            .map_err(readable_reject)?;
+        let agreed = agree(&offer, &established, address)?;
+        let peer = established.peer.clone();
+        self.prepare(key, config, &agreed, &peer)?;
+        self.bring_up(key, qp, established)?;
+        guard.armed = false;
+        Ok(Connected { key, peer })
+    }
+
+    /// Accepts a connection request, or rejects it with a reason that the client's error shows.
+    ///
+    /// # Errors
+    /// [`AcceptError`]; the peer has been told where it could be.
+    pub async fn accept(
+        self: &Arc<Self>,
+        incoming: Box<dyn Incoming>,
+        config: &LinkConfig,
+        protocol: P,
+    ) -> Result<Connected, AcceptError> {
+        let mut incoming = incoming;
+        let offer = Offer::new(config, features(&**incoming.device()), nonce());
+        let agreed = match requested(&offer, incoming.private_data()) {
+            Ok(agreed) => agreed,
+            Err(reject) => {
+                let refused = AcceptError::Refused(format!("{}: {}", reject.code, reject.text));
+                incoming.reject(&reject.to_bytes()).await;
+                return Err(refused);
+            }
+        };
+        let added = self.add(config, protocol, false, |cq, domain| {
+            incoming.create_qp(cq, domain, capacity(config))
+        });
+        let (key, qp) = match added {
+            Ok(added) => added,
+            Err(error) => {
+                let reject = Reject::new(RejectCode::Busy, error.to_string());
+                incoming.reject(&reject.to_bytes()).await;
+                return Err(AcceptError::Provider(error));
+            }
+        };
+        let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
+        // Frames may arrive before the accept has returned: the link must be there.
+        let peer = incoming.peer();
+        self.prepare(key, config, &agreed, &peer)?;
+        let established = incoming.accept(&offer.to_reply()).await?;
+        self.bring_up(key, qp, established)?;
+        guard.armed = false;
+        Ok(Connected { key, peer })
+    }
+
+    /// Creates the QP and the connection around it, and posts its RECVs.
+    fn add(
+        &self,
+        config: &LinkConfig,
+        protocol: P,
+        held: bool,
+        create: impl FnOnce(
+            &mut dyn crate::device::CompletionQueue,
+            &ProtectionDomain,
+        ) -> Result<QpHandle, ProviderError>,
+    ) -> Result<(ConnectionKey, QpHandle), ProviderError> {
+        let posted = posted_recvs(config);
+        let domain = match config.isolation {
+            Isolation::Shared => self.domain().clone(),
+            Isolation::PerConnection => self.device().allocate_pd()?,
+        };
+        let recv_pool =
+            BufferPool::allocate(&domain, config.receive_buffer_bytes, posted + LENDABLE_BUFFERS)?;
+        let mut state = self.lock();
+        if let Some(why) = state.refusal() {
+            return Err(ProviderError::CompletionQueueDead(why.to_owned()));
+        }
+        let qp = create(state.cq(), &domain)?;
+        let max_inline = state.cq().max_inline_bytes(qp);
+        let slots = config.send_queue_budget().sq_len();
+        let pipe = Pipe::new(qp, max_inline, slots, config.window().rq_len(), recv_pool.clone());
+        let window = config.window().data;
+        let poster = Poster::new(domain, &**self.device(), config);
+        let connection = Connection::new(protocol, poster, pipe, window, held);
+        let key = state.insert(qp, connection);
+        for _ in 0..posted {
+            let Some(buffer) = recv_pool.take() else { break };
+            let Some((cq, connection)) = state.cq_and_connection(key) else { break };
+            if let Err(cause) = connection.post_recv(cq, buffer) {
+                connection.held = false;
+                connection.fail(cq, &cause);
+                state.mark_dirty_key(key);
+                self.finish(state);
+                let (what, message) = ("post the receives", cause.to_string());
+                return Err(ProviderError::Resources { what, message });
+            }
+        }
+        Ok((key, qp))
+    }
+
+    /// Both offers are known: frames may arrive from now on.
+    fn prepare(
+        &self,
+        key: ConnectionKey,
+        config: &LinkConfig,
+        agreed: &Agreed,
+        peer: &PeerIdentity,
+    ) -> Result<(), ConnectError> {
+        let link = Link::new(config, agreed, Instant::now())
+            .map_err(|error| ConnectError::Config(error.to_string()))?;
+        let mut state = self.lock();
+        let connection = usable(state.connection(key))?;
+        let returns = Arc::clone(self.returns());
+        connection.set_link(link, peer, Box::new(move || returns.add(key)));
+        connection.protocol.on_established(peer, agreed.remote.max_message_bytes);
+        Ok(())
+    }
+
+    /// Moves the QP to RTS and lets the protocol send.
+    fn bring_up(
+        &self,
+        key: ConnectionKey,
+        qp: QpHandle,
+        established: Established,
+    ) -> Result<(), ConnectError> {
+        let mut state = self.lock();
+        usable(state.connection(key))?;
+        established.attach.run(state.cq())?;
+        let connection = usable(state.connection(key).filter(|connection| connection.is_on(qp)))?;
+        connection.establish();
+        state.mark_dirty_key(key);
+        self.finish(state);
+        Ok(())
+    }
+}
+
+/// A connection in set-up that has not come to its end meanwhile.
+fn usable<P: Protocol>(
+    connection: Option<&mut Connection<P>>,
+) -> Result<&mut Connection<P>, ProviderError> {
+    let Some(connection) = connection else { return Err(ProviderError::UnknownQp) };
+    match connection.cause() {
+        None => Ok(connection),
+        Some(cause) => Err(ProviderError::Resources {
+            what: "setting the connection up",
+            message: cause.to_string(),
+        }),
+    }
+}
+
+fn requested(offer: &Offer, private_data: &[u8]) -> Result<Agreed, Reject> {
+    let client = Offer::from_request(private_data).map_err(|error| Reject::malformed(&error))?;
+    offer.agree_as_server(&client)
+}
+
+fn agree(
+    offer: &Offer,
+    established: &Established,
+    address: &Address,
+) -> Result<Agreed, ConnectError> {
+    let protocol = |error: HandshakeError| ConnectError::Protocol {
+        address: address.clone(),
+        reason: error.to_string(),
+    };
+    let server = Offer::from_reply(&established.private_data).map_err(protocol)?;
+    offer.agree_as_client(&server).map_err(|reject| {
+        let address = address.clone();
+        let reason = format!("{}: {}", reject.code, reject.text);
+        match reject.code {
+            RejectCode::VersionMismatch => {
+                ConnectError::Rejected { address, reason, private_data: Vec::new() }
+            }
+            // It has accepted, with an offer that nobody could make.
+            _ => ConnectError::Protocol { address, reason },
+        }
+    })
+}
+
+/// Puts the peer's own words into a rejection: the provider only knows that there was one.
+fn readable_reject(error: ConnectError) -> ConnectError {
+    let ConnectError::Rejected { address, reason, private_data } = error else { return error };
+    let reason = match Reject::from_bytes(&private_data) {
+        Ok(reject) if reject.text.is_empty() => reject.code.to_string(),
+        Ok(reject) => format!("{}: {}", reject.code, reject.text),
+        Err(_) => reason,
+    };
+    ConnectError::Rejected { address, reason, private_data }
+}
+
+/// A number that tells two attempts apart; not a secret.
+fn nonce() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}

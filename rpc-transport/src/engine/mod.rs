@@ -1,0 +1,12 @@
+//! The only movers of bytes: shards, their driver tasks, and the connections that they hold.
+//!
+//! **Owns** every lock and task of this crate. A shard is one completion queue with its queue
+//! pairs, its connections and one lock; its driver polls, hands effects to the upper layer outside
+//! the lock, and sleeps. The upper layer is known by its traits alone ([`upper`]).
+
+mod connection;
+pub mod driver;
+pub mod establish;
+pub mod shard;
+pub mod spin;
+pub mod upper;

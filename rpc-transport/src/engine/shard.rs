@@ -1,0 +1,330 @@
+//! A shard: one CQ, the QPs on it, their links, and the lock around all of it.
+//!
+//! Owns every connection of one CQ from set-up to the destroyed QP. Whoever holds the lock may
+//! poll and post; the [driver](crate::engine::driver) is the default holder. Never runs user code under
+//! the lock: what must run outside leaves as effects of the [`Protocol`].
+//!
+//! Invariants:
+//! 1. A RECV is reposted before the frame that it carried is counted (credit rule 2).
+//! 2. A connection whose state changed is on the dirty list until it has been pumped, unless that
+//!    would do nothing but take its effects, and the lock is never released with the list non-empty.
+//! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
+//! 4. A panic under the lock ends every connection of the shard.
+//! 5. The registered deadline of a connection is never later than its real one, so a driver that
+//!    sleeps until the earliest registered one misses none.
+
+mod deferred;
+#[cfg(any(test, feature = "model"))]
+mod holdings;
+mod lone;
+mod returns;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+pub(crate) use self::deferred::Deferred;
+#[cfg(any(test, feature = "model"))]
+pub use self::holdings::Holdings;
+pub(crate) use self::returns::Returns;
+pub use self::state::State;
+use crate::connect::error::CloseCause;
+use crate::device::{Device, ProviderError};
+use crate::engine::upper::{Protocol, Revoke};
+use crate::memory::region::ProtectionDomain;
+use crate::protocol::frame::CloseReason;
+use crate::protocol::link::LinkMetrics;
+
+/// Polls in a row that find nothing before the caller looks at its call again: the lock is lent out
+/// in between, and others may do what it waits for.
+const POLLS_PER_LOOK: u32 = 8;
+
+/// What a caller that polls for itself finds.
+#[derive(Debug)]
+pub enum Progress<T> {
+    /// What it was waiting for.
+    Done(T),
+    /// Nothing yet; polling on may bring it.
+    Wait,
+    /// Nothing yet, and this is no time to poll for it.
+    GiveUp,
+}
+
+/// Names a connection of a [`Shard`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConnectionKey {
+    index: u32,
+    generation: u32,
+}
+
+/// One CQ with its connections, shared by callers and the driver.
+pub struct Shard<P: Protocol> {
+    state: Mutex<State<P>>,
+    returns: Arc<Returns>,
+    device: Arc<dyn Device>,
+    domain: ProtectionDomain,
+}
+
+impl<P: Protocol> Shard<P> {
+    /// Creates a shard with a CQ of its own.
+    ///
+    /// # Errors
+    /// [`ProviderError`] from the CQ's creation.
+    pub fn new(
+        device: Arc<dyn Device>,
+        domain: ProtectionDomain,
+        cq_entries: u32,
+    ) -> Result<Arc<Self>, ProviderError> {
+        let cq = device.create_cq(cq_entries)?;
+        let returns = Arc::<Returns>::default();
+        let state = Mutex::new(State::new(cq, Arc::clone(&returns)));
+        Ok(Arc::new(Self { state, returns, device, domain }))
+    }
+
+    /// The device of the CQ.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The protection domain that the shard's buffers are registered in.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// The protection domain of a connection, in which memory is registered that its peer shall
+    /// write: the shard's, or its own ([`Isolation`](crate::protocol::config::Isolation)).
+    pub fn domain_of(&self, key: ConnectionKey) -> Option<ProtectionDomain> {
+        Some(self.state.lock().connection(key)?.domain().clone())
+    }
+
+    /// Runs `step` on a connection's protocol, then sends what it wants sent. `None` when the
+    /// connection is gone from the shard. The step must not run user code.
+    pub fn with<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        self.visit(|state| state.with(key, step))
+    }
+
+    /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
+    /// reason to. `None` when the connection is gone from the shard.
+    pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        let on_panic = EndOnPanic(self);
+        let mut state = self.state.lock();
+        let result = state.connection(key).map(|connection| step(&mut connection.protocol));
+        drop(state);
+        std::mem::forget(on_panic);
+        result
+    }
+
+    /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
+    /// driver's stead for a few hundred nanoseconds: a lone call needs no task switch. Does not
+    /// spin where spinning was not asked for, nor when others wait for the lock.
+    ///
+    /// `None` when the connection is gone; the inner `None` when `wanted` gave nothing.
+    pub fn with_progress<R, T>(
+        &self,
+        key: ConnectionKey,
+        step: impl FnOnce(&mut P) -> R,
+        mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
+    ) -> Option<(R, Option<T>)> {
+        self.visit(|state| {
+            let result = state.with(key, step)?;
+            state.pump_dirty();
+            let mut spent = 0;
+            let mut budget = 0;
+            loop {
+                match wanted(&mut state.connection(key)?.protocol, &result) {
+                    Progress::Done(value) => {
+                        state.lone.on_answered();
+                        return Some((result, Some(value)));
+                    }
+                    Progress::Wait if state.may_spin && !state.has_effects() => {}
+                    Progress::Wait | Progress::GiveUp => return Some((result, None)),
+                }
+                if spent == 0 {
+                    budget = state.lone.budget();
+                }
+                if spent >= budget {
+                    if budget > 0 {
+                        state.lone.on_given_up();
+                    }
+                    return Some((result, None));
+                }
+                spent += poll_a_while(state);
+            }
+        })
+    }
+
+    /// Like [`Shard::with`], but hands the step the connection, so that it can revoke messages.
+    pub fn with_revoke<R>(
+        &self,
+        key: ConnectionKey,
+        step: impl FnOnce(&mut P, Revoke<'_>) -> R,
+    ) -> Option<R> {
+        self.visit(|state| state.with_revoke(key, step))
+    }
+
+    /// Closes a connection in order: what is queued already is sent first, then the reason.
+    pub fn close(&self, key: ConnectionKey, reason: CloseReason) {
+        self.visit(|state| state.close(key, reason));
+    }
+
+    /// Ends a connection at once with `cause`.
+    pub fn fail(&self, key: ConnectionKey, cause: &CloseCause) {
+        self.visit(|state| state.fail(key, cause));
+    }
+
+    /// Gives up the handle of a connection: it is closed, and forgotten once its QP is gone.
+    pub fn release(&self, key: ConnectionKey) {
+        self.visit(|state| state.release(key));
+    }
+
+    /// Why a connection ended, once it has.
+    pub fn close_cause(&self, key: ConnectionKey) -> Option<CloseCause> {
+        let mut state = self.state.lock();
+        state.connection(key)?.cause().cloned()
+    }
+
+    /// Credits, queue depths and slots of a connection's link, while it has one.
+    pub fn link_metrics(&self, key: ConnectionKey) -> Option<LinkMetrics> {
+        self.state.lock().connection(key)?.link_metrics()
+    }
+
+    /// Connections whose QP exists.
+    pub fn connection_count(&self) -> usize {
+        self.state.lock().qp_count
+    }
+
+    /// Whether the shard takes no connections any more: shut down, or without a driver.
+    pub fn is_over(&self) -> bool {
+        self.state.lock().refusal().is_some()
+    }
+
+    /// Whether the CQ has room for `count` more connections that take `entries` of it each.
+    pub fn has_room_for(&self, count: u32, entries: u32) -> bool {
+        let mut state = self.state.lock();
+        let wanted = u64::from(entries) * (state.qp_count as u64 + u64::from(count));
+        state.refusal().is_none() && wanted <= u64::from(state.cq().capacity())
+    }
+
+    /// Whether every connection is idle in its protocol's eyes, or gone.
+    pub fn is_quiet(&self) -> bool {
+        let state = self.state.lock();
+        state.connections.iter().all(|(_, entry)| !entry.has_qp() || entry.protocol.is_idle())
+    }
+
+    /// Runs `step` on every connection's protocol. The step must not run user code.
+    pub fn for_each(&self, mut step: impl FnMut(&mut P)) {
+        self.visit(|state| {
+            for index in state.indices() {
+                step(&mut state.connections[index as usize].protocol);
+                state.mark_dirty(index);
+            }
+        });
+    }
+
+    /// Closes every connection in order.
+    pub fn close_all(&self, reason: &CloseReason) {
+        self.visit(|state| {
+            for index in state.indices() {
+                state.connections[index as usize].close(reason.clone());
+                state.mark_dirty(index);
+            }
+        });
+    }
+
+    /// Ends every connection at once, and the driver after them.
+    pub fn shutdown_now(&self) {
+        self.visit(|state| state.fail_all(&CloseCause::Local));
+        self.shutdown();
+    }
+
+    /// Lets the driver end once the last connection is gone. Connections must be released apart.
+    pub fn shutdown(&self) {
+        let mut state = self.state.lock();
+        state.closing = true;
+        let waker = state.take_driver_waker();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn returns(&self) -> &Arc<Returns> {
+        &self.returns
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State<P>> {
+        self.state.lock()
+    }
+
+    /// One visit of a caller: what `step` changed is sent, also where it found nothing to do.
+    #[inline]
+    fn visit<R>(&self, step: impl FnOnce(&mut MutexGuard<'_, State<P>>) -> R) -> R {
+        let on_panic = EndOnPanic(self);
+        let mut state = self.state.lock();
+        let result = step(&mut state);
+        self.finish(state);
+        std::mem::forget(on_panic);
+        result
+    }
+
+    /// Ends a visit: everything is sent, and the driver woken if it must look.
+    pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
+        let waker = state.settle();
+        if state.caller_progress {
+            // Polling leaves bells of its own on some devices, and nobody may poll again soon.
+            state.cq.flush();
+        }
+        let deferred = state.take_deferred();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        if !deferred.is_empty() {
+            run_all(deferred);
+        }
+    }
+}
+
+#[cold]
+fn run_all(deferred: Vec<Deferred>) {
+    deferred.into_iter().for_each(Deferred::run);
+}
+
+/// Polls until something is found, a few times at most; returns how often.
+#[inline]
+fn poll_a_while<P: Protocol>(state: &mut MutexGuard<'_, State<P>>) -> u32 {
+    for count in 1..=POLLS_PER_LOOK {
+        if state.poll() > 0 {
+            // That uses up the arming of a driver that sleeps.
+            state.caller_progress = true;
+            return count;
+        }
+        MutexGuard::bump(state);
+        state.relax();
+    }
+    POLLS_PER_LOOK
+}
+
+impl<P: Protocol> fmt::Debug for Shard<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shard").field("device", &self.device.attributes().name).finish()
+    }
+}
+
+/// Ends every connection when a panic leaves their states in doubt: the lock poisons nothing, and
+/// what a poll had taken from the CQ is lost.
+struct EndOnPanic<'a, P: Protocol>(&'a Shard<P>);
+
+impl<P: Protocol> Drop for EndOnPanic<'_, P> {
+    #[cold]
+    fn drop(&mut self) {
+        tracing::error!("a panic under the lock of a shard: its connections end");
+        let mut state = self.0.state.lock();
+        state.fail_all(&CloseCause::Panicked);
+        self.0.finish(state);
+    }
+}

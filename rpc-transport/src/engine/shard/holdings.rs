@@ -1,0 +1,51 @@
+//! Looks into a shard, for tests: what it holds, and whether everything has come home.
+//!
+//! Owns nothing, changes nothing.
+
+use super::state::DriverState;
+use super::{ConnectionKey, Shard};
+use crate::engine::upper::Protocol;
+use crate::memory::region::BufferPool;
+
+/// Sizes of what a shard holds, for tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holdings {
+    /// Connections, those without a QP included.
+    pub entries: usize,
+    /// Connections with a QP.
+    pub queue_pairs: usize,
+    /// Deadlines that the driver waits for.
+    pub deadlines: usize,
+    /// Effects that the driver has not taken.
+    pub effects: usize,
+    /// Whether the driver sleeps.
+    pub is_parked: bool,
+    /// QPs that were destroyed before all their work requests had been flushed.
+    pub unflushed: u64,
+}
+
+impl<P: Protocol> Shard<P> {
+    /// What the shard holds.
+    pub fn holdings(&self) -> Holdings {
+        let state = self.state.lock();
+        Holdings {
+            entries: state.connections.len(),
+            queue_pairs: state.qp_count,
+            deadlines: state.deadlines.len(),
+            effects: state.effects.len(),
+            is_parked: matches!(state.driver, DriverState::Parked { .. }),
+            unflushed: state.unflushed,
+        }
+    }
+
+    /// The receive and send buffers of a connection, while it has a QP.
+    pub fn pools(&self, key: ConnectionKey) -> Vec<BufferPool> {
+        self.state.lock().connection(key).map_or_else(Vec::new, |connection| connection.pools())
+    }
+
+    /// The receive and send buffers of all connections that have a QP.
+    pub fn every_pool(&self) -> Vec<BufferPool> {
+        let mut state = self.state.lock();
+        state.connections.iter_mut().flat_map(|(_, connection)| connection.pools()).collect()
+    }
+}

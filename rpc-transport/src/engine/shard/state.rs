@@ -1,0 +1,449 @@
+//! What the shard's lock guards: the CQ, its connections, and what they wait for.
+//!
+//! Owns what a visit may ask for, and the end of each: pump, register, hand over. Never locks, and
+//! wakes nobody itself; the invariants are those of [`shard`](super).
+
+mod polling;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use slab::Slab;
+
+use self::polling::POLL_BATCH;
+use super::lone::LonePolls;
+use super::{ConnectionKey, Deferred, Returns};
+use crate::connect::error::CloseCause;
+use crate::device::{Completion, CompletionQueue, QpHandle};
+use crate::engine::connection::Connection;
+use crate::engine::upper::{Protocol, Revoke};
+use crate::protocol::frame::{CloseCode, CloseReason};
+
+const NO_CONNECTION: u32 = u32::MAX;
+
+/// Whether somebody drives the shard.
+#[derive(Debug)]
+pub(super) enum DriverState {
+    /// No driver yet, or one that runs and looks again before it parks.
+    Running,
+    /// Sleeping: wake it for effects, and for deadlines earlier than `until`.
+    Parked { waker: Waker, until: Option<Instant> },
+    /// Its runtime has shut down.
+    Gone,
+}
+
+/// What the shard's lock guards.
+pub struct State<P: Protocol> {
+    pub(super) cq: Box<dyn CompletionQueue>,
+    pub(super) connections: Slab<Connection<P>>,
+    returns: Arc<Returns>,
+    generation: u32,
+    by_qp: Vec<u32>,
+    completions: Vec<Completion>,
+    quiet_polls: u32,
+    dirty: Vec<u32>,
+    // Could send more, after others have had their turn.
+    unfinished: Vec<u32>,
+    // Polls since they had theirs, in which something had arrived.
+    passed_over: u8,
+    // The one that may have a RECV to post again.
+    spare: u32,
+    // One for each connection that has any: what its `registered_deadline` says.
+    pub(super) deadlines: BTreeSet<(Instant, u32)>,
+    pub(super) effects: VecDeque<(ConnectionKey, P::Effect)>,
+    deferred: Vec<Deferred>,
+    // Touched since the driver last parked: may owe acks.
+    warm: Vec<u32>,
+    now: Instant,
+    pub(super) driver: DriverState,
+    pub(super) closing: bool,
+    /// The CQ has died.
+    dead: bool,
+    pub(super) qp_count: usize,
+    pub(super) unflushed: u64,
+    pub(super) may_spin: bool,
+    pub(super) lone: LonePolls,
+    pub(super) caller_progress: bool,
+    /// Whoever spins gives the CPU a hint.
+    relaxes: bool,
+}
+
+impl<P: Protocol> State<P> {
+    pub(super) fn new(cq: Box<dyn CompletionQueue>, returns: Arc<Returns>) -> Self {
+        let relaxes = cq.relaxes();
+        Self {
+            cq,
+            connections: Slab::new(),
+            returns,
+            generation: 0,
+            by_qp: Vec::new(),
+            completions: Vec::with_capacity(POLL_BATCH),
+            quiet_polls: 0,
+            dirty: Vec::new(),
+            unfinished: Vec::new(),
+            passed_over: 0,
+            spare: NO_CONNECTION,
+            deadlines: BTreeSet::new(),
+            effects: VecDeque::new(),
+            deferred: Vec::new(),
+            warm: Vec::new(),
+            now: Instant::now(),
+            driver: DriverState::Running,
+            closing: false,
+            dead: false,
+            qp_count: 0,
+            unflushed: 0,
+            may_spin: false,
+            lone: LonePolls::default(),
+            caller_progress: false,
+            relaxes,
+        }
+    }
+
+    /// Adds a connection whose QP has been created on this shard's CQ.
+    pub(crate) fn insert(&mut self, qp: QpHandle, connection: Connection<P>) -> ConnectionKey {
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let index = narrow(self.connections.insert(connection));
+        self.connections[index as usize].generation = generation;
+        let at = qp.index as usize;
+        if self.by_qp.len() <= at {
+            self.by_qp.resize(at + 1, NO_CONNECTION);
+        }
+        self.by_qp[at] = index;
+        self.qp_count += 1;
+        ConnectionKey { index, generation }
+    }
+
+    pub(crate) fn cq(&mut self) -> &mut dyn CompletionQueue {
+        &mut *self.cq
+    }
+
+    pub(crate) fn connection(&mut self, key: ConnectionKey) -> Option<&mut Connection<P>> {
+        let connection = self.connections.get_mut(key.index as usize)?;
+        (connection.generation == key.generation).then_some(connection)
+    }
+
+    /// The CQ and one connection, for set-up steps that need both.
+    pub(crate) fn cq_and_connection(
+        &mut self,
+        key: ConnectionKey,
+    ) -> Option<(&mut dyn CompletionQueue, &mut Connection<P>)> {
+        let connection = self.connections.get_mut(key.index as usize)?;
+        (connection.generation == key.generation).then_some((&mut *self.cq, connection))
+    }
+
+    /// Runs `step` on a connection's protocol and marks it for sending.
+    pub fn with<R>(&mut self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        let connection = self.connection(key)?;
+        let result = step(&mut connection.protocol);
+        self.mark_dirty(key.index);
+        Some(result)
+    }
+
+    pub(super) fn with_revoke<R>(
+        &mut self,
+        key: ConnectionKey,
+        step: impl FnOnce(&mut P, Revoke<'_>) -> R,
+    ) -> Option<R> {
+        let connection = self.connection(key)?;
+        let result = connection.with_revoke(step);
+        self.mark_dirty(key.index);
+        Some(result)
+    }
+
+    pub(super) fn close(&mut self, key: ConnectionKey, reason: CloseReason) {
+        if let Some(connection) = self.connection(key) {
+            connection.close(reason);
+            self.mark_dirty(key.index);
+        }
+    }
+
+    pub(super) fn fail(&mut self, key: ConnectionKey, cause: &CloseCause) {
+        if let Some((cq, connection)) = self.cq_and_connection(key) {
+            connection.fail(cq, cause);
+            self.mark_dirty(key.index);
+        }
+    }
+
+    pub(super) fn release(&mut self, key: ConnectionKey) {
+        if let Some(connection) = self.connection(key) {
+            connection.held = false;
+            connection.close(CloseReason::new(CloseCode::Normal, ""));
+            self.mark_dirty(key.index);
+        }
+    }
+
+    pub(crate) fn mark_dirty(&mut self, index: u32) {
+        let connection = &mut self.connections[index as usize];
+        if !connection.dirty {
+            connection.dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    pub(crate) fn mark_dirty_key(&mut self, key: ConnectionKey) {
+        if self.connection(key).is_some() {
+            self.mark_dirty(key.index);
+        }
+    }
+
+    /// Pumps; returns the driver's waker if it must look (invariants 2 and 5).
+    pub(crate) fn settle(&mut self) -> Option<Waker> {
+        if self.returns.has_any() {
+            self.mark_returned();
+        }
+        self.pump_dirty();
+        let DriverState::Parked { until, .. } = &self.driver else { return None };
+        let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
+        // Whoever polls takes events that the sleeping driver armed for: it must arm again.
+        let has_work = !self.effects.is_empty() || !self.unfinished.is_empty();
+        let must_look = sooner || has_work || self.caller_progress;
+        if !must_look && !self.is_finished() {
+            return None;
+        }
+        self.take_driver_waker()
+    }
+
+    #[cold]
+    fn mark_returned(&mut self) {
+        for key in self.returns.take() {
+            self.mark_dirty_key(key);
+        }
+    }
+
+    pub(super) fn take_driver_waker(&mut self) -> Option<Waker> {
+        if !matches!(self.driver, DriverState::Parked { .. }) {
+            return None;
+        }
+        match std::mem::replace(&mut self.driver, DriverState::Running) {
+            DriverState::Parked { waker, .. } => Some(waker),
+            DriverState::Running | DriverState::Gone => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn pump_dirty(&mut self) {
+        if !self.dirty.is_empty() {
+            self.pump_all();
+        }
+    }
+
+    fn pump_all(&mut self) {
+        while let Some(index) = self.dirty.pop() {
+            self.pump(index);
+        }
+    }
+
+    fn pump(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(index as usize) else { return };
+        connection.dirty = false;
+        let key = ConnectionKey { index, generation: connection.generation };
+        if let Some(drained) = connection.pump(&mut *self.cq, self.now) {
+            self.qp_count -= 1;
+            self.unflushed += u64::from(!drained);
+            if let Some(at) = connection.take_registered_deadline() {
+                self.deadlines.remove(&(at, index));
+            }
+        }
+        collect(&mut self.effects, key, &mut connection.protocol);
+        let deferred = connection.deferred();
+        if !deferred.is_empty() {
+            self.deferred.append(deferred);
+        }
+        if connection.is_unfinished() {
+            self.unfinished.push(index);
+        }
+        if let Some((at, earlier)) = connection.deadline_to_register() {
+            self.deadlines.insert((at, index));
+            if let Some(earlier) = earlier {
+                self.deadlines.remove(&(earlier, index));
+            }
+        }
+        if connection.owes_idle_ack() && !connection.warm {
+            connection.warm = true;
+            self.warm.push(index);
+        }
+        if connection.is_removable() {
+            self.remove(index);
+        }
+    }
+
+    fn remove(&mut self, index: u32) {
+        let mut gone = self.connections.remove(index as usize);
+        if let Some(at) = gone.take_registered_deadline() {
+            self.deadlines.remove(&(at, index));
+        }
+        self.warm.retain(|other| *other != index);
+    }
+
+    /// Whether a poll would send something, whatever has arrived.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        !self.unfinished.is_empty()
+    }
+
+    pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
+        for index in self.indices() {
+            let (connection, cq) = (&mut self.connections[index as usize], &mut *self.cq);
+            // A protocol whose step panicked may do so again; the others still have to be told.
+            let told = catch_unwind(AssertUnwindSafe(|| connection.fail(cq, cause)));
+            if told.is_err() {
+                tracing::error!("a protocol panicked when it was told of its end");
+            }
+            self.mark_dirty(index);
+        }
+    }
+
+    pub(super) fn indices(&self) -> Vec<u32> {
+        self.connections.iter().map(|(index, _)| narrow(index)).collect()
+    }
+
+    /// Runs the timers that are due. Before a peer's silence is judged, all is taken in that has
+    /// arrived by now: this process may have been stopped for a while.
+    pub(crate) fn run_timers(&mut self) {
+        let mut taken_in = false;
+        while let Some(&(at, index)) = self.deadlines.first() {
+            if at > self.now {
+                break;
+            }
+            let judged = self
+                .connections
+                .get(index as usize)
+                .is_some_and(|connection| connection.is_silence_judged(self.now));
+            if judged && !std::mem::replace(&mut taken_in, true) {
+                self.take_in();
+                continue;
+            }
+            self.deadlines.pop_first();
+            let Some(connection) = self.connections.get_mut(index as usize) else { continue };
+            connection.take_registered_deadline();
+            connection.on_timeout(&mut *self.cq, self.now);
+            self.mark_dirty(index);
+        }
+        self.pump_dirty();
+    }
+
+    /// Sends the acks that are owed below the threshold, before going to sleep (credit rule 6).
+    pub(crate) fn send_idle_acks(&mut self) {
+        while let Some(index) = self.warm.pop() {
+            if let Some(connection) = self.connections.get_mut(index as usize) {
+                connection.warm = false;
+                connection.send_idle_ack(&mut *self.cq);
+            }
+        }
+        self.pump_dirty();
+    }
+
+    /// Whether callers polled since the last time: the driver then counts it as its own progress.
+    pub(crate) fn take_caller_progress(&mut self) -> bool {
+        std::mem::take(&mut self.caller_progress)
+    }
+
+    /// Whether callers may poll in the driver's stead.
+    pub(crate) fn allow_spinning(&mut self, allowed: bool) {
+        self.may_spin = allowed;
+    }
+
+    pub(crate) fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    #[inline(always)]
+    pub(crate) fn take_effects(&mut self, into: &mut VecDeque<(ConnectionKey, P::Effect)>) {
+        if into.is_empty() {
+            std::mem::swap(into, &mut self.effects);
+        } else {
+            into.append(&mut self.effects);
+        }
+    }
+
+    /// What is to be run when the lock has been released.
+    #[inline]
+    pub(crate) fn take_deferred(&mut self) -> Vec<Deferred> {
+        std::mem::take(&mut self.deferred)
+    }
+
+    pub(crate) fn has_effects(&self) -> bool {
+        !self.effects.is_empty()
+    }
+
+    /// Notes that the driver sleeps from now on; false if it must look first.
+    pub(crate) fn park(&mut self, waker: Waker) -> bool {
+        let may_sleep = self.returns.sleep(&waker);
+        if may_sleep {
+            let until = self.next_deadline();
+            self.driver = DriverState::Parked { waker, until };
+        }
+        may_sleep
+    }
+
+    pub(crate) fn unpark(&mut self) {
+        self.driver = DriverState::Running;
+    }
+
+    /// The driver's runtime has gone: nothing will be polled any more.
+    pub(crate) fn driver_gone(&mut self) {
+        self.driver = DriverState::Gone;
+        self.end_all(&CloseCause::DriverGone);
+    }
+
+    fn end_all(&mut self, cause: &CloseCause) {
+        self.fail_all(cause);
+        for (_, connection) in &mut self.connections {
+            connection.abandon(&mut *self.cq);
+        }
+        self.qp_count = 0;
+        self.pump_dirty();
+    }
+
+    /// Why no connection can be added any more. A driver that has ended because of the shutdown is
+    /// no reason of its own: the answer must not depend on whether it has got there yet.
+    pub(crate) fn refusal(&self) -> Option<&'static str> {
+        if self.closing {
+            Some("it is being shut down")
+        } else if self.dead {
+            Some("it has failed")
+        } else if matches!(self.driver, DriverState::Gone) {
+            Some("the runtime that drove it has shut down")
+        } else {
+            None
+        }
+    }
+
+    /// Whether there is nothing left to drive.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.dead || self.closing && self.connections.is_empty()
+    }
+}
+
+impl<P: Protocol> fmt::Debug for State<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("connections", &self.connections.len()).finish()
+    }
+}
+
+/// Takes what must happen outside of the lock.
+#[inline(always)]
+fn collect<P: Protocol>(
+    effects: &mut VecDeque<(ConnectionKey, P::Effect)>,
+    key: ConnectionKey,
+    protocol: &mut P,
+) {
+    while let Some(effect) = protocol.poll_effect() {
+        effects.push_back((key, effect));
+    }
+}
+
+/// Slab indices are below the number of QPs of a CQ, far below 2^32.
+#[allow(clippy::cast_possible_truncation)]
+fn narrow(index: usize) -> u32 {
+    index as u32
+}

@@ -1,0 +1,196 @@
+//! Polling: what has arrived goes to its connection.
+//!
+//! Owns the order in which that happens: completions, what had to wait for the answers to them,
+//! events. Decides nothing about any of it.
+
+use super::{NO_CONNECTION, State, collect};
+use crate::connect::error::CloseCause;
+use crate::device::{CompletionKind, ProviderError, QpEvent, QpHandle};
+use crate::engine::shard::ConnectionKey;
+use crate::engine::upper::Protocol;
+
+/// Completions taken from the CQ in one go.
+pub(super) const POLL_BATCH: usize = 64;
+/// Polls that found something, after which what was left unfinished goes on: what has arrived is seen
+/// first.
+const MOST_PASSED_OVER: u8 = 4;
+/// Polls that find no completion for one look at the events, which are rare and may wait.
+const POLLS_PER_EVENT: u32 = 8;
+
+impl<P: Protocol> State<P> {
+    /// Polls the CQ once and handles what it has; returns the number of completions and events. Looks
+    /// for events now and then only.
+    #[inline(always)]
+    pub(crate) fn poll(&mut self) -> usize {
+        if !self.completions.is_empty() {
+            self.forget_completions();
+        }
+        let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
+            Ok(0) => self.on_quiet(),
+            Ok(_) => self.on_completions(),
+            Err(error) => self.on_dead_cq(&error),
+        };
+        if self.unfinished.is_empty() {
+            return count;
+        }
+        self.passed_over += 1;
+        if count > 0 && self.passed_over < MOST_PASSED_OVER {
+            return count;
+        }
+        count + self.go_on()
+    }
+
+    /// No completion is there: events, and what had to wait for the answers to what came last.
+    #[inline]
+    fn on_quiet(&mut self) -> usize {
+        if self.spare != NO_CONNECTION {
+            let index = std::mem::replace(&mut self.spare, NO_CONNECTION);
+            self.post_spare(index);
+            self.pump_dirty();
+        }
+        self.quiet_polls = self.quiet_polls.wrapping_add(1);
+        if !self.quiet_polls.is_multiple_of(POLLS_PER_EVENT) {
+            return 0;
+        }
+        match self.cq.poll_event() {
+            None => 0,
+            Some(event) => self.on_events(event),
+        }
+    }
+
+    /// What a panic has left there: some of it is handled, and all of it belongs to connections that
+    /// have ended.
+    #[cold]
+    fn forget_completions(&mut self) {
+        self.completions.clear();
+    }
+
+    /// Between two polls that found nothing.
+    #[inline]
+    pub(crate) fn relax(&self) {
+        if self.relaxes {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// [`State::poll`], which looks for events in any case: nobody may poll again soon.
+    pub(crate) fn poll_thoroughly(&mut self) -> usize {
+        self.quiet_polls = POLLS_PER_EVENT - 1;
+        self.poll()
+    }
+
+    /// Posts the RECV of a connection that is not posted yet.
+    fn post_spare(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(index as usize) else { return };
+        connection.post_spare(&mut *self.cq);
+        // Which may have failed.
+        if connection.cause().is_some() {
+            self.mark_dirty(index);
+        }
+    }
+
+    /// Pumps what was left unfinished.
+    #[cold]
+    fn go_on(&mut self) -> usize {
+        self.passed_over = 0;
+        let unfinished = std::mem::take(&mut self.unfinished);
+        for index in &unfinished {
+            if let Some(connection) = self.connections.get_mut(*index as usize) {
+                connection.give_turn();
+                self.mark_dirty(*index);
+            }
+        }
+        self.pump_dirty();
+        unfinished.len()
+    }
+
+    /// No completion will come any more: waiting for a flush would be in vain.
+    #[cold]
+    pub(crate) fn on_dead_cq(&mut self, error: &ProviderError) -> usize {
+        self.dead = true;
+        self.end_all(&CloseCause::Device(error.to_string().into()));
+        0
+    }
+
+    #[inline(never)]
+    fn on_completions(&mut self) -> usize {
+        let count = self.completions.len();
+        for at in 0..count {
+            self.on_completion(at, count == 1);
+        }
+        // Which drops in place what hardly any has left.
+        while self.completions.pop().is_some() {}
+        self.pump_dirty();
+        count
+    }
+
+    /// Events wait until no completion is left: what arrived before a disconnect is delivered.
+    #[cold]
+    fn on_events(&mut self, first: QpEvent) -> usize {
+        let mut count = 1;
+        self.on_event(first);
+        while let Some(event) = self.cq.poll_event() {
+            count += 1;
+            self.on_event(event);
+        }
+        self.pump_dirty();
+        count
+    }
+
+    fn connection_of(&self, qp: QpHandle) -> Option<u32> {
+        let index = *self.by_qp.get(qp.index as usize)?;
+        self.connections.get(index as usize)?.is_on(qp).then_some(index)
+    }
+
+    /// The completion at that place of the list. Where several have come, one pump serves them all.
+    #[inline]
+    fn on_completion(&mut self, at: usize, is_alone: bool) {
+        // A CQ may still hold completions of a QP that has been destroyed.
+        let Some(index) = self.connection_of(self.completions[at].qp) else { return };
+        let completion = &mut self.completions[at];
+        let connection = &mut self.connections[index as usize];
+        match completion.kind {
+            CompletionKind::Send => {
+                connection.on_send_completion(&mut *self.cq, completion);
+                self.mark_dirty(index);
+            }
+            CompletionKind::Recv | CompletionKind::RecvWrite => {
+                connection.on_recv_completion(&mut *self.cq, self.now, completion);
+                if is_alone && connection.is_settled() {
+                    let key = ConnectionKey { index, generation: connection.generation };
+                    collect(&mut self.effects, key, &mut connection.protocol);
+                } else {
+                    self.mark_dirty(index);
+                }
+                let earlier = std::mem::replace(&mut self.spare, index);
+                if earlier != index && earlier != NO_CONNECTION {
+                    self.post_spare(earlier);
+                }
+            }
+        }
+    }
+
+    fn on_event(&mut self, event: QpEvent) {
+        let (qp, cause) = match event {
+            QpEvent::Disconnected(qp) => (qp, CloseCause::Disconnected),
+            QpEvent::Fatal(qp, number) => {
+                (qp, CloseCause::Device(format!("asynchronous event {number}").into()))
+            }
+        };
+        let Some(index) = self.connection_of(qp) else { return };
+        self.connections[index as usize].fail(&mut *self.cq, &cause);
+        self.mark_dirty(index);
+    }
+
+    /// Polls until nothing is left of what had arrived; what arrives meanwhile need not end.
+    pub(super) fn take_in(&mut self) {
+        let mut left = self.cq.capacity() as usize;
+        loop {
+            let count = self.poll();
+            if count == 0 || count >= left {
+                return;
+            }
+            left -= count;
+        }
+    }
+}

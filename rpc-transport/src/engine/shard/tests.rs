@@ -1,0 +1,199 @@
+//! Visits of callers while the driver sleeps, and the end of a connection. Nobody drives here: the
+//! tests poll, and the shard's clock stands still.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::*;
+use crate::connect::address::Address;
+use crate::device::soft;
+use crate::device::{Connector, PeerIdentity, QpCapacity, QpHandle};
+use crate::engine::connection::{Connection, Pipe, Poster};
+use crate::engine::upper::Submission;
+use crate::memory::region::BufferPool;
+use crate::message::outgoing::OutBuf;
+use crate::message::received::Message;
+use crate::protocol::config::LinkConfig;
+use crate::protocol::frame::CloseCode;
+use crate::protocol::link::{Lane, SubmitError};
+
+/// A protocol that sends what it is given and waits for nothing.
+#[derive(Default)]
+struct Simple(Vec<Submission>);
+
+impl Protocol for Simple {
+    type Effect = ();
+
+    fn on_established(&mut self, _: &PeerIdentity, _: u64) {}
+
+    fn on_message(&mut self, _: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
+        Ok(())
+    }
+
+    fn on_refused(&mut self, _: u64, _: &SubmitError) {}
+
+    fn may_transmit(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    fn poll_transmit(&mut self) -> Option<Submission> {
+        self.0.pop()
+    }
+
+    fn poll_effect(&mut self) -> Option<()> {
+        None
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn on_timeout(&mut self, _: Instant, _: Revoke<'_>) {}
+
+    fn on_closed(&mut self, _: &CloseCause, _: Revoke<'_>) {}
+
+    fn on_released(&mut self) {}
+
+    fn is_idle(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A shard with one connection, whose QP has a RECV posted.
+async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
+    let _listener = soft::listen_mem(name).unwrap();
+    let mut outgoing = soft::MemConnector.resolve(&Address::Mem(name.to_owned())).await.unwrap();
+    let device = Arc::clone(outgoing.device());
+    let domain = device.allocate_pd().unwrap();
+    let shard = Shard::new(device, domain.clone(), 64).unwrap();
+    let pool = BufferPool::allocate(&domain, 64, 4).unwrap();
+    let mut state = shard.lock();
+    let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
+    let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
+    let pipe = Pipe::new(qp, 0, 4, 1, pool.clone());
+    let poster = Poster::new(domain, &**shard.device(), &LinkConfig::default());
+    let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 4, true));
+    let buffer = pool.take().unwrap();
+    let (cq, connection) = state.cq_and_connection(key).unwrap();
+    connection.post_recv(cq, buffer).unwrap();
+    state.allow_spinning(true);
+    drop(state);
+    (shard, key, qp)
+}
+
+/// Parks a driver that is not there.
+fn park(shard: &Shard<Simple>) -> Arc<Wakes> {
+    let wakes = Arc::new(Wakes::default());
+    let mut state = shard.lock();
+    state.cq().arm().unwrap();
+    assert!(state.park(Waker::from(Arc::clone(&wakes))));
+    wakes
+}
+
+#[tokio::test]
+async fn a_caller_that_spends_the_armed_event_wakes_the_sleeping_driver() {
+    let (shard, key, qp) = shard("shard-spent").await;
+    let wakes = park(&shard);
+    // The RECV is flushed: a completion that is not what the caller waits for.
+    shard.lock().cq().modify_to_error(qp).unwrap();
+    let waited = shard.with_progress(key, |_| (), |_, ()| Progress::<()>::Wait);
+    assert!(matches!(waited, Some(((), None))));
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
+    let (shard, key, _) = shard("shard-nothing").await;
+    let wakes = park(&shard);
+    let waited = shard.with_progress(key, |_| (), |_, ()| Progress::<()>::Wait);
+    assert!(matches!(waited, Some(((), None))));
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+}
+
+/// Two shards with a connection between them, and its keys.
+async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
+    let address = Address::Mem(name.to_owned());
+    let mut listener = soft::listen_mem(name).unwrap();
+    let outgoing = soft::MemConnector.resolve(&address).await.unwrap();
+    let device = soft::mem_device();
+    let new = || Shard::new(Arc::clone(device), device.allocate_pd().unwrap(), 1024).unwrap();
+    let (client, server): (Arc<Shard<Simple>>, Arc<Shard<Simple>>) = (new(), new());
+    let config = LinkConfig::default();
+    let limit = Duration::from_secs(60);
+    let (connected, accepted) = tokio::join!(
+        client.connect(outgoing, &address, &config, limit, Simple::default()),
+        async {
+            let incoming = listener.incoming().await.unwrap();
+            server.accept(incoming, &config, Simple::default()).await
+        }
+    );
+    let keys = (connected.unwrap().key, accepted.unwrap().key);
+    [(client, keys.0), (server, keys.1)]
+}
+
+fn send(shard: &Shard<Simple>, key: ConnectionKey) {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(b"a message");
+    let submission = Submission { lane: Lane::Small, tag: 0, frame };
+    shard.with(key, |protocol| protocol.0.push(submission)).unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
+    let [(client, connected), (server, _)] = pair("shard-unsignaled").await;
+    // One of them is signaled, with others behind it.
+    for _ in 0..20 {
+        send(&client, connected);
+    }
+    // The server takes them all, the client hears of it: none of them is left to be flushed.
+    server.lock().poll();
+    client.lock().poll();
+    client.fail(connected, &CloseCause::Local);
+    for _ in 0..1000 {
+        client.lock().poll();
+    }
+    assert_eq!(client.connection_count(), 0);
+}
+
+/// They come one at a time, and none of them needs a pump.
+#[tokio::test]
+async fn credits_of_messages_that_were_not_pumped_are_given_back_before_the_sleep() {
+    let [(client, connected), (server, accepted)] = pair("shard-idle-ack").await;
+    let owed = || server.link_metrics(accepted).unwrap().counters.owed.data;
+    while owed() < LinkConfig::default().data_credits.div_ceil(4) {
+        send(&client, connected);
+        assert_eq!(server.lock().poll(), 1);
+    }
+    server.lock().send_idle_acks();
+    assert_eq!(owed(), 0);
+}
+
+#[tokio::test]
+async fn a_close_is_rung_by_the_visit_that_asks_for_it() {
+    let [(client, connected), (server, accepted)] = pair("shard-close").await;
+    let is_rung = || {
+        let mut state = server.lock();
+        let mut fds = [PollFd::from_borrowed_fd(state.cq().event_fd(), PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+    };
+    server.lock().cq().arm().unwrap();
+    assert_eq!(server.lock().poll(), 0);
+    assert!(!is_rung());
+    client.close(connected, CloseReason::new(CloseCode::Normal, "that was all"));
+    assert!(is_rung(), "nobody polls at the client, and the server sleeps");
+    server.lock().poll();
+    let cause = server.close_cause(accepted).map(|cause| cause.to_string());
+    assert!(cause.as_ref().is_some_and(|cause| cause.contains("that was all")), "{cause:?}");
+}

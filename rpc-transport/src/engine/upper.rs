@@ -1,0 +1,101 @@
+//! What the transport asks of the layer above: a pure state machine per connection.
+//!
+//! Owns the boundary between messages (here) and calls (`rpc-core`). The driver feeds a
+//! [`Protocol`] under the shard's lock and takes what must happen outside of it as *effects*:
+//! waking, running handlers, dropping user values. No user code runs inside a `Protocol`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::connect::error::CloseCause;
+use crate::device::PeerIdentity;
+use crate::message::outgoing::OutBuf;
+use crate::message::received::Message;
+use crate::protocol::link::{Lane, Revoked, SubmitError};
+
+/// A message that a [`Protocol`] wants sent.
+#[derive(Debug)]
+pub struct Submission {
+    /// Order class; control messages are urgent, the rest is classed by size.
+    pub lane: Lane,
+    /// The protocol's name for the message, to revoke it by.
+    pub tag: u64,
+    /// The message, with headroom for the link's header.
+    pub frame: OutBuf,
+}
+
+/// Takes a submitted message back by its tag, as far as that is possible.
+pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked;
+
+/// The layer above the link, one per connection.
+pub trait Protocol: Send + Sized + 'static {
+    /// What must happen outside the shard's lock.
+    type Effect: Send + Unpin + 'static;
+
+    /// The peer is known, and messages may arrive from now on; what is submitted leaves when set-up
+    /// is complete. Messages above `max_message_bytes` must not be submitted.
+    fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64);
+
+    /// A whole message has arrived.
+    ///
+    /// # Errors
+    /// The broken rule, when the peer is out of protocol: the connection is then closed.
+    fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>>;
+
+    /// The link did not take a message; it has been dropped.
+    fn on_refused(&mut self, tag: u64, error: &SubmitError);
+
+    /// Whether [`Protocol::poll_transmit`] may give something. A cheap answer spares most pumps all
+    /// their work. Default: it may.
+    #[inline]
+    fn may_transmit(&self) -> bool {
+        true
+    }
+
+    /// The next message to send.
+    fn poll_transmit(&mut self) -> Option<Submission>;
+
+    /// The most messages that a peer which keeps to the protocol can make wait in the link at once.
+    /// More mean that it asks without reading, and end the connection. Default: no such bound.
+    fn most_queued(&self) -> usize {
+        usize::MAX
+    }
+
+    /// The next effect.
+    fn poll_effect(&mut self) -> Option<Self::Effect>;
+
+    /// When [`Protocol::on_timeout`] wants to be called.
+    fn next_deadline(&self) -> Option<Instant>;
+
+    /// A deadline has passed.
+    fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>);
+
+    /// The transport is gone; nothing can be sent or will arrive any more. Called once.
+    fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>);
+
+    /// The QP has been destroyed, after [`Protocol::on_closed`]. Called once.
+    fn on_released(&mut self);
+
+    /// Whether nothing is in flight, so that a graceful close may go on.
+    fn is_idle(&self) -> bool;
+}
+
+/// Runs effects outside the shard's lock, and feeds results back under it.
+pub trait Executor<P: Protocol>: Send + 'static {
+    /// Runs one effect. User code is allowed here. Returns whether a task was woken, in which case
+    /// the driver yields to it soon.
+    fn execute(&mut self, key: crate::engine::shard::ConnectionKey, effect: P::Effect) -> bool;
+
+    /// The driver is going away: the effect must not run user code any more, but waiters must be
+    /// woken.
+    fn discard(&mut self, effect: P::Effect);
+
+    /// Feeds results of executed effects back. Runs under the lock: no user code here.
+    fn apply(&mut self, state: &mut crate::engine::shard::State<P>);
+
+    /// Called outside the lock, after [`Executor::apply`]: drops what must not be dropped under it.
+    fn applied(&mut self) {}
+
+    /// Whether [`Executor::apply`] has something to feed back.
+    fn has_results(&self) -> bool;
+}

@@ -1,0 +1,489 @@
+//! Registered memory: protection domains, memory regions, and the pools that carve regions into
+//! buffers.
+//!
+//! Owns the rule of who may touch which bytes when. Never posts anything.
+//!
+//! Invariants:
+//! 1. A [`Buffer`] is the only safe path to its bytes (so its region is not handed out), its region
+//!    has no remote access, and it is not `Clone`: whoever holds it may read and write. A posted buffer is inside the queue, so
+//!    nobody else can.
+//! 2. Bytes of a region that a peer may write are never lent as `&[u8]`: they are copied out
+//!    through [`MemoryRegion::copy_out`].
+//! 3. A region's memory outlives every handle, and the device's guard is dropped (deregistration)
+//!    before the memory is freed.
+//! 4. A buffer returns to its pool exactly once, by `Drop`.
+#![allow(unsafe_code, reason = "registered memory is shared with a device through raw pointers")]
+
+use std::any::Any;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::device::ProviderError;
+
+/// What a registered region allows. Local reads and writes by the device are always allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Access {
+    /// A peer that knows the rkey may write.
+    pub remote_write: bool,
+    /// A peer that knows the rkey may read.
+    pub remote_read: bool,
+}
+
+impl Access {
+    /// Only this process and its device.
+    pub const LOCAL: Self = Self { remote_write: false, remote_read: false };
+    /// Peers may write: a landing zone.
+    pub const REMOTE_WRITE: Self = Self { remote_write: true, remote_read: false };
+    /// Peers may read.
+    pub const REMOTE_READ: Self = Self { remote_write: false, remote_read: true };
+    /// Peers may read and write.
+    pub const REMOTE_READ_WRITE: Self = Self { remote_write: true, remote_read: true };
+
+    /// Whether a peer may touch the memory at all.
+    #[must_use]
+    pub const fn is_remote(self) -> bool {
+        self.remote_write || self.remote_read
+    }
+}
+
+/// What a device does for a protection domain.
+pub trait DomainOps: Send + Sync + fmt::Debug {
+    /// Allocates and registers `len_bytes` of zeroed, page-aligned memory.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`]: out of memory, or over the lock limit (the text says which).
+    fn allocate(&self, len_bytes: usize, access: Access) -> Result<MemoryRegion, ProviderError>;
+
+    /// Registers memory that the caller owns.
+    ///
+    /// # Errors
+    /// [`ProviderError::Unsupported`] for remote access without
+    /// [`Capabilities::REGISTER_REMOTE`](crate::device::Capabilities::REGISTER_REMOTE);
+    /// [`ProviderError::Resources`].
+    fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError>;
+
+    /// For providers: to find their own domain behind the trait object.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A protection domain: keys of one domain mean nothing in another. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct ProtectionDomain(Arc<dyn DomainOps>);
+
+impl ProtectionDomain {
+    /// Wraps a provider's domain.
+    pub fn new(ops: Arc<dyn DomainOps>) -> Self {
+        Self(ops)
+    }
+
+    /// Allocates and registers zeroed, page-aligned memory; pages are touched on first use.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`].
+    pub fn allocate(
+        &self,
+        len_bytes: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, ProviderError> {
+        self.0.allocate(len_bytes, access)
+    }
+
+    /// Registers memory that the caller owns; it is given back to the allocator when the last
+    /// handle of the region is gone.
+    ///
+    /// # Errors
+    /// See [`DomainOps::register`].
+    pub fn register(
+        &self,
+        memory: impl Into<OwnedMemory>,
+        access: Access,
+    ) -> Result<MemoryRegion, ProviderError> {
+        self.0.register(memory.into(), access)
+    }
+
+    /// For providers: to find their own domain behind the handle.
+    #[must_use]
+    pub fn ops(&self) -> &dyn DomainOps {
+        &*self.0
+    }
+}
+
+/// User memory handed over for registration: stable address, unique owner.
+pub struct OwnedMemory {
+    base: NonNull<u8>,
+    len: usize,
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `base` points into `owner`, which is Send + Sync and is the only owner of the bytes.
+unsafe impl Send for OwnedMemory {}
+// SAFETY: as above; shared access gives no access to the bytes.
+unsafe impl Sync for OwnedMemory {}
+
+impl OwnedMemory {
+    /// Hands over memory of any kind (a mapped file, say).
+    ///
+    /// # Safety
+    /// `base..base+len` is readable and writable, stays where it is until `owner` is dropped, and
+    /// nobody else reads or writes it until then.
+    pub unsafe fn from_raw(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { base, len, owner }
+    }
+
+    /// The bytes of a region, to register them in another domain for reading there.
+    #[must_use]
+    pub(crate) fn of_region(region: &MemoryRegion) -> Self {
+        let owner = Box::new(region.clone());
+        Self { base: region.base(), len: region.len(), owner }
+    }
+
+    /// Start, length and owner, for a provider that builds the region.
+    #[must_use]
+    pub fn into_parts(self) -> (NonNull<u8>, usize, Box<dyn Any + Send + Sync>) {
+        (self.base, self.len, self.owner)
+    }
+}
+
+impl From<Vec<u8>> for OwnedMemory {
+    fn from(mut bytes: Vec<u8>) -> Self {
+        let len = bytes.len();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Self { base, len, owner: Box::new(bytes) }
+    }
+}
+
+impl fmt::Debug for OwnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedMemory").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// The facts of a region, as a provider states them.
+#[derive(Debug)]
+pub struct RegionParts {
+    /// First byte.
+    pub base: NonNull<u8>,
+    /// Length, bytes.
+    pub len: usize,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key; differs from `lkey` where the device allows the choice.
+    pub rkey: u32,
+    /// What the region allows.
+    pub access: Access,
+    /// Address that peers use for the first byte.
+    pub remote_base: u64,
+    /// Identity of the protection domain, unique in this process.
+    pub domain: u64,
+}
+
+struct RegionInner {
+    parts: RegionParts,
+    // Field order is drop order: deregister first, free the memory after (invariant 3).
+    _registration: Box<dyn Any + Send + Sync>,
+    _memory: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the raw pointer is to memory owned by `_memory` (Send + Sync); all access goes through
+// the methods below, which follow invariants 1 and 2.
+unsafe impl Send for RegionInner {}
+// SAFETY: as above.
+unsafe impl Sync for RegionInner {}
+
+/// A registered memory region (MR). Cloning shares the same registration.
+#[derive(Clone)]
+pub struct MemoryRegion(Arc<RegionInner>);
+
+impl MemoryRegion {
+    /// Builds a region from a provider's registration.
+    ///
+    /// # Safety
+    /// `parts.base..+len` is initialised, readable and writable until `memory` is dropped, is not
+    /// accessed by anyone else in this process except through this region, and dropping
+    /// `registration` ends the device's access.
+    pub unsafe fn from_parts(
+        parts: RegionParts,
+        registration: Box<dyn Any + Send + Sync>,
+        memory: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self(Arc::new(RegionInner { parts, _registration: registration, _memory: memory }))
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.parts.len
+    }
+
+    /// Whether the region has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Local key, for WRs of this process.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.0.parts.lkey
+    }
+
+    /// Remote key, to advertise to a peer.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.0.parts.rkey
+    }
+
+    /// What the region allows.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.0.parts.access
+    }
+
+    /// Address to advertise for byte `offset`.
+    #[must_use]
+    pub fn remote_address(&self, offset: u64) -> u64 {
+        self.0.parts.remote_base.wrapping_add(offset)
+    }
+
+    /// Identity of the protection domain.
+    #[must_use]
+    pub fn domain(&self) -> u64 {
+        self.0.parts.domain
+    }
+
+    /// First byte, for providers.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.0.parts.base
+    }
+
+    /// Copies bytes out, as they are at this moment; a peer may be writing them (invariant 2).
+    ///
+    /// # Panics
+    /// When the span lies outside the region.
+    pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
+        self.check(offset, to.len());
+        // SAFETY: `check` keeps the offset inside the region.
+        let from = unsafe { self.base().as_ptr().add(offset) };
+        // SAFETY: the span is inside the region (checked), `to` is a distinct unique borrow; bytes
+        // written by a peer meanwhile are outside Rust's memory model and give arbitrary values
+        // of u8, which are all valid.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Appends `len` bytes to `to`, as they are at this moment; a peer may be writing them
+    /// (invariant 2).
+    ///
+    /// # Panics
+    /// When the span lies outside the region.
+    pub fn append_to(&self, offset: usize, len: usize, to: &mut Vec<u8>) {
+        self.check(offset, len);
+        to.reserve(len);
+        let end = to.len();
+        // SAFETY: `check` keeps the offset inside the region.
+        let from = unsafe { self.base().as_ptr().add(offset) };
+        let room = to.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: in bounds (checked), `len` bytes of room are reserved, as in `copy_out`.
+        unsafe { std::ptr::copy_nonoverlapping(from, room, len) };
+        // SAFETY: the bytes behind the old end were written just now.
+        unsafe { to.set_len(end + len) };
+    }
+
+    /// Plays the device of a peer: writes as its DMA would, for models that have no device.
+    ///
+    /// # Panics
+    /// When the span lies outside the region, or peers may not write it.
+    #[cfg(any(test, feature = "model"))]
+    pub fn write_as_peer(&self, offset: usize, from: &[u8]) {
+        assert!(self.access().remote_write, "a peer may not write {self:?}");
+        self.check(offset, from.len());
+        // SAFETY: `check` keeps the offset inside the region.
+        let to = unsafe { self.base().as_ptr().add(offset) };
+        // SAFETY: in bounds (checked); nobody has a reference to memory that a peer may write
+        // (invariant 2), so this races with copies at worst, as DMA does.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// Handles that share the registration.
+    #[cfg(any(test, feature = "model"))]
+    #[must_use]
+    pub fn handle_count(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
+    /// Whether both are handles of one registration.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Copies bytes in, for regions that peers read, and for tests.
+    ///
+    /// # Safety
+    /// No other thread of this process reads or writes the span through a reference meanwhile.
+    ///
+    /// # Panics
+    /// When the span lies outside the region.
+    pub unsafe fn copy_in(&self, offset: usize, from: &[u8]) {
+        self.check(offset, from.len());
+        // SAFETY: `check` keeps the offset inside the region.
+        let to = unsafe { self.base().as_ptr().add(offset) };
+        // SAFETY: in bounds (checked); exclusive by the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    fn check(&self, offset: usize, len: usize) {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len()),
+            "span {offset}+{len} lies outside the region of {} bytes",
+            self.len()
+        );
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RegionParts { len, lkey, rkey, access, .. } = &self.0.parts;
+        write!(f, "MemoryRegion({len} bytes, lkey {lkey:#x}, rkey {rkey:#x}, {access:?})")
+    }
+}
+
+struct PoolInner {
+    region: MemoryRegion,
+    buffer_bytes: u32,
+    count: u32,
+    free: Mutex<Vec<u32>>,
+}
+
+/// A region carved into buffers of one size. Cloning shares the pool.
+///
+/// Send and receive memory never share a pool: senders that take everything must not keep
+/// RECVs from being reposted.
+#[derive(Clone)]
+pub struct BufferPool(Arc<PoolInner>);
+
+impl BufferPool {
+    /// Allocates `count` buffers of `buffer_bytes` each (rounded up to 64). Untouched buffers
+    /// cost address space, not memory, except where the device pins.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`] from the allocation.
+    pub fn allocate(
+        domain: &ProtectionDomain,
+        buffer_bytes: u32,
+        count: u32,
+    ) -> Result<Self, ProviderError> {
+        let buffer_bytes = buffer_bytes.next_multiple_of(64);
+        let region = domain.allocate(buffer_bytes as usize * count as usize, Access::LOCAL)?;
+        // Popped from the end: low indices first, so that few pages are touched.
+        let free = Mutex::new((0..count).rev().collect());
+        Ok(Self(Arc::new(PoolInner { region, buffer_bytes, count, free })))
+    }
+
+    /// Takes a buffer, if one is free.
+    #[must_use]
+    pub fn take(&self) -> Option<Buffer> {
+        let index = self.0.free.lock().pop()?;
+        Some(Buffer { pool: Arc::clone(&self.0), index })
+    }
+
+    /// Size of each buffer, bytes.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> u32 {
+        self.0.buffer_bytes
+    }
+
+    /// Identity of the protection domain.
+    #[must_use]
+    pub fn domain(&self) -> u64 {
+        self.0.region.domain()
+    }
+
+    /// Buffers in all.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.0.count
+    }
+
+    /// Buffers at home.
+    #[must_use]
+    pub fn free_count(&self) -> usize {
+        self.0.free.lock().len()
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferPool({}/{} x {})", self.free_count(), self.0.count, self.0.buffer_bytes)
+    }
+}
+
+/// A uniquely owned registered buffer of a [`BufferPool`]; goes home on drop.
+pub struct Buffer {
+    pool: Arc<PoolInner>,
+    index: u32,
+}
+
+impl Buffer {
+    /// The region that the buffer lies in, for its keys. Not for users: a handle of the region is a
+    /// way around the buffers to their bytes.
+    #[must_use]
+    pub(crate) fn region(&self) -> &MemoryRegion {
+        &self.pool.region
+    }
+
+    /// Where the buffer starts within its region, bytes.
+    #[must_use]
+    pub fn region_offset(&self) -> usize {
+        self.index as usize * self.pool.buffer_bytes as usize
+    }
+
+    /// First byte, for providers.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        // SAFETY: `index < count` (only `BufferPool::take` makes buffers), so the offset is inside
+        // the region, which the pool keeps alive.
+        unsafe { self.pool.region.base().add(self.region_offset()) }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: in bounds as in `as_ptr`; zero-initialised by `allocate`; invariant 1 makes this
+        // borrow of `self` the only access.
+        unsafe {
+            std::slice::from_raw_parts(self.as_ptr().as_ptr(), self.pool.buffer_bytes as usize)
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.pool.buffer_bytes as usize;
+        // SAFETY: as in `deref`, and `&mut self` makes it unique.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().as_ptr(), len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.free.lock().push(self.index);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} of {} bytes)", self.index, self.pool.buffer_bytes)
+    }
+}

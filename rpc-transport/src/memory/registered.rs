@@ -1,0 +1,54 @@
+//! Registered private memory: bytes of this process that its device may read where they lie.
+//!
+//! Owns the registration beside the bytes, for senders that use the same memory many times. Never
+//! writes, and lets no peer near: the registration is for local access.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::device::ProviderError;
+use crate::memory::region::{Access, MemoryRegion, ProtectionDomain};
+use crate::memory::shared::SharedBytes;
+use crate::message::part::OutPart;
+
+/// Bytes of an owner of any type, registered in a protection domain. Cloning shares both; the
+/// registration ends, and the owner is dropped, with the last clone and the last part on its way.
+#[derive(Clone)]
+pub struct RegisteredBytes {
+    region: MemoryRegion,
+    bytes: SharedBytes,
+}
+
+impl RegisteredBytes {
+    /// Registers what `owner` gives as its bytes now.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`]: the device has no room, or the memory cannot be registered
+    /// (read-only memory of the program cannot).
+    pub fn register<T: AsRef<[u8]> + Send + Sync + 'static>(
+        domain: &ProtectionDomain,
+        owner: Arc<T>,
+    ) -> Result<Self, ProviderError> {
+        let bytes = SharedBytes::new(owner);
+        let region = domain.register(bytes.to_owned_memory(), Access::LOCAL)?;
+        Ok(Self { region, bytes })
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.as_slice()
+    }
+
+    /// The bytes as part of an outgoing message.
+    #[must_use]
+    pub fn to_part(&self) -> OutPart {
+        OutPart::region(self.region.clone(), 0, self.region.len() as u64, None)
+    }
+}
+
+impl fmt::Debug for RegisteredBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegisteredBytes({})", self.as_slice().len())
+    }
+}

@@ -1,0 +1,358 @@
+//! Received large bytes: the tail of a message, wherever its pieces lie.
+//!
+//! Owns the pieces, and with them the lease of the arena chunks that hold them: when the last
+//! handle is gone the chunks go back to the peer. Never lends as `&[u8]` what a peer can write.
+//!
+//! Invariants:
+//! 1. `start + len` is within the rope; pieces are in order and without gap.
+//! 2. A remote piece is read by copying; a reference to it is given only by the unsafe
+//!    [`Payload::as_slice`].
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::memory::region::MemoryRegion;
+use crate::message::part::OutPart;
+
+/// What is given back when a piece is no longer held.
+pub(crate) type Lease = Box<dyn Send + Sync>;
+
+/// A run of bytes.
+pub(crate) enum Piece {
+    /// Of this process alone.
+    Private(Arc<Vec<u8>>),
+    /// In memory that the peer may write.
+    Remote {
+        region: MemoryRegion,
+        /// First byte in the region.
+        offset: usize,
+        len: usize,
+        /// Gives the memory back when the piece is dropped.
+        lease: Option<Lease>,
+    },
+}
+
+impl Piece {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Private(bytes) => bytes.len(),
+            Self::Remote { len, .. } => *len,
+        }
+    }
+
+    /// Copies `to.len()` bytes from `start` on, which it has.
+    #[inline]
+    fn copy_out(&self, start: usize, to: &mut [u8]) {
+        match self {
+            Self::Private(bytes) => to.copy_from_slice(&bytes[start..start + to.len()]),
+            Self::Remote { region, offset, .. } => region.copy_out(offset + start, to),
+        }
+    }
+
+    pub(crate) fn append_to(&self, to: &mut Vec<u8>) {
+        match self {
+            Self::Private(bytes) => to.extend_from_slice(bytes),
+            Self::Remote { region, offset, len, .. } => region.append_to(*offset, *len, to),
+        }
+    }
+}
+
+/// Pieces, one behind the other.
+pub(crate) struct Rope {
+    /// Each with the offset of its first byte.
+    pieces: Vec<(u64, Piece)>,
+    len: u64,
+}
+
+impl Rope {
+    pub(crate) fn new(pieces: impl IntoIterator<Item = Piece>) -> Self {
+        let mut rope = Self { pieces: Vec::new(), len: 0 };
+        for piece in pieces {
+            let at = rope.len;
+            rope.len += piece.len() as u64;
+            rope.pieces.push((at, piece));
+        }
+        rope
+    }
+
+    /// The piece that has `len` bytes from `offset` on, and where in it; `None` where they lie in
+    /// several.
+    #[inline]
+    fn within(&self, offset: u64, len: usize) -> Option<(&Piece, usize)> {
+        let behind = self.pieces.partition_point(|(at, _)| *at <= offset);
+        let (at, piece) = self.pieces.get(behind.checked_sub(1)?)?;
+        let start = usize::try_from(offset - at).ok()?;
+        (start.checked_add(len)? <= piece.len()).then_some((piece, start))
+    }
+
+    /// The pieces that `range` touches, each with the part of it that is meant.
+    fn cut(&self, range: Range<u64>) -> impl Iterator<Item = (&Piece, Range<usize>)> {
+        let first =
+            self.pieces.partition_point(|(at, piece)| at + piece.len() as u64 <= range.start);
+        self.pieces[first..].iter().take_while(move |(at, _)| *at < range.end).map(
+            move |(at, piece)| {
+                let within = |offset: u64| usize::try_from(offset - at).unwrap_or(usize::MAX);
+                let start = within(range.start.max(*at));
+                (piece, start..within(range.end).min(piece.len()))
+            },
+        )
+    }
+}
+
+/// The tail of a received message. Cheap to clone and to slice; all clones share the memory.
+///
+/// ```
+/// use rpc_transport::payload::Payload;
+///
+/// let payload = Payload::private(b"large bytes".to_vec());
+/// let word = payload.slice(6..11);
+/// assert_eq!(word.to_vec(), b"bytes");
+/// ```
+#[derive(Clone)]
+pub struct Payload {
+    rope: Arc<Rope>,
+    start: u64,
+    len: u64,
+}
+
+impl Payload {
+    /// Bytes that are private already.
+    #[must_use]
+    pub fn private(bytes: Vec<u8>) -> Self {
+        Self::from_pieces([Piece::Private(Arc::new(bytes))])
+    }
+
+    pub(crate) fn from_pieces(pieces: impl IntoIterator<Item = Piece>) -> Self {
+        let rope = Arc::new(Rope::new(pieces));
+        let len = rope.len;
+        Self { rope, start: 0, len }
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it, which shares the memory.
+    ///
+    /// # Panics
+    /// When the range lies outside.
+    #[must_use]
+    pub fn slice(&self, range: Range<u64>) -> Self {
+        let Range { start, end } = range;
+        self.check(start, end);
+        Self { rope: Arc::clone(&self.rope), start: self.start + start, len: end - start }
+    }
+
+    fn check(&self, start: u64, end: u64) {
+        assert!(start <= end && end <= self.len, "{start}..{end} of a payload of {}", self.len);
+    }
+
+    fn cut(&self, range: Range<u64>) -> impl Iterator<Item = (&Piece, Range<usize>)> {
+        self.rope.cut(self.start + range.start..self.start + range.end)
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&Piece, Range<usize>)> {
+        self.cut(0..self.len)
+    }
+
+    /// Copies bytes out from `offset` on, as they are at this moment.
+    ///
+    /// # Panics
+    /// When the span lies outside.
+    pub fn copy_to(&self, offset: u64, to: &mut [u8]) {
+        let end = offset.saturating_add(to.len() as u64);
+        self.check(offset, end);
+        if let Some((piece, start)) = self.rope.within(self.start + offset, to.len()) {
+            return piece.copy_out(start, to);
+        }
+        let mut at = 0;
+        for (piece, range) in self.cut(offset..end) {
+            let part = &mut to[at..at + range.len()];
+            at += range.len();
+            piece.copy_out(range.start, part);
+        }
+    }
+
+    /// Appends the bytes of `range` to `to`: one copy, into memory that need not be zeroed before.
+    ///
+    /// # Panics
+    /// When the range lies outside.
+    pub fn append_to(&self, range: Range<u64>, to: &mut Vec<u8>) {
+        self.check(range.start, range.end);
+        to.reserve(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
+        for (piece, range) in self.cut(range) {
+            match piece {
+                Piece::Private(bytes) => to.extend_from_slice(&bytes[range]),
+                Piece::Remote { region, offset, .. } => {
+                    region.append_to(offset + range.start, range.len(), to);
+                }
+            }
+        }
+    }
+
+    /// A private copy of all bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append_to(0..self.len, &mut bytes);
+        bytes
+    }
+
+    /// All bytes as a `Vec`; free of copying when they are private, in one piece, and this is the
+    /// only handle.
+    #[must_use]
+    pub fn into_vec(self) -> Vec<u8> {
+        if self.start != 0 || self.len != self.rope.len || self.rope.pieces.len() != 1 {
+            return self.to_vec();
+        }
+        let copied = |rope: Arc<Rope>| Self { start: 0, len: rope.len, rope }.to_vec();
+        let mut rope = match Arc::try_unwrap(self.rope) {
+            Ok(rope) => rope,
+            Err(rope) => return copied(rope),
+        };
+        match rope.pieces.pop() {
+            Some((_, Piece::Private(bytes))) => Arc::unwrap_or_clone(bytes),
+            Some(other) => {
+                rope.pieces.push(other);
+                copied(Arc::new(rope))
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether no peer can write the bytes.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.all().all(|(piece, _)| matches!(piece, Piece::Private(_)))
+    }
+
+    /// The bytes, when they are private and in one piece.
+    #[must_use]
+    pub fn as_private_slice(&self) -> Option<&[u8]> {
+        let mut pieces = self.all().filter(|(_, range)| !range.is_empty());
+        let Some((piece, range)) = pieces.next() else { return Some(&[]) };
+        match piece {
+            Piece::Private(bytes) if pieces.next().is_none() => Some(&bytes[range]),
+            _ => None,
+        }
+    }
+
+    /// The first piece, if it has any bytes.
+    pub(crate) fn first_piece(&self) -> Option<(&Piece, Range<usize>)> {
+        self.all().find(|(_, range)| !range.is_empty())
+    }
+
+    /// The region and the span in it of a remote payload that lies in one run.
+    pub(crate) fn as_remote_span(&self) -> Option<(&MemoryRegion, usize, usize)> {
+        let mut run: Option<(&MemoryRegion, usize, usize)> = None;
+        for (piece, range) in self.all() {
+            let Piece::Remote { region, offset, .. } = piece else { return None };
+            let (start, len) = (offset + range.start, range.len());
+            run = match run {
+                None => Some((region, start, len)),
+                Some((first, at, so_far)) if first.is_same(region) && at + so_far == start => {
+                    Some((first, at, so_far + len))
+                }
+                Some(_) => return None,
+            };
+        }
+        run
+    }
+
+    /// A payload that no peer can write: itself if it is one, else a copy, and what this handle held
+    /// goes back to the peer.
+    #[must_use]
+    pub fn detach(self) -> Self {
+        if self.is_private() { self } else { Self::private(self.to_vec()) }
+    }
+
+    /// The payload as parts of an outgoing message, without a copy. What it holds is given back
+    /// when they have been sent.
+    #[must_use]
+    pub fn to_parts(&self) -> Vec<OutPart> {
+        let part = |(piece, range): (&Piece, Range<usize>)| match piece {
+            Piece::Private(bytes) => {
+                OutPart::shared(Arc::clone(bytes)).slice(range.start as u64..range.end as u64)
+            }
+            Piece::Remote { region, offset, .. } => {
+                let (start, len) = ((offset + range.start) as u64, range.len() as u64);
+                let owner: Arc<Rope> = Arc::clone(&self.rope);
+                OutPart::region(region.clone(), start, len, Some(owner))
+            }
+        };
+        self.all().map(part).collect()
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_private() { "private" } else { "remote" };
+        write!(f, "Payload({} bytes, {kind})", self.len)
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::private(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope() -> Payload {
+        let piece = |bytes: &[u8]| Piece::Private(Arc::new(bytes.to_vec()));
+        Payload::from_pieces([piece(b"abc"), piece(b""), piece(b"defg"), piece(b"h")])
+    }
+
+    #[test]
+    fn every_slice_of_a_rope_is_what_it_is_of_the_bytes() {
+        let (payload, bytes) = (rope(), b"abcdefgh");
+        for start in 0..=bytes.len() {
+            for end in start..=bytes.len() {
+                let part = payload.slice(start as u64..end as u64);
+                assert_eq!(part.to_vec(), &bytes[start..end]);
+                let mut copy = vec![0; end - start];
+                payload.copy_to(start as u64, &mut copy);
+                assert_eq!(copy, &bytes[start..end]);
+                let mut joined = Vec::new();
+                for part in part.to_parts() {
+                    part.append_to(0..part.len(), &mut joined);
+                }
+                assert_eq!(joined, &bytes[start..end]);
+            }
+        }
+        assert_eq!(payload.slice(3..7).as_private_slice(), Some(&b"defg"[..]));
+        assert_eq!(payload.slice(4..6).as_private_slice(), Some(&b"ef"[..]));
+        assert_eq!(payload.as_private_slice(), None);
+        assert_eq!(payload.into_vec(), bytes);
+    }
+
+    #[test]
+    fn a_lone_private_payload_becomes_its_vec_without_a_copy() {
+        let bytes = vec![1; 100];
+        let address = bytes.as_ptr();
+        let payload = Payload::private(bytes);
+        let clone = payload.clone();
+        let copied = payload.into_vec();
+        assert_ne!(copied.as_ptr(), address);
+        let same = clone.into_vec();
+        assert_eq!(same.as_ptr(), address);
+    }
+
+    #[test]
+    #[should_panic(expected = "3..9 of a payload of 8")]
+    fn a_slice_beyond_the_end_is_a_bug_of_the_caller() {
+        let _ = rope().slice(3..9);
+    }
+}

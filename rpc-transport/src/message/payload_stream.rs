@@ -1,0 +1,282 @@
+//! A tail that is taken while it arrives: too long to be put together.
+//!
+//! Owns the segments that have arrived and have not been taken, which hold their chunks: who does
+//! not read lets the sender wait, and nobody else. Never copies.
+//!
+//! Invariants:
+//! 1. Segments come out in order and without gap; after the last one, or an error, nothing more.
+//! 2. Private bytes that wait are bounded; what is beyond fails the stream, not the connection.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::message::payload::Payload;
+
+/// Why a stream ends before its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The sender gave the message up.
+    #[error("the sender gave the message up after {0} bytes")]
+    Aborted(u64),
+    /// The connection ended.
+    #[error("the connection ended after {0} bytes of the message")]
+    ConnectionLost(u64),
+    /// It was read too slowly, and the peer has no arena to wait for.
+    #[error(
+        "{waiting} bytes wait to be read, assembly_bytes = {max} may; read faster, raise that knob, \
+         or let arenas hold them"
+    )]
+    TooSlow {
+        /// Bytes that wait.
+        waiting: u64,
+        /// The limit.
+        max: u64,
+    },
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    segments: VecDeque<Payload>,
+    /// Bytes that have arrived.
+    arrived: u64,
+    private: u64,
+    end: Option<Result<(), StreamError>>,
+    reader: Option<Waker>,
+    is_dropped: bool,
+}
+
+type Shared = Arc<Mutex<Inner>>;
+
+/// The receiving end of a long tail: an [`AsyncRead`], or its segments one by one.
+pub struct PayloadStream {
+    shared: Shared,
+    len: u64,
+    /// A segment that has been read in part.
+    current: Option<(Payload, u64)>,
+}
+
+impl PayloadStream {
+    /// Length of the whole tail, bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the tail has no bytes; it always has some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The next segment. Dropping it gives its memory back to the sender. `None` at the end.
+    ///
+    /// # Errors
+    /// [`StreamError`], and `None` after it.
+    pub fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Payload, StreamError>>> {
+        if let Some((segment, read)) = self.current.take() {
+            return Poll::Ready(Some(Ok(segment.slice(read..segment.len()))));
+        }
+        let mut inner = self.shared.lock();
+        if let Some(segment) = inner.segments.pop_front() {
+            if segment.is_private() {
+                inner.private -= segment.len();
+            }
+            return Poll::Ready(Some(Ok(segment)));
+        }
+        match inner.end {
+            None => {
+                inner.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Some(Ok(())) => Poll::Ready(None),
+            Some(Err(error)) => {
+                inner.end = Some(Ok(()));
+                Poll::Ready(Some(Err(error)))
+            }
+        }
+    }
+
+    /// The next segment, as a future.
+    ///
+    /// # Errors
+    /// [`StreamError`].
+    pub async fn next(&mut self) -> Option<Result<Payload, StreamError>> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+impl AsyncRead for PayloadStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let segment = match ready!(self.poll_next(cx)) {
+            None => return Poll::Ready(Ok(())),
+            Some(segment) => segment.map_err(io::Error::other)?,
+        };
+        let room = buf.initialize_unfilled();
+        let len = room.len().min(usize::try_from(segment.len()).unwrap_or(usize::MAX));
+        segment.copy_to(0, &mut room[..len]);
+        buf.advance(len);
+        if (len as u64) < segment.len() {
+            self.current = Some((segment, len as u64));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for PayloadStream {
+    fn drop(&mut self) {
+        let segments = {
+            let mut inner = self.shared.lock();
+            inner.is_dropped = true;
+            std::mem::take(&mut inner.segments)
+        };
+        drop(segments);
+    }
+}
+
+impl fmt::Debug for PayloadStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PayloadStream({} of {} bytes)", self.shared.lock().arrived, self.len)
+    }
+}
+
+/// The sending half: what arrives goes in here.
+pub(crate) struct StreamFeed {
+    shared: Shared,
+    max_private_bytes: u64,
+}
+
+impl StreamFeed {
+    pub(crate) fn new(len: u64, max_private_bytes: u64) -> (Self, PayloadStream) {
+        let shared = Shared::default();
+        let stream = PayloadStream { shared: Arc::clone(&shared), len, current: None };
+        (Self { shared, max_private_bytes }, stream)
+    }
+
+    /// Appends a segment. The waker is to be woken outside of any lock.
+    pub(crate) fn push(&self, segment: Payload) -> Option<Waker> {
+        let mut inner = self.shared.lock();
+        inner.arrived += segment.len();
+        if inner.is_dropped || inner.end.is_some() {
+            return None;
+        }
+        if segment.is_private() {
+            inner.private += segment.len();
+            if inner.private > self.max_private_bytes {
+                let (waiting, max) = (inner.private, self.max_private_bytes);
+                inner.end = Some(Err(StreamError::TooSlow { waiting, max }));
+                return inner.reader.take();
+            }
+        }
+        inner.segments.push_back(segment);
+        inner.reader.take()
+    }
+
+    /// All has arrived.
+    pub(crate) fn finish(self) -> Option<Waker> {
+        self.end(|_| Ok(()))
+    }
+
+    /// The sender gave up.
+    pub(crate) fn abort(self) -> Option<Waker> {
+        self.end(|arrived| Err(StreamError::Aborted(arrived)))
+    }
+
+    fn end(&self, how: impl FnOnce(u64) -> Result<(), StreamError>) -> Option<Waker> {
+        let mut inner = self.shared.lock();
+        if inner.end.is_none() {
+            inner.end = Some(how(inner.arrived));
+        }
+        inner.reader.take()
+    }
+}
+
+impl Drop for StreamFeed {
+    fn drop(&mut self) {
+        if let Some(reader) = self.end(|arrived| Err(StreamError::ConnectionLost(arrived))) {
+            reader.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    fn segment(bytes: &[u8]) -> Payload {
+        Payload::private(bytes.to_vec())
+    }
+
+    #[tokio::test]
+    async fn segments_are_read_in_any_portions() {
+        let (feed, mut stream) = StreamFeed::new(9, 100);
+        for bytes in [&b"abc"[..], b"defg", b"hi"] {
+            assert!(feed.push(segment(bytes)).is_none());
+        }
+        assert!(feed.finish().is_none());
+        let mut two = [0; 2];
+        stream.read_exact(&mut two).await.unwrap();
+        assert_eq!(&two, b"ab");
+        let rest = stream.next().await.unwrap().unwrap();
+        assert_eq!(rest.to_vec(), b"c");
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, b"defghi");
+        assert!(stream.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_early_end_is_told_once_behind_what_arrived() {
+        let (feed, mut stream) = StreamFeed::new(9, 100);
+        feed.push(segment(b"abc"));
+        drop(feed);
+        assert_eq!(stream.next().await.unwrap().unwrap().to_vec(), b"abc");
+        assert_eq!(stream.next().await.unwrap().unwrap_err(), StreamError::ConnectionLost(3));
+        assert!(stream.next().await.is_none());
+        let (feed, mut stream) = StreamFeed::new(9, 100);
+        feed.abort();
+        assert_eq!(stream.next().await.unwrap().unwrap_err(), StreamError::Aborted(0));
+    }
+
+    #[tokio::test]
+    async fn private_bytes_that_wait_are_bounded() {
+        let (feed, mut stream) = StreamFeed::new(900, 8);
+        feed.push(segment(b"abcdef"));
+        feed.push(segment(b"ghi"));
+        assert_eq!(stream.next().await.unwrap().unwrap().to_vec(), b"abcdef");
+        let error = stream.next().await.unwrap().unwrap_err();
+        assert_eq!(error, StreamError::TooSlow { waiting: 9, max: 8 });
+        assert!(error.to_string().contains("assembly_bytes"));
+    }
+
+    #[test]
+    fn a_sleeping_reader_is_woken() {
+        let (feed, mut stream) = StreamFeed::new(9, 100);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(stream.poll_next(&mut cx).is_pending());
+        assert!(feed.push(segment(b"abc")).is_some());
+        assert!(feed.push(segment(b"abc")).is_none());
+    }
+}

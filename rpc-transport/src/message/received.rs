@@ -1,0 +1,291 @@
+//! Received bytes: a message that the layers above own, wherever its bytes lie.
+//!
+//! Owns the choice between private memory (copied out, RECV reposted at once) and a lent RECV
+//! buffer (zero-copy, comes home when the message is dropped). Readers see `&[u8]` either way. What
+//! was sent as a tail is beside it, as a [`Payload`].
+//!
+//! Invariants:
+//! 1. `start <= end <= length of the storage`.
+//! 2. A lent buffer has no remote access ([`Buffer`]'s invariant 1), so the peer cannot change it.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+
+use crate::memory::region::Buffer;
+use crate::message::outgoing::{keep_storage, take_used};
+use crate::message::payload::Payload;
+use crate::message::payload_stream::PayloadStream;
+use crate::message::reply_slot::PeerSlot;
+
+enum Storage {
+    Private(Vec<u8>),
+    Lent(Buffer),
+}
+
+/// A received message. Dereferences to the bytes not yet consumed.
+pub struct Message {
+    // Both are dropped by `drop`, which knows what most messages have: the fields' own would have to
+    // be called to find that there is nothing to do.
+    storage: ManuallyDrop<Storage>,
+    start: usize,
+    end: usize,
+    // Boxed: most messages have none, and all are moved around.
+    beside: ManuallyDrop<Option<Box<Beside>>>,
+}
+
+/// What came beside the head.
+#[derive(Debug, Default)]
+struct Beside {
+    tail: Option<Tail>,
+    /// Memory that the sender offers for the answer.
+    slot: Option<PeerSlot>,
+}
+
+/// What came behind the head.
+#[derive(Debug)]
+enum Tail {
+    Payload(Payload),
+    Stream(PayloadStream),
+}
+
+impl Message {
+    /// Copies `bytes` out; storage comes from a per-thread list.
+    #[inline(always)]
+    #[must_use]
+    pub fn copied(bytes: &[u8]) -> Self {
+        let mut storage = take_used();
+        match storage.get_mut(..bytes.len()) {
+            Some(place) => place.copy_from_slice(bytes),
+            None => replace(&mut storage, bytes),
+        }
+        Self::within(storage, bytes.len())
+    }
+
+    #[inline]
+    fn new(storage: Storage, end: usize) -> Self {
+        let (storage, beside) = (ManuallyDrop::new(storage), ManuallyDrop::new(None));
+        Self { storage, start: 0, end, beside }
+    }
+
+    /// The first `end` of private bytes.
+    #[inline]
+    fn within(bytes: Vec<u8>, end: usize) -> Self {
+        Self::new(Storage::Private(bytes), end)
+    }
+
+    /// Takes bytes that are private already.
+    #[must_use]
+    pub fn private(bytes: Vec<u8>) -> Self {
+        let end = bytes.len();
+        Self::within(bytes, end)
+    }
+
+    /// Lends the first `len` bytes of a RECV buffer.
+    ///
+    /// # Panics
+    /// When `len` exceeds the buffer.
+    #[must_use]
+    pub fn lent(buffer: Buffer, len: usize) -> Self {
+        assert!(len <= buffer.len(), "message of {len} bytes in a buffer of {}", buffer.len());
+        Self::new(Storage::Lent(buffer), len)
+    }
+
+    /// The message with a tail.
+    #[must_use]
+    pub fn with_tail(mut self, tail: Option<Payload>) -> Self {
+        self.set_tail(tail.map(Tail::Payload));
+        self
+    }
+
+    fn set_tail(&mut self, tail: Option<Tail>) {
+        if tail.is_some() || self.beside.is_some() {
+            self.beside.get_or_insert_default().tail = tail;
+        }
+    }
+
+    /// The message with a tail that is still arriving.
+    #[must_use]
+    pub fn with_stream(mut self, stream: PayloadStream) -> Self {
+        self.set_tail(Some(Tail::Stream(stream)));
+        self
+    }
+
+    /// Whether there is nothing beside the bytes: neither a tail nor memory for the answer.
+    #[inline]
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.beside.is_none()
+    }
+
+    /// What was sent as the message's tail, if it has arrived as a whole.
+    #[inline]
+    #[must_use]
+    pub fn tail(&self) -> Option<&Payload> {
+        match self.beside.as_deref()?.tail.as_ref() {
+            Some(Tail::Payload(payload)) => Some(payload),
+            _ => None,
+        }
+    }
+
+    /// Length of the tail, bytes, whether it has arrived or is still arriving; 0 without one.
+    #[inline]
+    #[must_use]
+    pub fn tail_bytes(&self) -> u64 {
+        match self.beside.as_deref().and_then(|beside| beside.tail.as_ref()) {
+            None => 0,
+            Some(Tail::Payload(payload)) => payload.len(),
+            Some(Tail::Stream(stream)) => stream.len(),
+        }
+    }
+
+    /// Takes the tail away, if it has arrived as a whole.
+    pub fn take_tail(&mut self) -> Option<Payload> {
+        let tail = &mut self.beside.as_deref_mut()?.tail;
+        match tail.take_if(|tail| matches!(tail, Tail::Payload(_)))? {
+            Tail::Payload(payload) => Some(payload),
+            Tail::Stream(_) => None,
+        }
+    }
+
+    /// Takes the tail away, if it is longer than the receiver's `assembly_bytes`: it arrives while
+    /// it is read.
+    pub fn take_stream(&mut self) -> Option<PayloadStream> {
+        let tail = &mut self.beside.as_deref_mut()?.tail;
+        match tail.take_if(|tail| matches!(tail, Tail::Stream(_)))? {
+            Tail::Stream(stream) => Some(stream),
+            Tail::Payload(_) => None,
+        }
+    }
+
+    /// The message with memory that its sender offers for the answer.
+    #[must_use]
+    pub fn with_slot(mut self, slot: Option<PeerSlot>) -> Self {
+        if slot.is_some() || self.beside.is_some() {
+            self.beside.get_or_insert_default().slot = slot;
+        }
+        self
+    }
+
+    /// Takes the memory that the sender offers for the answer.
+    pub fn take_slot(&mut self) -> Option<PeerSlot> {
+        self.beside.as_deref_mut()?.slot.take()
+    }
+
+    /// Whether a RECV buffer is lent.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        matches!(*self.storage, Storage::Lent(_))
+    }
+
+    /// Drops the first `count` bytes (a header that has been read).
+    ///
+    /// # Panics
+    /// When fewer bytes are left.
+    #[inline]
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.end - self.start, "advance past the end of a message");
+        self.start += count;
+    }
+
+    /// The remaining bytes as an owned `Vec`; free of copying when private and never advanced.
+    #[must_use]
+    pub fn into_vec(mut self) -> Vec<u8> {
+        match &mut *self.storage {
+            Storage::Private(bytes) if self.start == 0 => {
+                bytes.truncate(self.end);
+                std::mem::take(bytes)
+            }
+            _ => self.to_vec(),
+        }
+    }
+}
+
+#[cold]
+fn replace(storage: &mut Vec<u8>, bytes: &[u8]) {
+    storage.clear();
+    storage.extend_from_slice(bytes);
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let all: &[u8] = match &*self.storage {
+            Storage::Private(bytes) => bytes,
+            Storage::Lent(buffer) => buffer,
+        };
+        &all[self.start..self.end]
+    }
+}
+
+impl Drop for Message {
+    #[inline]
+    fn drop(&mut self) {
+        match std::mem::replace(&mut *self.storage, Storage::Private(Vec::new())) {
+            Storage::Private(bytes) => keep_storage(bytes),
+            Storage::Lent(buffer) => drop_lent(buffer),
+        }
+        if let Some(beside) = self.beside.take() {
+            drop_beside(beside);
+        }
+    }
+}
+
+// Not inlined for the sake of the others.
+#[inline(never)]
+fn drop_lent(buffer: Buffer) {
+    drop(buffer);
+}
+
+#[cold]
+fn drop_beside(beside: Box<Beside>) {
+    drop(beside);
+}
+
+impl Default for Message {
+    #[inline]
+    fn default() -> Self {
+        Self::within(Vec::new(), 0)
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_lent() { "lent" } else { "private" };
+        let tail = self.beside.as_ref().and_then(|beside| beside.tail.as_ref());
+        write!(f, "Message({} bytes, {kind}, tail {tail:?})", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn consumed_headers_are_not_part_of_the_message() {
+        let mut message = Message::copied(b"headerbody");
+        message.advance(6);
+        assert_eq!(&*message, b"body");
+        assert_eq!(message.into_vec(), b"body");
+    }
+
+    /// Storage keeps some bytes of its last use, which are no part of a message.
+    #[test]
+    fn a_short_message_ends_where_it_ends() {
+        drop(Message::copied(&[7; 200]));
+        for _ in 0..2 {
+            let message = Message::copied(b"short");
+            assert_eq!((&*message, message.len()), (&b"short"[..], 5));
+            assert_eq!(Message::copied(&[8; 300]).into_vec(), [8; 300]);
+            assert_eq!(Message::copied(b"vec").into_vec(), b"vec");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "advance past the end")]
+    fn advancing_past_the_end_is_a_bug_of_the_caller() {
+        Message::copied(b"ab").advance(3);
+    }
+}

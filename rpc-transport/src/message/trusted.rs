@@ -1,0 +1,93 @@
+//! The ways to a remote payload's bytes that no copy stands between.
+//!
+//! Owns the one reference that trusts the peer, and the pointer that a system call reads through.
+#![allow(unsafe_code, reason = "memory that a peer may write")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use crate::message::payload::{Payload, Piece};
+
+impl Payload {
+    /// The bytes, when they lie in one run, private or not.
+    ///
+    /// # Safety
+    /// The peer must not write them while the slice lives. A peer that keeps to the protocol never
+    /// does; one that does not causes undefined behaviour, so this is for peers that are trusted as
+    /// this process is. [`Payload::detach`] needs no trust.
+    #[must_use]
+    pub unsafe fn as_slice(&self) -> Option<&[u8]> {
+        if let Some(private) = self.as_private_slice() {
+            return Some(private);
+        }
+        let (region, offset, len) = self.as_remote_span()?;
+        // SAFETY: the span is inside the region (`Piece`'s makers checked), which `self` keeps.
+        let start = unsafe { region.base().as_ptr().add(offset) };
+        // SAFETY: initialised memory of the region; unchanged by the caller's promise.
+        Some(unsafe { std::slice::from_raw_parts(start, len) })
+    }
+
+    /// Writes bytes from `offset` on to a file, pipe or socket, straight from where they lie; how
+    /// many were taken, at least one unless the rest is empty. Blocks as the file does.
+    ///
+    /// # Errors
+    /// That of `write(2)`.
+    ///
+    /// # Panics
+    /// When `offset` is beyond the end.
+    pub fn write_to(&self, offset: u64, file: impl AsFd) -> io::Result<usize> {
+        let rest = self.slice(offset..self.len());
+        let Some((start, len)) = rest.first_run() else { return Ok(0) };
+        let fd = file.as_fd().as_raw_fd();
+        loop {
+            // SAFETY: `start..start+len` is readable while `rest` lives; the kernel reads it
+            // whatever a peer writes meanwhile.
+            let written = unsafe { libc::write(fd, start.cast(), len) };
+            if let Ok(written) = usize::try_from(written) {
+                return Ok(written);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+
+    /// The first run of bytes.
+    fn first_run(&self) -> Option<(*const u8, usize)> {
+        let (piece, range) = self.first_piece()?;
+        Some(match piece {
+            Piece::Private(bytes) => (bytes[range.clone()].as_ptr(), range.len()),
+            Piece::Remote { region, offset, .. } => {
+                // SAFETY: the span is inside the region, as above.
+                let start = unsafe { region.base().as_ptr().add(offset + range.start) };
+                (start.cast_const(), range.len())
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek, SeekFrom};
+
+    use super::*;
+
+    #[test]
+    fn a_payload_is_written_to_a_file_piece_by_piece() {
+        let memory = rustix::fs::memfd_create("payload", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let mut file = std::fs::File::from(memory);
+        let payload = Payload::from_pieces(
+            [b"some".to_vec(), b"bytes".to_vec()].map(|b| Piece::Private(std::sync::Arc::new(b))),
+        );
+        let mut at = 0;
+        while at < payload.len() {
+            at += payload.write_to(at, &file).unwrap() as u64;
+        }
+        assert_eq!(payload.write_to(at, &file).unwrap(), 0);
+        file.seek(SeekFrom::Start(0)).unwrap();
+        let mut read = Vec::new();
+        file.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"somebytes");
+    }
+}

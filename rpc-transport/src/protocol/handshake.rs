@@ -1,0 +1,401 @@
+//! The handshake: what two ends tell each other in the private data of connection set-up.
+//!
+//! Owns the byte formats of request, reply and reject, and the rules by which two offers become
+//! one agreement. Never sends anything, and knows no addresses.
+//!
+//! The client sends its [`Offer`] with the connection request; the server answers with its own,
+//! or with a [`Reject`]. Window, buffer, message limit and arena are each end's own as a
+//! *receiver*: it offers, the other end obeys. Features are intersected; the version is the
+//! smaller of the two maxima, if both minima allow it. Both ends compute the same [`Agreed`].
+//!
+//! Invariants:
+//! 1. A request fits 56 bytes, a reply 196, a reject 148, with spare room; the receiver sees them
+//!    zero-padded, so each names its own length, and what follows must be zero.
+//! 2. The first 8 bytes and all of a reject are frozen for every version, so that ends without
+//!    a common version can still say so.
+//! 3. A later version may append fields: what is beyond the fields known here is skipped.
+
+mod reject;
+#[cfg(test)]
+mod tests;
+
+pub use self::reject::{REJECT_TEXT_MAX_BYTES, Reject, RejectCode};
+use crate::device::{REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES};
+use crate::protocol::arena::{Advertisement, CHUNK_LOG2, MAX_ARENA_CHUNKS};
+use crate::protocol::config::{self, ConfigError, LinkConfig};
+use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, Window};
+
+/// First bytes of all private data: `RPCr`.
+pub const MAGIC: [u8; 4] = *b"RPCr";
+/// Versions that this end speaks.
+pub const VERSIONS: Versions = Versions { min: 1, max: 1 };
+/// Length of a request or a reply, bytes.
+pub const OFFER_BYTES: usize = 49;
+
+/// Magic, length, what, versions: frozen for all versions.
+const PREFIX_BYTES: usize = 8;
+
+const _: () = assert!(OFFER_BYTES <= REQ_PRIVATE_DATA_BYTES);
+const _: () = assert!(OFFER_BYTES <= REP_PRIVATE_DATA_BYTES);
+const _: () = assert!(reject::REJECT_MAX_BYTES <= REJ_PRIVATE_DATA_BYTES);
+
+/// What private data is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum What {
+    Request = 1,
+    Reply = 2,
+    Reject = 3,
+}
+
+/// A range of protocol versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest.
+    pub min: u8,
+    /// The newest.
+    pub max: u8,
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} to {}", self.min, self.max)
+    }
+}
+
+/// A set of optional abilities; both ends must have one for it to be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Features(u16);
+
+impl Features {
+    /// No ability.
+    pub const NONE: Self = Self(0);
+    /// Acks are SEND_WITH_IMM.
+    pub const ACK_IMMEDIATE: Self = Self(1);
+    /// Large messages by one-sided WRITE into the receiver's arena.
+    pub const ARENA: Self = Self(1 << 1);
+    /// Replies by one-sided WRITE into slots of the caller.
+    pub const REPLY_SLOTS: Self = Self(1 << 2);
+    /// A checksum over headers.
+    pub const CRC32C: Self = Self(1 << 3);
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// What both sets have.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Whether every ability of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// A landing zone for one-sided WRITEs of the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaDescriptor {
+    /// First byte, in the owner's terms.
+    pub address: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Size of a chunk, as a power of two, 12 to 26.
+    pub log2_chunk: u8,
+    /// Chunks, 1 to 4096.
+    pub chunks: u16,
+}
+
+impl From<ArenaDescriptor> for Advertisement {
+    /// The arena of the handshake is number 0 and starts at chunk 0.
+    fn from(descriptor: ArenaDescriptor) -> Self {
+        let ArenaDescriptor { address, rkey, log2_chunk, chunks } = descriptor;
+        Self { arena: 0, first_chunk: 0, chunks, log2_chunk, rkey, address }
+    }
+}
+
+/// What one end tells the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// Versions it speaks.
+    pub versions: Versions,
+    /// Abilities it has.
+    pub features: Features,
+    /// Messages and Acks that it takes unreturned.
+    pub window: Window,
+    /// Size of its receive buffers, bytes.
+    pub receive_buffer_bytes: u32,
+    /// Largest message that it takes, bytes.
+    pub max_message_bytes: u64,
+    /// Names this connection attempt.
+    pub nonce: u64,
+    /// Its landing zone, if it has one from the start.
+    pub arena: Option<ArenaDescriptor>,
+}
+
+/// What holds for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Agreed {
+    /// The protocol version.
+    pub version: u8,
+    /// What both ends can.
+    pub features: Features,
+    /// What the peer takes.
+    pub remote: Offer,
+}
+
+/// Private data that is no handshake, or a bad one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// Not this protocol.
+    #[error("private data does not start with the magic of this protocol")]
+    BadMagic,
+    /// Shorter than it must be.
+    #[error("private data of {len} bytes is cut off: {need} are needed")]
+    Truncated {
+        /// Bytes there are.
+        len: usize,
+        /// Bytes there must be.
+        need: usize,
+    },
+    /// The length that it names cannot be.
+    #[error("private data names a length of {named} bytes: it must be at least {need}")]
+    BadLength {
+        /// What it names.
+        named: usize,
+        /// The least.
+        need: usize,
+    },
+    /// Bytes behind the named length.
+    #[error("private data is not zero behind its length of {0} bytes")]
+    TrailingBytes(usize),
+    /// A request where a reply was due, or the like.
+    #[error("private data is of kind {found}, {expected} is due")]
+    WrongKind {
+        /// The kind.
+        found: u8,
+        /// What was due.
+        expected: u8,
+    },
+    /// The oldest version is newer than the newest.
+    #[error("version range {0} is empty or holds 0")]
+    BadVersions(Versions),
+    /// A value out of its range.
+    #[error("the peer offers a bad value: {0}")]
+    BadValue(ConfigError),
+    /// A reject text is UTF-8 of at most 100 bytes.
+    #[error("the peer's reject text is malformed")]
+    BadText,
+}
+
+impl Offer {
+    /// The offer of an end with this config, without an arena.
+    #[must_use]
+    pub fn new(config: &LinkConfig, features: Features, nonce: u64) -> Self {
+        Self {
+            versions: VERSIONS,
+            features,
+            window: config.window(),
+            receive_buffer_bytes: config.receive_buffer_bytes,
+            max_message_bytes: config.max_message_bytes,
+            nonce,
+            arena: None,
+        }
+    }
+
+    /// The private data of a connection request.
+    #[must_use]
+    pub fn to_request(&self) -> [u8; OFFER_BYTES] {
+        self.encode(What::Request)
+    }
+
+    /// The private data of an accepting reply.
+    #[must_use]
+    pub fn to_reply(&self) -> [u8; OFFER_BYTES] {
+        self.encode(What::Reply)
+    }
+
+    /// Reads a connection request.
+    ///
+    /// # Errors
+    /// [`HandshakeError`]; [`Reject::malformed`] makes the answer of it.
+    pub fn from_request(bytes: &[u8]) -> Result<Self, HandshakeError> {
+        Self::decode(bytes, What::Request)
+    }
+
+    /// Reads an accepting reply.
+    ///
+    /// # Errors
+    /// [`HandshakeError`].
+    pub fn from_reply(bytes: &[u8]) -> Result<Self, HandshakeError> {
+        Self::decode(bytes, What::Reply)
+    }
+
+    /// Settles what holds between this end, the server, and a client.
+    ///
+    /// # Errors
+    /// The [`Reject`] to answer with.
+    pub fn agree_as_server(&self, client: &Self) -> Result<Agreed, Reject> {
+        self.agree(client, self.versions, client.versions)
+    }
+
+    /// Settles what holds between this end, the client, and a server that accepted.
+    ///
+    /// # Errors
+    /// [`Reject`], as this end's own verdict; a server that keeps the rules never causes it.
+    pub fn agree_as_client(&self, server: &Self) -> Result<Agreed, Reject> {
+        self.agree(server, server.versions, self.versions)
+    }
+
+    fn agree(&self, peer: &Self, server: Versions, client: Versions) -> Result<Agreed, Reject> {
+        let version = server.max.min(client.max);
+        if version < server.min || version < client.min {
+            return Err(Reject::version_mismatch(server, client));
+        }
+        peer.validate().map_err(|error| Reject::malformed(&error))?;
+        let features = self.features.intersection(peer.features);
+        Ok(Agreed { version, features, remote: *peer })
+    }
+
+    /// Checks every value against its range.
+    ///
+    /// # Errors
+    /// [`HandshakeError::BadValue`].
+    pub fn validate(&self) -> Result<(), HandshakeError> {
+        const ADVICE: &str = "the peer's configuration or implementation is at fault";
+        let check_all = || {
+            let Window { data, ack } = self.window;
+            config::check("data_credits", data, 1, MAX_WINDOW, ADVICE)?;
+            config::check("ack_credits", ack, MIN_ACK_WINDOW, MAX_WINDOW, ADVICE)?;
+            let (min, max) = (config::MIN_RECEIVE_BUFFER_BYTES, config::MAX_RECEIVE_BUFFER_BYTES);
+            let buffer = self.receive_buffer_bytes;
+            config::check("receive_buffer_bytes", buffer, min, max, ADVICE)?;
+            let (min, max) = (u64::from(buffer), config::MAX_MESSAGE_BYTES);
+            config::check("max_message_bytes", self.max_message_bytes, min, max, ADVICE)?;
+            if let Some(arena) = self.arena {
+                config::check("arena chunks", arena.chunks, 1, MAX_ARENA_CHUNKS, ADVICE)?;
+                let (min, max) = (*CHUNK_LOG2.start(), *CHUNK_LOG2.end());
+                config::check("arena chunk size (log2)", arena.log2_chunk, min, max, ADVICE)?;
+            }
+            Ok(())
+        };
+        check_all().map_err(HandshakeError::BadValue)
+    }
+
+    fn encode(&self, what: What) -> [u8; OFFER_BYTES] {
+        let none = ArenaDescriptor { address: 0, rkey: 0, log2_chunk: 0, chunks: 0 };
+        let arena = self.arena.unwrap_or(none);
+        let mut bytes = [0; OFFER_BYTES];
+        let mut at = 0;
+        let mut put = |field: &[u8]| {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        };
+        put(&prefix(OFFER_BYTES, what, self.versions));
+        put(&self.features.0.to_le_bytes());
+        put(&self.window.data.to_le_bytes());
+        put(&self.window.ack.to_le_bytes());
+        put(&arena.chunks.to_le_bytes());
+        put(&self.receive_buffer_bytes.to_le_bytes());
+        put(&arena.rkey.to_le_bytes());
+        put(&self.max_message_bytes.to_le_bytes());
+        put(&self.nonce.to_le_bytes());
+        put(&arena.address.to_le_bytes());
+        put(&[arena.log2_chunk]);
+        debug_assert_eq!(at, OFFER_BYTES);
+        bytes
+    }
+
+    fn decode(bytes: &[u8], what: What) -> Result<Self, HandshakeError> {
+        let (versions, mut fields) = read_prefix(bytes, what, OFFER_BYTES)?;
+        let features = Features(u16::from_le_bytes(fields.take()?));
+        let data = u16::from_le_bytes(fields.take()?);
+        let ack = u16::from_le_bytes(fields.take()?);
+        let chunks = u16::from_le_bytes(fields.take()?);
+        let receive_buffer_bytes = u32::from_le_bytes(fields.take()?);
+        let rkey = u32::from_le_bytes(fields.take()?);
+        let max_message_bytes = u64::from_le_bytes(fields.take()?);
+        let nonce = u64::from_le_bytes(fields.take()?);
+        let address = u64::from_le_bytes(fields.take()?);
+        let [log2_chunk] = fields.take()?;
+        let arena = ArenaDescriptor { address, rkey, log2_chunk, chunks };
+        Ok(Self {
+            versions,
+            features,
+            window: Window { data, ack },
+            receive_buffer_bytes,
+            max_message_bytes,
+            nonce,
+            arena: (chunks != 0).then_some(arena),
+        })
+    }
+}
+
+/// The frozen first bytes; `len` counts them too.
+fn prefix(len: usize, what: What, versions: Versions) -> [u8; PREFIX_BYTES] {
+    let [m0, m1, m2, m3] = MAGIC;
+    // All private data is shorter than 256 bytes (asserted above).
+    let len = u8::try_from(len).unwrap_or(u8::MAX);
+    [m0, m1, m2, m3, len, what as u8, versions.max, versions.min]
+}
+
+/// Checks the frozen first bytes; gives the versions and the rest, padding cut off.
+fn read_prefix(
+    bytes: &[u8],
+    what: What,
+    need: usize,
+) -> Result<(Versions, Fields<'_>), HandshakeError> {
+    if !bytes.starts_with(&MAGIC) {
+        let is_short = bytes.len() < MAGIC.len() && MAGIC.starts_with(bytes);
+        let truncated = HandshakeError::Truncated { len: bytes.len(), need };
+        return Err(if is_short { truncated } else { HandshakeError::BadMagic });
+    }
+    let Some(([_, _, _, _, named, kind, max, min], _)) = bytes.split_first_chunk::<PREFIX_BYTES>()
+    else {
+        return Err(HandshakeError::Truncated { len: bytes.len(), need });
+    };
+    if *kind != what as u8 {
+        return Err(HandshakeError::WrongKind { found: *kind, expected: what as u8 });
+    }
+    let named = usize::from(*named);
+    if named < need {
+        return Err(HandshakeError::BadLength { named, need });
+    }
+    let Some((own, padding)) = bytes.split_at_checked(named) else {
+        return Err(HandshakeError::Truncated { len: bytes.len(), need: named });
+    };
+    if padding.iter().any(|byte| *byte != 0) {
+        return Err(HandshakeError::TrailingBytes(named));
+    }
+    let versions = Versions { min: *min, max: *max };
+    if versions.min == 0 || versions.min > versions.max {
+        return Err(HandshakeError::BadVersions(versions));
+    }
+    Ok((versions, Fields { all: own, at: PREFIX_BYTES }))
+}
+
+/// Reads fields one after the other.
+struct Fields<'a> {
+    all: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
+        let need = self.at + N;
+        let truncated = HandshakeError::Truncated { len: self.all.len(), need };
+        let field = self.all.get(self.at..).and_then(<[u8]>::first_chunk).ok_or(truncated)?;
+        self.at = need;
+        Ok(*field)
+    }
+
+    fn rest(&self) -> &'a [u8] {
+        self.all.get(self.at..).unwrap_or_default()
+    }
+}

@@ -1,0 +1,552 @@
+//! The link: messages over one QP, as a state machine.
+//!
+//! **Owns** what one end of a connection may send now and what a received frame means: credits,
+//! lanes, segments, keep-alive and the orderly close.
+//!
+//! **Never** posts, polls, waits or reads a clock: `on_*` takes an event, `poll_*` says what to
+//! post, time is an argument. It does not look at messages.
+//!
+//! How to drive it, per connection and under one lock:
+//!
+//! 1. *Received.* Repost the RECV **first** (credit rule 2: the credit counted here may leave with
+//!    the next frame and be spent at once), then [`Link::on_frame`], in the order of completions.
+//! 2. *Sent.* [`Link::on_send_completion`] for the token of every *signaled* WR that completes.
+//! 3. *Pump.* After any of these, and after [`Link::submit`], [`Link::revoke`], [`Link::close`] and
+//!    [`Link::on_timeout`]: [`Link::poll_transmit`] until it gives `None`. Every [`Transmit`] **must**
+//!    be posted, in order, as one SEND: its credit and its slot are spent.
+//! 4. *About to sleep.* [`Link::poll_idle_ack`] once, and a timer for [`Link::next_deadline`].
+//!
+//! Invariants:
+//! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
+//!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered.
+//! 2. No frame is longer than either end's receive buffer, and none leaves without its credit.
+//! 3. Close leaves once, spends no credit, and is the last frame.
+//! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), the
+//!    arenas within their budget, one Pong, counters.
+//! 5. A message that waits for chunks holds no credit and keeps no other lane waiting.
+//! 6. What leaves between two slices of a segment is no frame of the bulk lane.
+
+mod assembly;
+mod bulk_window;
+mod home;
+mod keepalive;
+mod landing;
+mod lanes;
+mod large;
+mod metrics;
+mod segmenter;
+mod short;
+mod slices;
+mod slots;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_large;
+mod transmit;
+
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use self::assembly::Assembly;
+use self::bulk_window::BulkWindow;
+pub use self::home::OnReturn;
+use self::keepalive::{Due, KeepAlive};
+use self::lanes::{Lanes, Queued};
+use self::large::{Arenas, Way};
+pub use self::metrics::LinkMetrics;
+use self::segmenter::Segmenter;
+pub use self::short::Whole;
+pub use self::slices::SliceBytes;
+use self::slices::Slices;
+pub use self::transmit::{FrameBytes, Put, Transmit};
+use crate::message::outgoing::OutBuf;
+use crate::message::received::Message;
+use crate::message::reply_slot::SlotOffer;
+use crate::protocol::config::LinkConfig;
+use crate::protocol::credit::{Credits, SendQueueMark, Stamp, WindowError};
+use crate::protocol::error::ProtocolError;
+use crate::protocol::frame::{self, CloseReason, Frame, HEADER_BYTES, Kind, SEGMENT_HEADER_BYTES};
+use crate::protocol::handshake::{Agreed, Features};
+
+/// SQ slots of a data frame, WRs.
+const FRAME_SLOTS: u16 = 1;
+/// Marks the token of the Close frame; the lower 32 bits are a [`SendQueueMark`].
+const CLOSE_TOKEN: u64 = 1 << 32;
+
+/// A queue of messages. Lanes order only between calls: what must arrive in order takes one lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// Control of the session: leaves before all else.
+    Urgent,
+    /// Messages of one frame.
+    Small,
+    /// Messages of any size, one at a time; never holds more than about half of the credits.
+    Bulk,
+}
+
+/// What became of a message that the session wants back.
+#[derive(Debug)]
+pub enum Revoked {
+    /// Nothing of it was sent; here it is.
+    Whole(OutBuf),
+    /// A part was sent; the rest is not, and the peer drops what it has.
+    Aborted,
+    /// All of it was sent, or no such message was submitted.
+    TooLate,
+}
+
+/// What a received frame brought.
+#[derive(Debug)]
+#[must_use]
+#[non_exhaustive]
+pub enum Inbound {
+    /// Nothing for the session.
+    None,
+    /// A message: the received one, its header passed.
+    Message,
+    /// A message put together from segments.
+    Assembled(Message),
+    /// The peer closed in order; no further frame of it is valid.
+    Closed(CloseReason),
+}
+
+/// Why a message was not taken. Everything else lives on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// The peer does not take messages of this size.
+    #[error("message of {len} bytes exceeds the peer's max_message_bytes = {max}")]
+    TooLarge {
+        /// Its length, bytes.
+        len: u64,
+        /// The peer's limit, bytes.
+        max: u64,
+    },
+    /// The link is closed, or about to be.
+    #[error("the link is closed")]
+    Closed,
+}
+
+/// Why this end gives the connection up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The peer is silent.
+    #[error("the peer did not answer a ping within {0:?}")]
+    PingTimeout(Duration),
+}
+
+#[derive(Debug)]
+enum Phase {
+    Open,
+    CloseDue(CloseReason),
+    CloseSent,
+    CloseCompleted,
+}
+
+/// One end of a connection. See the [module](self) for how to drive it.
+#[derive(Debug)]
+pub struct Link {
+    credits: Credits,
+    lanes: Lanes,
+    segmenter: Segmenter,
+    bulk_window: BulkWindow,
+    slices: Slices,
+    /// Data frames sent, modulo 2^32.
+    sent: u32,
+    keep_alive: KeepAlive,
+    assembly: Assembly,
+    readers: Vec<Waker>,
+    garbage: Vec<SlotOffer>,
+    /// Both directions' arenas, if the handshake agreed on them.
+    arenas: Option<Box<Arenas>>,
+    features: Features,
+    phase: Phase,
+    peer_closed: bool,
+    /// Acks travel as SEND_WITH_IMM.
+    immediates: bool,
+    /// Longest frame, bytes.
+    frame_bytes: u32,
+    /// SQ slots in all, WRs.
+    slots: u32,
+    /// SQ slots of the largest message, WRs.
+    message_slots: u16,
+    /// Longest message of one frame, bytes.
+    eager_bytes: usize,
+    /// Bytes of a head that fit the frame of a written segment.
+    room: usize,
+    /// The peer's `max_message_bytes`.
+    max_message_bytes: u64,
+}
+
+/// Where the next frame comes from.
+enum Source {
+    KeepAlive(Due),
+    Whole(OutBuf, Lane),
+    Segment(Way),
+    Slice,
+    Release,
+    Nothing,
+}
+
+impl Link {
+    /// Starts with the full window that the peer offers. `config` is this end's own, and must be
+    /// the one that was offered in the handshake.
+    ///
+    /// # Errors
+    /// [`WindowError`] if a window or the SQ budget is out of range; never for a valid config and
+    /// an offer that passed the handshake.
+    pub fn new(config: &LinkConfig, agreed: &Agreed, now: Instant) -> Result<Self, WindowError> {
+        let remote = &agreed.remote;
+        let budget = config.send_queue_budget();
+        // The peer's offer must not size this end's send buffers.
+        let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer_bytes);
+        let payload_bytes = |header| (frame_bytes as usize).saturating_sub(header);
+        let arenas = agreed
+            .features
+            .contains(Features::ARENA)
+            .then(|| Box::new(Arenas::new(config, budget, agreed.features, now)));
+        let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
+        Ok(Self {
+            credits: Credits::new(config.window(), remote.window, budget)?,
+            lanes: Lanes::default(),
+            segmenter: Segmenter::new(payload_bytes(SEGMENT_HEADER_BYTES)),
+            bulk_window: BulkWindow::new(
+                remote.window,
+                budget,
+                config.bulk_queue_bytes,
+                frame_bytes.max(largest),
+            ),
+            slices: Slices::new(),
+            sent: 0,
+            keep_alive: KeepAlive::new(config, now),
+            assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
+            readers: Vec::new(),
+            garbage: Vec::new(),
+            arenas,
+            features: agreed.features,
+            room: Self::written_room(frame_bytes),
+            phase: Phase::Open,
+            peer_closed: false,
+            immediates: agreed.features.contains(Features::ACK_IMMEDIATE),
+            frame_bytes,
+            message_slots: budget.message_slots,
+            slots: u32::from(budget.data_slots) + u32::from(budget.ack_slots),
+            eager_bytes: payload_bytes(HEADER_BYTES),
+            max_message_bytes: remote.max_message_bytes,
+        })
+    }
+
+    /// Longest frame that [`Link::poll_transmit`] gives, bytes: the smaller of both ends' receive
+    /// buffers.
+    #[must_use]
+    pub fn frame_bytes(&self) -> u32 {
+        self.frame_bytes
+    }
+
+    /// Longest message that leaves as one frame, bytes; longer ones take the bulk lane.
+    #[must_use]
+    pub fn eager_bytes(&self) -> usize {
+        self.eager_bytes
+    }
+
+    /// Queues a message. `tag` is the caller's name for it, to [`Link::revoke`] it by; with equal
+    /// tags the first is revoked. A message longer than [`Link::eager_bytes`], or with a tail, is
+    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must
+    /// take that lane too.
+    ///
+    /// # Errors
+    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
+    #[inline]
+    pub fn submit(&mut self, lane: Lane, tag: u64, message: OutBuf) -> Result<(), SubmitError> {
+        if self.is_closing() {
+            return Err(SubmitError::Closed);
+        }
+        let mut lane = lane;
+        if !self.is_eager(&message) {
+            let len = message.total_len();
+            if len > self.max_message_bytes {
+                return Err(SubmitError::TooLarge { len, max: self.max_message_bytes });
+            }
+            lane = Lane::Bulk;
+        }
+        self.lanes.push(lane, Queued { tag, message });
+        Ok(())
+    }
+
+    /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
+    /// Also after [`Link::close`], to learn what never left.
+    pub fn revoke(&mut self, tag: u64) -> Revoked {
+        if self.segmenter.current_tag() == Some(tag) {
+            return self.revoke_current();
+        }
+        self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
+    }
+
+    /// [`Link::poll_transmit`], when there may be something.
+    pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
+        self.segmenter.reap();
+        if self.is_closing() {
+            return self.poll_close();
+        }
+        if self.has_nothing_queued() {
+            return self.credits.poll_ack().map(|stamp| self.ack(stamp));
+        }
+        match self.next_source() {
+            Source::Whole(message, lane) => self.send_whole(message, lane),
+            Source::Segment(way) => self.send_segment(way),
+            Source::Slice => self.send_slice(),
+            Source::Release => self.send_release(),
+            Source::KeepAlive(due) => self.send_keep_alive(due),
+            // Credit rule 5: messages first, as their headers carry grants for nothing.
+            Source::Nothing => self.credits.poll_ack().map(|stamp| self.ack(stamp)),
+        }
+    }
+
+    /// Credit rule 6: an Ack below its threshold, for when this end is about to sleep with
+    /// nothing left to transmit.
+    pub fn poll_idle_ack(&mut self) -> Option<Transmit<'_>> {
+        if self.is_closing() {
+            return None;
+        }
+        self.credits.poll_idle_ack().map(|stamp| self.ack(stamp))
+    }
+
+    /// A signaled WR completed: frees its slot and those before it. Then pump.
+    #[inline]
+    pub fn on_send_completion(&mut self, token: u64) {
+        if token & CLOSE_TOKEN != 0 && matches!(self.phase, Phase::CloseSent) {
+            self.phase = Phase::CloseCompleted;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half is the mark")]
+        let mark = SendQueueMark::from_bits(token as u32);
+        self.credits.on_send_completion(mark);
+        self.bulk_window.on_send_completion(mark);
+    }
+
+    /// A frame was received, and its RECV **has been reposted**. `imm` is the immediate of its
+    /// completion. Then pump.
+    ///
+    /// For [`Inbound::Message`] the message that was passed in is the payload, in place; in all
+    /// other cases it may be dropped.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]: the peer broke a rule; close the connection.
+    #[inline]
+    pub fn on_frame(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        message: &mut Message,
+    ) -> Result<Inbound, ProtocolError> {
+        let (frame, payload_at) = frame::parse(message, imm, self.features)?;
+        if self.peer_closed {
+            return Err(ProtocolError::AfterClose(frame.kind()));
+        }
+        self.keep_alive.on_received(now);
+        if let Frame::Data(grant) = frame {
+            self.credits.on_data(grant)?;
+            message.advance(payload_at);
+            return Ok(Inbound::Message);
+        }
+        if let Frame::Blocks(grant, blocks) | Frame::Release(grant, blocks) = &frame {
+            self.credits.on_data(*grant)?;
+            let inbound = self.on_blocks(now, blocks, &message[payload_at..])?;
+            if frame.kind() == Kind::Release || blocks.segment.is_some() {
+                return Ok(inbound);
+            }
+            message.advance(payload_at);
+            let slot = self.arenas.as_mut().and_then(|arenas| arenas.arrived.take());
+            if slot.is_some() {
+                *message = std::mem::take(message).with_slot(slot);
+            }
+            return Ok(Inbound::Message);
+        }
+        self.on_other_frame(frame, &message[payload_at..])
+    }
+
+    fn on_other_frame(&mut self, frame: Frame, payload: &[u8]) -> Result<Inbound, ProtocolError> {
+        match frame {
+            // Dealt with before.
+            Frame::Blocks(..) | Frame::Release(..) => {}
+            Frame::Data(grant) => self.credits.on_data(grant)?,
+            Frame::Segment(grant, segment) => {
+                self.credits.on_data(grant)?;
+                let outcome = self.assembly.on_segment(segment, payload)?;
+                return Ok(self.on_outcome(outcome));
+            }
+            Frame::Ack(grant) => self.credits.on_ack(grant)?,
+            Frame::Ping(grant) => {
+                self.credits.on_data(grant)?;
+                self.keep_alive.on_ping()?;
+            }
+            Frame::Pong(grant) => {
+                self.credits.on_data(grant)?;
+                self.keep_alive.on_pong()?;
+            }
+            Frame::Close(reason) => {
+                self.peer_closed = true;
+                return Ok(Inbound::Closed(reason));
+            }
+        }
+        Ok(Inbound::None)
+    }
+
+    /// When [`Link::on_timeout`] wants to be called; moves later with each frame received.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.is_closing() { None } else { self.keep_alive.next_deadline() }
+    }
+
+    /// Time has passed. Then pump: a Ping may be due. Take in first what has arrived already: after
+    /// a pause of this process it is the proof that the peer lives.
+    ///
+    /// # Errors
+    /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.
+    pub fn on_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
+        if self.is_closing() {
+            return Ok(());
+        }
+        if let Some(arenas) = &mut self.arenas {
+            arenas.on_timeout(now);
+        }
+        self.keep_alive.on_timeout(now)
+    }
+
+    /// Ends this direction: Close is the next and last frame. What is queued stays behind, to be
+    /// revoked; drain first ([`Link::is_idle`]) to have it sent. Only the first reason counts.
+    pub fn close(&mut self, reason: CloseReason) {
+        if !self.is_closing() {
+            self.phase = Phase::CloseDue(reason);
+        }
+    }
+
+    /// Whether [`Link::close`] was called.
+    #[inline]
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        !matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether the Close frame has completed, so that the peer's device has it.
+    #[must_use]
+    pub fn is_close_completed(&self) -> bool {
+        matches!(self.phase, Phase::CloseCompleted)
+    }
+
+    /// Messages that wait to be sent, the one being sent in segments not counted.
+    #[inline]
+    #[must_use]
+    pub fn queued_count(&self) -> usize {
+        self.lanes.count(Lane::Urgent)
+            + self.lanes.count(Lane::Small)
+            + self.lanes.count(Lane::Bulk)
+    }
+
+    /// Whether all that was submitted has been handed out for posting.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.lanes.is_empty()
+            && !self.segmenter.has_work()
+            && !self.slices.has_begun()
+            && !self.keep_alive.is_pong_due()
+    }
+
+    /// SQ slots posted and not known to be complete, WRs. Unsignaled WRs at the tail stay in
+    /// flight until a later signaled one completes; Close is always signaled.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        let free = self.credits.counters();
+        self.slots - u32::from(free.data_slots) - u32::from(free.ack_slots)
+    }
+
+    #[inline]
+    fn next_source(&mut self) -> Source {
+        if !self.credits.can_send(FRAME_SLOTS) {
+            return Source::Nothing;
+        }
+        if let Some(due) = self.keep_alive.take_due() {
+            return Source::KeepAlive(due);
+        }
+        loop {
+            if self.arenas.as_mut().is_some_and(|arenas| arenas.is_due()) {
+                return Source::Release;
+            }
+            match self.choose_lane() {
+                None => return Source::Nothing,
+                Some(Lane::Bulk) => {
+                    // Else it waits for chunks, which may have to be told.
+                    if let Some(source) = self.next_bulk() {
+                        return source;
+                    }
+                }
+                Some(lane) => {
+                    let queued = self.lanes.pop(lane);
+                    return queued
+                        .map_or(Source::Nothing, |queued| Source::Whole(queued.message, lane));
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn choose_lane(&mut self) -> Option<Lane> {
+        let (segmenter, slices, window) = (&self.segmenter, &self.slices, &mut self.bulk_window);
+        let counters = self.credits.counters();
+        let out = self.credits.remote().data - counters.data_credits;
+        let returned = self.sent.wrapping_sub(u32::from(out));
+        let is_blocked = self.arenas.as_ref().is_some_and(|arenas| arenas.is_blocked());
+        let has_slots = self.credits.can_send(self.message_slots);
+        self.lanes.choose(|lanes| {
+            let has_bulk = slices.has_begun()
+                || (!is_blocked && (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk)));
+            has_bulk && has_slots && slices.allow() && window.allows(returned)
+        })
+    }
+
+    /// Spends the credit of a data frame; `next_source` has seen that it is there.
+    #[inline]
+    fn spend(&mut self) -> Option<Stamp> {
+        let stamp = self.credits.send(FRAME_SLOTS)?;
+        self.sent = self.sent.wrapping_add(1);
+        Some(stamp)
+    }
+
+    #[inline]
+    fn send_whole(&mut self, mut message: OutBuf, lane: Lane) -> Option<Transmit<'_>> {
+        let number = self.sent;
+        let mut stamp = self.spend()?;
+        self.prepend_header(&mut message, &stamp);
+        if lane == Lane::Bulk {
+            let bytes = message.len() as u64;
+            stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, FRAME_SLOTS, bytes);
+        } else {
+            self.slices.on_small();
+        }
+        Some(Transmit::data(FrameBytes::Message(message), stamp))
+    }
+
+    fn send_keep_alive(&mut self, due: Due) -> Option<Transmit<'_>> {
+        let stamp = self.spend()?;
+        let kind = if due == Due::Ping { Kind::Ping } else { Kind::Pong };
+        Some(Transmit::data(FrameBytes::Control(frame::header(kind, stamp.grant)), stamp))
+    }
+
+    fn ack(&self, stamp: Stamp) -> Transmit<'static> {
+        let frame = FrameBytes::Control(frame::header(Kind::Ack, stamp.grant));
+        let imm = self.immediates.then_some(stamp.grant.to_imm());
+        Transmit { imm, ..Transmit::data(frame, stamp) }
+    }
+
+    #[cold]
+    fn poll_close(&mut self) -> Option<Transmit<'_>> {
+        let Phase::CloseDue(reason) = &self.phase else {
+            return None;
+        };
+        let frame = FrameBytes::Message(frame::close_frame(reason));
+        self.phase = Phase::CloseSent;
+        // In order behind all that was posted, so its completion frees all of that.
+        let token = CLOSE_TOKEN | u64::from(self.credits.counters().posted.to_bits());
+        Some(Transmit { writes: Vec::new(), frame, imm: None, signaled: true, token })
+    }
+}

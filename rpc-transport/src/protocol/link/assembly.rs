@@ -1,0 +1,353 @@
+//! Assembly: segments put together to the message they are parts of.
+//!
+//! Owns the one message that is arriving in segments. Never looks at its bytes.
+//!
+//! Invariants:
+//! 1. A total above the limit is refused before anything is allocated. What is longer than
+//!    `assembly_bytes` is not put together: its tail becomes a stream.
+//! 2. Memory reserved is at most twice what has arrived: what a peer announces and never sends
+//!    costs nothing.
+//! 3. Segments are contiguous and in order; messages are numbered one by one.
+
+use std::mem;
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::message::payload::{Payload, Piece};
+use crate::message::payload_stream::StreamFeed;
+use crate::message::received::Message;
+use crate::message::reply_slot::PeerSlot;
+use crate::protocol::error::ProtocolError;
+use crate::protocol::frame::Segment;
+
+pub(super) struct Assembly {
+    max_message_bytes: u64,
+    /// Messages up to this length are put together.
+    assembly_bytes: u64,
+    /// The number that the next first segment must have.
+    due: u32,
+    partial: Option<Partial>,
+}
+
+struct Partial {
+    total: u64,
+    received: u64,
+    /// Length of the head, once it has ended.
+    head_end: Option<u64>,
+    /// The head once it has ended, and then `bytes` are the tail's.
+    head: Option<Vec<u8>>,
+    /// Private bytes that are not in `pieces` yet.
+    bytes: Vec<u8>,
+    /// What the tail has before `bytes`.
+    pieces: Vec<Piece>,
+    /// What lies in the arena may stay there.
+    lend: bool,
+    /// The message has been delivered, and this is where its tail goes.
+    feed: Option<StreamFeed>,
+    /// For the answer.
+    slot: Option<PeerSlot>,
+}
+
+/// How written bytes are to be left to the application.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leave {
+    /// Not at all: they are copied.
+    No,
+    /// Where they lie, within the application's share.
+    Lent,
+    /// Where they lie until they are read: the sender waits for it.
+    Streamed,
+}
+
+/// What a segment led to.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// A message to deliver.
+    pub(super) message: Option<Message>,
+    /// Who reads a stream, to be woken outside of any lock.
+    pub(super) reader: Option<Waker>,
+}
+
+impl Assembly {
+    pub(super) fn new(max_message_bytes: u64, assembly_bytes: u64) -> Self {
+        Self { max_message_bytes, assembly_bytes, due: 0, partial: None }
+    }
+
+    /// Bytes that have arrived of an unfinished message.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.partial.as_ref().map_or(0, |partial| partial.received)
+    }
+
+    #[cfg(test)]
+    pub(super) fn reserved_bytes(&self) -> usize {
+        {
+            let head = |partial: &Partial| partial.head.as_ref().map_or(0, Vec::capacity);
+            self.partial.as_ref().map_or(0, |partial| head(partial) + partial.bytes.capacity())
+        }
+    }
+
+    /// Takes a segment whose bytes are all in its frame; gives the message that it completes.
+    pub(super) fn on_segment(
+        &mut self,
+        segment: Segment,
+        payload: &[u8],
+    ) -> Result<Outcome, ProtocolError> {
+        self.check(segment, payload, 0)?;
+        self.on_checked(segment, payload, Vec::new(), false)
+    }
+
+    /// Takes a segment that [`Assembly::check`] has passed. `pieces` are the written bytes; they
+    /// stay where they are if they are `left` there, else they are copied.
+    pub(super) fn on_checked(
+        &mut self,
+        segment: Segment,
+        payload: &[u8],
+        pieces: Vec<Piece>,
+        left: bool,
+    ) -> Result<Outcome, ProtocolError> {
+        if segment.abort {
+            let partial = self.finish();
+            let reader = partial.and_then(|partial| partial.feed).and_then(StreamFeed::abort);
+            return Ok(Outcome { message: None, reader });
+        }
+        let max = self.assembly_bytes;
+        let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total));
+        partial.append(payload)?;
+        let mut outcome = Outcome::default();
+        if segment.head_end {
+            partial.head_end = Some(partial.received);
+            partial.head = Some(mem::take(&mut partial.bytes));
+            if segment.total > max {
+                outcome.message = Some(partial.start_stream(max));
+            }
+        }
+        partial.take_in(pieces, left)?;
+        if partial.head_end.is_none() && partial.received > max {
+            return Err(ProtocolError::HeadTooLarge { received: partial.received, max });
+        }
+        outcome.reader = partial.feed_stream();
+        if segment.last {
+            match self.finish() {
+                Some(Partial { feed: Some(feed), .. }) => {
+                    outcome.reader = feed.finish().or(outcome.reader);
+                }
+                partial => outcome.message = partial.map(Partial::into_message),
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// A slot is advertised with a segment, which has passed [`Assembly::check`].
+    pub(super) fn on_slot(
+        &mut self,
+        segment: Segment,
+        slot: PeerSlot,
+    ) -> Result<(), ProtocolError> {
+        if segment.offset != 0 || segment.abort || self.partial.is_some() {
+            return Err(ProtocolError::SlotMisplaced);
+        }
+        self.partial.get_or_insert_with(|| Partial::new(segment.total)).slot = Some(slot);
+        Ok(())
+    }
+
+    /// Where in the tail the written bytes of a segment, which has passed [`Assembly::check`], start.
+    pub(super) fn tail_offset(
+        &self,
+        segment: Segment,
+        payload: &[u8],
+    ) -> Result<u64, ProtocolError> {
+        if segment.head_end {
+            return Ok(0);
+        }
+        let head_end = self.partial.as_ref().and_then(|partial| partial.head_end);
+        let head_end = head_end.ok_or(ProtocolError::PlacedHead)?;
+        Ok(segment.offset + payload.len() as u64 - head_end)
+    }
+
+    /// Whether the written bytes of a segment, which has passed [`Assembly::check`], are better left
+    /// where they are: those of a stream, and those of a tail that fits what the application may
+    /// hold. A longer one is put together in one piece. Decided once a message.
+    pub(super) fn leave(&mut self, segment: Segment, lendable_bytes: u64) -> Leave {
+        let max = self.assembly_bytes;
+        let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total));
+        if segment.head_end {
+            partial.lend = segment.total - segment.offset <= lendable_bytes;
+        }
+        match segment.head_end || partial.head_end.is_some() {
+            false => Leave::No,
+            true if segment.total > max => Leave::Streamed,
+            true if partial.lend => Leave::Lent,
+            true => Leave::No,
+        }
+    }
+
+    /// Checks a segment against those before it; `written` counts its bytes in the arena.
+    pub(super) fn check(
+        &self,
+        segment: Segment,
+        payload: &[u8],
+        written: u64,
+    ) -> Result<(), ProtocolError> {
+        let Segment { number, last, abort, head_end, offset, total } = segment;
+        if number != self.due {
+            return Err(ProtocolError::WrongMessageNumber { number, expected: self.due });
+        }
+        if total > self.max_message_bytes {
+            return Err(ProtocolError::MessageTooLarge { total, max: self.max_message_bytes });
+        }
+        if total == 0 {
+            return Err(ProtocolError::EmptySegmentedMessage);
+        }
+        let received = self.held_bytes();
+        if offset != received {
+            return Err(ProtocolError::WrongOffset { offset, expected: received });
+        }
+        if let Some(first) = self.partial.as_ref().map(|partial| partial.total)
+            && first != total
+        {
+            return Err(ProtocolError::TotalChanged { first, now: total });
+        }
+        match (abort, payload.len(), written) {
+            (true, 0, 0) => return Ok(()),
+            (true, len, _) => return Err(ProtocolError::AbortWithBytes(len)),
+            (false, 0, 0) if !head_end => return Err(ProtocolError::EmptySegment),
+            (false, ..) => {}
+        }
+        // No overflow: `offset` is what has arrived.
+        let head = offset + payload.len() as u64;
+        let end = head.saturating_add(written);
+        if end > total {
+            return Err(ProtocolError::BeyondTotal { end, total });
+        }
+        self.check_order(segment, payload, written)?;
+        if head_end {
+            self.check_head_end(head, total)?;
+        }
+        if last != (end == total) {
+            return Err(ProtocolError::WrongLast { last, end, total });
+        }
+        Ok(())
+    }
+
+    /// The payload comes first and what was written behind it: only where the head ends can a
+    /// segment have both.
+    fn check_order(
+        &self,
+        segment: Segment,
+        payload: &[u8],
+        written: u64,
+    ) -> Result<(), ProtocolError> {
+        if written > 0 && !payload.is_empty() && !segment.head_end {
+            return Err(ProtocolError::PayloadBesideWritten);
+        }
+        Ok(())
+    }
+
+    /// What was arriving.
+    pub(super) fn take_unfinished(&mut self) -> Option<impl Send + use<>> {
+        self.partial.take()
+    }
+
+    fn check_head_end(&self, end: u64, total: u64) -> Result<(), ProtocolError> {
+        if let Some(at) = self.partial.as_ref().and_then(|partial| partial.head_end) {
+            return Err(ProtocolError::HeadEndedTwice(at));
+        }
+        if end == total { Err(ProtocolError::HeadEndsAtTotal(total)) } else { Ok(()) }
+    }
+
+    fn finish(&mut self) -> Option<Partial> {
+        self.due = self.due.wrapping_add(1);
+        self.partial.take()
+    }
+}
+
+impl Partial {
+    fn new(total: u64) -> Self {
+        let (bytes, pieces) = (Vec::new(), Vec::new());
+        let (received, head_end, head, lend, feed) = (0, None, None, false, None);
+        Self { total, received, head_end, head, bytes, pieces, lend, feed, slot: None }
+    }
+
+    /// Takes bytes of a frame.
+    fn append(&mut self, payload: &[u8]) -> Result<(), ProtocolError> {
+        self.reserve(payload.len())?;
+        self.bytes.extend_from_slice(payload);
+        self.received += payload.len() as u64;
+        Ok(())
+    }
+
+    /// The message, to be delivered now; its tail follows.
+    fn start_stream(&mut self, max_private_bytes: u64) -> Message {
+        let head = self.head.take().unwrap_or_default();
+        let len = self.total - head.len() as u64;
+        let (feed, stream) = StreamFeed::new(len, max_private_bytes);
+        self.feed = Some(feed);
+        Message::private(head).with_stream(stream).with_slot(self.slot.take())
+    }
+
+    /// Hands what has arrived to who reads the stream, if it is one.
+    fn feed_stream(&mut self) -> Option<Waker> {
+        self.feed.as_ref()?;
+        self.close_run();
+        let segment = Payload::from_pieces(mem::take(&mut self.pieces));
+        let feed = self.feed.as_ref().filter(|_| !segment.is_empty())?;
+        feed.push(segment)
+    }
+
+    fn take_in(&mut self, pieces: Vec<Piece>, left: bool) -> Result<(), ProtocolError> {
+        let len: usize = pieces.iter().map(Piece::len).sum();
+        self.received += len as u64;
+        if left && !pieces.is_empty() {
+            self.close_run();
+            self.pieces.extend(pieces);
+            return Ok(());
+        }
+        self.reserve(len)?;
+        for piece in pieces {
+            piece.append_to(&mut self.bytes);
+        }
+        Ok(())
+    }
+
+    /// Makes a piece of the private bytes that have arrived.
+    fn close_run(&mut self) {
+        if !self.bytes.is_empty() {
+            self.pieces.push(Piece::Private(Arc::new(mem::take(&mut self.bytes))));
+        }
+    }
+
+    /// Room for `more` private bytes: at most twice what has arrived (invariant 2).
+    fn reserve(&mut self, more: usize) -> Result<(), ProtocolError> {
+        let needed = self.bytes.len() + more;
+        if needed > self.bytes.capacity() {
+            let left = usize::try_from(self.total - self.received).unwrap_or(usize::MAX);
+            let whole = if self.feed.is_some() {
+                needed
+            } else {
+                self.bytes.len().saturating_add(left.max(more))
+            };
+            let wanted = needed.saturating_mul(2).min(whole);
+            self.bytes.try_reserve_exact(wanted - self.bytes.len()).map_err(|_| {
+                ProtocolError::OutOfMemory { received: self.received + more as u64 }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn into_message(mut self) -> Message {
+        let slot = self.slot.take();
+        let Some(head) = self.head.take() else {
+            return Message::private(self.bytes).with_slot(slot);
+        };
+        self.close_run();
+        let tail = Payload::from_pieces(self.pieces);
+        Message::private(head).with_tail(Some(tail)).with_slot(slot)
+    }
+}
+
+impl std::fmt::Debug for Assembly {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Assembly({} bytes of message {})", self.held_bytes(), self.due)
+    }
+}

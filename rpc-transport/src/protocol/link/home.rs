@@ -1,0 +1,144 @@
+//! Home: where chunks come back to when the application drops what lies in them.
+//!
+//! Owns what was given back and not yet taken in by the link. Any thread gives back; the link,
+//! under its lock, takes in.
+//!
+//! Invariants:
+//! 1. What was lent comes back exactly once: a [`Lease`] is not `Clone`, and gives back on drop.
+//! 2. The connection is told once for each time that the link has looked, and only when as much
+//!    has come back as the link waits for.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::message::reply_slot::SlotHome;
+use crate::protocol::arena::Landed;
+
+/// Called when the link should look, from whatever thread drops a payload. Must not lock what is
+/// held there.
+pub type OnReturn = Box<dyn Fn() + Send + Sync>;
+
+pub(super) struct Home {
+    inner: Mutex<Inner>,
+    /// Landed messages in `inner`, read without the lock.
+    count: AtomicU32,
+}
+
+struct Inner {
+    back: Vec<Landed>,
+    chunks: u32,
+    /// Slots of the peer that are done.
+    done: Vec<u32>,
+    /// Whether the link was told of them.
+    told_done: bool,
+    /// Chunks at which the link wants to be told; 0 if it was told.
+    tell_at: u32,
+    on_return: Option<Arc<OnReturn>>,
+}
+
+impl Default for Home {
+    fn default() -> Self {
+        let inner = Inner {
+            back: Vec::new(),
+            chunks: 0,
+            done: Vec::new(),
+            told_done: false,
+            tell_at: 1,
+            on_return: None,
+        };
+        Self { inner: Mutex::new(inner), count: AtomicU32::new(0) }
+    }
+}
+
+impl Home {
+    pub(super) fn set_on_return(&self, on_return: OnReturn) {
+        self.inner.lock().on_return = Some(Arc::new(on_return));
+    }
+
+    /// Takes in what has come back.
+    pub(super) fn take(&self, done: &mut VecDeque<u32>) -> Vec<Landed> {
+        let mut inner = self.inner.lock();
+        done.extend(inner.done.drain(..));
+        inner.told_done = false;
+        inner.chunks = 0;
+        self.count.store(0, Ordering::Relaxed);
+        std::mem::take(&mut inner.back)
+    }
+
+    /// Asks to be told when so many chunks have come back; false if they have already.
+    pub(super) fn tell_at(&self, chunks: u32) -> bool {
+        let mut inner = self.inner.lock();
+        inner.tell_at = chunks.max(1);
+        inner.chunks < inner.tell_at
+    }
+
+    /// Whether something has come back.
+    #[inline]
+    pub(super) fn has_any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
+    fn give_back(&self, landed: Landed) {
+        let told = {
+            let mut inner = self.inner.lock();
+            inner.chunks += landed.chunk_count();
+            inner.back.push(landed);
+            self.count.fetch_add(1, Ordering::Relaxed);
+            if inner.tell_at == 0 || inner.chunks < inner.tell_at {
+                return;
+            }
+            inner.tell_at = 0;
+            inner.on_return.clone()
+        };
+        if let Some(on_return) = told {
+            on_return();
+        }
+    }
+}
+
+impl SlotHome for Home {
+    fn done(&self, slot: u32) {
+        let told = {
+            let mut inner = self.inner.lock();
+            inner.done.push(slot);
+            self.count.fetch_add(1, Ordering::Relaxed);
+            if std::mem::replace(&mut inner.told_done, true) {
+                return;
+            }
+            inner.on_return.clone()
+        };
+        if let Some(on_return) = told {
+            on_return();
+        }
+    }
+}
+
+impl fmt::Debug for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Home({} back)", self.count.load(Ordering::Relaxed))
+    }
+}
+
+/// Chunks that the application holds; dropping it gives them back.
+pub(super) struct Lease {
+    landed: Option<Landed>,
+    home: Arc<Home>,
+}
+
+impl Lease {
+    pub(super) fn new(landed: Landed, home: &Arc<Home>) -> Self {
+        Self { landed: Some(landed), home: Arc::clone(home) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(landed) = self.landed.take() {
+            self.home.give_back(landed);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The landing zone: this end's own arenas and the memory behind them.
+//!
+//! Owns the regions that the peer writes into, and what the application holds of them. Never
+//! allocates a region: it says when one is wanted.
+//!
+//! Invariant: a region is let go of only after the peer has given its arena up, or with the link.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::assembly::Leave;
+use super::home::{Home, Lease, OnReturn};
+use crate::memory::region::MemoryRegion;
+use crate::message::payload::Piece;
+use crate::message::reply_slot::PeerSlot;
+use crate::protocol::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Extents, Landed};
+use crate::protocol::frame::{DONE_SLOTS, SlotBlock, Written};
+
+#[derive(Debug)]
+pub(super) struct Landing {
+    owner: ArenaOwner,
+    /// By arena number.
+    regions: Vec<(u16, MemoryRegion)>,
+    home: Arc<Home>,
+    news: VecDeque<ArenaBlock>,
+    /// Slots of the peer that are done and were not told.
+    done: VecDeque<u32>,
+    /// Releases are to leave though few wait.
+    flush: bool,
+}
+
+/// What a segment brought into the arenas.
+pub(super) enum Arrival {
+    /// The application holds it where it lies.
+    Left(Vec<Piece>),
+    /// It has to be copied out; then give it to [`Landing::release`].
+    ToCopy(Vec<Piece>, Landed),
+}
+
+impl Landing {
+    pub(super) fn new(config: ArenaConfig, now: Instant) -> Self {
+        let home = Arc::default();
+        let owner = ArenaOwner::new(config, now);
+        let (regions, news, done) = (Vec::new(), VecDeque::new(), VecDeque::new());
+        Self { owner, regions, home, news, done, flush: false }
+    }
+
+    pub(super) fn set_on_return(&self, on_return: OnReturn) {
+        self.home.set_on_return(on_return);
+    }
+
+    #[inline]
+    pub(super) fn wanted_bytes(&self) -> Option<u64> {
+        self.owner.wanted_bytes()
+    }
+
+    /// Adds an arena; it will be advertised.
+    pub(super) fn add(&mut self, region: MemoryRegion) -> Result<(), ArenaError> {
+        let advertisement = self.owner.add(region.remote_address(0), region.rkey())?;
+        self.regions.push((advertisement.arena, region));
+        self.news.push_back(ArenaBlock::Advertise(advertisement));
+        Ok(())
+    }
+
+    pub(super) fn decline(&mut self) {
+        self.owner.decline();
+    }
+
+    pub(super) fn on_starved(&mut self) {
+        self.owner.on_starved();
+        self.take_in();
+    }
+
+    pub(super) fn on_given_up(&mut self, arena: u16) -> Result<(), ArenaError> {
+        self.owner.on_given_up(arena)?;
+        self.regions.retain(|(number, _)| *number != arena);
+        Ok(())
+    }
+
+    /// Bytes were written, as a frame says, and are to be left as `leave` says.
+    pub(super) fn on_written(
+        &mut self,
+        now: Instant,
+        written: &Written,
+        leave: Leave,
+    ) -> Result<Arrival, ArenaError> {
+        let mut landed = self.owner.on_message(now, written.extents, written.bytes)?;
+        let mut pieces = self.pieces(&landed);
+        let is_left = match leave {
+            Leave::No => false,
+            Leave::Lent => self.owner.lend(&mut landed),
+            Leave::Streamed => true,
+        };
+        if !is_left {
+            return Ok(Arrival::ToCopy(pieces, landed));
+        }
+        if let Some(Piece::Remote { lease, .. }) = pieces.last_mut() {
+            *lease = Some(Box::new(Lease::new(landed, &self.home)));
+        }
+        Ok(Arrival::Left(pieces))
+    }
+
+    fn pieces(&self, landed: &Landed) -> Vec<Piece> {
+        let piece = |piece: crate::protocol::arena::Piece| {
+            let (_, region) = self.regions.iter().find(|(number, _)| *number == piece.arena)?;
+            let in_region = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+            let (offset, len) =
+                (in_region(piece.offset), in_region(piece.bytes.end - piece.bytes.start));
+            Some(Piece::Remote { region: region.clone(), offset, len, lease: None })
+        };
+        self.owner.pieces(landed).filter_map(piece).collect()
+    }
+
+    pub(super) fn release(&mut self, landed: Landed) {
+        self.owner.release(landed);
+    }
+
+    /// A tail of so many bytes is copied, as the application holds too much.
+    pub(super) fn on_unlendable(&mut self, bytes: u64) {
+        self.owner.on_unlendable(bytes);
+    }
+
+    /// Bytes that the application may hold beside what it holds now.
+    pub(super) fn lendable_bytes(&self) -> u64 {
+        self.owner.lendable_bytes()
+    }
+
+    /// Takes in what the application has given back.
+    #[inline]
+    pub(super) fn collect(&mut self) {
+        if self.home.has_any() {
+            self.take_in();
+        }
+    }
+
+    fn take_in(&mut self) {
+        loop {
+            for landed in self.home.take(&mut self.done) {
+                self.owner.release(landed);
+            }
+            if self.home.tell_at(self.owner.release_due_in()) {
+                return;
+            }
+        }
+    }
+
+    /// Whether a frame should be sent for this alone.
+    #[inline(always)]
+    pub(super) fn is_due(&self) -> bool {
+        !self.news.is_empty() || !self.done.is_empty() || self.owner.is_release_due() || self.flush
+    }
+
+    /// Slots for a DONE block.
+    pub(super) fn take_done(&mut self) -> Vec<u32> {
+        let count = self.done.len().min(DONE_SLOTS);
+        self.done.drain(..count).collect()
+    }
+
+    /// A slot that the peer advertises.
+    pub(super) fn peer_slot(&self, block: SlotBlock) -> PeerSlot {
+        let SlotBlock { slot, rkey, address, len } = block;
+        let home = Arc::clone(&self.home);
+        PeerSlot { slot, rkey, address, len, home: Some(home) }
+    }
+
+    pub(super) fn next_news(&mut self) -> Option<ArenaBlock> {
+        self.news.pop_front()
+    }
+
+    /// Releases for the frame that leaves now.
+    #[inline]
+    pub(super) fn take_releases(&mut self) -> Extents {
+        let releases = self.owner.take_releases();
+        self.flush &= self.owner.releasing_count() > 0;
+        releases
+    }
+
+    #[inline]
+    pub(super) fn has_releases(&self) -> bool {
+        self.owner.releasing_count() > 0
+    }
+
+    /// Time has passed: what lies idle is given back, to the peer and by it.
+    pub(super) fn on_timeout(&mut self, now: Instant) {
+        self.take_in();
+        self.flush = self.has_releases();
+        if let Some(arena) = self.owner.poll_ask_back(now) {
+            self.news.push_back(ArenaBlock::AskBack(arena));
+        }
+    }
+
+    pub(super) fn owner(&self) -> &ArenaOwner {
+        &self.owner
+    }
+}

@@ -1,0 +1,491 @@
+//! The bulk lane of a link, and both directions of its arenas.
+//!
+//! Owns the choice of the way by which a large message goes, and what blocks of arenas mean. The
+//! invariants are those of [`link`](super).
+
+use std::ops::Range;
+use std::task::Waker;
+use std::time::Instant;
+
+use super::assembly::{Leave, Outcome};
+use super::home::OnReturn;
+use super::landing::{Arrival, Landing};
+use super::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
+use super::slices::{Begun, SliceBytes};
+use super::slots::Slots;
+use super::transmit::{FrameBytes, Put, Transmit};
+use super::{Inbound, Lane, Link, Revoked, Source};
+use crate::device::RemoteSlice;
+use crate::memory::region::MemoryRegion;
+use crate::message::outgoing::OutBuf;
+use crate::message::part::OutPart;
+use crate::message::reply_slot::{PeerSlot, SlotOffer};
+use crate::protocol::arena::{
+    Allocation, ArenaBlock, ArenaError, ArenaOwner, ArenaWrite, ArenaWriter,
+};
+use crate::protocol::config::LinkConfig;
+use crate::protocol::credit::{SendQueueBudget, Stamp};
+use crate::protocol::error::ProtocolError;
+use crate::protocol::frame::{
+    self, Blocks, Kind, Placed, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES, Written,
+};
+use crate::protocol::handshake::Features;
+
+/// Both directions of the arenas of a connection.
+#[derive(Debug)]
+pub(super) struct Arenas {
+    landing: Landing,
+    slots: Slots,
+    /// A slot that came with a whole message, until that is given out.
+    pub(super) arrived: Option<PeerSlot>,
+    writer: ArenaWriter,
+    /// The current message waits for chunks.
+    blocked: bool,
+    /// Messages from this size on are written, bytes.
+    threshold_bytes: u64,
+    /// Most bytes of one segment.
+    segment_bytes: u64,
+    /// Most WRITEs of one segment; none if the SQ is too short for one and its SEND.
+    max_writes: usize,
+}
+
+/// How the next segment goes.
+pub(super) enum Way {
+    /// All in the frame.
+    Inline,
+    /// Into these chunks.
+    Written(Allocation),
+    /// So many bytes into a slot.
+    Placed(u64),
+}
+
+impl Arenas {
+    pub(super) fn new(
+        config: &LinkConfig,
+        budget: SendQueueBudget,
+        features: Features,
+        now: Instant,
+    ) -> Self {
+        Self {
+            landing: Landing::new(config.arena.clone(), now),
+            slots: Slots::new(features.contains(Features::REPLY_SLOTS), config.reply_slot_bytes),
+            arrived: None,
+            writer: ArenaWriter::new(),
+            blocked: false,
+            threshold_bytes: config.arena_threshold_bytes.into(),
+            segment_bytes: config.arena_segment_bytes.into(),
+            max_writes: usize::from(budget.message_slots) - 1,
+        }
+    }
+
+    /// For metrics.
+    pub(super) fn ends(&self) -> (&ArenaOwner, &ArenaWriter) {
+        (self.landing.owner(), &self.writer)
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    #[inline(always)]
+    pub(super) fn is_due(&mut self) -> bool {
+        self.landing.collect();
+        self.landing.is_due() || self.writer.has_news()
+    }
+
+    pub(super) fn on_timeout(&mut self, now: Instant) {
+        self.landing.on_timeout(now);
+    }
+
+    fn on_arena(&mut self, block: ArenaBlock) -> Result<(), ArenaError> {
+        self.blocked = false;
+        match block {
+            ArenaBlock::Advertise(arena) => self.writer.on_advertise(arena),
+            ArenaBlock::AskBack(arena) => self.writer.on_ask_back(arena),
+            ArenaBlock::GivenUp(arena) => self.landing.on_given_up(arena),
+        }
+    }
+
+    /// Bytes that the next segment of a message for a slot writes there.
+    fn placeable(&self, segmenter: &Segmenter, room: usize) -> Option<u64> {
+        segmenter.message().filter(|_| self.max_writes > 0)?.place()?;
+        // A head that does not fit a frame goes first, in the usual way.
+        segmenter.tail_offset(room)?;
+        let bytes = segmenter.writable(room, self.segment_bytes, self.max_writes);
+        (bytes > 0).then_some(bytes)
+    }
+
+    /// The peer writes slots no more.
+    fn on_done(&mut self, done: &[u32], garbage: &mut Vec<SlotOffer>) -> Result<(), ProtocolError> {
+        for slot in done {
+            garbage.push(self.slots.close(*slot)?);
+        }
+        Ok(())
+    }
+
+    /// Puts the header in front of a whole message, with its slot, and with releases if there is
+    /// room.
+    #[cold]
+    fn prepend_blocks(&mut self, message: &mut OutBuf, stamp: &Stamp, frame_bytes: usize) {
+        let slot = message.offer().and_then(|offer| self.slots.open(offer));
+        let mut blocks = Blocks { slot, ..Blocks::default() };
+        if message.len() + SEGMENT_PREFIX_MAX_BYTES <= frame_bytes {
+            blocks.releases = self.landing.take_releases();
+        }
+        message.prepend(&blocks.to_prefix(Kind::Data, stamp.grant));
+    }
+
+    /// What is to be told without a message.
+    fn release_blocks(&mut self) -> Blocks {
+        let given_up = self.writer.poll_given_up().map(ArenaBlock::GivenUp);
+        Blocks {
+            arena: given_up.or_else(|| self.landing.next_news()),
+            starved: self.writer.take_starved(),
+            done: self.landing.take_done(),
+            releases: self.landing.take_releases(),
+            ..Blocks::default()
+        }
+    }
+}
+
+impl Link {
+    /// Bytes of the arena that this end should allocate now, for its device's remote WRITEs. Answer
+    /// with [`Link::add_arena`] or [`Link::decline_arena`].
+    #[inline]
+    #[must_use]
+    pub fn wanted_arena(&self) -> Option<u64> {
+        self.arenas.as_ref().and_then(|arenas| arenas.landing.wanted_bytes())
+    }
+
+    /// Adds an arena of the size that was wanted. Then pump: it is to be advertised.
+    ///
+    /// # Errors
+    /// [`ArenaError`] if none was wanted, or its address cannot be.
+    pub fn add_arena(&mut self, region: MemoryRegion) -> Result<(), ArenaError> {
+        let arenas = self.arenas.as_mut().ok_or(ArenaError::TooManyArenas)?;
+        arenas.landing.add(region)
+    }
+
+    /// There is no memory for the arena that was wanted.
+    pub fn decline_arena(&mut self) {
+        if let Some(arenas) = &mut self.arenas {
+            arenas.landing.decline();
+        }
+    }
+
+    /// Whether a large message is being sent, or waits to be.
+    #[inline]
+    #[must_use]
+    pub fn has_large(&self) -> bool {
+        self.slices.has_begun()
+            || self.segmenter.has_work()
+            || !self.lanes.is_empty_lane(Lane::Bulk)
+    }
+
+    /// How much of a large message is posted at once, which matters for a device that copies while
+    /// it posts. Until then [`SliceBytes::WHOLE`].
+    pub fn set_slices(&mut self, bytes: SliceBytes) {
+        self.slices.set_bytes(bytes);
+    }
+
+    /// Whether slices of large messages may be polled from now on though small messages are about.
+    /// Without a turn they have to be polled again with one, if [`Link::awaits_turn`].
+    pub fn set_turn(&mut self, turn: bool) {
+        self.slices.set_turn(turn);
+    }
+
+    /// Whether large messages wait for nothing but their turn, as far as known.
+    #[must_use]
+    pub fn awaits_turn(&self) -> bool {
+        self.has_large() && !self.slices.allow()
+    }
+
+    /// Has `on_return` called when payloads that were dropped make it worth to pump.
+    pub fn set_on_return(&mut self, on_return: OnReturn) {
+        if let Some(arenas) = &self.arenas {
+            arenas.landing.set_on_return(on_return);
+        }
+    }
+
+    /// What the bulk lane sends next; `None` if it waits for chunks.
+    #[inline(never)]
+    pub(super) fn next_bulk(&mut self) -> Option<Source> {
+        if self.slices.has_begun() {
+            return Some(Source::Slice);
+        }
+        if !self.segmenter.has_work() {
+            match self.lanes.pop(Lane::Bulk) {
+                None => return Some(Source::Nothing),
+                Some(queued) if self.is_eager(&queued.message) => {
+                    return Some(Source::Whole(queued.message, Lane::Bulk));
+                }
+                Some(queued) => self.segmenter.start(queued),
+            }
+        }
+        let Some(arenas) = &mut self.arenas else { return Some(Source::Segment(Way::Inline)) };
+        if let Some(bytes) = arenas.placeable(&self.segmenter, self.room) {
+            return Some(Source::Segment(Way::Placed(bytes)));
+        }
+        let total = self.segmenter.total();
+        let is_small = total < arenas.threshold_bytes || arenas.max_writes == 0;
+        if self.segmenter.is_abort_due() || is_small {
+            return Some(Source::Segment(Way::Inline));
+        }
+        let max_parts = arenas.max_writes.div_ceil(2);
+        let bytes = self.segmenter.writable(self.room, arenas.segment_bytes, max_parts);
+        // Without an arena one is asked for once a message, and nothing waits for it.
+        let is_hopeless = arenas.writer.usable_count() == 0;
+        if bytes == 0 || (is_hopeless && !self.segmenter.is_fresh()) {
+            return Some(Source::Segment(Way::Inline));
+        }
+        match arenas.writer.allocate_within(bytes, arenas.max_writes + 1 - max_parts) {
+            Some(allocation) => Some(Source::Segment(Way::Written(allocation))),
+            None if is_hopeless => Some(Source::Segment(Way::Inline)),
+            None => {
+                arenas.blocked = true;
+                None
+            }
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn send_segment(&mut self, way: Way) -> Option<Transmit<'_>> {
+        let arenas = match way {
+            Way::Inline => return self.send_inline_segment(),
+            Way::Written(_) | Way::Placed(_) => self.arenas.as_mut()?,
+        };
+        let offer = self.segmenter.is_fresh().then(|| self.segmenter.message()?.offer()).flatten();
+        let slot = offer.and_then(|offer| arenas.slots.open(offer));
+        let mut blocks = Blocks { slot, ..Blocks::default() };
+        let (bytes, runs) = match way {
+            Way::Written(allocation) => {
+                let to = |write: ArenaWrite| {
+                    (RemoteSlice { address: write.address, rkey: write.rkey }, write.bytes)
+                };
+                let runs: Vec<_> = arenas.writer.writes(&allocation).map(to).collect();
+                let bytes = allocation.bytes();
+                let extents = arenas.writer.announce(allocation);
+                blocks.written = Some(Written { bytes, extents });
+                (bytes, runs)
+            }
+            Way::Placed(bytes) => {
+                let place = self.segmenter.message()?.place()?;
+                let at = self.segmenter.tail_offset(self.room)?;
+                let address = place.address.wrapping_add(at);
+                blocks.placed = Some(Placed { slot: place.slot, bytes });
+                (bytes, vec![(RemoteSlice { address, rkey: place.rkey }, 0..bytes)])
+            }
+            Way::Inline => return None,
+        };
+        let WrittenSegment { segment, payload, parts, message } =
+            self.segmenter.next_written(self.room, bytes)?;
+        let (payload, puts) = (payload.to_vec(), puts(runs.into_iter(), parts).into());
+        self.slices.begin(Begun { segment, blocks, payload, puts, _message: message });
+        self.send_slice()
+    }
+
+    /// WRITEs of the segment that has begun, and its frame with the last of them.
+    #[inline(never)]
+    pub(super) fn send_slice(&mut self) -> Option<Transmit<'_>> {
+        let arenas = self.arenas.as_mut()?;
+        let (writes, ended) = self.slices.next(arenas.max_writes)?;
+        let slots = u16::try_from(writes.len()).unwrap_or(u16::MAX);
+        let written = writes.iter().map(|put| put.part.len()).sum();
+        // `next_source` has seen that the largest message fits.
+        let Some(Begun { segment, mut blocks, payload, .. }) = ended else {
+            let mut stamp = self.credits.write(slots)?;
+            stamp.signaled |= self.bulk_window.on_written(stamp.mark, slots, written);
+            return Some(Transmit { writes, ..Transmit::data(FrameBytes::Later, stamp) });
+        };
+        let number = self.sent;
+        let mut stamp = self.credits.send(slots + 1)?;
+        self.sent = number.wrapping_add(1);
+        blocks.segment = Some(segment);
+        blocks.releases = arenas.landing.take_releases();
+        let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
+        frame.extend_from_slice(&payload);
+        self.bulk_window.on_sent(number, stamp.mark, slots + 1, written);
+        // The memory of the parts waits for it.
+        stamp.signaled = true;
+        Some(Transmit { writes, ..Transmit::data(FrameBytes::Message(frame), stamp) })
+    }
+
+    fn send_inline_segment(&mut self) -> Option<Transmit<'_>> {
+        let number = self.sent;
+        let mut stamp = self.spend()?;
+        let offer = self.segmenter.is_fresh().then(|| self.segmenter.message()?.offer()).flatten();
+        let slot =
+            self.arenas.as_mut().zip(offer).and_then(|(arenas, offer)| arenas.slots.open(offer));
+        let less = if slot.is_some() { SLOT_BLOCK_BYTES } else { 0 };
+        let (segment, cut) = self.segmenter.next(less)?;
+        let header = frame::segment_header(stamp.grant, segment);
+        let frame = match cut {
+            Cut::Head(payload) if slot.is_some() => {
+                let blocks = Blocks { segment: Some(segment), slot, ..Blocks::default() };
+                let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
+                frame.extend_from_slice(payload);
+                FrameBytes::Message(frame)
+            }
+            Cut::Head(payload) => FrameBytes::Segment { header, payload },
+            Cut::Tail(message, range) => FrameBytes::Message(gathered(&header, message, range)),
+        };
+        stamp.signaled |= self.bulk_window.on_sent(number, stamp.mark, 1, frame.len() as u64);
+        Some(Transmit::data(frame, stamp))
+    }
+
+    /// A Release frame.
+    pub(super) fn send_release(&mut self) -> Option<Transmit<'_>> {
+        let stamp = self.spend()?;
+        let blocks = self.arenas.as_mut()?.release_blocks();
+        let frame = blocks.to_prefix(Kind::Release, stamp.grant);
+        Some(Transmit::data(FrameBytes::Message(frame), stamp))
+    }
+
+    /// Puts the header in front of a whole message, with releases if any wait and there is room.
+    #[inline]
+    pub(super) fn prepend_header(&mut self, message: &mut OutBuf, stamp: &Stamp) {
+        match &mut self.arenas {
+            Some(arenas) if arenas.landing.has_releases() || message.offer().is_some() => {
+                arenas.prepend_blocks(message, stamp, self.frame_bytes as usize);
+            }
+            _ => message.prepend(&frame::header(Kind::Data, stamp.grant)),
+        }
+    }
+
+    /// A Data or Release frame with blocks has been received; its grant is counted.
+    pub(super) fn on_blocks(
+        &mut self,
+        now: Instant,
+        blocks: &Blocks,
+        payload: &[u8],
+    ) -> Result<Inbound, ProtocolError> {
+        let Some(arenas) = &mut self.arenas else {
+            return Err(ProtocolError::NotAgreed("arena"));
+        };
+        if !blocks.releases.is_empty() {
+            arenas.writer.on_release(&blocks.releases)?;
+            arenas.blocked = false;
+        }
+        if let Some(arena) = blocks.arena {
+            arenas.on_arena(arena)?;
+        }
+        if blocks.starved {
+            arenas.landing.on_starved();
+        }
+        let slot = blocks.slot.map(|slot| arenas.landing.peer_slot(slot));
+        let Some(segment) = blocks.segment else {
+            arenas.arrived = slot;
+            return arenas.on_done(&blocks.done, &mut self.garbage).map(|()| Inbound::None);
+        };
+        let written = blocks.written.as_ref();
+        let placed = blocks.placed.map_or(0, |placed| placed.bytes);
+        let bytes = written.map_or(placed, |written| written.bytes);
+        self.assembly.check(segment, payload, bytes)?;
+        if let Some(slot) = slot {
+            self.assembly.on_slot(segment, slot)?;
+        }
+        let arrival = match (written, blocks.placed) {
+            (None, None) => Arrival::Left(Vec::new()),
+            (None, Some(placed)) => {
+                let at = self.assembly.tail_offset(segment, payload)?;
+                Arrival::Left(vec![arenas.slots.piece(placed, at)?])
+            }
+            (Some(written), _) => {
+                let leave = self.assembly.leave(segment, arenas.landing.lendable_bytes());
+                if segment.head_end && leave == Leave::No {
+                    arenas.landing.on_unlendable(segment.total - segment.offset);
+                }
+                arenas.landing.on_written(now, written, leave)?
+            }
+        };
+        let outcome = match arrival {
+            Arrival::Left(pieces) => self.assembly.on_checked(segment, payload, pieces, true),
+            Arrival::ToCopy(pieces, landed) => {
+                let outcome = self.assembly.on_checked(segment, payload, pieces, false);
+                arenas.landing.release(landed);
+                outcome
+            }
+        };
+        arenas.on_done(&blocks.done, &mut self.garbage)?;
+        outcome.map(|outcome| self.on_outcome(outcome))
+    }
+
+    /// Memory of slots that is free again, to be let go of outside of any lock.
+    #[inline]
+    pub fn take_garbage(&mut self) -> Option<SlotOffer> {
+        self.garbage.pop()
+    }
+
+    /// The message that was arriving when the connection ended, to be let go of outside of any lock:
+    /// who reads it as a stream is told.
+    pub fn take_unfinished(&mut self) -> Option<Box<dyn Send>> {
+        self.assembly.take_unfinished().map(|unfinished| Box::new(unfinished) as _)
+    }
+
+    /// Slots of this end that the peer may still write.
+    #[must_use]
+    pub fn open_slot_count(&self) -> usize {
+        self.arenas.as_ref().map_or(0, |arenas| arenas.slots.open_count())
+    }
+
+    /// Keeps who is to be woken, gives what is to be delivered.
+    pub(super) fn on_outcome(&mut self, outcome: Outcome) -> Inbound {
+        self.readers.extend(outcome.reader);
+        outcome.message.map_or(Inbound::None, Inbound::Assembled)
+    }
+
+    /// Readers of streams, to be woken outside of any lock.
+    #[inline]
+    pub fn take_reader(&mut self) -> Option<Waker> {
+        self.readers.pop()
+    }
+
+    pub(super) fn revoke_current(&mut self) -> Revoked {
+        if let Some(arenas) = &mut self.arenas {
+            arenas.blocked = false;
+        }
+        match self.segmenter.give_up() {
+            GivenUp::Whole(message) => Revoked::Whole(message),
+            GivenUp::Aborted => Revoked::Aborted,
+        }
+    }
+
+    /// Bytes of the head that fit a frame beside the blocks of a written segment.
+    pub(super) fn written_room(frame_bytes: u32) -> usize {
+        (frame_bytes as usize).saturating_sub(SEGMENT_PREFIX_MAX_BYTES)
+    }
+}
+
+/// Matches runs of the peer's memory with the parts that go there.
+fn puts(runs: impl Iterator<Item = (RemoteSlice, Range<u64>)>, parts: Vec<OutPart>) -> Vec<Put> {
+    let mut puts = Vec::with_capacity(parts.len());
+    let mut parts = parts.into_iter();
+    let mut left: Option<OutPart> = None;
+    for (mut to, bytes) in runs {
+        let mut room = bytes.end - bytes.start;
+        while room > 0 {
+            let Some(part) = left.take().or_else(|| parts.next()) else { return puts };
+            let len = part.len().min(room);
+            left = (len < part.len()).then(|| part.slice(len..part.len()));
+            puts.push(Put { part: part.slice(0..len), to });
+            to.address = to.address.wrapping_add(len);
+            room -= len;
+        }
+    }
+    puts
+}
+
+/// A segment of the tail, copied: for a peer without an arena.
+fn gathered(header: &[u8], message: &OutBuf, range: Range<u64>) -> OutBuf {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(header);
+    let mut at = 0;
+    for part in message.tail() {
+        let (start, end) = (range.start.max(at), range.end.min(at + part.len()));
+        if start < end {
+            part.append_to(start - at..end - at, frame.as_vec_mut());
+        }
+        at += part.len();
+    }
+    frame
+}

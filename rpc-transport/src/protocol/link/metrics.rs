@@ -1,0 +1,65 @@
+//! What a link holds, for metrics and tests.
+//!
+//! Owns nothing, changes nothing.
+
+use super::{Lane, Link};
+use crate::protocol::arena::{ArenaOwner, ArenaWriter};
+use crate::protocol::credit::Counters;
+
+/// A snapshot of a link, for metrics and tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkMetrics {
+    /// Credits held and owed, free SQ slots.
+    pub counters: Counters,
+    /// Messages that wait in the urgent lane.
+    pub urgent_count: usize,
+    /// Messages that wait in the small lane.
+    pub small_count: usize,
+    /// Messages that wait in the bulk lane, the one being sent not counted.
+    pub bulk_count: usize,
+    /// Bytes left of the bulk message being sent.
+    pub bulk_unsent_bytes: u64,
+    /// Data credits that bulk frames hold, as of the last bulk frame.
+    pub bulk_credits_out: usize,
+    /// Bytes held of a message that is arriving in segments.
+    pub assembly_bytes: u64,
+    /// Reply slots of this end that the peer may still write.
+    pub open_slots: usize,
+    /// Chunks of this end's arenas.
+    pub landing_chunks: u32,
+    /// Chunks of this end's arenas that hold messages.
+    pub landing_held: u32,
+    /// Chunks of this end's arenas whose release waits for a frame.
+    pub landing_releasing: u32,
+    /// Chunks of the peer's arenas, as far as this end knows.
+    pub peer_chunks: u32,
+    /// Chunks of the peer's arenas that are not asked back.
+    pub peer_usable: u32,
+    /// Chunks of the peer's arenas that are free to write.
+    pub peer_free: u32,
+}
+
+impl Link {
+    /// A snapshot.
+    #[must_use]
+    pub fn metrics(&self) -> LinkMetrics {
+        let (owner, writer) = self.arenas.as_ref().map(|arenas| arenas.ends()).unzip();
+        LinkMetrics {
+            counters: self.credits.counters(),
+            urgent_count: self.lanes.count(Lane::Urgent),
+            small_count: self.lanes.count(Lane::Small),
+            bulk_count: self.lanes.count(Lane::Bulk),
+            bulk_unsent_bytes: self.segmenter.unsent_bytes() + self.slices.unsent_bytes(),
+            bulk_credits_out: self.bulk_window.credits_out(),
+            assembly_bytes: self.assembly.held_bytes(),
+            open_slots: self.open_slot_count(),
+            landing_chunks: owner.map_or(0, ArenaOwner::chunk_count),
+            landing_held: owner.map_or(0, ArenaOwner::held_count),
+            landing_releasing: owner.map_or(0, ArenaOwner::releasing_count),
+            peer_chunks: writer.map_or(0, ArenaWriter::chunk_count),
+            peer_usable: writer.map_or(0, ArenaWriter::usable_count),
+            peer_free: writer.map_or(0, ArenaWriter::free_count),
+        }
+    }
+}

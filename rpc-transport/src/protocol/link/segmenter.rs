@@ -1,0 +1,255 @@
+//! The segmenter: a message larger than the peer's receive buffer, cut into frames.
+//!
+//! Owns the one message of this direction that is being sent in segments, and the abort that is
+//! due for one that was revoked. Never decides when a segment may leave.
+//!
+//! Invariants:
+//! 1. One message at a time: the next starts after the last segment, or the abort, of the one
+//!    before.
+//! 2. A message whose bytes have all been lent stays until [`Segmenter::reap`], as the frame
+//!    still borrows them.
+//! 3. No frame has bytes of the tail in its payload beside bytes of the head, nor bytes of both
+//!    written.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Queued;
+use crate::message::outgoing::OutBuf;
+use crate::message::part::OutPart;
+use crate::protocol::frame::Segment;
+
+#[derive(Debug)]
+pub(super) struct Segmenter {
+    segment_bytes: usize,
+    next_number: u32,
+    current: Option<Current>,
+    abort: Option<Segment>,
+}
+
+#[derive(Debug)]
+struct Current {
+    tag: u64,
+    // Shared with the WRs that write parts of it.
+    message: Arc<OutBuf>,
+    /// Given when the first segment leaves.
+    number: Option<u32>,
+    sent: u64,
+    /// The peer was told that the head ends.
+    head_ended: bool,
+}
+
+/// The bytes of a segment without an arena.
+#[derive(Debug)]
+pub(super) enum Cut<'a> {
+    /// Of the head, in one piece.
+    Head(&'a [u8]),
+    /// Of the tail: which part of it, gathered from its parts.
+    Tail(&'a OutBuf, Range<u64>),
+}
+
+/// A segment of which bytes are written.
+#[derive(Debug)]
+pub(super) struct WrittenSegment<'a> {
+    pub(super) segment: Segment,
+    /// The end of the head, which goes in the frame.
+    pub(super) payload: &'a [u8],
+    /// What is written, in order.
+    pub(super) parts: Vec<OutPart>,
+    /// What they are of.
+    pub(super) message: Arc<OutBuf>,
+}
+
+/// What became of a message that was given up.
+#[derive(Debug)]
+pub(super) enum GivenUp {
+    /// Nothing of it was sent.
+    Whole(OutBuf),
+    /// An abort is due.
+    Aborted,
+}
+
+impl Segmenter {
+    /// `segment_bytes`: payload of a full segment.
+    pub(super) fn new(segment_bytes: usize) -> Self {
+        Self { segment_bytes, next_number: 0, current: None, abort: None }
+    }
+
+    /// Whether a segment or an abort is to be sent.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        self.abort.is_some() || self.current.as_ref().is_some_and(|current| !current.is_sent())
+    }
+
+    /// Whether nothing is being sent, to be aborted or to be reaped.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.current.is_none() && self.abort.is_none()
+    }
+
+    /// Whether it is an abort.
+    pub(super) fn is_abort_due(&self) -> bool {
+        self.abort.is_some()
+    }
+
+    /// Frees a message whose last segment has left.
+    #[inline]
+    pub(super) fn reap(&mut self) {
+        if self.current.as_ref().is_some_and(Current::is_sent) {
+            self.current = None;
+        }
+    }
+
+    /// Starts on a message; none is being sent.
+    pub(super) fn start(&mut self, queued: Queued) {
+        debug_assert!(!self.has_work(), "invariant 1");
+        let Queued { tag, message } = queued;
+        let message = Arc::new(message);
+        self.current = Some(Current { tag, message, number: None, sent: 0, head_ended: false });
+    }
+
+    /// Whether nothing of the current message has been sent.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.number.is_none())
+    }
+
+    /// Length of the current message, bytes.
+    pub(super) fn total(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| current.message.total_len())
+    }
+
+    /// The message that is being sent.
+    pub(super) fn message(&self) -> Option<&OutBuf> {
+        self.current.as_ref().map(|current| &*current.message)
+    }
+
+    /// The next segment and its bytes, all in the frame, which has `less` bytes for them than usual.
+    pub(super) fn next(&mut self, less: usize) -> Option<(Segment, Cut<'_>)> {
+        if let Some(abort) = self.abort.take() {
+            return Some((abort, Cut::Head(&[])));
+        }
+        let segment_bytes = self.segment_bytes.saturating_sub(less).max(1) as u64;
+        let next_number = &mut self.next_number;
+        let current = self.current.as_mut().filter(|current| !current.is_sent())?;
+        let (head, total) = (current.head_len(), current.message.total_len());
+        let start = current.sent;
+        let is_head = !current.head_ended;
+        let end = (start + segment_bytes).min(if is_head { head } else { total });
+        let segment = current.advance(next_number, end, is_head && end == head && end < total);
+        let cut = if is_head {
+            Cut::Head(&current.message[in_memory(start)..in_memory(end)])
+        } else {
+            Cut::Tail(&current.message, start - head..end - head)
+        };
+        Some((segment, cut))
+    }
+
+    /// What the next segment could write, bytes: at most `max_bytes`, of at most `max_parts` parts.
+    /// `room` is what its frame has for the end of the head. 0 if there is nothing to write.
+    pub(super) fn writable(&self, room: usize, max_bytes: u64, max_parts: usize) -> u64 {
+        let Some(current) = self.current.as_ref().filter(|_| self.abort.is_none()) else {
+            return 0;
+        };
+        let range = current.writable(room);
+        let end = current.parts(range.clone()).take(max_parts.max(1)).map(|part| part.len()).sum();
+        max_bytes.min(end)
+    }
+
+    /// Where in the tail the next written bytes start, if they are the tail's.
+    pub(super) fn tail_offset(&self, room: usize) -> Option<u64> {
+        let current = self.current.as_ref()?;
+        current.writable(room).start.checked_sub(current.head_len())
+    }
+
+    /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written.
+    pub(super) fn next_written(&mut self, room: usize, bytes: u64) -> Option<WrittenSegment<'_>> {
+        let next_number = &mut self.next_number;
+        let current = self.current.as_mut().filter(|current| !current.is_sent())?;
+        let Range { start, .. } = current.writable(room);
+        let parts = current.parts(start..start + bytes).collect();
+        let (sent, head) = (current.sent, current.head_len());
+        let ends_head = !current.head_ended && start >= head;
+        let segment = current.advance(next_number, start + bytes, ends_head);
+        let payload = &current.message[in_memory(sent.min(head))..in_memory(start.min(head))];
+        Some(WrittenSegment { segment, payload, parts, message: Arc::clone(&current.message) })
+    }
+
+    /// The tag of the message that is not wholly sent.
+    pub(super) fn current_tag(&self) -> Option<u64> {
+        let current = self.current.as_ref().filter(|current| !current.is_sent());
+        current.map(|current| current.tag)
+    }
+
+    /// Gives up the message that is not wholly sent.
+    pub(super) fn give_up(&mut self) -> GivenUp {
+        let Some(current) = self.current.take() else { return GivenUp::Aborted };
+        let Some(number) = current.number else {
+            // No WR shares a message of which nothing was sent.
+            return Arc::try_unwrap(current.message).map_or(GivenUp::Aborted, GivenUp::Whole);
+        };
+        self.abort = Some(Segment {
+            number,
+            last: false,
+            abort: true,
+            head_end: false,
+            offset: current.sent,
+            total: current.message.total_len(),
+        });
+        GivenUp::Aborted
+    }
+
+    /// Bytes not yet sent of the current message.
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| current.message.total_len() - current.sent)
+    }
+}
+
+impl Current {
+    fn is_sent(&self) -> bool {
+        self.sent == self.message.total_len() && self.number.is_some()
+    }
+
+    fn head_len(&self) -> u64 {
+        self.message.len() as u64
+    }
+
+    /// Counts the bytes up to `end` as sent, and describes the segment that carries them.
+    fn advance(&mut self, next_number: &mut u32, end: u64, head_end: bool) -> Segment {
+        let number = *self.number.get_or_insert_with(|| {
+            let number = *next_number;
+            *next_number = number.wrapping_add(1);
+            number
+        });
+        let offset = std::mem::replace(&mut self.sent, end);
+        self.head_ended |= head_end;
+        let total = self.message.total_len();
+        Segment { number, last: end == total, abort: false, head_end, offset, total }
+    }
+
+    /// What could be written next: of the head as long as its end does not fit the frame.
+    fn writable(&self, room: usize) -> Range<u64> {
+        let (head, total) = (self.head_len(), self.message.total_len());
+        if self.head_ended {
+            return self.sent..total;
+        }
+        if head - self.sent > room as u64 { self.sent..head } else { head..total }
+    }
+
+    /// The parts that a range of the message touches, cut to it.
+    fn parts(&self, range: Range<u64>) -> impl Iterator<Item = OutPart> + '_ {
+        let head = (!self.message.is_empty() && range.start < self.head_len())
+            .then(|| OutPart::shared(Arc::clone(&self.message)));
+        let mut at = if head.is_some() { 0 } else { self.head_len() };
+        head.into_iter().chain(self.message.tail().iter().cloned()).filter_map(move |part| {
+            let (start, end) = (range.start.max(at), range.end.min(at + part.len()));
+            let cut = (start < end).then(|| part.slice(start - at..end - at));
+            at += part.len();
+            cut
+        })
+    }
+}
+
+/// An offset within the head.
+fn in_memory(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,121 @@
+//! Slices: the WRITEs of one segment, handed out a little at a time.
+//!
+//! Owns the segment whose WRITEs have begun, and how much of it goes at once. A device that copies
+//! what is posted, while it is posted, keeps everybody waiting meanwhile; so small messages leave
+//! between two slices. Never spends a credit.
+//!
+//! Invariants:
+//! 1. The frame of a segment leaves with its last slice, and no other segment starts before.
+//! 2. While small messages are about, bulk leaves only when it is given a turn; it is not when
+//!    they are not.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::transmit::Put;
+use crate::message::outgoing::OutBuf;
+use crate::protocol::frame::{Blocks, Segment};
+
+/// Most bytes that are posted of a large message at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SliceBytes {
+    /// While small messages leave.
+    pub beside_small: u64,
+    /// While none do.
+    pub alone: u64,
+}
+
+impl SliceBytes {
+    /// For devices that post without copying: as much as a segment has.
+    pub const WHOLE: Self = Self { beside_small: u64::MAX, alone: u64::MAX };
+    /// For devices that copy while they post. Beside small messages about as much as takes as long
+    /// as one of them there and back.
+    pub const COPIED: Self = Self { beside_small: 16 << 10, alone: 256 << 10 };
+}
+
+/// Slices for which a small message that has left counts.
+const SMALL_COUNTS: u8 = 64;
+
+/// A segment of which not all has been written.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) segment: Segment,
+    pub(super) blocks: Blocks,
+    /// The end of the head, which goes in the frame.
+    pub(super) payload: Vec<u8>,
+    /// What is still to be written.
+    pub(super) puts: VecDeque<Put>,
+    /// What the bytes are of: a slot that they go to is done only after their last WRITE.
+    pub(super) _message: Arc<OutBuf>,
+}
+
+#[derive(Debug)]
+pub(super) struct Slices {
+    begun: Option<Begun>,
+    bytes: SliceBytes,
+    /// Slices until small messages are forgotten.
+    small: u8,
+    /// Bulk may leave though small messages are about.
+    turn: bool,
+}
+
+impl Slices {
+    pub(super) fn new() -> Self {
+        Self { begun: None, bytes: SliceBytes::WHOLE, small: 0, turn: true }
+    }
+
+    pub(super) fn set_bytes(&mut self, bytes: SliceBytes) {
+        self.bytes = bytes;
+    }
+
+    /// A small message leaves.
+    #[inline]
+    pub(super) fn on_small(&mut self) {
+        self.small = SMALL_COUNTS;
+    }
+
+    pub(super) fn set_turn(&mut self, turn: bool) {
+        self.turn = turn;
+    }
+
+    /// Whether bulk may leave now (invariant 2).
+    #[inline]
+    pub(super) fn allow(&self) -> bool {
+        self.turn || self.small == 0 || self.bytes == SliceBytes::WHOLE
+    }
+
+    /// Whether a segment has begun and not ended.
+    #[inline]
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// Bytes of it that are not written.
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        let puts = self.begun.iter().flat_map(|begun| &begun.puts);
+        puts.map(|put| put.part.len()).sum()
+    }
+
+    pub(super) fn begin(&mut self, begun: Begun) {
+        debug_assert!(self.begun.is_none(), "invariant 1");
+        self.begun = Some(begun);
+    }
+
+    /// The next WRITEs, at most `max_writes`, and the segment if they are its last.
+    pub(super) fn next(&mut self, max_writes: usize) -> Option<(Vec<Put>, Option<Begun>)> {
+        let mut room = if self.small == 0 { self.bytes.alone } else { self.bytes.beside_small };
+        self.small = self.small.saturating_sub(1);
+        let begun = self.begun.as_mut()?;
+        let mut puts = Vec::with_capacity(begun.puts.len().min(max_writes));
+        while room > 0 && puts.len() < max_writes {
+            let Some(mut put) = begun.puts.pop_front() else { break };
+            if let Some(rest) = put.split_off(room) {
+                begun.puts.push_front(rest);
+            }
+            room -= put.part.len();
+            puts.push(put);
+        }
+        let ended = if begun.puts.is_empty() { self.begun.take() } else { None };
+        Some((puts, ended))
+    }
+}

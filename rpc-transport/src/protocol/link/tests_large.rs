@@ -1,0 +1,493 @@
+//! Peers that break the rules of arenas, and one that keeps them too slowly.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use super::tests::{out, pattern, small_config};
+use super::*;
+use crate::device::soft;
+use crate::memory::region::{Access, MemoryRegion};
+use crate::message::part::OutPart;
+use crate::message::reply_slot::SlotOffer;
+use crate::protocol::arena::{
+    Advertisement, ArenaBlock, ArenaConfig, ArenaError, Extent, Extents, MAX_EXTENTS,
+};
+use crate::protocol::credit::Grant;
+use crate::protocol::frame::{Blocks, Placed, Segment, SlotBlock, Written};
+use crate::protocol::handshake::Offer;
+
+const CHUNK: u64 = 4096;
+
+fn config() -> LinkConfig {
+    let arena = ArenaConfig { log2_chunk: 12, arena_chunks: 8, ..ArenaConfig::default() };
+    small_config().arena(arena).arena_threshold_bytes(0).max_message_bytes(100_000)
+}
+
+fn end(now: Instant) -> Link {
+    let offer = Offer::new(&config(), Features::ARENA, 7);
+    Link::new(&config(), &offer.agree_as_server(&offer).unwrap(), now).unwrap()
+}
+
+fn region(bytes: u64) -> MemoryRegion {
+    let domain = soft::mem_device().allocate_pd().unwrap();
+    domain.allocate(usize::try_from(bytes).unwrap(), Access::REMOTE_WRITE).unwrap()
+}
+
+fn extents(list: &[(u16, u16)]) -> Extents {
+    let extent = |(first, count): &(u16, u16)| Extent { first: *first, count: *count };
+    Extents::from_slice(&list.iter().map(extent).collect::<Vec<_>>()).unwrap()
+}
+
+fn frame(kind: Kind, blocks: &Blocks, payload: &[u8]) -> Vec<u8> {
+    let mut frame = blocks.to_prefix(kind, Grant::default());
+    frame.extend_from_slice(payload);
+    frame.to_vec()
+}
+
+fn receive(end: &mut Link, bytes: &[u8]) -> Result<Inbound, ProtocolError> {
+    let result = end.on_frame(Instant::now(), None, &mut Message::copied(bytes));
+    while end.poll_transmit().is_some() {}
+    result
+}
+
+/// A segment that is a whole message, of which `written` bytes lie in `chunks`.
+fn message(number: u32, written: u64, chunks: &[(u16, u16)]) -> Vec<u8> {
+    let segment =
+        Segment { number, last: true, abort: false, head_end: true, offset: 0, total: 4 + written };
+    let written = Some(Written { bytes: written, extents: extents(chunks) });
+    frame(Kind::Data, &Blocks { segment: Some(segment), written, ..Blocks::default() }, b"head")
+}
+
+/// An end with an arena of 8 chunks, which the peer asked for.
+fn owner() -> Link {
+    let mut end = end(Instant::now());
+    let starved = Blocks { starved: true, ..Blocks::default() };
+    let _none = receive(&mut end, &frame(Kind::Release, &starved, &[])).unwrap();
+    assert_eq!(end.wanted_arena(), Some(8 * CHUNK));
+    end.add_arena(region(8 * CHUNK)).unwrap();
+    assert_eq!(end.wanted_arena(), None);
+    while end.poll_transmit().is_some() {}
+    end
+}
+
+fn refused(end: &mut Link, bytes: &[u8]) -> ProtocolError {
+    receive(end, bytes).map(drop).unwrap_err()
+}
+
+#[test]
+fn extents_that_cannot_be_are_refused_by_name() {
+    use ArenaError as E;
+    let unknown = Extent { first: 8, count: 1 };
+    let crossing = Extent { first: 7, count: 2 };
+    for (bytes, error) in [
+        (message(0, 1, &[(8, 1)]), E::UnknownChunks(unknown)),
+        (message(0, CHUNK + 1, &[(7, 2)]), E::CrossesArenas(crossing)),
+        (message(0, 1, &[(0, 0)]), E::EmptyExtent(0)),
+        (
+            message(0, CHUNK + 1, &[(3, 1), (3, 1)]),
+            E::DuplicateChunks(Extent { first: 3, count: 1 }),
+        ),
+        (message(0, 4 * CHUNK + 1, &[(0, 5)]), E::BeyondShare { chunks: 5, share: 4 }),
+        (
+            message(0, CHUNK, &[(0, 2)]),
+            E::WrittenMismatch { written: CHUNK, chunks: 2, log2_chunk: 12 },
+        ),
+        (
+            message(0, CHUNK + 1, &[(0, 1)]),
+            E::WrittenMismatch { written: CHUNK + 1, chunks: 1, log2_chunk: 12 },
+        ),
+    ] {
+        assert_eq!(refused(&mut owner(), &bytes), ProtocolError::Arena(error));
+    }
+}
+
+#[test]
+fn a_chunk_that_holds_a_message_takes_no_other() {
+    let mut end = owner();
+    let Ok(Inbound::Assembled(mut held)) = receive(&mut end, &message(0, 100, &[(2, 1)])) else {
+        panic!("no message")
+    };
+    let tail = held.take_tail().unwrap();
+    assert!(!tail.is_private());
+    let again = refused(&mut end, &message(1, 100, &[(2, 1)]));
+    assert_eq!(again, ProtocolError::Arena(ArenaError::ChunkInUse(2)));
+    drop(tail);
+}
+
+#[test]
+fn what_is_copied_since_the_application_holds_its_share_makes_the_arenas_grow() {
+    let mut end = owner();
+    let mut tail_of = |number, chunks: &[(u16, u16)]| {
+        let Ok(Inbound::Assembled(mut message)) =
+            receive(&mut end, &message(number, 3 * CHUNK, chunks))
+        else {
+            panic!("no message")
+        };
+        (message.take_tail().unwrap(), end.wanted_arena())
+    };
+    let (held, wanted) = tail_of(0, &[(0, 3)]);
+    assert_eq!((held.is_private(), wanted), (false, None));
+    let (copied, wanted) = tail_of(1, &[(3, 3)]);
+    assert_eq!((copied.is_private(), wanted), (true, Some(8 * CHUNK)));
+    end.add_arena(region(8 * CHUNK)).unwrap();
+    let Ok(Inbound::Assembled(mut third)) = receive(&mut end, &message(2, 3 * CHUNK, &[(8, 3)]))
+    else {
+        panic!("no message")
+    };
+    assert!(!third.take_tail().unwrap().is_private());
+    assert_eq!(end.wanted_arena(), None);
+    drop(held);
+}
+
+#[test]
+fn a_message_beyond_the_share_of_all_chunks_makes_no_arena_grow() {
+    let mut end = owner();
+    let first = 4 * CHUNK;
+    let segment = Segment {
+        number: 0,
+        last: false,
+        abort: false,
+        head_end: true,
+        offset: 0,
+        total: 4 + first + 1,
+    };
+    let written = Some(Written { bytes: first, extents: extents(&[(0, 4)]) });
+    let blocks = Blocks { segment: Some(segment), written, ..Blocks::default() };
+    let _none = receive(&mut end, &frame(Kind::Data, &blocks, b"head")).unwrap();
+    assert_eq!(end.wanted_arena(), None);
+}
+
+#[test]
+fn other_broken_rules_of_large_messages_have_their_names() {
+    use ProtocolError as E;
+    let segment = Segment {
+        number: 0,
+        last: false,
+        abort: false,
+        head_end: false,
+        offset: 0,
+        total: 100_000,
+    };
+    let written = |bytes, chunks: &[(u16, u16)]| Some(Written { bytes, extents: extents(chunks) });
+    let data = |segment, written, payload: &[u8]| {
+        let blocks = Blocks { segment: Some(segment), written, ..Blocks::default() };
+        frame(Kind::Data, &blocks, payload)
+    };
+    let one = || written(10, &[(0, 1)]);
+    let beyond = Segment { total: 100_001, ..segment };
+    let abort = Segment { abort: true, ..segment };
+    let short = Segment { total: 9, ..segment };
+    let release = |blocks: Blocks| frame(Kind::Release, &blocks, &[]);
+    let arena = |arena| release(Blocks { arena: Some(arena), ..Blocks::default() });
+    let advertised = Advertisement {
+        arena: 0,
+        first_chunk: 0,
+        chunks: 4,
+        log2_chunk: 12,
+        rkey: 1,
+        address: u64::MAX - 10,
+    };
+    let releases = Blocks { releases: extents(&[(0, 1)]), ..Blocks::default() };
+    for (bytes, error) in [
+        (data(beyond, one(), &[]), E::MessageTooLarge { total: 100_001, max: 100_000 }),
+        (data(segment, one(), b"head"), E::PayloadBesideWritten),
+        (data(abort, one(), &[]), E::AbortWithBytes(0)),
+        (data(short, one(), &[]), E::BeyondTotal { end: 10, total: 9 }),
+        (
+            data(segment, written(u64::MAX, &[(0, 1)]), &[]),
+            E::BeyondTotal { end: u64::MAX, total: 100_000 },
+        ),
+        (
+            arena(ArenaBlock::Advertise(advertised)),
+            E::Arena(ArenaError::BeyondAddressSpace(u64::MAX - 10)),
+        ),
+        (arena(ArenaBlock::AskBack(3)), E::Arena(ArenaError::UnknownArena(3))),
+        (arena(ArenaBlock::GivenUp(0)), E::Arena(ArenaError::NotAskedBack(0))),
+        (release(releases), E::Arena(ArenaError::UnknownChunks(Extent { first: 0, count: 1 }))),
+    ] {
+        assert_eq!(refused(&mut owner(), &bytes), error);
+    }
+}
+
+#[test]
+fn without_the_feature_a_block_of_arenas_is_refused() {
+    let now = Instant::now();
+    let offer = Offer::new(&config(), Features::NONE, 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let release = frame(Kind::Release, &Blocks { starved: true, ..Blocks::default() }, &[]);
+    for (bytes, name) in [(release, "Release frame"), (message(0, 9, &[(0, 1)]), "arena extents")] {
+        let mut end = Link::new(&config(), &agreed, now).unwrap();
+        assert_eq!(refused(&mut end, &bytes), ProtocolError::NotAgreed(name));
+    }
+}
+
+/// Large messages wait, and can be taken back; everything else goes on.
+#[test]
+fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
+    let mut end = end(Instant::now());
+    let advertised = Advertisement {
+        arena: 0,
+        first_chunk: 0,
+        chunks: 4,
+        log2_chunk: 12,
+        rkey: 9,
+        address: 1 << 20,
+    };
+    let blocks = Blocks { arena: Some(ArenaBlock::Advertise(advertised)), ..Blocks::default() };
+    let _none = receive(&mut end, &frame(Kind::Release, &blocks, &[])).unwrap();
+    for tag in 0..4 {
+        let mut large = out(tag, 10);
+        large.push_tail(OutPart::shared(Arc::new(pattern(tag, 5000))));
+        end.submit(Lane::Bulk, tag, large).unwrap();
+    }
+    let mut written = 0;
+    while let Some(transmit) = end.poll_transmit() {
+        written += transmit.writes.len();
+        assert!(transmit.writes.iter().all(|put| put.to.rkey == 9));
+        let (signaled, token) = (transmit.signaled, transmit.token);
+        if signaled {
+            end.on_send_completion(token);
+        }
+    }
+    // Two messages of two chunks each, and STARVED; the third waits.
+    assert_eq!(written, 2);
+    let ack =
+        Grant { data: end.credits.remote().data - end.credits.counters().data_credits, ack: 0 };
+    receive_ack(&mut end, ack);
+    while let Some(transmit) = end.poll_transmit() {
+        assert!(transmit.writes.is_empty());
+    }
+    assert_eq!(end.metrics().peer_free, 0);
+    for round in 0..20 {
+        end.submit(Lane::Small, 100 + round, out(round, 20)).unwrap();
+        let transmit = end.poll_transmit().expect("a small message waits for nothing");
+        let (signaled, token) = (transmit.signaled, transmit.token);
+        if signaled {
+            end.on_send_completion(token);
+        }
+        receive_ack(&mut end, Grant { data: 1, ack: 0 });
+    }
+    for tag in [2, 3] {
+        let Revoked::Whole(message) = end.revoke(tag) else { panic!("nothing of it was sent") };
+        assert_eq!(message.tail_len(), 5000);
+    }
+    assert!(end.is_idle());
+}
+
+fn receive_ack(end: &mut Link, grant: Grant) {
+    let ack = frame::header(Kind::Data, grant);
+    let _data = end.on_frame(Instant::now(), None, &mut Message::copied(&ack)).unwrap();
+}
+
+#[test]
+fn broken_rules_of_reply_slots_have_their_names() {
+    use ProtocolError as E;
+    let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let asked = || {
+        let mut end = Link::new(&config(), &agreed, Instant::now()).unwrap();
+        let mut ask = out(1, 10);
+        ask.offer_slot(SlotOffer::new(region(8192), 0, 8000, None));
+        end.submit(Lane::Small, 1, ask).unwrap();
+        let frame = end.poll_transmit().unwrap().frame.parts().0.to_vec();
+        // Number 0, as the first.
+        assert_eq!(frame[1], frame::flags::SLOT_ADVERTISE);
+        assert_eq!(frame[8..12], [0; 4]);
+        end
+    };
+    let segment =
+        Segment { number: 0, last: true, abort: false, head_end: true, offset: 0, total: 104 };
+    let placed = |slot, bytes, segment: Segment| {
+        let placed = Some(Placed { slot, bytes });
+        let segment = Segment { total: 4 + bytes, ..segment };
+        let blocks = Blocks { segment: Some(segment), placed, ..Blocks::default() };
+        frame(Kind::Data, &blocks, b"head")
+    };
+    let done = |done: &[u32]| {
+        frame(Kind::Release, &Blocks { done: done.to_vec(), ..Blocks::default() }, &[])
+    };
+    let mut end = asked();
+    let Ok(Inbound::Assembled(mut reply)) = receive(&mut end, &placed(0, 8000, segment)) else {
+        panic!("no reply")
+    };
+    assert_eq!(reply.take_tail().unwrap().len(), 8000);
+    assert_eq!(end.metrics().open_slots, 1);
+    let _none = receive(&mut end, &done(&[0])).unwrap();
+    assert_eq!(end.metrics().open_slots, 0);
+    let again = placed(0, 100, Segment { number: 1, ..segment });
+    assert_eq!(refused(&mut end, &again), E::UnknownSlot(0));
+
+    let misplaced = {
+        let slot = Some(SlotBlock { slot: 0, rkey: 1, address: 1, len: 1 });
+        let segment = Segment { abort: true, last: false, head_end: false, ..segment };
+        frame(Kind::Data, &Blocks { segment: Some(segment), slot, ..Blocks::default() }, &[])
+    };
+    let head = {
+        let placed = Some(Placed { slot: 0, bytes: 10 });
+        let segment = Segment { head_end: false, last: false, ..segment };
+        frame(Kind::Data, &Blocks { segment: Some(segment), placed, ..Blocks::default() }, &[])
+    };
+    let none = {
+        let placed = Some(Placed { slot: 0, bytes: 10 });
+        frame(Kind::Data, &Blocks { placed, ..Blocks::default() }, &[])
+    };
+    let mut crowded = done(&[1]);
+    crowded[8] = 65;
+    let mut reserved = done(&[1]);
+    reserved[10] = 1;
+    for (bytes, error) in [
+        (placed(3, 100, segment), E::UnknownSlot(3)),
+        (placed(0, 8001, segment), E::BeyondSlot { slot: 0, end: 8001, len: 8000 }),
+        (done(&[0, 0]), E::UnknownSlot(0)),
+        (done(&[9]), E::UnknownSlot(9)),
+        (misplaced, E::SlotMisplaced),
+        (head, E::PlacedHead),
+        (none, E::PlacedBesideExtents),
+        (crowded, E::DoneCount(65)),
+        (reserved, E::ReservedNotZero("DONE")),
+    ] {
+        assert_eq!(refused(&mut asked(), &bytes), error);
+    }
+}
+
+#[test]
+fn a_list_of_sixteen_runs_is_the_longest() {
+    let mut end = owner();
+    let mut bytes = message(0, 1, &[(0, 1)]);
+    bytes[7] = u8::try_from(MAX_EXTENTS).unwrap() + 1;
+    bytes.resize(4 * MAX_EXTENTS + 100, 0);
+    let error = ProtocolError::Arena(ArenaError::TooManyExtents(MAX_EXTENTS + 1));
+    assert_eq!(refused(&mut end, &bytes), error);
+}
+
+proptest! {
+    /// Whatever blocks a peer makes up: a named error at worst, and every chunk accounted for.
+    #[test]
+    fn made_up_blocks_are_harmless(
+        frames in prop::collection::vec(
+            (0_u8..6, (0_u16..12, 0_u16..4), (0_u16..12, 0_u16..4), 0_u64..20_000, 0_u16..3),
+            1..40,
+        ),
+        hold in any::<bool>(),
+    ) {
+        let mut end = owner();
+        let (mut held, mut number) = (Vec::new(), 0);
+        for (what, one, two, bytes, arena) in frames {
+            let bytes = match what {
+                0 => message(number, 1 + bytes, &[one]),
+                1 => message(number, 1 + bytes, &[one, two]),
+                2 => message(number, 1 + bytes % 4096, &[(one.0 % 8, 1)]),
+                3 => {
+                    let releases = extents(&[one, two]);
+                    frame(Kind::Release, &Blocks { releases, ..Blocks::default() }, &[])
+                }
+                4 => {
+                    let advertised = Advertisement {
+                        arena,
+                        first_chunk: one.0,
+                        chunks: one.1,
+                        log2_chunk: 12,
+                        rkey: 1,
+                        address: bytes,
+                    };
+                    let arena = Some(ArenaBlock::Advertise(advertised));
+                    frame(Kind::Release, &Blocks { arena, ..Blocks::default() }, &[])
+                }
+                _ => {
+                    let arena = Some(ArenaBlock::GivenUp(arena));
+                    let blocks = Blocks { arena, starved: true, ..Blocks::default() };
+                    frame(Kind::Release, &blocks, &[])
+                }
+            };
+            match receive(&mut end, &bytes) {
+                Ok(Inbound::Assembled(message)) => {
+                    number += 1;
+                    held.extend(hold.then_some(message));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    prop_assert!(!error.to_string().is_empty());
+                    break;
+                }
+            }
+            // Like a peer whose credits never run out.
+            let owed = end.metrics().counters.owed.data;
+            if owed > 4 {
+                break;
+            }
+        }
+        held.clear();
+        while end.poll_transmit().is_some() {}
+        prop_assert_eq!(end.metrics().landing_held, 0);
+    }
+}
+
+/// What an end posts next: nothing, a kind of frame, or `None` for WRITEs whose frame comes later.
+fn next_kind(end: &mut Link) -> Option<Option<u8>> {
+    let transmit = end.poll_transmit()?;
+    let kind = transmit.frame.parts().0.first().copied();
+    let (signaled, token) = (transmit.signaled, transmit.token);
+    if signaled {
+        end.on_send_completion(token);
+    }
+    Some(kind)
+}
+
+const SLICES: SliceBytes = SliceBytes { beside_small: 1000, alone: 4000 };
+const DATA: Option<Option<u8>> = Some(Some(Kind::Data as u8));
+const SLICE: Option<Option<u8>> = Some(None);
+
+#[test]
+fn small_messages_leave_between_the_slices_of_a_segment() {
+    let mut end = end(Instant::now());
+    let advertisement = Advertisement {
+        arena: 0,
+        first_chunk: 0,
+        chunks: 8,
+        log2_chunk: 12,
+        rkey: 9,
+        address: 1 << 20,
+    };
+    let arena = Some(ArenaBlock::Advertise(advertisement));
+    let _none =
+        receive(&mut end, &frame(Kind::Release, &Blocks { arena, ..Blocks::default() }, &[]))
+            .unwrap();
+    end.set_slices(SLICES);
+    let mut large = out(1, 10);
+    large.push_tail(OutPart::shared(Arc::new(pattern(1, 7500))));
+    end.submit(Lane::Small, 1, large).unwrap();
+    assert_eq!(next_kind(&mut end), SLICE, "4000 bytes of 7500");
+    end.submit(Lane::Small, 2, out(2, 10)).unwrap();
+    end.set_turn(false);
+    assert_eq!(next_kind(&mut end), DATA, "the small one first");
+    assert_eq!(next_kind(&mut end), None, "bulk waits for its turn");
+    assert!(end.awaits_turn());
+    end.set_turn(true);
+    assert_eq!([0; 3].map(|_| next_kind(&mut end)), [SLICE; 3], "1000 bytes each");
+    assert!(!end.is_idle());
+    assert_eq!(next_kind(&mut end), DATA, "the frame leaves with the last 500");
+    assert_eq!(next_kind(&mut end), None);
+    assert!(end.is_idle() && !end.awaits_turn());
+}
+
+#[test]
+fn a_slot_is_done_only_behind_the_last_slice() {
+    let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let mut end = Link::new(&config(), &agreed, Instant::now()).unwrap();
+    end.set_slices(SLICES);
+    let slot = Some(SlotBlock { slot: 3, rkey: 1, address: 1 << 20, len: 8000 });
+    let ask = frame(Kind::Data, &Blocks { slot, ..Blocks::default() }, b"ask");
+    let mut ask = Message::copied(&ask);
+    let Ok(Inbound::Message) = end.on_frame(Instant::now(), None, &mut ask) else {
+        panic!("no message")
+    };
+    let mut answer = out(1, 10);
+    answer.push_tail(OutPart::shared(Arc::new(pattern(1, 7500))));
+    answer.place_in(ask.take_slot().unwrap());
+    end.submit(Lane::Small, 1, answer).unwrap();
+    let kinds: Vec<_> = std::iter::from_fn(|| next_kind(&mut end)).map(Some).collect();
+    assert_eq!(kinds, [SLICE, DATA, Some(Some(Kind::Release as u8))]);
+}

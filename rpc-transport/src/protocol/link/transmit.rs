@@ -1,0 +1,101 @@
+//! What a link wants posted: one frame, and how its WR is to be marked.
+//!
+//! Owns the shapes in which a frame's bytes are handed out. Never copies a payload.
+
+use crate::device::RemoteSlice;
+use crate::message::outgoing::OutBuf;
+use crate::message::part::OutPart;
+use crate::protocol::credit::Stamp;
+use crate::protocol::frame::{HEADER_BYTES, SEGMENT_HEADER_BYTES};
+
+/// A WRITE into the peer's memory.
+#[derive(Debug)]
+pub struct Put {
+    /// The bytes, which stay as they are until the WR has completed.
+    pub part: OutPart,
+    /// Where they go.
+    pub to: RemoteSlice,
+}
+
+impl Put {
+    /// Cuts it to `bytes` bytes, if it has more, and gives the rest.
+    pub(super) fn split_off(&mut self, bytes: u64) -> Option<Self> {
+        let len = self.part.len();
+        if len <= bytes {
+            return None;
+        }
+        let RemoteSlice { address, rkey } = self.to;
+        let to = RemoteSlice { address: address.wrapping_add(bytes), rkey };
+        let rest = Self { part: self.part.slice(bytes..len), to };
+        self.part = self.part.slice(0..bytes);
+        Some(rest)
+    }
+}
+
+/// A frame to post as one SEND, before anything else is polled from the link.
+#[derive(Debug)]
+#[must_use = "its credit and its slot are spent, so the frame has to be posted"]
+pub struct Transmit<'a> {
+    /// WRITEs to post before the SEND, in the same list, unsignaled. Each takes one SQ slot.
+    /// Without a SEND ([`FrameBytes::Later`]) the last of them takes its place.
+    pub writes: Vec<Put>,
+    /// The bytes.
+    pub frame: FrameBytes<'a>,
+    /// Post as SEND_WITH_IMM with this immediate; `None` as SEND.
+    pub imm: Option<u32>,
+    /// Whether the WR must be signaled. Signaling more is harmless.
+    pub signaled: bool,
+    /// For [`Link::on_send_completion`](super::Link::on_send_completion); below 2^33.
+    pub token: u64,
+}
+
+impl<'a> Transmit<'a> {
+    #[inline]
+    pub(super) fn data(frame: FrameBytes<'a>, stamp: Stamp) -> Self {
+        let Stamp { signaled, mark, .. } = stamp;
+        Self { writes: Vec::new(), frame, imm: None, signaled, token: u64::from(mark.to_bits()) }
+    }
+}
+
+/// Where the bytes of a frame lie.
+#[derive(Debug)]
+pub enum FrameBytes<'a> {
+    /// A whole message with its header in front, or a Close frame.
+    Message(OutBuf),
+    /// A part of a message that stays queued.
+    Segment {
+        /// Goes first.
+        header: [u8; SEGMENT_HEADER_BYTES],
+        /// Follows; empty for an abort.
+        payload: &'a [u8],
+    },
+    /// An Ack, Ping or Pong.
+    Control([u8; HEADER_BYTES]),
+    /// None yet: the WRITEs are a part of what a later frame announces.
+    Later,
+}
+
+impl FrameBytes<'_> {
+    /// The bytes as two slices to gather; the second may be empty, the first is where there is no
+    /// frame yet.
+    #[inline]
+    #[must_use]
+    pub fn parts(&self) -> (&[u8], &[u8]) {
+        match self {
+            Self::Message(message) => (message, &[]),
+            Self::Segment { header, payload } => (header, payload),
+            Self::Control(header) => (header, &[]),
+            Self::Later => (&[], &[]),
+        }
+    }
+
+    /// Length of the frame, bytes.
+    // A frame is never empty.
+    #[allow(clippy::len_without_is_empty)]
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let (first, second) = self.parts();
+        first.len() + second.len()
+    }
+}
