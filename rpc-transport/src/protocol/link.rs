@@ -26,38 +26,29 @@
 //! 5. A message that waits for chunks holds no credit and keeps no other lane waiting.
 //! 6. What leaves between two slices of a segment is no frame of the bulk lane.
 
-mod assembly;
-mod bulk_window;
-mod home;
+mod bulk;
 mod keepalive;
-mod landing;
 mod lanes;
-mod large;
 mod metrics;
-mod segmenter;
 mod short;
-mod slices;
-mod slots;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_large;
 mod transmit;
 
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use self::assembly::Assembly;
-use self::bulk_window::BulkWindow;
-pub use self::home::OnReturn;
+use self::bulk::assembly::Assembly;
+use self::bulk::bulk_window::BulkWindow;
+pub use self::bulk::home::OnReturn;
+use self::bulk::segmenter::Segmenter;
+pub use self::bulk::slices::SliceBytes;
+use self::bulk::slices::Slices;
+use self::bulk::{Arenas, Way};
 use self::keepalive::{Due, KeepAlive};
 use self::lanes::{Lanes, Queued};
-use self::large::{Arenas, Way};
 pub use self::metrics::LinkMetrics;
-use self::segmenter::Segmenter;
 pub use self::short::Whole;
-pub use self::slices::SliceBytes;
-use self::slices::Slices;
 pub use self::transmit::{FrameBytes, Put, Transmit};
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;

@@ -19,7 +19,7 @@ use crate::protocol::frame::{Placed, SlotBlock};
 const MAX_OPEN: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(super) struct Slots {
+pub(in crate::protocol::link) struct Slots {
     open: HashMap<u32, SlotOffer>,
     open_bytes: u64,
     max_bytes: u64,
@@ -30,12 +30,12 @@ pub(super) struct Slots {
 
 impl Slots {
     /// `max_bytes`: the budget; 0 opens none.
-    pub(super) fn new(agreed: bool, max_bytes: u64) -> Self {
+    pub(in crate::protocol::link) fn new(agreed: bool, max_bytes: u64) -> Self {
         Self { agreed, max_bytes, ..Self::default() }
     }
 
     /// Advertises a slot from now on; `None` if too much is open, or the peer knows none.
-    pub(super) fn open(&mut self, offer: &SlotOffer) -> Option<SlotBlock> {
+    pub(in crate::protocol::link) fn open(&mut self, offer: &SlotOffer) -> Option<SlotBlock> {
         let fits = self.open_bytes.saturating_add(offer.len) <= self.max_bytes;
         let may_open = self.agreed && self.max_bytes > 0 && self.open.len() < MAX_OPEN;
         if !may_open || !(fits || self.open.is_empty()) {
@@ -51,7 +51,11 @@ impl Slots {
     }
 
     /// Bytes `at..at + placed.bytes` of a tail were written into a slot.
-    pub(super) fn piece(&self, placed: Placed, at: u64) -> Result<Piece, ProtocolError> {
+    pub(in crate::protocol::link) fn piece(
+        &self,
+        placed: Placed,
+        at: u64,
+    ) -> Result<Piece, ProtocolError> {
         let Placed { slot, bytes } = placed;
         let open = self.open.get(&slot).ok_or(ProtocolError::UnknownSlot(slot))?;
         let end = at.saturating_add(bytes);
@@ -69,13 +73,16 @@ impl Slots {
     }
 
     /// The peer writes a slot no more.
-    pub(super) fn close(&mut self, slot: u32) -> Result<SlotOffer, ProtocolError> {
+    pub(in crate::protocol::link) fn close(
+        &mut self,
+        slot: u32,
+    ) -> Result<SlotOffer, ProtocolError> {
         let offer = self.open.remove(&slot).ok_or(ProtocolError::UnknownSlot(slot))?;
         self.open_bytes -= offer.len;
         Ok(offer)
     }
 
-    pub(super) fn open_count(&self) -> usize {
+    pub(in crate::protocol::link) fn open_count(&self) -> usize {
         self.open.len()
     }
 }

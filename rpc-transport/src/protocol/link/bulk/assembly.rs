@@ -21,7 +21,7 @@ use crate::message::reply_slot::PeerSlot;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::Segment;
 
-pub(super) struct Assembly {
+pub(in crate::protocol::link) struct Assembly {
     max_message_bytes: u64,
     /// Messages up to this length are put together.
     assembly_bytes: u64,
@@ -51,7 +51,7 @@ struct Partial {
 
 /// How written bytes are to be left to the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Leave {
+pub(in crate::protocol::link) enum Leave {
     /// Not at all: they are copied.
     No,
     /// Where they lie, within the application's share.
@@ -62,25 +62,25 @@ pub(super) enum Leave {
 
 /// What a segment led to.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(in crate::protocol::link) struct Outcome {
     /// A message to deliver.
-    pub(super) message: Option<Message>,
+    pub(in crate::protocol::link) message: Option<Message>,
     /// Who reads a stream, to be woken outside of any lock.
-    pub(super) reader: Option<Waker>,
+    pub(in crate::protocol::link) reader: Option<Waker>,
 }
 
 impl Assembly {
-    pub(super) fn new(max_message_bytes: u64, assembly_bytes: u64) -> Self {
+    pub(in crate::protocol::link) fn new(max_message_bytes: u64, assembly_bytes: u64) -> Self {
         Self { max_message_bytes, assembly_bytes, due: 0, partial: None }
     }
 
     /// Bytes that have arrived of an unfinished message.
-    pub(super) fn held_bytes(&self) -> u64 {
+    pub(in crate::protocol::link) fn held_bytes(&self) -> u64 {
         self.partial.as_ref().map_or(0, |partial| partial.received)
     }
 
     #[cfg(test)]
-    pub(super) fn reserved_bytes(&self) -> usize {
+    pub(in crate::protocol::link) fn reserved_bytes(&self) -> usize {
         {
             let head = |partial: &Partial| partial.head.as_ref().map_or(0, Vec::capacity);
             self.partial.as_ref().map_or(0, |partial| head(partial) + partial.bytes.capacity())
@@ -88,7 +88,7 @@ impl Assembly {
     }
 
     /// Takes a segment whose bytes are all in its frame; gives the message that it completes.
-    pub(super) fn on_segment(
+    pub(in crate::protocol::link) fn on_segment(
         &mut self,
         segment: Segment,
         payload: &[u8],
@@ -99,7 +99,7 @@ impl Assembly {
 
     /// Takes a segment that [`Assembly::check`] has passed. `pieces` are the written bytes; they
     /// stay where they are if they are `left` there, else they are copied.
-    pub(super) fn on_checked(
+    pub(in crate::protocol::link) fn on_checked(
         &mut self,
         segment: Segment,
         payload: &[u8],
@@ -139,7 +139,7 @@ impl Assembly {
     }
 
     /// A slot is advertised with a segment, which has passed [`Assembly::check`].
-    pub(super) fn on_slot(
+    pub(in crate::protocol::link) fn on_slot(
         &mut self,
         segment: Segment,
         slot: PeerSlot,
@@ -152,7 +152,7 @@ impl Assembly {
     }
 
     /// Where in the tail the written bytes of a segment, which has passed [`Assembly::check`], start.
-    pub(super) fn tail_offset(
+    pub(in crate::protocol::link) fn tail_offset(
         &self,
         segment: Segment,
         payload: &[u8],
@@ -168,7 +168,11 @@ impl Assembly {
     /// Whether the written bytes of a segment, which has passed [`Assembly::check`], are better left
     /// where they are: those of a stream, and those of a tail that fits what the application may
     /// hold. A longer one is put together in one piece. Decided once a message.
-    pub(super) fn leave(&mut self, segment: Segment, lendable_bytes: u64) -> Leave {
+    pub(in crate::protocol::link) fn leave(
+        &mut self,
+        segment: Segment,
+        lendable_bytes: u64,
+    ) -> Leave {
         let max = self.assembly_bytes;
         let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total));
         if segment.head_end {
@@ -183,7 +187,7 @@ impl Assembly {
     }
 
     /// Checks a segment against those before it; `written` counts its bytes in the arena.
-    pub(super) fn check(
+    pub(in crate::protocol::link) fn check(
         &self,
         segment: Segment,
         payload: &[u8],
@@ -245,7 +249,7 @@ impl Assembly {
     }
 
     /// What was arriving.
-    pub(super) fn take_unfinished(&mut self) -> Option<impl Send + use<>> {
+    pub(in crate::protocol::link) fn take_unfinished(&mut self) -> Option<impl Send + use<>> {
         self.partial.take()
     }
 

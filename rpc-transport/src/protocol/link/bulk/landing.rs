@@ -18,7 +18,7 @@ use crate::protocol::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Ex
 use crate::protocol::frame::{DONE_SLOTS, SlotBlock, Written};
 
 #[derive(Debug)]
-pub(super) struct Landing {
+pub(in crate::protocol::link) struct Landing {
     owner: ArenaOwner,
     /// By arena number.
     regions: Vec<(u16, MemoryRegion)>,
@@ -31,7 +31,7 @@ pub(super) struct Landing {
 }
 
 /// What a segment brought into the arenas.
-pub(super) enum Arrival {
+pub(in crate::protocol::link) enum Arrival {
     /// The application holds it where it lies.
     Left(Vec<Piece>),
     /// It has to be copied out; then give it to [`Landing::release`].
@@ -39,47 +39,50 @@ pub(super) enum Arrival {
 }
 
 impl Landing {
-    pub(super) fn new(config: ArenaConfig, now: Instant) -> Self {
+    pub(in crate::protocol::link) fn new(config: ArenaConfig, now: Instant) -> Self {
         let home = Arc::default();
         let owner = ArenaOwner::new(config, now);
         let (regions, news, done) = (Vec::new(), VecDeque::new(), VecDeque::new());
         Self { owner, regions, home, news, done, flush: false }
     }
 
-    pub(super) fn set_on_return(&self, on_return: OnReturn) {
+    pub(in crate::protocol::link) fn set_on_return(&self, on_return: OnReturn) {
         self.home.set_on_return(on_return);
     }
 
     #[inline]
-    pub(super) fn wanted_bytes(&self) -> Option<u64> {
+    pub(in crate::protocol::link) fn wanted_bytes(&self) -> Option<u64> {
         self.owner.wanted_bytes()
     }
 
     /// Adds an arena; it will be advertised.
-    pub(super) fn add(&mut self, region: MemoryRegion) -> Result<(), ArenaError> {
+    pub(in crate::protocol::link) fn add(
+        &mut self,
+        region: MemoryRegion,
+    ) -> Result<(), ArenaError> {
         let advertisement = self.owner.add(region.remote_address(0), region.rkey())?;
         self.regions.push((advertisement.arena, region));
         self.news.push_back(ArenaBlock::Advertise(advertisement));
         Ok(())
     }
 
-    pub(super) fn decline(&mut self) {
+    pub(in crate::protocol::link) fn decline(&mut self) {
         self.owner.decline();
     }
 
-    pub(super) fn on_starved(&mut self) {
+    pub(in crate::protocol::link) fn on_starved(&mut self) {
         self.owner.on_starved();
         self.take_in();
     }
 
-    pub(super) fn on_given_up(&mut self, arena: u16) -> Result<(), ArenaError> {
+    pub(in crate::protocol::link) fn on_given_up(&mut self, arena: u16) -> Result<(), ArenaError> {
         self.owner.on_given_up(arena)?;
         self.regions.retain(|(number, _)| *number != arena);
         Ok(())
     }
 
     /// Bytes were written, as a frame says, and are to be left as `leave` says.
-    pub(super) fn on_written(
+    pub(in crate::protocol::link) fn on_written(
         &mut self,
         now: Instant,
         written: &Written,
@@ -112,23 +115,23 @@ impl Landing {
         self.owner.pieces(landed).filter_map(piece).collect()
     }
 
-    pub(super) fn release(&mut self, landed: Landed) {
+    pub(in crate::protocol::link) fn release(&mut self, landed: Landed) {
         self.owner.release(landed);
     }
 
     /// A tail of so many bytes is copied, as the application holds too much.
-    pub(super) fn on_unlendable(&mut self, bytes: u64) {
+    pub(in crate::protocol::link) fn on_unlendable(&mut self, bytes: u64) {
         self.owner.on_unlendable(bytes);
     }
 
     /// Bytes that the application may hold beside what it holds now.
-    pub(super) fn lendable_bytes(&self) -> u64 {
+    pub(in crate::protocol::link) fn lendable_bytes(&self) -> u64 {
         self.owner.lendable_bytes()
     }
 
     /// Takes in what the application has given back.
     #[inline]
-    pub(super) fn collect(&mut self) {
+    pub(in crate::protocol::link) fn collect(&mut self) {
         if self.home.has_any() {
             self.take_in();
         }
@@ -147,42 +150,42 @@ impl Landing {
 
     /// Whether a frame should be sent for this alone.
     #[inline(always)]
-    pub(super) fn is_due(&self) -> bool {
+    pub(in crate::protocol::link) fn is_due(&self) -> bool {
         !self.news.is_empty() || !self.done.is_empty() || self.owner.is_release_due() || self.flush
     }
 
     /// Slots for a DONE block.
-    pub(super) fn take_done(&mut self) -> Vec<u32> {
+    pub(in crate::protocol::link) fn take_done(&mut self) -> Vec<u32> {
         let count = self.done.len().min(DONE_SLOTS);
         self.done.drain(..count).collect()
     }
 
     /// A slot that the peer advertises.
-    pub(super) fn peer_slot(&self, block: SlotBlock) -> PeerSlot {
+    pub(in crate::protocol::link) fn peer_slot(&self, block: SlotBlock) -> PeerSlot {
         let SlotBlock { slot, rkey, address, len } = block;
         let home = Arc::clone(&self.home);
         PeerSlot { slot, rkey, address, len, home: Some(home) }
     }
 
-    pub(super) fn next_news(&mut self) -> Option<ArenaBlock> {
+    pub(in crate::protocol::link) fn next_news(&mut self) -> Option<ArenaBlock> {
         self.news.pop_front()
     }
 
     /// Releases for the frame that leaves now.
     #[inline]
-    pub(super) fn take_releases(&mut self) -> Extents {
+    pub(in crate::protocol::link) fn take_releases(&mut self) -> Extents {
         let releases = self.owner.take_releases();
         self.flush &= self.owner.releasing_count() > 0;
         releases
     }
 
     #[inline]
-    pub(super) fn has_releases(&self) -> bool {
+    pub(in crate::protocol::link) fn has_releases(&self) -> bool {
         self.owner.releasing_count() > 0
     }
 
     /// Time has passed: what lies idle is given back, to the peer and by it.
-    pub(super) fn on_timeout(&mut self, now: Instant) {
+    pub(in crate::protocol::link) fn on_timeout(&mut self, now: Instant) {
         self.take_in();
         self.flush = self.has_releases();
         if let Some(arena) = self.owner.poll_ask_back(now) {
@@ -190,7 +193,7 @@ impl Landing {
         }
     }
 
-    pub(super) fn owner(&self) -> &ArenaOwner {
+    pub(in crate::protocol::link) fn owner(&self) -> &ArenaOwner {
         &self.owner
     }
 }

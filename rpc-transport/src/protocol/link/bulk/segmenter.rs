@@ -14,13 +14,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Queued;
 use crate::message::outgoing::OutBuf;
 use crate::message::part::OutPart;
 use crate::protocol::frame::Segment;
+use crate::protocol::link::lanes::Queued;
 
 #[derive(Debug)]
-pub(super) struct Segmenter {
+pub(in crate::protocol::link) struct Segmenter {
     segment_bytes: usize,
     next_number: u32,
     current: Option<Current>,
@@ -41,7 +41,7 @@ struct Current {
 
 /// The bytes of a segment without an arena.
 #[derive(Debug)]
-pub(super) enum Cut<'a> {
+pub(in crate::protocol::link) enum Cut<'a> {
     /// Of the head, in one piece.
     Head(&'a [u8]),
     /// Of the tail: which part of it, gathered from its parts.
@@ -50,19 +50,19 @@ pub(super) enum Cut<'a> {
 
 /// A segment of which bytes are written.
 #[derive(Debug)]
-pub(super) struct WrittenSegment<'a> {
-    pub(super) segment: Segment,
+pub(in crate::protocol::link) struct WrittenSegment<'a> {
+    pub(in crate::protocol::link) segment: Segment,
     /// The end of the head, which goes in the frame.
-    pub(super) payload: &'a [u8],
+    pub(in crate::protocol::link) payload: &'a [u8],
     /// What is written, in order.
-    pub(super) parts: Vec<OutPart>,
+    pub(in crate::protocol::link) parts: Vec<OutPart>,
     /// What they are of.
-    pub(super) message: Arc<OutBuf>,
+    pub(in crate::protocol::link) message: Arc<OutBuf>,
 }
 
 /// What became of a message that was given up.
 #[derive(Debug)]
-pub(super) enum GivenUp {
+pub(in crate::protocol::link) enum GivenUp {
     /// Nothing of it was sent.
     Whole(OutBuf),
     /// An abort is due.
@@ -71,37 +71,37 @@ pub(super) enum GivenUp {
 
 impl Segmenter {
     /// `segment_bytes`: payload of a full segment.
-    pub(super) fn new(segment_bytes: usize) -> Self {
+    pub(in crate::protocol::link) fn new(segment_bytes: usize) -> Self {
         Self { segment_bytes, next_number: 0, current: None, abort: None }
     }
 
     /// Whether a segment or an abort is to be sent.
     #[inline]
-    pub(super) fn has_work(&self) -> bool {
+    pub(in crate::protocol::link) fn has_work(&self) -> bool {
         self.abort.is_some() || self.current.as_ref().is_some_and(|current| !current.is_sent())
     }
 
     /// Whether nothing is being sent, to be aborted or to be reaped.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::protocol::link) fn is_empty(&self) -> bool {
         self.current.is_none() && self.abort.is_none()
     }
 
     /// Whether it is an abort.
-    pub(super) fn is_abort_due(&self) -> bool {
+    pub(in crate::protocol::link) fn is_abort_due(&self) -> bool {
         self.abort.is_some()
     }
 
     /// Frees a message whose last segment has left.
     #[inline]
-    pub(super) fn reap(&mut self) {
+    pub(in crate::protocol::link) fn reap(&mut self) {
         if self.current.as_ref().is_some_and(Current::is_sent) {
             self.current = None;
         }
     }
 
     /// Starts on a message; none is being sent.
-    pub(super) fn start(&mut self, queued: Queued) {
+    pub(in crate::protocol::link) fn start(&mut self, queued: Queued) {
         debug_assert!(!self.has_work(), "invariant 1");
         let Queued { tag, message } = queued;
         let message = Arc::new(message);
@@ -109,22 +109,22 @@ impl Segmenter {
     }
 
     /// Whether nothing of the current message has been sent.
-    pub(super) fn is_fresh(&self) -> bool {
+    pub(in crate::protocol::link) fn is_fresh(&self) -> bool {
         self.current.as_ref().is_some_and(|current| current.number.is_none())
     }
 
     /// Length of the current message, bytes.
-    pub(super) fn total(&self) -> u64 {
+    pub(in crate::protocol::link) fn total(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| current.message.total_len())
     }
 
     /// The message that is being sent.
-    pub(super) fn message(&self) -> Option<&OutBuf> {
+    pub(in crate::protocol::link) fn message(&self) -> Option<&OutBuf> {
         self.current.as_ref().map(|current| &*current.message)
     }
 
     /// The next segment and its bytes, all in the frame, which has `less` bytes for them than usual.
-    pub(super) fn next(&mut self, less: usize) -> Option<(Segment, Cut<'_>)> {
+    pub(in crate::protocol::link) fn next(&mut self, less: usize) -> Option<(Segment, Cut<'_>)> {
         if let Some(abort) = self.abort.take() {
             return Some((abort, Cut::Head(&[])));
         }
@@ -146,7 +146,12 @@ impl Segmenter {
 
     /// What the next segment could write, bytes: at most `max_bytes`, of at most `max_parts` parts.
     /// `room` is what its frame has for the end of the head. 0 if there is nothing to write.
-    pub(super) fn writable(&self, room: usize, max_bytes: u64, max_parts: usize) -> u64 {
+    pub(in crate::protocol::link) fn writable(
+        &self,
+        room: usize,
+        max_bytes: u64,
+        max_parts: usize,
+    ) -> u64 {
         let Some(current) = self.current.as_ref().filter(|_| self.abort.is_none()) else {
             return 0;
         };
@@ -156,13 +161,17 @@ impl Segmenter {
     }
 
     /// Where in the tail the next written bytes start, if they are the tail's.
-    pub(super) fn tail_offset(&self, room: usize) -> Option<u64> {
+    pub(in crate::protocol::link) fn tail_offset(&self, room: usize) -> Option<u64> {
         let current = self.current.as_ref()?;
         current.writable(room).start.checked_sub(current.head_len())
     }
 
     /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written.
-    pub(super) fn next_written(&mut self, room: usize, bytes: u64) -> Option<WrittenSegment<'_>> {
+    pub(in crate::protocol::link) fn next_written(
+        &mut self,
+        room: usize,
+        bytes: u64,
+    ) -> Option<WrittenSegment<'_>> {
         let next_number = &mut self.next_number;
         let current = self.current.as_mut().filter(|current| !current.is_sent())?;
         let Range { start, .. } = current.writable(room);
@@ -175,13 +184,13 @@ impl Segmenter {
     }
 
     /// The tag of the message that is not wholly sent.
-    pub(super) fn current_tag(&self) -> Option<u64> {
+    pub(in crate::protocol::link) fn current_tag(&self) -> Option<u64> {
         let current = self.current.as_ref().filter(|current| !current.is_sent());
         current.map(|current| current.tag)
     }
 
     /// Gives up the message that is not wholly sent.
-    pub(super) fn give_up(&mut self) -> GivenUp {
+    pub(in crate::protocol::link) fn give_up(&mut self) -> GivenUp {
         let Some(current) = self.current.take() else { return GivenUp::Aborted };
         let Some(number) = current.number else {
             // No WR shares a message of which nothing was sent.
@@ -199,7 +208,7 @@ impl Segmenter {
     }
 
     /// Bytes not yet sent of the current message.
-    pub(super) fn unsent_bytes(&self) -> u64 {
+    pub(in crate::protocol::link) fn unsent_bytes(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| current.message.total_len() - current.sent)
     }
 }

@@ -7,12 +7,22 @@ use std::ops::Range;
 use std::task::Waker;
 use std::time::Instant;
 
-use super::assembly::{Leave, Outcome};
-use super::home::OnReturn;
-use super::landing::{Arrival, Landing};
-use super::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
-use super::slices::{Begun, SliceBytes};
-use super::slots::Slots;
+pub(in crate::protocol::link) mod assembly;
+pub(in crate::protocol::link) mod bulk_window;
+pub(in crate::protocol::link) mod home;
+pub(in crate::protocol::link) mod landing;
+pub(in crate::protocol::link) mod segmenter;
+pub(in crate::protocol::link) mod slices;
+pub(in crate::protocol::link) mod slots;
+#[cfg(test)]
+mod tests;
+
+use self::assembly::{Leave, Outcome};
+use self::home::OnReturn;
+use self::landing::{Arrival, Landing};
+use self::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
+use self::slices::{Begun, SliceBytes};
+use self::slots::Slots;
 use super::transmit::{FrameBytes, Put, Transmit};
 use super::{Inbound, Lane, Link, Revoked, Source};
 use crate::device::RemoteSlice;

@@ -19,7 +19,7 @@ use crate::protocol::credit::{SendQueueBudget, SendQueueMark, Window};
 const MIN_FRAMES: usize = 2;
 
 #[derive(Debug)]
-pub(super) struct BulkWindow {
+pub(in crate::protocol::link) struct BulkWindow {
     max_credits: usize,
     min_frames: usize,
     max_slots: usize,
@@ -36,7 +36,7 @@ pub(super) struct BulkWindow {
 }
 
 impl BulkWindow {
-    pub(super) fn new(
+    pub(in crate::protocol::link) fn new(
         remote: Window,
         sq: SendQueueBudget,
         max_bytes: u32,
@@ -59,7 +59,7 @@ impl BulkWindow {
 
     /// Whether a bulk frame of any size may leave; `returned` is how many of all data frames sent
     /// have had their credit returned, modulo 2^32.
-    pub(super) fn allows(&mut self, returned: u32) -> bool {
+    pub(in crate::protocol::link) fn allows(&mut self, returned: u32) -> bool {
         // Credits come back in the order in which they were spent: receivers repost in order.
         while self.uncredited.front().is_some_and(|number| is_before(*number, returned)) {
             self.uncredited.pop_front();
@@ -75,7 +75,7 @@ impl BulkWindow {
     }
 
     /// A bulk frame leaves; `true` if it must be signaled (invariant 3).
-    pub(super) fn on_sent(
+    pub(in crate::protocol::link) fn on_sent(
         &mut self,
         number: u32,
         mark: SendQueueMark,
@@ -87,7 +87,12 @@ impl BulkWindow {
     }
 
     /// WRITEs leave ahead of their frame; `true` if the last must be signaled (invariant 3).
-    pub(super) fn on_written(&mut self, mark: SendQueueMark, slots: u16, bytes: u64) -> bool {
+    pub(in crate::protocol::link) fn on_written(
+        &mut self,
+        mark: SendQueueMark,
+        slots: u16,
+        bytes: u64,
+    ) -> bool {
         self.unswept.push_back((mark.data, slots, bytes));
         self.unswept_slots += usize::from(slots);
         self.unswept_bytes += bytes;
@@ -96,7 +101,7 @@ impl BulkWindow {
 
     /// All frames up to `mark` are complete.
     #[inline]
-    pub(super) fn on_send_completion(&mut self, mark: SendQueueMark) {
+    pub(in crate::protocol::link) fn on_send_completion(&mut self, mark: SendQueueMark) {
         while let Some((sent, slots, bytes)) = self.unswept.front()
             // A queue has fewer than 2^15 slots, so the distance is small on one side of the mark.
             && mark.data.wrapping_sub(*sent) < 1 << 15
@@ -108,7 +113,7 @@ impl BulkWindow {
     }
 
     /// Credits out for bulk frames, as far as known; for metrics and tests.
-    pub(super) fn credits_out(&self) -> usize {
+    pub(in crate::protocol::link) fn credits_out(&self) -> usize {
         self.uncredited.len()
     }
 }

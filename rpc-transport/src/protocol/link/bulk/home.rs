@@ -22,7 +22,7 @@ use crate::protocol::arena::Landed;
 /// held there.
 pub type OnReturn = Box<dyn Fn() + Send + Sync>;
 
-pub(super) struct Home {
+pub(in crate::protocol::link) struct Home {
     inner: Mutex<Inner>,
     /// Landed messages in `inner`, read without the lock.
     count: AtomicU32,
@@ -55,12 +55,12 @@ impl Default for Home {
 }
 
 impl Home {
-    pub(super) fn set_on_return(&self, on_return: OnReturn) {
+    pub(in crate::protocol::link) fn set_on_return(&self, on_return: OnReturn) {
         self.inner.lock().on_return = Some(Arc::new(on_return));
     }
 
     /// Takes in what has come back.
-    pub(super) fn take(&self, done: &mut VecDeque<u32>) -> Vec<Landed> {
+    pub(in crate::protocol::link) fn take(&self, done: &mut VecDeque<u32>) -> Vec<Landed> {
         let mut inner = self.inner.lock();
         done.extend(inner.done.drain(..));
         inner.told_done = false;
@@ -70,7 +70,7 @@ impl Home {
     }
 
     /// Asks to be told when so many chunks have come back; false if they have already.
-    pub(super) fn tell_at(&self, chunks: u32) -> bool {
+    pub(in crate::protocol::link) fn tell_at(&self, chunks: u32) -> bool {
         let mut inner = self.inner.lock();
         inner.tell_at = chunks.max(1);
         inner.chunks < inner.tell_at
@@ -78,7 +78,7 @@ impl Home {
 
     /// Whether something has come back.
     #[inline]
-    pub(super) fn has_any(&self) -> bool {
+    pub(in crate::protocol::link) fn has_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 
@@ -124,13 +124,13 @@ impl fmt::Debug for Home {
 }
 
 /// Chunks that the application holds; dropping it gives them back.
-pub(super) struct Lease {
+pub(in crate::protocol::link) struct Lease {
     landed: Option<Landed>,
     home: Arc<Home>,
 }
 
 impl Lease {
-    pub(super) fn new(landed: Landed, home: &Arc<Home>) -> Self {
+    pub(in crate::protocol::link) fn new(landed: Landed, home: &Arc<Home>) -> Self {
         Self { landed: Some(landed), home: Arc::clone(home) }
     }
 }

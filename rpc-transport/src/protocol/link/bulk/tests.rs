@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
-use super::tests::{out, pattern, small_config};
-use super::*;
+use super::super::*;
 use crate::device::soft;
 use crate::memory::region::{Access, MemoryRegion};
 use crate::message::part::OutPart;
@@ -17,6 +16,7 @@ use crate::protocol::arena::{
 use crate::protocol::credit::Grant;
 use crate::protocol::frame::{Blocks, Placed, Segment, SlotBlock, Written};
 use crate::protocol::handshake::Offer;
+use crate::protocol::link::tests::{out, pattern, small_config};
 
 const CHUNK: u64 = 4096;
 

@@ -12,9 +12,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::transmit::Put;
 use crate::message::outgoing::OutBuf;
 use crate::protocol::frame::{Blocks, Segment};
+use crate::protocol::link::transmit::Put;
 
 /// Most bytes that are posted of a large message at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,19 +38,19 @@ const SMALL_COUNTS: u8 = 64;
 
 /// A segment of which not all has been written.
 #[derive(Debug)]
-pub(super) struct Begun {
-    pub(super) segment: Segment,
-    pub(super) blocks: Blocks,
+pub(in crate::protocol::link) struct Begun {
+    pub(in crate::protocol::link) segment: Segment,
+    pub(in crate::protocol::link) blocks: Blocks,
     /// The end of the head, which goes in the frame.
-    pub(super) payload: Vec<u8>,
+    pub(in crate::protocol::link) payload: Vec<u8>,
     /// What is still to be written.
-    pub(super) puts: VecDeque<Put>,
+    pub(in crate::protocol::link) puts: VecDeque<Put>,
     /// What the bytes are of: a slot that they go to is done only after their last WRITE.
-    pub(super) _message: Arc<OutBuf>,
+    pub(in crate::protocol::link) _message: Arc<OutBuf>,
 }
 
 #[derive(Debug)]
-pub(super) struct Slices {
+pub(in crate::protocol::link) struct Slices {
     begun: Option<Begun>,
     bytes: SliceBytes,
     /// Slices until small messages are forgotten.
@@ -60,49 +60,52 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    pub(super) fn new() -> Self {
+    pub(in crate::protocol::link) fn new() -> Self {
         Self { begun: None, bytes: SliceBytes::WHOLE, small: 0, turn: true }
     }
 
-    pub(super) fn set_bytes(&mut self, bytes: SliceBytes) {
+    pub(in crate::protocol::link) fn set_bytes(&mut self, bytes: SliceBytes) {
         self.bytes = bytes;
     }
 
     /// A small message leaves.
     #[inline]
-    pub(super) fn on_small(&mut self) {
+    pub(in crate::protocol::link) fn on_small(&mut self) {
         self.small = SMALL_COUNTS;
     }
 
-    pub(super) fn set_turn(&mut self, turn: bool) {
+    pub(in crate::protocol::link) fn set_turn(&mut self, turn: bool) {
         self.turn = turn;
     }
 
     /// Whether bulk may leave now (invariant 2).
     #[inline]
-    pub(super) fn allow(&self) -> bool {
+    pub(in crate::protocol::link) fn allow(&self) -> bool {
         self.turn || self.small == 0 || self.bytes == SliceBytes::WHOLE
     }
 
     /// Whether a segment has begun and not ended.
     #[inline]
-    pub(super) fn has_begun(&self) -> bool {
+    pub(in crate::protocol::link) fn has_begun(&self) -> bool {
         self.begun.is_some()
     }
 
     /// Bytes of it that are not written.
-    pub(super) fn unsent_bytes(&self) -> u64 {
+    pub(in crate::protocol::link) fn unsent_bytes(&self) -> u64 {
         let puts = self.begun.iter().flat_map(|begun| &begun.puts);
         puts.map(|put| put.part.len()).sum()
     }
 
-    pub(super) fn begin(&mut self, begun: Begun) {
+    pub(in crate::protocol::link) fn begin(&mut self, begun: Begun) {
         debug_assert!(self.begun.is_none(), "invariant 1");
         self.begun = Some(begun);
     }
 
     /// The next WRITEs, at most `max_writes`, and the segment if they are its last.
-    pub(super) fn next(&mut self, max_writes: usize) -> Option<(Vec<Put>, Option<Begun>)> {
+    pub(in crate::protocol::link) fn next(
+        &mut self,
+        max_writes: usize,
+    ) -> Option<(Vec<Put>, Option<Begun>)> {
         let mut room = if self.small == 0 { self.bytes.alone } else { self.bytes.beside_small };
         self.small = self.small.saturating_sub(1);
         let begun = self.begun.as_mut()?;
