@@ -441,6 +441,18 @@ impl Buffer {
         &self.pool.region
     }
 
+    /// Local key of the region that the buffer lies in, for providers.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.pool.region.lkey()
+    }
+
+    /// Identity of the protection domain, for providers.
+    #[must_use]
+    pub fn domain(&self) -> u64 {
+        self.pool.region.domain()
+    }
+
     /// Where the buffer starts within its region, bytes.
     #[must_use]
     pub fn region_offset(&self) -> usize {

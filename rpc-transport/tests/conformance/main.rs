@@ -8,11 +8,16 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod connections;
+#[path = "../../examples/toy_device/device.rs"]
+mod device;
 mod fixture;
 mod queues;
 mod remote;
 mod seeds;
+#[path = "../../examples/toy_device/setup.rs"]
+mod setup;
 mod soft;
+mod toy;
 #[cfg(feature = "verbs")]
 mod verbs;
 
@@ -111,5 +116,6 @@ conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
 conformance!(tcp, crate::soft::Tcp);
 conformance!(faulty_mem, crate::soft::FaultyMem);
+conformance!(toy_device, crate::toy::Toy);
 #[cfg(feature = "verbs")]
 conformance!(rdma, crate::verbs::Verbs);

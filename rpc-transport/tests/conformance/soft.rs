@@ -13,7 +13,7 @@ use rpc_transport::device::{Connector, Listener};
 use crate::fixture::Fixture;
 
 /// A name that no other test of this machine uses.
-fn fresh_name() -> String {
+pub(crate) fn fresh_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("conformance-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
