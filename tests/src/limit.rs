@@ -7,13 +7,13 @@
 //!    die too ([`crate::process`]).
 
 use std::future::Future;
-use std::sync::mpsc;
 use std::time::Duration;
 
+pub use test_kit::Watchdog;
 use tokio::runtime::{Builder, Runtime};
 
 /// Time for one test. Generous: it is met only by what is stuck.
-pub const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Watchdog::LIMIT;
 /// The same at a slower [`paced`] pace.
 const SLOW_LIMIT: Duration = Duration::from_secs(300);
 /// Time for a timed-out test to be taken down in order.
@@ -32,30 +32,6 @@ pub fn paced(time: Duration) -> Duration {
 
 fn limit() -> Duration {
     paced(LIMIT).min(SLOW_LIMIT)
-}
-
-/// Ends the process when it is not dropped in time.
-#[derive(Debug)]
-pub struct Watchdog(#[allow(dead_code, reason = "dropping it is the message")] mpsc::Sender<()>);
-
-impl Watchdog {
-    /// Starts the clock.
-    ///
-    /// # Panics
-    /// When no thread can be started.
-    #[must_use]
-    pub fn start(limit: Duration) -> Self {
-        let (alive, ended) = mpsc::channel::<()>();
-        let test = std::thread::current().name().unwrap_or("?").to_owned();
-        let watch = move || {
-            if ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{test}: stuck for {limit:?}, ending the process");
-                std::process::abort();
-            }
-        };
-        std::thread::Builder::new().name("watchdog".to_owned()).spawn(watch).expect("a thread");
-        Self(alive)
-    }
 }
 
 /// Runs a test on a runtime with four workers.
@@ -80,7 +56,7 @@ pub fn run_single<F: Future<Output = ()>>(body: F) {
 /// # Panics
 /// When it does not end within [`LIMIT`].
 pub fn run_on<F: Future<Output = ()>>(builder: &mut Builder, body: F) {
-    let _watchdog = Watchdog::start(limit() + TAKE_DOWN);
+    let _watchdog = Watchdog::within(limit() + TAKE_DOWN);
     let runtime = builder.enable_all().build().expect("a runtime");
     block_on(&runtime, body);
     runtime.shutdown_background();

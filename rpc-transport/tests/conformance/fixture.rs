@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use rpc_transport::connect::address::Address;
@@ -14,6 +13,7 @@ use rpc_transport::device::{
 };
 use rpc_transport::memory::region::{Access, Buffer, BufferPool, MemoryRegion, ProtectionDomain};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+pub(crate) use test_kit::Watchdog;
 
 /// Nothing here waits longer for one thing; what does hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,28 +44,6 @@ pub(crate) trait Fixture {
     /// Whether completions of one queue may overtake those of the other on purpose.
     fn reorders_queues(&self) -> bool {
         false
-    }
-}
-
-/// Kills the test process if a test does not end.
-pub(crate) struct Watchdog(Option<mpsc::Sender<()>>);
-
-impl Watchdog {
-    pub(crate) fn start(name: &'static str) -> Self {
-        let (alive, dead) = mpsc::channel::<()>();
-        std::thread::spawn(move || {
-            if dead.recv_timeout(2 * PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{name} hangs");
-                std::process::abort();
-            }
-        });
-        Self(Some(alive))
-    }
-}
-
-impl Drop for Watchdog {
-    fn drop(&mut self) {
-        self.0.take();
     }
 }
 

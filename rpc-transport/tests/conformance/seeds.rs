@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 
 use rpc_transport::device::{CompletionKind, PostErrorKind, QpCapacity, QpState, Source, Status};
+use test_kit::Rng;
 
 use crate::fixture::*;
 
@@ -167,11 +168,8 @@ pub(crate) fn s62_a_send_queue_full_of_unsignaled_refuses(fixture: &dyn Fixture)
 pub(crate) fn s74_in_order_exactly_once(fixture: &dyn Fixture) {
     const SEED: u64 = 0x5_74;
     println!("seed {SEED:#x}");
-    let mut random = SEED;
-    let mut next = move |below: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (random >> 33) % below
-    };
+    let mut random = Rng::new(SEED);
+    let mut next = move |below: u64| random.below(below);
     let mut pair = Pair::new(fixture);
     // Per direction: sent and not received, RECVs posted, sends not completed.
     let mut sent = [VecDeque::new(), VecDeque::new()];

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use rpc_transport::protocol::credit::{SendQueueBudget, Window};
+use test_kit::Rng;
 
 use crate::world::{Config, Failure, Large, Step, World};
 use crate::{NEVER, budget, is_deep, window};
@@ -16,27 +17,17 @@ const BURSTS: u32 = 4000;
 /// Bursts are of 1 to 2^n steps, with n below this.
 const BURST_BITS: u16 = 14;
 
-/// Knuth's MMIX generator; its high bits are good enough to choose steps.
-struct Lcg(u64);
-
-impl Lcg {
-    fn below(&mut self, bound: u16) -> u16 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        u16::try_from((self.0 >> 40) % u64::from(bound)).expect("less than a u16")
-    }
-}
-
 fn walk(config: &Config, seed: u64) -> Result<(), Failure> {
-    let mut random = Lcg(seed);
+    let mut random = Rng::new(seed);
+    let mut below = |bound: u16| u16::try_from(random.below(bound.into())).expect("a u16");
     let mut world = World::<Large>::new(config);
     for _ in 0..BURSTS {
-        let end = usize::from(random.below(2));
-        let kind = random.below(10);
-        let bits = random.below(BURST_BITS);
-        for _ in 0..=random.below(1 << bits) {
-            let slots = 1 + random.below(config.budgets[end].message_slots);
-            let first = slots * random.below(2);
+        let end = usize::from(below(2));
+        let kind = below(10);
+        let bits = below(BURST_BITS);
+        for _ in 0..=below(1 << bits) {
+            let slots = 1 + below(config.budgets[end].message_slots);
+            let first = slots * below(2);
             let step = match kind {
                 0..3 => Step::Send { end, slots },
                 3..6 => Step::Receive { end, first },
@@ -49,7 +40,7 @@ fn walk(config: &Config, seed: u64) -> Result<(), Failure> {
             }
         }
         world.check(config)?;
-        if random.below(200) == 0 {
+        if below(200) == 0 {
             world.drain(config)?;
             world.check(config)?;
         }

@@ -20,9 +20,10 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use test_kit::Rng;
 
 use crate::fixture::*;
-use crate::victim::{POSTED, Random, Victim};
+use crate::victim::{POSTED, Victim};
 
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
@@ -397,7 +398,7 @@ fn scribbling_never_does_more_than_kill_the_connection() {
     let _watchdog = Watchdog::start("scribbling");
     let mut victim = victim();
     for seed in 0..200 {
-        let mut random = Random(seed);
+        let mut random = Rng::new(seed);
         let (mut intruder, qp) = Intruder::new(&mut victim);
         for step in 0..50 {
             match random.below(4) {

@@ -9,9 +9,10 @@ use rpc_transport::connect::error::ConnectError;
 use rpc_transport::device::soft;
 use rpc_transport::device::{Connector, PostErrorKind, QpHandle, QpState, Status};
 use rpc_transport::memory::region::Access;
+use test_kit::Rng;
 
 use crate::fixture::*;
-use crate::victim::{POSTED, Random, Victim};
+use crate::victim::{POSTED, Victim};
 
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
@@ -324,7 +325,7 @@ fn random_bytes_never_do_more_than_kill_the_connection() {
     let mut victim = victim();
     for seed in 0..60 {
         println!("seed {seed}");
-        let mut random = Random(seed);
+        let mut random = Rng::new(seed);
         let (mut stream, qp) = intrude(&mut victim);
         for _ in 0..20 {
             // Now and then something that begins well.
@@ -450,7 +451,7 @@ fn half_open_peers_are_reported() {
 
 /// Forwards bytes both ways in small pieces of random size.
 fn dribble(mut from: TcpStream, mut to: TcpStream, seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Rng::new(seed);
     let mut bytes = [0; 23];
     loop {
         let len = 1 + random.below(bytes.len() as u64) as usize;

@@ -14,16 +14,6 @@ use crate::fixture::*;
 /// RECVs posted per connection.
 pub(crate) const POSTED: u64 = 8;
 
-/// A generator of the tests' own; seeds are printed.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
-        (self.0 >> 33) % limit.max(1)
-    }
-}
-
 /// A server with an honest connection, waiting for a hostile one.
 pub(crate) struct Victim {
     pub(crate) runtime: tokio::runtime::Runtime,

@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -20,6 +19,7 @@ use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::region::BufferPool;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::LinkConfig;
+use test_kit::Watchdog;
 use tokio::task::JoinHandle;
 
 use crate::probe::{Events, Habit, Probe, Record, Runner};
@@ -30,25 +30,6 @@ pub(crate) type ProbeDriver = Driver<Probe, Runner>;
 
 /// Nothing here takes longer; what does hangs, and is killed.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Kills the test process if a test does not end.
-pub(crate) struct Watchdog(
-    #[expect(dead_code, reason = "its end is what counts")] mpsc::Sender<()>,
-);
-
-impl Watchdog {
-    pub(crate) fn start(name: &str) -> Self {
-        let (alive, dead) = mpsc::channel::<()>();
-        let name = name.to_owned();
-        std::thread::spawn(move || {
-            if dead.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{name} hangs");
-                std::process::abort();
-            }
-        });
-        Self(alive)
-    }
-}
 
 /// Runs a test on two threads, and kills the process if it does not end.
 pub(crate) fn run(name: &str, test: impl Future<Output = ()>) {

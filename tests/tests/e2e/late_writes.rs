@@ -7,6 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use rpc_core::{Bulk, Status};
+use test_kit::Rng;
 use tests::probe::ProbeClient;
 use tests::scheme::Scheme;
 use tests::service::pattern;
@@ -26,19 +27,6 @@ const CALLS: u64 = 6;
 const KEPT_WAVES: usize = 2;
 const LARGEST: u64 = 400_000;
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-}
-
 /// A call that has been started, and the payload that it gives.
 struct Transfer {
     call: Pin<Box<dyn Future<Output = Result<Bulk, Status>>>>,
@@ -48,7 +36,7 @@ struct Transfer {
 
 impl Transfer {
     /// Of a random size, down or there and back, into a slot or wherever it fits.
-    fn start(client: &ProbeClient, random: &mut Random) -> Self {
+    fn start(client: &ProbeClient, random: &mut Rng) -> Self {
         let size = usize::try_from(20_000 + random.below(LARGEST)).expect("small");
         let seed = random.below(u64::MAX);
         let slot = || client.channel().bulk_pool().slot(size).expect("a slot");
@@ -85,7 +73,7 @@ fn check(arrived: &[Arrived], when: &str) {
 }
 
 async fn transfers_that_are_given_up_write_into_no_other_call(scheme: Scheme) {
-    let mut random = Random(seed_word());
+    let mut random = Rng::new(seed_word());
     let world = World::start(SERVER, scheme).await;
     let client = world.client().await;
     let mut kept: Vec<Vec<Arrived>> = Vec::new();

@@ -111,7 +111,7 @@ fn cases() -> u32 {
 }
 
 fn random_frames(scheme: Scheme) {
-    let _watchdog = limit::Watchdog::start(2 * limit::LIMIT);
+    let _watchdog = limit::Watchdog::within(2 * limit::LIMIT);
     let runtime = Runtime::new().expect("a runtime");
     let (world, honest) = limit::block_on(&runtime, async {
         let world = World::start(SERVER, scheme).await;

@@ -74,7 +74,7 @@ fn client_and_server_on_the_same_single_thread() {
 
 #[test]
 fn calls_work_from_a_runtime_that_does_not_drive_the_channel() {
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::within(limit::LIMIT);
     for scheme in SCHEMES {
         let (home, world) = server(scheme, &[]);
         let client = limit::block_on(&home, connect(&world.address));
@@ -103,7 +103,7 @@ fn calls_work_from_a_runtime_that_does_not_drive_the_channel() {
 /// Polls by hand, without any runtime.
 #[test]
 fn calls_work_without_any_runtime_at_the_caller() {
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::within(limit::LIMIT);
     let (home, world) = server(Scheme::Tcp, &[]);
     let client = limit::block_on(&home, connect(&world.address));
     for a in 0..50 {
@@ -133,7 +133,7 @@ fn park_on<F: Future + Unpin>(mut future: F) -> F::Output {
 
 #[test]
 fn calls_end_when_the_runtime_that_drives_them_goes_away() {
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::within(limit::LIMIT);
     for scheme in SCHEMES {
         let (home, world) = server(scheme, &[]);
         let short_lived = multi_thread();
@@ -163,7 +163,7 @@ fn calls_end_when_the_runtime_that_drives_them_goes_away() {
 
 #[test]
 fn a_server_whose_runtime_goes_away_ends_its_clients_calls() {
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::within(limit::LIMIT);
     let (home, short_lived) = (multi_thread(), multi_thread());
     let world = limit::block_on(&short_lived, World::start(SERVER, Scheme::Mem));
     let client = limit::block_on(&home, connect(&world.address));
@@ -176,7 +176,7 @@ fn a_server_whose_runtime_goes_away_ends_its_clients_calls() {
 
 #[test]
 fn a_blocking_client_calls_without_a_runtime() {
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::within(limit::LIMIT);
     for scheme in SCHEMES {
         let (home, world) = server(scheme, &[]);
         let client = ProbeBlockingClient::connect(&world.address).expect("the server is up");
@@ -206,7 +206,7 @@ fn panic_text<R>(body: impl FnOnce() -> R) -> String {
 
 #[test]
 fn a_blocking_client_inside_a_runtime_says_so() {
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::within(limit::LIMIT);
     let (home, world) = server(Scheme::Tcp, &[]);
     let client = ProbeBlockingClient::connect(&world.address).expect("the server is up");
     let check = |text: &str| {
@@ -232,7 +232,7 @@ fn a_blocking_client_inside_a_runtime_says_so() {
 
 #[test]
 fn a_blocking_client_of_a_killed_server_gets_an_error() {
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::within(limit::LIMIT);
     let (home, mut world) = server(Scheme::ShmName, &[]);
     let client = ProbeBlockingClient::connect(&world.address).expect("the server is up");
     let caller = {

@@ -1,0 +1,67 @@
+//! Peers of the software device and of the link that write the bytes themselves.
+//!
+//! | module | idea |
+//! |---|---|
+//! | `tcp` | set-up messages and frames on a byte stream |
+//! | `shm` | set-up messages with files, and a ring in memory that both sides map |
+//! | `frames` | what the link and the session say, whatever carries it |
+//!
+//! The numbers stand here a second time on purpose (`docs/wire-format.md`).
+
+pub mod frames;
+pub mod shm;
+pub mod tcp;
+
+/// Operations and flags of a packet, on either wire.
+pub mod op {
+    /// Part of a SEND.
+    pub const SEND: u8 = 1;
+    /// Part of a WRITE through the target's engine.
+    pub const WRITE: u8 = 2;
+    /// A WRITE_WITH_IMM whose bytes lie there already.
+    pub const PLACED: u8 = 3;
+    /// Asks for bytes.
+    pub const READ_REQUEST: u8 = 4;
+    /// Brings them.
+    pub const READ_RESPONSE: u8 = 5;
+    /// Asks for a region's file.
+    pub const MAP_REQUEST: u8 = 6;
+    /// Says that it has been passed.
+    pub const MAP_ANSWER: u8 = 7;
+    /// Carries nothing but the acknowledgement.
+    pub const ACK: u8 = 8;
+    /// Refuses the packet behind those acknowledged.
+    pub const NAK: u8 = 9;
+    /// First packet of its message.
+    pub const FIRST: u8 = 1;
+    /// Last packet of its message.
+    pub const LAST: u8 = 2;
+    /// Both.
+    pub const WHOLE: u8 = FIRST | LAST;
+    /// Wants to be acknowledged.
+    pub const WANTS_ACK: u8 = 8;
+}
+
+/// Kinds of set-up messages, on either wire.
+pub mod kind {
+    /// Asks for a connection.
+    pub const REQUEST: u8 = 1;
+    /// Accepts.
+    pub const REPLY: u8 = 2;
+    /// The device refuses; a text follows.
+    pub const REFUSE: u8 = 4;
+    /// Asks something ahead of a connection (tcp).
+    pub const PROBE: u8 = 5;
+    /// Answers that.
+    pub const ANSWER: u8 = 6;
+}
+
+/// The extension that names memory of the target.
+#[must_use]
+pub fn span(address: u64, rkey: u32, aux: u32, len: u64) -> Vec<u8> {
+    let mut bytes = address.to_le_bytes().to_vec();
+    bytes.extend(rkey.to_le_bytes());
+    bytes.extend(aux.to_le_bytes());
+    bytes.extend(len.to_le_bytes());
+    bytes
+}

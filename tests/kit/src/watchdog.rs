@@ -1,0 +1,46 @@
+//! A hard end: a test that is stuck ends its process, whatever its threads wait for.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Ends the process with a message if it is not dropped in time.
+#[derive(Debug)]
+pub struct Watchdog {
+    #[expect(dead_code, reason = "its end is what counts")]
+    alive: mpsc::Sender<()>,
+}
+
+impl Watchdog {
+    /// Time for a test, unless it says otherwise. Met only by what is stuck.
+    pub const LIMIT: Duration = Duration::from_secs(120);
+
+    /// Guards a test of this name for [`Watchdog::LIMIT`].
+    ///
+    /// # Panics
+    /// When no thread can be started.
+    #[must_use]
+    pub fn start(name: &str) -> Self {
+        Self::named(name.to_owned(), Self::LIMIT)
+    }
+
+    /// Guards the test that this thread runs.
+    ///
+    /// # Panics
+    /// When no thread can be started.
+    #[must_use]
+    pub fn within(limit: Duration) -> Self {
+        Self::named(std::thread::current().name().unwrap_or("a test").to_owned(), limit)
+    }
+
+    fn named(test: String, limit: Duration) -> Self {
+        let (alive, ended) = mpsc::channel::<()>();
+        let watch = move || {
+            if ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("{test} is stuck: no end within {limit:?}, ending the process");
+                std::process::abort();
+            }
+        };
+        std::thread::Builder::new().name("watchdog".to_owned()).spawn(watch).expect("a thread");
+        Self { alive }
+    }
+}
