@@ -244,59 +244,9 @@ impl fmt::Debug for HostilePeer {
 
 /// The bytes of frames, by hand (`docs/wire-format.md`).
 pub mod bytes {
-    /// The link's header: kind, flags, data and ack credits, releases, extents.
-    #[must_use]
-    pub fn link_header(kind: u8, flags: u8, data: u16, ack: u16) -> Vec<u8> {
-        let [d0, d1] = data.to_le_bytes();
-        let [a0, a1] = ack.to_le_bytes();
-        vec![kind, flags, d0, d1, a0, a1, 0, 0]
-    }
-
-    /// A plain data frame around a session frame.
-    #[must_use]
-    pub fn data(session: &[u8]) -> Vec<u8> {
-        [link_header(1, 0, 0, 0), session.to_vec()].concat()
-    }
-
-    /// A segment of a message.
-    #[must_use]
-    pub fn segment(number: u32, bits: u32, offset: u64, total: u64, payload: &[u8]) -> Vec<u8> {
-        let mut frame = link_header(1, 1, 0, 0);
-        frame.extend_from_slice(&number.to_le_bytes());
-        frame.extend_from_slice(&bits.to_le_bytes());
-        frame.extend_from_slice(&offset.to_le_bytes());
-        frame.extend_from_slice(&total.to_le_bytes());
-        frame.extend_from_slice(payload);
-        frame
-    }
-
-    /// The session's header: kind, flags, codec or status, 0, method, slot, generation.
-    #[must_use]
-    pub fn session_header(
-        kind: u8,
-        flags: u8,
-        codec_or_status: u8,
-        method: u32,
-        slot: u32,
-        generation: u32,
-    ) -> Vec<u8> {
-        let mut header = vec![kind, flags, codec_or_status, 0];
-        for word in [method, slot, generation] {
-            header.extend_from_slice(&word.to_le_bytes());
-        }
-        header
-    }
-
-    /// The first session frame of a peer that takes `max_calls` calls.
-    #[must_use]
-    pub fn hello(max_calls: u32) -> Vec<u8> {
-        let mut frame = session_header(1, 0, 0, 0, 0, 0);
-        frame.extend_from_slice(&1_u16.to_le_bytes());
-        frame.extend_from_slice(&1_u16.to_le_bytes());
-        frame.extend_from_slice(&max_calls.to_le_bytes());
-        frame.extend_from_slice(&0_u64.to_le_bytes());
-        frame
-    }
+    pub use test_kit::hostile::frames::{
+        data, hello, link_header, segment, session_header, session_of,
+    };
 
     /// A request with a signature, and a deadline if one is given (µs).
     #[must_use]
@@ -307,21 +257,7 @@ pub mod bytes {
         deadline: Option<u64>,
         body: &[u8],
     ) -> Vec<u8> {
-        let flags = 0x02 | u8::from(deadline.is_some());
-        let mut frame = session_header(2, flags, 1, method.id, slot, generation);
-        if let Some(micros) = deadline {
-            frame.extend_from_slice(&micros.to_le_bytes());
-        }
-        frame.extend_from_slice(&method.signature_hash.to_le_bytes());
-        frame.extend_from_slice(body);
-        frame
-    }
-
-    /// What a session frame in a plain or unsegmented data frame is: kind, status, slot.
-    #[must_use]
-    pub fn session_of(frame: &[u8]) -> Option<(u8, u8, u32)> {
-        let session = (*frame.first()? == 1 && *frame.get(1)? == 0).then(|| &frame[8..])?;
-        let slot = session.get(8..12)?.try_into().ok().map(u32::from_le_bytes)?;
-        Some((*session.first()?, *session.get(2)?, slot))
+        let method = (method.id, method.signature_hash);
+        test_kit::hostile::frames::request(slot, generation, method, deadline, body)
     }
 }

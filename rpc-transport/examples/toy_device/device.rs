@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
-use rpc_transport::memory::{
-    Access, DomainOps, MemoryRegion, OwnedMemory, ProtectionDomain, RegionParts,
-};
-use rpc_transport::provider::{
+use rpc_transport::device::{
     Capabilities, Completion, CompletionKind, CompletionQueue, Device, DeviceAttributes, PostError,
     PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, RemoteSlice,
     SendOp, SendWr, Source, Status,
+};
+use rpc_transport::memory::region::{
+    Access, DomainOps, MemoryRegion, OwnedMemory, ProtectionDomain, RegionParts,
 };
 use rustix::event::{EventfdFlags, eventfd};
 

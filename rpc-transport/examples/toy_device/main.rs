@@ -12,9 +12,9 @@ mod setup;
 
 use std::error::Error;
 
-use rpc_transport::address::Address;
-use rpc_transport::memory::BufferPool;
-use rpc_transport::provider::{Connector, QpCapacity, RecvWr, SendOp, SendWr, Source};
+use rpc_transport::connect::address::Address;
+use rpc_transport::device::{Connector, QpCapacity, RecvWr, SendOp, SendWr, Source};
+use rpc_transport::memory::region::BufferPool;
 
 const CAPACITY: QpCapacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 64 };
 

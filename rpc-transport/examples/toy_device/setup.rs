@@ -5,14 +5,14 @@ use std::sync::{Arc, LazyLock};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use rpc_transport::address::Address;
-use rpc_transport::error::{ConnectError, ListenError};
-use rpc_transport::memory::ProtectionDomain;
-use rpc_transport::provider::{
+use rpc_transport::connect::address::Address;
+use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::device::{
     Attach, CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing,
     PeerIdentity, ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES,
     REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
+use rpc_transport::memory::region::ProtectionDomain;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::device::{self, DEVICE, ToyQueue};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rpc_transport::address::Address;
-use rpc_transport::provider::{Connector, Listener};
+use rpc_transport::connect::address::Address;
+use rpc_transport::device::{Connector, Listener};
 
 use crate::fixture::Fixture;
 use crate::setup;

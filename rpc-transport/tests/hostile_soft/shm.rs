@@ -1,8 +1,6 @@
 //! Hostile peers of the shm wire.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,43 +11,22 @@ use rpc_transport::device::{
     Connector, PostErrorKind, QpHandle, QpState, SendOp, SendWr, Source, Status,
 };
 use rpc_transport::memory::region::Access;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
 use test_kit::Rng;
+use test_kit::hostile::kind::{REFUSE, REPLY, REQUEST};
+use test_kit::hostile::op::{
+    ACK, FIRST, LAST, MAP_ANSWER, MAP_REQUEST, READ_REQUEST, READ_RESPONSE, SEND, WHOLE, WRITE,
+};
+use test_kit::hostile::shm::word::{ACCEPTED, ARMED, CLOSED, NAK};
+use test_kit::hostile::shm::{
+    self, CONTROL_BYTES, SEALS, SEGMENT_BYTES, SLOT_BYTES, SLOTS, Wire as Intruder, bell, hear,
+    memory_file, message, request, say,
+};
+use test_kit::hostile::span;
 
 use crate::fixture::*;
 use crate::victim::{POSTED, Victim};
-
-const REQUEST: u8 = 1;
-const REPLY: u8 = 2;
-const REFUSE: u8 = 4;
-
-const SEND: u32 = 1;
-const WRITE: u32 = 2;
-const READ_REQUEST: u32 = 4;
-const READ_RESPONSE: u32 = 5;
-const MAP_REQUEST: u32 = 6;
-const MAP_ANSWER: u32 = 7;
-const ACK: u32 = 8;
-const FIRST: u32 = 1;
-const LAST: u32 = 2;
-const WHOLE: u32 = FIRST | LAST;
-
-const SLOTS: usize = 512;
-const SLOT_BYTES: usize = 128;
-const CONTROL_BYTES: usize = 4096;
-const SEGMENT_BYTES: usize = CONTROL_BYTES + SLOTS * SLOT_BYTES;
-const ACCEPTED: usize = 0;
-const NAK: usize = 8;
-const CLOSED: usize = 12;
-const ARMED: usize = 128;
-
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 fn name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -62,172 +39,15 @@ fn victim() -> Victim {
     Victim::new(listen, Arc::new(soft::ShmConnector::default()))
 }
 
-fn socket() -> OwnedFd {
-    let flags = SocketFlags::CLOEXEC;
-    let family = AddressFamily::UNIX;
-    rustix::net::socket_with(family, SocketType::SEQPACKET, flags, None).unwrap()
-}
-
 fn dial_to(address: &Address) -> OwnedFd {
-    let socket = socket();
-    let at = SocketAddrUnix::new_abstract_name(address.to_string().as_bytes()).unwrap();
-    rustix::net::connect(&socket, &at).unwrap();
-    socket
+    shm::dial(&address.to_string())
 }
 
-fn say(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(files)));
-    }
-    // Whom it is said to may have gone.
-    let flags = SendFlags::NOSIGNAL;
-    let _ = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags);
-}
-
-/// The next message and its files; empty at the end.
-fn hear(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
-    let mut bytes = [0; 1024];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let heard =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-    let len = heard.map_or(0, |message| message.bytes);
-    let mut files = Vec::new();
-    for part in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = part {
-            files.extend(fds);
-        }
-    }
-    (bytes[..len].to_vec(), files)
-}
-
-fn message(kind: u8, slots: u32, body: &[u8]) -> Vec<u8> {
-    let mut bytes = b"softrdma".to_vec();
-    bytes.extend([1, kind, 0, 0]);
-    bytes.extend(slots.to_le_bytes());
-    bytes.extend(body);
-    bytes
-}
-
-fn request() -> Vec<u8> {
-    message(REQUEST, SLOTS as u32, &[0; 56])
-}
-
-fn memory_file(len: usize, seals: SealFlags) -> OwnedFd {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("hostile", flags).unwrap();
-    rustix::fs::ftruncate(&file, len as u64).unwrap();
-    rustix::fs::fcntl_add_seals(&file, seals).unwrap();
-    file
-}
-
-fn bell() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC).unwrap()
-}
-
-/// A mapping of a file, to be written at will.
-struct Map {
-    base: *mut u8,
-    len: usize,
-}
-
-impl Map {
-    fn of(file: &OwnedFd, len: usize, protection: ProtFlags) -> Self {
-        let null = std::ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base =
-            unsafe { rustix::mm::mmap(null, len, protection, MapFlags::SHARED, file, 0) }.unwrap();
-        Self { base: base.cast(), len }
-    }
-
-    fn put(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len);
-        for (i, byte) in bytes.iter().enumerate() {
-            // SAFETY: inside the mapping (asserted).
-            let to = unsafe { self.base.add(at + i) };
-            // SAFETY: as above; the other side expects anything.
-            unsafe { to.write_volatile(*byte) };
-        }
-    }
-
-    fn word(&self, at: usize) -> u32 {
-        assert!(at + 4 <= self.len && at.is_multiple_of(4));
-        // SAFETY: inside the mapping (asserted).
-        let from = unsafe { self.base.add(at) }.cast::<u32>();
-        // SAFETY: aligned and mapped.
-        unsafe { from.read_volatile() }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: exactly what `of` mapped.
-        unsafe { rustix::mm::munmap(self.base.cast(), self.len) }.unwrap();
-    }
-}
-
-/// A hostile peer past a correct set-up: its own segment, and the victim's, which it can only read.
-struct Intruder {
-    socket: OwnedFd,
-    own_file: OwnedFd,
-    own: Map,
-    theirs: Map,
-    their_file: OwnedFd,
-    bell: OwnedFd,
-    position: u32,
-}
-
-impl Intruder {
-    fn new(victim: &mut Victim) -> (Self, QpHandle) {
-        let socket = dial_to(&victim.listener.local_address());
-        let own_file = memory_file(SEGMENT_BYTES, SEALS);
-        say(&socket, &request(), &[own_file.as_fd(), bell().as_fd()]);
-        let qp = victim.accept();
-        let (reply, files) = hear(&socket);
-        assert_eq!(reply[9], REPLY);
-        (Self::with(socket, own_file, files), qp)
-    }
-
-    fn with(socket: OwnedFd, own_file: OwnedFd, files: Vec<OwnedFd>) -> Self {
-        let [their_file, bell] = <[OwnedFd; 2]>::try_from(files).unwrap();
-        let own = Map::of(&own_file, SEGMENT_BYTES, ProtFlags::READ | ProtFlags::WRITE);
-        let theirs = Map::of(&their_file, SEGMENT_BYTES, ProtFlags::READ);
-        Self { socket, own_file, own, theirs, their_file, bell, position: 0 }
-    }
-
-    fn slot(position: u32) -> usize {
-        CONTROL_BYTES + (position as usize % SLOTS) * SLOT_BYTES
-    }
-
-    /// Publishes a packet of one slot, with a body length that need not be true.
-    fn packet(&mut self, op: u32, flags: u32, claimed: usize, body: &[u8]) {
-        let at = Self::slot(self.position);
-        self.own.put(at + 8, body);
-        let head = op | flags << 8 | (claimed as u32) << 16;
-        self.own.put(at + 4, &head.to_le_bytes());
-        self.own.put(at, &(self.position | 1 << 31).to_le_bytes());
-        self.position += 1;
-        self.ring();
-    }
-
-    fn send(&mut self, op: u32, flags: u32, body: &[u8]) {
-        self.packet(op, flags, body.len(), body);
-    }
-
-    fn ring(&self) {
-        rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
-    }
-}
-
-fn span(address: u64, rkey: u32, aux: u32, len: u64) -> Vec<u8> {
-    let mut bytes = address.to_le_bytes().to_vec();
-    bytes.extend(rkey.to_le_bytes());
-    bytes.extend(aux.to_le_bytes());
-    bytes.extend(len.to_le_bytes());
-    bytes
+/// A hostile peer past a correct set-up.
+fn intrude(victim: &mut Victim) -> (Intruder, QpHandle) {
+    let asked = Intruder::ask(&victim.listener.local_address().to_string());
+    let qp = victim.accept();
+    (asked.wire(), qp)
 }
 
 /// Runs the listener in the background while `act` speaks to it.
@@ -319,7 +139,7 @@ fn peers_that_stall_do_not_keep_others_out() {
 #[test]
 fn shared_files_cannot_be_resized_nor_written_by_the_wrong_side() {
     let mut victim = victim();
-    let (intruder, _qp) = Intruder::new(&mut victim);
+    let (intruder, _qp) = intrude(&mut victim);
     for file in [&intruder.own_file, &intruder.their_file] {
         for len in [0, 4096, SEGMENT_BYTES as u64 * 2] {
             assert!(rustix::fs::ftruncate(file, len).is_err());
@@ -381,7 +201,7 @@ fn senseless_packets_kill_only_their_own_connection() {
     ];
     for (what, act) in senseless {
         println!("{what}");
-        let (mut intruder, qp) = Intruder::new(&mut victim);
+        let (mut intruder, qp) = intrude(&mut victim);
         act(&mut intruder);
         // What only a sender looks at.
         victim.post(qp, send(1, true, Source::Inline(b"x")));
@@ -399,7 +219,7 @@ fn scribbling_never_does_more_than_kill_the_connection() {
     let mut victim = victim();
     for seed in 0..200 {
         let mut random = Rng::new(seed);
-        let (mut intruder, qp) = Intruder::new(&mut victim);
+        let (mut intruder, qp) = intrude(&mut victim);
         for step in 0..50 {
             match random.below(4) {
                 // Anywhere, anything.
@@ -419,8 +239,8 @@ fn scribbling_never_does_more_than_kill_the_connection() {
                 _ => {
                     let body: Vec<u8> = (0..100).map(|_| random.below(256) as u8).collect();
                     let claimed = random.below(130) as usize;
-                    let op = random.below(12) as u32;
-                    intruder.packet(op, random.below(16) as u32, claimed, &body);
+                    let op = random.below(12) as u8;
+                    intruder.packet(op, random.below(16) as u8, claimed, &body);
                 }
             }
             intruder.ring();
@@ -446,14 +266,14 @@ fn scribbling_never_does_more_than_kill_the_connection() {
 fn replayed_slots_are_not_received_again() {
     let _watchdog = Watchdog::start("replayed slots");
     let mut victim = victim();
-    let (mut intruder, qp) = Intruder::new(&mut victim);
+    let (mut intruder, qp) = intrude(&mut victim);
     intruder.send(SEND, WHOLE, b"once");
     victim.wait(|victim| victim.received(qp).len() == 1);
     for position in 0..3 {
         // The same message with the same sequence number, in its slot and in the next ones.
         let at = Intruder::slot(position);
         intruder.own.put(at + 8, b"again");
-        intruder.own.put(at + 4, &(SEND | WHOLE << 8 | 5 << 16).to_le_bytes());
+        intruder.own.put(at + 4, &[SEND, WHOLE, 5, 0]);
         intruder.own.put(at, &(1_u32 << 31).to_le_bytes());
         intruder.ring();
         for _ in 0..200 {
@@ -471,7 +291,7 @@ fn replayed_slots_are_not_received_again() {
 fn a_peer_that_accepts_nothing_blocks_nobody() {
     let _watchdog = Watchdog::start("a peer that accepts nothing");
     let mut victim = victim();
-    let (intruder, qp) = Intruder::new(&mut victim);
+    let (intruder, qp) = intrude(&mut victim);
     let refused = loop {
         let source =
             Source::Buffer { buffer: victim.server.send_pool.take().unwrap(), start: 0, len: 4096 };
@@ -579,7 +399,7 @@ fn a_region_that_cannot_be_mapped_is_written_by_packets() {
     // The second packet of the client: the first was the question.
     let at = Intruder::slot(1);
     assert_eq!(pair.server.theirs.word(at), 1 | 1 << 31);
-    assert_eq!(pair.server.theirs.word(at + 4) & 0xff, WRITE);
+    assert_eq!(pair.server.theirs.word(at + 4) & 0xff, u32::from(WRITE));
 }
 
 /// An honest client of a hostile server.
@@ -591,10 +411,7 @@ struct Client {
 impl Client {
     fn of_a_hostile_server() -> Self {
         let address: Address = format!("shm://{}", name()).parse().unwrap();
-        let listening = socket();
-        let at = SocketAddrUnix::new_abstract_name(address.to_string().as_bytes()).unwrap();
-        rustix::net::bind(&listening, &at).unwrap();
-        rustix::net::listen(&listening, 1).unwrap();
+        let listening = shm::listen(&address.to_string());
         let server = std::thread::spawn(move || {
             let socket = rustix::net::accept(&listening).unwrap();
             let (_, files) = hear(&socket);
@@ -659,10 +476,7 @@ fn servers_that_answer_nonsense_are_named() {
     ];
     for (expected, answer, files) in answers {
         let address: Address = format!("shm://{}", name()).parse().unwrap();
-        let listening = socket();
-        let at = SocketAddrUnix::new_abstract_name(address.to_string().as_bytes()).unwrap();
-        rustix::net::bind(&listening, &at).unwrap();
-        rustix::net::listen(&listening, 1).unwrap();
+        let listening = shm::listen(&address.to_string());
         let server = std::thread::spawn(move || {
             let socket = rustix::net::accept(&listening).unwrap();
             hear(&socket);

@@ -1,6 +1,6 @@
 //! Hostile peers of the tcp wire.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
@@ -10,24 +10,13 @@ use rpc_transport::device::soft;
 use rpc_transport::device::{Connector, PostErrorKind, QpHandle, QpState, Status};
 use rpc_transport::memory::region::Access;
 use test_kit::Rng;
+use test_kit::hostile::kind::{PROBE, REFUSE, REPLY, REQUEST};
+use test_kit::hostile::op::{ACK, FIRST, LAST, NAK, READ_REQUEST, SEND, WHOLE, WRITE};
+use test_kit::hostile::span;
+use test_kit::hostile::tcp::{self, frame, is_closed, message, read_message};
 
 use crate::fixture::*;
 use crate::victim::{POSTED, Victim};
-
-const REQUEST: u8 = 1;
-const REPLY: u8 = 2;
-const REFUSE: u8 = 4;
-const PROBE: u8 = 5;
-const ANSWER: u8 = 6;
-
-const SEND: u8 = 1;
-const WRITE: u8 = 2;
-const READ_REQUEST: u8 = 4;
-const ACK: u8 = 8;
-const NAK: u8 = 9;
-const FIRST: u8 = 1;
-const LAST: u8 = 2;
-const WHOLE: u8 = FIRST | LAST;
 
 fn victim() -> Victim {
     let listen = async || {
@@ -44,42 +33,7 @@ fn dial(victim: &Victim) -> TcpStream {
 
 fn dial_to(address: &Address) -> TcpStream {
     let Address::Tcp(at) = address else { panic!("not tcp") };
-    let stream = TcpStream::connect((at.host.as_str(), at.port)).unwrap();
-    stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
-fn message(kind: u8, body: &[u8]) -> Vec<u8> {
-    let mut bytes = b"softrdma".to_vec();
-    bytes.extend([1, kind]);
-    bytes.extend((body.len() as u16).to_le_bytes());
-    bytes.extend(body);
-    bytes
-}
-
-fn read_message(stream: &mut TcpStream) -> (u8, Vec<u8>) {
-    let mut header = [0; 12];
-    stream.read_exact(&mut header).unwrap();
-    let mut body = vec![0; usize::from(u16::from_le_bytes([header[10], header[11]]))];
-    stream.read_exact(&mut body).unwrap();
-    (header[9], body)
-}
-
-fn frame(ack: u32, op: u8, flags: u8, body: &[u8]) -> Vec<u8> {
-    let mut bytes = ack.to_le_bytes().to_vec();
-    bytes.extend([op, flags]);
-    bytes.extend((body.len() as u16).to_le_bytes());
-    bytes.extend(body);
-    bytes
-}
-
-fn span(address: u64, rkey: u32, aux: u32, len: u64) -> Vec<u8> {
-    let mut bytes = address.to_le_bytes().to_vec();
-    bytes.extend(rkey.to_le_bytes());
-    bytes.extend(aux.to_le_bytes());
-    bytes.extend(len.to_le_bytes());
-    bytes
+    tcp::dial(&at.host, at.port)
 }
 
 /// A hostile peer past a correct set-up.
@@ -87,21 +41,8 @@ fn intrude(victim: &mut Victim) -> (TcpStream, QpHandle) {
     let mut stream = dial(victim);
     stream.write_all(&message(REQUEST, &[0; 56])).unwrap();
     let qp = victim.accept();
-    assert_eq!(read_message(&mut stream).0, REPLY);
+    assert_eq!(read_message(&mut stream).unwrap().0, REPLY);
     (stream, qp)
-}
-
-/// Whether the other side closes the connection, whatever it says before.
-fn is_closed(stream: &mut TcpStream) -> bool {
-    let mut bytes = [0; 4096];
-    loop {
-        match stream.read(&mut bytes) {
-            Ok(0) => return true,
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-            Err(_) => return true,
-        }
-    }
 }
 
 /// Runs the listener in the background while `act` speaks to it.
@@ -153,7 +94,7 @@ fn garbage_at_the_port_is_refused_and_hurts_nobody() {
         let mut bad_version = message(REQUEST, b"");
         bad_version[8] = 9;
         stream.write_all(&bad_version).unwrap();
-        let (kind, text) = read_message(&mut stream);
+        let (kind, text) = read_message(&mut stream).unwrap();
         assert_eq!(kind, REFUSE);
         assert!(String::from_utf8_lossy(&text).contains("version 9"));
     });
@@ -215,7 +156,7 @@ fn a_server_that_speaks_something_else_is_named() {
         let address = Address::Tcp(server.local_addr().unwrap().into());
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = server.accept().unwrap();
-            read_message(&mut stream);
+            read_message(&mut stream).unwrap();
             stream.write_all(answer).unwrap();
         });
         let error = runtime().block_on(async {

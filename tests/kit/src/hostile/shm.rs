@@ -93,7 +93,6 @@ pub fn say(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) {
 }
 
 /// The next message and its files; empty at the end.
-#[must_use]
 pub fn hear(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     let mut bytes = [0; 1024];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
