@@ -68,6 +68,8 @@
 //!     event or a connect error.
 //! 20. *Zero-length* SEND and WRITE are legal and complete (clouds that drop them exist, so the
 //!     link sends none).
+//! 21. *Traffic.* Where [`CompletionQueue::traffic`] tells, nothing that it counts grows unless bytes
+//!     have moved between the two ends: all of a message has been counted when it completes.
 
 mod attributes;
 pub mod fault;
@@ -337,6 +339,20 @@ pub enum QpEvent {
     Fatal(QpHandle, u32),
 }
 
+/// How far the bytes of a QP have got ([`CompletionQueue::traffic`]). The unit is the device's; only
+/// differences mean something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Traffic {
+    /// What has arrived from the peer, also in the midst of a message. Never falls.
+    pub received: u64,
+    /// What the peer's end of the wire has taken of what was posted here: its device, or the kernel
+    /// of its host. Never falls.
+    pub accepted: u64,
+    /// What has been posted and is not accepted: once `accepted` has grown by so much, all of it is
+    /// with the peer. May be more than that, never less.
+    pub pending: u64,
+}
+
 /// Why a post was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} (after {posted} posted)")]
@@ -521,6 +537,14 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 
     /// The QP's state; `None` once destroyed.
     fn state(&self, qp: QpHandle) -> Option<QpState>;
+
+    /// How far the bytes of a QP have got (rule 21). May cost a system call: it is asked where a peer's
+    /// silence is judged. `None` once destroyed, and for devices that cannot tell, whose completions
+    /// say all there is. Default: cannot tell.
+    fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
+        let _ = qp;
+        None
+    }
 
     /// Inline bytes that the QP was granted; 0 once destroyed.
     fn max_inline_bytes(&self, qp: QpHandle) -> u32;

@@ -9,7 +9,8 @@
 //!    to a message only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
-//! 3. An orderly close ends: as long as frames leave it waits, else for `CLOSE_LIMIT`.
+//! 3. An orderly close ends: as long as frames leave, or the peer takes bytes of them, it waits, else
+//!    for `CLOSE_LIMIT`.
 //! 4. The protocol hears of the end exactly once.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    heard no more.
@@ -53,10 +54,12 @@ enum Pressing {
     Nothing,
     /// A Ping is due or out, and the link's deadline is this. Any frame changes that.
     Ping(Instant),
-    /// An orderly close, which has to go on: WRs had been posted up to `posted` when `until` was set.
+    /// An orderly close, which has to go on: WRs had been posted up to `posted`, and the peer's end
+    /// had taken them up to `accepted`, when `until` was set.
     Close {
         until: Instant,
         posted: u32,
+        accepted: u64,
     },
 }
 
@@ -506,8 +509,8 @@ impl<P: Protocol> Connection<P> {
         if !self.is_silence_judged(now) {
             return;
         }
-        let Some(link) = &mut self.link else { return };
-        match link.on_timeout(now) {
+        let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return };
+        match link.on_timeout(now, cq.traffic(pipe.qp)) {
             Ok(()) => {
                 self.pressing = link.next_deadline().map_or(Pressing::Nothing, Pressing::Ping)
             }

@@ -202,13 +202,20 @@ impl LinkConfig {
 
     /// Silence after which the peer is pinged. Default 15 s; `None` never pings, and then a peer
     /// that vanished is found only by sending to it. At least 1 ms.
+    ///
+    /// A frame of the peer ends the silence, and so do bytes that arrive in the midst of one, and
+    /// bytes ahead of the ping that the peer's host takes: a slow link is a live one. A peer that
+    /// dies is found after the interval and the timeout, in the midst of a message at the latest
+    /// after twice the interval and the timeout.
     #[must_use]
     pub fn keep_alive(mut self, interval: Option<Duration>) -> Self {
         self.keep_alive = interval;
         self
     }
 
-    /// Silence after a ping that ends the connection. Default 5 s, at least 1 ms.
+    /// Silence after a ping that ends the connection. Default 5 s, at least 1 ms. This end looks
+    /// eight times meanwhile; when it looks late (100 ms and an eighth of the timeout), as it was
+    /// stopped or had too much to do, it judges nobody, and the time begins anew.
     #[must_use]
     pub fn keep_alive_timeout(mut self, timeout: Duration) -> Self {
         self.keep_alive_timeout = timeout;

@@ -45,11 +45,12 @@ use self::bulk::segmenter::Segmenter;
 pub use self::bulk::slices::SliceBytes;
 use self::bulk::slices::Slices;
 use self::bulk::{Arenas, Way};
-use self::keepalive::{Due, KeepAlive};
+use self::keepalive::{Due, KeepAlive, Moves};
 use self::lanes::{Lanes, Queued};
 pub use self::metrics::LinkMetrics;
 pub use self::short::Whole;
 pub use self::transmit::{FrameBytes, Put, Transmit};
+use crate::device::Traffic;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
 use crate::message::reply_slot::SlotOffer;
@@ -390,18 +391,20 @@ impl Link {
     }
 
     /// Time has passed. Then pump: a Ping may be due. Take in first what has arrived already: after
-    /// a pause of this process it is the proof that the peer lives.
+    /// a pause of this process it is the proof that the peer lives. `traffic` is what the device says
+    /// of this connection, if it can tell.
     ///
     /// # Errors
     /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.
-    pub fn on_timeout(&mut self, now: Instant) -> Result<(), LinkError> {
+    pub fn on_timeout(&mut self, now: Instant, traffic: Option<Traffic>) -> Result<(), LinkError> {
         if self.is_closing() {
             return Ok(());
         }
         if let Some(arenas) = &mut self.arenas {
             arenas.on_timeout(now);
         }
-        self.keep_alive.on_timeout(now)
+        let moves = Moves { device: traffic, completed: self.completed() };
+        self.keep_alive.on_timeout(now, moves)
     }
 
     /// Ends this direction: Close is the next and last frame. What is queued stays behind, to be
@@ -449,6 +452,12 @@ impl Link {
     pub fn in_flight(&self) -> u32 {
         let free = self.credits.counters();
         self.slots - u32::from(free.data_slots) - u32::from(free.ack_slots)
+    }
+
+    /// SQ slots completed, modulo 2^16.
+    #[allow(clippy::cast_possible_truncation, reason = "modulo 2^16")]
+    fn completed(&self) -> u16 {
+        slots_of(self.credits.counters().posted).wrapping_sub(self.in_flight() as u16)
     }
 
     #[inline]
@@ -518,8 +527,15 @@ impl Link {
     }
 
     fn send_keep_alive(&mut self, due: Due) -> Option<Transmit<'_>> {
-        let stamp = self.spend()?;
-        let kind = if due == Due::Ping { Kind::Ping } else { Kind::Pong };
+        let mut stamp = self.spend()?;
+        let kind = match due {
+            Due::Pong => Kind::Pong,
+            Due::Ping => {
+                self.keep_alive.on_ping_sent(slots_of(stamp.mark));
+                stamp.signaled = true;
+                Kind::Ping
+            }
+        };
         Some(Transmit::data(FrameBytes::Control(frame::header(kind, stamp.grant)), stamp))
     }
 
@@ -540,4 +556,9 @@ impl Link {
         let token = CLOSE_TOKEN | u64::from(self.credits.counters().posted.to_bits());
         Some(Transmit { writes: Vec::new(), frame, imm: None, signaled: true, token })
     }
+}
+
+/// SQ slots posted up to a mark, modulo 2^16.
+fn slots_of(mark: SendQueueMark) -> u16 {
+    mark.data.wrapping_add(mark.ack)
 }

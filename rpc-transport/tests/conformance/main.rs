@@ -49,6 +49,7 @@ macro_rules! conformance {
                 rule17_linked_posts
                 rule17_a_last_inline_post_rings
                 rule20_zero_length
+                rule21_traffic
             }
             remote {
                 rule02_visibility

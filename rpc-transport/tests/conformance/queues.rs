@@ -1,10 +1,10 @@
-//! Contract rules 1 to 14 and 20, as far as they concern queues and completions.
+//! Contract rules 1 to 14, 20 and 21, as far as they concern queues and completions.
 
 use std::time::Duration;
 
 use rpc_transport::device::{
     Capabilities, CompletionKind, PostErrorKind, ProviderError, QpCapacity, QpState, RecvWr,
-    SendOp, SendWr, Source, Status,
+    SendOp, SendWr, Source, Status, Traffic,
 };
 use rpc_transport::memory::region::Access;
 
@@ -539,4 +539,38 @@ pub(crate) fn rule20_zero_length(fixture: &dyn Fixture) {
         assert_eq!((received.wr_id, received.byte_len), (0, 0));
         assert_eq!(pair.next_sent(Client).wr_id, 2);
     }
+}
+
+/// A device that tells how far bytes have got counts all of a message by its completion, and never
+/// takes anything back.
+pub(crate) fn rule21_traffic(fixture: &dyn Fixture) {
+    let mut pair = Pair::new(fixture);
+    let ask = |pair: &mut Pair| {
+        [Client, Server].map(|side| {
+            let end = pair.end(side);
+            end.cq.traffic(end.qp)
+        })
+    };
+    let [Some(mut client), Some(mut server)] = ask(&mut pair) else {
+        assert_eq!(ask(&mut pair), [None, None], "one that cannot tell says so at both ends");
+        return;
+    };
+    for wr_id in 0..20 {
+        let source = pair.client.filled(&pattern(wr_id, 2000));
+        pair.client.post(&mut [send(wr_id, true, source)]).unwrap();
+        let [Some(posted), _] = ask(&mut pair) else { panic!("it could tell before") };
+        let ends = |traffic: Traffic| traffic.accepted.saturating_add(traffic.pending);
+        assert!(ends(posted) > client.accepted, "what is posted is pending: {posted:?}");
+        pair.next_recv(Server);
+        pair.server.post_recv(wr_id);
+        pair.next_sent(Client);
+        let [Some(sent), Some(received)] = ask(&mut pair) else { panic!("it could tell before") };
+        assert!(sent.accepted > client.accepted && sent.accepted >= posted.accepted, "{sent:?}");
+        assert!(received.received > server.received, "{received:?}");
+        assert!(sent.received >= client.received && received.accepted >= server.accepted);
+        (client, server) = (sent, received);
+    }
+    let qp = pair.client.qp;
+    pair.client.cq.destroy_qp(qp).unwrap();
+    assert_eq!(pair.client.cq.traffic(qp), None);
 }

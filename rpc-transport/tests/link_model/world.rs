@@ -439,7 +439,7 @@ impl World {
 
     fn pass_time(&mut self, at: usize, random: &mut Random) {
         self.now += Duration::from_millis(random.below(1500));
-        self.ends[at].link.on_timeout(self.now).expect("nobody is dead");
+        self.ends[at].link.on_timeout(self.now, None).expect("nobody is dead");
     }
 
     fn transmit(&mut self, at: usize) -> bool {

@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{
     Completion, CompletionKind, CompletionQueue, PostError, PostErrorKind, ProviderError,
-    QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Source, Status,
+    QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Source, Status, Traffic,
 };
 
 use super::{FaultPlan, POISON, Random};
@@ -377,6 +377,14 @@ impl CompletionQueue for FaultyCompletionQueue {
 
     fn state(&self, qp: QpHandle) -> Option<QpState> {
         self.inner.state(qp)
+    }
+
+    fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
+        let traffic = self.inner.traffic(qp)?;
+        let holds = self.qps.get(&qp).is_some_and(|held| !held.posts.is_empty());
+        // How much that will be is the inner device's business: no less than this.
+        let held = if holds { u64::MAX / 2 } else { 0 };
+        Some(Traffic { pending: traffic.pending.saturating_add(held), ..traffic })
     }
 
     fn max_inline_bytes(&self, qp: QpHandle) -> u32 {

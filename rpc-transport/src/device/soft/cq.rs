@@ -24,7 +24,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use crate::device::{
     Completion, CompletionQueue, PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent,
-    QpHandle, QpState, RecvWr, SendWr, post_inline_listed,
+    QpHandle, QpState, RecvWr, SendWr, Traffic, post_inline_listed,
 };
 use crate::memory::region::ProtectionDomain;
 
@@ -508,6 +508,10 @@ impl CompletionQueue for SoftCompletionQueue {
         let entry = self.entries.get(qp.index as usize)?;
         let found = entry.qp.as_ref().filter(|_| entry.generation == qp.generation)?;
         Some(found.state())
+    }
+
+    fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
+        find(&mut self.entries, qp).map(QueuePair::traffic)
     }
 
     fn max_inline_bytes(&self, qp: QpHandle) -> u32 {

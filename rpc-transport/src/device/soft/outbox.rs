@@ -60,11 +60,22 @@ pub(super) struct Outbox {
     segments: VecDeque<Segment>,
     /// Bytes of all segments that are not copied.
     kept_bytes: usize,
+    written_bytes: u64,
 }
 
 impl Outbox {
     pub(super) fn is_empty(&self) -> bool {
         self.segments.is_empty()
+    }
+
+    /// Bytes that wait.
+    pub(super) fn len(&self) -> u64 {
+        (self.buffer.len() - self.start + self.kept_bytes) as u64
+    }
+
+    /// Bytes that the kernel has taken so far.
+    pub(super) fn written_bytes(&self) -> u64 {
+        self.written_bytes
     }
 
     /// Whether the wire should take nothing more for now.
@@ -147,7 +158,7 @@ impl Outbox {
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self { written_bytes: self.written_bytes, ..Self::default() };
     }
 
     /// Writes as much as the socket takes; whether that was everything.
@@ -197,6 +208,7 @@ impl Outbox {
 
     /// Takes `count` written bytes off the front.
     fn written(&mut self, mut count: usize) {
+        self.written_bytes += count as u64;
         while let Some(front) = self.segments.front_mut() {
             let len = front.len().min(count);
             count -= len;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::device::{
     PostError, PostErrorKind, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Source,
-    Status,
+    Status, Traffic,
 };
 
 use super::domain::DomainTable;
@@ -123,6 +123,12 @@ impl QueuePair {
             self.wire = wire;
             self.state = QpState::ReadyToSend;
         }
+    }
+
+    /// How far bytes have got (contract rule 21).
+    pub(super) fn traffic(&mut self) -> Traffic {
+        let traffic = self.wire.traffic();
+        Traffic { pending: traffic.pending + self.requester.waiting_bytes(), ..traffic }
     }
 
     /// Frees slots whose completion has been polled.

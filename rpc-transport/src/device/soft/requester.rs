@@ -27,6 +27,9 @@ use super::wire::{Placement, Wire};
 /// READs that one QP keeps outstanding; the responder answers no more at a time.
 pub(super) const MAX_READS: usize = 16;
 
+/// More than a packet takes besides its payload, bytes.
+const WAITING_BYTES: u64 = 64;
+
 /// The bytes of a posted WR.
 #[derive(Debug)]
 pub(super) enum Held {
@@ -165,6 +168,12 @@ impl Requester {
     /// WRs not completed.
     pub(super) fn outstanding(&self) -> usize {
         self.in_flight.len() + self.waiting.len()
+    }
+
+    /// No less than the bytes, or slots, that will go to the wire for what waits.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        let bytes = |wr: &Waiting| wr.held.len() - wr.sent;
+        self.waiting.iter().map(|wr| 2 * bytes(wr) + WAITING_BYTES).sum()
     }
 
     /// Whether nothing is outstanding.

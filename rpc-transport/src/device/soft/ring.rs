@@ -25,6 +25,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::device::Traffic;
 use crate::device::soft::doorbell::{Ringer, Sleeper};
 
 use super::mapping::{Mapping, PAGE_BYTES};
@@ -331,6 +332,14 @@ impl Ring {
             return false;
         }
         self.ringer.wants_bell(Self::control(&self.peer, ARMED))
+    }
+
+    /// Slots received, slots that the peer has accepted, and slots that it has not.
+    pub(super) fn traffic(&mut self) -> Traffic {
+        // A peer that contradicts itself is found out by the next visit.
+        let _ = self.feedback();
+        let pending = self.tail - self.accepted;
+        Traffic { received: self.head, accepted: self.accepted, pending }
     }
 
     // ---- receiving ----

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::device::RemoteSlice;
+use crate::device::{RemoteSlice, Traffic};
 
 use super::domain::Memory;
 use super::packet::{Extension, Flags, MAX_EXTENSION_BYTES, Nak, Op};
@@ -121,6 +121,15 @@ impl Wire {
             Self::None => Err(BadFeedback),
             Self::Ring(wire) => wire.ring.feedback(),
             Self::Tcp(wire) => wire.feedback(),
+        }
+    }
+
+    /// How far bytes have got. What the requester still holds is not in it.
+    pub(super) fn traffic(&mut self) -> Traffic {
+        match self {
+            Self::None => Traffic::default(),
+            Self::Ring(wire) => wire.ring.traffic(),
+            Self::Tcp(wire) => wire.traffic(),
         }
     }
 

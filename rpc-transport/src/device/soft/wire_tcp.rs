@@ -22,6 +22,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::device::Traffic;
+
 use super::domain::Memory;
 use super::outbox::Outbox;
 use super::packet::{Extension, Flags, Head, MAX_EXTENSION_BYTES, Nak, Op};
@@ -97,6 +99,8 @@ pub(super) struct TcpWire {
     /// What the last frame told the peer of that.
     told: u64,
     ack_due: bool,
+    /// Bytes read.
+    received: u64,
     inbound: Inbound,
     /// Read, and not taken in, because the CQ's owner takes no more.
     leftover: Vec<u8>,
@@ -124,6 +128,7 @@ impl TcpWire {
             accepted: 0,
             told: 0,
             ack_due: false,
+            received: 0,
             inbound: Inbound::START,
             leftover: Vec::new(),
             drained: false,
@@ -262,6 +267,22 @@ impl TcpWire {
         }
     }
 
+    /// Bytes read, bytes that the peer's kernel has acknowledged, and bytes that it has not.
+    pub(super) fn traffic(&self) -> Traffic {
+        let (written, waiting) = (self.outbox.written_bytes(), self.outbox.len());
+        let under_way = self.unacknowledged_bytes().min(written);
+        let pending = under_way + waiting;
+        Traffic { received: self.received, accepted: written - under_way, pending }
+    }
+
+    /// Bytes that the kernel has taken and the peer's has not acknowledged.
+    fn unacknowledged_bytes(&self) -> u64 {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: this call (tcp(7), SIOCOUTQ) stores an int where the last argument points.
+        let result = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
+        if result == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
+    }
+
     // ---- receiving ----
 
     /// What the peer has said about our packets.
@@ -363,6 +384,7 @@ impl TcpWire {
         match usize::try_from(read) {
             Ok(0) => Read::End,
             Ok(count) => {
+                self.received += count as u64;
                 let landed = count.min(direct);
                 let staged = count - landed;
                 Read::Bytes { landed, staged, full: staged == besides }

@@ -9,7 +9,7 @@ use super::pipe::{Phase, post_beacon};
 use super::post::Flying;
 use super::{Connection, Pressing};
 use crate::connect::error::CloseCause;
-use crate::device::{CompletionQueue, Status};
+use crate::device::{CompletionQueue, QpHandle, Status};
 use crate::engine::driver::DRAIN_LIMIT;
 use crate::engine::shard::Deferred;
 use crate::engine::upper::Protocol;
@@ -81,7 +81,7 @@ impl<P: Protocol> Connection<P> {
         }
         cq.flush();
         let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
-        self.pressing = Pressing::Close { until, posted };
+        self.pressing = Pressing::Close { until, posted, accepted: 0 };
         true
     }
 
@@ -102,7 +102,8 @@ impl<P: Protocol> Connection<P> {
         let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return Ok(()) };
         if !matches!(self.pressing, Pressing::Close { .. }) {
             let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
-            self.pressing = Pressing::Close { until, posted };
+            let accepted = accepted_by_peer(cq, pipe.qp);
+            self.pressing = Pressing::Close { until, posted, accepted };
         }
         if !link.is_idle() {
             return Ok(());
@@ -119,9 +120,17 @@ impl<P: Protocol> Connection<P> {
 
     /// A peer that takes nothing any more, or whose device does not accept the Close, is left.
     pub(super) fn judge_close(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        let Pressing::Close { until, posted } = &mut self.pressing else { return };
-        let sent = self.pipe.as_ref().map_or(*posted, |pipe| pipe.posted_send);
-        if std::mem::replace(posted, sent) == sent {
+        let (Pressing::Close { until, posted, accepted }, Some(pipe)) =
+            (&mut self.pressing, &self.pipe)
+        else {
+            return;
+        };
+        let before = (*posted, *accepted);
+        *posted = pipe.posted_send;
+        if pipe.phase == Phase::Up {
+            *accepted = accepted_by_peer(cq, pipe.qp);
+        }
+        if before == (*posted, *accepted) {
             self.fail(cq, &CloseCause::Local);
         } else {
             *until = now + CLOSE_LIMIT;
@@ -145,6 +154,10 @@ impl<P: Protocol> Connection<P> {
         self.abandon(cq);
         Some(drained)
     }
+}
+
+fn accepted_by_peer(cq: &mut dyn CompletionQueue, qp: QpHandle) -> u64 {
+    cq.traffic(qp).unwrap_or_default().accepted
 }
 
 pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {
