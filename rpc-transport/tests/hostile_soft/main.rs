@@ -9,6 +9,7 @@
 
 #[path = "../conformance/fixture.rs"]
 mod fixture;
+mod mem;
 mod shm;
 mod tcp;
 mod victim;

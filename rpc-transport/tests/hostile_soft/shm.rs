@@ -11,7 +11,7 @@ use rpc_transport::device::{
     Connector, PostErrorKind, QpHandle, QpState, SendOp, SendWr, Source, Status,
 };
 use rpc_transport::memory::region::Access;
-use rustix::fs::SealFlags;
+use rustix::fs::{OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use test_kit::Rng;
 use test_kit::hostile::kind::{REFUSE, REPLY, REQUEST};
@@ -20,7 +20,7 @@ use test_kit::hostile::op::{
 };
 use test_kit::hostile::shm::word::{ACCEPTED, ARMED, CLOSED, NAK};
 use test_kit::hostile::shm::{
-    self, CONTROL_BYTES, SEALS, SEGMENT_BYTES, SLOT_BYTES, SLOTS, Wire as Intruder, bell, hear,
+    self, CONTROL_BYTES, SEALS, SEGMENT_BYTES, SLOT_BYTES, SLOTS, Wire as Intruder, hear,
     memory_file, message, request, say,
 };
 use test_kit::hostile::span;
@@ -82,32 +82,31 @@ fn bad_requests_are_refused_and_hurt_nobody() {
     let mut bad_version = request();
     bad_version[8] = 9;
     let bad: Vec<(&str, Vec<u8>, Vec<OwnedFd>)> = vec![
-        ("magic", bad_magic, vec![good(), bell()]),
-        ("version 9", bad_version, vec![good(), bell()]),
+        ("magic", bad_magic, vec![good()]),
+        ("version 9", bad_version, vec![good()]),
         ("short", b"soft".to_vec(), vec![]),
         ("long", vec![1; 1000], vec![]),
-        ("kind", message(77, 512, b""), vec![good(), bell()]),
-        ("private data", message(REQUEST, 512, &[0; 57]), vec![good(), bell()]),
-        ("0 slots", slots(0), vec![good(), bell()]),
-        ("3 slots", slots(3), vec![good(), bell()]),
-        ("4 slots", slots(4), vec![good(), bell()]),
-        ("2048 slots", slots(2048), vec![good(), bell()]),
-        ("slots", slots(u32::MAX), vec![good(), bell()]),
-        ("announced size", slots(256), vec![good(), bell()]),
-        ("files", request(), vec![]),
-        ("files", request(), vec![good()]),
-        ("files", request(), vec![good(), bell(), bell()]),
-        ("files", request(), vec![bell(), good()]),
-        ("not a memory file", request(), vec![null(), bell()]),
-        ("not sealed", request(), vec![memory_file(SEGMENT_BYTES, SealFlags::empty()), bell()]),
+        ("kind", message(77, 512, b""), vec![good()]),
+        ("private data", message(REQUEST, 512, &[0; 57]), vec![good()]),
+        ("0 slots", slots(0), vec![good()]),
+        ("3 slots", slots(3), vec![good()]),
+        ("4 slots", slots(4), vec![good()]),
+        ("2048 slots", slots(2048), vec![good()]),
+        ("slots", slots(u32::MAX), vec![good()]),
+        ("announced size", slots(256), vec![good()]),
+        ("file", request(), vec![]),
+        ("file", request(), vec![good(), null()]),
+        ("file", request(), vec![good(), good(), good()]),
+        ("not a memory file", request(), vec![null()]),
+        ("not sealed", request(), vec![memory_file(SEGMENT_BYTES, SealFlags::empty())]),
         (
             "not sealed",
             request(),
-            vec![memory_file(SEGMENT_BYTES, SealFlags::GROW | SealFlags::SEAL), bell()],
+            vec![memory_file(SEGMENT_BYTES, SealFlags::GROW | SealFlags::SEAL)],
         ),
-        ("announced size", request(), vec![memory_file(4096, SEALS), bell()]),
-        ("announced size", request(), vec![memory_file(SEGMENT_BYTES * 2, SEALS), bell()]),
-        ("announced size", request(), vec![memory_file(0, SEALS), bell()]),
+        ("announced size", request(), vec![memory_file(4096, SEALS)]),
+        ("announced size", request(), vec![memory_file(SEGMENT_BYTES * 2, SEALS)]),
+        ("announced size", request(), vec![memory_file(0, SEALS)]),
     ];
     for (what, bytes, files) in bad {
         let (answer, _) = while_listening(&mut victim, move |address| {
@@ -417,7 +416,7 @@ impl Client {
             let (_, files) = hear(&socket);
             let own_file = memory_file(SEGMENT_BYTES, SEALS);
             let reply = message(REPLY, SLOTS as u32, &[0; 196]);
-            say(&socket, &reply, &[own_file.as_fd(), bell().as_fd()]);
+            say(&socket, &reply, &[own_file.as_fd()]);
             (socket, own_file, files)
         });
         let end = runtime().block_on(client_of(&address)).unwrap();
@@ -459,17 +458,17 @@ fn servers_that_answer_nonsense_are_named() {
     let _watchdog = Watchdog::start("nonsense servers");
     let mut bad_version = message(REPLY, 512, &[0; 196]);
     bad_version[8] = 7;
-    let good = || vec![memory_file(SEGMENT_BYTES, SEALS), bell()];
+    let good = || vec![memory_file(SEGMENT_BYTES, SEALS)];
     let answers: Vec<(&str, Vec<u8>, Vec<OwnedFd>)> = vec![
         ("dropped", vec![], vec![]),
         ("version 7", bad_version, good()),
         ("kind 42", message(42, 512, b""), vec![]),
         ("another size", message(REPLY, 256, &[0; 196]), {
-            vec![memory_file(CONTROL_BYTES + 256 * SLOT_BYTES, SEALS), bell()]
+            vec![memory_file(CONTROL_BYTES + 256 * SLOT_BYTES, SEALS)]
         }),
-        ("two files", message(REPLY, 512, &[0; 196]), vec![]),
+        ("one file", message(REPLY, 512, &[0; 196]), vec![]),
         ("not sealed", message(REPLY, 512, &[0; 196]), {
-            vec![memory_file(SEGMENT_BYTES, SealFlags::empty()), bell()]
+            vec![memory_file(SEGMENT_BYTES, SealFlags::empty())]
         }),
         ("go away", message(REFUSE, 0, b"go away"), vec![]),
         ("too long", vec![1; 900], vec![]),
@@ -520,7 +519,7 @@ fn peers_of_another_user_are_refused_by_both_sides() {
         let address = address.clone();
         as_another_user(move || {
             let socket = dial_to(&address);
-            say(&socket, &request(), &[memory_file(SEGMENT_BYTES, SEALS).as_fd(), bell().as_fd()]);
+            say(&socket, &request(), &[memory_file(SEGMENT_BYTES, SEALS).as_fd()]);
             hear(&socket)
         })
     });
@@ -536,5 +535,74 @@ fn peers_of_another_user_are_refused_by_both_sides() {
         })
     });
     assert!(error.contains("the peer belongs to user 0, this process to user 65534"), "{error}");
+    victim.assert_unharmed();
+}
+
+/// A peer that takes no doorbells and makes all that it shares with us block stops nobody else.
+#[test]
+fn a_peer_that_stops_its_own_doorbell_stops_nobody_else() {
+    let _watchdog = Watchdog::start("a doorbell that blocks");
+    let mut victim = victim();
+    let (intruder, qp) = intrude(&mut victim);
+    for shared in [&intruder.socket, &intruder.own_file, &intruder.their_file] {
+        rustix::fs::fcntl_setfl(shared, OFlags::empty()).unwrap();
+    }
+    // It reads none of them: more than the socket takes.
+    for sent in 1..2_000_u32 {
+        intruder.own.put(ARMED, &sent.to_le_bytes());
+        victim.post(qp, send(1, false, Source::Inline(b"x")));
+        intruder.own.put(ACCEPTED, &sent.to_le_bytes());
+        victim.post(qp, send(1, true, Source::Inline(b"x")));
+        let accepted = 2 * sent;
+        intruder.own.put(ACCEPTED, &accepted.to_le_bytes());
+        victim.poll();
+    }
+    victim.assert_unharmed();
+    // Nor does one that goes away without reading raise a signal.
+    victim.post(qp, send(1, true, Source::Inline(b"x")));
+    drop(intruder);
+    victim.wait_dead(qp);
+    victim.assert_unharmed();
+}
+
+/// Doorbells without end are read in batches; the file that a peer speaks of is found among them.
+#[test]
+fn a_flood_of_doorbells_grows_nothing_and_hides_no_file() {
+    let _watchdog = Watchdog::start("a flood of doorbells");
+    let mut pair = Client::of_a_hostile_server();
+    let (rkey, len) = (0x42, 4096);
+    let to = rpc_transport::device::RemoteSlice { address: 0x1000, rkey };
+    let source = pair.end.filled(b"placed");
+    let mut wr = [SendWr { wr_id: 1, op: SendOp::Write(to), signaled: true, source }];
+    pair.end.post(&mut wr).unwrap();
+    (0..100).for_each(|_| pair.server.ring());
+    let file = memory_file(8192, SEALS);
+    say(&pair.server.socket, &u32::to_le_bytes(rkey), &[file.as_fd()]);
+    (0..10_000).for_each(|_| pair.server.ring());
+    pair.server.send(MAP_ANSWER, WHOLE, &span(0x1000, rkey, 3, len));
+    let placed = shm::Map::of(&file, 8192, ProtFlags::READ);
+    pair.wait(|_| placed.word(0) == u32::from_le_bytes(*b"plac"));
+}
+
+/// Peers that keep all they have got when their connections end leave nothing behind here.
+#[test]
+fn a_peer_that_keeps_its_descriptors_stays_in_no_epoll_set() {
+    let _watchdog = Watchdog::start("kept descriptors");
+    let mut victim = victim();
+    let before = victim.watched();
+    let mut kept = Vec::new();
+    for _ in 0..20 {
+        let (intruder, qp) = intrude(&mut victim);
+        assert_eq!(victim.watched(), before + 1);
+        victim.server.cq.destroy_qp(qp).unwrap();
+        kept.push(intruder);
+    }
+    assert_eq!(victim.watched(), before);
+    while victim.server.cq.poll(&mut victim.completions, 16).unwrap() > 0 {}
+    victim.server.cq.clear_events().unwrap();
+    victim.server.cq.arm().unwrap();
+    kept.iter().for_each(Intruder::ring);
+    let fd = victim.server.cq.event_fd();
+    assert!(!readable(&[fd], std::time::Duration::ZERO), "a dead bell wakes");
     victim.assert_unharmed();
 }

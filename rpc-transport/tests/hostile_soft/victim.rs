@@ -1,5 +1,6 @@
 //! The side under attack: a server whose one CQ serves a hostile and an honest connection.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ pub(crate) struct Victim {
     pub(crate) listener: Box<dyn Listener>,
     pub(crate) server: Objects,
     pub(crate) honest: End,
-    honest_qp: QpHandle,
+    pub(crate) honest_qp: QpHandle,
     pub(crate) completions: Vec<Completion>,
 }
 
@@ -113,6 +114,13 @@ impl Victim {
     pub(crate) fn post(&mut self, qp: QpHandle, mut wr: SendWr<'_>) {
         self.server.cq.post_send(qp, std::slice::from_mut(&mut wr)).unwrap();
         self.server.cq.flush();
+    }
+
+    /// Descriptors in the epoll set of the CQ, its own bell included.
+    pub(crate) fn watched(&self) -> usize {
+        let epoll = self.server.cq.event_fd().as_raw_fd();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).unwrap();
+        info.lines().filter(|line| line.starts_with("tfd:")).count()
     }
 
     /// The honest connection still works, both ways.

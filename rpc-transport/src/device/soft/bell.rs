@@ -1,7 +1,8 @@
-//! Doorbells: event fds that wake the other side.
+//! Doorbells inside this process: event fds that wake the other side.
 //!
 //! Owns how they are made and rung. Members of an epoll set are edge-triggered, so nobody reads
-//! them: every ring is an edge.
+//! them: every ring is an edge. Never leaves this process: who shares an event fd can make ringing
+//! it block. Between processes the side channel rings.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,18 +24,7 @@ impl Bell {
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Takes a peer's doorbell over.
-    ///
-    /// # Errors
-    /// Those of `fcntl(2)`.
-    pub(super) fn received(fd: OwnedFd) -> io::Result<Self> {
-        // Ringing must not block, whatever the peer has sent.
-        let flags = rustix::fs::fcntl_getfl(&fd)?;
-        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Self(Arc::new(fd)))
-    }
-
-    /// Rings it. A bell that cannot be rung has a peer that broke it, and wakes nobody.
+    /// Rings it. Nobody reads it, and to fill it up would take for ever.
     pub(super) fn ring(&self) {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }

@@ -45,8 +45,7 @@ const EVENT_BATCH: usize = 64;
 
 /// What an event of the epoll set is about.
 const KIND_OWN_BELL: u64 = 0;
-const KIND_QP_BELL: u64 = 1;
-const KIND_SOCKET: u64 = 2;
+const KIND_QP: u64 = 1;
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -140,18 +139,15 @@ impl SoftCompletionQueue {
     pub(super) fn attach(&mut self, handle: QpHandle, wire: Wire) -> Result<(), ProviderError> {
         let clock = self.clock;
         let qp = find(&mut self.entries, handle).ok_or(ProviderError::UnknownQp)?;
-        match &wire {
-            Wire::None => {}
-            Wire::Ring(ring) => {
-                watch(&self.epoll, ring.own_bell.as_fd(), KIND_QP_BELL, handle, EventFlags::IN)?;
-                if let Some(socket) = ring.socket() {
-                    watch(&self.epoll, socket, KIND_SOCKET, handle, EventFlags::RDHUP)?;
-                }
-            }
-            Wire::Tcp(tcp) => {
-                let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP;
-                watch(&self.epoll, tcp.socket(), KIND_SOCKET, handle, flags)?;
-            }
+        // One that died meanwhile drops the wire, which tells the peer.
+        if qp.state() != QpState::Init {
+            return Ok(());
+        }
+        if let Some((fd, flags)) = wire.watched() {
+            // Edge-triggered: nobody need read it.
+            let data = event_data(KIND_QP, handle);
+            epoll::add(&self.epoll, fd, data, flags | EventFlags::ET)
+                .map_err(|error| no_fds(&error))?;
         }
         qp.attach(wire);
         qp.last_active = clock;
@@ -279,9 +275,9 @@ impl SoftCompletionQueue {
             };
             any |= !ready.is_empty();
             for event in ready.iter() {
-                let data = event.data.u64();
+                let (data, flags) = (event.data.u64(), event.flags);
                 if data & 0xff != KIND_OWN_BELL {
-                    self.on_event(data);
+                    self.on_event(data, flags);
                 }
             }
             if ready.len() < EVENT_BATCH {
@@ -290,18 +286,16 @@ impl SoftCompletionQueue {
         }
     }
 
-    fn on_event(&mut self, data: u64) {
+    fn on_event(&mut self, data: u64, flags: EventFlags) {
         let Ok(index) = usize::try_from(data >> 32) else { return };
         let handle = match self.entries.get(index).and_then(|entry| entry.qp.as_ref()) {
             // An event taken before its QP was destroyed must not reach the next one.
-            Some(qp) if event_data(data & 0xff, qp.handle()).u64() == data => qp.handle(),
+            Some(qp) if event_data(KIND_QP, qp.handle()).u64() == data => qp.handle(),
             _ => return,
         };
         if let Some(qp) = find(&mut self.entries, handle) {
-            match data & 0xff {
-                KIND_SOCKET => qp.wire().on_hangup(),
-                _ => qp.on_bell(),
-            }
+            let end = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+            qp.on_event(flags.intersects(end));
         }
         self.heat(handle);
     }
@@ -351,18 +345,6 @@ fn find(entries: &mut [Entry], handle: QpHandle) -> Option<&mut QueuePair> {
 fn event_data(kind: u64, handle: QpHandle) -> EventData {
     let generation = u64::from(handle.generation & 0x00ff_ffff);
     EventData::new_u64(kind | generation << 8 | u64::from(handle.index) << 32)
-}
-
-/// Puts a QP's file descriptor into the epoll set, edge-triggered: nobody reads it.
-fn watch(
-    epoll: &OwnedFd,
-    fd: BorrowedFd<'_>,
-    kind: u64,
-    handle: QpHandle,
-    flags: EventFlags,
-) -> Result<(), ProviderError> {
-    let data = event_data(kind, handle);
-    epoll::add(epoll, fd, data, flags | EventFlags::ET).map_err(|error| no_fds(&error))
 }
 
 fn entries_of(capacity: QpCapacity) -> Result<u32, ProviderError> {
@@ -532,6 +514,11 @@ impl CompletionQueue for SoftCompletionQueue {
         entry.generation = entry.generation.wrapping_add(1);
         if let Some(gone) = entry.qp.take() {
             self.reserved -= gone.reserved();
+            if let Some((fd, _)) = gone.wire().watched() {
+                // Closing is not enough while somebody else has the same open file. It fails only if
+                // it was not in the set.
+                let _ = epoll::delete(&self.epoll, fd);
+            }
         }
         self.free.push(qp.index);
         self.hot.retain(|index| *index != qp.index);

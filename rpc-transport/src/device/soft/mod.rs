@@ -11,6 +11,7 @@
 //! | `packet` | what one QP says to the other, on any wire |
 //! | `domain`, `mapping` | keys and registered memory |
 //! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
+//! | `side_channel` | what two processes need besides rings: doorbells, files, the peer's end |
 //! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
 //! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
 //! | `setup`, `pending`, `mem`, `shm`, `socket`, `tcp` | connecting |
@@ -34,6 +35,7 @@ mod responder;
 mod ring;
 mod setup;
 mod shm;
+mod side_channel;
 mod sink;
 mod socket;
 mod tcp;

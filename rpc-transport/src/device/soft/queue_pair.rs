@@ -113,8 +113,8 @@ impl QueuePair {
         self.requester.max_inline_bytes()
     }
 
-    pub(super) fn wire(&mut self) -> &mut Wire {
-        &mut self.wire
+    pub(super) fn wire(&self) -> &Wire {
+        &self.wire
     }
 
     /// Connects: INIT to RTS. A QP that died meanwhile drops the wire, which tells the peer.
@@ -415,12 +415,16 @@ impl QueuePair {
             if wire.ring.owes() && !self.stopped {
                 wire.ring.publish();
             }
-            wire.ring.arm();
+            wire.arm();
         }
     }
 
-    /// The peer has rung. That spends the arming: the peer will not ring for it again.
-    pub(super) fn on_bell(&mut self) {
+    /// The CQ's epoll set tells of this QP. A doorbell spends the arming: the peer will not ring for
+    /// it again.
+    pub(super) fn on_event(&mut self, hung_up: bool) {
+        if hung_up {
+            self.wire.on_hangup();
+        }
         if self.armed {
             self.disarm();
         }

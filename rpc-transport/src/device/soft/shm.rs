@@ -1,12 +1,12 @@
 //! `shm://`: connections between processes of one machine.
 //!
-//! Owns the rendezvous: two messages over a Unix socket exchange private data, segments and
-//! doorbells. Afterwards the socket carries memory files of regions, and its end tells at once that
-//! the peer has died. Never touches a ring after it has been joined.
+//! Owns the rendezvous: two messages over a Unix socket exchange private data and segments.
+//! Afterwards the socket is the connection's side channel. Never touches a ring after it has been
+//! joined.
 //!
 //! ```text
 //! message: magic 8 | version u8 | kind u8 | zero u16 | slots u32 | private data, or a text
-//! request, reply: with the sender's segment and doorbell as files
+//! request, reply: with the sender's segment as a file
 //! ```
 //!
 //! Invariants:
@@ -40,7 +40,7 @@ use super::wire_ring::{Half, PeerHalf};
 
 const MAGIC: [u8; 8] = *b"softrdma";
 /// Version of the set-up and of the ring layout.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HEADER_BYTES: usize = 16;
 const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + REP_PRIVATE_DATA_BYTES;
 
@@ -189,7 +189,8 @@ impl Outgoing for ShmOutgoing {
                 if peer_half.slots() != self.slots {
                     return Err(self.protocol("the reply is for a ring of another size".to_owned()));
                 }
-                let (wire, _) = half.join(peer_half, socket);
+                let joined = half.join(peer_half, socket);
+                let (wire, _) = joined.map_err(|error| out_of_resources(&error))?;
                 body.resize(REP_PRIVATE_DATA_BYTES, 0);
                 let attach = setup::attach(qp, Wire::Ring(Box::new(wire)));
                 Ok(Established { private_data: body, peer, attach })
@@ -220,7 +221,7 @@ impl ShmOutgoing {
             io::ErrorKind::InvalidData => self.protocol(error.to_string()),
             _ => self.rejected("the request was dropped", Vec::new()),
         };
-        send(&socket, request, &half.files()).await.map_err(lost)?;
+        send(&socket, request, &[half.file()]).await.map_err(lost)?;
         let message = receive(&socket).await.map_err(lost)?;
         Ok((identity(credentials), socket.into_inner(), message))
     }
@@ -392,7 +393,8 @@ impl Incoming for ShmIncoming {
         let Self { address, peer, socket, half: peer_half, .. } = *self;
         let slots = peer_half.slots();
         let half = Half::create(slots).map_err(|error| out_of_resources(&error))?;
-        let (wire, segment) = half.join(peer_half, socket.into_inner());
+        let joined = half.join(peer_half, socket.into_inner());
+        let (wire, segment) = joined.map_err(|error| out_of_resources(&error))?;
         let reply = encode(REPLY, slots, &private_data);
         // The socket is empty, so the reply fits in, unless the peer is gone.
         wire.send_reply(&reply, segment.as_fd()).map_err(|error| ConnectError::Refused {

@@ -7,11 +7,11 @@
 //! Invariants:
 //! 1. Every socket and every received file is close-on-exec; sockets do not block.
 //! 2. A message is received whole or refused; no more files are taken than asked for.
-#![allow(unsafe_code, reason = "SO_PEERCRED, and sockets that the runtime watches")]
+#![allow(unsafe_code, reason = "SO_PEERCRED, recvmmsg, and sockets that the runtime watches")]
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -28,7 +28,12 @@ use crate::connect::address::Address;
 /// Connections that the kernel lets wait.
 const BACKLOG: i32 = 128;
 /// Most files in one message.
-pub(super) const MAX_FILES: usize = 2;
+pub(super) const MAX_FILES: usize = 1;
+/// Messages that [`receive_batch`] takes at a time.
+pub(super) const BATCH: usize = 64;
+
+/// Flags of a send that neither waits nor raises a signal, whatever the socket's own flags are.
+pub(super) const NEVER_WAIT: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 /// The socket address of a `shm` address; `None` for other schemes.
 pub(super) fn address_of(address: &Address) -> Option<io::Result<SocketAddrUnix>> {
@@ -181,8 +186,7 @@ pub(super) fn send(
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, NEVER_WAIT)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
@@ -218,6 +222,78 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Re
         return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     Ok(Received { len: message.bytes, files })
+}
+
+/// A short message.
+#[derive(Debug)]
+pub(super) struct Small<'a> {
+    /// At most 8 bytes; what was longer is cut off.
+    pub(super) bytes: &'a [u8],
+    /// The file that came along, if this process had room for it.
+    pub(super) file: Option<OwnedFd>,
+}
+
+/// Receives up to [`BATCH`] messages that wait, in one system call; returns how many there were.
+///
+/// # Errors
+/// Those of `recvmmsg(2)`.
+pub(super) fn receive_batch(
+    socket: BorrowedFd<'_>,
+    mut take: impl FnMut(Small<'_>),
+) -> io::Result<usize> {
+    let mut bytes = [[0_u8; 8]; BATCH];
+    // A header and one file each; of u64 for the alignment of headers.
+    let mut control = [[0_u64; 3]; BATCH];
+    let mut pieces = bytes
+        .each_mut()
+        .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
+    // SAFETY: all fields of an mmsghdr may be zero.
+    let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+    for ((message, piece), control) in messages.iter_mut().zip(&mut pieces).zip(&mut control) {
+        message.msg_hdr.msg_iov = piece;
+        message.msg_hdr.msg_iovlen = 1;
+        message.msg_hdr.msg_control = control.as_mut_ptr().cast();
+        message.msg_hdr.msg_controllen = size_of_val(control);
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    let count = libc::c_uint::try_from(BATCH).unwrap_or(0);
+    let none = std::ptr::null_mut();
+    // SAFETY: `messages` are `BATCH` headers, whose bytes and control bytes are valid for writes.
+    let received =
+        unsafe { libc::recvmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), count, flags, none) };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    for (message, bytes) in messages[..received].iter().zip(&bytes) {
+        let len = usize::try_from(message.msg_len).map_or(0, |len| len.min(bytes.len()));
+        take(Small { bytes: &bytes[..len], file: take_file(&message.msg_hdr) });
+    }
+    Ok(received)
+}
+
+/// The first file of a received message; further ones are closed.
+fn take_file(message: &libc::msghdr) -> Option<OwnedFd> {
+    // SAFETY: the kernel has filled the control bytes in, of which the length says how many.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    // SAFETY: null, or a header inside the control bytes, which are aligned for it.
+    let head = unsafe { header.as_ref() }?;
+    if (head.cmsg_level, head.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return None;
+    }
+    // SAFETY: pure arithmetic.
+    let empty = unsafe { libc::CMSG_LEN(0) } as usize;
+    let count = head.cmsg_len.saturating_sub(empty) / size_of::<libc::c_int>();
+    // SAFETY: behind a header inside the control bytes.
+    let first = unsafe { libc::CMSG_DATA(header) }.cast::<libc::c_int>();
+    let mut files = (0..count).map(|i| {
+        // SAFETY: `cmsg_len` says that `count` descriptors follow the header.
+        let at = unsafe { first.add(i) };
+        // SAFETY: as above; they need not be aligned.
+        let fd = unsafe { at.read_unaligned() };
+        // SAFETY: the kernel has just opened it for this process, and nobody else knows of it.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    });
+    let file = files.next();
+    files.for_each(drop);
+    file
 }
 
 /// Credentials of the process at the other end, as the kernel attests them: those of the moment

@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use rustix::event::epoll::EventFlags;
+
 use crate::device::{RemoteSlice, Traffic};
 
 use super::domain::Memory;
@@ -130,6 +132,16 @@ impl Wire {
             Self::None => Traffic::default(),
             Self::Ring(wire) => wire.ring.traffic(),
             Self::Tcp(wire) => wire.traffic(),
+        }
+    }
+
+    /// What the CQ's epoll set watches for this wire, and for which events.
+    pub(super) fn watched(&self) -> Option<(BorrowedFd<'_>, EventFlags)> {
+        let news = EventFlags::IN | EventFlags::RDHUP;
+        match self {
+            Self::None => None,
+            Self::Ring(wire) => Some((wire.bell(), news)),
+            Self::Tcp(wire) => Some((wire.socket(), news | EventFlags::OUT)),
         }
     }
 

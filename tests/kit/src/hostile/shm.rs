@@ -6,7 +6,6 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
@@ -114,7 +113,7 @@ pub fn hear(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
 #[must_use]
 pub fn message(kind: u8, slots: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = b"softrdma".to_vec();
-    bytes.extend([1, kind, 0, 0]);
+    bytes.extend([2, kind, 0, 0]);
     bytes.extend(slots.to_le_bytes());
     bytes.extend(body);
     bytes
@@ -140,15 +139,6 @@ pub fn memory_file(len: usize, seals: SealFlags) -> OwnedFd {
     rustix::fs::ftruncate(&file, len as u64).expect("memory");
     rustix::fs::fcntl_add_seals(&file, seals).expect("it allows sealing");
     file
-}
-
-/// A doorbell that blocks whoever reads it.
-///
-/// # Panics
-/// When there is no file descriptor left.
-#[must_use]
-pub fn bell() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")
 }
 
 /// A mapping of a file, to be written at will.
@@ -213,7 +203,7 @@ impl Drop for Map {
 /// A peer past a correct set-up: its own segment, and the other side's, which it can only read.
 #[derive(Debug)]
 pub struct Wire {
-    /// The socket of the set-up, which files of regions travel on.
+    /// The socket of the set-up, which carries doorbells and files of regions.
     pub socket: OwnedFd,
     /// The file of this side's segment.
     pub own_file: OwnedFd,
@@ -223,8 +213,6 @@ pub struct Wire {
     pub theirs: Map,
     /// Its file.
     pub their_file: OwnedFd,
-    /// The other side's doorbell.
-    pub bell: OwnedFd,
     /// Slot of the next packet.
     pub position: u32,
 }
@@ -236,21 +224,21 @@ impl Wire {
     pub fn ask(address: &str) -> Asked {
         let socket = dial(address);
         let own_file = memory_file(SEGMENT_BYTES, SEALS);
-        say(&socket, &request(), &[own_file.as_fd(), bell().as_fd()]);
+        say(&socket, &request(), &[own_file.as_fd()]);
         Asked { socket, own_file }
     }
 
-    /// What remains of a set-up: the socket, this side's segment, and the files of the other side.
+    /// What remains of a set-up: the socket, this side's segment, and the file of the other side.
     ///
     /// # Panics
-    /// When these are not two.
+    /// When that is not one.
     #[must_use]
     pub fn with(socket: OwnedFd, own_file: OwnedFd, files: Vec<OwnedFd>) -> Self {
-        let files = <[OwnedFd; 2]>::try_from(files);
-        let [their_file, bell] = files.expect("a segment and a doorbell");
+        let files = <[OwnedFd; 1]>::try_from(files);
+        let [their_file] = files.expect("a segment");
         let own = Map::of(&own_file, SEGMENT_BYTES, ProtFlags::READ | ProtFlags::WRITE);
         let theirs = Map::of(&their_file, SEGMENT_BYTES, ProtFlags::READ);
-        Self { socket, own_file, own, theirs, their_file, bell, position: 0 }
+        Self { socket, own_file, own, theirs, their_file, position: 0 }
     }
 
     /// Where a slot lies in a segment.
@@ -281,12 +269,10 @@ impl Wire {
         self.packet(op, flags, body.len(), body);
     }
 
-    /// Rings the other side's doorbell.
-    ///
-    /// # Panics
-    /// When it cannot be rung.
+    /// Rings the other side's doorbell, unless the socket is full of rings, or nobody left.
     pub fn ring(&self) {
-        rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).expect("a doorbell");
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = rustix::net::send(&self.socket, &[0], flags);
     }
 }
 
