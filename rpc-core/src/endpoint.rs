@@ -213,6 +213,7 @@ pub(crate) fn revoked(answer: link::Revoked) -> Revoked {
     match answer {
         link::Revoked::Whole(_) => Revoked::Whole,
         link::Revoked::Aborted => Revoked::Aborted,
+        link::Revoked::Begun => Revoked::Begun,
         link::Revoked::TooLate => Revoked::TooLate,
     }
 }

@@ -251,6 +251,9 @@ pub enum Revoked {
     Whole,
     /// Parts were sent; the peer's link drops them, so its session never sees the message.
     Aborted,
+    /// The peer's session sees the message, or has: what was taken back is the end of a tail that
+    /// it reads as a stream.
+    Begun,
     /// It is on the wire, or unknown.
     TooLate,
 }
@@ -259,7 +262,7 @@ impl Revoked {
     /// Whether the peer's session never sees the message.
     #[must_use]
     pub fn is_unsent(self) -> bool {
-        !matches!(self, Self::TooLate)
+        matches!(self, Self::Whole | Self::Aborted)
     }
 }
 

@@ -30,7 +30,9 @@ pub const MAGIC: [u8; 4] = *b"RPCr";
 /// Versions that this end speaks.
 pub const VERSIONS: Versions = Versions { min: 1, max: 1 };
 /// Length of a request or a reply, bytes.
-pub const OFFER_BYTES: usize = 49;
+pub const OFFER_BYTES: usize = 55;
+/// Bytes of a u48.
+const U48_BYTES: usize = 6;
 
 /// Magic, length, what, versions: frozen for all versions.
 const PREFIX_BYTES: usize = 8;
@@ -132,6 +134,9 @@ pub struct Offer {
     pub receive_buffer_bytes: u32,
     /// Largest message that it takes, bytes.
     pub max_message_bytes: u64,
+    /// Messages up to this length it puts together; the tail of a longer one it takes as a stream,
+    /// of which so many bytes may wait in its memory. At most 1 TiB.
+    pub assembly_bytes: u64,
     /// Names this connection attempt.
     pub nonce: u64,
     /// Its landing zone, if it has one from the start.
@@ -204,6 +209,7 @@ impl Offer {
             window: config.window(),
             receive_buffer_bytes: config.receive_buffer_bytes,
             max_message_bytes: config.max_message_bytes,
+            assembly_bytes: config.assembly_bytes,
             nonce,
             arena: None,
         }
@@ -278,6 +284,7 @@ impl Offer {
             config::check("receive_buffer_bytes", buffer, min, max, ADVICE)?;
             let (min, max) = (u64::from(buffer), config::MAX_MESSAGE_BYTES);
             config::check("max_message_bytes", self.max_message_bytes, min, max, ADVICE)?;
+            config::check("assembly_bytes", self.assembly_bytes, min, max, ADVICE)?;
             if let Some(arena) = self.arena {
                 config::check("arena chunks", arena.chunks, 1, MAX_ARENA_CHUNKS, ADVICE)?;
                 let (min, max) = (*CHUNK_LOG2.start(), *CHUNK_LOG2.end());
@@ -308,6 +315,7 @@ impl Offer {
         put(&self.nonce.to_le_bytes());
         put(&arena.address.to_le_bytes());
         put(&[arena.log2_chunk]);
+        put(&self.assembly_bytes.to_le_bytes()[..U48_BYTES]);
         debug_assert_eq!(at, OFFER_BYTES);
         bytes
     }
@@ -324,6 +332,8 @@ impl Offer {
         let nonce = u64::from_le_bytes(fields.take()?);
         let address = u64::from_le_bytes(fields.take()?);
         let [log2_chunk] = fields.take()?;
+        let [b0, b1, b2, b3, b4, b5] = fields.take::<U48_BYTES>()?;
+        let assembly_bytes = u64::from_le_bytes([b0, b1, b2, b3, b4, b5, 0, 0]);
         let arena = ArenaDescriptor { address, rkey, log2_chunk, chunks };
         Ok(Self {
             versions,
@@ -331,6 +341,7 @@ impl Offer {
             window: Window { data, ack },
             receive_buffer_bytes,
             max_message_bytes,
+            assembly_bytes,
             nonce,
             arena: (chunks != 0).then_some(arena),
         })

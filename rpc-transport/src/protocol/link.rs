@@ -18,7 +18,8 @@
 //!
 //! Invariants:
 //! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
-//!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered.
+//!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered,
+//!    one revoked with [`Revoked::Begun`] once, with a tail that ends early.
 //! 2. No frame is longer than either end's receive buffer, and none leaves without its credit.
 //! 3. Close leaves once, spends no credit, and is the last frame.
 //! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), the
@@ -81,8 +82,11 @@ pub enum Lane {
 pub enum Revoked {
     /// Nothing of it was sent; here it is.
     Whole(OutBuf),
-    /// A part was sent; the rest is not, and the peer drops what it has.
+    /// A part was sent; the rest is not, and the peer's link drops what it has: it never delivers
+    /// the message.
     Aborted,
+    /// The peer's link delivers it, or has: its tail is a stream there, which ends early.
+    Begun,
     /// All of it was sent, or no such message was submitted.
     TooLate,
 }
@@ -202,7 +206,7 @@ impl Link {
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,
             lanes: Lanes::default(),
-            segmenter: Segmenter::new(payload_bytes(SEGMENT_HEADER_BYTES)),
+            segmenter: Segmenter::new(payload_bytes(SEGMENT_HEADER_BYTES), remote.assembly_bytes),
             bulk_window: BulkWindow::new(
                 remote.window,
                 budget,

@@ -9,6 +9,7 @@ fn offer() -> Offer {
         window: Window { data: 0x0040, ack: 2 },
         receive_buffer_bytes: 8192,
         max_message_bytes: 64 << 20,
+        assembly_bytes: 0x0012_3456_789a,
         nonce: 0x1112_1314_1516_1718,
         arena: Some(ArenaDescriptor {
             address: 0x2122_2324_2526_2728,
@@ -23,7 +24,7 @@ fn offer() -> Offer {
 fn golden_request() -> Vec<u8> {
     [
         &b"RPCr"[..],
-        &[49, 1, 2, 1],
+        &[55, 1, 2, 1],
         &[3, 0],
         &[64, 0],
         &[2, 0],
@@ -34,6 +35,7 @@ fn golden_request() -> Vec<u8> {
         &[0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11],
         &[0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21],
         &[16],
+        &[0x9a, 0x78, 0x56, 0x34, 0x12, 0],
     ]
     .concat()
 }
@@ -108,13 +110,13 @@ fn each_broken_rule_has_its_error() {
     for (bytes, error) in [
         (with(0, b'X'), E::BadMagic),
         (vec![b'X'], E::BadMagic),
-        (vec![], E::Truncated { len: 0, need: 49 }),
-        (with(4, 48), E::BadLength { named: 48, need: 49 }),
+        (vec![], E::Truncated { len: 0, need: 55 }),
+        (with(4, 54), E::BadLength { named: 54, need: 55 }),
         (with(4, 57), E::Truncated { len: 56, need: 57 }),
         (with(5, 2), E::WrongKind { found: 2, expected: 1 }),
         (with(6, 0), E::BadVersions(Versions { min: 1, max: 0 })),
         (with(7, 0), E::BadVersions(Versions { min: 0, max: 2 })),
-        (with(55, 1), E::TrailingBytes(49)),
+        (with(55, 1), E::TrailingBytes(55)),
     ] {
         assert_eq!(Offer::from_request(&bytes), Err(error));
     }
@@ -132,7 +134,7 @@ fn each_broken_rule_has_its_error() {
 fn fields_of_a_later_version_are_skipped() {
     let mut bytes = padded(&golden_request(), REQ_PRIVATE_DATA_BYTES);
     bytes[4] = 56;
-    bytes[50] = 9;
+    bytes[55] = 9;
     assert_eq!(Offer::from_request(&bytes), Ok(offer()));
 }
 

@@ -457,6 +457,7 @@ impl Link {
         match self.segmenter.give_up() {
             GivenUp::Whole(message) => Revoked::Whole(message),
             GivenUp::Aborted => Revoked::Aborted,
+            GivenUp::Begun => Revoked::Begun,
         }
     }
 

@@ -22,6 +22,8 @@ use crate::protocol::link::lanes::Queued;
 #[derive(Debug)]
 pub(in crate::protocol::link) struct Segmenter {
     segment_bytes: usize,
+    /// The peer takes longer messages as streams.
+    assembly_bytes: u64,
     next_number: u32,
     current: Option<Current>,
     abort: Option<Segment>,
@@ -65,14 +67,16 @@ pub(in crate::protocol::link) struct WrittenSegment<'a> {
 pub(in crate::protocol::link) enum GivenUp {
     /// Nothing of it was sent.
     Whole(OutBuf),
-    /// An abort is due.
+    /// An abort is due, for what the peer keeps to itself.
     Aborted,
+    /// An abort is due, for what was delivered where its head ended.
+    Begun,
 }
 
 impl Segmenter {
-    /// `segment_bytes`: payload of a full segment.
-    pub(in crate::protocol::link) fn new(segment_bytes: usize) -> Self {
-        Self { segment_bytes, next_number: 0, current: None, abort: None }
+    /// `segment_bytes`: payload of a full segment; `assembly_bytes`: the peer's.
+    pub(in crate::protocol::link) fn new(segment_bytes: usize, assembly_bytes: u64) -> Self {
+        Self { segment_bytes, assembly_bytes, next_number: 0, current: None, abort: None }
     }
 
     /// Whether a segment or an abort is to be sent.
@@ -204,7 +208,8 @@ impl Segmenter {
             offset: current.sent,
             total: current.message.total_len(),
         });
-        GivenUp::Aborted
+        let is_stream = current.message.total_len() > self.assembly_bytes;
+        if is_stream && current.head_ended { GivenUp::Begun } else { GivenUp::Aborted }
     }
 
     /// Bytes not yet sent of the current message.

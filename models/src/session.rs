@@ -1,106 +1,34 @@
-//! Two sessions under virtual time, a wire that delays, reorders between calls, takes messages
-//! back and can be cut, and random operations against an oracle.
+//! Two sessions under virtual time, a wire that delays, reorders between calls, streams, takes messages
+//! back and can be cut, and operations against an oracle.
 //!
-//! A failing run prints its seed; `SESSION_SEED=n cargo test --test session_model` repeats it.
+//! Owns what the oracle knows of each call. The wire between them is in `wire`.
 
-use std::collections::{BTreeMap, VecDeque};
+mod tally;
+mod wire;
+
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
     Answer, CallId, Deadline, Event, Failure, Incoming, IncomingId, Outcome, ReplyKind, Revoked,
     Role, Session, SessionLimits, StartCall, StartError, Transmit,
 };
-use rpc_core::wire::{self, Frame, WireId, code};
+use rpc_core::wire::{Frame, WireId, code, parse};
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
-const RUNS: u64 = 4000;
-const OPERATIONS: usize = 250;
+pub use self::tally::Tally;
+use self::wire::Wire;
+use test_kit::Rng;
+
+const OPERATIONS: u64 = 250;
 /// How late the wheel may be, and how much is lost to whole microseconds.
 const SLACK: Duration = Duration::from_micros(512);
 
 /// A call is known by its number everywhere: as waiter, as handler handle, in its bodies.
 type Number = u64;
 type End = Session<Number, Number>;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound.max(1) as u64).expect("below a usize")
-    }
-
-    fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
-}
-
-#[derive(Debug)]
-struct Queued {
-    tag: u64,
-    bytes: Vec<u8>,
-    begun: bool,
-}
-
-/// One direction: what waits in the link, by lane, and what is on its way.
-#[derive(Debug, Default)]
-struct Wire {
-    urgent: VecDeque<Queued>,
-    small: VecDeque<Queued>,
-    bulk: VecDeque<Queued>,
-    flying: VecDeque<Vec<u8>>,
-}
-
-impl Wire {
-    /// Takes a message back; says which.
-    fn revoke(&mut self, tag: u64) -> (Revoked, Option<Frame>) {
-        for lane in [&mut self.small, &mut self.bulk] {
-            if let Some(at) = lane.iter().position(|queued| queued.tag == tag) {
-                let taken = lane.remove(at).expect("found");
-                let (frame, _) = wire::parse(&taken.bytes).expect("unchanged");
-                let revoked = if taken.begun { Revoked::Aborted } else { Revoked::Whole };
-                return (revoked, Some(frame));
-            }
-        }
-        (Revoked::TooLate, None)
-    }
-
-    /// The link sends one message, or a part of a bulk one.
-    fn send_one(&mut self, rng: &mut Rng) -> bool {
-        let lanes = if rng.chance(50) {
-            [&mut self.small, &mut self.bulk]
-        } else {
-            [&mut self.bulk, &mut self.small]
-        };
-        let [first, second] = lanes;
-        for lane in [&mut self.urgent, first, second] {
-            if let Some(front) = lane.front_mut() {
-                if front.tag != 0 && !front.begun && front.bytes.len() > 60 {
-                    front.begun = true;
-                    return true;
-                }
-                let sent = lane.pop_front().expect("has a front");
-                self.flying.push_back(sent.bytes);
-                return true;
-            }
-        }
-        false
-    }
-
-    fn is_empty(&self) -> bool {
-        [&self.urgent, &self.small, &self.bulk].iter().all(|lane| lane.is_empty())
-            && self.flying.is_empty()
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Replied {
@@ -146,31 +74,9 @@ struct Handler {
     stopped: bool,
 }
 
-/// How often the things happened that the test is about: a run that never meets them proves
-/// nothing.
-#[derive(Debug, Default)]
-struct Tally {
-    started: u64,
-    replies: u64,
-    expired: u64,
-    never_sent: u64,
-    stops: u64,
-    refused_attach: u64,
-    gone: u64,
-    whole: u64,
-    aborted: u64,
-    revoked_responses: u64,
-    quarantined: u64,
-    no_cancel_dropped: u64,
-    drained: u64,
-    closed: u64,
-    going_away: u64,
-    most_in_flight: u32,
-}
-
-struct World {
+struct World<'a> {
     tally: Tally,
-    rng: Rng,
+    rng: &'a mut Rng,
     now: Instant,
     ends: [End; 2],
     wires: [Wire; 2],
@@ -191,12 +97,11 @@ fn is_expired(record: &Record, now: Instant) -> bool {
     record.deadline.is_some_and(|at| at <= now)
 }
 
-impl World {
-    fn new(seed: u64) -> Self {
-        let mut rng = Rng(seed);
+impl<'a> World<'a> {
+    fn new(rng: &'a mut Rng) -> Self {
         let mut limits = || SessionLimits {
-            max_outgoing_calls: [3, 20, 100][rng.below(3)],
-            max_incoming_calls: [1, 2, 8, 64, 80][rng.below(5)],
+            max_outgoing_calls: [3, 20, 100][rng.index(3)],
+            max_incoming_calls: [1, 2, 8, 64, 80][rng.index(5)],
         };
         let limits = [limits(), limits()];
         Self {
@@ -219,18 +124,16 @@ impl World {
 
     fn start(&mut self, end: usize) {
         let number = self.calls.len() as Number + 1;
-        let method = [0, 1, 2][self.rng.below(3)];
+        let method = [0, 1, 2][self.rng.index(3)];
         let deadline = self.rng.chance(40).then(|| Deadline {
-            at: self.now + Duration::from_micros(self.rng.below(6000) as u64),
+            at: self.now + Duration::from_micros(self.rng.index(6000) as u64),
             now: self.now,
         });
         let no_cancel = self.rng.chance(15);
         let metadata: &[u8] = if self.rng.chance(20) { b"meta" } else { b"" };
         let mut body = OutBuf::new();
         body.extend_from_slice(&number.to_le_bytes());
-        if self.rng.chance(25) {
-            body.extend_from_slice(&[9; 90]);
-        }
+        body.extend_from_slice(self.bulk());
         let call = StartCall {
             method: method + 100,
             method_index: method,
@@ -283,6 +186,11 @@ impl World {
         self.settle(end);
     }
 
+    /// What makes a message small, one of several segments, or a stream.
+    fn bulk(&mut self) -> &'static [u8] {
+        self.rng.pick(&[&[], &[], &[], &[], &[7; 90], &[7; 200]])
+    }
+
     fn drop_call(&mut self) {
         let waiting: Vec<Number> = self
             .calls
@@ -293,7 +201,7 @@ impl World {
         if waiting.is_empty() {
             return;
         }
-        let number = waiting[self.rng.below(waiting.len())];
+        let number = waiting[self.rng.index(waiting.len())];
         let record = self.calls.get_mut(&number).expect("listed");
         record.life = Life::Dropped;
         let (end, id) = (record.caller, record.id);
@@ -316,11 +224,14 @@ impl World {
             let (revoked, frame) = wire.revoke(tag);
             match (revoked, frame) {
                 (_, None) => {}
+                (Revoked::Begun, _) => tally.begun += 1,
                 (_, Some(Frame::Response(_))) => tally.revoked_responses += 1,
                 (Revoked::Whole, _) => tally.whole += 1,
                 (_, _) => tally.aborted += 1,
             }
-            if let Some(Frame::Request { head, .. }) = frame {
+            if let Some(Frame::Request { head, .. }) = frame
+                && revoked != Revoked::Begun
+            {
                 let WireId { slot, generation } = head.id;
                 assert_eq!(unproven.remove(&slot), Some(generation), "revoked twice");
             }
@@ -340,7 +251,7 @@ impl World {
     fn settle_frames(&mut self, end: usize) {
         let now = self.now;
         while let Some(transmit) = self.ends[end].poll_transmit(|| now) {
-            self.transmit(end, transmit);
+            self.transmit(end, &transmit);
         }
     }
 
@@ -364,29 +275,21 @@ impl World {
         }
     }
 
-    fn transmit(&mut self, end: usize, transmit: Transmit) {
+    fn transmit(&mut self, end: usize, transmit: &Transmit) {
         assert!(!self.cut, "sent after the connection was gone");
-        let Transmit { urgent, tag, frame } = transmit;
-        let (parsed, _) = wire::parse(&frame).expect("a session sends what it can read");
+        let (parsed, _) = parse(&transmit.frame).expect("a session sends what it can read");
         if let Frame::Request { head, .. } = parsed {
             let WireId { slot, generation } = head.id;
             let before = self.unproven[end].insert(slot, generation);
             assert_eq!(before, None, "slot {slot} was reused before its proof");
         }
-        let bytes = frame.to_vec();
-        let wire = &mut self.wires[end];
-        let lane = match (urgent, bytes.len() > 60) {
-            (true, _) => &mut wire.urgent,
-            (false, true) => &mut wire.bulk,
-            (false, false) => &mut wire.small,
-        };
-        lane.push_back(Queued { tag, bytes, begun: false });
+        self.wires[end].submit(transmit);
     }
 
     fn deliver(&mut self, from: usize) -> bool {
         let to = 1 - from;
-        let Some(bytes) = self.wires[from].flying.pop_front() else { return false };
-        let (parsed, _) = wire::parse(&bytes).expect("unchanged");
+        let Some(bytes) = self.wires[from].arrive() else { return false };
+        let (parsed, _) = parse(&bytes).expect("unchanged");
         self.peer_going[to] |= parsed == Frame::GoAway { drained: false };
         let proven = match parsed {
             Frame::Response(head) => Some(head.id),
@@ -531,12 +434,10 @@ impl World {
     /// A handler ends by itself, or does at last what it was told.
     fn finish_handler(&mut self, at: usize) {
         let Handler { number, end, id, stopped, .. } = self.handlers.swap_remove(at);
-        let choice = self.rng.below(10);
+        let choice = self.rng.index(10);
         let mut body = OutBuf::new();
         body.extend_from_slice(&number.to_le_bytes());
-        if self.rng.chance(25) {
-            body.extend_from_slice(&[7; 90]);
-        }
+        body.extend_from_slice(self.bulk());
         let text = format!("call {number}");
         let details = number.to_le_bytes();
         let said = match choice {
@@ -611,8 +512,8 @@ impl World {
     }
 
     fn step(&mut self) {
-        let end = self.rng.below(2);
-        match self.rng.below(100) {
+        let end = self.rng.index(2);
+        match self.rng.index(100) {
             0..=19 => self.start(end),
             20..=44 => {
                 let Self { wires, rng, .. } = self;
@@ -623,17 +524,17 @@ impl World {
             }
             70..=74 => self.drop_call(),
             75..=80 if !self.handlers.is_empty() => {
-                let at = self.rng.below(self.handlers.len());
+                let at = self.rng.index(self.handlers.len());
                 if !self.handlers[at].attached {
                     self.attach(at);
                 }
             }
             81..=91 if !self.handlers.is_empty() => {
-                let at = self.rng.below(self.handlers.len());
+                let at = self.rng.index(self.handlers.len());
                 self.finish_handler(at);
             }
             92..=98 => {
-                let micros = self.rng.below(2500) as u64;
+                let micros = self.rng.index(2500) as u64;
                 self.pass_time(micros);
             }
             99 if self.rng.chance(20) => self.go_away(end),
@@ -712,27 +613,23 @@ fn signature(method: u32) -> u64 {
     u64::from(method) * 0x0101_0101_0101
 }
 
-/// Prints the seed when the test fails.
-struct Seed(u64);
-
-impl Drop for Seed {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("SESSION_SEED={}", self.0);
-        }
-    }
-}
-
-fn run(seed: u64) -> Tally {
-    let _seed = Seed(seed);
-    let mut world = World::new(seed);
+/// One run, to its end; how often what occurred.
+///
+/// # Panics
+/// If a promise is broken.
+pub fn run(rng: &mut Rng) -> Tally {
+    let mut world = World::new(rng);
     for end in 0..2 {
         world.settle(end);
     }
     let cut_at = world.rng.chance(25).then(|| world.rng.below(OPERATIONS));
+    let has_bytes = world.rng.has_bytes();
     for step in 0..OPERATIONS {
         if cut_at == Some(step) {
             world.cut();
+        }
+        if has_bytes && !world.rng.has_bytes() {
+            break;
         }
         world.step();
     }
@@ -742,49 +639,4 @@ fn run(seed: u64) -> Tally {
     world.quiesce();
     world.check_rest();
     world.tally
-}
-
-impl Tally {
-    fn check(&self) {
-        let Self { started, replies, expired, never_sent, stops, refused_attach, gone, .. } = *self;
-        let Self { whole, aborted, revoked_responses, quarantined, no_cancel_dropped, .. } = *self;
-        let Self { drained, closed, going_away, most_in_flight, .. } = *self;
-        let mut counts = vec![started, replies, expired, never_sent, stops, refused_attach, gone];
-        counts.extend([whole, aborted, revoked_responses, quarantined, no_cancel_dropped]);
-        counts.extend([drained, closed, going_away]);
-        let rarest = counts.into_iter().min();
-        assert!(rarest > Some(50) && most_in_flight > 20, "too tame: {self:?}");
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.started += other.started;
-        self.replies += other.replies;
-        self.expired += other.expired;
-        self.never_sent += other.never_sent;
-        self.stops += other.stops;
-        self.refused_attach += other.refused_attach;
-        self.gone += other.gone;
-        self.whole += other.whole;
-        self.aborted += other.aborted;
-        self.revoked_responses += other.revoked_responses;
-        self.quarantined += other.quarantined;
-        self.no_cancel_dropped += other.no_cancel_dropped;
-        self.drained += other.drained;
-        self.closed += other.closed;
-        self.going_away += other.going_away;
-        self.most_in_flight = self.most_in_flight.max(other.most_in_flight);
-    }
-}
-
-#[test]
-fn random_operations_keep_every_promise() {
-    if let Ok(seed) = std::env::var("SESSION_SEED") {
-        run(seed.parse().expect("SESSION_SEED is a number"));
-        return;
-    }
-    let mut tally = Tally::default();
-    for seed in 0..RUNS {
-        tally.add(&run(seed));
-    }
-    tally.check();
 }

@@ -1,0 +1,57 @@
+//! Worlds that drive the pure protocol by operations, legal ones in any order, against oracles that
+//! know what must come out.
+//!
+//! Owns the worlds and where their rng come from: a seed for tests, a byte string for fuzzing.
+//! Never opens a socket or reads a clock: time is a number that a world adds to.
+//!
+//! | world | what it drives |
+//! |---|---|
+//! | [`link`] | two links joined by two in-order wires, with arenas, slots and streams |
+//! | [`session`] | two sessions, over a wire that delays, reorders and takes messages back |
+//!
+//! A fuzz target is one line: `models::link::run(&mut Rng::from_bytes(data))`; so with the others.
+
+// A world fails by panicking: that is what a test is told by.
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    clippy::return_self_not_must_use
+)]
+
+pub mod link;
+pub mod session;
+
+use test_kit::Rng;
+
+/// How long a run goes on: as long as there are bytes, or for up to so many steps of a seed.
+struct Steps {
+    left: Option<u64>,
+}
+
+impl Steps {
+    fn new(rng: &mut Rng, most: u64) -> Self {
+        Self { left: (!rng.has_bytes()).then(|| rng.below(most)) }
+    }
+
+    /// Whether there is another step.
+    fn next(&mut self, rng: &Rng) -> bool {
+        match &mut self.left {
+            None => rng.has_bytes(),
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+        }
+    }
+}
+
+/// Runs `body` for many byte strings of up to `len` bytes, as a fuzzer would.
+pub fn for_bytes(runs: u64, len: u64, mut body: impl FnMut(&mut Rng)) {
+    test_kit::for_seeds(0, runs, |rng| {
+        let len = rng.index(usize::try_from(len).expect("small"));
+        body(&mut Rng::from_bytes(&rng.bytes(len)));
+    });
+}

@@ -1,0 +1,190 @@
+//! One end of the world: a link, its application, and the rules of the QP below it.
+//!
+//! Owns what a QP checks and a correct sender must never do: overrun a queue, exceed a buffer.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use rpc_transport::device::RemoteSlice;
+use rpc_transport::device::soft;
+use rpc_transport::memory::region::{MemoryRegion, ProtectionDomain};
+use rpc_transport::message::payload::Payload;
+use rpc_transport::message::payload_stream::PayloadStream;
+use rpc_transport::message::reply_slot::PeerSlot;
+use rpc_transport::protocol::arena::ArenaConfig;
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::frame::{Kind, flags};
+use rpc_transport::protocol::handshake::{Features, Offer};
+use rpc_transport::protocol::link::{Link, Put, Transmit};
+
+use super::oracle::Oracle;
+use test_kit::Rng;
+
+pub(super) struct Packet {
+    /// What is written before the frame arrives.
+    pub(super) writes: Vec<(RemoteSlice, Vec<u8>)>,
+    pub(super) imm: Option<u32>,
+    pub(super) bytes: Vec<u8>,
+    /// Token, if the sender's WR is signaled.
+    pub(super) token: Option<u64>,
+}
+
+pub(super) struct End {
+    pub(super) link: Link,
+    pub(super) config: LinkConfig,
+    pub(super) own: Offer,
+    pub(super) remote: Offer,
+    /// RECVs posted.
+    pub(super) recvs: u32,
+    /// Posted by this end, not yet at the peer.
+    pub(super) wire: VecDeque<Packet>,
+    /// Arrived here, completion not polled.
+    pub(super) received: VecDeque<Packet>,
+    /// Send completions not polled.
+    pub(super) completed: VecDeque<u64>,
+    /// Tokens of WRs that hold an SQ slot, `None` for unsignaled ones.
+    pub(super) sq: VecDeque<Option<u64>>,
+    /// Of all data frames ever sent, whether each was a segment.
+    pub(super) data_frames: Vec<bool>,
+    /// What this end sent.
+    pub(super) oracle: Oracle,
+    pub(super) domain: ProtectionDomain,
+    /// Every arena that this end ever had.
+    pub(super) regions: Vec<MemoryRegion>,
+    /// Tails that the application holds, by the tag of their message.
+    pub(super) held: Vec<(u64, Payload)>,
+    /// Tails that arrive while they are read, and how far.
+    pub(super) streams: Vec<Stream>,
+    /// Memory that was offered for replies.
+    pub(super) offered: Vec<MemoryRegion>,
+    /// The peer's slots that a reply may be placed in.
+    pub(super) slots: Vec<PeerSlot>,
+    pub(super) closed_by_peer: bool,
+}
+
+/// A tail that is read while it arrives.
+pub(super) struct Stream {
+    pub(super) tag: u64,
+    pub(super) tail: PayloadStream,
+    pub(super) read: u64,
+}
+
+pub(super) fn config(rng: &mut Rng) -> LinkConfig {
+    let buffer = rng.pick(&[256, 257, 300, 1024]);
+    let arena_chunks = rng.pick(&[1, 2, 8, 32]);
+    let arena = ArenaConfig {
+        log2_chunk: 12,
+        arena_chunks,
+        max_chunks: u32::from(arena_chunks) * rng.pick(&[0, 1, 1, 2, 4]),
+        keep_chunks: rng.pick(&[0, 0, u32::from(arena_chunks)]),
+        idle: Duration::from_secs(2),
+    };
+    LinkConfig::default()
+        .arena(arena)
+        .arena_threshold_bytes(rng.pick(&[0, 2000, 9000]))
+        .arena_segment_bytes(rng.pick(&[4096, 5000, 1 << 16]))
+        .data_credits(rng.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 64]))
+        .ack_credits(rng.pick(&[2, 2, 3, 4, 9]))
+        .receive_buffer_bytes(buffer)
+        .max_message_bytes(rng.pick(&[u64::from(buffer), 10_000, 1 << 20]))
+        .assembly_bytes(rng.pick(&[u64::from(buffer), 3000, 12_000, 1 << 20]))
+        .send_queue_slots(rng.pick(&[1, 2, 3, 4, 5, 8, 16, 64]))
+        .bulk_queue_bytes(rng.pick(&[1, 1000, 1 << 20]))
+        .keep_alive(Some(Duration::from_secs(1)))
+        // The wires may stand still for any time: nobody is dead.
+        .keep_alive_timeout(Duration::from_secs(1 << 40))
+}
+
+impl End {
+    pub(super) fn new(
+        own: &LinkConfig,
+        peer: &LinkConfig,
+        features: Features,
+        now: Instant,
+    ) -> Self {
+        own.validate().expect("valid");
+        let offer = |config| Offer::new(config, features, 1);
+        let agreed = offer(own).agree_as_client(&offer(peer)).expect("valid");
+        Self {
+            link: Link::new(own, &agreed, now).expect("valid"),
+            config: own.clone(),
+            own: offer(own),
+            remote: agreed.remote,
+            recvs: own.window().rq_len(),
+            wire: VecDeque::new(),
+            received: VecDeque::new(),
+            completed: VecDeque::new(),
+            sq: VecDeque::new(),
+            data_frames: Vec::new(),
+            oracle: Oracle::default(),
+            domain: soft::mem_device().allocate_pd().expect("memory"),
+            regions: Vec::new(),
+            held: Vec::new(),
+            streams: Vec::new(),
+            offered: Vec::new(),
+            slots: Vec::new(),
+            closed_by_peer: false,
+        }
+    }
+
+    /// Posts a frame, as a QP would take it. Gives its kind; `None` for WRITEs alone.
+    pub(super) fn post(
+        wire: &mut VecDeque<Packet>,
+        sq: &mut VecDeque<Option<u64>>,
+        transmit: &Transmit<'_>,
+    ) -> Option<(u8, u8)> {
+        let (first, second) = transmit.frame.parts();
+        let bytes = [first, second].concat();
+        let head = bytes.first().copied().zip(bytes.get(1).copied());
+        let token = transmit.signaled.then_some(transmit.token);
+        let written = |put: &Put| {
+            let mut bytes = Vec::new();
+            put.part.append_to(0..put.part.len(), &mut bytes);
+            (put.to, bytes)
+        };
+        let writes: Vec<_> = transmit.writes.iter().map(written).collect();
+        sq.extend(writes.iter().map(|_| None));
+        match sq.back_mut() {
+            Some(last) if head.is_none() => *last = token,
+            _ => sq.push_back(token),
+        }
+        wire.push_back(Packet { writes, imm: transmit.imm, bytes, token });
+        head
+    }
+
+    pub(super) fn on_posted(&mut self, head: Option<(u8, u8)>) {
+        let budget = self.config.send_queue_budget();
+        // One slot more is the beacon's.
+        assert!(self.sq.len() < budget.sq_len() as usize, "SQ overrun");
+        let Some((kind, flag)) = head else { return };
+        let len = self.wire.back().map_or(0, |packet| packet.bytes.len());
+        let max = self.remote.receive_buffer_bytes.min(self.own.receive_buffer_bytes);
+        let max = usize::try_from(max).expect("small");
+        assert!((1..=max).contains(&len), "frame of {len} bytes");
+        if kind != Kind::Ack as u8 && kind != Kind::Close as u8 {
+            self.data_frames.push(flag & flags::SEGMENT != 0);
+            // Credits come back oldest first, so those out are the newest frames'.
+            let window = self.remote.window;
+            let out = usize::from(window.data - self.link.metrics().counters.data_credits);
+            let newest = &self.data_frames[self.data_frames.len() - out..];
+            let bulk = newest.iter().filter(|is_bulk| **is_bulk).count();
+            assert!(bulk <= usize::from(window.data_threshold()), "bulk holds {bulk} credits");
+        }
+    }
+
+    /// What must hold after a full pump.
+    pub(super) fn check_pumped(&self) {
+        let metrics = self.link.metrics();
+        let counters = metrics.counters;
+        if self.link.is_closing() {
+            return;
+        }
+        if counters.data_credits > 0 && counters.data_slots > 0 {
+            let waiting = metrics.urgent_count + metrics.small_count;
+            assert_eq!(waiting, 0, "messages wait with {counters:?}");
+        }
+        let due = counters.owed.data >= self.config.window().data_threshold()
+            || counters.owed.ack >= self.config.window().ack_threshold();
+        assert!(!due || counters.ack_credits == 0 || counters.ack_slots == 0, "I4: {counters:?}");
+    }
+}
