@@ -23,8 +23,80 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Addresses: `auto://host:port` (the best way to that host), `shm://name`, `shm:///path`,
-//! `tcp://host:port`, `rdma://host:port` (feature `verbs`), `mem://name` (this process).
+//! # Addresses
+//!
+//! `auto://host:port` (the best way to that host), `shm://name`, `shm:///path`, `tcp://host:port`,
+//! `rdma://host:port` (feature `verbs`), `mem://name` (this process). The program is the same on all
+//! of them; [`Channel::path`] says which way `auto://` took, and why.
+//!
+//! # What the macro makes
+//!
+//! From a trait `Greeter`, [`macro@service`] makes `GreeterServer` (`new`, `from_arc`), `GreeterClient`
+//! (`connect`, `new` and `From<Channel>`, `channel`, and the methods) and `GreeterBlockingClient` for
+//! programs without a runtime. A method's call is a future with a builder: [`Call::timeout`],
+//! [`Call::metadata`], [`Call::into`], [`Call::start`].
+//!
+//! # Errors
+//!
+//! A method `-> T` gives its caller `Result<T, Status>`; `-> Result<T, E>` gives
+//! `Result<T, CallError<E>>`, which is the user's own error or a [`Status`]. A status has one of gRPC's
+//! codes, a text that says what to do, and says whether the call may be tried again
+//! ([`Status::is_retryable`]). A handler that panics answers `Internal`, and the connection lives.
+//!
+//! # Deadlines and cancellation
+//!
+//! A deadline travels as the time that remains, is enforced at both ends, and calls made inside a
+//! handler inherit it. Dropping a call cancels its handler; what the handler holds is dropped.
+//!
+//! ```
+//! # #[rpc_core::service] pub trait Slow { async fn never(&self); }
+//! # struct S; impl Slow for S { async fn never(&self) { std::future::pending().await } }
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = rpc_core::Server::builder().add_service(SlowServer::new(S)).bind("mem://deadlines").await?;
+//! # tokio::spawn(server.serve());
+//! # let slow = SlowClient::connect("mem://deadlines").await?;
+//! use rpc_core::Code;
+//! use std::time::Duration;
+//!
+//! let status = slow.never().timeout(Duration::from_millis(5)).await.unwrap_err();
+//! assert_eq!(status.code(), Code::DeadlineExceeded);
+//! # Ok(()) }
+//! ```
+//!
+//! # Large payloads
+//!
+//! Byte strings of 8 KiB and more ([`Bulk`], [`bytes::Bytes`], `Vec<u8>`, `&[u8]`) travel beside the
+//! message, by one-sided WRITE into memory that the receiver has announced. [`BulkReader`] reads a
+//! payload of any length while it arrives. [`BulkPool`] gives memory that is sent from where it lies.
+//!
+//! # Layers
+//!
+//! A server takes anything that implements [`service::Dispatch`], so a layer is a `Dispatch` around
+//! another: it looks at the request's [`Context`], answers by itself or calls the inner one. An
+//! example is at [`service::Dispatch`].
+//!
+//! # Testing
+//!
+//! `mem://name` connects a client and a server inside one process, over the same engine. A handler
+//! alone is tested with [`Context::scope`], which gives it the deadline, metadata and peer of your
+//! choice.
+//!
+//! # Features
+//!
+//! | feature | default | what it brings |
+//! |---|---|---|
+//! | `macros` | yes | [`macro@service`] |
+//! | `bincode` | yes | the default codec |
+//! | `postcard` | yes | a second, more compact codec |
+//! | `verbs` | no | real RDMA devices; needs libibverbs-dev, librdmacm-dev, libclang-dev and pkg-config |
+//!
+//! # Limits
+//!
+//! Linux only. A message has at most 64 MiB unless [`LinkConfig::max_message_bytes`] says otherwise,
+//! and needs room in `assembly_bytes` unless it is read as a [`BulkReader`]. Types are compared by
+//! name, not by content: change a struct by a new method, or a new version of the method. No sequence
+//! of safe calls, and no peer, causes undefined behaviour; what a hostile process of the same user can
+//! do over shared memory stands in `docs/design.md`, section 8.
 
 // The macro's paths in this crate's own tests.
 #[cfg(test)]
@@ -40,18 +112,23 @@ mod endpoint;
 pub mod metadata;
 pub mod server;
 pub mod service;
+#[doc(hidden)]
 pub mod session;
 pub mod status;
+#[doc(hidden)]
 pub mod wire;
 
-pub use rpc_transport::connect::address::Address;
+pub use rpc_transport::connect::address::{Address, AddressError, HostPort};
 pub use rpc_transport::connect::error::{CloseCause, ConnectError, ListenError};
-pub use rpc_transport::device::PeerIdentity;
+pub use rpc_transport::device::{PeerIdentity, ProviderError, Status as CompletionStatus};
 pub use rpc_transport::engine::spin::PollMode;
 pub use rpc_transport::memory::mapped::MappedFile;
+pub use rpc_transport::message::outgoing::OutBuf;
 pub use rpc_transport::message::payload::Payload;
+pub use rpc_transport::message::received::Message;
 pub use rpc_transport::protocol::arena::ArenaConfig;
-pub use rpc_transport::protocol::config::{Isolation, LinkConfig};
+pub use rpc_transport::protocol::config::{ConfigError, Isolation, LinkConfig};
+pub use rpc_transport::protocol::link::LinkMetrics;
 
 pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
 pub use crate::client::call::{Call, StartedCall};

@@ -26,6 +26,16 @@ pub const MAX_NAME_BYTES: usize = 64;
 pub const MAX_ENCODED_BYTES: usize = 8 * 1024;
 
 /// Named values of a call, sorted by name. Cheap to clone; empty ones allocate nothing.
+///
+/// # Example
+/// ```
+/// use rpc_core::Metadata;
+///
+/// let mut metadata = Metadata::new();
+/// metadata.insert("tenant", "blue")?;
+/// assert_eq!(metadata.text("tenant"), Some("blue"));
+/// # Ok::<(), rpc_core::metadata::MetadataError>(())
+/// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Metadata(Option<Arc<Vec<Entry>>>);
 
@@ -130,6 +140,7 @@ impl Metadata {
     }
 
     /// Appends the encoding; nothing when there are no entries.
+    #[doc(hidden)]
     pub fn encode(&self, out: &mut OutBuf) {
         let entries = self.entries();
         let Ok(count @ 1..) = u8::try_from(entries.len()) else { return };
@@ -149,6 +160,7 @@ impl Metadata {
     ///
     /// # Errors
     /// [`MetadataError`] names the rule that the bytes break.
+    #[doc(hidden)]
     pub fn decode(bytes: &[u8]) -> Result<Self, MetadataError> {
         if bytes.is_empty() {
             return Ok(Self::new());

@@ -188,7 +188,41 @@ pub const fn assert_distinct_ids(names: &[&str]) {
     }
 }
 
-/// A service that can be called. Generated servers implement it; so can a proxy.
+/// A service that can be called. Generated servers implement it; so can a layer around one.
+///
+/// # Example
+/// A layer that asks for a token:
+/// ```
+/// use rpc_core::Status;
+/// use rpc_core::server::handler::Handler;
+/// use rpc_core::service::{Dispatch, Reply, Request, ServiceDescriptor};
+///
+/// struct WithToken<D>(D);
+///
+/// impl<D: Dispatch> Dispatch for WithToken<D> {
+///     fn descriptor(&self) -> &'static ServiceDescriptor {
+///         self.0.descriptor()
+///     }
+///
+///     fn dispatch(&self, method: usize, request: Request) -> Handler {
+///         if request.context.metadata().text("token") == Some("s3cret") {
+///             return self.0.dispatch(method, request);
+///         }
+///         Handler::ready(Reply::Status(Status::unauthenticated("this service wants a token")))
+///     }
+/// }
+///
+/// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+/// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let service = WithToken(GreeterServer::new(Polite));
+/// let server = rpc_core::Server::builder().add_service(service).bind("mem://layer").await?;
+/// tokio::spawn(server.serve());
+/// let greeter = GreeterClient::connect("mem://layer").await?;
+/// assert_eq!(greeter.greet().await.unwrap_err().code(), rpc_core::Code::Unauthenticated);
+/// assert_eq!(greeter.greet().metadata("token", "s3cret").await?, "Good day");
+/// # Ok(()) }
+/// ```
 pub trait Dispatch: Send + Sync + 'static {
     /// What the service offers.
     fn descriptor(&self) -> &'static ServiceDescriptor;
@@ -200,6 +234,7 @@ pub trait Dispatch: Send + Sync + 'static {
 
 /// A request on its way to a handler.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The encoded arguments.
     pub message: Message,
@@ -228,6 +263,7 @@ pub enum ReplyKind {
 
 /// What a handler ends with.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Reply {
     /// The encoded result.
     Ok(OutBuf),
@@ -238,6 +274,7 @@ pub enum Reply {
 }
 
 /// A reply as a client sees it.
+#[non_exhaustive]
 pub struct ReplyParts {
     /// What the body is encoded with.
     pub codec: Codec,

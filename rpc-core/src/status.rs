@@ -107,6 +107,16 @@ impl fmt::Display for Code {
 ///
 /// Cheap to clone. A method that returns `Result<T, Status>` ends a call with a status of its
 /// choice; the caller sees [`CallError::Status`], as for any other status.
+///
+/// # Example
+/// ```
+/// use rpc_core::{Code, Status};
+///
+/// let status = Status::not_found("no key \"a\"").with_details(vec![7]);
+/// assert_eq!(status.code(), Code::NotFound);
+/// assert_eq!(status.to_string(), "not found: no key \"a\"");
+/// assert!(!status.is_retryable());
+/// ```
 #[derive(Clone)]
 pub struct Status {
     code: Code,
@@ -286,6 +296,26 @@ impl Error for Status {
 /// How a call to a method with an error type of its own fails.
 ///
 /// `?` turns a [`Status`] into it; for `?` on the method's own error, see [`CallError::user`].
+///
+/// # Example
+/// ```
+/// use rpc_core::{CallError, Status};
+///
+/// #[derive(Debug, PartialEq)]
+/// struct Full;
+///
+/// fn explain(error: CallError<Full>) -> String {
+///     match error {
+///         CallError::User(Full) => "the store is full".into(),
+///         CallError::Status(status) => format!("the call failed: {status}"),
+///     }
+/// }
+/// assert_eq!(explain(CallError::User(Full)), "the store is full");
+/// assert_eq!(
+///     explain(Status::unavailable("gone").into()),
+///     "the call failed: unavailable: gone",
+/// );
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError<E> {
     /// The method ran and returned its own error.

@@ -5,7 +5,14 @@
 
 pub mod connect;
 pub mod device;
+#[doc(hidden)]
 pub mod engine;
 pub mod memory;
+#[doc(hidden)]
 pub mod message;
+#[doc(hidden)]
 pub mod protocol;
+
+pub use crate::engine::spin::PollMode;
+pub use crate::protocol::arena::ArenaConfig;
+pub use crate::protocol::config::{ConfigError, Isolation, LinkConfig};

@@ -127,6 +127,7 @@ impl fmt::Debug for ReplySlot {
 
 /// Where the large part of a reply shall lie: see [`Call::into`](crate::Call::into).
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Landing {
     /// Private memory, into which the reply is copied once.
     Buffer(BulkMut),

@@ -24,6 +24,14 @@ use crate::client::Channel;
 use crate::service::{MethodDescriptor, ReplyParts};
 
 /// A channel whose calls block. Cheap to clone; clones share one connection and its thread.
+///
+/// # Example
+/// ```no_run
+/// # #[rpc_core::service] pub trait Greeter { async fn greet(&self, name: &str) -> String; }
+/// let greeter = GreeterBlockingClient::connect("auto://10.0.0.7:7471")?;
+/// println!("{}", greeter.greet("Ada")?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct BlockingChannel {
     channel: Channel,

@@ -67,6 +67,7 @@ impl Drop for Connection {
 
 /// The way that a channel took to its peer, and why.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Path {
     /// The address that was connected; for `auto://` the one that was chosen.
     pub address: Address,
@@ -86,6 +87,22 @@ impl fmt::Display for Path {
 
 /// A connection to a server. Cheap to clone; clones share the connection, and calls of all clones
 /// are in flight together.
+///
+/// # Example
+/// ```
+/// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+/// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = rpc_core::Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://channel").await?;
+/// # tokio::spawn(server.serve());
+/// use rpc_core::Channel;
+///
+/// let channel = Channel::connect("mem://channel").await?;
+/// println!("{}", channel.path()); // which device, and why
+/// let greeter = GreeterClient::from(channel.clone());
+/// assert_eq!(greeter.greet().await?, "Good day");
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Channel {
     connection: Arc<Connection>,
@@ -164,6 +181,21 @@ impl fmt::Debug for Channel {
 }
 
 /// Configuration of a [`Channel`].
+///
+/// # Example
+/// ```no_run
+/// # async fn connect() -> Result<(), rpc_core::ConnectError> {
+/// use rpc_core::{Channel, LinkConfig};
+/// use std::time::Duration;
+///
+/// let channel = Channel::builder()
+///     .default_timeout(Some(Duration::from_secs(2)))
+///     .connect_timeout(Duration::from_secs(5))
+///     .link(LinkConfig::default().max_message_bytes(256 << 20))
+///     .connect("auto://10.0.0.7:7471")
+///     .await?;
+/// # drop(channel); Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct ChannelBuilder {
     codec: Codec,

@@ -40,7 +40,9 @@ use self::collector::Collector;
 pub(crate) use self::collector::{Placement, Pool};
 pub use self::error::{CodecError, CodecErrorKind};
 use self::guard::Guard;
+#[doc(hidden)]
 pub use self::scratch::Scratch;
+#[doc(hidden)]
 pub use self::source::Tail;
 use self::source::{Cursor, Plain};
 
@@ -209,6 +211,7 @@ impl Codec {
     ///
     /// # Errors
     /// As [`Codec::decode`].
+    #[doc(hidden)]
     #[cold]
     pub fn decode_parts<'a, S>(
         &self,

@@ -37,6 +37,23 @@ use crate::service::Dispatch;
 use crate::session::SessionLimits;
 
 /// Configuration of a [`Server`].
+///
+/// # Example
+/// ```
+/// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+/// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), rpc_core::ListenError> {
+/// use std::time::Duration;
+///
+/// let server = rpc_core::Server::builder()
+///     .add_service(GreeterServer::new(Polite))
+///     .max_connections(1_000)
+///     .grace(Duration::from_secs(10))
+///     .bind_all(["mem://builder", "tcp://127.0.0.1:0"])
+///     .await?;
+/// println!("{:?}", server.local_addresses());
+/// # Ok(()) }
+/// ```
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Dispatch>>,
     config: Config,
@@ -176,6 +193,19 @@ impl fmt::Debug for ServerBuilder {
 }
 
 /// A server whose addresses are open.
+///
+/// # Example
+/// ```
+/// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+/// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use rpc_core::Server;
+///
+/// let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://server").await?;
+/// let serving = tokio::spawn(server.serve_until(async { /* a signal */ }));
+/// serving.await??; // calls in flight have had their grace
+/// # Ok(()) }
+/// ```
 pub struct Server {
     listeners: Vec<Box<dyn Listener>>,
     acceptor: Arc<Acceptor>,
@@ -183,6 +213,19 @@ pub struct Server {
 }
 
 /// Shuts a server down, from anywhere.
+///
+/// # Example
+/// ```
+/// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+/// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = rpc_core::Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://handle").await?;
+/// let handle = server.shutdown_handle();
+/// let serving = tokio::spawn(server.serve());
+/// handle.shutdown();
+/// serving.await??;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct ShutdownHandle(Arc<watch::Sender<bool>>);
 

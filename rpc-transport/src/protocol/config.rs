@@ -32,6 +32,7 @@ const _: () = assert!(
 /// Only a connection's arenas and reply slots can be written by a peer at all, and their keys are
 /// told to that connection's peer alone. But keys travel in clear, and can be guessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Isolation {
     /// All connections of a channel, or of a server on one device. A peer that knows key and address
     /// of another connection's arena or slot can write there, and so change payloads on their way:
@@ -289,12 +290,14 @@ impl LinkConfig {
 
     /// What this end offers as a receiver: `D` and `I`.
     #[must_use]
+    #[doc(hidden)]
     pub const fn window(&self) -> Window {
         Window { data: self.data_credits, ack: self.ack_credits }
     }
 
     /// The share of the SQ that credits govern; its `sq_len` is what the QP is created with.
     #[must_use]
+    #[doc(hidden)]
     pub const fn send_queue_budget(&self) -> SendQueueBudget {
         let interval = self.send_queue_slots / 4;
         SendQueueBudget {
