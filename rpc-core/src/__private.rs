@@ -135,6 +135,11 @@ fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
     any.then(|| Box::new(Mutex::new(extras)))
 }
 
+/// Copies what cannot be shared into a registered buffer of the connection whose handler runs.
+fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
+    Context::current().bulk_pool()?.copy_of(bytes)
+}
+
 /// Parts a request between the handler and its future.
 #[inline]
 #[must_use]
@@ -233,7 +238,7 @@ impl Incoming {
         value: &T,
     ) -> Reply {
         let min_part_bytes = self.min_part_bytes;
-        let placement = Placement { min_part_bytes, pool: Pool::OfContext };
+        let placement = Placement { min_part_bytes, pool: Pool::Ask(copy_to_own_pool) };
         let mut body = OutBuf::new();
         if let Err(error) = self.codec.encode_body(value, &mut body, placement) {
             return unencodable_result(method, error);

@@ -16,7 +16,6 @@ use bytes::Bytes;
 use rpc_transport::message::outgoing::OutBuf;
 
 use self::untyped::{Found, Untyped};
-pub(crate) use self::untyped::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 use crate::bulk::Landing;
 use crate::client::Connection;
 use crate::service::{MethodDescriptor, ReplyParts};

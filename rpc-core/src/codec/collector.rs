@@ -13,7 +13,6 @@ use std::cell::{Cell, RefCell};
 use rpc_transport::message::outgoing::OutBuf;
 
 use crate::bulk::{Bulk, BulkPool};
-use crate::context::Context;
 use crate::wire::{self, MAX_PARTS, Part};
 
 /// Where byte strings of a body go.
@@ -30,8 +29,8 @@ pub(crate) struct Placement<'a> {
 pub(crate) enum Pool<'a> {
     None,
     Of(&'a BulkPool),
-    /// That of the connection whose handler runs.
-    OfContext,
+    /// Asked only when there is something to copy: which pool it is, the caller knows.
+    Ask(fn(&[u8]) -> Option<Bulk>),
 }
 
 impl Pool<'_> {
@@ -39,7 +38,7 @@ impl Pool<'_> {
         match self {
             Self::None => None,
             Self::Of(pool) => pool.copy_of(bytes),
-            Self::OfContext => Context::current().bulk_pool()?.copy_of(bytes),
+            Self::Ask(copy_of) => copy_of(bytes),
         }
     }
 }

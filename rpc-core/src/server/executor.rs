@@ -23,7 +23,6 @@ use rpc_transport::engine::shard::{ConnectionKey, State};
 use rpc_transport::engine::upper::Executor;
 use tokio::sync::Notify;
 
-use crate::client::call::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::endpoint::{Effect, Peer, RpcShard, Surroundings};
@@ -33,6 +32,7 @@ use crate::server::pace::Pace;
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
 use crate::session::{self, Answer, Gone, Incoming, IncomingId};
 use crate::status::Status;
+use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
 /// Method ids are hashes already.
 #[derive(Default)]

@@ -15,6 +15,7 @@
 mod error;
 mod parts;
 mod plain;
+pub(crate) mod refusal;
 
 use rpc_transport::message::outgoing::OutBuf;
 

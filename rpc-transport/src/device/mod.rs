@@ -72,6 +72,7 @@
 //!     have moved between the two ends: all of a message has been counted when it completes.
 
 mod attributes;
+pub(crate) mod error;
 pub mod fault;
 mod setup;
 pub mod soft;
@@ -83,6 +84,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 
 pub use self::attributes::{Capabilities, DeviceAttributes};
+pub use self::error::ProviderError;
 pub use self::setup::{
     Attach, Connector, Established, Incoming, Listener, Outgoing, PeerIdentity,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
@@ -408,54 +410,6 @@ pub enum PostErrorKind {
     /// The operating system or driver refused; the errno.
     #[error("device refused the post: {}", std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
-}
-
-/// Failure of a device operation outside the data path.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProviderError {
-    /// No room for another QP on this CQ (contract rule 13).
-    #[error(
-        "completion queue of {capacity} entries has no room for a queue pair of {wanted} more ({used} used)"
-    )]
-    CompletionQueueFull {
-        /// Entries in all.
-        capacity: u32,
-        /// Entries spoken for.
-        used: u32,
-        /// Entries the QP would need.
-        wanted: u32,
-    },
-    /// An object of another device was handed in.
-    #[error("{0} belongs to another device")]
-    WrongDevice(&'static str),
-    /// No such QP.
-    #[error("no such queue pair on this completion queue")]
-    UnknownQp,
-    /// A request beyond a limit of the device.
-    #[error("{what}: {asked} is beyond the device's limit of {limit}")]
-    Limit {
-        /// What was asked for.
-        what: &'static str,
-        /// How much.
-        asked: u64,
-        /// How much there may be.
-        limit: u64,
-    },
-    /// The operating system or driver refused; the text says what to do.
-    #[error("{what}: {message}")]
-    Resources {
-        /// What was attempted.
-        what: &'static str,
-        /// What went wrong and what to do.
-        message: String,
-    },
-    /// The device lacks this ability.
-    #[error("{0} is not supported by this device")]
-    Unsupported(&'static str),
-    /// The CQ is dead (overflow or device loss); every QP on it is lost.
-    #[error("completion queue is dead: {0}")]
-    CompletionQueueDead(String),
 }
 
 /// A completion queue and the QPs that complete on it. One owner at a time.

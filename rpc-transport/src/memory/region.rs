@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::device::ProviderError;
+use crate::device::error::ProviderError;
 
 /// What a registered region allows. Local reads and writes by the device are always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

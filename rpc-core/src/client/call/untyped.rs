@@ -27,6 +27,7 @@ use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::{self, CallId, Deadline, Failure, Outcome, StartCall, StartError};
 use crate::status::{Code, Status};
+use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
 /// The channel that a call goes through: borrowed until the call is started on its own.
 enum Via<'a> {
@@ -479,12 +480,6 @@ impl Peer {
         self.session.start_from(call, body, None).map_err(Refused::Start)
     }
 }
-
-/// Marks the status of a signature mismatch, so that the caller's side adds its own. The marks mean
-/// something only from a server that has not accepted the method's signature.
-pub(crate) const SIGNATURES_DIFFER: &[u8] = b"signature";
-/// Marks the status of an unknown method, which only the caller's side can name.
-pub(crate) const UNKNOWN_METHOD: &[u8] = b"method";
 
 fn words(failure: Failure) -> &'static str {
     match failure {
