@@ -20,12 +20,22 @@ use std::time::{Duration, Instant};
 use rpc_transport::device::PeerIdentity;
 
 use crate::bulk::BulkPool;
-use crate::endpoint::Surroundings;
 use crate::metadata::Metadata;
 use crate::service::MethodDescriptor;
 
 thread_local! {
     static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
+}
+
+/// What calls of a connection may use of it.
+#[derive(Debug)]
+pub(crate) struct ConnectionContext {
+    /// Who is at the other end.
+    pub(crate) identity: Arc<PeerIdentity>,
+    /// Registered buffers.
+    pub(crate) bulk: BulkPool,
+    /// Byte strings of at least so many bytes travel beside the body.
+    pub(crate) min_part_bytes: usize,
 }
 
 /// The call that a handler serves. Cheap to clone.
@@ -43,7 +53,7 @@ enum Caller {
     #[default]
     Unknown,
     Named(Arc<PeerIdentity>),
-    Connected(Arc<Surroundings>),
+    Connected(Arc<ConnectionContext>),
 }
 
 impl Context {
@@ -109,10 +119,15 @@ impl Context {
     pub(crate) fn of_call(
         deadline: Option<Instant>,
         metadata: Metadata,
-        surroundings: Arc<Surroundings>,
+        connection_context: Arc<ConnectionContext>,
         method: &'static MethodDescriptor,
     ) -> Self {
-        Self { deadline, metadata, caller: Caller::Connected(surroundings), method: Some(method) }
+        Self {
+            deadline,
+            metadata,
+            caller: Caller::Connected(connection_context),
+            method: Some(method),
+        }
     }
 
     /// Sets the method.
@@ -147,7 +162,7 @@ impl Context {
         match &self.caller {
             Caller::Unknown => None,
             Caller::Named(peer) => Some(peer),
-            Caller::Connected(surroundings) => Some(&surroundings.identity),
+            Caller::Connected(connection_context) => Some(&connection_context.identity),
         }
     }
 
@@ -174,7 +189,7 @@ impl Context {
     #[must_use]
     pub fn bulk_pool(&self) -> Option<&BulkPool> {
         match &self.caller {
-            Caller::Connected(surroundings) => Some(&surroundings.bulk),
+            Caller::Connected(connection_context) => Some(&connection_context.bulk),
             Caller::Unknown | Caller::Named(_) => None,
         }
     }
@@ -183,7 +198,7 @@ impl Context {
     #[inline]
     pub(crate) fn min_part_bytes(&self) -> usize {
         match &self.caller {
-            Caller::Connected(surroundings) => surroundings.min_part_bytes,
+            Caller::Connected(connection_context) => connection_context.min_part_bytes,
             Caller::Unknown | Caller::Named(_) => usize::MAX,
         }
     }

@@ -17,27 +17,17 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use crate::bulk::BulkPool;
+use crate::context::ConnectionContext;
 use crate::session::{Incoming, Notice, Revoked, Role, Session, SessionLimits};
 use crate::wire;
 
 /// A shard whose connections carry sessions.
 pub(crate) type RpcShard = Shard<Peer>;
 
-/// What calls of a connection may use of it.
-#[derive(Debug)]
-pub(crate) struct Surroundings {
-    /// Who is at the other end.
-    pub(crate) identity: Arc<PeerIdentity>,
-    /// Registered buffers.
-    pub(crate) bulk: BulkPool,
-    /// Byte strings of at least so many bytes travel beside the body.
-    pub(crate) min_part_bytes: usize,
-}
-
 /// One end of a connection: its session and what its handlers may use.
 pub(crate) struct Peer {
     pub(crate) session: Session<Waker, AbortHandle>,
-    surroundings: Arc<Surroundings>,
+    connection_context: Arc<ConnectionContext>,
     /// Largest message that the other end takes, bytes.
     max_message_bytes: u64,
     /// The connection has ended and nobody has been told.
@@ -56,7 +46,7 @@ pub(crate) enum Effect {
     /// A caller's outcome is there.
     Wake(Waker),
     /// A call has arrived.
-    Request(Incoming, Arc<Surroundings>),
+    Request(Incoming, Arc<ConnectionContext>),
     /// A running handler's caller is gone.
     Abort(AbortHandle),
     /// The connection has ended, or has nothing in flight any more after a go-away.
@@ -73,7 +63,7 @@ impl Peer {
         let identity = Arc::new(PeerIdentity::SameProcess);
         Self {
             session: Session::new(role, limits),
-            surroundings: Arc::new(Surroundings { identity, bulk, min_part_bytes }),
+            connection_context: Arc::new(ConnectionContext { identity, bulk, min_part_bytes }),
             max_message_bytes: u64::MAX,
             ended: false,
             place: None,
@@ -133,9 +123,9 @@ impl Protocol for Peer {
 
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
         let (bulk, min_part_bytes) =
-            (self.surroundings.bulk.clone(), self.surroundings.min_part_bytes);
+            (self.connection_context.bulk.clone(), self.connection_context.min_part_bytes);
         let identity = Arc::new(peer.clone());
-        self.surroundings = Arc::new(Surroundings { identity, bulk, min_part_bytes });
+        self.connection_context = Arc::new(ConnectionContext { identity, bulk, min_part_bytes });
         self.max_message_bytes = max_message_bytes;
     }
 
@@ -178,7 +168,7 @@ impl Protocol for Peer {
             });
         }
         if let Some(incoming) = self.session.poll_request() {
-            return Some(Effect::Request(incoming, Arc::clone(&self.surroundings)));
+            return Some(Effect::Request(incoming, Arc::clone(&self.connection_context)));
         }
         // Not `then_some`, which would make and drop an effect each time.
         if std::mem::take(&mut self.ended) { Some(Effect::Settled) } else { None }

@@ -24,8 +24,9 @@ use rpc_transport::engine::upper::Executor;
 use tokio::sync::Notify;
 
 use crate::codec::Codec;
+use crate::context::ConnectionContext;
 use crate::context::Context;
-use crate::endpoint::{Effect, Peer, RpcShard, Surroundings};
+use crate::endpoint::{Effect, Peer, RpcShard};
 use crate::metadata::Metadata;
 use crate::server::handler::{Handler, log_panic};
 use crate::server::pace::Pace;
@@ -178,7 +179,7 @@ impl Handlers {
         &mut self,
         key: ConnectionKey,
         Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message }: Incoming,
-        surroundings: Arc<Surroundings>,
+        connection_context: Arc<ConnectionContext>,
     ) {
         let Self { shard, router, last, done, finished, .. } = self;
         let call = Call { key, id, accepted: signature.is_some() };
@@ -190,7 +191,8 @@ impl Handlers {
             Err(status) => done.push_back(call.refused(status)),
             Ok((route, codec, metadata)) => {
                 message.advance(metadata_bytes);
-                let context = Context::of_call(deadline, metadata, surroundings, route.method);
+                let context =
+                    Context::of_call(deadline, metadata, connection_context, route.method);
                 let request = || Request::new(message, codec, context);
                 run(shard, call, route, request, done, finished);
             }
@@ -412,7 +414,9 @@ impl Executor<Peer> for Handlers {
                 waker.wake();
                 return true;
             }
-            Effect::Request(incoming, surroundings) => self.on_request(key, incoming, surroundings),
+            Effect::Request(incoming, connection_context) => {
+                self.on_request(key, incoming, connection_context)
+            }
             Effect::Abort(handle) => handle.abort(),
             Effect::Settled => self.settled.notify_waiters(),
         }
