@@ -112,22 +112,48 @@ fn host_port(text: &str) -> Result<HostPort, String> {
         Some(rest) => {
             let (host, rest) = rest.split_once(']').ok_or("`[` without `]`")?;
             let port = rest.strip_prefix(':').ok_or("a port is missing after `]`")?;
+            check_ipv6(host)?;
             (host, port)
         }
-        None => text.rsplit_once(':').ok_or("a port is missing; write host:port")?,
+        None => {
+            let (host, port) = text.rsplit_once(':').ok_or("a port is missing; write host:port")?;
+            check_name(host)?;
+            (host, port)
+        }
     };
+    let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+    let number = port.parse().ok().filter(|_| digits);
+    let port = number.ok_or_else(|| format!("port `{port}` is not a number from 0 to 65535"))?;
+    Ok(HostPort { host: host.to_owned(), port })
+}
+
+/// What may stand in brackets: an IPv6 address, with a zone if it needs one.
+fn check_ipv6(host: &str) -> Result<(), String> {
+    let (address, zone) = host.split_once('%').unwrap_or((host, "1"));
+    let zone_is_good = !zone.is_empty() && zone.chars().all(is_name_char);
+    if zone_is_good && address.parse::<std::net::Ipv6Addr>().is_ok() {
+        return Ok(());
+    }
+    Err(format!("`{host}` is not an IPv6 address, which alone stands in brackets: [::1]:7471"))
+}
+
+/// What may stand without: a name or an IPv4 address.
+fn check_name(host: &str) -> Result<(), String> {
     if host.is_empty() {
         return Err("the host is missing; write 0.0.0.0 to listen everywhere".to_owned());
     }
-    if host.contains(':') && !text.starts_with('[') {
+    if host.contains(':') {
         return Err("put an IPv6 address in brackets: [::1]:7471".to_owned());
     }
-    if host.contains(['/', ' ']) {
+    if !host.chars().all(is_name_char) {
         return Err(format!("`{host}` is not a host name"));
     }
-    let port =
-        port.parse().map_err(|_| format!("port `{port}` is not a number from 0 to 65535"))?;
-    Ok(HostPort { host: host.to_owned(), port })
+    Ok(())
+}
+
+/// Letters of any language: names need not be ASCII before they are looked up.
+fn is_name_char(char: char) -> bool {
+    char.is_alphanumeric() || matches!(char, '-' | '.' | '_')
 }
 
 fn shm(rest: &str) -> Result<Address, String> {
@@ -137,6 +163,9 @@ fn shm(rest: &str) -> Result<Address, String> {
                 "a socket path has at most {MAX_SHM_NAME_BYTES} bytes, this one {}",
                 rest.len()
             ));
+        }
+        if rest.bytes().any(|byte| byte.is_ascii_control()) {
+            return Err("a socket path has no control characters".to_owned());
         }
         if rest.ends_with('/') {
             return Err("a socket file is needed, this is a directory".to_owned());
@@ -156,7 +185,7 @@ fn plain_name(name: &str) -> Result<String, String> {
             name.len()
         ));
     }
-    if name.bytes().any(|byte| byte == 0 || byte == b'/' || byte.is_ascii_control()) {
+    if name.bytes().any(|byte| byte == b'/' || byte.is_ascii_control()) {
         return Err("a name has no `/` and no control characters; \
                     a socket file is written shm:///path"
             .to_owned());
@@ -179,6 +208,8 @@ impl fmt::Display for Address {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -206,6 +237,14 @@ mod tests {
             ("tcp://:80", "the host is missing"),
             ("tcp://::1:80", "in brackets"),
             ("tcp://[::1:80", "`[` without `]`"),
+            ("tcp://[[x]:80", "is not an IPv6 address"),
+            ("tcp://[x]:80", "is not an IPv6 address"),
+            ("tcp://[::1%]:80", "is not an IPv6 address"),
+            ("tcp://x]:80", "is not a host name"),
+            ("tcp://a b:80", "is not a host name"),
+            ("tcp://x:+80", "port `+80`"),
+            ("tcp://x:", "port ``"),
+            ("shm:///a\0b", "control characters"),
             ("shm://", "a name is missing"),
             ("shm://a/b", "shm:///path"),
             ("shm:///tmp/", "directory"),
@@ -216,5 +255,45 @@ mod tests {
         }
         let long = format!("shm:///{}", "x".repeat(200));
         assert!(long.parse::<Address>().unwrap_err().to_string().contains("at most"));
+    }
+
+    /// Addresses as people mistype them: the pieces of good ones in any order.
+    fn nearly_an_address() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            Just("::1".to_owned()),
+            Just("fe80::1%2".to_owned()),
+            Just("10.0.0.7".to_owned()),
+            Just("7471".to_owned()),
+            r"[\[\]:/%@ .+-]",
+            r"\PC{0,3}",
+            "[a-z0-9._-]{0,5}",
+        ];
+        let scheme = prop_oneof!["rdma|tcp|auto|shm|mem", "[a-z]{0,4}"];
+        (scheme, proptest::collection::vec(piece, 0..6))
+            .prop_map(|(scheme, pieces)| format!("{scheme}://{}", pieces.concat()))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+        #[test]
+        fn what_parses_prints_as_what_parses_to_the_same(text in nearly_an_address()) {
+            if let Ok(address) = text.parse::<Address>() {
+                let printed = address.to_string();
+                prop_assert_eq!(printed.parse::<Address>(), Ok(address), "as `{}`", printed);
+            }
+        }
+
+        #[test]
+        fn addresses_of_sockets_parse_as_they_print(at: std::net::SocketAddr, zone: u32) {
+            let at = match at {
+                std::net::SocketAddr::V6(v6) => {
+                    std::net::SocketAddrV6::new(*v6.ip(), v6.port(), 0, zone).into()
+                }
+                v4 => v4,
+            };
+            let address = Address::Tcp(at.into());
+            prop_assert_eq!(address.to_string().parse::<Address>(), Ok(address));
+        }
     }
 }
