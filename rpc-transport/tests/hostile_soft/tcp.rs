@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use rpc_transport::connect::address::{Address, HostPort};
@@ -11,7 +12,7 @@ use rpc_transport::device::{Connector, PostErrorKind, QpHandle, QpState, Status}
 use rpc_transport::memory::region::Access;
 use test_kit::Rng;
 use test_kit::hostile::kind::{PROBE, REFUSE, REPLY, REQUEST};
-use test_kit::hostile::op::{ACK, FIRST, LAST, NAK, READ_REQUEST, SEND, WHOLE, WRITE};
+use test_kit::hostile::op::{self, ACK, FIRST, LAST, NAK, READ_REQUEST, SEND, WHOLE, WRITE};
 use test_kit::hostile::span;
 use test_kit::hostile::tcp::{self, frame, is_closed, message, read_message};
 
@@ -39,6 +40,34 @@ fn dial_to(address: &Address) -> TcpStream {
 /// A hostile peer past a correct set-up.
 fn intrude(victim: &mut Victim) -> (TcpStream, QpHandle) {
     let mut stream = dial(victim);
+    stream.write_all(&message(REQUEST, &[0; 56])).unwrap();
+    let qp = victim.accept();
+    assert_eq!(read_message(&mut stream).unwrap().0, REPLY);
+    (stream, qp)
+}
+
+/// The same, from a socket that makes the victim's send buffer small: it is sized by segments.
+fn intrude_narrowly(victim: &mut Victim) -> (TcpStream, QpHandle) {
+    let Address::Tcp(at) = victim.listener.local_address() else { panic!("not tcp") };
+    let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM);
+    let socket = rustix::net::socket(family, kind, None).unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 4096).unwrap();
+    let segment: libc::c_int = 88;
+    // SAFETY: the option's value is an int, which lives until the call returns.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            std::ptr::from_ref(&segment).cast(),
+            4,
+        )
+    };
+    assert_eq!(result, 0);
+    let at: std::net::SocketAddr = format!("{}:{}", at.host, at.port).parse().unwrap();
+    rustix::net::connect(&socket, &at).unwrap();
+    let mut stream = TcpStream::from(socket);
+    stream.set_nodelay(true).unwrap();
     stream.write_all(&message(REQUEST, &[0; 56])).unwrap();
     let qp = victim.accept();
     assert_eq!(read_message(&mut stream).unwrap().0, REPLY);
@@ -483,4 +512,81 @@ fn streams_cut_at_random_places_carry_everything() {
         ends[1].got.clear();
         ends[1].post_recv(0);
     }
+}
+
+/// Acknowledgements say how many packets came in all, so one that waits is enough.
+#[test]
+fn a_peer_that_never_reads_and_probes_cannot_grow_the_outbox() {
+    let _watchdog = Watchdog::start("probes without reading");
+    let mut victim = victim();
+    let (mut stream, qp) = intrude_narrowly(&mut victim);
+    let probe = frame(0, op::PROBE, WHOLE | op::WANTS_ACK, b"");
+    let (mut sent, mut pending) = (0_u32, 0);
+    loop {
+        for _ in 0..1000 {
+            stream.write_all(&probe).unwrap();
+            victim.poll();
+        }
+        sent += 1000;
+        let before = std::mem::replace(&mut pending, victim.server.cq.traffic(qp).unwrap().pending);
+        if before == pending && sent > 10_000 {
+            break;
+        }
+        assert!(sent < 100_000, "{pending} bytes wait for a peer that does not read");
+    }
+    victim.assert_unharmed();
+    // When it reads at last it learns of all.
+    stream.set_nonblocking(true).unwrap();
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let told = |bytes: &[u8]| {
+        let last = bytes.len() / 8;
+        last.checked_sub(1)
+            .map(|last| u32::from_le_bytes(bytes[8 * last..][..4].try_into().unwrap()))
+    };
+    let start = std::time::Instant::now();
+    while told(&bytes) != Some(sent) {
+        victim.poll();
+        if let Ok(count) = stream.read(&mut buffer) {
+            bytes.extend_from_slice(&buffer[..count]);
+        }
+        assert!(start.elapsed() < PATIENCE, "it was told of {:?} of {sent}", told(&bytes));
+    }
+}
+
+/// A visit takes a bounded number of frames, however small; the rest is taken without another word
+/// of the peer.
+#[test]
+fn a_flood_of_small_frames_gives_way_to_others_and_loses_nothing() {
+    let _watchdog = Watchdog::start("a flood of small frames");
+    let mut victim = victim();
+    let (mut stream, qp) = intrude(&mut victim);
+    let target = victim.region(Access::REMOTE_WRITE);
+    let writes = |at: u64| {
+        let mut body = span(target.remote_address(at), target.rkey(), 0, 1);
+        body.push(1);
+        frame(0, WRITE, WHOLE, &body)
+    };
+    let flood: Vec<u8> = (0..1500).flat_map(writes).collect();
+    stream.write_all(&flood).unwrap();
+    let mut taken = 0;
+    let start = std::time::Instant::now();
+    while taken < 1500 {
+        victim.server.cq.arm().unwrap();
+        victim.poll();
+        let now = contents(&target).iter().filter(|byte| **byte == 1).count();
+        assert!(now - taken <= 64, "one visit took {} frames", now - taken);
+        taken = now;
+        // All has arrived: nothing but the visit's end can wake.
+        if taken < 1500 {
+            assert!(readable(&[victim.server.cq.event_fd()], PATIENCE), "{taken} were taken");
+        }
+        victim.server.cq.clear_events().unwrap();
+        assert!(start.elapsed() < PATIENCE);
+    }
+    // The last bytes count, too, when the peer ends behind them.
+    stream.write_all(&flood[..flood.len() / 2]).unwrap();
+    stream.write_all(&frame(0, SEND, WHOLE, b"goodbye")).unwrap();
+    drop(stream);
+    victim.wait(|victim| victim.received(qp) == [b"goodbye"]);
+    victim.assert_unharmed();
 }

@@ -32,6 +32,8 @@ pub mod op {
     pub const ACK: u8 = 8;
     /// Refuses the packet behind those acknowledged.
     pub const NAK: u8 = 9;
+    /// Carries nothing: asks for an acknowledgement.
+    pub const PROBE: u8 = 10;
     /// First packet of its message.
     pub const FIRST: u8 = 1;
     /// Last packet of its message.

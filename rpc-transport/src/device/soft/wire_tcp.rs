@@ -14,7 +14,9 @@
 //!    as memory of WRs is concerned: see `outbox`, invariant 2.
 //! 2. After a refusal, a protocol error or [`TcpWire::close`] input is thrown away, so no landing is
 //!    used after its memory may have gone.
-//! 3. Input is held only while the CQ's owner takes no more completions, at most one scratch full.
+//! 3. Input is held only when a visit ends before it is taken in: the CQ's owner takes no more
+//!    completions, or the visit has had its frames. It is at most one scratch full, and a wire that
+//!    holds input has work, so the next visit goes on with it.
 #![allow(unsafe_code, reason = "reads from a socket into registered memory")]
 
 use std::io;
@@ -44,6 +46,8 @@ pub(super) const SCRATCH_BYTES: usize = 64 * 1024;
 const BEHIND_BODY_BYTES: usize = 2048;
 /// Reads of one visit, so that one QP cannot keep the others waiting.
 const VISIT_READS: usize = 8;
+/// Frames that one visit takes in, for the same reason.
+const VISIT_FRAMES: usize = 64;
 /// Accepted packets after which the peer is told in any case.
 const ACK_EVERY: u64 = 32;
 
@@ -71,6 +75,15 @@ pub(super) struct Taken {
     pub(super) any: bool,
     /// Nothing is left to be read now.
     pub(super) drained: bool,
+    /// Frames begun.
+    frames: usize,
+}
+
+impl Taken {
+    /// Whether the visit may begin another frame.
+    fn has_room(&self, parties: &Parties<'_, '_>) -> bool {
+        self.frames < VISIT_FRAMES && parties.has_room()
+    }
 }
 
 enum Read {
@@ -102,14 +115,18 @@ pub(super) struct TcpWire {
     /// Bytes read.
     received: u64,
     inbound: Inbound,
-    /// Read, and not taken in, because the CQ's owner takes no more.
+    /// Read, and not taken in (invariant 3).
     leftover: Vec<u8>,
+    /// Bytes of it that are taken in already.
+    leftover_start: usize,
     /// The last read found nothing more.
     drained: bool,
     /// The peer has closed, or the connection is lost.
     ended: bool,
     /// Shut the sending side down once everything is written.
     closing: bool,
+    /// The socket took less than there was to write: an event tells when it takes more.
+    stuck: bool,
 }
 
 // SAFETY: a landing points into memory that the QP owning this wire keeps (invariant 2), and moves
@@ -131,9 +148,11 @@ impl TcpWire {
             received: 0,
             inbound: Inbound::START,
             leftover: Vec::new(),
+            leftover_start: 0,
             drained: false,
             ended: false,
             closing: false,
+            stuck: false,
         }
     }
 
@@ -222,19 +241,43 @@ impl TcpWire {
         Some(self.position)
     }
 
-    /// Writes what waits, an explicit acknowledgement included if one is due.
+    /// Writes what waits, an explicit acknowledgement included if one is due. While the socket is
+    /// stuck the acknowledgement stays due, so that of a peer that never reads none pile up: the
+    /// later one says all that the earlier would have.
     pub(super) fn flush(&mut self) {
+        if !self.stuck {
+            self.acknowledge();
+        }
+        let was_stuck = self.stuck;
+        self.write();
+        if was_stuck && !self.stuck {
+            self.acknowledge();
+            self.write();
+        }
+    }
+
+    fn acknowledge(&mut self) {
         if self.ack_due && !self.closing {
             self.frame(Op::Ack, Flags::FIRST.with(Flags::LAST), Extension::None, 0);
         }
+    }
+
+    fn write(&mut self) {
         if self.outbox.is_empty() {
             return;
         }
         match self.outbox.write_to(self.socket.as_fd()) {
-            Ok(true) if self.closing => self.shut_down(),
-            Ok(_) => {}
+            Ok(all) => {
+                self.stuck = !all;
+                if all && self.closing {
+                    self.shut_down();
+                }
+            }
             // Reading finds out what the peer has said last, and that the connection is lost.
-            Err(_) => self.outbox.clear(),
+            Err(_) => {
+                self.outbox.clear();
+                self.stuck = false;
+            }
         }
     }
 
@@ -257,7 +300,7 @@ impl TcpWire {
             return;
         }
         self.inbound = Inbound::Closed;
-        self.leftover = Vec::new();
+        (self.leftover, self.leftover_start) = (Vec::new(), 0);
         self.flush();
         self.closing = true;
         if self.outbox.is_empty() {
@@ -317,10 +360,14 @@ impl TcpWire {
         let mut taken = Taken::default();
         if !self.leftover.is_empty() {
             let bytes = std::mem::take(&mut self.leftover);
-            self.take_in(&bytes, parties, &mut taken)?;
+            let start = std::mem::take(&mut self.leftover_start);
+            let used = self.take_in(&bytes[start..], parties, &mut taken)?;
+            if start + used < bytes.len() {
+                (self.leftover, self.leftover_start) = (bytes, start + used);
+            }
         }
         for _ in 0..VISIT_READS {
-            if !self.leftover.is_empty() || !parties.has_room() {
+            if !self.leftover.is_empty() || !taken.has_room(parties) {
                 return Ok(taken);
             }
             match self.read(scratch) {
@@ -329,7 +376,8 @@ impl TcpWire {
                     if landed > 0 {
                         self.on_landed(landed, parties)?;
                     }
-                    self.take_in(&scratch[..staged], parties, &mut taken)?;
+                    let used = self.take_in(&scratch[..staged], parties, &mut taken)?;
+                    self.leftover.extend_from_slice(&scratch[used..staged]);
                     self.drained = !full;
                 }
                 Read::Nothing => self.drained = true,
@@ -398,21 +446,21 @@ impl TcpWire {
         }
     }
 
-    /// Takes bytes in until the CQ's owner takes no more completions; the rest becomes leftover.
+    /// Takes bytes in until the visit has had enough; returns how many it took.
     fn take_in(
         &mut self,
-        mut bytes: &[u8],
+        bytes: &[u8],
         parties: &mut Parties<'_, '_>,
         taken: &mut Taken,
-    ) -> Result<(), Refusal> {
-        while !bytes.is_empty() {
-            let used = match &mut self.inbound {
-                Inbound::Closed => return Ok(()),
-                Inbound::Head { have: 0, .. } if !parties.has_room() => {
-                    self.leftover = bytes.to_vec();
-                    return Ok(());
-                }
+    ) -> Result<usize, Refusal> {
+        let mut start = 0;
+        while start < bytes.len() {
+            let bytes = &bytes[start..];
+            start += match &mut self.inbound {
+                Inbound::Closed => bytes.len(),
+                Inbound::Head { have: 0, .. } if !taken.has_room(parties) => break,
                 Inbound::Head { bytes: head, have } => {
+                    taken.frames += usize::from(*have == 0);
                     let used = fill_head(head, have, bytes)?;
                     self.begin_if_complete(parties)?;
                     used
@@ -428,9 +476,8 @@ impl TcpWire {
                 }
             };
             taken.any = true;
-            bytes = &bytes[used..];
         }
-        Ok(())
+        Ok(start)
     }
 
     /// Starts the frame whose head and extension have come.
