@@ -6,6 +6,7 @@
 #[path = "conformance/fixture.rs"]
 mod fixture;
 
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -368,5 +369,126 @@ fn server_process() {
         let mut listener = soft::listen_shm(&address.parse().unwrap()).unwrap();
         let _end = accept(&mut listener, &Options::default()).await;
         std::future::pending::<()>().await;
+    });
+}
+
+/// Tells a child process that it is to run out of file descriptors, and where.
+const STARVED: &str = "RPC_SOFT_STARVED";
+
+/// However few file descriptors are left, the error says so, and what to do.
+#[test]
+fn without_file_descriptors_the_error_says_which_limit_to_raise() {
+    let _watchdog = Watchdog::start("a starved process");
+    let address: Address = format!("shm://starved-{}", std::process::id()).parse().unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "starved_process", "--nocapture"]);
+    let mut child = Peer(command.env(STARVED, address.to_string()).spawn().unwrap());
+    runtime().block_on(async {
+        let mut listener = soft::listen_shm(&address).unwrap();
+        let child = tokio::task::spawn_blocking(move || child.0.wait().unwrap());
+        let status = tokio::select! {
+            status = child => status.unwrap(),
+            () = async { loop { accept(&mut listener, &Options::default()).await; } } => unreachable!(),
+        };
+        assert!(status.success());
+    });
+}
+
+/// Not a test by itself: a client that is given one file descriptor more at a time until it connects.
+#[test]
+fn starved_process() {
+    let Ok(address) = std::env::var(STARVED) else { return };
+    let address: Address = address.parse().unwrap();
+    let _watchdog = Watchdog::start("the starved process");
+    let mut errors = 0;
+    for spare in 0.. {
+        let runtime = runtime();
+        let result = runtime.block_on(async {
+            let mut outgoing = soft::ShmConnector::default().resolve(&address).await.unwrap();
+            let options = Options::default();
+            let mut objects = End::objects(outgoing.device(), &options);
+            let capacity = End::capacity(&options);
+            let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let mut end = objects.into_end(qp, &options);
+            let free =
+                u64::from(std::fs::File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned());
+            let limit = |current| rustix::process::Rlimit { current: Some(current), maximum: None };
+            let open_files = rustix::process::Resource::Nofile;
+            let maximum = rustix::process::getrlimit(open_files).maximum;
+            let starved = rustix::process::Rlimit { maximum, ..limit(free + spare) };
+            rustix::process::setrlimit(open_files, starved).unwrap();
+            let established = outgoing.connect(b"").await;
+            let enough = rustix::process::Rlimit { maximum, ..limit(256) };
+            rustix::process::setrlimit(open_files, enough).unwrap();
+            established.map(|established| established.attach.run(&mut *end.cq).unwrap())
+        });
+        match result {
+            Ok(()) => break,
+            Err(error) => {
+                let error = error.to_string();
+                assert!(error.contains("ulimit -n"), "{spare} to spare: {error}");
+                errors += 1;
+            }
+        }
+    }
+    assert!(errors >= 3, "a socket, a segment and the peer's segment: {errors}");
+}
+
+/// Who may read a shared directory may lock it, for ever.
+#[test]
+fn a_lock_on_the_directory_keeps_nobody_from_listening() {
+    runtime().block_on(async {
+        let scratch = Scratch::new();
+        let (path, address) = scratch.socket();
+        let directory = std::fs::File::open(&scratch.0).unwrap();
+        let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::flock(&directory, exclusive).unwrap();
+        let listener = soft::listen_shm(&address).unwrap();
+        assert!(path.exists());
+        let left: Vec<_> = std::fs::read_dir(&scratch.0).unwrap().collect();
+        assert_eq!(left.len(), 1, "nothing but the socket: {left:?}");
+        drop(listener);
+    });
+}
+
+/// A lock file that others could hold is named; one of a killed server is taken over; one that is
+/// held means that the address is in use. None of it waits.
+#[test]
+fn a_lock_file_is_trusted_only_if_nobody_else_can_hold_it() {
+    use std::os::unix::fs::PermissionsExt;
+    runtime().block_on(async {
+        let scratch = Scratch::new();
+        let (path, address) = scratch.socket();
+        let lock = path.with_extension("sock.lock");
+        let file = std::fs::File::create(&lock).unwrap();
+        let mode = |bits| std::fs::Permissions::from_mode(bits);
+        let refusal = || soft::listen_shm(&address).map(drop).unwrap_err().to_string();
+
+        file.set_permissions(mode(0o644)).unwrap();
+        let error = refusal();
+        assert!(error.contains(lock.to_str().unwrap()) && error.contains("remove it"), "{error}");
+
+        file.set_permissions(mode(0o600)).unwrap();
+        let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::flock(&file, exclusive).unwrap();
+        let error = soft::listen_shm(&address).map(drop).unwrap_err();
+        assert!(matches!(error, ListenError::InUse { .. }), "{error}");
+
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+        drop(soft::listen_shm(&address).unwrap());
+        assert!(!lock.exists());
+
+        std::os::unix::fs::symlink("/etc/passwd", &lock).unwrap();
+        let error = refusal();
+        assert!(error.contains(lock.to_str().unwrap()), "{error}");
+        std::fs::remove_file(&lock).unwrap();
+
+        if rustix::process::geteuid().is_root() {
+            std::fs::write(&lock, b"").unwrap();
+            std::fs::set_permissions(&lock, mode(0o600)).unwrap();
+            std::os::unix::fs::chown(&lock, Some(65_534), None).unwrap();
+            let error = refusal();
+            assert!(error.contains("it belongs to user 65534"), "{error}");
+        }
     });
 }

@@ -7,6 +7,8 @@ use std::io;
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 
+use super::setup;
+
 /// The error of listening at `address`.
 pub(super) fn cannot_listen(address: Address, error: &io::Error) -> ListenError {
     let reason = with_advice(error, advice_to_listen(&address, error));
@@ -46,6 +48,7 @@ fn is_shm(address: &Address) -> bool {
 fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str> {
     let shm = is_shm(address);
     Some(match error.kind() {
+        _ if setup::is_out_of_fds(error) => setup::RAISE_FDS,
         io::ErrorKind::AddrInUse if shm => "stop the other listener or choose another name",
         io::ErrorKind::AddrInUse => {
             "stop the other listener or choose another port (0 takes a free one)"
@@ -65,6 +68,7 @@ fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str
 
 fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static str> {
     Some(match error.kind() {
+        _ if setup::is_out_of_fds(error) => setup::RAISE_FDS,
         io::ErrorKind::PermissionDenied if is_shm(address) => {
             "run both ends as the same user, or use tcp://"
         }
@@ -97,6 +101,7 @@ mod tests {
             ("tcp://127.0.0.1:80", libc::EACCES, "choose a port from 1024 on"),
             ("tcp://1.2.3.4:80", libc::EADDRNOTAVAIL, "0.0.0.0"),
             ("tcp://127.0.0.1:80", libc::EADDRINUSE, "another port"),
+            ("tcp://127.0.0.1:80", libc::EMFILE, "ulimit -n"),
             ("shm://name", libc::EADDRINUSE, "another name"),
             ("shm:///dir/name", libc::ENOENT, "create the directory first"),
             ("shm:///dir/name", libc::EACCES, "may create files"),

@@ -15,6 +15,7 @@
 //! 4. Reserved entries never exceed the capacity (contract rule 13), so the CQ cannot overflow.
 
 use std::collections::VecDeque;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
@@ -31,6 +32,7 @@ use crate::memory::region::ProtectionDomain;
 use super::bell::Bell;
 use super::domain::SoftDomain;
 use super::queue_pair::QueuePair;
+use super::setup;
 use super::sink::{Queued, Sink};
 use super::wire::Wire;
 
@@ -82,9 +84,9 @@ impl SoftCompletionQueue {
     /// # Errors
     /// [`ProviderError::Resources`] when no file descriptors are left.
     pub(super) fn create(capacity: u32) -> Result<Self, ProviderError> {
-        let refused = |error: rustix::io::Errno| no_fds(&error);
+        let refused = |error: rustix::io::Errno| no_fds(error.into());
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(refused)?;
-        let own_bell = Bell::new().map_err(|error| no_fds(&error))?;
+        let own_bell = Bell::new().map_err(no_fds)?;
         let data = EventData::new_u64(KIND_OWN_BELL);
         epoll::add(&epoll, &own_bell, data, EventFlags::IN | EventFlags::ET).map_err(refused)?;
         Ok(Self {
@@ -147,7 +149,7 @@ impl SoftCompletionQueue {
             // Edge-triggered: nobody need read it.
             let data = event_data(KIND_QP, handle);
             epoll::add(&self.epoll, fd, data, flags | EventFlags::ET)
-                .map_err(|error| no_fds(&error))?;
+                .map_err(|error| no_fds(error.into()))?;
         }
         qp.attach(wire);
         qp.last_active = clock;
@@ -360,11 +362,8 @@ fn entries_of(capacity: QpCapacity) -> Result<u32, ProviderError> {
     Ok(capacity.max_send_wr + capacity.max_recv_wr)
 }
 
-fn no_fds(error: &dyn std::fmt::Display) -> ProviderError {
-    ProviderError::Resources {
-        what: "watching a file descriptor",
-        message: format!("{error}; raise the limit on open files (LimitNOFILE, ulimit -n)"),
-    }
+fn no_fds(error: io::Error) -> ProviderError {
+    setup::out_of_resources("watching a file descriptor", &error)
 }
 
 impl CompletionQueue for SoftCompletionQueue {

@@ -89,7 +89,8 @@ impl Outgoing for MemOutgoing {
     async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
         let qp = self.qp.created()?;
         let private_data = setup::pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
-        let (near, far) = RingWire::pair(DEFAULT_SLOTS).map_err(out_of_fds)?;
+        let (near, far) = RingWire::pair(DEFAULT_SLOTS)
+            .map_err(|error| setup::out_of_resources("making a connection", &error))?;
         let (reply, answer) = oneshot::channel();
         let request = Request { private_data, wire: far, reply };
         let gone = || refused(&self.address, "the listener is gone");
@@ -117,10 +118,6 @@ impl Outgoing for MemOutgoing {
             }),
         }
     }
-}
-
-fn out_of_fds(error: std::io::Error) -> ProviderError {
-    ProviderError::Resources { what: "making a connection", message: error.to_string() }
 }
 
 /// Listens at `mem://name`; the name is free again when the listener is dropped.

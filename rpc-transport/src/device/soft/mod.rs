@@ -14,7 +14,7 @@
 //! | `side_channel` | what two processes need besides rings: doorbells, files, the peer's end |
 //! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
 //! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
-//! | `setup`, `pending`, `mem`, `shm`, `socket`, `tcp` | connecting |
+//! | `setup`, `pending`, `mem`, `shm`, `socket`, `turn`, `tcp` | connecting |
 
 mod advice;
 mod bell;
@@ -39,6 +39,7 @@ mod side_channel;
 mod sink;
 mod socket;
 mod tcp;
+mod turn;
 mod wire;
 mod wire_ring;
 mod wire_tcp;

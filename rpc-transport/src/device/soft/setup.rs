@@ -19,6 +19,9 @@ use super::wire::Wire;
 /// How long a connector waits for the peer's answer.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What to do when there is no number for another open file.
+pub(super) const RAISE_FDS: &str = "raise the limit on open files (LimitNOFILE, ulimit -n)";
+
 /// How long a listener rests when the system has no room for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -79,6 +82,18 @@ pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
         let reason = "listening needs a tokio runtime; call it from async code".to_owned();
         ListenError::Unavailable { scheme, reason }
     })
+}
+
+/// Setting up failed for want of memory or file descriptors; says which limit to raise.
+pub(super) fn out_of_resources(what: &'static str, error: &io::Error) -> ProviderError {
+    let message =
+        if is_out_of_fds(error) { format!("{error}; {RAISE_FDS}") } else { error.to_string() };
+    ProviderError::Resources { what, message }
+}
+
+/// Whether this process, or the system, has no number for another open file.
+pub(super) fn is_out_of_fds(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Decides whether a listener survives a failed `accept(2)`: what is the single peer's fault, or

@@ -218,6 +218,7 @@ impl ShmOutgoing {
         let socket =
             socket::watch(socket).map_err(|error| ConnectError::from(out_of_resources(&error)))?;
         let lost = |error: io::Error| match error.kind() {
+            _ if setup::is_out_of_fds(&error) => out_of_resources(&error).into(),
             io::ErrorKind::InvalidData => self.protocol(error.to_string()),
             _ => self.rejected("the request was dropped", Vec::new()),
         };
@@ -255,12 +256,13 @@ impl ShmOutgoing {
 }
 
 fn out_of_resources(error: &io::Error) -> ProviderError {
-    ProviderError::Resources { what: "making a connection", message: error.to_string() }
+    setup::out_of_resources("making a connection", error)
 }
 
 /// Listens at a `shm://` address. A name is an abstract socket of this network namespace; a path is
 /// a socket file, which is removed when the listener is dropped, and replaced if a listener that
-/// was killed has left it. Only processes of this user can connect. Needs a tokio runtime.
+/// was killed has left it; `<path>.lock` lies beside it for a moment. Only processes of this user can
+/// connect. Needs a tokio runtime.
 ///
 /// # Errors
 /// [`ListenError::InUse`] when somebody listens there, [`ListenError::Unavailable`] outside a
@@ -322,6 +324,7 @@ async fn handshake(socket: OwnedFd, address: Address) -> Option<ShmIncoming> {
     let socket = socket::watch(socket).ok()?;
     // Read in any case: a socket closed with something unread takes the refusal with it.
     let request = match receive(&socket).await {
+        Err(error) if setup::is_out_of_fds(&error) => Err(out_of_resources(&error).to_string()),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
         Err(_) => return None,
         Ok(request) => request,

@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -24,6 +24,8 @@ use rustix::net::{
 use tokio::io::unix::AsyncFd;
 
 use crate::connect::address::Address;
+
+use super::turn::Turn;
 
 /// Connections that the kernel lets wait.
 const BACKLOG: i32 = 128;
@@ -100,7 +102,7 @@ impl ListeningSocket {
         let fd = socket()?;
         let file = match address {
             Address::ShmPath(path) => {
-                let _turn = take_turn(path)?;
+                let _turn = Turn::take(path)?;
                 remove_leftover(path, &at)?;
                 rustix::net::bind(&fd, &at)?;
                 // Only processes of this user get through the set-up anyway.
@@ -133,24 +135,6 @@ impl Drop for ListeningSocket {
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     let stat = rustix::fs::lstat(path)?;
     Ok((stat.st_dev, stat.st_ino))
-}
-
-/// Keeps two starting servers from taking each other's fresh socket for a leftover: a lock on the
-/// directory, which leaves no file and dies with its holder.
-fn take_turn(path: &Path) -> io::Result<OwnedFd> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let directory = directory.unwrap_or(Path::new("."));
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(directory, flags, Mode::empty())?;
-    for _ in 0..1000 {
-        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(directory),
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(std::time::Duration::from_millis(1)),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let reason = "another process has held a lock on the socket's directory for a second";
-    Err(io::Error::new(io::ErrorKind::TimedOut, reason))
 }
 
 /// Removes a socket file whose server is gone.
@@ -200,11 +184,11 @@ pub(super) struct Received {
 }
 
 /// Receives one message. Fails with [`io::ErrorKind::WouldBlock`] when none waits, and with
-/// [`io::ErrorKind::InvalidData`] when it is longer than `bytes` or brings more than
-/// [`MAX_FILES`] files (or this process has no room for them).
+/// [`io::ErrorKind::InvalidData`] when it is longer than `bytes` or brings more files than
+/// [`MAX_FILES`].
 ///
 /// # Errors
-/// Those of `recvmsg(2)`.
+/// Those of `recvmsg(2)`; `EMFILE` when this process had no room for a file.
 pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -217,8 +201,12 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Re
             files.extend(fds);
         }
     }
+    if message.flags.contains(ReturnFlags::CTRUNC) && files.is_empty() {
+        // The kernel takes a file away rather than the message when there is no number for it.
+        return Err(Errno::MFILE.into());
+    }
     if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        let reason = "a message is too long, or brings files that there is no room for";
+        let reason = "a message is too long, or brings too many files";
         return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     Ok(Received { len: message.bytes, files })

@@ -1,0 +1,112 @@
+//! The turn to listen at a socket path: keeps two starting servers from taking each other's fresh
+//! socket for a leftover.
+//!
+//! Owns a lock file beside the socket, for as long as binding takes. Nobody else can hold it: it is
+//! of this user and for this user alone, where a lock on the directory is anybody's who may read it.
+//! Never waits: who holds it is about to listen, so the address is in use.
+//!
+//! Invariant: a lock counts only while the file that is locked is the one at the path, as its last
+//! holder has removed it.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+/// Times that somebody else may come in between before that is an error.
+const ATTEMPTS: usize = 100;
+
+/// The turn; dropping it ends it, and removes the lock file.
+#[derive(Debug)]
+pub(super) struct Turn {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl Turn {
+    /// Takes the turn for a socket path.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` while another process of this user has it; a text that names the lock file when
+    /// others could hold it; those of `open(2)`.
+    pub(super) fn take(socket: &Path) -> io::Result<Self> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        for _ in 0..ATTEMPTS {
+            let Some(file) = open(&path)? else { continue };
+            check_owner(&path, &file)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_at(&file, &path) => return Ok(Self { path, _file: file }),
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(Errno::ADDRINUSE.into()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Errno::ADDRINUSE.into())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Still locked. If it cannot be removed, the next one locks it as it is.
+        let _ = rustix::fs::unlink(&self.path);
+    }
+}
+
+/// Opens the lock file, or makes it; `None` if another process made it in between. Whatever lies
+/// there, opening does not wait.
+fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => return Ok(Some(file)),
+        Err(Errno::NOENT) => {}
+        Err(error @ (Errno::ACCESS | Errno::LOOP)) if rustix::fs::lstat(path).is_ok() => {
+            return Err(refused(path, "it cannot be opened", &error));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    match rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::EXIST) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A file that others can open they can also lock.
+fn check_owner(path: &Path, file: &OwnedFd) -> io::Result<()> {
+    let stat = rustix::fs::fstat(file)?;
+    let own = rustix::process::geteuid().as_raw();
+    if stat.st_uid != own {
+        let whose = format!("user {}, this process to user {own}", stat.st_uid);
+        return Err(refused(path, "it belongs to", &whose));
+    }
+    let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+    if !is_file || stat.st_mode & 0o077 != 0 {
+        return Err(refused(
+            path,
+            "others may open it, its mode is",
+            &format!("{:o}", stat.st_mode),
+        ));
+    }
+    Ok(())
+}
+
+fn refused(path: &Path, what: &str, detail: &dyn Display) -> io::Error {
+    let reason = format!(
+        "the lock file {} is not this user's alone: {what} {detail}; remove it, or choose another \
+         directory",
+        path.display()
+    );
+    io::Error::other(reason)
+}
+
+fn is_at(file: &OwnedFd, path: &Path) -> bool {
+    let (Ok(own), Ok(there)) = (rustix::fs::fstat(file), rustix::fs::lstat(path)) else {
+        return false;
+    };
+    (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+}
