@@ -349,6 +349,22 @@ fn lies_about_regions_kill_the_connection_and_map_nothing() {
             }),
         ),
         (
+            "a region elsewhere",
+            Box::new(move |i, rkey| {
+                let file = region_file(8192, SEALS);
+                say(&i.socket, &rkey.to_le_bytes(), &[file.as_fd()]);
+                i.send(MAP_ANSWER, WHOLE, &span(0x100_0000, rkey, 3, 4096));
+            }),
+        ),
+        (
+            "less than was asked for",
+            Box::new(move |i, rkey| {
+                let file = region_file(8192, SEALS);
+                say(&i.socket, &rkey.to_le_bytes(), &[file.as_fd()]);
+                i.send(MAP_ANSWER, WHOLE, &span(0x1000, rkey, 3, 63));
+            }),
+        ),
+        (
             "another region's file",
             Box::new(move |i, rkey| {
                 let file = region_file(8192, SEALS);
@@ -605,4 +621,33 @@ fn a_peer_that_keeps_its_descriptors_stays_in_no_epoll_set() {
     let fd = victim.server.cq.event_fd();
     assert!(!readable(&[fd], std::time::Duration::ZERO), "a dead bell wakes");
     victim.assert_unharmed();
+}
+
+/// Address space of this process is not the peer's to spend: what is too long to be mapped is
+/// written by packets.
+#[test]
+fn a_peer_cannot_make_us_map_a_terabyte() {
+    let _watchdog = Watchdog::start("a terabyte");
+    let mut pair = Client::of_a_hostile_server();
+    let rkey = 0x42;
+    let to = rpc_transport::device::RemoteSlice { address: 0x1000, rkey };
+    let source = pair.end.filled(b"through the engine");
+    let mut wr = [SendWr { wr_id: 1, op: SendOp::Write(to), signaled: true, source }];
+    pair.end.post(&mut wr).unwrap();
+    let terabyte = 1 << 40;
+    let file = memory_file(terabyte + 4096, SEALS);
+    say(&pair.server.socket, &u32::to_le_bytes(rkey), &[file.as_fd()]);
+    pair.server.send(MAP_ANSWER, WHOLE, &span(0x1000, rkey, 3, terabyte as u64));
+    // The second packet of the client: the first was the question.
+    let at = Intruder::slot(1);
+    let server = &pair.server;
+    let start = std::time::Instant::now();
+    while server.theirs.word(at) != 1 | 1 << 31 {
+        pair.end.pump();
+        assert!(start.elapsed() < PATIENCE, "no packet came");
+    }
+    assert_eq!(server.theirs.word(at + 4) & 0xff, u32::from(WRITE));
+    let maps = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = maps.split(' ').next().unwrap().parse().unwrap();
+    assert!(pages * 4096 < terabyte as u64, "{pages} pages are mapped");
 }

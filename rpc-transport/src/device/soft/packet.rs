@@ -98,6 +98,13 @@ pub(super) struct Span {
 impl Span {
     /// Encoded size, bytes.
     pub(super) const BYTES: usize = 24;
+
+    /// Whether all of `part` lies inside.
+    pub(super) fn covers(self, part: Self) -> bool {
+        let end = |span: Self| span.address.checked_add(span.len);
+        part.address >= self.address
+            && end(part).is_some_and(|part| end(self).is_some_and(|end| part <= end))
+    }
 }
 
 /// What stands between a packet's head and its payload.

@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! 1. A copy stays inside a mapping whose size was checked against the file's.
-//! 2. The mapped memory is touched through raw pointers only; the peer may write it at any time.
+//! 2. What is mapped of one peer is bounded in number and in bytes.
+//! 3. The mapped memory is touched through raw pointers only; the peer may write it at any time.
 #![allow(unsafe_code, reason = "memory that another process may write")]
 
 use std::os::fd::BorrowedFd;
@@ -25,6 +26,9 @@ use super::ring::Piece;
 
 /// Most regions that are remembered; the oldest gives way.
 const MAX_REGIONS: usize = 1024;
+/// Most bytes of them that are mapped; the oldest give way. A peer may announce any length, and all
+/// connections of a process share one address space.
+const MAX_MAPPED_BYTES: u64 = 4 << 30;
 
 /// One region of the peer.
 #[derive(Debug)]
@@ -114,16 +118,16 @@ impl Regions {
         file: Option<BorrowedFd<'_>>,
     ) -> std::io::Result<()> {
         let (may_write, may_read) = (answer.aux & 1 != 0, answer.aux & 2 != 0);
+        self.list.retain(|region| region.rkey != answer.rkey && !region.is_revoked());
+        self.list.truncate(MAX_REGIONS - 1);
         let mapped = match file {
-            Some(file) => map(answer.len, file, may_write).map(Some),
-            None => Ok(None),
+            Some(file) if self.make_room(answer.len) => map(answer.len, file, may_write).map(Some),
+            _ => Ok(None),
         };
         let (mapping, result) = match mapped {
             Ok(mapping) => (mapping, Ok(())),
             Err(error) => (None, Err(error)),
         };
-        self.list.retain(|region| region.rkey != answer.rkey && !region.is_revoked());
-        self.list.truncate(MAX_REGIONS - 1);
         self.list.push(PeerRegion {
             rkey: answer.rkey,
             base: answer.address,
@@ -133,6 +137,21 @@ impl Regions {
             mapping,
         });
         result
+    }
+
+    /// Forgets regions until `len` bytes more may be mapped; whether they may be at all.
+    fn make_room(&mut self, len: u64) -> bool {
+        if len > MAX_MAPPED_BYTES {
+            return false;
+        }
+        let mut room = MAX_MAPPED_BYTES - len;
+        self.list.retain(|region| {
+            let mapped = region.mapping.as_ref().map_or(0, |_| region.len);
+            let fits = mapped <= room;
+            room = if fits { room - mapped } else { 0 };
+            fits || mapped == 0
+        });
+        true
     }
 }
 

@@ -20,7 +20,7 @@ use crate::device::{
 use crate::memory::region::{Buffer, MemoryRegion};
 
 use super::packet::{Extension, Flags, Nak, Op, Span};
-use super::ring::{Feedback, Piece};
+use super::ring::{Feedback, Piece, Unsent};
 use super::sink::{Sink, Slots};
 use super::wire::{Placement, Wire};
 
@@ -115,6 +115,15 @@ enum Start {
     Blocked,
     /// It failed here, before anything of it went out.
     Failed(Status),
+}
+
+impl From<Unsent> for Start {
+    fn from(unsent: Unsent) -> Self {
+        match unsent {
+            Unsent::Full => Self::Blocked,
+            Unsent::TooLong => Self::Failed(Status::LocalLength),
+        }
+    }
 }
 
 /// The requester of one QP.
@@ -244,7 +253,7 @@ impl Requester {
         if pieces[0].len + pieces[1].len > wire.max_payload_bytes() {
             return false;
         }
-        let Some(end) = wire.send_copied(Op::Send, flags, extension, pieces) else { return false };
+        let Ok(end) = wire.send_copied(Op::Send, flags, extension, pieces) else { return false };
         self.fly(wr.wr_id, end, Held::Nothing, wr.signaled, false);
         true
     }
@@ -465,7 +474,10 @@ impl Waiting {
                 }
                 _ => wire.send_copied(op, flags, extension, pieces),
             };
-            let Some(end) = sent else { return Start::Blocked };
+            let end = match sent {
+                Ok(end) => end,
+                Err(unsent) => return unsent.into(),
+            };
             self.sent += len as u64;
             self.begun = true;
             if last {
@@ -493,8 +505,8 @@ impl Waiting {
         let whole = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, self.signaled);
         let span = Extension::Span(Span { address, rkey, aux: imm, len });
         match wire.send_copied(Op::Placed, whole, span, [Piece::EMPTY; 2]) {
-            Some(end) => Start::Gone { end, reading: false },
-            None => Start::Blocked,
+            Ok(end) => Start::Gone { end, reading: false },
+            Err(unsent) => unsent.into(),
         }
     }
 
@@ -521,8 +533,8 @@ impl Waiting {
         let whole = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, self.signaled);
         let span = Extension::Span(Span { address, rkey, aux: 0, len });
         match wire.send_copied(Op::ReadRequest, whole, span, [Piece::EMPTY; 2]) {
-            Some(end) => Start::Gone { end, reading: len > 0 },
-            None => Start::Blocked,
+            Ok(end) => Start::Gone { end, reading: len > 0 },
+            Err(unsent) => unsent.into(),
         }
     }
 }

@@ -381,7 +381,7 @@ fn send_read(
         let flags = Flags::default().with_if(Flags::FIRST, !*begun).with_if(Flags::LAST, last);
         // SAFETY: `resolve` checked that at + left lies inside the memory.
         let base = unsafe { memory.base().add(*at) };
-        if wire.send_shared(Op::ReadResponse, flags, Piece { base, len }, memory).is_none() {
+        if wire.send_shared(Op::ReadResponse, flags, Piece { base, len }, memory).is_err() {
             return false;
         }
         *at += len;
@@ -412,5 +412,5 @@ fn send_map(
     }
     let whole = Flags::FIRST.with(Flags::LAST);
     let extension = Extension::Span(*span);
-    wire.send_copied(Op::MapAnswer, whole, extension, [Piece::EMPTY; 2]).is_some()
+    wire.send_copied(Op::MapAnswer, whole, extension, [Piece::EMPTY; 2]).is_ok()
 }

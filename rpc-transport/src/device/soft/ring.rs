@@ -85,6 +85,15 @@ pub(super) struct Feedback {
     pub(super) nak: Option<Nak>,
 }
 
+/// Why a packet did not go out; nothing of it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unsent {
+    /// The wire is full: try again later.
+    Full,
+    /// No packet of this wire is so long: never.
+    TooLong,
+}
+
 /// The peer's control page contradicts itself or us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BadFeedback;
@@ -179,7 +188,10 @@ impl Ring {
         self.tail
     }
 
-    /// Publishes a packet. Returns the position after it, or `None` when the ring is full.
+    /// Publishes a packet. Returns the position after it.
+    ///
+    /// # Errors
+    /// When the ring is full, or the packet longer than any.
     #[inline(always)]
     pub(super) fn push(
         &mut self,
@@ -187,13 +199,15 @@ impl Ring {
         flags: Flags,
         extension: Extension,
         pieces: [Piece; 2],
-    ) -> Option<u64> {
+    ) -> Result<u64, Unsent> {
         let (extension, extension_bytes) = extension.encode();
         let body_bytes = extension_bytes + pieces[0].len + pieces[1].len;
-        debug_assert!(body_bytes <= self.max_body_bytes());
+        let encoded =
+            u16::try_from(body_bytes).ok().filter(|_| body_bytes <= self.max_body_bytes());
+        let head = Head { op, flags, body_bytes: encoded.ok_or(Unsent::TooLong)? }.encode();
         let slots = (WORD_BYTES + body_bytes).div_ceil(SLOT_BYTES) as u64;
         if !self.has_room(slots + 1) {
-            return None;
+            return Err(Unsent::Full);
         }
         self.invalidate(self.tail + slots);
         let mut at = self.slot_offset(self.tail) + WORD_BYTES;
@@ -208,8 +222,6 @@ impl Ring {
         for position in self.tail + 1..self.tail + slots {
             self.mark_overwritten(position);
         }
-        let body_bytes = u16::try_from(body_bytes).ok()?;
-        let head = Head { op, flags, body_bytes }.encode();
         let word = u64::from(sequence(self.tail)) | u64::from(head) << 32;
         let at = CONTROL_BYTES + self.slot_offset(self.tail);
         Self::long(&self.own, at).store(word, Ordering::Release);
@@ -218,7 +230,7 @@ impl Ring {
         if flags.contains(Flags::ACK) {
             self.awaited = self.tail;
         }
-        Some(self.tail)
+        Ok(self.tail)
     }
 
     /// Publishes a SEND in one slot: by far the most common packet, so it goes a short way of its own.
@@ -251,7 +263,7 @@ impl Ring {
             return Some(self.tail);
         }
         let flags = Flags::FIRST.with(Flags::LAST).with(Flags::ACK);
-        self.push(Op::Probe, flags, Extension::None, [Piece::EMPTY; 2])
+        self.push(Op::Probe, flags, Extension::None, [Piece::EMPTY; 2]).ok()
     }
 
     #[inline(always)]
@@ -509,7 +521,7 @@ mod tests {
                 let word = u64::from(fake) | u64::from(Op::Send as u32 | 2 << 8) << 32;
                 let bytes: Vec<u8> = word.to_le_bytes().into_iter().cycle().take(len).collect();
                 let pieces = [Piece::from(&bytes[..len / 3]), Piece::from(&bytes[len / 3..])];
-                if a.push(Op::Send, Flags::LAST, Extension::None, pieces).is_some() {
+                if a.push(Op::Send, Flags::LAST, Extension::None, pieces).is_ok() {
                     sent.push_back(bytes);
                     pushed += 1;
                 }
@@ -530,16 +542,36 @@ mod tests {
         let byte = [Piece::from(&b"x"[..]), Piece::EMPTY];
         let push = |a: &mut Ring| a.push(Op::Send, Flags::LAST, Extension::None, byte);
         for _ in 0..7 {
-            assert!(push(&mut a).is_some());
+            assert!(push(&mut a).is_ok());
         }
-        assert!(push(&mut a).is_none());
+        assert_eq!(push(&mut a), Err(Unsent::Full));
         assert_eq!(take(&mut b).unwrap(), b"x");
-        assert!(push(&mut a).is_none());
+        assert_eq!(push(&mut a), Err(Unsent::Full));
         b.publish();
-        assert!(push(&mut a).is_some());
+        assert!(push(&mut a).is_ok());
         assert_eq!(a.feedback(), Ok(Feedback { accepted: 1, nak: None }));
         b.refuse(Nak::NotReady);
         assert_eq!(a.feedback(), Ok(Feedback { accepted: 1, nak: Some(Nak::NotReady) }));
+    }
+
+    /// A packet that is too long must not wait for room for ever, nor touch what was published.
+    #[test]
+    fn a_packet_longer_than_any_is_an_error_and_writes_nothing() {
+        for slots in [MIN_SLOTS, DEFAULT_SLOTS, MAX_SLOTS] {
+            let (mut a, mut b) = pair(slots);
+            let bytes = vec![7; a.max_body_bytes() + (1 << 17)];
+            let push = |a: &mut Ring, extension, len: usize| {
+                let pieces = [Piece::from(&bytes[..len / 2]), Piece::from(&bytes[len / 2..len])];
+                a.push(Op::Send, Flags::LAST.with(Flags::IMM), extension, pieces)
+            };
+            let most = a.max_body_bytes() - 4;
+            push(&mut a, Extension::Word(1), most).unwrap();
+            for len in [most + 1, most + 4, 1 << 16, (1 << 16) + most, bytes.len()] {
+                assert_eq!(push(&mut a, Extension::Word(1), len), Err(Unsent::TooLong), "{len}");
+            }
+            assert_eq!(take(&mut b).unwrap(), bytes[..most]);
+            assert_eq!(take(&mut b), None);
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::device::{RemoteSlice, Traffic};
 
 use super::domain::Memory;
 use super::packet::{Extension, Flags, MAX_EXTENSION_BYTES, Nak, Op};
-use super::ring::{BadFeedback, Feedback, Piece};
+use super::ring::{BadFeedback, Feedback, Piece, Unsent};
 use super::wire_ring::RingWire;
 use super::wire_tcp::{self, TcpWire};
 
@@ -71,7 +71,7 @@ impl Wire {
         }
     }
 
-    /// Sends a packet, copying its payload. Returns the position after it; `None` when full.
+    /// Sends a packet, copying its payload. Returns the position after it.
     #[inline]
     pub(super) fn send_copied(
         &mut self,
@@ -79,9 +79,9 @@ impl Wire {
         flags: Flags,
         extension: Extension,
         pieces: [Piece; 2],
-    ) -> Option<u64> {
+    ) -> Result<u64, Unsent> {
         match self {
-            Self::None => None,
+            Self::None => Err(Unsent::Full),
             Self::Ring(wire) => wire.ring.push(op, flags, extension, pieces),
             Self::Tcp(wire) => wire.send_copied(op, flags, extension, pieces),
         }
@@ -95,7 +95,7 @@ impl Wire {
         flags: Flags,
         extension: Extension,
         piece: Piece,
-    ) -> Option<u64> {
+    ) -> Result<u64, Unsent> {
         match self {
             Self::Tcp(wire) => wire.send_kept(op, flags, extension, piece),
             _ => self.send_copied(op, flags, extension, [piece, Piece::EMPTY]),
@@ -109,7 +109,7 @@ impl Wire {
         flags: Flags,
         piece: Piece,
         memory: &Arc<Memory>,
-    ) -> Option<u64> {
+    ) -> Result<u64, Unsent> {
         match self {
             Self::Tcp(wire) => wire.send_shared(op, flags, piece, memory),
             _ => self.send_copied(op, flags, Extension::None, [piece, Piece::EMPTY]),

@@ -96,8 +96,8 @@ enum Peer {
 struct Process {
     side: SideChannel,
     regions: Regions,
-    /// The rkey that the peer has been asked about.
-    asked: Option<u32>,
+    /// What the peer has been asked about.
+    asked: Option<Span>,
     hung_up: bool,
 }
 
@@ -230,8 +230,8 @@ impl RingWire {
         let span = Span { address, rkey, aux: u32::from(write), len: len as u64 };
         let whole = Flags::FIRST.with(Flags::LAST).with(Flags::ACK);
         let pieces = [Piece::EMPTY; 2];
-        if self.ring.push(Op::MapRequest, whole, Extension::Span(span), pieces).is_some() {
-            process.asked = Some(rkey);
+        if self.ring.push(Op::MapRequest, whole, Extension::Span(span), pieces).is_ok() {
+            process.asked = Some(span);
         }
     }
 
@@ -240,7 +240,8 @@ impl RingWire {
     pub(super) fn on_map_answer(&mut self, answer: Extension) -> Option<Landing> {
         let Peer::Process(process) = &mut self.peer else { return None };
         let Extension::Span(answer) = answer else { return None };
-        if process.asked.take() != Some(answer.rkey) {
+        let asked = process.asked.take()?;
+        if asked.rkey != answer.rkey || (answer.len > 0 && !answer.covers(asked)) {
             return None;
         }
         let file = if answer.len > 0 { process.side.take_file(answer.rkey)? } else { None };

@@ -31,7 +31,7 @@ use super::outbox::Outbox;
 use super::packet::{Extension, Flags, Head, MAX_EXTENSION_BYTES, Nak, Op};
 use super::parties::Parties;
 use super::responder::{Landing, Refusal};
-use super::ring::{BadFeedback, Feedback, Piece};
+use super::ring::{BadFeedback, Feedback, Piece, Unsent};
 
 /// Most bytes of a frame's body.
 pub(super) const MAX_BODY_BYTES: usize = 60 * 1024 + MAX_EXTENSION_BYTES;
@@ -52,6 +52,8 @@ const VISIT_FRAMES: usize = 64;
 const ACK_EVERY: u64 = 32;
 
 const HEAD_BYTES: usize = 8;
+// A body's length is 16 bits.
+const _: () = assert!(MAX_BODY_BYTES <= u16::MAX as usize);
 
 /// What is being received.
 #[derive(Debug)]
@@ -166,10 +168,29 @@ impl TcpWire {
         self.position
     }
 
-    /// Puts head and extension of a packet into the outbox.
+    /// Puts head and extension of a packet into the outbox, if there is room for it and its payload.
+    fn begin(
+        &mut self,
+        op: Op,
+        flags: Flags,
+        extension: Extension,
+        len: usize,
+    ) -> Result<(), Unsent> {
+        let (_, extension_bytes) = extension.encode();
+        if extension_bytes + len > MAX_BODY_BYTES {
+            return Err(Unsent::TooLong);
+        }
+        if self.outbox.is_full() {
+            return Err(Unsent::Full);
+        }
+        self.frame(op, flags, extension, len);
+        Ok(())
+    }
+
+    /// Puts head and extension of a frame into the outbox, whose body is no longer than a body may
+    /// be.
     fn frame(&mut self, op: Op, flags: Flags, extension: Extension, payload: usize) {
         let (extension, extension_bytes) = extension.encode();
-        debug_assert!(extension_bytes + payload <= MAX_BODY_BYTES);
         let body_bytes = u16::try_from(extension_bytes + payload).unwrap_or(u16::MAX);
         #[allow(clippy::cast_possible_truncation, reason = "modulo 2^32")]
         let ack = (self.accepted as u32).to_le_bytes();
@@ -183,25 +204,22 @@ impl TcpWire {
         self.ack_due = false;
     }
 
-    /// Sends a packet, copying its payload; `None` when the outbox is full.
+    /// Sends a packet, copying its payload.
     pub(super) fn send_copied(
         &mut self,
         op: Op,
         flags: Flags,
         extension: Extension,
         pieces: [Piece; 2],
-    ) -> Option<u64> {
-        if self.outbox.is_full() {
-            return None;
-        }
-        self.frame(op, flags, extension, pieces[0].len + pieces[1].len);
+    ) -> Result<u64, Unsent> {
+        self.begin(op, flags, extension, pieces[0].len + pieces[1].len)?;
         for piece in pieces {
             if piece.len > 0 {
                 self.outbox.copy_piece(piece);
             }
         }
         self.position += 1;
-        Some(self.position)
+        Ok(self.position)
     }
 
     /// Sends a packet whose payload stays in place until it is acknowledged.
@@ -211,17 +229,14 @@ impl TcpWire {
         flags: Flags,
         extension: Extension,
         piece: Piece,
-    ) -> Option<u64> {
+    ) -> Result<u64, Unsent> {
         if piece.len < GATHER_FROM_BYTES {
             return self.send_copied(op, flags, extension, [piece, Piece::EMPTY]);
         }
-        if self.outbox.is_full() {
-            return None;
-        }
-        self.frame(op, flags, extension, piece.len);
+        self.begin(op, flags, extension, piece.len)?;
         self.position += 1;
         self.outbox.keep(piece, self.position);
-        Some(self.position)
+        Ok(self.position)
     }
 
     /// Sends a packet whose payload lies in a region.
@@ -231,14 +246,11 @@ impl TcpWire {
         flags: Flags,
         piece: Piece,
         memory: &Arc<Memory>,
-    ) -> Option<u64> {
-        if self.outbox.is_full() {
-            return None;
-        }
-        self.frame(op, flags, Extension::None, piece.len);
+    ) -> Result<u64, Unsent> {
+        self.begin(op, flags, Extension::None, piece.len)?;
         self.outbox.share(piece, Arc::clone(memory));
         self.position += 1;
-        Some(self.position)
+        Ok(self.position)
     }
 
     /// Writes what waits, an explicit acknowledgement included if one is due. While the socket is
