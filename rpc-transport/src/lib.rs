@@ -16,3 +16,4 @@ pub mod protocol;
 pub use crate::engine::spin::PollMode;
 pub use crate::protocol::arena::ArenaConfig;
 pub use crate::protocol::config::{ConfigError, Isolation, LinkConfig};
+mod sync;

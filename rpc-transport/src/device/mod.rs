@@ -74,6 +74,8 @@
 mod attributes;
 pub(crate) mod error;
 pub mod fault;
+#[cfg(any(feature = "verbs", all(test, rpc_loom)))]
+mod mailbox;
 mod setup;
 pub mod soft;
 #[cfg(feature = "verbs")]

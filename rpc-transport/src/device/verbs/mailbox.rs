@@ -1,87 +1,69 @@
 //! What other threads tell the owner of a CQ, and the eventfd that wakes it.
 //!
-//! Owns the events of QPs on their way from the connection manager or the device to the CQ's owner,
-//! and the news of the CQ's death. Never calls the device.
+//! Owns the eventfd, and the news of the CQ's death. The order of the steps that keeps a wake-up
+//! from being lost is [`crate::device::mailbox`]'s. Never calls the device.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::device::mailbox::{Bell, Events};
 use crate::device::{ProviderError, QpEvent};
 
 /// A mailbox with a bell.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    events: Mutex<VecDeque<QpEvent>>,
-    /// Whether `events` may hold something: keeps the lock off the polling path.
-    has_events: AtomicBool,
+    events: Events<QpEvent, EventFd>,
     dead: OnceLock<String>,
-    bell: OwnedFd,
-    /// The bell was rung: keeps the system call out of every wake-up by a completion.
-    was_rung: AtomicBool,
+}
+
+#[derive(Debug)]
+struct EventFd(OwnedFd);
+
+impl Bell for EventFd {
+    fn ring(&self) {
+        // EAGAIN means that the counter is full, so it is readable already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    fn silence(&self) {
+        // EAGAIN means that it was not rung.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
 }
 
 impl Mailbox {
     /// An empty mailbox.
     pub(super) fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self {
-            events: Mutex::default(),
-            has_events: AtomicBool::new(false),
-            dead: OnceLock::new(),
-            bell,
-            was_rung: AtomicBool::new(false),
-        })
+        let bell = EventFd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Self { events: Events::new(bell), dead: OnceLock::new() })
     }
 
     /// Becomes readable when something was put in.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.events.bell().0.as_fd()
     }
 
     /// Makes the bell readable.
     pub(super) fn ring(&self) {
-        // EAGAIN means that the counter is full, so it is readable already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
-        // Behind the write: whoever sees it finds the bell rung. In between the bell is heard once
-        // too often, which is legal; the other way round it would never be silent again.
-        self.was_rung.store(true, Ordering::Release);
+        self.events.ring();
     }
 
     /// Makes the bell unreadable until it is rung again.
     pub(super) fn silence(&self) {
-        if !self.was_rung.swap(false, Ordering::Acquire) {
-            return;
-        }
-        // EAGAIN means that it was not rung.
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        self.events.silence();
     }
 
     /// Puts an event in.
     pub(super) fn put(&self, event: QpEvent) {
-        let mut events = self.events.lock();
-        events.push_back(event);
-        self.has_events.store(true, Ordering::Release);
-        drop(events);
-        self.ring();
+        self.events.put(event);
     }
 
     /// Takes the next event.
     pub(super) fn take(&self) -> Option<QpEvent> {
-        if !self.has_events.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut events = self.events.lock();
-        let event = events.pop_front();
-        if events.is_empty() {
-            self.has_events.store(false, Ordering::Release);
-        }
-        event
+        self.events.take()
     }
 
     /// Declares the CQ dead.

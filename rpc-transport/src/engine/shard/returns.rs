@@ -6,12 +6,11 @@
 //! Invariant: what was added before [`Returns::sleep`] makes it say so; what is added after it
 //! wakes the driver.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-use parking_lot::Mutex;
-
 use super::ConnectionKey;
+use crate::sync::{AtomicBool, Mutex};
 
 #[derive(Debug, Default)]
 pub(crate) struct Returns {
@@ -55,5 +54,65 @@ impl Returns {
         let mut inner = self.inner.lock();
         inner.sleeper = Some(waker.clone());
         inner.keys.is_empty()
+    }
+}
+
+/// Every interleaving: `RUSTFLAGS="--cfg rpc_loom"`.
+#[cfg(all(test, rpc_loom))]
+mod loom_tests {
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    use loom::thread;
+
+    use super::*;
+
+    struct Driver(AtomicBool);
+
+    impl Wake for Driver {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    /// Two connections are added while the driver looks and goes to sleep, as far as it may. Returns
+    /// how many it has found, once it has looked again if anything woke it.
+    fn found(heeds: bool) -> usize {
+        let returns = Arc::new(Returns::default());
+        let driver = Arc::new(Driver(AtomicBool::new(false)));
+        let adder = {
+            let returns = Arc::clone(&returns);
+            thread::spawn(move || {
+                for index in 1..=2 {
+                    returns.add(ConnectionKey { index, generation: 1 });
+                }
+            })
+        };
+        let waker = Waker::from(Arc::clone(&driver));
+        let mut found = 0;
+        if returns.has_any() {
+            found += returns.take().len();
+        }
+        let may_sleep = returns.sleep(&waker);
+        if !may_sleep && heeds {
+            found += returns.take().len();
+        }
+        adder.join().unwrap();
+        if driver.0.load(Ordering::Acquire) {
+            found += returns.take().len();
+        }
+        assert!(found < 2 || !returns.has_any(), "nothing is left, and it says that there is");
+        found
+    }
+
+    #[test]
+    fn no_connection_is_slept_through() {
+        loom::model(|| assert_eq!(found(true), 2, "slept through a connection"));
+    }
+
+    #[test]
+    #[should_panic(expected = "slept through a connection")]
+    fn a_driver_that_sleeps_though_it_may_not_sleeps_through_one() {
+        loom::model(|| assert_eq!(found(false), 2, "slept through a connection"));
     }
 }

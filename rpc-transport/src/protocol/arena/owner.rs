@@ -75,6 +75,13 @@ pub struct Landed {
 }
 
 impl Landed {
+    /// Of nobody's arena, for a test of the way home.
+    #[cfg(all(test, rpc_loom))]
+    pub(crate) fn of_one_chunk() -> Self {
+        let extents = Extents::from_slice(&[super::Extent { first: 0, count: 1 }]);
+        Self { extents: extents.expect("one extent"), bytes: 1, lent: true }
+    }
+
     /// Bytes written.
     #[must_use]
     pub fn bytes(&self) -> u64 {

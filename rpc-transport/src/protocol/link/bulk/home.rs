@@ -11,12 +11,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
-use parking_lot::Mutex;
+use std::sync::atomic::Ordering;
 
 use crate::message::reply_slot::SlotHome;
 use crate::protocol::arena::Landed;
+use crate::sync::{AtomicU32, Mutex};
 
 /// Called when the link should look, from whatever thread drops a payload. Must not lock what is
 /// held there.
@@ -140,5 +139,91 @@ impl Drop for Lease {
         if let Some(landed) = self.landed.take() {
             self.home.give_back(landed);
         }
+    }
+}
+
+/// Every interleaving: `RUSTFLAGS="--cfg rpc_loom"`.
+#[cfg(all(test, rpc_loom))]
+mod loom_tests {
+    use loom::thread;
+
+    use super::*;
+    use crate::sync::AtomicBool;
+
+    /// Two threads give one slot back each, while the link takes in until it need not look again.
+    /// Returns what has come home once whoever was told has looked once more.
+    fn come_home(obeys: bool) -> usize {
+        let home = Arc::new(Home::default());
+        let told = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&told);
+        home.set_on_return(Box::new(move || tell.store(true, Ordering::Release)));
+        let givers = [1, 2].map(|slot| {
+            let home = Arc::clone(&home);
+            thread::spawn(move || home.done(slot))
+        });
+        let mut done = VecDeque::new();
+        if home.has_any() {
+            assert!(home.take(&mut done).is_empty());
+        }
+        // The link looks on its way as well; one that does not obey forgets that it was told.
+        for giver in givers {
+            giver.join().unwrap();
+        }
+        if told.load(Ordering::Acquire) && obeys {
+            home.take(&mut done);
+        }
+        done.len()
+    }
+
+    #[test]
+    fn slots_that_are_done_come_home() {
+        loom::model(|| {
+            let home = come_home(true);
+            assert_eq!(home, 2, "slots are lost");
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "slots are lost")]
+    fn a_link_that_is_told_and_does_not_look_loses_some() {
+        loom::model(|| {
+            let home = come_home(false);
+            assert_eq!(home, 2, "slots are lost");
+        });
+    }
+
+    /// One message is given back while the link asks to be told.
+    fn released(asks_first: bool) -> usize {
+        let home = Arc::new(Home::default());
+        let told = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&told);
+        home.set_on_return(Box::new(move || tell.store(true, Ordering::Release)));
+        // It was told before, and not looked since.
+        drop(Lease::new(Landed::of_one_chunk(), &home));
+        told.store(false, Ordering::Release);
+        let lease = Lease::new(Landed::of_one_chunk(), &home);
+        let giver = thread::spawn(move || drop(lease));
+        let mut done = VecDeque::new();
+        let mut back = home.take(&mut done).len();
+        // What `Landing::take_in` does: look again if the answer is that enough has come.
+        if !home.tell_at(1) && asks_first {
+            back += home.take(&mut done).len();
+        }
+        giver.join().unwrap();
+        if told.load(Ordering::Acquire) {
+            back += home.take(&mut done).len();
+        }
+        back
+    }
+
+    #[test]
+    fn a_message_given_back_while_the_link_looks_away_is_not_lost() {
+        loom::model(|| assert_eq!(released(true), 2, "a message is lost"));
+    }
+
+    #[test]
+    #[should_panic(expected = "a message is lost")]
+    fn without_looking_again_it_is() {
+        loom::model(|| assert_eq!(released(false), 2, "a message is lost"));
     }
 }

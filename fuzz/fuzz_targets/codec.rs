@@ -1,0 +1,77 @@
+//! Both codecs: any bytes are refused, or they are a value that can be encoded and read again.
+#![no_main]
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use libfuzzer_sys::fuzz_target;
+use rpc_core::bytes::Bytes;
+use rpc_core::{Bulk, Codec};
+use rpc_transport::message::outgoing::OutBuf;
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+enum Tree {
+    Leaf,
+    Number(i64),
+    Pair(Box<Tree>, Box<Tree>),
+    Many(Vec<Tree>),
+    Named { name: String, child: Option<Box<Tree>> },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Borrowing<'a> {
+    id: u128,
+    name: &'a str,
+    #[serde(borrow)]
+    text: Cow<'a, str>,
+    blob: &'a [u8],
+    nested: Option<Inner<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Inner<'a>(u8, &'a [u8], [i16; 3], (), char);
+
+#[derive(Serialize, Deserialize)]
+struct Owning {
+    flags: (bool, u8, i8, u16, i32, u64, f32, f64),
+    map: BTreeMap<String, Vec<Option<u32>>>,
+    results: Vec<Result<Bytes, String>>,
+    unit: Vec<Unit>,
+    bulk: Bulk,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Unit;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((choice, bytes)) = data.split_first() else { return };
+    let codec = if choice & 1 == 0 { Codec::Bincode } else { Codec::Postcard };
+    match choice >> 1 & 7 {
+        0 => check::<Tree>(codec, bytes),
+        1 => check::<Borrowing<'_>>(codec, bytes),
+        2 => check::<Owning>(codec, bytes),
+        3 => check::<Vec<Vec<Tree>>>(codec, bytes),
+        4 => check::<(Vec<&str>, Vec<&[u8]>)>(codec, bytes),
+        // Its order is not always the same.
+        5 => drop(codec.decode::<HashMap<u32, String>>(bytes)),
+        6 => check::<Bytes>(codec, bytes),
+        _ => check::<BTreeMap<u64, BTreeMap<u8, Option<Box<Tree>>>>>(codec, bytes),
+    }
+});
+
+/// What was read is written, read and written again: the second time nothing changes.
+fn check<'a, T: Serialize + Deserialize<'a>>(codec: Codec, bytes: &'a [u8]) {
+    let Ok(value) = codec.decode::<T>(bytes) else { return };
+    let mut out = OutBuf::new();
+    codec.encode(&value, &mut out).expect("a value that was read");
+    // For as long as the value may borrow from it; a fuzzer has the memory.
+    let once: &'static [u8] = Box::leak(out.to_vec().into_boxed_slice());
+    let again: T = codec.decode(once).expect("this side's own words");
+    let mut out = OutBuf::new();
+    codec.encode(&again, &mut out).expect("a value that was read");
+    assert!(*out == *once, "{once:?} was read as {:?}", &out[..]);
+    drop(again);
+    // SAFETY: `again`, which borrowed from it, is gone.
+    drop(unsafe { Box::from_raw(std::ptr::from_ref(once).cast_mut()) });
+}
