@@ -12,8 +12,8 @@ pub mod memory;
 pub mod message;
 #[doc(hidden)]
 pub mod protocol;
+mod sync;
 
 pub use crate::engine::spin::PollMode;
 pub use crate::protocol::arena::ArenaConfig;
 pub use crate::protocol::config::{ConfigError, Isolation, LinkConfig};
-mod sync;
