@@ -482,6 +482,9 @@ fn sequence(position: u64) -> u32 {
 }
 
 #[cfg(test)]
+mod operations;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
