@@ -12,14 +12,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
-use crate::device::{
-    CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing, PeerIdentity,
-    ProviderError, QpCapacity, QpHandle, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
-};
-use crate::memory::region::ProtectionDomain;
+use crate::device::{Connector, Device, Incoming, Listener, Outgoing, PeerIdentity};
 
 use super::ring::DEFAULT_SLOTS;
-use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
+use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
 use super::wire::Wire;
 use super::wire_ring::RingWire;
 
@@ -56,7 +52,7 @@ impl Connector for MemConnector {
         };
         let listener = LISTENERS.lock().get(name).cloned();
         let listener = listener.ok_or_else(|| refused(address, "no listener has this name"))?;
-        Ok(Box::new(MemOutgoing { address: address.clone(), listener, qp: SetupQp::default() }))
+        Ok(Dialing::boxed(MemOutgoing { address: address.clone(), listener }))
     }
 }
 
@@ -68,27 +64,18 @@ fn refused(address: &Address, reason: &str) -> ConnectError {
 struct MemOutgoing {
     address: Address,
     listener: mpsc::Sender<Request>,
-    qp: SetupQp,
 }
 
 #[async_trait]
-impl Outgoing for MemOutgoing {
-    fn device(&self) -> &Arc<dyn Device> {
+impl Dial for MemOutgoing {
+    fn device(&self) -> &'static Arc<dyn Device> {
         super::mem_device()
     }
 
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError> {
-        self.qp.create(cq, pd, capacity)
-    }
-
-    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
-        let qp = self.qp.created()?;
-        let private_data = setup::pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
+    async fn dial(
+        self,
+        private_data: Vec<u8>,
+    ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError> {
         let (near, far) = RingWire::pair(DEFAULT_SLOTS)
             .map_err(|error| setup::out_of_resources("making a connection", &error))?;
         let (reply, answer) = oneshot::channel();
@@ -106,11 +93,9 @@ impl Outgoing for MemOutgoing {
             ConnectError::TimedOut { address: self.address.clone(), after: CONNECT_TIMEOUT }
         })??;
         match reply {
-            Reply::Accepted(private_data) => Ok(Established {
-                private_data,
-                peer: PeerIdentity::SameProcess,
-                attach: setup::attach(qp, Wire::Ring(Box::new(near))),
-            }),
+            Reply::Accepted(private_data) => {
+                Ok((private_data, PeerIdentity::SameProcess, Wire::Ring(Box::new(near))))
+            }
             Reply::Rejected(private_data) => Err(ConnectError::Rejected {
                 address: self.address.clone(),
                 reason: "the application refused".to_owned(),
@@ -157,7 +142,7 @@ impl Listener for MemListener {
         match self.requests.recv().await {
             Some(request) => {
                 let address = self.local_address();
-                Ok(Box::new(MemIncoming { request, address, qp: SetupQp::default() }))
+                Ok(Answering::boxed(MemIncoming { request, address }))
             }
             None => Err(ListenError::Failed {
                 address: self.local_address(),
@@ -171,12 +156,11 @@ impl Listener for MemListener {
 struct MemIncoming {
     request: Request,
     address: Address,
-    qp: SetupQp,
 }
 
 #[async_trait]
-impl Incoming for MemIncoming {
-    fn device(&self) -> &Arc<dyn Device> {
+impl Answer for MemIncoming {
+    fn device(&self) -> &'static Arc<dyn Device> {
         super::mem_device()
     }
 
@@ -188,31 +172,15 @@ impl Incoming for MemIncoming {
         PeerIdentity::SameProcess
     }
 
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError> {
-        self.qp.create(cq, pd, capacity)
-    }
-
-    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
-        let qp = self.qp.created()?;
-        let reply = setup::pad(private_data, REP_PRIVATE_DATA_BYTES)?;
+    async fn accept(self, private_data: Vec<u8>) -> Result<Wire, ConnectError> {
         let Request { wire, reply: answer, .. } = self.request;
         answer
-            .send(Reply::Accepted(reply))
+            .send(Reply::Accepted(private_data))
             .map_err(|_| refused(&self.address, "the peer has given up"))?;
-        Ok(Established {
-            private_data: Vec::new(),
-            peer: PeerIdentity::SameProcess,
-            attach: setup::attach(qp, Wire::Ring(Box::new(wire))),
-        })
+        Ok(Wire::Ring(Box::new(wire)))
     }
 
-    async fn reject(self: Box<Self>, private_data: &[u8]) {
-        let private_data = setup::pad_rejection(private_data);
+    async fn reject(self, private_data: Vec<u8>) {
         // A peer that has given up needs no answer.
         let _ = self.request.reply.send(Reply::Rejected(private_data));
     }

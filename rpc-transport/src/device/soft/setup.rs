@@ -1,15 +1,20 @@
 //! What the set-up of all software wires has in common.
 //!
-//! Owns the limits of set-up and the small steps that every connector and listener takes. Never
-//! speaks to a peer.
+//! Owns the limits of set-up, the QP of a connection until it has its wire, and the small steps that
+//! every connector and listener takes. Never speaks to a peer: that is what the wires differ in.
 
+use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+
 use crate::connect::address::Address;
-use crate::connect::error::ListenError;
+use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
-    Attach, CompletionQueue, ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES,
+    Attach, CompletionQueue, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError,
+    QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
 use crate::memory::region::ProtectionDomain;
 
@@ -27,11 +32,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The QP of a connection that is being set up.
 #[derive(Debug, Default)]
-pub(super) struct SetupQp(Option<QpHandle>);
+struct SetupQp(Option<QpHandle>);
 
 impl SetupQp {
     /// Creates the QP; once only.
-    pub(super) fn create(
+    fn create(
         &mut self,
         cq: &mut dyn CompletionQueue,
         pd: &ProtectionDomain,
@@ -46,13 +51,128 @@ impl SetupQp {
     }
 
     /// The QP, which must have been created.
-    pub(super) fn created(&self) -> Result<QpHandle, ProviderError> {
+    fn created(&self) -> Result<QpHandle, ProviderError> {
         self.0.ok_or(ProviderError::Unsupported("connecting before a queue pair was created"))
     }
 }
 
+/// The connecting side of one kind of wire.
+#[async_trait]
+pub(super) trait Dial: fmt::Debug + Send {
+    fn device(&self) -> &'static Arc<dyn Device>;
+
+    /// Asks the peer, with private data of [`REQ_PRIVATE_DATA_BYTES`]. Returns its answer's private
+    /// data, who it is, and the wire to it.
+    async fn dial(
+        self,
+        private_data: Vec<u8>,
+    ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError>;
+}
+
+/// A connection that is asked for here.
+#[derive(Debug)]
+pub(super) struct Dialing<D> {
+    dial: D,
+    qp: SetupQp,
+}
+
+impl<D: Dial + 'static> Dialing<D> {
+    pub(super) fn boxed(dial: D) -> Box<dyn Outgoing> {
+        Box::new(Self { dial, qp: SetupQp::default() })
+    }
+}
+
+#[async_trait]
+impl<D: Dial> Outgoing for Dialing<D> {
+    fn device(&self) -> &Arc<dyn Device> {
+        self.dial.device()
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let private_data = pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
+        let (private_data, peer, wire) = self.dial.dial(private_data).await?;
+        Ok(Established { private_data, peer, attach: attach(qp, wire) })
+    }
+}
+
+/// The listening side of one kind of wire, behind a good request.
+#[async_trait]
+pub(super) trait Answer: fmt::Debug + Send {
+    fn device(&self) -> &'static Arc<dyn Device>;
+
+    fn private_data(&self) -> &[u8];
+
+    fn peer(&self) -> PeerIdentity;
+
+    /// Accepts, with private data of [`REP_PRIVATE_DATA_BYTES`].
+    async fn accept(self, private_data: Vec<u8>) -> Result<Wire, ConnectError>;
+
+    /// Refuses, with private data of [`REJ_PRIVATE_DATA_BYTES`]. A peer that has given up needs no
+    /// answer.
+    async fn reject(self, private_data: Vec<u8>);
+}
+
+/// A connection that is asked for by a peer.
+#[derive(Debug)]
+pub(super) struct Answering<A> {
+    answer: A,
+    qp: SetupQp,
+}
+
+impl<A: Answer + 'static> Answering<A> {
+    pub(super) fn boxed(answer: A) -> Box<dyn Incoming> {
+        Box::new(Self { answer, qp: SetupQp::default() })
+    }
+}
+
+#[async_trait]
+impl<A: Answer> Incoming for Answering<A> {
+    fn device(&self) -> &Arc<dyn Device> {
+        self.answer.device()
+    }
+
+    fn private_data(&self) -> &[u8] {
+        self.answer.private_data()
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        self.answer.peer()
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.qp.create(cq, pd, capacity)
+    }
+
+    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        let qp = self.qp.created()?;
+        let private_data = pad(private_data, REP_PRIVATE_DATA_BYTES)?;
+        let peer = self.answer.peer();
+        let wire = self.answer.accept(private_data).await?;
+        Ok(Established { private_data: Vec::new(), peer, attach: attach(qp, wire) })
+    }
+
+    async fn reject(self: Box<Self>, private_data: &[u8]) {
+        self.answer.reject(pad_rejection(private_data)).await;
+    }
+}
+
 /// The step that gives a QP its wire.
-pub(super) fn attach(qp: QpHandle, wire: Wire) -> Attach {
+fn attach(qp: QpHandle, wire: Wire) -> Attach {
     Attach::new(move |cq| SoftCompletionQueue::of(cq)?.attach(qp, wire))
 }
 
@@ -69,7 +189,7 @@ pub(super) fn pad(private_data: &[u8], limit: usize) -> Result<Vec<u8>, Provider
 
 /// Private data of a rejection. What is too long is left out, and said in the log: the peer must
 /// be refused in any case.
-pub(super) fn pad_rejection(private_data: &[u8]) -> Vec<u8> {
+fn pad_rejection(private_data: &[u8]) -> Vec<u8> {
     pad(private_data, REJ_PRIVATE_DATA_BYTES).unwrap_or_else(|error| {
         tracing::warn!(%error, "a connection is rejected without the reason");
         vec![0; REJ_PRIVATE_DATA_BYTES]

@@ -24,16 +24,14 @@ use tokio::io::unix::AsyncFd;
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
-    CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing, PeerIdentity,
-    ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
-    REQ_PRIVATE_DATA_BYTES,
+    Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, ProviderError,
+    REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
-use crate::memory::region::ProtectionDomain;
 
 use super::advice::{cannot_connect, cannot_listen};
 use super::pending::Pending;
 use super::ring::{DEFAULT_SLOTS, MAX_SLOTS, MIN_SLOTS};
-use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
+use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
 use super::socket::{self, Credentials, ListeningSocket};
 use super::wire::Wire;
 use super::wire_ring::{Half, PeerHalf};
@@ -145,7 +143,7 @@ impl Connector for ShmConnector {
             return Err(ConnectError::Unreachable { address: address.clone(), reason });
         }
         let (address, slots) = (address.clone(), self.slots);
-        Ok(Box::new(ShmOutgoing { address, slots, qp: SetupQp::default() }))
+        Ok(Dialing::boxed(ShmOutgoing { address, slots }))
     }
 }
 
@@ -153,27 +151,18 @@ impl Connector for ShmConnector {
 struct ShmOutgoing {
     address: Address,
     slots: usize,
-    qp: SetupQp,
 }
 
 #[async_trait]
-impl Outgoing for ShmOutgoing {
-    fn device(&self) -> &Arc<dyn Device> {
+impl Dial for ShmOutgoing {
+    fn device(&self) -> &'static Arc<dyn Device> {
         super::shm_device()
     }
 
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError> {
-        self.qp.create(cq, pd, capacity)
-    }
-
-    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
-        let qp = self.qp.created()?;
-        let private_data = setup::pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
+    async fn dial(
+        self,
+        private_data: Vec<u8>,
+    ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError> {
         let half = Half::create(self.slots).map_err(|error| out_of_resources(&error))?;
         let request = encode(REQUEST, self.slots, &private_data);
         let exchange = self.exchange(&request, &half);
@@ -192,8 +181,7 @@ impl Outgoing for ShmOutgoing {
                 let joined = half.join(peer_half, socket);
                 let (wire, _) = joined.map_err(|error| out_of_resources(&error))?;
                 body.resize(REP_PRIVATE_DATA_BYTES, 0);
-                let attach = setup::attach(qp, Wire::Ring(Box::new(wire)));
-                Ok(Established { private_data: body, peer, attach })
+                Ok((body, peer, Wire::Ring(Box::new(wire))))
             }
             REJECT => {
                 body.resize(REJ_PRIVATE_DATA_BYTES, 0);
@@ -308,7 +296,7 @@ impl Listener for ShmListener {
                 self.socket.watched.async_io(Interest::READABLE, |fd| socket::accept(fd.as_fd()));
             tokio::select! {
                 biased;
-                incoming = self.pending.next() => return Ok(Box::new(incoming)),
+                incoming = self.pending.next() => return Ok(Answering::boxed(incoming)),
                 accepted = accept => match accepted {
                     Ok(socket) => self.pending.start(handshake(socket, self.address.clone())),
                     Err(error) => setup::survive_accept(&self.address, error).await?,
@@ -335,8 +323,7 @@ async fn handshake(socket: OwnedFd, address: Address) -> Option<ShmIncoming> {
     };
     match request {
         Ok((peer, (private_data, half))) => {
-            let qp = SetupQp::default();
-            Some(ShmIncoming { address, peer, socket, private_data, half, qp })
+            Some(ShmIncoming { address, peer, socket, private_data, half })
         }
         Err(reason) => {
             tracing::warn!(%address, %reason, "a connection is refused");
@@ -364,12 +351,11 @@ struct ShmIncoming {
     socket: Socket,
     private_data: Vec<u8>,
     half: PeerHalf,
-    qp: SetupQp,
 }
 
 #[async_trait]
-impl Incoming for ShmIncoming {
-    fn device(&self) -> &Arc<dyn Device> {
+impl Answer for ShmIncoming {
+    fn device(&self) -> &'static Arc<dyn Device> {
         super::shm_device()
     }
 
@@ -381,19 +367,8 @@ impl Incoming for ShmIncoming {
         identity(self.peer)
     }
 
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError> {
-        self.qp.create(cq, pd, capacity)
-    }
-
-    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
-        let qp = self.qp.created()?;
-        let private_data = setup::pad(private_data, REP_PRIVATE_DATA_BYTES)?;
-        let Self { address, peer, socket, half: peer_half, .. } = *self;
+    async fn accept(self, private_data: Vec<u8>) -> Result<Wire, ConnectError> {
+        let Self { address, socket, half: peer_half, .. } = self;
         let slots = peer_half.slots();
         let half = Half::create(slots).map_err(|error| out_of_resources(&error))?;
         let joined = half.join(peer_half, socket.into_inner());
@@ -404,15 +379,11 @@ impl Incoming for ShmIncoming {
             address,
             reason: format!("the peer has given up: {error}"),
         })?;
-        Ok(Established {
-            private_data: Vec::new(),
-            peer: identity(peer),
-            attach: setup::attach(qp, Wire::Ring(Box::new(wire))),
-        })
+        Ok(Wire::Ring(Box::new(wire)))
     }
 
-    async fn reject(self: Box<Self>, private_data: &[u8]) {
-        let reason = encode(REJECT, 0, &setup::pad_rejection(private_data));
+    async fn reject(self, private_data: Vec<u8>) {
+        let reason = encode(REJECT, 0, &private_data);
         // A peer that has given up needs no answer, and one that does not read gets none.
         let _ = tokio::time::timeout(CONNECT_TIMEOUT, send(&self.socket, &reason, &[])).await;
     }

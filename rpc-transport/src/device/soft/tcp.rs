@@ -25,15 +25,13 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::connect::address::{Address, HostPort};
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
-    CompletionQueue, Connector, Device, Established, Incoming, Listener, Outgoing, PeerIdentity,
-    ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
-    REQ_PRIVATE_DATA_BYTES,
+    Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, REJ_PRIVATE_DATA_BYTES,
+    REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
-use crate::memory::region::ProtectionDomain;
 
 use super::advice::{cannot_connect, cannot_listen};
 use super::pending::Pending;
-use super::setup::{self, CONNECT_TIMEOUT, SetupQp};
+use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
 use super::wire::Wire;
 use super::wire_tcp::TcpWire;
 
@@ -132,7 +130,7 @@ impl TcpConnector {
         };
         let (answer, stream) = in_time(&outgoing.address, exchange).await?;
         outgoing.stream = Some(stream);
-        Ok((answer, Box::new(outgoing)))
+        Ok((answer, Dialing::boxed(outgoing)))
     }
 }
 
@@ -140,7 +138,7 @@ impl TcpConnector {
 impl Connector for TcpConnector {
     async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
         match address {
-            Address::Tcp(at) => Ok(Box::new(TcpOutgoing::new(at))),
+            Address::Tcp(at) => Ok(Dialing::boxed(TcpOutgoing::new(at))),
             _ => {
                 let reason = "the tcp connector takes tcp:// addresses".to_owned();
                 Err(ConnectError::Unreachable { address: address.clone(), reason })
@@ -200,42 +198,33 @@ struct TcpOutgoing {
     address: Address,
     /// Open already, if there was a probe.
     stream: Option<TcpStream>,
-    qp: SetupQp,
 }
 
 impl TcpOutgoing {
     fn new(at: &HostPort) -> Self {
         let address = Address::Tcp(at.clone());
-        Self { at: at.clone(), address, stream: None, qp: SetupQp::default() }
+        Self { at: at.clone(), address, stream: None }
     }
 }
 
 #[async_trait]
-impl Outgoing for TcpOutgoing {
-    fn device(&self) -> &Arc<dyn Device> {
+impl Dial for TcpOutgoing {
+    fn device(&self) -> &'static Arc<dyn Device> {
         super::tcp_device()
     }
 
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError> {
-        self.qp.create(cq, pd, capacity)
-    }
-
-    async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
-        let qp = self.qp.created()?;
-        let request = setup::pad(private_data, REQ_PRIVATE_DATA_BYTES)?;
-        let Self { at, address, stream, .. } = *self;
+    async fn dial(
+        self,
+        private_data: Vec<u8>,
+    ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError> {
+        let Self { at, address, stream } = self;
         let exchange = async {
             let mut stream = match stream {
                 Some(stream) => stream,
                 None => open(&at).await?,
             };
             let ask = async {
-                send(&mut stream, REQUEST, &request).await?;
+                send(&mut stream, REQUEST, &private_data).await?;
                 receive(&mut stream).await
             };
             let (kind, body) = ask.await.map_err(|error| lost(&address, &error))?;
@@ -249,8 +238,7 @@ impl Outgoing for TcpOutgoing {
         let peer = stream.peer_addr().map(PeerIdentity::Network);
         let lost = |error: io::Error| lost(&address, &error);
         let peer = peer.map_err(lost)?;
-        let wire = wire(stream).map_err(lost)?;
-        Ok(Established { private_data, peer, attach: setup::attach(qp, wire) })
+        Ok((private_data, peer, wire(stream).map_err(lost)?))
     }
 }
 
@@ -304,7 +292,7 @@ impl Listener for TcpRendezvous {
         loop {
             tokio::select! {
                 biased;
-                incoming = self.pending.next() => return Ok(Box::new(incoming)),
+                incoming = self.pending.next() => return Ok(Answering::boxed(incoming)),
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => {
                         let address = self.address.clone();
@@ -328,10 +316,7 @@ async fn handshake(
     // Small messages go back and forth.
     stream.set_nodelay(true).ok()?;
     match request(&mut stream, probe).await {
-        Ok(private_data) => {
-            let qp = SetupQp::default();
-            Some(TcpIncoming { address, peer, stream, private_data, qp })
-        }
+        Ok(private_data) => Some(TcpIncoming { address, peer, stream, private_data }),
         // Gone, or content with the answer to its probe.
         Err(error) if error.kind() != io::ErrorKind::InvalidData => None,
         Err(error) => {
@@ -374,12 +359,11 @@ struct TcpIncoming {
     peer: SocketAddr,
     stream: TcpStream,
     private_data: Vec<u8>,
-    qp: SetupQp,
 }
 
 #[async_trait]
-impl Incoming for TcpIncoming {
-    fn device(&self) -> &Arc<dyn Device> {
+impl Answer for TcpIncoming {
+    fn device(&self) -> &'static Arc<dyn Device> {
         super::tcp_device()
     }
 
@@ -391,31 +375,20 @@ impl Incoming for TcpIncoming {
         PeerIdentity::Network(self.peer)
     }
 
-    fn create_qp(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        pd: &ProtectionDomain,
-        capacity: QpCapacity,
-    ) -> Result<QpHandle, ProviderError> {
-        self.qp.create(cq, pd, capacity)
-    }
-
-    async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
-        let qp = self.qp.created()?;
-        let reply = setup::pad(private_data, REP_PRIVATE_DATA_BYTES)?;
-        let Self { address, peer, mut stream, .. } = *self;
+    async fn accept(self, private_data: Vec<u8>) -> Result<Wire, ConnectError> {
+        let Self { address, mut stream, .. } = self;
         let given_up = |error: io::Error| {
             let reason = format!("the peer has given up: {error}");
             ConnectError::Refused { address: address.clone(), reason }
         };
-        in_time(&address, async { send(&mut stream, REPLY, &reply).await.map_err(given_up) })
-            .await?;
-        let attach = setup::attach(qp, wire(stream).map_err(given_up)?);
-        Ok(Established { private_data: Vec::new(), peer: PeerIdentity::Network(peer), attach })
+        in_time(&address, async {
+            send(&mut stream, REPLY, &private_data).await.map_err(given_up)
+        })
+        .await?;
+        wire(stream).map_err(given_up)
     }
 
-    async fn reject(mut self: Box<Self>, private_data: &[u8]) {
-        let private_data = setup::pad_rejection(private_data);
+    async fn reject(mut self, private_data: Vec<u8>) {
         // A peer that has given up needs no answer, and one that does not read gets none.
         let sent = send(&mut self.stream, REJECT, &private_data);
         let _ = tokio::time::timeout(CONNECT_TIMEOUT, sent).await;
