@@ -19,7 +19,7 @@ use rpc_transport::device::{
     Completion, CompletionKind, CompletionQueue, Connector, Device, Established, QpCapacity,
     QpEvent, QpHandle, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
 };
-use rpc_transport::memory::region::{Access, BufferPool, MemoryRegion, ProtectionDomain};
+use rpc_transport::memory::region::{Access, Buffer, BufferPool, MemoryRegion, ProtectionDomain};
 use rustix::event::{PollFd, PollFlags, poll};
 
 type Failure = Box<dyn Error>;
@@ -181,10 +181,11 @@ impl Link {
         Ok(count > 0 || event.is_some())
     }
 
-    /// Posts one signaled WR and waits for its completion.
-    fn perform(&mut self, op: SendOp, source: Source<'_>) -> Result<(), Failure> {
+    /// Posts one signaled WR and waits for its completion; the buffer that it brings back, if any.
+    fn perform(&mut self, op: SendOp, source: Source<'_>) -> Result<Option<Buffer>, Failure> {
         self.cq.post_send(self.qp, &mut [SendWr { wr_id: 0, op, signaled: true, source }])?;
-        self.next(false)?.map(drop).ok_or_else(|| "the peer left in the middle".into())
+        let done = self.next(false)?.ok_or("the peer left in the middle")?;
+        Ok(done.buffer)
     }
 
     fn advertise(&mut self, region: &MemoryRegion, len: usize) -> Result<(), Failure> {
@@ -192,7 +193,7 @@ impl Link {
         message[..8].copy_from_slice(&region.remote_address(0).to_be_bytes());
         message[8..12].copy_from_slice(&region.rkey().to_be_bytes());
         message[12..].copy_from_slice(&u32::try_from(len)?.to_be_bytes());
-        self.perform(SendOp::Send, Source::Inline(&message))
+        self.perform(SendOp::Send, Source::Inline(&message)).map(drop)
     }
 
     /// The next message; its RECV is posted again. `None` when the peer has left.
@@ -232,11 +233,9 @@ fn text(round: u64, size: usize) -> Vec<u8> {
     text
 }
 
-fn show(arguments: &Arguments, who: &str, region: &MemoryRegion, len: usize) {
+fn show(arguments: &Arguments, who: &str, bytes: &[u8]) {
     if arguments.is_verbose {
-        let mut bytes = vec![0; len];
-        region.copy_out(0, &mut bytes);
-        println!("{who}: {}", String::from_utf8_lossy(&bytes).trim_end_matches('\0'));
+        println!("{who}: {}", String::from_utf8_lossy(bytes).trim_end_matches('\0'));
     }
 }
 
@@ -256,7 +255,7 @@ fn client(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
         if got != expected {
             return Err(format!("round {round}: the data came back changed").into());
         }
-        show(arguments, "ping data", &sink, size);
+        show(arguments, "ping data", &got);
     }
     println!("{} rounds of {size} bytes, all data as it was sent", arguments.count);
     link.cq.modify_to_error(link.qp)?;
@@ -264,16 +263,19 @@ fn client(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
 }
 
 fn server(arguments: &Arguments, mut link: Link) -> Result<(), Failure> {
-    let memory = link.domain.allocate(MAX_SIZE, Access::LOCAL)?;
-    let span = |len: usize| Source::Region { region: memory.clone(), start: 0, len: len as u64 };
+    let pool = BufferPool::allocate(&link.domain, u32::try_from(MAX_SIZE)?, 1)?;
     let left = || Failure::from("the peer left in the middle");
+    let none = || Failure::from("a buffer did not come back");
     let mut rounds = 0;
     while let Some((from, len)) = link.receive_advertisement()? {
-        link.perform(SendOp::Read(from), span(len))?;
-        show(arguments, "server ping data", &memory, len);
+        let into = pool.take().ok_or_else(none)?;
+        let read = SendOp::Read { from, into, len: u32::try_from(len)? };
+        let buffer = link.perform(read, Source::Empty)?.ok_or_else(none)?;
+        show(arguments, "server ping data", &buffer[..len]);
         link.perform(SendOp::Send, Source::Inline(&[0; ADVERTISEMENT_BYTES]))?;
         let (to, room) = link.receive_advertisement()?.ok_or_else(left)?;
-        link.perform(SendOp::Write(to), span(len.min(room)))?;
+        let source = Source::Buffer { buffer, start: 0, len: u32::try_from(len.min(room))? };
+        link.perform(SendOp::Write(to), source)?;
         link.perform(SendOp::Send, Source::Inline(&[0; ADVERTISEMENT_BYTES]))?;
         rounds += 1;
     }

@@ -14,9 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::device::soft;
-use rpc_transport::device::{
-    Connector, Listener, PeerIdentity, RemoteSlice, SendOp, SendWr, Source, Status,
-};
+use rpc_transport::device::{Connector, Listener, PeerIdentity, RemoteSlice, Source, Status};
 use rpc_transport::memory::region::Access;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -247,18 +245,14 @@ fn touch(end: &mut End, region: [u8; 12]) {
     let rkey = u32::from_le_bytes(region[8..].try_into().unwrap());
     let to = RemoteSlice { address, rkey };
     let source = end.pd.register(pattern(1, 100_000), Access::LOCAL).unwrap();
-    let back = end.pd.allocate(100_000, Access::LOCAL).unwrap();
-    let op = SendOp::Read(to);
-    let mut list = [
-        write(1, to, whole(&source)),
-        SendWr { wr_id: 2, op, signaled: true, source: whole(&back) },
-    ];
+    let mut list = [write(1, to, whole(&source)), read(2, to, &end.pd, 100_000)];
     end.post(&mut list).unwrap();
     wait(end, "the READ", |end| end.got.iter().any(|completion| completion.wr_id == 2));
     assert!(end.got.iter().all(|completion| completion.status == Status::Success));
+    let done = end.got.iter().find(|completion| completion.wr_id == 2).unwrap();
+    assert!(brought(done, 100_000) == pattern(1, 100_000));
     // A message may have come meanwhile.
     end.got.retain(|completion| completion.byte_len > 0);
-    assert!(contents(&back) == pattern(1, 100_000));
 }
 
 /// A server, and its peer in another process.

@@ -156,7 +156,10 @@ impl HostilePeer {
 
     /// Reads memory of the other side, as many bytes as the buffer has.
     pub fn read(&mut self, from: RemoteSlice, len: usize) {
-        self.post(SendOp::Read(from), &vec![0; len]);
+        self.poll();
+        let Some(into) = self.send_pool.take() else { return };
+        let len = u32::try_from(len.min(into.len())).expect("at most a buffer");
+        self.post_wr(SendOp::Read { from, into, len }, Source::Empty);
     }
 
     fn post(&mut self, op: SendOp, frame: &[u8]) {
@@ -169,6 +172,10 @@ impl HostilePeer {
             0 => Source::Empty,
             len => Source::Buffer { buffer, start: 0, len },
         };
+        self.post_wr(op, source);
+    }
+
+    fn post_wr(&mut self, op: SendOp, source: Source<'_>) {
         let wr = SendWr { wr_id: 1, op, signaled: true, source };
         let _ = self.cq.post_send(self.qp, &mut [wr]);
         self.cq.flush();

@@ -15,8 +15,10 @@ use rpc_transport::device::{
     PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, RemoteSlice,
     SendOp, SendWr, Source, Status,
 };
+use rpc_transport::memory::copy;
+use rpc_transport::memory::owned::{OwnedMemory, OwnedParts};
 use rpc_transport::memory::region::{
-    Access, DomainOps, MemoryRegion, OwnedMemory, ProtectionDomain, RegionParts,
+    Access, DomainOps, MemoryRegion, ProtectionDomain, RegionParts,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -110,7 +112,7 @@ impl DomainOps for Domain {
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let (base, len, owner) = memory.into_parts();
+        let OwnedParts { base, len, owner, .. } = memory.into_parts(access)?;
         // Even for the peer, odd for this process, so that neither passes for the other.
         let rkey = FABRIC.lock().next_number() * 2;
         let span = Span { base: base.as_ptr() as usize, len, domain: self.0, access };
@@ -144,15 +146,9 @@ fn write(to: RemoteSlice, domain: u64, bytes: &[u8]) -> Result<(), Status> {
     if !fits || !region.access.remote_write || region.domain != domain {
         return Err(Status::RemoteAccess);
     }
-    // SAFETY: inside a region (checked) that is registered as long as `regions` is locked; nobody
-    // has a reference to memory that peers may write.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            bytes.as_ptr(),
-            (region.base + offset) as *mut u8,
-            bytes.len(),
-        );
-    }
+    // SAFETY: inside a region (checked) that is registered as long as `regions` is locked. Nobody has
+    // a reference to memory that peers may write, but others may be copying from it.
+    unsafe { copy::to_shared(bytes.as_ptr(), (region.base + offset) as *mut u8, bytes.len()) };
     Ok(())
 }
 
@@ -306,7 +302,7 @@ impl Fabric {
         let result = match (qp.state, bytes_of(source, qp.domain)) {
             (QpState::Error, _) => Err(Status::FlushError),
             (_, Err(status)) => Err(status),
-            (_, Ok(bytes)) => self.carry(qp.peer, wr.op, &bytes),
+            (_, Ok(bytes)) => self.carry(qp.peer, &wr.op, &bytes),
         };
         let qp = self.qps.get_mut(&handle).expect("looked up");
         if result.is_ok() && !wr.signaled {
@@ -332,11 +328,11 @@ impl Fabric {
     }
 
     /// What happens at the target.
-    fn carry(&mut self, target: Option<QpHandle>, op: SendOp, bytes: &[u8]) -> Result<(), Status> {
+    fn carry(&mut self, target: Option<QpHandle>, op: &SendOp, bytes: &[u8]) -> Result<(), Status> {
         let handle = target.ok_or(Status::RetryExceeded)?;
         let target = self.qps.get_mut(&handle).filter(|qp| qp.state != QpState::Error);
         let target = target.ok_or(Status::RetryExceeded)?;
-        if let SendOp::Write(to) = op {
+        if let SendOp::Write(to) = *op {
             let written = write(to, target.domain, bytes);
             return written.inspect_err(|_| self.fail(handle));
         }

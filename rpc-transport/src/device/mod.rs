@@ -50,8 +50,8 @@
 //! 13. *Bounded CQ.* A QP whose queues could overflow the CQ is refused at creation
 //!     ([`ProviderError::CompletionQueueFull`]).
 //! 14. *Ownership.* A buffer moves into a WR and is untouchable until its completion; a RECV's comes
-//!     back inside the completion, a SEND's at the latest with the next signaled completion.
-//!     Inline bytes are copied before `post_send` returns.
+//!     back inside the completion, a SEND's at the latest with the next signaled completion. A READ
+//!     lands in such a buffer and nowhere else. Inline bytes are copied before `post_send` returns.
 //! 15. *Busy.* A region stays registered while a WR names it; dropping the last handle of a region,
 //!     PD or device in use defers the release, it never frees memory under a DMA.
 //! 16. *Disconnect.* When the peer's QP or process is gone, [`QpEvent::Disconnected`] is delivered
@@ -156,9 +156,11 @@ pub struct RemoteSlice {
 }
 
 /// What a send WR does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub enum SendOp {
-    /// Two-sided send: consumes a RECV of the peer.
+    /// Two-sided send: consumes a RECV of the peer. Also what a posted READ is left with, its buffer
+    /// having moved into the queue.
+    #[default]
     Send,
     /// Two-sided send with 32 bits of immediate data ([`Capabilities::IMMEDIATE`]).
     SendWithImm(u32),
@@ -166,19 +168,37 @@ pub enum SendOp {
     Write(RemoteSlice),
     /// One-sided write that also consumes a RECV ([`Capabilities::WRITE_WITH_IMM`]).
     WriteWithImm(RemoteSlice, u32),
-    /// One-sided read of the peer's memory into the WR's buffer ([`Capabilities::READ`]).
+    /// One-sided read of the peer's memory ([`Capabilities::READ`]), with [`Source::Empty`].
+    Read {
+        /// What is read.
+        from: RemoteSlice,
+        /// Where it goes, from the first byte on; moves into the queue, and comes back in the
+        /// completion. Owned, so that nobody looks at bytes that are arriving.
+        into: Buffer,
+        /// Length, bytes.
+        len: u32,
+    },
+}
+
+/// A [`SendOp`] whose buffer, if it had one, is with the source.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Opcode {
+    Send,
+    SendWithImm(u32),
+    Write(RemoteSlice),
+    WriteWithImm(RemoteSlice, u32),
     Read(RemoteSlice),
 }
 
-/// Where the bytes of a send WR lie (for READ: where they go).
+/// Where the bytes of a send WR lie.
 #[derive(Debug, Default)]
 pub enum Source<'a> {
     /// No bytes. Also what a posted WR is left with, its buffer having moved into the queue.
     #[default]
     Empty,
-    /// Copied before `post_send` returns; at most `max_inline_bytes` in all. Not for READ.
+    /// Copied before `post_send` returns; at most `max_inline_bytes` in all.
     Inline(&'a [u8]),
-    /// Two spans, gathered in order and copied before `post_send` returns. Not for READ.
+    /// Two spans, gathered in order and copied before `post_send` returns.
     InlineGather(&'a [u8], &'a [u8]),
     /// A span of a uniquely owned registered buffer.
     Buffer {
@@ -189,7 +209,8 @@ pub enum Source<'a> {
         /// Length, bytes.
         len: u32,
     },
-    /// A span of shared registered memory (read only, or the destination of a READ).
+    /// A span of shared registered memory. It is only read, by a device or by atomic copies; if a
+    /// peer writes it meanwhile, what is sent is any mixture of old and new bytes.
     Region {
         /// The region; the queue holds a handle until the WR completes.
         region: MemoryRegion,
@@ -213,8 +234,26 @@ pub struct SendWr<'a> {
     pub source: Source<'a>,
 }
 
-impl SendWr<'_> {
-    /// Checks what every device checks when a WR is posted: inline length, spans, no inline READ.
+impl<'a> SendWr<'a> {
+    /// Takes operation and memory out, as a post does. The memory of a READ is where it goes to.
+    pub(crate) fn take_work(&mut self) -> (Opcode, Source<'a>) {
+        let source = std::mem::take(&mut self.source);
+        let opcode = match self.op {
+            SendOp::Send => Opcode::Send,
+            SendOp::SendWithImm(imm) => Opcode::SendWithImm(imm),
+            SendOp::Write(to) => Opcode::Write(to),
+            SendOp::WriteWithImm(to, imm) => Opcode::WriteWithImm(to, imm),
+            SendOp::Read { .. } => match std::mem::take(&mut self.op) {
+                SendOp::Read { from, into, len } => {
+                    return (Opcode::Read(from), Source::Buffer { buffer: into, start: 0, len });
+                }
+                _ => Opcode::Send,
+            },
+        };
+        (opcode, source)
+    }
+
+    /// Checks what every device checks when a WR is posted: inline length, spans, no source of a READ.
     ///
     /// # Errors
     /// [`PostErrorKind::InlineTooLong`], [`PostErrorKind::OutOfBounds`],
@@ -225,11 +264,14 @@ impl SendWr<'_> {
         max_inline_bytes: u32,
         max_message_bytes: u64,
     ) -> Result<(), PostErrorKind> {
+        if let SendOp::Read { into, len, .. } = &self.op {
+            return self.check_read(into, *len, max_message_bytes);
+        }
         match &self.source {
             Source::Empty => Ok(()),
-            Source::Inline(bytes) => self.check_inline(bytes.len(), max_inline_bytes),
+            Source::Inline(bytes) => check_inline(bytes.len(), max_inline_bytes),
             Source::InlineGather(a, b) => {
-                self.check_inline(a.len().saturating_add(b.len()), max_inline_bytes)
+                check_inline(a.len().saturating_add(b.len()), max_inline_bytes)
             }
             Source::Buffer { buffer, start, len } => {
                 let (start, len) = (u64::from(*start), u64::from(*len));
@@ -241,15 +283,20 @@ impl SendWr<'_> {
         }
     }
 
-    fn check_inline(&self, len: usize, max: u32) -> Result<(), PostErrorKind> {
-        if len > max as usize {
-            return Err(PostErrorKind::InlineTooLong { len, max });
-        }
-        match self.op {
-            SendOp::Read(_) => Err(PostErrorKind::Unsupported),
-            _ => Ok(()),
+    #[cold]
+    fn check_read(&self, into: &Buffer, len: u32, max: u64) -> Result<(), PostErrorKind> {
+        match self.source {
+            Source::Empty => check_span(0, u64::from(len), into.len() as u64, max),
+            _ => Err(PostErrorKind::Unsupported),
         }
     }
+}
+
+fn check_inline(len: usize, max: u32) -> Result<(), PostErrorKind> {
+    if len > max as usize {
+        return Err(PostErrorKind::InlineTooLong { len, max });
+    }
+    Ok(())
 }
 
 fn check_span(start: u64, len: u64, size: u64, max: u64) -> Result<(), PostErrorKind> {
@@ -329,7 +376,7 @@ pub struct Completion {
     pub byte_len: u32,
     /// Immediate data, if the message carried any.
     pub imm: Option<u32>,
-    /// A RECV's buffer; for a signaled SEND of a [`Source::Buffer`], that buffer.
+    /// A RECV's buffer, or a READ's; for a signaled SEND of a [`Source::Buffer`], that buffer.
     pub buffer: Option<Buffer>,
 }
 

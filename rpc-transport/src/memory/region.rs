@@ -7,8 +7,10 @@
 //! 1. A [`Buffer`] is the only safe path to its bytes (so its region is not handed out), its region
 //!    has no remote access, and it is not `Clone`: whoever holds it may read and write. A posted buffer is inside the queue, so
 //!    nobody else can.
-//! 2. Bytes of a region that a peer may write are never lent as `&[u8]`: they are copied out
-//!    through [`MemoryRegion::copy_out`].
+//! 2. Bytes of a region that a peer may write are never lent as `&[u8]`. Whoever writes them is a
+//!    device, the kernel, or an engine of this process on any thread; so this process reads and
+//!    writes them by the atomic copies of `copy` alone ([`MemoryRegion::copy_out`]), and they race
+//!    with nothing.
 //! 3. A region's memory outlives every handle, and the device's guard is dropped (deregistration)
 //!    before the memory is freed.
 //! 4. A buffer returns to its pool exactly once, by `Drop`.
@@ -23,6 +25,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::device::error::ProviderError;
+use crate::memory::copy;
+use crate::memory::owned::OwnedMemory;
 
 /// What a registered region allows. Local reads and writes by the device are always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -112,60 +116,6 @@ impl ProtectionDomain {
     }
 }
 
-/// User memory handed over for registration: stable address, unique owner.
-pub struct OwnedMemory {
-    base: NonNull<u8>,
-    len: usize,
-    owner: Box<dyn Any + Send + Sync>,
-}
-
-// SAFETY: `base` points into `owner`, which is Send + Sync and is the only owner of the bytes.
-unsafe impl Send for OwnedMemory {}
-// SAFETY: as above; shared access gives no access to the bytes.
-unsafe impl Sync for OwnedMemory {}
-
-impl OwnedMemory {
-    /// Hands over memory of any kind (a mapped file, say).
-    ///
-    /// # Safety
-    /// `base..base+len` is readable and writable, stays where it is until `owner` is dropped, and
-    /// nobody else reads or writes it until then.
-    pub unsafe fn from_raw(
-        base: NonNull<u8>,
-        len: usize,
-        owner: Box<dyn Any + Send + Sync>,
-    ) -> Self {
-        Self { base, len, owner }
-    }
-
-    /// The bytes of a region, to register them in another domain for reading there.
-    #[must_use]
-    pub(crate) fn of_region(region: &MemoryRegion) -> Self {
-        let owner = Box::new(region.clone());
-        Self { base: region.base(), len: region.len(), owner }
-    }
-
-    /// Start, length and owner, for a provider that builds the region.
-    #[must_use]
-    pub fn into_parts(self) -> (NonNull<u8>, usize, Box<dyn Any + Send + Sync>) {
-        (self.base, self.len, self.owner)
-    }
-}
-
-impl From<Vec<u8>> for OwnedMemory {
-    fn from(mut bytes: Vec<u8>) -> Self {
-        let len = bytes.len();
-        let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Self { base, len, owner: Box::new(bytes) }
-    }
-}
-
-impl fmt::Debug for OwnedMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnedMemory").field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
 /// The facts of a region, as a provider states them.
 #[derive(Debug)]
 pub struct RegionParts {
@@ -206,9 +156,11 @@ impl MemoryRegion {
     /// Builds a region from a provider's registration.
     ///
     /// # Safety
-    /// `parts.base..+len` is initialised, readable and writable until `memory` is dropped, is not
-    /// accessed by anyone else in this process except through this region, and dropping
-    /// `registration` ends the device's access.
+    /// - `parts.base..+len` is initialised and readable until `memory` is dropped; writable, too, if
+    ///   the access lets peers write it, or if a [`BufferPool`] is made of the region.
+    /// - Until then nothing of this process writes it except through handles of the region, or the
+    ///   provider for a peer: by atomic accesses of bytes, or by the kernel or a device.
+    /// - Dropping `registration` ends the device's access.
     pub unsafe fn from_parts(
         parts: RegionParts,
         registration: Box<dyn Any + Send + Sync>,
@@ -271,12 +223,21 @@ impl MemoryRegion {
     /// When the span lies outside the region.
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         self.check(offset, to.len());
-        // SAFETY: `check` keeps the offset inside the region.
+        // SAFETY: the span is inside the region (checked); `to` is a distinct unique borrow.
+        unsafe { self.read(offset, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Copies `len` bytes from `offset` on to `to`.
+    ///
+    /// # Safety
+    /// The span is inside the region, and `to` is the caller's own memory, as long.
+    #[inline]
+    unsafe fn read(&self, offset: usize, to: *mut u8, len: usize) {
+        // SAFETY: the offset is inside the region (the caller's promise).
         let from = unsafe { self.base().as_ptr().add(offset) };
-        // SAFETY: the span is inside the region (checked), `to` is a distinct unique borrow; bytes
-        // written by a peer meanwhile are outside Rust's memory model and give arbitrary values
-        // of u8, which are all valid.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        // SAFETY: in bounds, `to` by the caller; whoever writes here does so by such a copy, or is
+        // the kernel or a device (invariant 2).
+        unsafe { copy::from_shared(from, to, len) };
     }
 
     /// Appends `len` bytes to `to`, as they are at this moment; a peer may be writing them
@@ -288,28 +249,30 @@ impl MemoryRegion {
         self.check(offset, len);
         to.reserve(len);
         let end = to.len();
-        // SAFETY: `check` keeps the offset inside the region.
-        let from = unsafe { self.base().as_ptr().add(offset) };
         let room = to.spare_capacity_mut().as_mut_ptr().cast();
-        // SAFETY: in bounds (checked), `len` bytes of room are reserved, as in `copy_out`.
-        unsafe { std::ptr::copy_nonoverlapping(from, room, len) };
+        // SAFETY: in bounds (checked); `len` bytes of room are reserved.
+        unsafe { self.read(offset, room, len) };
         // SAFETY: the bytes behind the old end were written just now.
         unsafe { to.set_len(end + len) };
     }
 
     /// Plays the device of a peer: writes as its DMA would, for models that have no device.
     ///
+    /// # Safety
+    /// Nobody has been promised that the peer does not write these bytes, as
+    /// [`Payload::as_slice`](crate::payload::Payload::as_slice) demands.
+    ///
     /// # Panics
     /// When the span lies outside the region, or peers may not write it.
     #[cfg(any(test, feature = "model"))]
-    pub fn write_as_peer(&self, offset: usize, from: &[u8]) {
+    pub unsafe fn write_as_peer(&self, offset: usize, from: &[u8]) {
         assert!(self.access().remote_write, "a peer may not write {self:?}");
         self.check(offset, from.len());
         // SAFETY: `check` keeps the offset inside the region.
         let to = unsafe { self.base().as_ptr().add(offset) };
-        // SAFETY: in bounds (checked); nobody has a reference to memory that a peer may write
-        // (invariant 2), so this races with copies at worst, as DMA does.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        // SAFETY: in bounds (checked); all others use such copies (invariant 2, and the caller's
+        // promise); `from` is borrowed, so nobody writes it, and it cannot lie in the region.
+        unsafe { copy::to_shared(from.as_ptr(), to, from.len()) };
     }
 
     /// Handles that share the registration.
@@ -328,7 +291,8 @@ impl MemoryRegion {
     /// Copies bytes in, for regions that peers read, and for tests.
     ///
     /// # Safety
-    /// No other thread of this process reads or writes the span through a reference meanwhile.
+    /// The memory may be written (it was not handed over by [`OwnedMemory::from_raw_shared`]), and no
+    /// reference to the bytes is used meanwhile. Devices and copies may use them.
     ///
     /// # Panics
     /// When the span lies outside the region.
@@ -336,8 +300,9 @@ impl MemoryRegion {
         self.check(offset, from.len());
         // SAFETY: `check` keeps the offset inside the region.
         let to = unsafe { self.base().as_ptr().add(offset) };
-        // SAFETY: in bounds (checked); exclusive by the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        // SAFETY: in bounds (checked); others use such copies or are devices (invariant 2, and the
+        // caller's promise); `from` is borrowed, so nobody writes it, and it cannot lie in the region.
+        unsafe { copy::to_shared(from.as_ptr(), to, from.len()) };
     }
 
     fn check(&self, offset: usize, len: usize) {

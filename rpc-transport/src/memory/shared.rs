@@ -13,7 +13,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::memory::region::OwnedMemory;
+use crate::memory::owned::OwnedMemory;
 
 /// Bytes of an owner of any type. Cloning shares the owner.
 #[derive(Clone)]
@@ -48,9 +48,9 @@ impl SharedBytes {
     #[must_use]
     pub(crate) fn to_owned_memory(&self) -> OwnedMemory {
         let owner = Box::new(Arc::clone(&self.owner));
-        // SAFETY: readable while the owner lives, which the box sees to; never written, as it is
-        // registered for local access and named only by WRs that read it.
-        unsafe { OwnedMemory::from_raw(self.base, self.len, owner) }
+        // SAFETY: readable while the owner lives, which the box sees to, and never written
+        // (invariant 1).
+        unsafe { OwnedMemory::from_raw_shared(self.base, self.len, owner) }
     }
 }
 

@@ -32,7 +32,8 @@ pub(crate) enum PartSource {
 
 impl OutPart {
     /// `len` bytes of registered memory from `start` on. `owner` is dropped when the transfer no
-    /// longer needs the bytes; until then nobody may change them.
+    /// longer needs the bytes. They are read by devices and by atomic copies alone, so nothing worse
+    /// comes of bytes that a peer changes until then than a message with a mixture of both.
     ///
     /// # Panics
     /// When the span lies outside the region.

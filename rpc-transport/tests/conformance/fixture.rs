@@ -376,6 +376,24 @@ pub(crate) fn write(wr_id: u64, to: RemoteSlice, source: Source<'_>) -> SendWr<'
     SendWr { wr_id, op: SendOp::Write(to), signaled: true, source }
 }
 
+/// A READ into a new buffer, which comes back in the completion.
+pub(crate) fn read(
+    wr_id: u64,
+    from: RemoteSlice,
+    pd: &ProtectionDomain,
+    len: usize,
+) -> SendWr<'static> {
+    let len = u32::try_from(len).unwrap();
+    let into = BufferPool::allocate(pd, len, 1).unwrap().take().unwrap();
+    let op = SendOp::Read { from, into, len };
+    SendWr { wr_id, op, signaled: true, source: Source::Empty }
+}
+
+/// The bytes that a READ has brought.
+pub(crate) fn brought(completion: &Completion, len: usize) -> &[u8] {
+    &completion.buffer.as_ref().expect("a READ brings its buffer back")[..len]
+}
+
 /// The bytes that a RECV completion carries.
 pub(crate) fn payload(completion: &Completion) -> &[u8] {
     let buffer: &Buffer = completion.buffer.as_ref().expect("a RECV brings its buffer back");

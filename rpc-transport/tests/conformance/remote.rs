@@ -46,24 +46,29 @@ pub(crate) fn rule02_large_transfers(fixture: &dyn Fixture) {
     pair.next_sent(Client);
     pair.next_sent(Client);
     if pair.client.has(Capabilities::READ) {
-        let back = region(&pair.client.pd, len, Access::LOCAL, 0);
-        let op = SendOp::Read(remote(&target, 0));
-        let mut read = [SendWr { wr_id: 3, op, signaled: true, source: whole(&back) }];
-        pair.client.post(&mut read).unwrap();
-        assert_eq!(pair.next_sent(Client).wr_id, 3);
-        assert!(contents(&back) == pattern(9, len));
+        let mut list = [read(3, remote(&target, 0), &pair.client.pd, len)];
+        pair.client.post(&mut list).unwrap();
+        let done = pair.next_sent(Client);
+        assert_eq!(done.wr_id, 3);
+        assert!(brought(&done, len) == pattern(9, len));
     }
 }
 
-/// What a refused access leaves behind: both QPs dead, nothing written.
-fn assert_refused(pair: &mut Pair, op: SendOp) {
+/// What a refused WRITE leaves behind: both QPs dead, nothing written.
+fn assert_refused(pair: &mut Pair, to: RemoteSlice) {
     let free = pair.client.send_pool.free_count();
     let source = pair.client.filled(&[0xbb; 64]);
-    let bad = SendWr { wr_id: 1, op, signaled: true, source };
+    assert_wr_refused(pair, write(1, to, source));
+    assert_eq!(pair.client.send_pool.free_count(), free);
+}
+
+fn assert_wr_refused(pair: &mut Pair, bad: SendWr<'_>) {
+    let what = format!("{bad:?}");
     let mut list = [bad, send(2, true, Source::Inline(b"after"))];
     pair.client.post(&mut list).unwrap();
     let failed = pair.next_of(Client, false);
-    assert_eq!((failed.wr_id, failed.status), (1, Status::RemoteAccess), "{op:?}");
+    assert_eq!((failed.wr_id, failed.status), (1, Status::RemoteAccess), "{what}");
+    assert!(failed.buffer.is_some(), "the buffer comes back");
     let flushed = pair.next_of(Client, false);
     assert_eq!((flushed.wr_id, flushed.status), (2, Status::FlushError));
     for wr_id in 0..8 {
@@ -72,8 +77,6 @@ fn assert_refused(pair: &mut Pair, op: SendOp) {
     }
     pair.wait_error(Client);
     pair.wait_error(Server);
-    drop(failed);
-    assert_eq!(pair.client.send_pool.free_count(), free);
 }
 
 pub(crate) fn rule11_bad_access_kills_both_and_writes_nothing(fixture: &dyn Fixture) {
@@ -87,7 +90,7 @@ pub(crate) fn rule11_bad_access_kills_both_and_writes_nothing(fixture: &dyn Fixt
     for (what, spoil) in bad {
         let mut pair = Pair::new(fixture);
         let target = pair.server_region(64, Access::REMOTE_WRITE, 7);
-        assert_refused(&mut pair, SendOp::Write(spoil(remote(&target, 0))));
+        assert_refused(&mut pair, spoil(remote(&target, 0)));
         assert_eq!(contents(&target), [7; 64], "{what}");
     }
 }
@@ -98,7 +101,7 @@ pub(crate) fn rule11_s77_bounds_hold_after_good_writes(fixture: &dyn Fixture) {
     let source = pair.client.filled(&[1; 64]);
     pair.client.post(&mut [write(0, remote(&target, 8192 - 64), source)]).unwrap();
     pair.next_sent(Client);
-    assert_refused(&mut pair, SendOp::Write(remote(&target, 8192 - 63)));
+    assert_refused(&mut pair, remote(&target, 8192 - 63));
     let mut expected = vec![7; 8192];
     expected[8192 - 64..].fill(1);
     assert_eq!(contents(&target), expected);
@@ -118,7 +121,12 @@ pub(crate) fn rule11_access_rights(fixture: &dyn Fixture) {
         }
         let target = pair.server_region(64, access, 7);
         let to = remote(&target, 0);
-        assert_refused(&mut pair, if is_write { SendOp::Write(to) } else { SendOp::Read(to) });
+        if is_write {
+            assert_refused(&mut pair, to);
+        } else {
+            let read = read(1, to, &pair.client.pd, 64);
+            assert_wr_refused(&mut pair, read);
+        }
         assert_eq!(contents(&target), [7; 64]);
     }
 }
@@ -127,7 +135,7 @@ pub(crate) fn rule11_s79_keys_of_another_domain_or_region(fixture: &dyn Fixture)
     let mut pair = Pair::new(fixture);
     let other = pair.server.device.allocate_pd().unwrap();
     let foreign = region(&other, 64, Access::REMOTE_WRITE, 7);
-    assert_refused(&mut pair, SendOp::Write(remote(&foreign, 0)));
+    assert_refused(&mut pair, remote(&foreign, 0));
     assert_eq!(contents(&foreign), [7; 64]);
 
     let mut pair = Pair::new(fixture);
@@ -135,7 +143,7 @@ pub(crate) fn rule11_s79_keys_of_another_domain_or_region(fixture: &dyn Fixture)
     if fixture.keys_differ() {
         assert_ne!(target.lkey(), target.rkey());
         let to = RemoteSlice { rkey: target.lkey(), ..remote(&target, 0) };
-        assert_refused(&mut pair, SendOp::Write(to));
+        assert_refused(&mut pair, to);
         assert_eq!(contents(&target), [7; 64]);
     }
 }
@@ -150,7 +158,7 @@ pub(crate) fn rule11_deregistered_memory_is_not_written(fixture: &dyn Fixture) {
     assert_eq!(contents(&target), [1; 64]);
     drop(target);
     fixture.settle();
-    assert_refused(&mut pair, SendOp::Write(to));
+    assert_refused(&mut pair, to);
 }
 
 pub(crate) fn rule11_local_memory_of_another_domain(fixture: &dyn Fixture) {
@@ -258,9 +266,8 @@ pub(crate) fn s40_s48_only_send_and_immediates_consume_a_recv(fixture: &dyn Fixt
     pair.client.post(&mut [write(1, remote(&target, 0), whole(&data))]).unwrap();
     pair.next_sent(Client);
     if pair.client.has(Capabilities::READ) {
-        let op = SendOp::Read(remote(&target, 0));
-        let mut read = [SendWr { wr_id: 2, op, signaled: true, source: whole(&data) }];
-        pair.client.post(&mut read).unwrap();
+        let mut list = [read(2, remote(&target, 0), &pair.client.pd, 64)];
+        pair.client.post(&mut list).unwrap();
         pair.next_sent(Client);
     }
     pair.client.send(3, b"x");
@@ -328,16 +335,15 @@ pub(crate) fn s50_read(fixture: &dyn Fixture) {
     // SAFETY: no WR names the region yet.
     unsafe { source.copy_in(0, &bytes) };
     for (start, len) in [(0, 1), (5, 64), (100, 4096), (1, 70_000), (0, 200_000)] {
-        let target = region(&pair.client.pd, len, Access::LOCAL, 0);
-        let op = SendOp::Read(remote(&source, start));
         let mut list = [
-            SendWr { wr_id: 1, op, signaled: true, source: whole(&target) },
+            read(1, remote(&source, start), &pair.client.pd, len),
             send(2, true, Source::Inline(b"after the read")),
         ];
         pair.client.post(&mut list).unwrap();
-        assert_eq!(pair.next_sent(Client).wr_id, 1);
+        let done = pair.next_sent(Client);
+        assert_eq!(done.wr_id, 1);
         let start = usize::try_from(start).unwrap();
-        assert!(contents(&target) == bytes[start..start + len], "{len} bytes from {start}");
+        assert!(brought(&done, len) == &bytes[start..start + len], "{len} bytes from {start}");
         assert_eq!(pair.next_sent(Client).wr_id, 2);
         drop(pair.next_recv(Server));
         pair.server.post_recv(0);
@@ -353,18 +359,14 @@ pub(crate) fn s50_many_reads_at_once(fixture: &dyn Fixture) {
     let source = pair.server_region(64 * 1000, Access::REMOTE_READ, 0);
     // SAFETY: no WR names the region yet.
     unsafe { source.copy_in(0, &pattern(2, 64_000)) };
-    let targets: Vec<_> =
-        (0..64).map(|_| region(&pair.client.pd, 1000, Access::LOCAL, 0)).collect();
-    for (i, target) in targets.iter().enumerate() {
-        let op = SendOp::Read(remote(&source, i as u64 * 1000));
-        let wr_id = i as u64;
-        pair.client
-            .post(&mut [SendWr { wr_id, op, signaled: true, source: whole(target) }])
-            .unwrap();
+    for i in 0..64 {
+        let mut list = [read(i, remote(&source, i * 1000), &pair.client.pd, 1000)];
+        pair.client.post(&mut list).unwrap();
     }
-    for (i, target) in targets.iter().enumerate() {
-        assert_eq!(pair.next_sent(Client).wr_id, i as u64);
-        assert!(contents(target) == pattern(2, 64_000)[i * 1000..][..1000]);
+    for i in 0..64 {
+        let done = pair.next_sent(Client);
+        assert_eq!(done.wr_id, i as u64);
+        assert!(brought(&done, 1000) == &pattern(2, 64_000)[i * 1000..][..1000]);
     }
 }
 

@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{
     Completion, CompletionKind, CompletionQueue, PostError, PostErrorKind, ProviderError,
-    QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Source, Status, Traffic,
+    QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Source, Status, Traffic,
 };
 
 use super::{FaultPlan, POISON, Random};
@@ -277,8 +277,8 @@ fn hold_wr(wr: &mut SendWr<'_>, due: u64) -> HeldWr {
         Source::Region { region, start, len } => (Source::Region { region, start, len }, None),
         Source::Empty => (Source::Empty, None),
     };
-    let SendWr { wr_id, op, signaled, .. } = *wr;
-    let op: SendOp = op;
+    let op = std::mem::take(&mut wr.op);
+    let (wr_id, signaled) = (wr.wr_id, wr.signaled);
     HeldWr { wr: SendWr { wr_id, op, signaled, source }, inline, due }
 }
 

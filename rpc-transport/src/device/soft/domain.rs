@@ -24,9 +24,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::device::ProviderError;
-use crate::memory::region::{
-    Access, DomainOps, MemoryRegion, OwnedMemory, ProtectionDomain, RegionParts,
-};
+use crate::memory::owned::{OwnedMemory, OwnedParts};
+use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, RegionParts};
 
 use super::mapping::{self, Mapping, PAGE_BYTES};
 
@@ -47,8 +46,8 @@ enum Backing {
     Owned { _owner: Box<dyn Any + Send + Sync> },
 }
 
-// SAFETY: `base` points into `_backing`, which is Send + Sync; access goes through raw pointers
-// whose users answer for races (module doc of `memory`, invariants 1 and 2).
+// SAFETY: `base` points into `_backing`, which is Send + Sync; access goes through raw pointers,
+// by atomic copies where peers may write (module doc of `memory`, invariants 1 and 2).
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -222,7 +221,7 @@ impl DomainOps for SoftDomain {
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let (base, len, owner) = memory.into_parts();
+        let OwnedParts { base, len, owner, .. } = memory.into_parts(access)?;
         let memory = Memory {
             base,
             len,

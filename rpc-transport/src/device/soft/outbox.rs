@@ -16,6 +16,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
+use crate::memory::copy;
+
 use super::domain::Memory;
 use super::ring::Piece;
 
@@ -95,9 +97,9 @@ impl Outbox {
         let end = self.buffer.len();
         // SAFETY: `reserve` made room for `len` bytes behind the end.
         let to = unsafe { self.buffer.as_mut_ptr().add(end) };
-        // SAFETY: the piece is valid for `len` bytes (it belongs to a WR, a region or a borrow of
-        // the caller), and the buffer is memory of its own.
-        unsafe { std::ptr::copy_nonoverlapping(piece.base.as_ptr(), to, piece.len) };
+        // SAFETY: the piece is valid for `len` bytes (it belongs to a WR, a region that peers may be
+        // writing, or a borrow of the caller), and the buffer is memory of its own.
+        unsafe { copy::from_shared(piece.base.as_ptr(), to, piece.len) };
         // SAFETY: the bytes up to the new length were just written.
         unsafe { self.buffer.set_len(end + piece.len) };
         self.copied(piece.len);
@@ -146,7 +148,7 @@ impl Outbox {
                     rest.resize(end + len, 0);
                     let to = rest[end..].as_mut_ptr();
                     // SAFETY: the piece is still valid (invariant 2), `to` has `len` bytes.
-                    unsafe { std::ptr::copy_nonoverlapping(piece.base.as_ptr(), to, len) };
+                    unsafe { copy::from_shared(piece.base.as_ptr(), to, len) };
                 }
             }
         }

@@ -10,7 +10,8 @@
 //! Invariants:
 //! 1. A copy stays inside a mapping whose size was checked against the file's.
 //! 2. What is mapped of one peer is bounded in number and in bytes.
-//! 3. The mapped memory is touched through raw pointers only; the peer may write it at any time.
+//! 3. The mapped memory is touched by the atomic copies of `memory::copy` only: the peer, and other
+//!    connections to it, may write it at any time.
 #![allow(unsafe_code, reason = "memory that another process may write")]
 
 use std::os::fd::BorrowedFd;
@@ -18,6 +19,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::device::RemoteSlice;
+use crate::memory::copy;
 
 use super::domain::revoked_offset;
 use super::mapping::{self, Mapping, PAGE_BYTES};
@@ -68,8 +70,8 @@ impl Regions {
             Err(known) => return known,
         };
         // SAFETY: `find` checked the span; `from` is memory of a WR. The two cannot overlap: the
-        // mapping is known to this cache alone.
-        unsafe { std::ptr::copy_nonoverlapping(from.base.as_ptr(), target.as_ptr(), from.len) };
+        // mapping is known to this cache alone. Peers may write both meanwhile.
+        unsafe { copy::between_shared(from.base.as_ptr(), target.as_ptr(), from.len) };
         // Orders the bytes before the packet that follows, whose publication is a release store.
         Known::Done
     }
@@ -80,8 +82,8 @@ impl Regions {
             Ok(source) => source,
             Err(known) => return known,
         };
-        // SAFETY: as in `write`; bytes that the peer writes meanwhile are valid u8 all the same.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to.base.as_ptr(), to.len) };
+        // SAFETY: as in `write`; `to` is a buffer of a WR, which nobody else uses.
+        unsafe { copy::from_shared(source.as_ptr(), to.base.as_ptr(), to.len) };
         Known::Done
     }
 

@@ -14,8 +14,8 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use crate::device::{
-    Completion, CompletionKind, PostErrorKind, QpHandle, RemoteSlice, SendOp, SendWr, Source,
-    Status,
+    Completion, CompletionKind, Opcode, PostErrorKind, QpHandle, RemoteSlice, SendOp, SendWr,
+    Source, Status,
 };
 use crate::memory::region::{Buffer, MemoryRegion};
 
@@ -96,7 +96,7 @@ struct InFlight {
 #[derive(Debug)]
 struct Waiting {
     wr_id: u64,
-    op: SendOp,
+    op: Opcode,
     signaled: bool,
     held: Held,
     /// Bytes that have gone out.
@@ -286,14 +286,15 @@ impl Requester {
 
     #[cold]
     fn enqueue(&mut self, wr: &mut SendWr<'_>) {
-        let held = match std::mem::take(&mut wr.source) {
+        let (op, source) = wr.take_work();
+        let held = match source {
             Source::Empty => Held::Nothing,
             Source::Inline(bytes) => Held::Inline(bytes.to_vec()),
             Source::InlineGather(a, b) => Held::Inline([a, b].concat()),
             Source::Buffer { buffer, start, len } => Held::Buffer { buffer, start, len },
             Source::Region { region, start, len } => Held::Region { region, start, len },
         };
-        let (wr_id, op, signaled) = (wr.wr_id, wr.op, wr.signaled);
+        let (wr_id, signaled) = (wr.wr_id, wr.signaled);
         let waiting = Waiting { wr_id, op, signaled, held, sent: 0, begun: false, placed: false };
         self.waiting.push_back(waiting);
     }
@@ -326,12 +327,12 @@ impl Requester {
             return Start::Failed(Status::LocalProtection);
         }
         match wr.op {
-            SendOp::Send => wr.send_packets(Op::Send, None, None, wire),
-            SendOp::SendWithImm(imm) => wr.send_packets(Op::Send, None, Some(imm), wire),
-            SendOp::Write(remote) => wr.write(remote, None, wire),
-            SendOp::WriteWithImm(remote, imm) => wr.write(remote, Some(imm), wire),
-            SendOp::Read(_) if reads >= MAX_READS => Start::Blocked,
-            SendOp::Read(remote) => wr.read(remote, wire),
+            Opcode::Send => wr.send_packets(Op::Send, None, None, wire),
+            Opcode::SendWithImm(imm) => wr.send_packets(Op::Send, None, Some(imm), wire),
+            Opcode::Write(remote) => wr.write(remote, None, wire),
+            Opcode::WriteWithImm(remote, imm) => wr.write(remote, Some(imm), wire),
+            Opcode::Read(_) if reads >= MAX_READS => Start::Blocked,
+            Opcode::Read(remote) => wr.read(remote, wire),
         }
     }
 

@@ -18,7 +18,8 @@
 //!    by payload is zeroed before the packet in front of it is published.
 //! 3. A packet is published only when its slots and one more are free, so that rule 2 can be kept.
 //! 4. Every word of the peer's segment is read once and checked before use; payload is copied out
-//!    before it is looked at. Whatever the peer writes, no access leaves the segment.
+//!    before it is looked at. Both are atomic accesses, so a peer that writes meanwhile races with
+//!    nothing. Whatever it writes, no access leaves the segment.
 #![allow(unsafe_code, reason = "memory that another process may write")]
 
 use std::ptr::NonNull;
@@ -27,6 +28,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::device::Traffic;
 use crate::device::soft::doorbell::{Ringer, Sleeper};
+use crate::memory::copy;
 
 use super::mapping::{Mapping, PAGE_BYTES};
 use super::packet::{Extension, Flags, Head, Nak, Op};
@@ -177,7 +179,7 @@ impl Ring {
         // SAFETY: callers pass `ACCEPTED` or a slot's start, inside the mapping (asserted in `new`).
         let word = unsafe { mapping.base().add(offset) }.cast::<AtomicU64>();
         // SAFETY: aligned to 8, valid while `mapping` is. The word is accessed atomically, or, as
-        // payload of a packet, by copies outside Rust's memory model (invariant 4).
+        // payload of a packet that is not published, by this side's copies alone.
         unsafe { word.as_ref() }
     }
 
@@ -243,7 +245,11 @@ impl Ring {
         }
         self.invalidate(self.tail + 1);
         let offset = self.slot_offset(self.tail);
-        self.write(offset + WORD_BYTES, Piece::from(bytes));
+        // SAFETY: the slot's body lies inside the mapping.
+        let body = unsafe { self.own.base().add(CONTROL_BYTES + offset + WORD_BYTES) };
+        // SAFETY: the bytes fit into the slot (checked); they are borrowed, so a plain copy will do;
+        // the peer reads the slot only after the release store below.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), body.as_ptr(), body_bytes) };
         #[allow(clippy::cast_possible_truncation, reason = "less than a slot")]
         let head = Head::whole_send(body_bytes as u16, ack);
         let word = u64::from(sequence(self.tail)) | u64::from(head) << 32;
@@ -303,13 +309,14 @@ impl Ring {
         // SAFETY: as above.
         let to = unsafe { slots.add(at) };
         // SAFETY: `at + first <= bytes`; the source is valid for `len` by the caller's ownership
-        // of the WR; the peer reads these slots only after the release store that follows.
-        unsafe { std::ptr::copy_nonoverlapping(piece.base.as_ptr(), to, first) };
+        // of the WR, and a region's may be written by peers meanwhile; the peer reads these slots
+        // only after the release store that follows.
+        unsafe { copy::from_shared(piece.base.as_ptr(), to, first) };
         if first < piece.len {
             // SAFETY: `first < len`.
             let rest = unsafe { piece.base.add(first) };
             // SAFETY: a packet is at most a quarter of the ring, so the rest ends before `at`.
-            unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), slots, piece.len - first) };
+            unsafe { copy::from_shared(rest.as_ptr(), slots, piece.len - first) };
         }
         at + piece.len
     }
@@ -383,7 +390,8 @@ impl Ring {
     /// Copies `len` bytes of the next packet's body, from `offset` on, to `to`.
     ///
     /// # Safety
-    /// `to` is valid for writes of `len` bytes and outside the peer's segment.
+    /// `to` is valid for writes of `len` bytes and outside the peer's segment. Others may use it, as
+    /// [`copy`] says.
     #[inline]
     pub(super) unsafe fn copy_body(&self, offset: usize, to: NonNull<u8>, len: usize) {
         debug_assert!(offset + len <= usize::from(u16::MAX));
@@ -393,15 +401,15 @@ impl Ring {
         let slots = unsafe { self.peer.base().add(CONTROL_BYTES) }.as_ptr();
         // SAFETY: `at < bytes`.
         let from = unsafe { slots.add(at) };
-        // SAFETY: `at + first <= bytes`; `to` by the caller. A peer that writes meanwhile gives
-        // arbitrary bytes, all of which are valid u8 (invariant 4).
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_ptr(), first) };
+        // SAFETY: `at + first <= bytes`; `to` by the caller. The peer may write the one and this
+        // process read the other meanwhile (invariant 4).
+        unsafe { copy::between_shared(from, to.as_ptr(), first) };
         if first < len {
             let rest = (len - first).min(self.bytes);
             // SAFETY: `first < len`.
             let to = unsafe { to.as_ptr().add(first) };
             // SAFETY: `rest <= bytes`, at most what is left of `to`.
-            unsafe { std::ptr::copy_nonoverlapping(slots, to, rest) };
+            unsafe { copy::between_shared(slots, to, rest) };
         }
     }
 

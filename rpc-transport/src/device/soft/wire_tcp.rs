@@ -25,6 +25,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::device::Traffic;
+use crate::memory::copy;
 
 use super::domain::Memory;
 use super::outbox::Outbox;
@@ -479,10 +480,9 @@ impl TcpWire {
                 }
                 Inbound::Body { landing, left, .. } => {
                     let len = bytes.len().min(*left);
-                    // SAFETY: the landing is valid for what is left of the payload (invariant 2).
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(bytes.as_ptr(), landing.as_ptr(), len);
-                    }
+                    // SAFETY: the landing is valid for what is left of the payload (invariant 2);
+                    // where it is a region, this process may read it meanwhile.
+                    unsafe { copy::to_shared(bytes.as_ptr(), landing.as_ptr(), len) };
                     self.on_landed(len, parties)?;
                     len
                 }

@@ -15,7 +15,7 @@ use std::fmt;
 use std::io;
 use std::ptr;
 
-use crate::device::SendOp;
+use crate::device::Opcode;
 
 use super::ffi::{self, Plain, ibv_send_flags, ibv_wr_opcode};
 use super::queue_pair::QpGuard;
@@ -80,7 +80,7 @@ impl Batch {
     }
 
     /// Adds a WR of QP `qp`; what is here must be of the same one.
-    pub(super) fn push(&mut self, qp: u32, key: u64, op: SendOp, signaled: bool, bytes: Bytes<'_>) {
+    pub(super) fn push(&mut self, qp: u32, key: u64, op: Opcode, signaled: bool, bytes: Bytes<'_>) {
         debug_assert!(self.qp().is_none_or(|held| held == qp));
         self.qp = qp;
         // Filled in where it lies: it is large.
@@ -185,23 +185,23 @@ pub(super) fn post_inline(
     ffi::verbs_result(returned).map_err(|error| Refused { count: 1, error })
 }
 
-fn set_operation(wr: &mut ffi::ibv_send_wr, op: SendOp) {
+fn set_operation(wr: &mut ffi::ibv_send_wr, op: Opcode) {
     match op {
-        SendOp::Send => wr.opcode = ibv_wr_opcode::IBV_WR_SEND,
-        SendOp::SendWithImm(imm) => {
+        Opcode::Send => wr.opcode = ibv_wr_opcode::IBV_WR_SEND,
+        Opcode::SendWithImm(imm) => {
             wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
             ffi::set_immediate(wr, imm);
         }
-        SendOp::Write(to) => {
+        Opcode::Write(to) => {
             wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
             ffi::set_remote(wr, to.address, to.rkey);
         }
-        SendOp::WriteWithImm(to, imm) => {
+        Opcode::WriteWithImm(to, imm) => {
             wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
             ffi::set_remote(wr, to.address, to.rkey);
             ffi::set_immediate(wr, imm);
         }
-        SendOp::Read(from) => {
+        Opcode::Read(from) => {
             wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
             ffi::set_remote(wr, from.address, from.rkey);
         }
@@ -224,19 +224,19 @@ mod tests {
         let mut batch = Batch::default();
         let to = RemoteSlice { address: 0x1000, rkey: 7 };
         let memory = Bytes::Memory { address: 0xabc0, len: 9, lkey: 3 };
-        batch.push(5, 1, SendOp::Write(to), false, memory);
+        batch.push(5, 1, Opcode::Write(to), false, memory);
         for key in 2..40 {
             // Enough inline bytes that the vector moves between pushes.
             let bytes = [u8::try_from(key).unwrap(); 100];
             batch.push(
                 5,
                 key,
-                SendOp::SendWithImm(9),
+                Opcode::SendWithImm(9),
                 true,
                 Bytes::Inline(&bytes[..30], &bytes[30..]),
             );
         }
-        batch.push(5, 40, SendOp::Send, true, Bytes::None);
+        batch.push(5, 40, Opcode::Send, true, Bytes::None);
         assert_eq!(batch.qp(), Some(5));
         batch.link();
         let mut seen = Vec::new();

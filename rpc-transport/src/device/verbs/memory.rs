@@ -19,9 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::device::ProviderError;
-use crate::memory::region::{
-    Access, DomainOps, MemoryRegion, OwnedMemory, ProtectionDomain, RegionParts,
-};
+use crate::memory::owned::{OwnedMemory, OwnedParts};
+use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, RegionParts};
 
 use super::context::Context;
 use super::ffi::{self, ibv_access_flags};
@@ -105,10 +104,12 @@ impl VerbsDomain {
         &self,
         base: NonNull<u8>,
         len: usize,
+        writable: bool,
         memory: Box<dyn Any + Send + Sync>,
         access: Access,
     ) -> Result<MemoryRegion, ProviderError> {
-        let mr = MrGuard::register(&self.0, base, len, access, memory)
+        let flags = access_flags(access, writable);
+        let mr = MrGuard::register(&self.0, base, len, flags, memory)
             .map_err(|error| limits::registration_refused(len, &error))?;
         let (lkey, rkey) = mr.keys();
         let parts = RegionParts {
@@ -130,16 +131,16 @@ impl DomainOps for VerbsDomain {
     fn allocate(&self, len_bytes: usize, access: Access) -> Result<MemoryRegion, ProviderError> {
         let pages = Pages::map(len_bytes)
             .map_err(|error| limits::registration_refused(len_bytes, &error))?;
-        self.region(pages.base, len_bytes, Box::new(pages), access)
+        self.region(pages.base, len_bytes, true, Box::new(pages), access)
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let (base, len, owner) = memory.into_parts();
+        let OwnedParts { base, len, writable, owner } = memory.into_parts(access)?;
         if len == 0 {
             // Its address is none, and devices refuse it in words that do not help.
             return Err(ProviderError::Unsupported("registering memory of no bytes"));
         }
-        self.region(base, len, owner, access)
+        self.region(base, len, writable, owner, access)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -165,15 +166,15 @@ impl MrGuard {
         pd: &Arc<PdGuard>,
         base: NonNull<u8>,
         len: usize,
-        access: Access,
+        flags: u32,
         memory: Box<dyn Any + Send + Sync>,
     ) -> io::Result<Self> {
-        let flags = access_flags(access).cast_signed();
         // A device registers no empty span; `Pages` has one byte at least.
         let len = len.max(1);
         // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives the
         // registration (invariant 2). Plain flags need no other entry point.
-        let raw = unsafe { ffi::ibv_reg_mr(pd.as_ptr(), base.as_ptr().cast(), len, flags) };
+        let raw =
+            unsafe { ffi::ibv_reg_mr(pd.as_ptr(), base.as_ptr().cast(), len, flags.cast_signed()) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { raw, memory: Some(memory), pd: Arc::clone(pd) })
     }
@@ -185,9 +186,12 @@ impl MrGuard {
     }
 }
 
-/// Local access always; REMOTE_WRITE requires LOCAL_WRITE (S58).
-pub(super) fn access_flags(access: Access) -> u32 {
-    let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+/// Local reads always; REMOTE_WRITE requires LOCAL_WRITE (S58), so it is for writable memory.
+pub(super) fn access_flags(access: Access, writable: bool) -> u32 {
+    let mut flags = 0;
+    if writable {
+        flags |= ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+    }
     if access.remote_write {
         flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
     }

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::device::{
-    Capabilities, Completion, CompletionQueue, DeviceAttributes, PostError, PostErrorKind,
-    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr, Status,
+    Capabilities, Completion, CompletionQueue, DeviceAttributes, Opcode, PostError, PostErrorKind,
+    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Status,
     post_inline_listed,
 };
 use crate::memory::region::ProtectionDomain;
@@ -351,7 +351,7 @@ fn success(wc: &ffi::ibv_wc) -> Outcome {
 /// Straight to the device: whatever was held back for the QP has been posted by now.
 fn post_beacon(index: u32, key: u64, qp: &QpGuard) {
     let mut batch = Batch::default();
-    batch.push(index, key, SendOp::Send, true, Bytes::None);
+    batch.push(index, key, Opcode::Send, true, Bytes::None);
     if let Err(Refused { error, .. }) = batch.post(qp) {
         tracing::warn!(%error, "no beacon: silent work requests end with their queue pair");
     }

@@ -146,13 +146,14 @@ impl WorkQueues {
         batch: &mut Batch,
     ) -> Result<(), PostErrorKind> {
         self.check(wr)?;
-        let (bytes, held) = take_source(&mut wr.source);
+        let (op, source) = wr.take_work();
+        let (bytes, held) = hold_source(source);
         let position = self.send.push(Posted { wr_id: wr.wr_id, signaled: wr.signaled, held });
         if self.broken {
             self.send.strand(1);
         } else {
             let key = self.key(Queue::Send, position);
-            batch.push(self.handle.index, key, wr.op, wr.signaled, bytes);
+            batch.push(self.handle.index, key, op, wr.signaled, bytes);
         }
         Ok(())
     }
@@ -183,15 +184,22 @@ impl WorkQueues {
             SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
             SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
             SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
-            SendOp::Read(_) => Capabilities::READ,
+            SendOp::Read { .. } => Capabilities::READ,
         };
         if !self.capabilities.contains(needed) {
             return Err(PostErrorKind::Unsupported);
         }
+        match (&wr.op, &wr.source) {
+            (SendOp::Read { into, len, .. }, Source::Empty) => {
+                return self.check_span(0, u64::from(*len), into.len());
+            }
+            (SendOp::Read { .. }, _) => return Err(PostErrorKind::Unsupported),
+            _ => {}
+        }
         match &wr.source {
             Source::Empty => Ok(()),
-            Source::Inline(bytes) => self.check_inline(wr.op, bytes.len()),
-            Source::InlineGather(a, b) => self.check_inline(wr.op, a.len() + b.len()),
+            Source::Inline(bytes) => self.check_inline(bytes.len()),
+            Source::InlineGather(a, b) => self.check_inline(a.len() + b.len()),
             Source::Buffer { buffer, start, len } => {
                 self.check_span(u64::from(*start), u64::from(*len), buffer.len())
             }
@@ -199,12 +207,9 @@ impl WorkQueues {
         }
     }
 
-    fn check_inline(&self, op: SendOp, len: usize) -> Result<(), PostErrorKind> {
+    fn check_inline(&self, len: usize) -> Result<(), PostErrorKind> {
         if len > self.max_inline_bytes as usize {
             return Err(PostErrorKind::InlineTooLong { len, max: self.max_inline_bytes });
-        }
-        if matches!(op, SendOp::Read(_)) {
-            return Err(PostErrorKind::Unsupported);
         }
         Ok(())
     }
@@ -357,9 +362,9 @@ impl WorkQueues {
     }
 }
 
-/// Moves the memory out of a source; what stays is [`Source::Empty`].
-fn take_source<'a>(source: &mut Source<'a>) -> (Bytes<'a>, Held) {
-    match std::mem::take(source) {
+/// What the device is to know of a source, and what is to be kept of it.
+fn hold_source(source: Source<'_>) -> (Bytes<'_>, Held) {
+    match source {
         Source::Empty => (Bytes::None, Held::Nothing),
         Source::Inline(bytes) => (inline(bytes, &[]), Held::Nothing),
         Source::InlineGather(first, second) => (inline(first, second), Held::Nothing),

@@ -15,7 +15,8 @@ use crate::device::{
     Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
 };
 use crate::engine::shard::Deferred;
-use crate::memory::region::{Access, Buffer, BufferPool, OwnedMemory, ProtectionDomain};
+use crate::memory::owned::OwnedMemory;
+use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::part::{OutPart, PartSource};
 use crate::protocol::config::LinkConfig;
 use crate::protocol::link::{FrameBytes, Put, SliceBytes, Transmit, Whole};

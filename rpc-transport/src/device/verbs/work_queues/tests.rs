@@ -2,14 +2,12 @@
 #![allow(unsafe_code, reason = "makes regions that no device knows")]
 
 use std::any::Any;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::*;
 use crate::device::{ProviderError, RemoteSlice};
-use crate::memory::region::{
-    Access, BufferPool, DomainOps, OwnedMemory, ProtectionDomain, RegionParts,
-};
+use crate::memory::owned::{OwnedMemory, OwnedParts};
+use crate::memory::region::{Access, BufferPool, DomainOps, ProtectionDomain, RegionParts};
 
 /// A domain whose regions no device knows.
 #[derive(Debug)]
@@ -21,7 +19,7 @@ impl DomainOps for Unregistered {
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let (base, len, owner): (NonNull<u8>, _, _) = memory.into_parts();
+        let OwnedParts { base, len, owner, .. } = memory.into_parts(access)?;
         let parts = RegionParts { base, len, lkey: 7, rkey: 7, access, remote_base: 0, domain: 1 };
         // SAFETY: the memory belongs to the owner, which the region keeps; there is no device.
         Ok(unsafe { MemoryRegion::from_parts(parts, Box::new(()), owner) })
@@ -195,7 +193,9 @@ fn a_bad_post_is_refused_before_anything_moves() {
     let too_long = PostErrorKind::InlineTooLong { len: 17, max: 16 };
     assert_eq!(refused(SendOp::Send, Source::Inline(&long)), too_long);
     assert_eq!(refused(SendOp::Send, Source::InlineGather(&long[..8], &long[..9])), too_long);
-    assert_eq!(refused(SendOp::Read(to), Source::Inline(b"x")), PostErrorKind::Unsupported);
+    let read = |len| SendOp::Read { from: to, into: pool.take().unwrap(), len };
+    assert_eq!(refused(read(1), Source::Inline(b"x")), PostErrorKind::Unsupported);
+    assert!(matches!(refused(read(65), Source::Empty), PostErrorKind::OutOfBounds { .. }));
     let op = SendOp::WriteWithImm(to, 1);
     assert_eq!(refused(op, Source::Empty), PostErrorKind::Unsupported);
     let source = Source::Buffer { buffer: pool.take().unwrap(), start: u32::MAX, len: u32::MAX };

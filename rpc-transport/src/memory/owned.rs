@@ -1,0 +1,103 @@
+//! Memory of the user's, handed over to be registered.
+//!
+//! Owns the promise of who else may use it: nobody ([`OwnedMemory::from_raw`]), or everybody, to read
+//! ([`OwnedMemory::from_raw_shared`]). Never touches the bytes.
+#![allow(unsafe_code, reason = "addresses of memory that somebody else keeps")]
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+
+use crate::device::error::ProviderError;
+use crate::memory::region::{Access, MemoryRegion};
+
+/// User memory handed over for registration: stable address, and an owner that keeps it.
+pub struct OwnedMemory {
+    base: NonNull<u8>,
+    len: usize,
+    writable: bool,
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `base` points into `owner`, which is Send + Sync and keeps the bytes; who may use them is
+// in the contracts of the two ways to make one.
+unsafe impl Send for OwnedMemory {}
+// SAFETY: as above; shared access gives no access to the bytes.
+unsafe impl Sync for OwnedMemory {}
+
+impl OwnedMemory {
+    /// Hands over memory of any kind that belongs to nobody else.
+    ///
+    /// # Safety
+    /// `base..base+len` is initialised, readable and writable, stays where it is until `owner` is
+    /// dropped, and nobody else reads or writes it until then.
+    pub unsafe fn from_raw(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { base, len, writable: true, owner }
+    }
+
+    /// Hands over memory of any kind (a mapped file, say) to be sent from only: neither the device of
+    /// this process nor a peer may write it, so others may read it at the same time.
+    ///
+    /// # Safety
+    /// `base..base+len` is initialised and readable, stays where it is until `owner` is dropped, and
+    /// nobody writes it until then.
+    pub unsafe fn from_raw_shared(
+        base: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { base, len, writable: false, owner }
+    }
+
+    /// The bytes of a region, to register them in another domain for reading there.
+    #[must_use]
+    pub(crate) fn of_region(region: &MemoryRegion) -> Self {
+        let owner = Box::new(region.clone());
+        Self { base: region.base(), len: region.len(), writable: false, owner }
+    }
+
+    /// The memory, for a provider that registers it for such an access.
+    ///
+    /// # Errors
+    /// [`ProviderError::Unsupported`] when peers were to write what may only be read.
+    pub fn into_parts(self, access: Access) -> Result<OwnedParts, ProviderError> {
+        let Self { base, len, writable, owner } = self;
+        if access.remote_write && !writable {
+            return Err(ProviderError::Unsupported(
+                "that peers write memory which may only be read",
+            ));
+        }
+        Ok(OwnedParts { base, len, writable, owner })
+    }
+}
+
+/// What [`OwnedMemory`] is made of.
+#[derive(Debug)]
+pub struct OwnedParts {
+    /// First byte.
+    pub base: NonNull<u8>,
+    /// Length, bytes.
+    pub len: usize,
+    /// Whether the device may write it. If not, it is registered without that right.
+    pub writable: bool,
+    /// Keeps the memory.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+impl From<Vec<u8>> for OwnedMemory {
+    fn from(mut bytes: Vec<u8>) -> Self {
+        let len = bytes.len();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Self { base, len, writable: true, owner: Box::new(bytes) }
+    }
+}
+
+impl fmt::Debug for OwnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedMemory").field("len", &self.len).finish_non_exhaustive()
+    }
+}
