@@ -130,6 +130,13 @@ pub enum CloseCause {
     /// The peer is gone: process death, host or device lost.
     #[error("the peer is gone")]
     Disconnected,
+    /// The peer is gone, and this process itself had not run for so long just before: stopped, or with
+    /// a blocked runtime. Peers give up who is silent for that long.
+    #[error(
+        "the peer is gone, after this process did not run for {0:?}: it was stopped, or its runtime \
+         was blocked, and the peer may have given it up"
+    )]
+    OwnSilence(std::time::Duration),
     /// A work request failed.
     #[error("a work request failed: {0:?}")]
     WorkRequest(Status),

@@ -500,6 +500,11 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// [`ProviderError::CompletionQueueDead`].
     fn clear_events(&mut self) -> Result<(), ProviderError>;
 
+    /// Asks the next poll to look at every QP, also those that it looks at less often than others.
+    /// Whoever polls without a pause calls this about once a millisecond. Default: nothing, where every
+    /// poll looks at all.
+    fn attend(&mut self) {}
+
     /// The next QP event, if any. Cheap when there is none.
     fn poll_event(&mut self) -> Option<QpEvent>;
 

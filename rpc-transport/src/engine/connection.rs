@@ -26,7 +26,7 @@ mod post;
 mod staging;
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::ending::{cause_of, closed_by_peer};
 pub(crate) use self::pipe::Pipe;
@@ -63,6 +63,13 @@ enum Pressing {
     },
 }
 
+/// A time in which this end did nothing though it had to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwnSilence {
+    pub(crate) ended: Instant,
+    pub(crate) lasted: Duration,
+}
+
 /// One connection.
 pub(crate) struct Connection<P: Protocol> {
     pub(crate) protocol: P,
@@ -88,6 +95,9 @@ pub(crate) struct Connection<P: Protocol> {
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
+    /// Waits in line for a turn.
+    pub(crate) in_line: bool,
+    pub(crate) own_silence: Option<OwnSilence>,
     /// Somebody outside the shard holds the key.
     pub(crate) held: bool,
 }
@@ -119,6 +129,8 @@ impl<P: Protocol> Connection<P> {
             generation: 0,
             dirty: false,
             warm: false,
+            in_line: false,
+            own_silence: None,
             held,
         }
     }

@@ -10,13 +10,18 @@
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
 //!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
 //! 4. A panic of user code ends neither the driver nor the effects behind it.
+//! 5. It never wakes itself at once, but gives way: other tasks of its thread run first, the main
+//!    future and `LocalSet`s among them, and I/O is looked at. What else waits is late by a bounded
+//!    time: see [`tempo`].
+
+mod tempo;
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -25,6 +30,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Sleep;
 
+use self::tempo::Tempo;
+use crate::engine::clock;
 use crate::engine::shard::{ConnectionKey, Deferred, Shard};
 use crate::engine::spin::{PollMode, SpinPolicy, Wait};
 use crate::engine::upper::{Executor, Protocol};
@@ -33,8 +40,6 @@ use crate::engine::upper::{Executor, Protocol};
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
 const POLLS_PER_SPIN: u32 = 32;
-/// Rounds after which the coarse clock is read again under load.
-const ROUNDS_PER_CLOCK: u32 = 64;
 
 /// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio runtime with I/O and
 /// time enabled.
@@ -47,8 +52,9 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     spin: SpinPolicy,
     idle_since: Option<Instant>,
     parked_at: Option<Instant>,
-    rounds: u32,
+    tempo: Tempo,
     polls_per_spin: u32,
+    /// To be run, and what was left of that when it was time to look at what else waits.
     effects: VecDeque<(ConnectionKey, P::Effect)>,
 }
 
@@ -87,7 +93,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             spin: SpinPolicy::new(mode),
             idle_since: None,
             parked_at: None,
-            rounds: 0,
+            tempo: Tempo::default(),
             // Who is to park at once does not spin a little either.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
             effects: VecDeque::new(),
@@ -98,12 +104,15 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     fn round(&mut self) -> Round {
         let mut found = 0;
         let has_results = self.executor.has_results();
+        let now = self.tempo.wants_clock().then(clock::now);
         let deferred = {
             let mut state = self.shard.lock();
-            self.rounds = self.rounds.wrapping_add(1);
-            if self.rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
-                state.set_now(Instant::now());
+            if let Some(now) = now {
+                state.set_now(now);
                 state.run_timers();
+                if self.tempo.on_clock(now) {
+                    state.look_around();
+                }
             }
             if has_results {
                 self.executor.apply(&mut state);
@@ -111,9 +120,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             let _ = state.settle();
             found += usize::from(state.take_caller_progress());
-            // What is left of results is to be cleared away before more has arrived.
-            let polls = if has_results { 1 } else { self.polls_per_spin };
-            for _ in 0..polls {
+            for _ in 0..self.polls_per_round(has_results) {
                 let count = state.poll();
                 found += count;
                 if count > 0 || state.has_effects() {
@@ -134,7 +141,20 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         if has_results {
             caught(|| self.executor.applied());
         }
+        self.tempo.on_round(found);
         self.run_effects(found)
+    }
+
+    fn polls_per_round(&self, has_results: bool) -> u32 {
+        if !self.effects.is_empty() {
+            // What has arrived is dealt with before more is taken in.
+            0
+        } else if has_results {
+            // What is left of results is to be cleared away before more has arrived.
+            1
+        } else {
+            self.polls_per_spin
+        }
     }
 
     fn run_effects(&mut self, found: usize) -> Round {
@@ -144,6 +164,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         let mut woke = false;
         while let Some((key, effect)) = self.effects.pop_front() {
             woke |= caught(|| self.executor.execute(key, effect)).unwrap_or_default();
+            self.tempo.on_effect();
+            if self.tempo.wants_clock() {
+                break;
+            }
         }
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
@@ -151,31 +175,26 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     /// What to do when nothing was found. `None` means: look again.
     fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
         if self.spin.is_busy() {
-            cx.waker().wake_by_ref();
-            return Some(Poll::Pending);
+            return Some(give_way(cx));
         }
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert(now);
         match self.spin.on_idle(now - since) {
-            Wait::Spin => {
-                cx.waker().wake_by_ref();
-                Some(Poll::Pending)
-            }
+            Wait::Spin => Some(give_way(cx)),
             Wait::Yield => {
                 rustix::thread::sched_yield();
                 self.spin.on_yielded(now.elapsed());
-                cx.waker().wake_by_ref();
-                Some(Poll::Pending)
+                Some(give_way(cx))
             }
             Wait::Park => self.park(cx, now),
         }
     }
 
     /// Arms, looks once more, and sleeps (invariant 1).
-    fn park(&mut self, cx: &mut Context<'_>, now: Instant) -> Option<Poll<()>> {
+    fn park(&mut self, cx: &mut Context<'_>, machine_now: Instant) -> Option<Poll<()>> {
         let (deadline, deferred) = {
             let mut state = self.shard.lock();
-            state.set_now(now);
+            state.set_now(clock::now());
             state.run_timers();
             state.send_idle_acks();
             let _ = state.settle();
@@ -196,7 +215,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             (state.next_deadline(), state.take_deferred())
         };
         run_deferred(deferred);
-        self.parked_at = Some(now);
+        self.parked_at = Some(machine_now);
         if self.poll_wakeups(cx, deadline) {
             return None;
         }
@@ -240,12 +259,11 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     fn on_woken(&mut self, cx: &mut Context<'_>) {
         let Some(parked_at) = self.parked_at.take() else { return };
         self.take_event(cx);
-        let now = Instant::now();
-        self.spin.on_woken(now - parked_at);
+        self.spin.on_woken(parked_at.elapsed());
         self.idle_since = None;
         let mut state = self.shard.lock();
         state.unpark();
-        state.set_now(now);
+        state.set_now(clock::now());
         state.run_timers();
     }
 
@@ -261,10 +279,16 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
+        this.tempo.begin_turn();
         this.on_woken(cx);
         for _ in 0..ROUNDS_PER_POLL {
             match this.round() {
-                Round::Progress => this.on_progress(),
+                Round::Progress => {
+                    this.on_progress();
+                    if this.tempo.is_turn_over() {
+                        break;
+                    }
+                }
                 Round::Woke => {
                     this.on_progress();
                     break;
@@ -282,8 +306,7 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
                 }
             }
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        give_way(cx)
     }
 }
 
@@ -296,7 +319,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
 impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
     fn drop(&mut self) {
-        let mut effects = VecDeque::new();
+        let mut effects = std::mem::take(&mut self.effects);
         let deferred = {
             let mut state = self.shard.lock();
             state.driver_gone();
@@ -308,6 +331,13 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
             caught(|| self.executor.discard(effect));
         }
     }
+}
+
+/// Has the task polled again when others of its thread have run and I/O was looked at (invariant 5):
+/// what [`tokio::task::yield_now`] does when it is polled for the first time.
+fn give_way(cx: &mut Context<'_>) -> Poll<()> {
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+    Poll::Pending
 }
 
 /// Lets go of what must not be dropped or woken under the lock.

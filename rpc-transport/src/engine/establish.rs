@@ -5,7 +5,7 @@
 //! destroyed by the driver.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::connect::address::Address;
 use crate::connect::error::{CloseCause, ConnectError};
@@ -13,6 +13,7 @@ use crate::device::{
     Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
 };
+use crate::engine::clock;
 use crate::engine::connection::{Connection, Pipe, Poster};
 use crate::engine::shard::{ConnectionKey, Shard};
 use crate::engine::upper::Protocol;
@@ -223,7 +224,7 @@ impl<P: Protocol> Shard<P> {
         agreed: &Agreed,
         peer: &PeerIdentity,
     ) -> Result<(), ConnectError> {
-        let link = Link::new(config, agreed, Instant::now())
+        let link = Link::new(config, agreed, clock::now())
             .map_err(|error| ConnectError::Config(error.to_string()))?;
         let mut state = self.lock();
         let connection = usable(state.connection(key))?;

@@ -4,6 +4,7 @@
 //! pairs, its connections and one lock; its driver polls, hands effects to the upper layer outside
 //! the lock, and sleeps. The upper layer is known by its traits alone ([`upper`]).
 
+pub mod clock;
 mod connection;
 pub mod driver;
 pub mod establish;

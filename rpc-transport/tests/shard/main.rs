@@ -9,6 +9,7 @@ mod hostile;
 mod large;
 mod panics;
 mod parts;
+mod paused;
 mod probe;
 #[path = "../support/random.rs"]
 #[allow(dead_code, reason = "shared with tests that use more of it")]

@@ -39,6 +39,8 @@ pub(crate) struct Probe {
     pub(crate) backlog: usize,
     pub(crate) outbox: VecDeque<Submission>,
     pub(crate) effects: VecDeque<Effect>,
+    /// Run behind each message.
+    pub(crate) works: Option<fn()>,
     /// Run behind the next message.
     pub(crate) blocks_next: Option<Box<dyn FnOnce() + Send>>,
     record: Arc<Record>,
@@ -84,6 +86,7 @@ impl Probe {
             backlog: usize::MAX,
             outbox: VecDeque::new(),
             effects: VecDeque::new(),
+            works: None,
             blocks_next: None,
             record: Arc::default(),
         }
@@ -138,6 +141,7 @@ impl Protocol for Probe {
             Habit::Count => {}
         }
         self.change(|events| events.received += 1);
+        self.effects.extend(self.works.map(|work| Effect::Run(Box::new(work))));
         self.effects.extend(self.blocks_next.take().map(Effect::Run));
         Ok(())
     }

@@ -1,10 +1,13 @@
 //! Deadlines and keep-alive: the one timer of a sleeping driver.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rpc_transport::engine::clock;
 use rpc_transport::protocol::config::LinkConfig;
 
-use crate::world::{ByHand, Options, Pair, parked, run, unspawned};
+use tokio::time::{advance, pause};
+
+use crate::world::{ByHand, Options, Pair, parked, run_on_one_thread, unspawned};
 
 const MILL: Duration = Duration::from_millis(1);
 const FAR: Duration = Duration::from_secs(3600);
@@ -13,14 +16,15 @@ const FAR: Duration = Duration::from_secs(3600);
 /// wake it, as nothing else will.
 #[test]
 fn a_deadline_earlier_than_the_one_slept_on_wakes_the_driver() {
-    run("deadline", async {
+    run_on_one_thread("deadline", async {
+        pause();
         let pair = Pair::new("mem").await;
         for (passed, before) in (1..).zip([None, Some(FAR), Some(FAR / 2)]) {
             if let Some(before) = before {
-                pair.client.with(|probe| probe.deadlines.push(Instant::now() + before));
+                pair.client.with(|probe| probe.deadlines.push(clock::now() + before));
             }
             parked(&pair.client.shard).await;
-            pair.client.with(|probe| probe.deadlines.push(Instant::now() + 5 * MILL));
+            pair.client.with(|probe| probe.deadlines.push(clock::now() + 5 * MILL));
             pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
         }
         pair.end().await;
@@ -30,17 +34,18 @@ fn a_deadline_earlier_than_the_one_slept_on_wakes_the_driver() {
 /// A far deadline was put into the heap again each time that a near one had passed.
 #[test]
 fn deadlines_do_not_pile_up() {
-    run("pile", async {
+    run_on_one_thread("pile", async {
+        pause();
         let pair = Pair::new("mem").await;
-        pair.client.with(|probe| probe.deadlines.push(Instant::now() + FAR));
+        pair.client.with(|probe| probe.deadlines.push(clock::now() + FAR));
         for passed in 1..=100 {
-            pair.client.with(|probe| probe.deadlines.push(Instant::now() + MILL / 2));
+            pair.client.with(|probe| probe.deadlines.push(clock::now() + MILL / 2));
             pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
             assert_eq!(pair.client.shard.holdings().deadlines, 1);
         }
         // Ever earlier ones replace each other, too.
         for sooner in 1..100 {
-            pair.client.with(|probe| probe.deadlines.push(Instant::now() + FAR - sooner * MILL));
+            pair.client.with(|probe| probe.deadlines.push(clock::now() + FAR - sooner * MILL));
             assert_eq!(pair.client.shard.holdings().deadlines, 1);
         }
         pair.end().await;
@@ -51,7 +56,7 @@ fn deadlines_do_not_pile_up() {
 /// peer's silence is judged.
 #[test]
 fn a_pause_of_this_process_is_not_the_peers_death() {
-    run("pause", async {
+    run_on_one_thread("pause", async {
         let silent = LinkConfig::default().keep_alive(None);
         let asking = LinkConfig::default().keep_alive(Some(20 * MILL));
         let asking = asking.keep_alive_timeout(100 * MILL);
@@ -59,10 +64,11 @@ fn a_pause_of_this_process_is_not_the_peers_death() {
         for wire in crate::world::WIRES {
             let (client, server, drivers, _listener) = unspawned(wire, &options).await;
             let [mut ours, mut theirs] = drivers.map(ByHand::new);
+            pause();
             ours.until_parked(&client.shard);
             let pings = || client.shard.link_metrics(client.key).unwrap().counters.posted.data;
             while pings() == 0 {
-                std::thread::sleep(5 * MILL);
+                advance(5 * MILL).await;
                 ours.until_parked(&client.shard);
             }
             let taken = || server.shard.link_metrics(server.key).unwrap().counters.posted.data;
@@ -70,9 +76,10 @@ fn a_pause_of_this_process_is_not_the_peers_death() {
                 theirs.until_parked(&server.shard);
             }
             // Stopped for longer than the peer may be silent.
-            std::thread::sleep(200 * MILL);
+            advance(200 * MILL).await;
             ours.until_parked(&client.shard);
             assert!(client.events().closed.is_empty(), "{wire}: {:?}", client.events().closed);
+            tokio::time::resume();
         }
     });
 }
@@ -80,7 +87,8 @@ fn a_pause_of_this_process_is_not_the_peers_death() {
 /// A Pong brings the next Ping nearer than the patience that is left for the one before it.
 #[test]
 fn pings_go_on_when_the_patience_is_longer_than_the_interval() {
-    run("pings", async {
+    run_on_one_thread("pings", async {
+        pause();
         let silent = LinkConfig::default().keep_alive(None);
         let asking = LinkConfig::default().keep_alive(Some(5 * MILL)).keep_alive_timeout(FAR);
         let options = Options { configs: [asking, silent], ..Options::default() };
@@ -96,7 +104,8 @@ fn pings_go_on_when_the_patience_is_longer_than_the_interval() {
 /// A peer that is there and does nothing any more is found out, at the end that asks.
 #[test]
 fn a_peer_that_does_not_answer_is_declared_dead() {
-    run("silent peer", async {
+    run_on_one_thread("silent peer", async {
+        pause();
         let silent = LinkConfig::default().keep_alive(None);
         let asking = LinkConfig::default().keep_alive(Some(5 * MILL)).keep_alive_timeout(5 * MILL);
         let options = Options { configs: [asking, silent], ..Options::default() };

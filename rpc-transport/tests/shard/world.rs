@@ -39,6 +39,12 @@ pub(crate) fn run(name: &str, test: impl Future<Output = ()>) {
     runtime.block_on(test);
 }
 
+/// Runs a test on one thread, as a clock that is paused needs it.
+pub(crate) fn run_on_one_thread(name: &str, test: impl Future<Output = ()>) {
+    let _watchdog = Watchdog::start(name);
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
 /// The wires that everything has to work on.
 pub(crate) const WIRES: [&str; 3] = ["mem", "shm", "tcp"];
 

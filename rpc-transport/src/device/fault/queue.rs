@@ -379,6 +379,10 @@ impl CompletionQueue for FaultyCompletionQueue {
         self.inner.state(qp)
     }
 
+    fn attend(&mut self) {
+        self.inner.attend();
+    }
+
     fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
         let traffic = self.inner.traffic(qp)?;
         let holds = self.qps.get(&qp).is_some_and(|held| !held.posts.is_empty());

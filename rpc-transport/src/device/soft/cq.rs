@@ -76,6 +76,8 @@ pub(super) struct SoftCompletionQueue {
     armed: bool,
     /// Polls so far.
     clock: u64,
+    /// The next poll looks for events.
+    attends: bool,
 }
 
 impl SoftCompletionQueue {
@@ -104,6 +106,7 @@ impl SoftCompletionQueue {
             own_bell,
             armed: false,
             clock: 0,
+            attends: false,
         })
     }
 
@@ -379,7 +382,8 @@ impl CompletionQueue for SoftCompletionQueue {
         let start = completions.len();
         self.clock += 1;
         self.ring_bells();
-        let mut disturbed = self.clock.is_multiple_of(EVENTS_EVERY) && self.take_events();
+        let looks = self.clock.is_multiple_of(EVENTS_EVERY) | std::mem::take(&mut self.attends);
+        let mut disturbed = looks && self.take_events();
         if !self.queue.is_empty() {
             self.drain_queue(completions, max);
         }
@@ -422,6 +426,10 @@ impl CompletionQueue for SoftCompletionQueue {
         self.armed = false;
         self.take_events();
         Ok(())
+    }
+
+    fn attend(&mut self) {
+        self.attends = true;
     }
 
     fn poll_event(&mut self) -> Option<QpEvent> {

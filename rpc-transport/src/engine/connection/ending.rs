@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::pipe::{Phase, post_beacon};
 use super::post::Flying;
-use super::{Connection, Pressing};
+use super::{Connection, OwnSilence, Pressing};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionQueue, QpHandle, Status};
+use crate::engine::clock;
 use crate::engine::driver::DRAIN_LIMIT;
 use crate::engine::shard::Deferred;
 use crate::engine::upper::Protocol;
@@ -18,6 +19,8 @@ use crate::protocol::link::Link;
 
 /// Longest time that an orderly close waits without anything being sent.
 const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
+/// Time after this end's own silence in which a lost peer is put down to it.
+const BLAMED_FOR: Duration = Duration::from_secs(1);
 
 impl<P: Protocol> Connection<P> {
     /// Starts an orderly close: the reason goes out behind what is queued.
@@ -37,11 +40,26 @@ impl<P: Protocol> Connection<P> {
             self.drain(cq);
         }
         if self.cause.is_none() {
+            let cause = self.with_own_part(cause);
             self.cause = Some(cause.clone());
-            self.with_revoke(|protocol, revoke| protocol.on_closed(cause, revoke));
+            self.with_revoke(|protocol, revoke| protocol.on_closed(&cause, revoke));
         }
         if !parting {
             self.fell();
+        }
+    }
+
+    /// A peer that is found gone after this end was silent itself may have given it up.
+    fn with_own_part(&self, cause: &CloseCause) -> CloseCause {
+        match self.own_silence {
+            Some(OwnSilence { ended, lasted })
+                if matches!(cause, CloseCause::Disconnected)
+                    && clock::now().saturating_duration_since(ended) < BLAMED_FOR =>
+            {
+                let whole_ms = lasted.as_secs() * 1000 + u64::from(lasted.subsec_millis());
+                CloseCause::OwnSilence(Duration::from_millis(whole_ms))
+            }
+            _ => cause.clone(),
         }
     }
 
@@ -56,7 +74,7 @@ impl<P: Protocol> Connection<P> {
     /// The QP goes to ERR, and its flush is awaited.
     pub(super) fn drain(&mut self, cq: &mut dyn CompletionQueue) {
         let Some(pipe) = &mut self.pipe else { return };
-        pipe.phase = Phase::Draining { until: Instant::now() + DRAIN_LIMIT };
+        pipe.phase = Phase::Draining { until: clock::now() + DRAIN_LIMIT };
         pipe.spare = None;
         // An unknown QP here would be one destroyed already, which leaves nothing to flush.
         let _ = cq.modify_to_error(pipe.qp);
@@ -80,7 +98,7 @@ impl<P: Protocol> Connection<P> {
             }
         }
         cq.flush();
-        let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
+        let (until, posted) = (clock::now() + CLOSE_LIMIT, pipe.posted_send);
         self.pressing = Pressing::Close { until, posted, accepted: 0 };
         true
     }
@@ -101,7 +119,7 @@ impl<P: Protocol> Connection<P> {
     pub(super) fn advance_close(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
         let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return Ok(()) };
         if !matches!(self.pressing, Pressing::Close { .. }) {
-            let (until, posted) = (Instant::now() + CLOSE_LIMIT, pipe.posted_send);
+            let (until, posted) = (clock::now() + CLOSE_LIMIT, pipe.posted_send);
             let accepted = accepted_by_peer(cq, pipe.qp);
             self.pressing = Pressing::Close { until, posted, accepted };
         }

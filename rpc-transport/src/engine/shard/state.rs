@@ -10,7 +10,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 
@@ -19,11 +19,15 @@ use super::lone::LonePolls;
 use super::{ConnectionKey, Deferred, Returns};
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle};
-use crate::engine::connection::Connection;
+use crate::engine::clock;
+use crate::engine::connection::{Connection, OwnSilence};
 use crate::engine::upper::{Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
 
 const NO_CONNECTION: u32 = u32::MAX;
+/// A driver that comes so much later than it wanted to has not run: its process was stopped, or its
+/// runtime was blocked.
+const NOT_RUN: Duration = Duration::from_secs(1);
 
 /// Whether somebody drives the shard.
 #[derive(Debug)]
@@ -45,9 +49,11 @@ pub struct State<P: Protocol> {
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
     quiet_polls: u32,
+    // It is time to look for events, though completions keep coming.
+    events_due: bool,
     dirty: Vec<u32>,
     // Could send more, after others have had their turn.
-    unfinished: Vec<u32>,
+    unfinished: VecDeque<u32>,
     // Polls since they had theirs, in which something had arrived.
     passed_over: u8,
     // The one that may have a RECV to post again.
@@ -59,6 +65,8 @@ pub struct State<P: Protocol> {
     // Touched since the driver last parked: may owe acks.
     warm: Vec<u32>,
     now: Instant,
+    /// Until when the driver wanted to sleep (for ever: `None`), if it did since `now` was set.
+    asleep_until: Option<Option<Instant>>,
     pub(super) driver: DriverState,
     pub(super) closing: bool,
     /// The CQ has died.
@@ -83,15 +91,17 @@ impl<P: Protocol> State<P> {
             by_qp: Vec::new(),
             completions: Vec::with_capacity(POLL_BATCH),
             quiet_polls: 0,
+            events_due: false,
             dirty: Vec::new(),
-            unfinished: Vec::new(),
+            unfinished: VecDeque::new(),
             passed_over: 0,
             spare: NO_CONNECTION,
             deadlines: BTreeSet::new(),
             effects: VecDeque::new(),
             deferred: Vec::new(),
             warm: Vec::new(),
-            now: Instant::now(),
+            now: clock::now(),
+            asleep_until: None,
             driver: DriverState::Running,
             closing: false,
             dead: false,
@@ -255,8 +265,8 @@ impl<P: Protocol> State<P> {
         if !deferred.is_empty() {
             self.deferred.append(deferred);
         }
-        if connection.is_unfinished() {
-            self.unfinished.push(index);
+        if connection.is_unfinished() && !std::mem::replace(&mut connection.in_line, true) {
+            self.unfinished.push_back(index);
         }
         if let Some((at, earlier)) = connection.deadline_to_register() {
             self.deadlines.insert((at, index));
@@ -348,8 +358,30 @@ impl<P: Protocol> State<P> {
         self.may_spin = allowed;
     }
 
+    #[inline]
     pub(crate) fn set_now(&mut self, now: Instant) {
+        let due = self.asleep_until.take().map_or(self.now, |until| until.unwrap_or(now));
+        let lasted = now.saturating_duration_since(due.max(self.now));
         self.now = now;
+        if lasted >= NOT_RUN {
+            self.on_own_silence(OwnSilence { ended: now, lasted });
+        }
+    }
+
+    /// Peers may have given this end up meanwhile: what is lost now is lost to that.
+    #[cold]
+    fn on_own_silence(&mut self, silence: OwnSilence) {
+        for (_, connection) in &mut self.connections {
+            connection.own_silence = Some(silence);
+        }
+    }
+
+    /// What other polls pass over is looked at in the next ones: connections that were quiet, and the
+    /// ends of connections.
+    #[cold]
+    pub(crate) fn look_around(&mut self) {
+        self.events_due = true;
+        self.cq.attend();
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
@@ -380,6 +412,7 @@ impl<P: Protocol> State<P> {
         let may_sleep = self.returns.sleep(&waker);
         if may_sleep {
             let until = self.next_deadline();
+            self.asleep_until = Some(until);
             self.driver = DriverState::Parked { waker, until };
         }
         may_sleep

@@ -14,6 +14,8 @@ pub(super) const POLL_BATCH: usize = 64;
 /// Polls that found something, after which what was left unfinished goes on: what has arrived is seen
 /// first.
 const MOST_PASSED_OVER: u8 = 4;
+/// Connections that then get a turn, of one slice each.
+const MOST_TURNS: usize = 32;
 /// Polls that find no completion for one look at the events, which are rare and may wait.
 const POLLS_PER_EVENT: u32 = 8;
 
@@ -27,7 +29,7 @@ impl<P: Protocol> State<P> {
         }
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => self.on_quiet(),
-            Ok(_) => self.on_completions(),
+            Ok(count) => self.on_completions() + self.overdue_events(count),
             Err(error) => self.on_dead_cq(&error),
         };
         if self.unfinished.is_empty() {
@@ -52,6 +54,18 @@ impl<P: Protocol> State<P> {
         if !self.quiet_polls.is_multiple_of(POLLS_PER_EVENT) {
             return 0;
         }
+        self.look_for_events()
+    }
+
+    /// Events that are overdue, when the CQ has given all completions that it had.
+    #[inline(always)]
+    fn overdue_events(&mut self, count: usize) -> usize {
+        if self.events_due && count < POLL_BATCH { self.look_for_events() } else { 0 }
+    }
+
+    #[cold]
+    fn look_for_events(&mut self) -> usize {
+        self.events_due = false;
         match self.cq.poll_event() {
             None => 0,
             Some(event) => self.on_events(event),
@@ -89,19 +103,22 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Pumps what was left unfinished.
+    /// Pumps what was left unfinished: who has waited longest first, and no more than a device copies
+    /// in about a millisecond.
     #[cold]
     fn go_on(&mut self) -> usize {
         self.passed_over = 0;
-        let unfinished = std::mem::take(&mut self.unfinished);
-        for index in &unfinished {
-            if let Some(connection) = self.connections.get_mut(*index as usize) {
+        let count = self.unfinished.len().min(MOST_TURNS);
+        for _ in 0..count {
+            let Some(index) = self.unfinished.pop_front() else { break };
+            if let Some(connection) = self.connections.get_mut(index as usize) {
+                connection.in_line = false;
                 connection.give_turn();
-                self.mark_dirty(*index);
+                self.mark_dirty(index);
+                self.pump_dirty();
             }
         }
-        self.pump_dirty();
-        unfinished.len()
+        count
     }
 
     /// No completion will come any more: waiting for a flush would be in vain.
