@@ -18,6 +18,7 @@ use std::task::{self, Poll};
 use std::time::{Duration, Instant};
 
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::clock;
 
 use crate::bulk::BulkPool;
 use crate::metadata::Metadata;
@@ -147,7 +148,7 @@ impl Context {
     /// How long the caller still waits; zero when the deadline has passed, `None`: for ever.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
-        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+        self.deadline.map(|deadline| deadline.saturating_duration_since(clock::now()))
     }
 
     /// The metadata of the call.

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::Shard;
 use rpc_transport::engine::upper::{Protocol, Revoke, Submission};
 use rpc_transport::message::received::Message;
@@ -32,6 +33,9 @@ pub(crate) struct Peer {
     max_message_bytes: u64,
     /// The connection has ended and nobody has been told.
     ended: bool,
+    /// Why a connection that was set up has ended, until that is told.
+    cause: Option<CloseCause>,
+    is_established: bool,
     /// Its place among the server's connections.
     place: Option<OwnedSemaphorePermit>,
 }
@@ -49,8 +53,33 @@ pub(crate) enum Effect {
     Request(Incoming, Arc<ConnectionContext>),
     /// A running handler's caller is gone.
     Abort(AbortHandle),
-    /// The connection has ended, or has nothing in flight any more after a go-away.
+    /// The connection has nothing in flight any more after a go-away, or its queue pair is gone.
     Settled,
+    /// The connection has ended.
+    Ended(Box<Ended>),
+}
+
+/// The end of a connection that was set up.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    peer: Arc<PeerIdentity>,
+    cause: CloseCause,
+}
+
+impl Ended {
+    /// Logs it: what somebody has wished for less loudly than what was lost.
+    pub(crate) fn log(&self) {
+        let Self { peer, cause } = self;
+        match cause {
+            CloseCause::Local => tracing::debug!(?peer, %cause, "connection ended"),
+            CloseCause::Peer(_) | CloseCause::DriverGone => {
+                tracing::info!(?peer, %cause, "connection ended");
+            }
+            // The shard has logged which rule it was.
+            CloseCause::Protocol(_) => tracing::debug!(?peer, %cause, "connection ended"),
+            _ => tracing::warn!(?peer, %cause, "connection ended"),
+        }
+    }
 }
 
 impl Peer {
@@ -66,7 +95,24 @@ impl Peer {
             connection_context: Arc::new(ConnectionContext { identity, bulk, min_part_bytes }),
             max_message_bytes: u64::MAX,
             ended: false,
+            cause: None,
+            is_established: false,
             place: None,
+        }
+    }
+
+    /// Who is at the other end.
+    pub(crate) fn identity(&self) -> &Arc<PeerIdentity> {
+        &self.connection_context.identity
+    }
+
+    #[cold]
+    fn told_of_end(&mut self) -> Effect {
+        match self.cause.take() {
+            Some(cause) => {
+                Effect::Ended(Box::new(Ended { peer: Arc::clone(self.identity()), cause }))
+            }
+            None => Effect::Settled,
         }
     }
 
@@ -125,6 +171,7 @@ impl Protocol for Peer {
         let (bulk, min_part_bytes) =
             (self.connection_context.bulk.clone(), self.connection_context.min_part_bytes);
         let identity = Arc::new(peer.clone());
+        self.is_established = true;
         self.connection_context = Arc::new(ConnectionContext { identity, bulk, min_part_bytes });
         self.max_message_bytes = max_message_bytes;
     }
@@ -132,7 +179,7 @@ impl Protocol for Peer {
     #[inline]
     fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>> {
         self.session
-            .on_message(message, Instant::now, &mut |tag| revoked(revoke(tag)))
+            .on_message(message, clock::now, &mut |tag| revoked(revoke(tag)))
             .map_err(|error| error.to_string().into())
     }
 
@@ -149,7 +196,7 @@ impl Protocol for Peer {
 
     #[inline]
     fn poll_transmit(&mut self) -> Option<Submission> {
-        let transmit = self.session.poll_transmit(Instant::now)?;
+        let transmit = self.session.poll_transmit(clock::now)?;
         let lane = if transmit.urgent { Lane::Urgent } else { Lane::Small };
         Some(Submission { lane, tag: transmit.tag, frame: transmit.frame })
     }
@@ -171,7 +218,7 @@ impl Protocol for Peer {
             return Some(Effect::Request(incoming, Arc::clone(&self.connection_context)));
         }
         // Not `then_some`, which would make and drop an effect each time.
-        if std::mem::take(&mut self.ended) { Some(Effect::Settled) } else { None }
+        if std::mem::take(&mut self.ended) { Some(self.told_of_end()) } else { None }
     }
 
     #[inline(always)]
@@ -185,6 +232,7 @@ impl Protocol for Peer {
 
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>) {
         self.session.on_closed(cause.clone(), &mut |tag| revoked(revoke(tag)));
+        self.cause = self.is_established.then(|| cause.clone());
         self.ended = true;
     }
 

@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use rpc_transport::engine::clock;
 use rpc_transport::message::outgoing::OutBuf;
 
 use self::untyped::{Found, Untyped};
@@ -60,14 +61,15 @@ impl<'a, O> Call<'a, O> {
     /// both ends. Counted from now. An earlier deadline (of the channel, or inherited from the
     /// handler that makes this call) stays.
     pub fn timeout(self, timeout: Duration) -> Self {
-        match Instant::now().checked_add(timeout) {
+        match clock::now().checked_add(timeout) {
             Some(deadline) => self.deadline(deadline),
             None => self,
         }
     }
 
     /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) at `deadline`, at both
-    /// ends. The earliest of several deadlines counts.
+    /// ends. The earliest of several deadlines counts. Deadlines go by tokio's clock: where a test has
+    /// paused it, take `tokio::time::Instant::now().into_std()` for now.
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.call.bring_forward(deadline);
         self

@@ -28,7 +28,7 @@ use crate::context::ConnectionContext;
 use crate::context::Context;
 use crate::endpoint::{Effect, Peer, RpcShard};
 use crate::metadata::Metadata;
-use crate::server::handler::{Handler, log_panic};
+use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::pace::Pace;
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
 use crate::session::{self, Answer, Gone, Incoming, IncomingId};
@@ -249,7 +249,8 @@ fn run(
         }
     };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
-        on_panic(panic, handler.as_mut(), &mut reply);
+        let origin = Origin::of(shard, call.key, route.method);
+        on_panic(panic, &origin, handler.as_mut(), &mut reply);
     }
     if let Some(reply) = reply {
         done.push_back(call.replied(reply));
@@ -265,10 +266,23 @@ fn run(
 
 /// Without a handler it was the dispatcher.
 #[cold]
-fn on_panic(panic: Box<dyn Any + Send>, handler: Option<&mut Handler>, reply: &mut Option<Reply>) {
+fn on_panic(
+    panic: Box<dyn Any + Send>,
+    origin: &Origin,
+    handler: Option<&mut Handler>,
+    reply: &mut Option<Reply>,
+) {
     match handler {
-        Some(handler) => handler.after_panic(panic, reply),
-        None => log_panic(panic),
+        Some(handler) => handler.after_panic(panic, origin, reply),
+        None => log_panic(panic, origin),
+    }
+}
+
+impl Origin {
+    #[cold]
+    fn of(shard: &RpcShard, key: ConnectionKey, method: &'static MethodDescriptor) -> Self {
+        let peer = shard.look(key, |peer| Arc::clone(peer.identity()));
+        Self { method: Some(method.name), peer }
     }
 }
 
@@ -283,7 +297,7 @@ fn spawn(
     let Call { key, id, accepted } = call;
     let shard = Arc::clone(shard);
     // Made here, not in the task: an abort before the task's first poll must be told too.
-    let ended = HandlerEnded { shard, key, id, replied: false };
+    let ended = HandlerEnded { shard, key, id, method: route.method, replied: false };
     let watch = if works_long { route.pace.watch() } else { None };
     let task = tokio::spawn(Spawned { handler, ended, watch });
     if works_long {
@@ -314,9 +328,11 @@ impl Future for Spawned {
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
         let this = self.get_mut();
+        let HandlerEnded { shard, key, method, .. } = &this.ended;
+        let origin = || Origin::of(shard, *key, method);
         let polled = match this.watch.take() {
-            Some(pace) => pace.task(|| this.handler.poll_caught(cx)),
-            None => this.handler.poll_caught(cx),
+            Some(pace) => pace.task(|| this.handler.poll_of(cx, origin)),
+            None => this.handler.poll_of(cx, origin),
         };
         let reply = std::task::ready!(polled);
         this.ended.reply(reply);
@@ -329,6 +345,7 @@ struct HandlerEnded {
     shard: Arc<RpcShard>,
     key: ConnectionKey,
     id: IncomingId,
+    method: &'static MethodDescriptor,
     replied: bool,
 }
 
@@ -419,6 +436,10 @@ impl Executor<Peer> for Handlers {
             }
             Effect::Abort(handle) => handle.abort(),
             Effect::Settled => self.settled.notify_waiters(),
+            Effect::Ended(ended) => {
+                ended.log();
+                self.settled.notify_waiters();
+            }
         }
         false
     }
@@ -428,6 +449,10 @@ impl Executor<Peer> for Handlers {
             Effect::Wake(waker) => waker.wake(),
             Effect::Abort(handle) => handle.abort(),
             Effect::Settled => self.settled.notify_waiters(),
+            Effect::Ended(ended) => {
+                ended.log();
+                self.settled.notify_waiters();
+            }
             Effect::Request(..) => {}
         }
     }

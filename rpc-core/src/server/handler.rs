@@ -13,7 +13,10 @@ use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{self, Poll};
+
+use rpc_transport::device::PeerIdentity;
 
 use crate::context::Context;
 use crate::server::recycled::Recycled;
@@ -58,10 +61,19 @@ impl Handler {
     /// # Panics
     /// When polled after it was ready.
     pub fn poll_caught(&mut self, cx: &mut task::Context<'_>) -> Poll<Reply> {
+        self.poll_of(cx, Origin::default)
+    }
+
+    /// [`Handler::poll_caught`], of a call that the log shall name.
+    pub(crate) fn poll_of(
+        &mut self,
+        cx: &mut task::Context<'_>,
+        origin: impl FnOnce() -> Origin,
+    ) -> Poll<Reply> {
         assert!(!self.is_over, "a handler was polled after it had finished");
         let mut reply = None;
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.poll_to(cx, &mut reply))) {
-            self.after_panic(panic, &mut reply);
+            self.after_panic(panic, &origin(), &mut reply);
         }
         if reply.is_some() {
             self.clear();
@@ -100,8 +112,13 @@ impl Handler {
 
     /// What is to be done when [`Handler::poll_to`] has panicked: gives a reply, if there is none.
     #[cold]
-    pub(crate) fn after_panic(&mut self, panic: Box<dyn Any + Send>, reply: &mut Option<Reply>) {
-        log_panic(panic);
+    pub(crate) fn after_panic(
+        &mut self,
+        panic: Box<dyn Any + Send>,
+        origin: &Origin,
+        reply: &mut Option<Reply>,
+    ) {
+        log_panic(panic, origin);
         self.clear();
         reply.get_or_insert_with(|| Reply::Status(Status::internal("the handler panicked")));
     }
@@ -118,19 +135,27 @@ impl Handler {
         self.is_over = true;
         let stage = std::mem::replace(&mut self.stage, Stage::Gone);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(stage))) {
-            log_panic(panic);
+            log_panic(panic, &Origin::default());
         }
     }
 }
 
+/// Whose handler it is, as far as that is known.
+#[derive(Debug, Default)]
+pub(crate) struct Origin {
+    pub(crate) method: Option<&'static str>,
+    pub(crate) peer: Option<Arc<PeerIdentity>>,
+}
+
 #[cold]
-pub(crate) fn log_panic(panic: Box<dyn Any + Send>) {
+pub(crate) fn log_panic(panic: Box<dyn Any + Send>, origin: &Origin) {
     let text = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(not a text)");
-    tracing::error!(panic = text, "a handler panicked");
+    let peer = origin.peer.as_ref().map(tracing::field::debug);
+    tracing::error!(method = origin.method, peer, panic = text, "a handler panicked");
     // What was thrown may itself panic when dropped; it is of no further use.
     if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(second);

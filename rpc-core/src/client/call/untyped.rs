@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::Progress;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
@@ -453,7 +454,7 @@ fn effective_deadline(own: Option<Instant>, default: Option<Duration>) -> Option
     if own.is_none() && inherited.is_none() && default.is_none() {
         return None;
     }
-    let now = Instant::now();
+    let now = clock::now();
     let default = default.and_then(|timeout| now.checked_add(timeout));
     let at = [own, inherited, default].into_iter().flatten().min()?;
     Some(Deadline { at, now })

@@ -1,0 +1,111 @@
+//! What an operator finds in the log.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex};
+
+use rpc_core::Server;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+#[rpc_core::service]
+trait Risky {
+    async fn fail(&self, later: bool);
+}
+
+struct Panics;
+
+impl Risky for Panics {
+    async fn fail(&self, later: bool) {
+        if later {
+            tokio::task::yield_now().await;
+        }
+        panic!("boom");
+    }
+}
+
+/// Keeps the text of each event.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0, "{field}={value:?} ");
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("rpc_")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push((*event.metadata().level(), text.0));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Log {
+    fn with(&self, words: &str) -> Vec<(Level, String)> {
+        let log = self.0.lock().unwrap();
+        log.iter().filter(|(_, text)| text.contains(words)).cloned().collect()
+    }
+}
+
+/// Both were logged without, or not at all.
+#[test]
+fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
+    let log = Log::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::subscriber::with_default(log.clone(), || {
+        runtime.block_on(async {
+            let server = Server::builder()
+                .add_service(RiskyServer::new(Panics))
+                .bind("mem://logs")
+                .await
+                .unwrap();
+            let stop = server.shutdown_handle();
+            let serving = tokio::spawn(server.serve());
+            let client = RiskyClient::connect("mem://logs").await.unwrap();
+            for later in [false, true] {
+                client.fail(later).await.unwrap_err();
+            }
+            stop.shutdown();
+            serving.await.unwrap().unwrap();
+            while client.channel().close_cause().is_none() {
+                tokio::task::yield_now().await;
+            }
+        });
+    });
+    // Drivers end with their runtime at the latest.
+    tracing::subscriber::with_default(log.clone(), || drop(runtime));
+    let panics = log.with("a handler panicked");
+    assert_eq!(panics.len(), 2, "{panics:?}");
+    for (level, text) in panics {
+        assert_eq!(level, Level::ERROR);
+        for word in ["boom", "Risky.fail", "SameProcess"] {
+            assert!(text.contains(word), "{word} is not in: {text}");
+        }
+    }
+    let ends = log.with("connection ended");
+    assert_eq!(ends.len(), 2, "{ends:?}");
+    assert!(ends.iter().all(|(_, text)| text.contains("cause=")), "{ends:?}");
+    assert!(ends.iter().any(|(level, _)| *level == Level::INFO), "{ends:?}");
+}
