@@ -17,6 +17,7 @@ mod random;
 mod raw;
 mod setup;
 mod slots;
+mod slow_link;
 mod timers;
 mod traffic;
 mod world;

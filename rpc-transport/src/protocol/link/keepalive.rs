@@ -5,17 +5,18 @@
 //!
 //! Invariants:
 //! 1. A frame that was received is a sign of life, and so are bytes that arrive in the midst of one.
-//!    What the peer's end takes of what was sent here is one until the Ping has arrived there: it may
-//!    wait behind megabytes. From then on the answer alone counts, or a host that acknowledges for a
-//!    stopped process would do as well as a peer.
+//!    What the peer's end takes of what was sent here is one until the Ping has arrived there, as it
+//!    may wait behind megabytes, and so is that arrival, as much may wait once more in a relay between
+//!    the two. From then on the answer alone counts, or a host that acknowledges for a stopped process
+//!    would do as well as a peer.
 //! 2. At most one Ping of each direction is unanswered, so a peer can make us owe one Pong.
 //! 3. The wait starts when the ping becomes due, not when it leaves: a live peer returns credits
 //!    without help of its application, so a ping that cannot leave is a silent peer as well.
 //! 4. Silence is counted in looks: `LOOKS` in a row, each at its time, that find no sign of life. A
 //!    look that comes late says that this end did not listen itself: the count begins anew.
-//! 5. A peer that dies is found within twice the interval and the timeout, counted from the last byte
-//!    that moved or the last late look; within once the interval and the timeout if no message was
-//!    under way.
+//! 5. A peer that dies is found within twice the interval, the timeout and one look, counted from the
+//!    last byte that moved or the last late look; within once the interval and the timeout if no
+//!    message was under way.
 
 use std::time::{Duration, Instant};
 
@@ -67,20 +68,35 @@ struct Awaited {
     slot: u16,
     /// What [`Traffic::accepted`] is when the Ping has arrived, or more; unknown until somebody looks.
     end: Option<u64>,
-    arrived: bool,
+    is_looked_at: bool,
+    has_arrived: bool,
 }
 
 impl Awaited {
-    /// Whether the Ping has arrived at the peer's end of the wire.
-    fn has_arrived(&mut self, moves: Moves) -> bool {
+    /// How far the Ping is, for a look at a peer that is under suspicion.
+    fn look(&mut self, moves: Moves) -> Ping {
         let by_completion = moves.completed.wrapping_sub(self.slot) <= u16::MAX / 2;
         let by_device = moves.device.is_some_and(|traffic| {
             let end = traffic.accepted.saturating_add(traffic.pending);
             traffic.accepted >= *self.end.get_or_insert(end)
         });
-        self.arrived |= by_completion | by_device;
-        self.arrived
+        let was_under_way = std::mem::replace(&mut self.is_looked_at, true) && !self.has_arrived;
+        self.has_arrived |= by_completion | by_device;
+        match (was_under_way, self.has_arrived) {
+            (_, false) => Ping::UnderWay,
+            (true, true) => Ping::Arrives,
+            (false, true) => Ping::Arrived,
+        }
     }
+}
+
+/// How far a Ping is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ping {
+    UnderWay,
+    /// It was under way at the last look.
+    Arrives,
+    Arrived,
 }
 
 impl KeepAlive {
@@ -144,7 +160,7 @@ impl KeepAlive {
     /// The Ping that was due leaves; `slot` is the number of SQ slots posted up to it, modulo 2^16.
     /// Its completion must be asked for.
     pub(super) fn on_ping_sent(&mut self, slot: u16) {
-        self.awaited = Some(Awaited { slot, end: None, arrived: false });
+        self.awaited = Some(Awaited { slot, end: None, is_looked_at: false, has_arrived: false });
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -166,7 +182,7 @@ impl KeepAlive {
     /// [`LinkError::PingTimeout`]: the peer is dead.
     pub(super) fn on_timeout(&mut self, now: Instant, moves: Moves) -> Result<(), LinkError> {
         let Some(at) = self.next_deadline().filter(|at| now >= *at) else { return Ok(()) };
-        let is_alive = self.is_alive(moves);
+        let is_alive = self.suspicion.is_some() && self.is_alive(moves);
         self.seen = moves;
         let is_late = now.saturating_duration_since(at) > self.patience() + SCHEDULING;
         match &mut self.suspicion {
@@ -188,10 +204,12 @@ impl KeepAlive {
 
     /// Whether anything has moved since the last look that only moves while the peer lives.
     fn is_alive(&mut self, moves: Moves) -> bool {
-        let arrived = self.awaited.as_mut().is_some_and(|awaited| awaited.has_arrived(moves));
+        let ping = self.awaited.as_mut().map_or(Ping::UnderWay, |awaited| awaited.look(moves));
         let (now, seen) = (moves.device.unwrap_or_default(), self.seen.device.unwrap_or_default());
         let has_taken = now.accepted != seen.accepted || moves.completed != self.seen.completed;
-        now.received != seen.received || (has_taken && !arrived)
+        now.received != seen.received
+            || ping == Ping::Arrives
+            || (has_taken && ping == Ping::UnderWay)
     }
 }
 

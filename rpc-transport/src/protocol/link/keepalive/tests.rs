@@ -60,12 +60,10 @@ impl End {
         self.posted += bytes;
     }
 
-    fn moves(&self, tells: bool) -> Moves {
-        let device = Traffic {
-            received: self.received,
-            accepted: self.accepted,
-            pending: self.posted - self.accepted,
-        };
+    /// Something in between takes `relay` bytes before the peer's host does.
+    fn moves(&self, tells: bool, relay: u64) -> Moves {
+        let accepted = self.posted.min(self.accepted + relay);
+        let device = Traffic { received: self.received, accepted, pending: self.posted - accepted };
         Moves { device: tells.then_some(device), completed: self.completed }
     }
 }
@@ -79,13 +77,15 @@ struct World {
     cut: bool,
     /// The device says how far bytes have got.
     tells: bool,
+    /// Bytes that something between the hosts takes ahead of them.
+    relay: u64,
 }
 
 impl World {
     fn new(rate: u64, intervals: [Option<Duration>; 2]) -> Self {
         let start = Instant::now();
         let ends = intervals.map(|interval| End::new(start, interval));
-        Self { start, now: Duration::ZERO, ends, rate, cut: false, tells: true }
+        Self { start, now: Duration::ZERO, ends, rate, cut: false, tells: true, relay: 0 }
     }
 
     fn both(rate: u64) -> Self {
@@ -113,7 +113,7 @@ impl World {
 
     /// The process of an end does what a driver does: takes in, looks, sends.
     fn drive(&mut self, at: usize) {
-        let (now, tells) = (self.start + self.now, self.tells);
+        let (now, tells, relay) = (self.start + self.now, self.tells, self.relay);
         let passed = self.now;
         let end = &mut self.ends[at];
         if passed < end.stopped_until || end.verdict.is_some() {
@@ -128,7 +128,7 @@ impl World {
                 Kind::Pong => end.keep.on_pong().unwrap(),
             }
         }
-        let moves = end.moves(tells);
+        let moves = end.moves(tells, relay);
         if end.keep.on_timeout(now, moves).is_err() {
             end.verdict = Some(passed);
         }
@@ -175,9 +175,10 @@ impl World {
 
 #[test]
 fn a_slow_link_in_the_midst_of_a_payload_is_alive_at_both_ends() {
-    for rate in [20_000, 50_000, 100_000, 1_000_000] {
+    for (rate, relay) in [(20_000, 0), (20_000, 300_000), (50_000, 300_000), (1_000_000, 0)] {
         for senders in [&[0][..], &[0, 1]] {
             let mut world = World::both(rate);
+            world.relay = relay;
             for at in senders {
                 (0..32).for_each(|_| world.ends[*at].send(Kind::Data, SEGMENT));
             }
