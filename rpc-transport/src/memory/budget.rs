@@ -1,0 +1,253 @@
+//! A budget of memory: how many bytes may be held at once, by all who share it.
+//!
+//! Owns two counters and no memory. Asked at the edges only, where something large comes in or is to
+//! go out: a small message never gets here.
+//!
+//! Invariants:
+//! 1. What is reserved comes back exactly once: a [`Reservation`] is not `Clone`, and gives back
+//!    when it is dropped, whatever ended its owner.
+//! 2. A budget without a parent never has more reserved than its limit.
+//! 3. A share never has more reserved than its limit, but for a single reservation: one large
+//!    message is always as welcome as the whole budget has room for it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number of bytes that may be held at once. Cheap to clone; clones are the same budget.
+///
+/// ```
+/// use rpc_transport::memory::budget::MemoryBudget;
+///
+/// let budget = MemoryBudget::new(1000);
+/// let first = budget.reserve(700).unwrap();
+/// assert!(budget.reserve(400).is_err());
+/// drop(first);
+/// assert!(budget.reserve(400).is_ok());
+/// ```
+#[derive(Clone)]
+pub struct MemoryBudget(Arc<Inner>);
+
+struct Inner {
+    limit: u64,
+    used: AtomicU64,
+    /// What this is a share of.
+    whole: Option<MemoryBudget>,
+}
+
+/// There is no room in a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{bytes} bytes more than the {used} in use would exceed the memory budget of {limit} bytes"
+)]
+pub struct BudgetExhausted {
+    /// What was asked for.
+    pub bytes: u64,
+    /// What was in use.
+    pub used: u64,
+    /// The budget.
+    pub limit: u64,
+}
+
+impl MemoryBudget {
+    /// A budget of so many bytes.
+    #[must_use]
+    pub fn new(limit_bytes: u64) -> Self {
+        Self(Arc::new(Inner { limit: limit_bytes, used: AtomicU64::new(0), whole: None }))
+    }
+
+    /// A budget that is never exhausted.
+    #[must_use]
+    pub fn unlimited() -> Self {
+        Self::new(u64::MAX)
+    }
+
+    /// A budget of its own for one of those who share this one: at most half of it, so that nobody
+    /// uses all of it up alone.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        let (limit, used) = (self.0.limit / 2, AtomicU64::new(0));
+        Self(Arc::new(Inner { limit, used, whole: Some(self.clone()) }))
+    }
+
+    /// The limit, bytes.
+    #[must_use]
+    pub fn limit_bytes(&self) -> u64 {
+        self.0.limit
+    }
+
+    /// What is reserved now, bytes.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
+    /// Reserves bytes until the reservation is dropped.
+    ///
+    /// # Errors
+    /// [`BudgetExhausted`] when so many are not left.
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, BudgetExhausted> {
+        self.take(bytes, 1)?;
+        Ok(Reservation { budget: self.clone(), bytes })
+    }
+
+    /// The same for what can be done without: as long as no more than half is in use then.
+    ///
+    /// # Errors
+    /// [`BudgetExhausted`], with the half as its limit.
+    pub fn reserve_spare(&self, bytes: u64) -> Result<Reservation, BudgetExhausted> {
+        self.take(bytes, 2)?;
+        Ok(Reservation { budget: self.clone(), bytes })
+    }
+
+    /// Counts bytes as used, here and in the whole, within one `part`th of each.
+    fn take(&self, bytes: u64, part: u64) -> Result<(), BudgetExhausted> {
+        let Inner { limit, used, whole } = &*self.0;
+        let limit = limit / part;
+        let take = |used: u64| {
+            let is_alone = used == 0 && whole.is_some();
+            let then = used.checked_add(bytes)?;
+            (then <= limit || is_alone).then_some(then)
+        };
+        used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .map_err(|used| BudgetExhausted { bytes, used, limit })?;
+        let taken = whole.as_ref().map_or(Ok(()), |whole| whole.take(bytes, part));
+        taken.inspect_err(|_| {
+            used.fetch_sub(bytes, Ordering::Relaxed);
+        })
+    }
+
+    fn give_back(&self, bytes: u64) {
+        let before = self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "more was given back than was reserved");
+        if let Some(whole) = &self.0.whole {
+            whole.give_back(bytes);
+        }
+    }
+}
+
+impl fmt::Debug for MemoryBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryBudget({} of {} bytes)", self.used_bytes(), self.limit_bytes())
+    }
+}
+
+/// Bytes of a [`MemoryBudget`], until this is dropped.
+#[must_use = "dropping it gives the bytes back"]
+pub struct Reservation {
+    budget: MemoryBudget,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// What is reserved, bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reserves more.
+    ///
+    /// # Errors
+    /// [`BudgetExhausted`]; what was reserved before still is.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), BudgetExhausted> {
+        self.budget.take(bytes, 1)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives back all but `bytes`; a smaller reservation stays as it is.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let excess = self.bytes.saturating_sub(bytes);
+        self.bytes -= excess;
+        self.budget.give_back(excess);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_never_exceeds_the_limit_and_comes_back() {
+        let budget = MemoryBudget::new(100);
+        let mut first = budget.reserve(60).unwrap();
+        let refused = budget.reserve(41).unwrap_err();
+        assert_eq!(refused, BudgetExhausted { bytes: 41, used: 60, limit: 100 });
+        assert!(refused.to_string().contains("memory budget of 100 bytes"), "{refused}");
+        first.grow(40).unwrap();
+        assert!(first.grow(1).is_err());
+        first.shrink_to(10);
+        first.shrink_to(50);
+        assert_eq!((first.bytes(), budget.used_bytes()), (10, 10));
+        drop(first);
+        assert_eq!(budget.used_bytes(), 0);
+        assert!(budget.reserve(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn nobody_uses_a_shared_budget_up_alone() {
+        let whole = MemoryBudget::new(100);
+        let (greedy, modest) = (whole.share(), whole.share());
+        let held = greedy.reserve(50).unwrap();
+        assert!(greedy.reserve(1).is_err());
+        assert_eq!(whole.used_bytes(), 50);
+        let others = modest.reserve(40).unwrap();
+        // Within its share, beyond the whole: nothing of it is left behind.
+        assert_eq!(whole.share().reserve(20).unwrap_err().used, 90);
+        assert_eq!((modest.used_bytes(), whole.used_bytes()), (40, 90));
+        drop((held, others));
+        assert_eq!((greedy.used_bytes(), modest.used_bytes(), whole.used_bytes()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_single_reservation_may_exceed_a_share_but_not_the_whole() {
+        let whole = MemoryBudget::new(100);
+        let share = whole.share();
+        let single = share.reserve(90).unwrap();
+        assert!(share.reserve(1).is_err());
+        drop(single);
+        assert!(share.reserve(101).is_err());
+        assert_eq!((share.used_bytes(), whole.used_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn what_can_be_done_without_leaves_the_other_half() {
+        let whole = MemoryBudget::new(100);
+        let spare = whole.reserve_spare(50).unwrap();
+        assert_eq!(whole.reserve_spare(1).unwrap_err().limit, 50);
+        assert!(whole.reserve(50).is_ok());
+        drop(spare);
+    }
+
+    #[test]
+    fn threads_that_race_keep_to_the_limit() {
+        let whole = MemoryBudget::new(1000);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let share = whole.share();
+                let whole = &whole;
+                scope.spawn(move || {
+                    for bytes in 0..2000 {
+                        let held = share.reserve(bytes % 400);
+                        assert!(whole.used_bytes() <= 1000);
+                        drop(held);
+                    }
+                });
+            }
+        });
+        assert_eq!(whole.used_bytes(), 0);
+    }
+}
