@@ -7,6 +7,7 @@ pub mod connect;
 pub mod device;
 #[doc(hidden)]
 pub mod engine;
+pub mod log_limit;
 pub mod memory;
 #[doc(hidden)]
 pub mod message;

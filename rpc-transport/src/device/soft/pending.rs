@@ -5,9 +5,11 @@
 //! honest peer takes milliseconds.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::{AbortHandle, JoinSet};
+
+use crate::log_limit::LogLimit;
 
 /// Most handshakes at a time.
 const MAX_PENDING: usize = 256;
@@ -20,11 +22,13 @@ pub(super) struct Pending<T> {
     tasks: JoinSet<Option<T>>,
     /// The tasks by age; some have ended.
     oldest: VecDeque<AbortHandle>,
+    dropped: LogLimit,
 }
 
 impl<T: Send + 'static> Pending<T> {
     pub(super) fn new() -> Self {
-        Self { tasks: JoinSet::new(), oldest: VecDeque::new() }
+        let dropped = LogLimit::new("handshakes that gave way to others");
+        Self { tasks: JoinSet::new(), oldest: VecDeque::new(), dropped }
     }
 
     /// Starts a handshake; it is dropped after [`HANDSHAKE_TIMEOUT`].
@@ -33,7 +37,9 @@ impl<T: Send + 'static> Pending<T> {
         if self.oldest.len() >= MAX_PENDING
             && let Some(oldest) = self.oldest.pop_front()
         {
-            tracing::warn!("too many handshakes under way: the oldest is dropped");
+            self.dropped.fault(Instant::now(), || {
+                tracing::warn!("too many handshakes under way: the oldest is dropped");
+            });
             oldest.abort();
         }
         let bounded = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake);

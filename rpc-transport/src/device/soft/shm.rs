@@ -16,6 +16,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use tokio::io::Interest;
@@ -27,6 +28,7 @@ use crate::device::{
     Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, ProviderError,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
+use crate::log_limit::LogLimit;
 
 use super::advice::{cannot_connect, cannot_listen};
 use super::pending::Pending;
@@ -259,7 +261,8 @@ pub fn listen_shm(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     setup::need_runtime("shm")?;
     let bound = ListeningSocket::bind(address).and_then(AsyncFdOf::new);
     let socket = bound.map_err(|error| cannot_listen(address.clone(), &error))?;
-    Ok(Box::new(ShmListener { address: address.clone(), socket, pending: Pending::new() }))
+    let refused = Arc::new(LogLimit::new("connections that were refused"));
+    Ok(Box::new(ShmListener { address: address.clone(), socket, pending: Pending::new(), refused }))
 }
 
 /// The listening socket under the runtime's eyes.
@@ -282,6 +285,7 @@ struct ShmListener {
     address: Address,
     socket: AsyncFdOf,
     pending: Pending<ShmIncoming>,
+    refused: Arc<LogLimit>,
 }
 
 #[async_trait]
@@ -298,7 +302,10 @@ impl Listener for ShmListener {
                 biased;
                 incoming = self.pending.next() => return Ok(Answering::boxed(incoming)),
                 accepted = accept => match accepted {
-                    Ok(socket) => self.pending.start(handshake(socket, self.address.clone())),
+                    Ok(socket) => {
+                        let (address, refused) = (self.address.clone(), Arc::clone(&self.refused));
+                        self.pending.start(handshake(socket, address, refused));
+                    }
                     Err(error) => setup::survive_accept(&self.address, error).await?,
                 },
             }
@@ -307,7 +314,11 @@ impl Listener for ShmListener {
 }
 
 /// The server's part of the rendezvous, up to the question to the application.
-async fn handshake(socket: OwnedFd, address: Address) -> Option<ShmIncoming> {
+async fn handshake(
+    socket: OwnedFd,
+    address: Address,
+    refused: Arc<LogLimit>,
+) -> Option<ShmIncoming> {
     let peer = socket::check_user(socket.as_fd());
     let socket = socket::watch(socket).ok()?;
     // Read in any case: a socket closed with something unread takes the refusal with it.
@@ -326,7 +337,9 @@ async fn handshake(socket: OwnedFd, address: Address) -> Option<ShmIncoming> {
             Some(ShmIncoming { address, peer, socket, private_data, half })
         }
         Err(reason) => {
-            tracing::warn!(%address, %reason, "a connection is refused");
+            refused.fault(Instant::now(), || {
+                tracing::warn!(%address, %reason, "a connection is refused");
+            });
             // The peer may be gone already, or not one of ours.
             let _ = send(&socket, &encode(REFUSE, 0, reason.as_bytes()), &[]).await;
             None

@@ -17,6 +17,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,6 +29,7 @@ use crate::device::{
     Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, REJ_PRIVATE_DATA_BYTES,
     REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
+use crate::log_limit::LogLimit;
 
 use super::advice::{cannot_connect, cannot_listen};
 use super::pending::Pending;
@@ -266,6 +268,7 @@ pub async fn listen_tcp(
         listener,
         probe,
         pending: Pending::new(),
+        refused: Arc::new(LogLimit::new("connections that were refused")),
     }))
 }
 
@@ -274,6 +277,7 @@ struct TcpRendezvous {
     listener: TcpListener,
     probe: Option<ProbeAnswer>,
     pending: Pending<TcpIncoming>,
+    refused: Arc<LogLimit>,
 }
 
 impl fmt::Debug for TcpRendezvous {
@@ -297,7 +301,8 @@ impl Listener for TcpRendezvous {
                     Ok((stream, peer)) => {
                         let address = self.address.clone();
                         let probe = self.probe.clone();
-                        self.pending.start(handshake(stream, peer, address, probe));
+                        let refused = Arc::clone(&self.refused);
+                        self.pending.start(handshake(stream, peer, address, probe, refused));
                     }
                     Err(error) => setup::survive_accept(&self.address, error).await?,
                 },
@@ -312,6 +317,7 @@ async fn handshake(
     peer: SocketAddr,
     address: Address,
     probe: Option<ProbeAnswer>,
+    refused: Arc<LogLimit>,
 ) -> Option<TcpIncoming> {
     // Small messages go back and forth.
     stream.set_nodelay(true).ok()?;
@@ -320,7 +326,9 @@ async fn handshake(
         // Gone, or content with the answer to its probe.
         Err(error) if error.kind() != io::ErrorKind::InvalidData => None,
         Err(error) => {
-            tracing::warn!(%address, %peer, reason = %error, "a connection is refused");
+            refused.fault(Instant::now(), || {
+                tracing::warn!(%address, %peer, reason = %error, "a connection is refused");
+            });
             // The peer may be gone already, or not one of ours.
             let _ = send(&mut stream, REFUSE, error.to_string().as_bytes()).await;
             None

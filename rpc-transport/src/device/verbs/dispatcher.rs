@@ -20,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::device::REQ_PRIVATE_DATA_BYTES;
+use crate::log_limit::LogLimit;
 
 use super::async_events;
 use super::cm::{self, Action, Event, Input, State};
@@ -35,6 +36,8 @@ use super::service::{Answer, Command, IdKey, IdLink, Request, Resolved, Service,
 const EVENTS_PER_ROUND: usize = 256;
 /// The kernel's own timer for resolving should come first: it knows more.
 const RESOLVE_SLACK: Duration = Duration::from_millis(500);
+
+static REFUSED: LogLimit = LogLimit::new("connection requests that were refused");
 
 /// The thread's state.
 pub(super) struct Dispatcher {
@@ -179,7 +182,9 @@ impl Dispatcher {
         match requests.try_send(Ok(request)) {
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(_)) => {
-                tracing::warn!("connection request refused: too many wait to be accepted");
+                REFUSED.fault(Instant::now(), || {
+                    tracing::warn!("connection request refused: too many wait to be accepted");
+                });
             }
         }
     }

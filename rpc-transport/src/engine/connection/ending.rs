@@ -14,6 +14,7 @@ use crate::engine::clock;
 use crate::engine::driver::DRAIN_LIMIT;
 use crate::engine::shard::Deferred;
 use crate::engine::upper::Protocol;
+use crate::log_limit::LogLimit;
 use crate::protocol::frame::{CloseCode, CloseReason};
 use crate::protocol::link::Link;
 
@@ -21,6 +22,10 @@ use crate::protocol::link::Link;
 const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
 /// Time after this end's own silence in which a lost peer is put down to it.
 const BLAMED_FOR: Duration = Duration::from_secs(1);
+
+// Of the whole process: a peer may come back on any connection of any shard.
+static BROKEN_RULES: LogLimit = LogLimit::new("peers that broke the protocol");
+static SLOW_FLUSHES: LogLimit = LogLimit::new("queue pairs that did not flush in time");
 
 impl<P: Protocol> Connection<P> {
     /// Starts an orderly close: the reason goes out behind what is queued.
@@ -85,7 +90,9 @@ impl<P: Protocol> Connection<P> {
     /// Sends the peer the rule that it broke. False when that cannot be done: nothing is awaited.
     #[cold]
     pub(super) fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
-        tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
+        BROKEN_RULES.fault(Instant::now(), || {
+            tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
+        });
         let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return false };
         if pipe.phase != Phase::Up {
             return false;
@@ -167,7 +174,9 @@ impl<P: Protocol> Connection<P> {
             if now < until {
                 return None;
             }
-            tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
+            SLOW_FLUSHES.fault(Instant::now(), || {
+                tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
+            });
         }
         self.abandon(cq);
         Some(drained)
