@@ -20,12 +20,15 @@ use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::device::{Device, Incoming, Listener};
 use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::{AcceptError, completions_per_connection};
+use rpc_transport::log_limit::LogLimit;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use rpc_transport::protocol::handshake::{Reject, RejectCode};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tokio::time::Instant;
 
 use super::Config;
+use super::set_ups::SetUps;
 use crate::bulk::BulkPool;
 use crate::endpoint::{Peer, RpcShard};
 use crate::server::executor::{Handlers, Router};
@@ -33,10 +36,10 @@ use crate::session::Role;
 
 /// Connections that one CQ is made for.
 pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
-/// Set-ups under way at once; more wait in the listener's backlog.
-const CONCURRENT_ACCEPTS: usize = 64;
-/// Longest time for one set-up.
+/// Longest time for one set-up, while there is room for others.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Set-ups that a shard may count at once: more than its CQ can ever have room for.
+const MOST_SET_UPS: usize = 1 << 20;
 /// Longest time for the close frames of a shutdown to leave.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -47,16 +50,25 @@ type Shards = HashMap<String, Vec<ServedShard>>;
 pub(super) struct ServedShard {
     shard: Arc<RpcShard>,
     bulk: BulkPool,
-    /// One for each set-up under way, and one for the list of shards.
-    set_ups: Arc<()>,
+    /// One permit less for each connection that is being set up here.
+    set_ups: Arc<Semaphore>,
 }
 
 impl ServedShard {
     /// Whether another connection of so many CQ entries fits beside those that are being set up,
     /// which may not have taken theirs yet.
     fn has_room(&self, entries: u32) -> bool {
-        let set_ups = u32::try_from(Arc::strong_count(&self.set_ups)).unwrap_or(u32::MAX);
-        self.shard.has_room_for(set_ups, entries)
+        let under_way = MOST_SET_UPS - self.set_ups.available_permits();
+        let count = u32::try_from(under_way + 1).unwrap_or(u32::MAX);
+        self.shard.has_room_for(count, entries)
+    }
+
+    /// Counts as a set-up until the place is dropped.
+    fn place(self, permit: OwnedSemaphorePermit) -> Result<Place, String> {
+        let under_way = Arc::clone(&self.set_ups).try_acquire_owned();
+        let under_way =
+            under_way.map_err(|_| format!("{MOST_SET_UPS} connections are being set up"))?;
+        Ok(Place { shard: self, permit, under_way })
     }
 }
 
@@ -72,6 +84,8 @@ impl Deref for ServedShard {
 pub(super) struct Place {
     pub(super) shard: ServedShard,
     permit: OwnedSemaphorePermit,
+    /// Until the connection is up, and counts itself.
+    under_way: OwnedSemaphorePermit,
 }
 
 /// What the listeners of a server share.
@@ -117,49 +131,55 @@ impl Acceptor {
         mut listener: Box<dyn Listener>,
         setups: &mut JoinSet<()>,
     ) -> ListenError {
-        let permits = Arc::new(Semaphore::new(CONCURRENT_ACCEPTS));
+        let faults = Arc::new(LogLimit::new("connections that were not set up"));
+        let mut under_way = SetUps::new();
         loop {
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
-                return ListenError::Config("the accept semaphore was closed".to_owned());
-            };
+            if under_way.is_full() {
+                make_room(&mut under_way, setups).await;
+                continue;
+            }
             let incoming = tokio::select! {
                 incoming = listener.incoming() => incoming,
-                Some(_) = setups.join_next() => continue,
+                Some(ended) = setups.join_next_with_id() => {
+                    forget(&mut under_way, &ended);
+                    continue;
+                }
             };
             match incoming {
                 Err(error) => return error,
                 Ok(incoming) => {
-                    let this = Arc::clone(self);
-                    setups.spawn(async move {
-                        this.accept(incoming).await;
-                        drop(permit);
-                    });
+                    let (this, faults) = (Arc::clone(self), Arc::clone(&faults));
+                    let peer = incoming.peer();
+                    let task = setups.spawn(async move { this.accept(incoming, &faults).await });
+                    under_way.begin(task, &peer, Instant::now());
                 }
             }
         }
     }
 
-    async fn accept(&self, incoming: Box<dyn Incoming>) {
+    async fn accept(&self, incoming: Box<dyn Incoming>, faults: &LogLimit) {
         let from = incoming.peer();
+        let fault = |log: &dyn Fn()| faults.fault(std::time::Instant::now(), log);
         let place = match self.place(incoming.device()) {
             Ok(place) => place,
             Err(text) => {
-                tracing::warn!(peer = ?from, "cannot serve: {text}");
+                fault(&|| tracing::warn!(peer = ?from, "cannot serve: {text}"));
                 incoming.reject(&Reject::new(RejectCode::Busy, text.clone()).to_bytes()).await;
                 return;
             }
         };
         let Config { limits, min_part_bytes, .. } = self.config;
-        let bulk = place.shard.bulk.clone();
-        let peer = Peer::new(Role::Server, limits, bulk, min_part_bytes).holding(place.permit);
-        let accepting = place.shard.accept(incoming, &self.config.link, peer);
+        let Place { shard, permit, under_way: _under_way } = place;
+        let bulk = shard.bulk.clone();
+        let peer = Peer::new(Role::Server, limits, bulk, min_part_bytes).holding(permit);
+        let accepting = shard.accept(incoming, &self.config.link, peer);
         match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
             Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
             Ok(Err(AcceptError::Connect(ConnectError::Provider(error)))) => {
-                tracing::warn!(peer = ?from, %error, "set-up failed");
+                fault(&|| tracing::warn!(peer = ?from, %error, "set-up failed"));
             }
-            Ok(Err(error)) => tracing::info!(peer = ?from, %error, "set-up failed"),
-            Err(_) => tracing::info!(peer = ?from, "set-up took too long"),
+            Ok(Err(error)) => fault(&|| tracing::info!(peer = ?from, %error, "set-up failed")),
+            Err(_) => fault(&|| tracing::info!(peer = ?from, "set-up took too long")),
         }
     }
 
@@ -184,11 +204,11 @@ impl Acceptor {
             .min_by_key(|shard| shard.connection_count())
             .cloned();
         match least {
-            Some(shard) if of_device.len() >= self.config.shards => Ok(Place { shard, permit }),
+            Some(shard) if of_device.len() >= self.config.shards => shard.place(permit),
             _ => {
                 let shard = self.new_shard(device)?;
                 of_device.push(shard.clone());
-                Ok(Place { shard, permit })
+                shard.place(permit)
             }
         }
     }
@@ -213,7 +233,8 @@ impl Acceptor {
             .map_err(|error| text(&error))?;
         tokio::spawn(driver);
         let bulk = BulkPool::new(shard.domain().clone());
-        Ok(ServedShard { shard, bulk, set_ups: Arc::default() })
+        let set_ups = Arc::new(Semaphore::new(MOST_SET_UPS));
+        Ok(ServedShard { shard, bulk, set_ups })
     }
 
     pub(super) fn all_shards(&self) -> Vec<ServedShard> {
@@ -263,4 +284,36 @@ impl Acceptor {
         // Peers that do not read any more are left behind.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     }
+}
+
+/// Waits until a set-up has ended, if need be by ending one.
+async fn make_room(under_way: &mut SetUps<AbortHandle>, setups: &mut JoinSet<()>) {
+    let later = match under_way.to_give_way(Instant::now()) {
+        Ok(set_up) => {
+            set_up.abort();
+            None
+        }
+        Err(later) => Some(later),
+    };
+    let ended = async {
+        match later {
+            None => setups.join_next_with_id().await,
+            Some(later) => {
+                let ended = setups.join_next_with_id();
+                tokio::time::timeout_at(later, ended).await.unwrap_or_default()
+            }
+        }
+    };
+    if let Some(ended) = ended.await {
+        forget(under_way, &ended);
+    }
+}
+
+/// A task of set-up has ended.
+fn forget(under_way: &mut SetUps<AbortHandle>, ended: &Result<(Id, ()), JoinError>) {
+    let id = match ended {
+        Ok((id, ())) => *id,
+        Err(error) => error.id(),
+    };
+    under_way.end(|set_up| set_up.id() == id);
 }

@@ -12,6 +12,7 @@ pub(crate) mod executor;
 pub mod handler;
 mod pace;
 mod recycled;
+mod set_ups;
 #[cfg(test)]
 mod tests;
 

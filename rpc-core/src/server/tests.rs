@@ -1,7 +1,12 @@
 use async_trait::async_trait;
 use futures::FutureExt;
+use rpc_transport::connect::error::ConnectError;
 use rpc_transport::device::soft;
-use rpc_transport::device::{Device, Incoming, ProviderError};
+use rpc_transport::device::{
+    CompletionQueue, Device, Established, Incoming, PeerIdentity, ProviderError, QpCapacity,
+    QpHandle,
+};
+use rpc_transport::memory::region::ProtectionDomain;
 use tokio::sync::Notify;
 
 use super::*;
@@ -150,4 +155,85 @@ async fn a_dying_listener_lets_calls_in_flight_finish_and_is_named() {
         assert!(error.starts_with("cannot listen at mem://mortal: "), "{error}");
         assert_eq!(error.ends_with("it was pulled out"), !panics, "{error}");
     }
+}
+
+/// Peers that ask and then never take the last step, as far as the server can see.
+#[derive(Debug)]
+struct Stalls {
+    count: usize,
+    inner: Box<dyn Listener>,
+}
+
+#[async_trait]
+impl Listener for Stalls {
+    fn local_address(&self) -> Address {
+        self.inner.local_address()
+    }
+
+    async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+        let incoming = self.inner.incoming().await?;
+        if self.count == 0 {
+            return Ok(incoming);
+        }
+        self.count -= 1;
+        Ok(Box::new(Stalled(incoming)))
+    }
+}
+
+#[derive(Debug)]
+struct Stalled(Box<dyn Incoming>);
+
+#[async_trait]
+impl Incoming for Stalled {
+    fn device(&self) -> &Arc<dyn Device> {
+        self.0.device()
+    }
+
+    fn private_data(&self) -> &[u8] {
+        self.0.private_data()
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        self.0.peer()
+    }
+
+    fn create_qp(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<QpHandle, ProviderError> {
+        self.0.create_qp(cq, pd, capacity)
+    }
+
+    async fn accept(self: Box<Self>, _: &[u8]) -> Result<Established, ConnectError> {
+        std::future::pending().await
+    }
+
+    async fn reject(self: Box<Self>, private_data: &[u8]) {
+        self.0.reject(private_data).await;
+    }
+}
+
+/// 64 peers that never took the last step kept everybody else out for 15 s, and could come back.
+#[tokio::test]
+async fn peers_that_stall_in_set_up_do_not_keep_others_out() {
+    let count = set_ups::SLOTS + 64;
+    let mut server = Server::builder().bind("mem://stalled-set-ups").await.unwrap();
+    let inner = server.listeners.pop().unwrap();
+    server.listeners.push(Box::new(Stalls { count, inner }));
+    let serving = tokio::spawn(server.serve());
+    let stalled: Vec<_> =
+        (0..count).map(|_| tokio::spawn(Channel::connect("mem://stalled-set-ups"))).collect();
+    let channel = loop {
+        match Channel::connect("mem://stalled-set-ups").await {
+            Ok(channel) => break channel,
+            // It came before one of the others, and was taken for a peer that stalls.
+            Err(ConnectError::Rejected { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!(channel.close_cause().is_none());
+    drop(stalled);
+    serving.abort();
 }

@@ -1,0 +1,120 @@
+//! Set-ups under way: which of them gives way when there is no room for another.
+//!
+//! Owns who asked and since when. Never a clock, a task or a connection: time is an argument, and
+//! the acceptor ends what is named here.
+//!
+//! Invariants:
+//! 1. Whoever stalls costs a listener at most [`MIN_TIME`]: when all slots are taken, one that has
+//!    had that time gives way.
+//! 2. That one is the oldest of the source with the most, so a single source cannot keep others out.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rpc_transport::device::PeerIdentity;
+use tokio::time::Instant;
+
+/// Set-ups of one listener at once; more wait in its backlog.
+pub(super) const SLOTS: usize = 256;
+/// Time that every set-up gets, however many others wait. An honest peer takes milliseconds.
+pub(super) const MIN_TIME: Duration = Duration::from_secs(1);
+
+/// Where a request comes from, as far as the device knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Source {
+    Address(IpAddr),
+    User(u32),
+    Unknown,
+}
+
+impl From<&PeerIdentity> for Source {
+    fn from(peer: &PeerIdentity) -> Self {
+        match peer {
+            PeerIdentity::Network(address) => Self::Address(address.ip()),
+            PeerIdentity::Process { uid, .. } => Self::User(*uid),
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// The set-ups of one listener; `K` names one.
+#[derive(Debug)]
+pub(super) struct SetUps<K> {
+    /// By age.
+    under_way: Vec<(K, Source, Instant)>,
+}
+
+impl<K> SetUps<K> {
+    pub(super) fn new() -> Self {
+        Self { under_way: Vec::new() }
+    }
+
+    pub(super) fn begin(&mut self, key: K, peer: &PeerIdentity, now: Instant) {
+        self.under_way.push((key, peer.into(), now));
+    }
+
+    /// It has come to its end, whatever that was.
+    pub(super) fn end(&mut self, is_it: impl Fn(&K) -> bool) {
+        self.under_way.retain(|(key, ..)| !is_it(key));
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.under_way.len() >= SLOTS
+    }
+
+    /// The set-up that has to make room now.
+    ///
+    /// # Errors
+    /// When to ask again: none has had its time.
+    pub(super) fn to_give_way(&self, now: Instant) -> Result<&K, Instant> {
+        let mut counts: HashMap<Source, usize> = HashMap::new();
+        for (_, source, _) in &self.under_way {
+            *counts.entry(*source).or_default() += 1;
+        }
+        let has_had_its_time = |since: Instant| now.saturating_duration_since(since) >= MIN_TIME;
+        let aged = self.under_way.iter().filter(|(.., since)| has_had_its_time(*since));
+        // The first of equals, which is the oldest.
+        let chosen = aged.rev().max_by_key(|(_, source, _)| counts.get(source));
+        let oldest = self.under_way.first().map_or(now, |(.., since)| *since);
+        chosen.map(|(key, ..)| key).ok_or(oldest + MIN_TIME)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(last: u8) -> PeerIdentity {
+        PeerIdentity::Network(([10, 0, 0, last], 7).into())
+    }
+
+    fn full(source: impl Fn(usize) -> u8, start: Instant) -> SetUps<usize> {
+        let mut set_ups = SetUps::new();
+        for key in 0..SLOTS {
+            assert!(!set_ups.is_full());
+            set_ups.begin(key, &peer(source(key)), start);
+        }
+        assert!(set_ups.is_full());
+        set_ups
+    }
+
+    #[test]
+    fn everybody_has_some_time_and_then_the_oldest_gives_way() {
+        let start = Instant::now();
+        let mut set_ups = full(|_| 1, start);
+        assert_eq!(set_ups.to_give_way(start), Err(start + MIN_TIME));
+        assert_eq!(set_ups.to_give_way(start + MIN_TIME), Ok(&0));
+        set_ups.end(|key| *key == 0);
+        set_ups.begin(SLOTS, &peer(1), start + MIN_TIME);
+        assert_eq!(set_ups.to_give_way(start + MIN_TIME), Ok(&1));
+    }
+
+    #[test]
+    fn a_source_that_stalls_gives_way_before_all_others() {
+        let start = Instant::now();
+        // Older than all of the greedy one's.
+        let set_ups = full(|key| if key < 10 { u8::try_from(key).unwrap() } else { 77 }, start);
+        assert_eq!(set_ups.to_give_way(start + MIN_TIME), Ok(&10));
+    }
+}
