@@ -7,16 +7,20 @@
 //! Invariants:
 //! 1. A buffer has one writer or any number of readers: [`BulkMut`] is not `Clone`, and what it
 //!    freezes to is only read until the last handle is gone.
-//! 2. Buffers at home take at most [`MAX_IDLE_BYTES`] when a new one is allocated.
+//! 2. Buffers at home take at most [`MAX_IDLE_BYTES`], and for about [`IDLE_TIME`]: what comes home
+//!    sees to the first, a task that lives as long as there is something at home to the second.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rpc_transport::device::ProviderError;
-use rpc_transport::memory::region::{Buffer, BufferPool, ProtectionDomain};
+use rpc_transport::memory::region::{Buffer, BufferPool, OnHome, ProtectionDomain};
 use rpc_transport::memory::registered::RegisteredBytes;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
 use super::slot::{ReplySlot, SlotHome};
 use super::{Bulk, Memory};
@@ -27,6 +31,9 @@ const MIN_BUFFER_BYTES: u32 = 64 * 1024;
 const MAX_KEPT_BYTES: u32 = 64 << 20;
 /// Most memory that is kept for later, bytes.
 const MAX_IDLE_BYTES: u64 = 128 << 20;
+
+/// How long memory is kept for later.
+const IDLE_TIME: Duration = Duration::from_secs(5);
 
 /// A pool has no buffer to give.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -64,15 +71,42 @@ pub struct BulkPool(Arc<Inner>);
 
 struct Inner {
     domain: ProtectionDomain,
-    /// Each of one size; many have one buffer only.
-    slabs: Mutex<Vec<BufferPool>>,
+    slabs: Mutex<Slabs>,
     slots: Arc<SlotHome>,
+    /// Where the trimming task runs; without a runtime nothing is trimmed by time.
+    runtime: Option<Handle>,
+}
+
+#[derive(Default)]
+struct Slabs {
+    /// Each has one buffer.
+    all: Vec<Slab>,
+    trimmer: Option<AbortHandle>,
+}
+
+struct Slab {
+    pool: BufferPool,
+    /// Since when its buffer is at home, as far as somebody has looked.
+    idle_since: Option<Instant>,
+}
+
+impl Slab {
+    fn is_idle(&self) -> bool {
+        self.pool.free_count() > 0
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pool.buffer_bytes().into()
+    }
 }
 
 impl BulkPool {
     pub(crate) fn new(domain: ProtectionDomain) -> Self {
-        let slots = Arc::default();
-        Self(Arc::new(Inner { domain, slabs: Mutex::new(Vec::new()), slots }))
+        let runtime = Handle::try_current().ok();
+        Self(Arc::new_cyclic(|this: &Weak<Inner>| {
+            let slots = Arc::new(SlotHome::watched(on_home(this)));
+            Inner { domain, slabs: Mutex::default(), slots, runtime }
+        }))
     }
 
     /// A buffer of `len` bytes whose content is arbitrary.
@@ -88,15 +122,13 @@ impl BulkPool {
             return Self::first_of(&slab, len);
         }
         let size = size.max(MIN_BUFFER_BYTES).next_power_of_two();
-        let mut slabs = self.0.slabs.lock();
-        let mut of_size = slabs.iter().filter(|slab| slab.buffer_bytes() == size);
-        if let Some(buffer) = of_size.find_map(BufferPool::take) {
+        if let Some(buffer) = self.0.slabs.lock().take(size) {
             return Ok(BulkMut { buffer, len });
         }
-        make_room(&mut slabs, u64::from(size));
-        let slab = BufferPool::allocate(&self.0.domain, size, 1)?;
-        let taken = Self::first_of(&slab, len);
-        slabs.push(slab);
+        let on_home = on_home(&Arc::downgrade(&self.0));
+        let pool = BufferPool::allocate_watched(&self.0.domain, size, 1, Some(on_home))?;
+        let taken = Self::first_of(&pool, len);
+        self.0.slabs.lock().all.push(Slab { pool, idle_since: None });
         taken
     }
 
@@ -134,14 +166,15 @@ impl BulkPool {
 
     /// Gives the memory of all buffers that nobody uses back to the system.
     pub fn trim(&self) {
-        self.0.slabs.lock().retain(|slab| slab.free_count() == 0);
+        let idle = self.0.slabs.lock().take_out(Slab::is_idle);
+        drop(idle);
         self.0.slots.trim();
     }
 
     /// Memory of the pool's buffers, used or kept for later, bytes; slots are not counted.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
-        self.0.slabs.lock().iter().map(|slab| u64::from(slab.buffer_bytes())).sum()
+        self.0.slabs.lock().all.iter().map(Slab::bytes).sum()
     }
 
     /// A copy of `bytes` in a buffer; `None` when there is none.
@@ -152,19 +185,100 @@ impl BulkPool {
     }
 }
 
-/// Gives back what is idle, oldest first, until `bytes` more may be kept.
-fn make_room(slabs: &mut Vec<BufferPool>, bytes: u64) {
-    let is_idle = |slab: &BufferPool| slab.free_count() > 0;
-    let size = |slab: &BufferPool| u64::from(slab.buffer_bytes());
-    let idle: u64 = slabs.iter().filter(|slab| is_idle(slab)).map(size).sum();
-    let mut excess = (idle + bytes).saturating_sub(MAX_IDLE_BYTES);
-    slabs.retain(|slab| {
-        let goes = excess > 0 && is_idle(slab);
-        if goes {
-            excess = excess.saturating_sub(size(slab));
+/// What a buffer or a slot does when it comes home.
+fn on_home(pool: &Weak<Inner>) -> OnHome {
+    let pool = Weak::clone(pool);
+    Box::new(move || {
+        if let Some(pool) = pool.upgrade() {
+            pool.on_home();
         }
-        !goes
-    });
+    })
+}
+
+impl Inner {
+    /// Something has come home: no more than may be is kept, and not for ever.
+    fn on_home(self: &Arc<Self>) {
+        let excess = {
+            let mut slabs = self.slabs.lock();
+            if slabs.trimmer.is_none()
+                && let Some(runtime) = &self.runtime
+            {
+                let task = runtime.spawn(trim_by_time(Arc::downgrade(self)));
+                slabs.trimmer = Some(task.abort_handle());
+            }
+            slabs.take_excess(Instant::now())
+        };
+        drop(excess);
+    }
+
+    /// Gives back what was at home at `since` already. Returns whether to look again.
+    fn trim_idle(&self, since: Instant) -> bool {
+        let keeps_slots = self.slots.trim_idle(since);
+        let (gone, goes_on) = {
+            let mut slabs = self.slabs.lock();
+            let gone = slabs.take_out(|slab| slab.idle_since.is_some_and(|idle| idle <= since));
+            let goes_on = keeps_slots || slabs.all.iter().any(Slab::is_idle);
+            if !goes_on {
+                slabs.trimmer = None;
+            }
+            (gone, goes_on)
+        };
+        drop(gone);
+        goes_on
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(trimmer) = self.slabs.get_mut().trimmer.take() {
+            trimmer.abort();
+        }
+    }
+}
+
+/// Runs as long as something is at home.
+async fn trim_by_time(pool: Weak<Inner>) {
+    loop {
+        let since = Instant::now();
+        tokio::time::sleep(IDLE_TIME).await;
+        let Some(pool) = pool.upgrade() else { return };
+        if !pool.trim_idle(since) {
+            return;
+        }
+    }
+}
+
+impl Slabs {
+    fn take(&mut self, size: u32) -> Option<Buffer> {
+        let mut of_size = self.all.iter_mut().filter(|slab| slab.pool.buffer_bytes() == size);
+        of_size.find_map(|slab| {
+            let buffer = slab.pool.take()?;
+            slab.idle_since = None;
+            Some(buffer)
+        })
+    }
+
+    /// What is at home beyond what may be, oldest first, to be dropped outside of the lock.
+    fn take_excess(&mut self, now: Instant) -> Vec<Slab> {
+        let mut idle = 0;
+        for slab in self.all.iter_mut().filter(|slab| slab.is_idle()) {
+            slab.idle_since.get_or_insert(now);
+            idle += slab.bytes();
+        }
+        let mut excess = idle.saturating_sub(MAX_IDLE_BYTES);
+        self.take_out(|slab| {
+            let goes = excess > 0 && slab.is_idle();
+            if goes {
+                excess = excess.saturating_sub(slab.bytes());
+            }
+            goes
+        })
+    }
+
+    fn take_out(&mut self, goes: impl FnMut(&Slab) -> bool) -> Vec<Slab> {
+        let mut goes = goes;
+        self.all.extract_if(.., |slab| goes(slab)).collect()
+    }
 }
 
 impl fmt::Debug for BulkPool {

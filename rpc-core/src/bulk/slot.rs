@@ -7,9 +7,10 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
-use rpc_transport::memory::region::{Access, MemoryRegion, ProtectionDomain};
+use rpc_transport::memory::region::{Access, MemoryRegion, OnHome, ProtectionDomain};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::reply_slot::SlotOffer;
 
@@ -20,33 +21,63 @@ const MIN_SLOT_BYTES: usize = 64 * 1024;
 /// Most memory that is kept for later, bytes.
 const MAX_IDLE_BYTES: usize = 64 << 20;
 
-/// Regions at home.
-#[derive(Debug, Default)]
-pub(super) struct SlotHome(Mutex<Vec<MemoryRegion>>);
+/// Regions at home, and since when.
+#[derive(Default)]
+pub(super) struct SlotHome {
+    idle: Mutex<Vec<(MemoryRegion, Instant)>>,
+    on_home: Option<OnHome>,
+}
 
 impl SlotHome {
+    /// `on_home` is called for each region that is kept.
+    pub(super) fn watched(on_home: OnHome) -> Self {
+        Self { idle: Mutex::default(), on_home: Some(on_home) }
+    }
+
     fn take(&self, size: usize) -> Option<MemoryRegion> {
-        let mut idle = self.0.lock();
-        let at = idle.iter().position(|region| region.len() == size)?;
-        Some(idle.swap_remove(at))
+        let mut idle = self.idle.lock();
+        let at = idle.iter().position(|(region, _)| region.len() == size)?;
+        Some(idle.swap_remove(at).0)
     }
 
     fn keep(&self, region: MemoryRegion) {
-        let mut idle = self.0.lock();
-        let bytes: usize = idle.iter().map(MemoryRegion::len).sum();
-        if bytes + region.len() <= MAX_IDLE_BYTES {
-            idle.push(region);
+        {
+            let mut idle = self.idle.lock();
+            let bytes: usize = idle.iter().map(|(region, _)| region.len()).sum();
+            if bytes + region.len() > MAX_IDLE_BYTES {
+                return;
+            }
+            idle.push((region, Instant::now()));
+        }
+        if let Some(on_home) = &self.on_home {
+            on_home();
         }
     }
 
     pub(super) fn trim(&self) {
-        let idle = std::mem::take(&mut *self.0.lock());
+        let idle = std::mem::take(&mut *self.idle.lock());
         drop(idle);
+    }
+
+    /// Gives back what was at home at `since` already. Returns whether something is left.
+    pub(super) fn trim_idle(&self, since: Instant) -> bool {
+        let mut idle = self.idle.lock();
+        let gone: Vec<_> = idle.extract_if(.., |(_, at)| *at <= since).collect();
+        let is_left = !idle.is_empty();
+        drop(idle);
+        drop(gone);
+        is_left
     }
 
     #[cfg(test)]
     pub(super) fn idle_count(&self) -> usize {
-        self.0.lock().len()
+        self.idle.lock().len()
+    }
+}
+
+impl fmt::Debug for SlotHome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SlotHome({} regions)", self.idle.lock().len())
     }
 }
 

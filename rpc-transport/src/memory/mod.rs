@@ -1,5 +1,6 @@
 //! Memory that devices read and write: regions, buffers and their pools, memory of the user's.
 
+pub mod allocator;
 pub mod budget;
 pub mod copy;
 pub mod mapped;

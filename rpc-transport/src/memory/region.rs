@@ -20,10 +20,11 @@ use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use super::budget::Reservation;
 use crate::device::error::ProviderError;
 use crate::memory::copy;
 use crate::memory::owned::OwnedMemory;
@@ -137,6 +138,8 @@ pub struct RegionParts {
 
 struct RegionInner {
     parts: RegionParts,
+    /// What it takes of a budget, until it is gone.
+    charge: OnceLock<Reservation>,
     // Field order is drop order: deregister first, free the memory after (invariant 3).
     _registration: Box<dyn Any + Send + Sync>,
     _memory: Box<dyn Any + Send + Sync>,
@@ -166,7 +169,14 @@ impl MemoryRegion {
         registration: Box<dyn Any + Send + Sync>,
         memory: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        Self(Arc::new(RegionInner { parts, _registration: registration, _memory: memory }))
+        let charge = OnceLock::new();
+        Self(Arc::new(RegionInner { parts, charge, _registration: registration, _memory: memory }))
+    }
+
+    /// Keeps a reservation for as long as the memory, whoever holds that in the end. Once only.
+    pub fn charge(&self, charge: Reservation) {
+        let kept = self.0.charge.set(charge);
+        debug_assert!(kept.is_ok(), "a region is charged once");
     }
 
     /// Length, bytes.
@@ -327,7 +337,12 @@ struct PoolInner {
     buffer_bytes: u32,
     count: u32,
     free: Mutex<Vec<u32>>,
+    /// Called when a buffer has come home, without any lock of the pool's.
+    on_home: Option<OnHome>,
 }
+
+/// What is to be done when a buffer has come home, on whatever thread dropped it.
+pub type OnHome = Box<dyn Fn() + Send + Sync>;
 
 /// A region carved into buffers of one size. Cloning shares the pool.
 ///
@@ -347,11 +362,24 @@ impl BufferPool {
         buffer_bytes: u32,
         count: u32,
     ) -> Result<Self, ProviderError> {
+        Self::allocate_watched(domain, buffer_bytes, count, None)
+    }
+
+    /// The same, and `on_home` is called for each buffer that comes home.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`] from the allocation.
+    pub fn allocate_watched(
+        domain: &ProtectionDomain,
+        buffer_bytes: u32,
+        count: u32,
+        on_home: Option<OnHome>,
+    ) -> Result<Self, ProviderError> {
         let buffer_bytes = buffer_bytes.next_multiple_of(64);
         let region = domain.allocate(buffer_bytes as usize * count as usize, Access::LOCAL)?;
         // Popped from the end: low indices first, so that few pages are touched.
         let free = Mutex::new((0..count).rev().collect());
-        Ok(Self(Arc::new(PoolInner { region, buffer_bytes, count, free })))
+        Ok(Self(Arc::new(PoolInner { region, buffer_bytes, count, free, on_home })))
     }
 
     /// Takes a buffer, if one is free.
@@ -456,6 +484,9 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.pool.free.lock().push(self.index);
+        if let Some(on_home) = &self.pool.on_home {
+            on_home();
+        }
     }
 }
 
