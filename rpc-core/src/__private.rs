@@ -24,6 +24,7 @@ pub use std::vec::Vec;
 use std::mem::ManuallyDrop;
 
 use parking_lot::Mutex;
+use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::payload::Payload;
 use rpc_transport::message::payload_stream::PayloadStream;
@@ -51,6 +52,8 @@ pub use rpc_transport::connect::error::ConnectError;
 use crate::bulk::{Bulk, BulkMut};
 use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
 use crate::context::Context;
+use crate::endpoint::room::UNCOUNTED_BYTES;
+use crate::session::RAISE;
 
 /// A type that is a [`Result`], behind an alias.
 #[diagnostic::on_unimplemented(
@@ -126,12 +129,16 @@ struct Extras {
     stream: Option<PayloadStream>,
     /// Memory of the caller's, for the tail of the reply.
     slot: Option<PeerSlot>,
+    /// What a large request takes of the server's budget, until its handler is done.
+    _charge: Option<Reservation>,
 }
 
 #[cold]
 fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
-    let extras = Extras { stream: message.take_stream(), slot: message.take_slot() };
-    let any = extras.stream.is_some() || extras.slot.is_some();
+    let (stream, slot, charge) =
+        (message.take_stream(), message.take_slot(), message.take_charge());
+    let any = stream.is_some() || slot.is_some() || charge.is_some();
+    let extras = Extras { stream, slot, _charge: charge };
     any.then(|| Box::new(Mutex::new(extras)))
 }
 
@@ -220,14 +227,25 @@ impl Incoming {
         shape.reply(self, method, error)
     }
 
-    /// Puts the body's tail on the way to the caller's slot, if there is both.
+    /// Takes a large body from the server's budget, until it has left, and puts its tail on the way to
+    /// the caller's slot, if there is both.
     #[cold]
-    fn place(&self, body: &mut OutBuf) {
+    fn large(&self, body: &mut OutBuf) -> Result<(), BudgetExhausted> {
+        let bytes = body.total_len();
+        if bytes > UNCOUNTED_BYTES
+            && let Some(charge) = Context::reserve(bytes)
+        {
+            body.charge(charge?);
+        }
+        if body.tail_len() == 0 {
+            return Ok(());
+        }
         if let Some(extras) = &*self.extras
             && let Some(slot) = extras.lock().slot.take()
         {
             body.place_in(slot);
         }
+        Ok(())
     }
 
     #[inline]
@@ -243,8 +261,10 @@ impl Incoming {
         if let Err(error) = self.codec.encode_body(value, &mut body, placement) {
             return unencodable_result(method, error);
         }
-        if body.tail_len() != 0 {
-            self.place(&mut body);
+        if (body.len() as u64 > UNCOUNTED_BYTES || body.tail_len() != 0)
+            && let Err(reason) = self.large(&mut body)
+        {
+            return no_memory(method, body.total_len(), &reason);
         }
         match kind {
             ReplyKind::Ok => Reply::Ok(body),
@@ -261,6 +281,15 @@ fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -
     let what = error.describe(method.arguments);
     Reply::Status(Status::invalid_argument(format!(
         "cannot decode the arguments of {}: {what}; {TYPES_DIFFER}",
+        method.name
+    )))
+}
+
+/// The handler has run, so the caller must not just try again.
+#[cold]
+fn no_memory(method: &'static MethodDescriptor, bytes: u64, reason: &BudgetExhausted) -> Reply {
+    Reply::Status(Status::resource_exhausted(format!(
+        "{}: no memory for a reply of {bytes} bytes: {reason}; {RAISE}",
         method.name
     )))
 }

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
+use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 
 use crate::bulk::BulkPool;
 use crate::metadata::Metadata;
@@ -37,6 +38,8 @@ pub(crate) struct ConnectionContext {
     pub(crate) bulk: BulkPool,
     /// Byte strings of at least so many bytes travel beside the body.
     pub(crate) min_part_bytes: usize,
+    /// What large messages of the connection are taken from.
+    pub(crate) memory: MemoryBudget,
 }
 
 /// The call that a handler serves. Cheap to clone.
@@ -197,6 +200,16 @@ impl Context {
 
     /// From how many bytes on a byte string of the reply travels beside its body.
     #[inline]
+    /// Takes bytes of what there is for large messages of the connection whose handler is being
+    /// polled on this thread; `None` outside of one.
+    pub(crate) fn reserve(bytes: u64) -> Option<Result<Reservation, BudgetExhausted>> {
+        Self::peek(|context| match &context.caller {
+            Caller::Connected(connection) => Some(connection.memory.reserve(bytes)),
+            Caller::Unknown | Caller::Named(_) => None,
+        })
+        .flatten()
+    }
+
     pub(crate) fn min_part_bytes(&self) -> usize {
         match &self.caller {
             Caller::Connected(connection_context) => connection_context.min_part_bytes,

@@ -3,6 +3,8 @@
 //! Owns the translation between [`Session`] (pure, `rpc-core`) and [`Protocol`] (the transport's
 //! view of the layer above). Lives under the shard's lock: no user code here.
 
+pub(crate) mod room;
+
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -12,14 +14,17 @@ use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::Shard;
 use rpc_transport::engine::upper::{Protocol, Revoke, Submission};
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::received::Message;
-use rpc_transport::protocol::link::{self, Lane, SubmitError};
+use rpc_transport::protocol::config::{QueueLimit, WhenFull};
+use rpc_transport::protocol::link::{self, Lane, SubmitError, Waiting};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
+use self::room::Room;
 use crate::bulk::BulkPool;
 use crate::context::ConnectionContext;
-use crate::session::{Incoming, Notice, Revoked, Role, Session, SessionLimits};
+use crate::session::{Incoming, IncomingId, Notice, Revoked, Role, Session, SessionLimits};
 use crate::wire;
 
 /// A shard whose connections carry sessions.
@@ -31,6 +36,10 @@ pub(crate) struct Peer {
     connection_context: Arc<ConnectionContext>,
     /// Largest message that the other end takes, bytes.
     max_message_bytes: u64,
+    pub(crate) room: Room,
+    when_full: WhenFull,
+    /// There may be an effect that is not the session's.
+    has_news: bool,
     /// The connection has ended and nobody has been told.
     ended: bool,
     /// Why a connection that was set up has ended, until that is told.
@@ -88,12 +97,22 @@ impl Peer {
         limits: SessionLimits,
         bulk: BulkPool,
         min_part_bytes: usize,
+        queue: QueueLimit,
+        memory: MemoryBudget,
     ) -> Self {
         let identity = Arc::new(PeerIdentity::SameProcess);
         Self {
             session: Session::new(role, limits),
-            connection_context: Arc::new(ConnectionContext { identity, bulk, min_part_bytes }),
+            connection_context: Arc::new(ConnectionContext {
+                identity,
+                bulk,
+                min_part_bytes,
+                memory,
+            }),
             max_message_bytes: u64::MAX,
+            room: Room::new(queue),
+            when_full: queue.when_full,
+            has_news: false,
             ended: false,
             cause: None,
             is_established: false,
@@ -124,7 +143,6 @@ impl Peer {
 
     /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
     /// if it cannot.
-    #[inline]
     pub(crate) fn request_too_large(&self, metadata: usize, body: u64) -> Option<String> {
         self.too_large(body, REQUEST_HEADER_BYTES + metadata as u64)
     }
@@ -134,10 +152,44 @@ impl Peer {
         self.too_large(body, RESPONSE_HEADER_BYTES)
     }
 
-    /// Whether a reply of `body` bytes can be sent to this peer.
+    /// Whether a reply of `body` bytes needs no closer look than that it does not.
     #[inline]
-    pub(crate) fn reply_fits(&self, body: u64) -> bool {
-        body.saturating_add(RESPONSE_HEADER_BYTES) <= self.max_message_bytes
+    pub(crate) fn reply_passes(&self, body: u64) -> bool {
+        self.room.passes(body.saturating_add(RESPONSE_HEADER_BYTES))
+    }
+
+    /// The same for a request.
+    #[inline]
+    pub(crate) fn request_passes(&self, metadata: usize, body: u64) -> bool {
+        self.room.passes(body.saturating_add(REQUEST_HEADER_BYTES + metadata as u64))
+    }
+
+    /// What becomes of a message that finds the queue full.
+    pub(crate) fn when_full(&self) -> WhenFull {
+        self.when_full
+    }
+
+    /// What large messages of the connection are taken from.
+    pub(crate) fn memory(&self) -> &MemoryBudget {
+        &self.connection_context.memory
+    }
+
+    /// A reply has left the hands of its handler, or never will. Gives a waker to be dropped outside
+    /// of the lock.
+    pub(crate) fn forget_waiting(&mut self, id: IncomingId) -> Option<Waker> {
+        let waker = self.room.forget(id);
+        self.has_news |= self.room.has_wakes();
+        waker
+    }
+
+    #[cold]
+    fn poll_news(&mut self) -> Option<Effect> {
+        if let Some(waker) = self.room.poll_wake() {
+            return Some(Effect::Wake(waker));
+        }
+        self.has_news = false;
+        // Not `then_some`, which would make and drop an effect each time.
+        if std::mem::take(&mut self.ended) { Some(self.told_of_end()) } else { None }
     }
 
     /// Bytes that a reply to this peer may have.
@@ -168,12 +220,23 @@ impl Protocol for Peer {
     type Effect = Effect;
 
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
-        let (bulk, min_part_bytes) =
-            (self.connection_context.bulk.clone(), self.connection_context.min_part_bytes);
+        let ConnectionContext { bulk, min_part_bytes, memory, .. } = &*self.connection_context;
+        let (bulk, min_part_bytes, memory) = (bulk.clone(), *min_part_bytes, memory.clone());
         let identity = Arc::new(peer.clone());
         self.is_established = true;
-        self.connection_context = Arc::new(ConnectionContext { identity, bulk, min_part_bytes });
+        self.connection_context =
+            Arc::new(ConnectionContext { identity, bulk, min_part_bytes, memory });
         self.max_message_bytes = max_message_bytes;
+        self.room.set_max_message_bytes(max_message_bytes);
+    }
+
+    fn memory_budget(&self) -> MemoryBudget {
+        self.connection_context.memory.clone()
+    }
+
+    fn on_waiting(&mut self, waiting: Waiting) {
+        self.room.on_waiting(waiting);
+        self.has_news |= self.room.has_wakes();
     }
 
     #[inline]
@@ -217,8 +280,7 @@ impl Protocol for Peer {
         if let Some(incoming) = self.session.poll_request() {
             return Some(Effect::Request(incoming, Arc::clone(&self.connection_context)));
         }
-        // Not `then_some`, which would make and drop an effect each time.
-        if std::mem::take(&mut self.ended) { Some(self.told_of_end()) } else { None }
+        if self.has_news { self.poll_news() } else { None }
     }
 
     #[inline(always)]
@@ -233,12 +295,13 @@ impl Protocol for Peer {
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>) {
         self.session.on_closed(cause.clone(), &mut |tag| revoked(revoke(tag)));
         self.cause = self.is_established.then(|| cause.clone());
-        self.ended = true;
+        self.room.close();
+        (self.ended, self.has_news) = (true, true);
     }
 
     fn on_released(&mut self) {
         self.place = None;
-        self.ended = true;
+        (self.ended, self.has_news) = (true, true);
     }
 
     fn is_idle(&self) -> bool {

@@ -127,7 +127,7 @@ pub use rpc_transport::message::outgoing::OutBuf;
 pub use rpc_transport::message::payload::Payload;
 pub use rpc_transport::message::received::Message;
 pub use rpc_transport::protocol::arena::ArenaConfig;
-pub use rpc_transport::protocol::config::{ConfigError, Isolation, LinkConfig};
+pub use rpc_transport::protocol::config::{ConfigError, Isolation, LinkConfig, WhenFull};
 pub use rpc_transport::protocol::link::LinkMetrics;
 
 pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};

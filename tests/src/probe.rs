@@ -260,6 +260,9 @@ pub trait Probe {
     /// Waits until the gate `tag` is opened, with the payload in hand; then gives it back.
     async fn hold_bulk(&self, tag: u64, data: Bulk) -> Bulk;
 
+    /// Waits until the gate `tag` is opened; then gives `len` zeros, which take address space only.
+    async fn hold_zeros(&self, tag: u64, len: u64) -> Bulk;
+
     /// Keeps a payload as it arrived.
     async fn keep(&self, data: Bulk) -> u64;
 

@@ -47,3 +47,23 @@ pub fn raise_fd_limit() {
     // Not raising it shows when files run out.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
+
+/// Lets this process take no more than so much address space.
+///
+/// # Panics
+/// When the system refuses.
+pub fn limit_address_space(bytes: u64) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    setrlimit(Resource::As, limit).expect("a lower limit");
+}
+
+/// Resident memory of another process of this machine, bytes.
+///
+/// # Panics
+/// When it has ended.
+#[must_use]
+pub fn rss_bytes_of(pid: u32) -> u64 {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("the process lives");
+    field(&statm, 1) * rustix::param::page_size() as u64
+}

@@ -188,6 +188,11 @@ impl Probe for ProbeService {
         data
     }
 
+    async fn hold_zeros(&self, tag: u64, len: u64) -> Bulk {
+        self.journal.pass(tag).await;
+        Bulk::from(vec![0; usize::try_from(len).unwrap_or(0)])
+    }
+
     async fn keep(&self, data: Bulk) -> u64 {
         let mut kept = self.kept.lock();
         kept.push(data);

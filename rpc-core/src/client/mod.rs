@@ -20,6 +20,7 @@ use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::shard::ConnectionKey;
 use rpc_transport::engine::spin::PollMode;
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::link::LinkMetrics;
@@ -310,7 +311,8 @@ impl ChannelBuilder {
         tokio::spawn(driver);
         let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
         let bulk = BulkPool::new(shard.domain().clone());
-        let peer = Peer::new(Role::Client, self.limits, bulk, self.min_part_bytes);
+        let (queue, memory) = (self.link.queue_limit(), MemoryBudget::unlimited());
+        let peer = Peer::new(Role::Client, self.limits, bulk, self.min_part_bytes, queue, memory);
         let timeout = self.connect_timeout;
         let connected = shard.connect(outgoing, &address, &self.link, timeout, peer).await?;
         guard.disarm();

@@ -21,14 +21,16 @@ use rpc_transport::device::{Device, Incoming, Listener};
 use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::{AcceptError, completions_per_connection};
 use rpc_transport::log_limit::LogLimit;
+use rpc_transport::memory::allocator::return_freed_memory;
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use rpc_transport::protocol::handshake::{Reject, RejectCode};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
-use super::Config;
 use super::set_ups::SetUps;
+use super::{Config, available_memory};
 use crate::bulk::BulkPool;
 use crate::endpoint::{Peer, RpcShard};
 use crate::server::executor::{Handlers, Router};
@@ -40,6 +42,8 @@ pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Set-ups that a shard may count at once: more than its CQ can ever have room for.
 const MOST_SET_UPS: usize = 1 << 20;
+/// Time without any connection after which memory is given back.
+const QUIET_TIME: Duration = Duration::from_secs(2);
 /// Longest time for the close frames of a shutdown to leave.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -96,6 +100,8 @@ pub(super) struct Acceptor {
     places: Arc<Semaphore>,
     router: Arc<Router>,
     settled: Arc<Notify>,
+    /// For large messages of all connections.
+    pub(super) memory: MemoryBudget,
     config: Config,
 }
 
@@ -107,6 +113,9 @@ impl Acceptor {
             places: Arc::new(Semaphore::new(places)),
             router: Arc::new(router),
             settled: Arc::default(),
+            memory: MemoryBudget::new(
+                config.memory_budget.unwrap_or_else(available_memory::default_budget),
+            ),
             config,
         }
     }
@@ -171,7 +180,9 @@ impl Acceptor {
         let Config { limits, min_part_bytes, .. } = self.config;
         let Place { shard, permit, under_way: _under_way } = place;
         let bulk = shard.bulk.clone();
-        let peer = Peer::new(Role::Server, limits, bulk, min_part_bytes).holding(permit);
+        let (queue, memory) = (self.config.link.queue_limit(), self.memory.share());
+        let peer = Peer::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
+        let peer = peer.holding(permit);
         let accepting = shard.accept(incoming, &self.config.link, peer);
         match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
             Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
@@ -239,6 +250,27 @@ impl Acceptor {
 
     pub(super) fn all_shards(&self) -> Vec<ServedShard> {
         self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
+    }
+
+    /// Gives memory back to the system when the last connection has been gone for a while: what the
+    /// pools keep, and what the allocator does. Never ends.
+    pub(super) async fn keep_house(self: Arc<Self>) {
+        let mut is_tidy = true;
+        loop {
+            let settled = self.settled.notified();
+            tokio::pin!(settled);
+            settled.as_mut().enable();
+            let is_empty = self.all_shards().iter().all(|shard| shard.connection_count() == 0);
+            if is_tidy || !is_empty {
+                settled.await;
+                is_tidy = false;
+            } else if tokio::time::timeout(QUIET_TIME, settled).await.is_err() {
+                self.all_shards().iter().for_each(|shard| shard.bulk.trim());
+                // Takes its time where there is much.
+                let _ = tokio::task::spawn_blocking(return_freed_memory).await;
+                is_tidy = true;
+            }
+        }
     }
 
     /// The shards, which there will be no more of.

@@ -21,17 +21,20 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use rpc_transport::engine::shard::{ConnectionKey, State};
 use rpc_transport::engine::upper::Executor;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::protocol::config::WhenFull;
 use tokio::sync::Notify;
 
 use crate::codec::Codec;
 use crate::context::ConnectionContext;
 use crate::context::Context;
+use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{Effect, Peer, RpcShard};
 use crate::metadata::Metadata;
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::pace::Pace;
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
-use crate::session::{self, Answer, Gone, Incoming, IncomingId};
+use crate::session::{self, Answer, Gone, Incoming, IncomingId, RAISE};
 use crate::status::Status;
 use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
@@ -147,6 +150,15 @@ enum Done {
     Attach { key: ConnectionKey, id: IncomingId, handle: tokio::task::AbortHandle, accepted: bool },
 }
 
+/// What became of a reply that was given to the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replied {
+    /// It is on its way, or nobody wants it.
+    Done,
+    /// It has to wait until there is room in the connection's queue.
+    MustWait,
+}
+
 /// The executor of one shard.
 pub(crate) struct Handlers {
     shard: Arc<RpcShard>,
@@ -158,6 +170,8 @@ pub(crate) struct Handlers {
     spent: Vec<Reply>,
     /// Handlers that have replied: dropped when the replies are on their way.
     finished: Vec<Handler>,
+    /// Replies that have to wait, each in a task.
+    waiting: Vec<(Call, Reply)>,
     settled: Arc<Notify>,
 }
 
@@ -170,7 +184,17 @@ impl Handlers {
     /// `settled` is notified when a connection ends or has drained.
     pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
         let (done, spent, finished) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { shard, router, last: 0, done, spent, finished, settled }
+        Self { shard, router, last: 0, done, spent, finished, waiting: Vec::new(), settled }
+    }
+
+    /// What a handler that ended at once has replied waits in a task, like that of any other.
+    #[cold]
+    fn spawn_waiting(&mut self) {
+        for (call, reply) in self.waiting.drain(..) {
+            let ended = HandlerEnded::new(&self.shard, call);
+            let task = tokio::spawn(WaitingReply { reply: Some(reply), ended });
+            self.done.push_back(call.attach(task.abort_handle()));
+        }
     }
 
     // In pieces, so that nothing is moved that is not needed.
@@ -214,6 +238,11 @@ impl Call {
     fn replied(self, reply: Reply) -> Done {
         let Self { key, id, accepted } = self;
         Done::Reply { key, id, reply, accepted }
+    }
+
+    fn attach(self, handle: tokio::task::AbortHandle) -> Done {
+        let Self { key, id, accepted } = self;
+        Done::Attach { key, id, handle, accepted }
     }
 
     #[cold]
@@ -294,17 +323,14 @@ fn spawn(
     handler: Handler,
     works_long: bool,
 ) -> Done {
-    let Call { key, id, accepted } = call;
-    let shard = Arc::clone(shard);
     // Made here, not in the task: an abort before the task's first poll must be told too.
-    let ended = HandlerEnded { shard, key, id, method: route.method, replied: false };
+    let ended = HandlerEnded::new(shard, call);
     let watch = if works_long { route.pace.watch() } else { None };
-    let task = tokio::spawn(Spawned { handler, ended, watch });
+    let task = tokio::spawn(Spawned { handler, reply: None, ended, method: route.method, watch });
     if works_long {
         wake_another_worker();
     }
-    let handle = task.abort_handle();
-    Done::Attach { key, id, handle, accepted }
+    call.attach(task.abort_handle())
 }
 
 /// A runtime keeps a fresh task for the worker that spawned it and tells nobody else. If that task
@@ -318,7 +344,10 @@ fn wake_another_worker() {
 /// has ended, nothing of it runs any more.
 struct Spawned {
     handler: Handler,
+    /// Its reply, while that waits for room.
+    reply: Option<Reply>,
     ended: HandlerEnded,
+    method: &'static MethodDescriptor,
     /// Times the next poll.
     watch: Option<Arc<Pace>>,
 }
@@ -328,15 +357,16 @@ impl Future for Spawned {
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
         let this = self.get_mut();
-        let HandlerEnded { shard, key, method, .. } = &this.ended;
-        let origin = || Origin::of(shard, *key, method);
-        let polled = match this.watch.take() {
-            Some(pace) => pace.task(|| this.handler.poll_of(cx, origin)),
-            None => this.handler.poll_of(cx, origin),
-        };
-        let reply = std::task::ready!(polled);
-        this.ended.reply(reply);
-        Poll::Ready(())
+        if this.reply.is_none() {
+            let (HandlerEnded { shard, key, .. }, method) = (&this.ended, this.method);
+            let origin = || Origin::of(shard, *key, method);
+            let polled = match this.watch.take() {
+                Some(pace) => pace.task(|| this.handler.poll_of(cx, origin)),
+                None => this.handler.poll_of(cx, origin),
+            };
+            this.reply = Some(std::task::ready!(polled));
+        }
+        this.ended.poll_reply(&mut this.reply, cx)
     }
 }
 
@@ -345,15 +375,66 @@ struct HandlerEnded {
     shard: Arc<RpcShard>,
     key: ConnectionKey,
     id: IncomingId,
-    method: &'static MethodDescriptor,
     replied: bool,
 }
 
 impl HandlerEnded {
-    fn reply(&mut self, reply: Reply) {
+    fn new(shard: &Arc<RpcShard>, call: Call) -> Self {
+        let Call { key, id, .. } = call;
+        Self { shard: Arc::clone(shard), key, id, replied: false }
+    }
+
+    fn reply(&mut self, reply: &mut Option<Reply>) -> Replied {
         self.replied = true;
-        let mut reply = Some(reply);
-        self.shard.with(self.key, |peer| peer.reply(self.id, &mut reply));
+        let replied = self.shard.with(self.key, |peer| peer.reply(self.id, reply));
+        let replied = replied.unwrap_or(Replied::Done);
+        self.replied = replied == Replied::Done;
+        replied
+    }
+
+    /// Ready when the reply is on its way.
+    fn poll_reply(&mut self, reply: &mut Option<Reply>, cx: &TaskContext<'_>) -> Poll<()> {
+        match self.reply(reply) {
+            Replied::Done => Poll::Ready(()),
+            Replied::MustWait => self.wait(reply, cx.waker().clone()),
+        }
+    }
+
+    /// Tries once more, and waits for room under the same lock if there is none.
+    #[cold]
+    fn wait(&mut self, reply: &mut Option<Reply>, waker: Waker) -> Poll<()> {
+        let mut waker = Some(waker);
+        let replied = self.shard.with(self.key, |peer| {
+            let replied = peer.reply(self.id, reply);
+            if replied == Replied::MustWait
+                && let Some(waker) = waker.take()
+            {
+                peer.wait_for_room(self.id, reply.as_ref(), waker);
+            }
+            replied
+        });
+        match replied {
+            Some(Replied::MustWait) => Poll::Pending,
+            Some(Replied::Done) | None => {
+                self.replied = true;
+                Poll::Ready(())
+            }
+        }
+    }
+}
+
+/// A reply that waits for room in its connection's queue, when its handler has ended.
+struct WaitingReply {
+    reply: Option<Reply>,
+    ended: HandlerEnded,
+}
+
+impl Future for WaitingReply {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        this.ended.poll_reply(&mut this.reply, cx)
     }
 }
 
@@ -363,7 +444,8 @@ impl Drop for HandlerEnded {
             // Panics are replies, and a cancelled call's caller waits for none: what remains is the
             // end of the runtime.
             let status = Status::unavailable("the handler was dropped: its runtime has shut down");
-            self.reply(Reply::Status(status));
+            // That never waits.
+            self.reply(&mut Some(Reply::Status(status)));
         }
     }
 }
@@ -378,41 +460,93 @@ fn metadata(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Statu
 }
 
 impl Peer {
-    /// Answers a call; what is too large for the caller becomes an error that says so. A status is
-    /// left where it is, as its details and source are the user's own to drop.
+    /// Answers a call; what is too large for the caller becomes an error that says so. What is not
+    /// sent, a status for one, is left where it is, as it is the user's own to drop.
     #[inline(always)]
-    pub(crate) fn reply(&mut self, id: IncomingId, reply: &mut Option<Reply>) {
+    pub(crate) fn reply(&mut self, id: IncomingId, reply: &mut Option<Reply>) -> Replied {
         let outcome = match reply.take() {
-            Some(Reply::Ok(body)) if self.reply_fits(body.total_len()) => {
+            Some(Reply::Ok(body)) if self.reply_passes(body.total_len()) => {
                 self.session.reply_with(id, session::ReplyKind::Ok, body)
             }
             other => {
                 *reply = other;
-                self.reply_rarely(id, reply)
+                match self.reply_rarely(id, reply) {
+                    Some(outcome) => outcome,
+                    None => return Replied::MustWait,
+                }
             }
         };
         if outcome.is_err() {
             tracing::trace!(?id, "a reply came too late for its caller");
         }
+        Replied::Done
     }
 
+    /// `None`: it has to wait.
     #[cold]
-    fn reply_rarely(&mut self, id: IncomingId, reply: &mut Option<Reply>) -> Result<(), Gone> {
-        if let Some(Reply::Ok(body) | Reply::UserError(body)) = reply
-            && let Some(why) = self.reply_too_large(body.total_len())
-        {
-            *reply = Some(Reply::Status(Status::resource_exhausted(format!("the reply {why}"))));
+    fn reply_rarely(
+        &mut self,
+        id: IncomingId,
+        reply: &mut Option<Reply>,
+    ) -> Option<Result<(), Gone>> {
+        // Of a task of this crate's, so its waker may be dropped here.
+        drop(self.forget_waiting(id));
+        match reply {
+            None => return Some(Ok(())),
+            Some(Reply::Ok(body) | Reply::UserError(body)) => match self.look_at(body) {
+                Look::Send => {}
+                Look::Wait => return None,
+                Look::Refuse(status) => return Some(self.reply_status(id, &status)),
+            },
+            Some(Reply::Status(status)) => return Some(self.reply_status(id, status)),
         }
         match reply.take() {
-            None => Ok(()),
-            Some(Reply::Ok(body)) => self.session.reply(id, Answer::Ok(body)),
-            Some(Reply::UserError(body)) => self.session.reply(id, Answer::UserError(body)),
-            Some(Reply::Status(status)) => {
-                let outcome = self.reply_status(id, &status);
-                *reply = Some(Reply::Status(status));
-                outcome
+            Some(Reply::Ok(body)) => Some(self.session.reply(id, Answer::Ok(body))),
+            Some(Reply::UserError(body)) => Some(self.session.reply(id, Answer::UserError(body))),
+            other => {
+                *reply = other;
+                Some(Ok(()))
             }
         }
+    }
+
+    /// What is to be done with a large reply, or one that finds the queue full.
+    fn look_at(&mut self, body: &mut OutBuf) -> Look {
+        let bytes = body.total_len();
+        let refuse = |text| Look::Refuse(Status::resource_exhausted(text));
+        if let Some(why) = self.reply_too_large(bytes) {
+            return refuse(format!("the reply {why}"));
+        }
+        if bytes > UNCOUNTED_BYTES && !body.is_charged() {
+            match self.memory().reserve(bytes) {
+                Ok(charge) => body.charge(charge),
+                Err(reason) => {
+                    return refuse(format!(
+                        "no memory for a reply of {bytes} bytes: {reason}; {RAISE}"
+                    ));
+                }
+            }
+        }
+        if self.room.admit(bytes) {
+            return Look::Send;
+        }
+        match self.when_full() {
+            WhenFull::Refuse => refuse(
+                "the queue of the connection is full (the server's `queued_bytes` wait to leave, and \
+                 its `when_full` is to refuse)"
+                    .to_owned(),
+            ),
+            _ => Look::Wait,
+        }
+    }
+
+    /// The reply was not admitted: `waker` is woken when there may be room.
+    fn wait_for_room(&mut self, id: IncomingId, reply: Option<&Reply>, waker: Waker) {
+        let bytes = match reply {
+            Some(Reply::Ok(body) | Reply::UserError(body)) => body.total_len(),
+            _ => 0,
+        };
+        self.room.wait(id, bytes, waker);
     }
 
     #[cold]
@@ -421,6 +555,14 @@ impl Peer {
         let (code, retryable) = (status.code().number(), status.is_retryable());
         self.session.reply(id, Answer::Status { code, retryable, text, details })
     }
+}
+
+/// What is to be done with a reply.
+enum Look {
+    Send,
+    Wait,
+    /// Send this instead.
+    Refuse(Status),
 }
 
 impl Executor<Peer> for Handlers {
@@ -463,14 +605,18 @@ impl Executor<Peer> for Handlers {
             match done {
                 Done::Reply { key, id, reply, accepted } => {
                     let mut reply = Some(reply);
-                    state.with(key, |peer| {
+                    let replied = state.with(key, |peer| {
                         if accepted {
                             peer.session.accept_signature(id);
                         }
-                        peer.reply(id, &mut reply);
+                        peer.reply(id, &mut reply)
                     });
                     if let Some(reply) = reply {
-                        self.spent.push(reply);
+                        if replied == Some(Replied::MustWait) {
+                            self.waiting.push((Call { key, id, accepted }, reply));
+                        } else {
+                            self.spent.push(reply);
+                        }
                     }
                 }
                 Done::Attach { key, id, handle, accepted } => {
@@ -492,6 +638,9 @@ impl Executor<Peer> for Handlers {
         // These do not panic when dropped, what users made may.
         self.finished.clear();
         self.spent.clear();
+        if !self.waiting.is_empty() {
+            self.spawn_waiting();
+        }
     }
 
     fn has_results(&self) -> bool {

@@ -8,6 +8,7 @@
 //! 2. A listener that dies ends the server in the same order, and its address is named.
 
 mod acceptor;
+mod available_memory;
 pub(crate) mod executor;
 pub mod handler;
 mod pace;
@@ -69,6 +70,8 @@ struct Config {
     max_connections: usize,
     grace: Duration,
     min_part_bytes: usize,
+    /// `None`: sized from the machine.
+    memory_budget: Option<u64>,
 }
 
 impl Default for ServerBuilder {
@@ -81,6 +84,7 @@ impl Default for ServerBuilder {
             max_connections: 16_384,
             grace: Duration::from_secs(10),
             min_part_bytes: DEFAULT_MIN_PART_BYTES,
+            memory_budget: None,
         };
         Self { services: Vec::new(), config }
     }
@@ -142,6 +146,21 @@ impl ServerBuilder {
     #[must_use]
     pub fn min_part_bytes(mut self, bytes: usize) -> Self {
         self.config.min_part_bytes = bytes;
+        self
+    }
+
+    /// Memory for large messages of all connections, bytes: those that arrive, until their handlers
+    /// are done; replies, until they have left; arenas, which take half of it at most; streams that
+    /// are not read. One connection uses half of it at most, but for a single message. When it is used
+    /// up large calls fail with [`Code::ResourceExhausted`](crate::Code::ResourceExhausted), large
+    /// requests before they have run, and small ones go on.
+    ///
+    /// It counts messages, not what handlers make of them: decoding one may take as much again.
+    /// Default: a quarter of what is available to this process when the server is bound, by the
+    /// machine, its control group and its address space limit.
+    #[must_use]
+    pub fn memory_budget(mut self, bytes: u64) -> Self {
+        self.config.memory_budget = Some(bytes);
         self
     }
 
@@ -274,6 +293,9 @@ impl Server {
     pub async fn serve(self) -> Result<(), ListenError> {
         let Self { listeners, acceptor, stop } = self;
         let _end = EndShards(Arc::clone(&acceptor));
+        // Ends with this future.
+        let mut house = JoinSet::new();
+        house.spawn(Arc::clone(&acceptor).keep_house());
         let mut accepting = JoinSet::new();
         let mut addresses = HashMap::new();
         for listener in listeners {

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::time::Instant;
 
+use rpc_transport::memory::budget::BudgetExhausted;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
@@ -136,6 +137,8 @@ pub enum Failure {
     PeerTakesNoCalls,
     /// The id names no call: its outcome was taken or it was cancelled before.
     NoSuchCall,
+    /// There was no memory for the answer, which has been dropped.
+    NoMemory(BudgetExhausted),
 }
 
 /// A peer's answer.
@@ -180,6 +183,13 @@ impl Reply {
 /// Names a call of the peer while it is in flight here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IncomingId(pub(super) wire::WireId);
+
+#[cfg(test)]
+impl IncomingId {
+    pub(crate) fn of(slot: u32, generation: u32) -> Self {
+        Self(wire::WireId { slot, generation })
+    }
+}
 
 /// A call that arrived.
 #[derive(Debug)]

@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::Message;
+use rpc_transport::message::received::{Message, Refusal};
 
 use super::incoming::{Ended, Stopped};
 use super::transmit::{Control, Side, tag};
@@ -20,6 +20,8 @@ use super::{
 };
 use crate::wire::{self, ReplyKind, RequestHead, ResponseHead, WireId, code};
 
+/// What to do about a budget that is used up.
+pub(crate) const RAISE: &str = "send less at once, or raise the server's `memory_budget`";
 /// Longest remaining time that is believed.
 const MAX_REMAINING: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -69,6 +71,24 @@ impl<W, H> Session<W, H> {
             metadata_bytes,
             message,
         });
+        Ok(())
+    }
+
+    /// A request that there was no memory for: it never runs, so the caller may try again.
+    #[cold]
+    pub(super) fn refuse_unread(
+        &mut self,
+        head: &RequestHead,
+        refusal: Refusal,
+    ) -> Result<(), SessionError> {
+        if self.shutdown.peer_drained {
+            return Err(SessionError::CallAfterDrained);
+        }
+        self.incoming.admit(head)?;
+        let Refusal { reason, total_bytes, .. } = refusal;
+        let text = format!("no memory for a request of {total_bytes} bytes: {reason}; {RAISE}");
+        let (code, retryable, details) = (code::RESOURCE_EXHAUSTED, true, &[][..]);
+        self.refuse(head.id, &Answer::Status { code, retryable, text: &text, details });
         Ok(())
     }
 

@@ -34,7 +34,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rpc_transport::connect::error::CloseCause;
-use rpc_transport::message::received::Message;
+use rpc_transport::message::received::{Message, Refusal};
 
 pub use self::call::{
     Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
@@ -44,15 +44,16 @@ pub use self::error::SessionError;
 pub use self::slots::INITIAL_CALLS;
 pub use crate::wire::ReplyKind;
 
+pub(crate) use self::callee::RAISE;
 use self::callee::RequestBytes;
 use self::deadlines::Deadlines;
 use self::incoming::IncomingCalls;
 use self::outgoing::Calls;
 use self::shutdown::Shutdown;
 use self::signatures::{AcceptedByPeer, AcceptedHere};
-use self::slots::Slots;
+use self::slots::{Proof, Slots};
 use self::transmit::{Control, FrameQueue};
-use crate::wire::{self, Frame, Hello};
+use crate::wire::{self, Beginning, Frame, Hello};
 
 /// Most slots that any end uses or announces.
 const MAX_CALLS: u32 = 1 << 24;
@@ -177,7 +178,7 @@ impl<W, H> Session<W, H> {
             return Ok(());
         }
         // Nearly every message is one of these two.
-        if self.peer.is_some() && message.tail_bytes() == 0 {
+        if self.peer.is_some() && message.is_plain() {
             if let Some(head) = wire::plain_response(&message) {
                 return self.on_response(head, wire::HEADER_BYTES, message);
             }
@@ -190,12 +191,33 @@ impl<W, H> Session<W, H> {
         self.on_parsed(message, now, revoke)
     }
 
+    /// There was no memory for the message: its call ends, and nothing else.
+    #[cold]
+    fn on_refused(&mut self, beginning: &[u8], refusal: Refusal) -> Result<(), SessionError> {
+        if self.peer.is_none() {
+            return Err(SessionError::HelloMissing);
+        }
+        match wire::parse_beginning(beginning)? {
+            Beginning::Request(head) => self.refuse_unread(&head, refusal),
+            Beginning::Response(id) => {
+                if let Some(call) = self.slots.settle(id, Proof::Response)? {
+                    self.fail(call, Failure::NoMemory(refusal.reason), false);
+                }
+                self.check_drained();
+                Ok(())
+            }
+        }
+    }
+
     fn on_parsed(
         &mut self,
         message: Message,
         now: impl FnOnce() -> Instant,
         revoke: Revoke<'_>,
     ) -> Result<(), SessionError> {
+        if let Some(refusal) = message.refusal() {
+            return self.on_refused(&message, *refusal);
+        }
         let (frame, head_bytes) = wire::parse_with_tail(&message, message.tail_bytes())?;
         if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {
             return Err(SessionError::HelloMissing);

@@ -260,6 +260,43 @@ pub fn parse_with_tail(bytes: &[u8], tail_bytes: u64) -> Result<(Frame, usize), 
     }
 }
 
+/// What the beginning of a frame says whose rest was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beginning {
+    /// A request; its blocks are unknown.
+    Request(RequestHead),
+    /// The response to this call.
+    Response(WireId),
+}
+
+/// Reads the fixed header of a long frame: only requests and responses are.
+///
+/// # Errors
+/// The first rule that it breaks.
+pub fn parse_beginning(bytes: &[u8]) -> Result<Beginning, WireError> {
+    let Some((header, _)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+        return Err(WireError::HeaderTruncated(bytes.len()));
+    };
+    let Some(kind) = Kind::from_byte(header[0]) else {
+        return Err(WireError::UnknownKind(header[0]));
+    };
+    let header = Header::new(kind, header);
+    let id = header.call()?;
+    match kind {
+        Kind::Request => Ok(Beginning::Request(RequestHead {
+            id,
+            method: header.method,
+            codec: header.codec_or_status,
+            no_cancel: header.flags & request_flag::NO_CANCEL != 0,
+            remaining_micros: None,
+            signature: None,
+            has_parts: header.flags & PARTS != 0,
+        })),
+        Kind::Response => Ok(Beginning::Response(id)),
+        other => Err(WireError::UnexpectedTail(other)),
+    }
+}
+
 /// The header's fields, still unjudged.
 struct Header {
     kind: Kind,

@@ -38,6 +38,8 @@ use crate::device::{
 };
 use crate::engine::shard::Deferred;
 use crate::engine::upper::{Protocol, Revoke, Submission};
+use crate::log_limit::LogLimit;
+use crate::memory::budget::MemoryBudget;
 use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::received::Message;
 use crate::protocol::frame::CloseReason;
@@ -90,6 +92,10 @@ pub(crate) struct Connection<P: Protocol> {
     unfinished: bool,
     /// Large messages may leave though small ones do.
     turn: bool,
+    /// Something waits to leave, as the protocol was told.
+    told_waiting: bool,
+    /// What is there for this peer.
+    budget: MemoryBudget,
     /// To be run when the lock is released.
     deferred: Vec<Deferred>,
     pub(crate) generation: u32,
@@ -125,6 +131,8 @@ impl<P: Protocol> Connection<P> {
             pressing: Pressing::Nothing,
             unfinished: false,
             turn: false,
+            told_waiting: false,
+            budget: MemoryBudget::unlimited(),
             deferred: Vec::new(),
             generation: 0,
             dirty: false,
@@ -140,6 +148,8 @@ impl<P: Protocol> Connection<P> {
     pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
         link.set_on_return(on_return);
         link.set_slices(self.poster.slices());
+        self.budget = self.protocol.memory_budget();
+        link.set_memory_budget(self.budget.clone());
         if let Some(pipe) = &mut self.pipe {
             pipe.send_buffer_bytes = link.frame_bytes();
         }
@@ -334,6 +344,7 @@ impl<P: Protocol> Connection<P> {
             && !self.protocol.may_transmit()
             && link.has_nothing_to_transmit()
             && link.wanted_arena().is_none()
+            && !self.told_waiting
     }
 
     /// Whether a received message leaves nothing to be done but its effects: what most do.
@@ -378,9 +389,10 @@ impl<P: Protocol> Connection<P> {
             return Ok(());
         }
         if let Some(bytes) = link.wanted_arena() {
-            grow(link, self.poster.domain(), bytes)?;
+            grow(link, self.poster.domain(), &self.budget, bytes)?;
         }
         let (mut submitted, mut posted, mut sent_small) = (false, false, false);
+        let mut may_wait = self.told_waiting;
         while self.protocol.may_transmit()
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
@@ -391,7 +403,7 @@ impl<P: Protocol> Connection<P> {
                     self.poster.post_whole(cq, pipe, whole, more)?;
                     (posted, sent_small) = (true, true);
                 }
-                Ok(None) => {}
+                Ok(None) => may_wait = true,
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
@@ -419,6 +431,11 @@ impl<P: Protocol> Connection<P> {
         if posted {
             // What is left of this visit need not hold the doorbell up.
             cq.flush();
+        }
+        if may_wait {
+            let waiting = link.waiting();
+            self.told_waiting = waiting.total_bytes() > 0;
+            self.protocol.on_waiting(waiting);
         }
         if submitted && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
@@ -540,21 +557,40 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
     }
 }
 
-/// Gives the link the arena that it wants, if there is memory.
+/// Gives the link the arena that it wants, if there is memory and budget.
 #[cold]
-fn grow(link: &mut Link, domain: &ProtectionDomain, bytes: u64) -> Result<(), CloseCause> {
+fn grow(
+    link: &mut Link,
+    domain: &ProtectionDomain,
+    budget: &MemoryBudget,
+    bytes: u64,
+) -> Result<(), CloseCause> {
+    // Half of the budget is left for what has no other way in.
+    let charge = match budget.reserve_spare(bytes) {
+        Ok(charge) => charge,
+        Err(reason) => {
+            tracing::debug!(%reason, "no arena, large messages are copied");
+            link.decline_arena();
+            return Ok(());
+        }
+    };
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
     match domain.allocate(len, Access::REMOTE_WRITE) {
         Ok(region) => {
+            region.charge(charge);
             link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
         }
         Err(error) => {
-            tracing::warn!(%error, bytes, "no memory for an arena, large messages are copied");
+            NO_ARENAS.fault(Instant::now(), || {
+                tracing::warn!(%error, bytes, "no memory for an arena, large messages are copied");
+            });
             link.decline_arena();
             Ok(())
         }
     }
 }
+
+static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for");
 
 /// Copies a small message out, or lends its buffer if another one can be posted in its place.
 #[inline(always)]

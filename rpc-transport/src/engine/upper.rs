@@ -9,9 +9,10 @@ use std::time::Instant;
 
 use crate::connect::error::CloseCause;
 use crate::device::PeerIdentity;
+use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
-use crate::protocol::link::{Lane, Revoked, SubmitError};
+use crate::protocol::link::{Lane, Revoked, SubmitError, Waiting};
 
 /// A message that a [`Protocol`] wants sent.
 #[derive(Debug)]
@@ -35,6 +36,15 @@ pub trait Protocol: Send + Sized + 'static {
     /// The peer is known, and messages may arrive from now on; what is submitted leaves when set-up
     /// is complete. Messages above `max_message_bytes` must not be submitted.
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64);
+
+    /// What memory for this peer is taken from: arenas, large messages that arrive, streams that
+    /// nobody reads. Asked when the connection is made. Default: memory is not counted.
+    fn memory_budget(&self) -> MemoryBudget {
+        MemoryBudget::unlimited()
+    }
+
+    /// So much waits to leave. Called after something had to wait, until nothing does.
+    fn on_waiting(&mut self, _waiting: Waiting) {}
 
     /// A whole message has arrived.
     ///

@@ -18,6 +18,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
+use crate::memory::budget::Reservation;
 use crate::message::part::OutPart;
 use crate::message::reply_slot::{PeerSlot, SlotOffer};
 
@@ -112,6 +113,8 @@ struct Tail {
     len: u64,
     offer: Option<SlotOffer>,
     place: Option<PeerSlot>,
+    /// What the message takes of a budget, until it is gone.
+    charge: Option<Reservation>,
 }
 
 impl OutBuf {
@@ -160,6 +163,17 @@ impl OutBuf {
     /// Has the tail written into a slot of the receiver, if it fits; else the slot is given up.
     pub fn place_in(&mut self, slot: PeerSlot) {
         self.tail.get_or_insert_default().place = Some(slot);
+    }
+
+    /// Keeps a reservation until the message is gone: sent, taken back, or dropped on the way.
+    pub fn charge(&mut self, charge: Reservation) {
+        self.tail.get_or_insert_default().charge = Some(charge);
+    }
+
+    /// Whether a reservation is kept with it.
+    #[must_use]
+    pub fn is_charged(&self) -> bool {
+        self.tail.as_ref().is_some_and(|tail| tail.charge.is_some())
     }
 
     pub(crate) fn offer(&self) -> Option<&SlotOffer> {

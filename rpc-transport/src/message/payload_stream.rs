@@ -18,6 +18,7 @@ use std::task::{Context, Poll, Waker, ready};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, ReadBuf};
 
+use crate::memory::budget::{BudgetExhausted, Reservation};
 use crate::message::payload::Payload;
 
 /// Why a stream ends before its length.
@@ -41,11 +42,15 @@ pub enum StreamError {
         /// The limit.
         max: u64,
     },
+    /// There is no memory for what arrives.
+    #[error("no memory for what arrives: {0}; read faster, or raise that budget")]
+    OverBudget(BudgetExhausted),
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    segments: VecDeque<Payload>,
+    /// Each with what it takes of a budget while it waits.
+    segments: VecDeque<(Payload, Option<Reservation>)>,
     /// Bytes that have arrived.
     arrived: u64,
     private: u64,
@@ -89,7 +94,7 @@ impl PayloadStream {
             return Poll::Ready(Some(Ok(segment.slice(read..segment.len()))));
         }
         let mut inner = self.shared.lock();
-        if let Some(segment) = inner.segments.pop_front() {
+        if let Some((segment, _charge)) = inner.segments.pop_front() {
             if segment.is_private() {
                 inner.private -= segment.len();
             }
@@ -172,7 +177,7 @@ impl StreamFeed {
     }
 
     /// Appends a segment. The waker is to be woken outside of any lock.
-    pub(crate) fn push(&self, segment: Payload) -> Option<Waker> {
+    pub(crate) fn push(&self, segment: Payload, charge: Option<Reservation>) -> Option<Waker> {
         let mut inner = self.shared.lock();
         inner.arrived += segment.len();
         if inner.is_dropped || inner.end.is_some() {
@@ -186,8 +191,13 @@ impl StreamFeed {
                 return inner.reader.take();
             }
         }
-        inner.segments.push_back(segment);
+        inner.segments.push_back((segment, charge));
         inner.reader.take()
+    }
+
+    /// There is no memory for what follows, which is dropped.
+    pub(crate) fn refuse(&self, reason: BudgetExhausted) -> Option<Waker> {
+        self.end(|_| Err(StreamError::OverBudget(reason)))
     }
 
     /// All has arrived.
@@ -233,7 +243,7 @@ mod tests {
     async fn segments_are_read_in_any_portions() {
         let (feed, mut stream) = StreamFeed::new(9, 100);
         for bytes in [&b"abc"[..], b"defg", b"hi"] {
-            assert!(feed.push(segment(bytes)).is_none());
+            assert!(feed.push(segment(bytes), None).is_none());
         }
         assert!(feed.finish().is_none());
         let mut two = [0; 2];
@@ -250,7 +260,7 @@ mod tests {
     #[tokio::test]
     async fn an_early_end_is_told_once_behind_what_arrived() {
         let (feed, mut stream) = StreamFeed::new(9, 100);
-        feed.push(segment(b"abc"));
+        feed.push(segment(b"abc"), None);
         drop(feed);
         assert_eq!(stream.next().await.unwrap().unwrap().to_vec(), b"abc");
         assert_eq!(stream.next().await.unwrap().unwrap_err(), StreamError::ConnectionLost(3));
@@ -263,8 +273,8 @@ mod tests {
     #[tokio::test]
     async fn private_bytes_that_wait_are_bounded() {
         let (feed, mut stream) = StreamFeed::new(900, 8);
-        feed.push(segment(b"abcdef"));
-        feed.push(segment(b"ghi"));
+        feed.push(segment(b"abcdef"), None);
+        feed.push(segment(b"ghi"), None);
         assert_eq!(stream.next().await.unwrap().unwrap().to_vec(), b"abcdef");
         let error = stream.next().await.unwrap().unwrap_err();
         assert_eq!(error, StreamError::TooSlow { waiting: 9, max: 8 });
@@ -276,7 +286,7 @@ mod tests {
         let (feed, mut stream) = StreamFeed::new(9, 100);
         let mut cx = Context::from_waker(Waker::noop());
         assert!(stream.poll_next(&mut cx).is_pending());
-        assert!(feed.push(segment(b"abc")).is_some());
-        assert!(feed.push(segment(b"abc")).is_none());
+        assert!(feed.push(segment(b"abc"), None).is_some());
+        assert!(feed.push(segment(b"abc"), None).is_none());
     }
 }

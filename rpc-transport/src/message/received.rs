@@ -12,6 +12,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
+use crate::memory::budget::{BudgetExhausted, Reservation};
 use crate::memory::region::Buffer;
 use crate::message::outgoing::{keep_storage, take_used};
 use crate::message::payload::Payload;
@@ -40,6 +41,20 @@ struct Beside {
     tail: Option<Tail>,
     /// Memory that the sender offers for the answer.
     slot: Option<PeerSlot>,
+    /// What the message takes of a budget.
+    charge: Option<Reservation>,
+    refusal: Option<Refusal>,
+}
+
+/// Why a message was dropped as it arrived, but for the beginning of its head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// The budget that has no room for it.
+    pub reason: BudgetExhausted,
+    /// Length of the message, bytes.
+    pub total_bytes: u64,
+    /// Length of its tail, bytes.
+    pub tail_bytes: u64,
 }
 
 /// What came behind the head.
@@ -111,6 +126,34 @@ impl Message {
         self
     }
 
+    /// The beginning of a message that there was no memory for.
+    #[must_use]
+    pub fn refused(beginning: Vec<u8>, refusal: Refusal) -> Self {
+        let mut message = Self::private(beginning);
+        message.beside.get_or_insert_default().refusal = Some(refusal);
+        message
+    }
+
+    /// Why only the beginning is there, if so.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Refusal> {
+        self.beside.as_deref()?.refusal.as_ref()
+    }
+
+    /// The message with what it takes of a budget, until it is dropped or the charge is taken.
+    #[must_use]
+    pub fn with_charge(mut self, charge: Option<Reservation>) -> Self {
+        if charge.is_some() {
+            self.beside.get_or_insert_default().charge = charge;
+        }
+        self
+    }
+
+    /// Takes what it takes of a budget: to be held for as long as what is made of the message.
+    pub fn take_charge(&mut self) -> Option<Reservation> {
+        self.beside.as_deref_mut()?.charge.take()
+    }
+
     /// Whether there is nothing beside the bytes: neither a tail nor memory for the answer.
     #[inline]
     #[must_use]
@@ -132,8 +175,9 @@ impl Message {
     #[inline]
     #[must_use]
     pub fn tail_bytes(&self) -> u64 {
-        match self.beside.as_deref().and_then(|beside| beside.tail.as_ref()) {
-            None => 0,
+        let Some(beside) = self.beside.as_deref() else { return 0 };
+        match &beside.tail {
+            None => beside.refusal.map_or(0, |refusal| refusal.tail_bytes),
             Some(Tail::Payload(payload)) => payload.len(),
             Some(Tail::Stream(stream)) => stream.len(),
         }

@@ -45,6 +45,26 @@ pub enum Isolation {
     PerConnection,
 }
 
+/// What becomes of a message when [`LinkConfig::queued_bytes`] wait to leave before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum WhenFull {
+    /// It waits: a reply with the handler that made it, a request with its call.
+    #[default]
+    Wait,
+    /// Its call fails with `ResourceExhausted`.
+    Refuse,
+}
+
+/// What may wait to leave on a connection, and what becomes of more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimit {
+    /// Bytes.
+    pub bytes: u64,
+    /// What becomes of more.
+    pub when_full: WhenFull,
+}
+
 /// The knobs of one end of a link. The default works; setters take and return the value.
 ///
 /// ```
@@ -64,6 +84,7 @@ pub struct LinkConfig {
     pub(crate) assembly_bytes: u64,
     pub(crate) send_queue_slots: u16,
     pub(crate) bulk_queue_bytes: u32,
+    pub(crate) queue_limit: QueueLimit,
     pub(crate) arena: ArenaConfig,
     pub(crate) arena_threshold_bytes: u32,
     pub(crate) arena_segment_bytes: u32,
@@ -83,6 +104,7 @@ impl Default for LinkConfig {
             assembly_bytes: 64 << 20,
             send_queue_slots: 64,
             bulk_queue_bytes: 1 << 20,
+            queue_limit: QueueLimit { bytes: 16 << 20, when_full: WhenFull::Wait },
             arena: ArenaConfig::default(),
             arena_threshold_bytes: 16 << 10,
             arena_segment_bytes: 256 << 10,
@@ -151,6 +173,29 @@ impl LinkConfig {
     pub fn bulk_queue_bytes(mut self, bytes: u32) -> Self {
         self.bulk_queue_bytes = bytes;
         self
+    }
+
+    /// Bytes that may wait to leave on the connection before further messages do what
+    /// [`LinkConfig::when_full`] says. Default 16 MiB, 1 byte to 1 TiB; the last that is queued may
+    /// be of any length. Small messages wait for small ones only.
+    #[must_use]
+    pub fn queued_bytes(mut self, bytes: u64) -> Self {
+        self.queue_limit.bytes = bytes;
+        self
+    }
+
+    /// What becomes of a message that finds [`LinkConfig::queued_bytes`] waiting. Default
+    /// [`WhenFull::Wait`].
+    #[must_use]
+    pub fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.queue_limit.when_full = when_full;
+        self
+    }
+
+    /// What [`LinkConfig::queued_bytes`] and [`LinkConfig::when_full`] say.
+    #[must_use]
+    pub const fn queue_limit(&self) -> QueueLimit {
+        self.queue_limit
     }
 
     /// The landing zone that this end gives its peer for large messages: see [`ArenaConfig`].
@@ -266,6 +311,13 @@ impl LinkConfig {
             "the peer's data credits are a good choice",
         )?;
         check("bulk_queue_bytes", self.bulk_queue_bytes, 1, u32::MAX, "1 MiB suits most links")?;
+        check(
+            "queued_bytes",
+            self.queue_limit.bytes,
+            1,
+            MAX_MESSAGE_BYTES,
+            "16 MiB suits most links",
+        )?;
         self.arena.validate()?;
         check(
             "arena_segment_bytes",
@@ -391,6 +443,7 @@ mod tests {
             ),
             (base().send_queue_slots(0), ["send_queue_slots is 0", "1 to 4095", "data credits"]),
             (base().bulk_queue_bytes(0), ["bulk_queue_bytes is 0", "1 to", "1 MiB"]),
+            (base().queued_bytes(0), ["queued_bytes is 0", "1 to 1099511627776", "16 MiB"]),
             (
                 base().arena_segment_bytes(4095),
                 ["arena_segment_bytes is 4095", "4096 to 1073741824", "256 KiB"],

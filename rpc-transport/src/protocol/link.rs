@@ -52,6 +52,7 @@ pub use self::metrics::LinkMetrics;
 pub use self::short::Whole;
 pub use self::transmit::{FrameBytes, Put, Transmit};
 use crate::device::Traffic;
+use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
 use crate::message::reply_slot::SlotOffer;
@@ -75,6 +76,25 @@ pub enum Lane {
     Small,
     /// Messages of any size, one at a time; never holds more than about half of the credits.
     Bulk,
+}
+
+/// What waits to leave on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Waiting {
+    /// Small messages, bytes.
+    pub small_bytes: u64,
+    /// Large ones, bytes: one counts in full until its last byte has been posted.
+    pub large_bytes: u64,
+    /// The longest message that is small, bytes.
+    pub longest_small: usize,
+}
+
+impl Waiting {
+    /// All that waits, bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.small_bytes.saturating_add(self.large_bytes)
+    }
 }
 
 /// What became of a message that the session wants back.
@@ -439,6 +459,24 @@ impl Link {
         self.lanes.count(Lane::Urgent)
             + self.lanes.count(Lane::Small)
             + self.lanes.count(Lane::Bulk)
+    }
+
+    /// What waits to be sent.
+    #[must_use]
+    pub fn waiting(&self) -> Waiting {
+        let [urgent, small, large] =
+            [Lane::Urgent, Lane::Small, Lane::Bulk].map(|lane| self.lanes.bytes(lane));
+        let begun = self.segmenter.held_bytes() + self.slices.unsent_bytes();
+        Waiting {
+            small_bytes: urgent + small,
+            large_bytes: large + begun,
+            longest_small: self.eager_bytes,
+        }
+    }
+
+    /// What arrives is taken from this budget from now on.
+    pub fn set_memory_budget(&mut self, budget: MemoryBudget) {
+        self.assembly.set_budget(budget);
     }
 
     /// Whether all that was submitted has been handed out for posting.

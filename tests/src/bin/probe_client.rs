@@ -24,6 +24,9 @@ struct Options {
 enum Role {
     /// Starts calls that never end by themselves.
     Hold { tag: u64, count: u64 },
+    /// Starts calls whose replies are that long when the gate is opened; says `ENDED` when it has
+    /// all outcomes.
+    HoldZeros { tag: u64, count: u64, bytes: u64 },
     /// Connects and does nothing.
     Idle { count: u64, poll_mode: String },
     /// Connects, calls and closes, again and again; says `RESOURCES fds rss mappings tasks` after
@@ -48,6 +51,7 @@ async fn main() -> ExitCode {
     });
     match role {
         Role::Hold { tag, count } => hold(&address, tag, count).await,
+        Role::HoldZeros { tag, count, bytes } => hold_zeros(&address, tag, count, bytes).await,
         Role::Idle { count, poll_mode } => idle(&address, count, &poll_mode).await,
         Role::Cycle { warm_up, count } => {
             process::say(READY, "");
@@ -85,6 +89,16 @@ async fn hold(address: &str, tag: u64, count: u64) {
     for call in calls {
         let _ = call.await;
     }
+}
+
+async fn hold_zeros(address: &str, tag: u64, count: u64, bytes: u64) {
+    let client = connect(address).await;
+    let calls: Vec<_> = (0..count).map(|_| client.hold_zeros(tag, bytes).start()).collect();
+    process::say(READY, "");
+    for call in calls {
+        let _ = call.await;
+    }
+    process::say("ENDED", "");
 }
 
 async fn idle(address: &str, count: u64, poll_mode: &str) {

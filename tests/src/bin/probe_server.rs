@@ -34,6 +34,13 @@ struct Options {
     receive_buffer: Option<u32>,
     #[arg(long)]
     data_credits: Option<u16>,
+    #[arg(long)]
+    queued_bytes: Option<u64>,
+    #[arg(long)]
+    memory_budget: Option<u64>,
+    /// Address space that this process may take, bytes.
+    #[arg(long)]
+    address_space: Option<u64>,
     /// A protection domain for each connection.
     #[arg(long)]
     isolated: bool,
@@ -54,6 +61,9 @@ fn main() {
     let options = Options::parse();
     process::log_to_stderr();
     resources::raise_fd_limit();
+    if let Some(bytes) = options.address_space {
+        resources::limit_address_space(bytes);
+    }
     let runtime = match options.workers {
         0 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         workers => {
@@ -89,6 +99,9 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     if let Some(bytes) = options.max_message {
         link = link.max_message_bytes(bytes);
     }
+    if let Some(bytes) = options.queued_bytes {
+        link = link.queued_bytes(bytes);
+    }
     if let Some(credits) = options.data_credits {
         link = link.data_credits(credits);
     }
@@ -110,6 +123,9 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     }
     if let Some(count) = options.max_connections {
         builder = builder.max_connections(count);
+    }
+    if let Some(bytes) = options.memory_budget {
+        builder = builder.memory_budget(bytes);
     }
     if let Some(grace) = options.grace_ms {
         builder = builder.grace(Duration::from_millis(grace));

@@ -19,6 +19,7 @@ use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::Progress;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
+use rpc_transport::protocol::config::WhenFull;
 
 use crate::bulk::{BulkMut, Landing};
 use crate::client::Connection;
@@ -219,6 +220,12 @@ impl<'a> Untyped<'a> {
             Some(Refused::TooLarge(why)) => {
                 Status::resource_exhausted(format!("{}: the request {why}", self.method.name))
             }
+            Some(Refused::QueueFull) => Status::resource_exhausted(format!(
+                "{}: the queue of the connection is full (`queued_bytes` wait to leave, and \
+                 `when_full` is to refuse)",
+                self.method.name
+            ))
+            .with_retryable(true),
         };
         self.fail(status);
     }
@@ -304,6 +311,10 @@ impl<'a> Untyped<'a> {
             Failure::DeadlineExceeded => {
                 Status::new(Code::DeadlineExceeded, format!("{name}: the deadline passed"))
             }
+            Failure::NoMemory(reason) => Status::new(
+                Code::ResourceExhausted,
+                format!("{name}: no memory for the reply: {reason}"),
+            ),
             Failure::Closed => self.via.connection().unavailable().with_retryable(never_sent),
             other => Status::new(Code::Unavailable, format!("{name}: {}", words(other)))
                 .with_retryable(never_sent),
@@ -464,6 +475,7 @@ fn effective_deadline(own: Option<Instant>, default: Option<Duration>) -> Option
 enum Refused {
     Start(StartError),
     TooLarge(String),
+    QueueFull,
 }
 
 impl Peer {
@@ -475,10 +487,26 @@ impl Peer {
         body: &mut Option<OutBuf>,
     ) -> Result<CallId, Refused> {
         let body_bytes = body.as_ref().map_or(0, OutBuf::total_len);
-        if let Some(why) = self.request_too_large(call.metadata.len(), body_bytes) {
-            return Err(Refused::TooLarge(why));
+        if !self.request_passes(call.metadata.len(), body_bytes) {
+            self.look_closer(call.metadata.len(), body_bytes)?;
         }
         self.session.start_from(call, body, None).map_err(Refused::Start)
+    }
+
+    /// A large request, or one that finds the queue full.
+    #[cold]
+    fn look_closer(&mut self, metadata: usize, body: u64) -> Result<(), Refused> {
+        if let Some(why) = self.request_too_large(metadata, body) {
+            return Err(Refused::TooLarge(why));
+        }
+        if !self.room.admit(body) {
+            if self.when_full() == WhenFull::Refuse {
+                return Err(Refused::QueueFull);
+            }
+            // It waits with its call.
+            self.room.count(body);
+        }
+        Ok(())
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Queued {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     queues: [VecDeque<Queued>; 3],
+    /// Of what each queue holds.
+    bytes: [u64; 3],
     /// Small messages sent since a bulk frame could leave and did not.
     overtaken: u8,
 }
@@ -32,6 +34,7 @@ pub(super) struct Lanes {
 impl Lanes {
     #[inline]
     pub(super) fn push(&mut self, lane: Lane, queued: Queued) {
+        self.bytes[lane as usize] += queued.message.total_len();
         self.queues[lane as usize].push_back(queued);
     }
 
@@ -58,7 +61,14 @@ impl Lanes {
 
     #[inline]
     pub(super) fn pop(&mut self, lane: Lane) -> Option<Queued> {
-        self.queues[lane as usize].pop_front()
+        let queued = self.queues[lane as usize].pop_front()?;
+        self.bytes[lane as usize] -= queued.message.total_len();
+        Some(queued)
+    }
+
+    /// Bytes of the messages that wait in a lane.
+    pub(super) fn bytes(&self, lane: Lane) -> u64 {
+        self.bytes[lane as usize]
     }
 
     #[inline]
@@ -78,9 +88,11 @@ impl Lanes {
     /// Takes a message out of its queue. Linear in what waits before it, and the oldest are
     /// revoked first when many time out.
     pub(super) fn remove(&mut self, tag: u64) -> Option<OutBuf> {
-        self.queues.iter_mut().find_map(|queue| {
+        self.queues.iter_mut().zip(&mut self.bytes).find_map(|(queue, bytes)| {
             let at = queue.iter().position(|queued| queued.tag == tag)?;
-            queue.remove(at).map(|queued| queued.message)
+            let message = queue.remove(at)?.message;
+            *bytes -= message.total_len();
+            Some(message)
         })
     }
 }

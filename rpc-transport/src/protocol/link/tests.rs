@@ -402,6 +402,76 @@ fn what_a_peer_announces_and_never_sends_costs_no_memory() {
     }
 }
 
+/// What was put together was counted by nobody.
+#[test]
+fn a_message_that_there_is_no_memory_for_is_dropped_but_for_its_beginning() {
+    let budget = MemoryBudget::new(1000);
+    let mut assembly = Assembly::new(1 << 40, 1 << 40);
+    assembly.set_budget(budget.clone());
+    let segment = |number, offset, head_end, last| Segment {
+        number,
+        last,
+        abort: false,
+        head_end,
+        offset,
+        total: 1600,
+    };
+    for (number, head_end) in [(0, false), (1, true)] {
+        // With a tail, and all in the head.
+        let first = segment(number, 0, head_end, false);
+        assert!(assembly.on_segment(first, &[1; 400]).unwrap().message.is_none());
+        assert!(budget.used_bytes() >= 400, "{budget:?}");
+        for at in [400, 800] {
+            let next = segment(number, at, false, false);
+            assert!(assembly.on_segment(next, &[2; 400]).unwrap().message.is_none());
+            assert!(budget.used_bytes() <= 1000 && assembly.reserved_bytes() <= 1000);
+        }
+        let last = segment(number, 1200, false, true);
+        let message = assembly.on_segment(last, &[3; 400]).unwrap().message.unwrap();
+        assert_eq!(budget.used_bytes(), 0);
+        let refusal = *message.refusal().unwrap();
+        assert_eq!((refusal.total_bytes, refusal.reason.limit), (1600, 1000));
+        assert_eq!(message.tail_bytes(), if head_end { 1200 } else { 0 });
+        assert!(message[..256] == [1; 256] && message.len() <= 400);
+    }
+    // What there is room for takes it until it is dropped.
+    let whole = Segment { total: 900, ..segment(2, 0, false, true) };
+    let message = assembly.on_segment(whole, &[4; 900]).unwrap().message.unwrap();
+    assert_eq!((message.len(), budget.used_bytes()), (900, 900));
+    drop(message);
+    assert_eq!(budget.used_bytes(), 0);
+}
+
+#[test]
+fn a_connection_that_ends_gives_back_what_was_arriving() {
+    let budget = MemoryBudget::new(1000);
+    let mut assembly = Assembly::new(1 << 40, 1 << 40);
+    assembly.set_budget(budget.clone());
+    let first =
+        Segment { number: 0, last: false, abort: false, head_end: false, offset: 0, total: 900 };
+    assert!(assembly.on_segment(first, &[1; 400]).unwrap().message.is_none());
+    assert!(budget.used_bytes() >= 400);
+    drop(assembly.take_unfinished());
+    assert_eq!(budget.used_bytes(), 0);
+}
+
+#[test]
+fn what_waits_is_counted_by_lane_until_it_has_left_or_is_taken_back() {
+    let mut pair = Pair::new(&small_config());
+    assert_eq!(pair.ends[0].waiting().total_bytes(), 0);
+    for tag in 0..20 {
+        pair.submit(0, Lane::Small, tag, 10);
+    }
+    pair.submit(0, Lane::Bulk, 20, 5000);
+    pair.submit(0, Lane::Bulk, 21, 7000);
+    let waiting = pair.ends[0].waiting();
+    assert_eq!((waiting.small_bytes, waiting.large_bytes), (200, 12_000));
+    assert!(matches!(pair.ends[0].revoke(21), Revoked::Whole(_)));
+    assert_eq!(pair.ends[0].waiting().large_bytes, 5000);
+    pair.run();
+    assert_eq!(pair.ends[0].waiting().total_bytes(), 0);
+}
+
 #[test]
 fn no_ping_without_keep_alive() {
     let now = Instant::now();

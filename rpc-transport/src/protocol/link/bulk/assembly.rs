@@ -7,16 +7,19 @@
 //!    `assembly_bytes` is not put together: its tail becomes a stream.
 //! 2. Memory reserved is at most twice what has arrived: what a peer announces and never sends
 //!    costs nothing.
-//! 3. Segments are contiguous and in order; messages are numbered one by one.
+//! 3. What is reserved is taken from the budget. A message that there is no room for is dropped while
+//!    it arrives, but for [`BEGINNING_BYTES`] of its head, by which the layer above can refuse it.
+//! 4. Segments are contiguous and in order; messages are numbered one by one.
 
 use std::mem;
 
 use std::sync::Arc;
 use std::task::Waker;
 
+use crate::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 use crate::message::payload::{Payload, Piece};
 use crate::message::payload_stream::StreamFeed;
-use crate::message::received::Message;
+use crate::message::received::{Message, Refusal};
 use crate::message::reply_slot::PeerSlot;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::Segment;
@@ -28,7 +31,11 @@ pub(in crate::protocol::link) struct Assembly {
     /// The number that the next first segment must have.
     due: u32,
     partial: Option<Partial>,
+    budget: MemoryBudget,
 }
+
+/// What is kept of the head of a message that is refused: any fixed header, bytes.
+const BEGINNING_BYTES: usize = 256;
 
 struct Partial {
     total: u64,
@@ -47,6 +54,11 @@ struct Partial {
     feed: Option<StreamFeed>,
     /// For the answer.
     slot: Option<PeerSlot>,
+    budget: MemoryBudget,
+    /// What it takes of the budget.
+    charge: Option<Reservation>,
+    /// There is no room for it.
+    refused: Option<BudgetExhausted>,
 }
 
 /// How written bytes are to be left to the application.
@@ -71,7 +83,12 @@ pub(in crate::protocol::link) struct Outcome {
 
 impl Assembly {
     pub(in crate::protocol::link) fn new(max_message_bytes: u64, assembly_bytes: u64) -> Self {
-        Self { max_message_bytes, assembly_bytes, due: 0, partial: None }
+        let budget = MemoryBudget::unlimited();
+        Self { max_message_bytes, assembly_bytes, due: 0, partial: None, budget }
+    }
+
+    pub(in crate::protocol::link) fn set_budget(&mut self, budget: MemoryBudget) {
+        self.budget = budget;
     }
 
     /// Bytes that have arrived of an unfinished message.
@@ -112,13 +129,13 @@ impl Assembly {
             return Ok(Outcome { message: None, reader });
         }
         let max = self.assembly_bytes;
-        let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total));
+        let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total, &self.budget));
         partial.append(payload)?;
         let mut outcome = Outcome::default();
         if segment.head_end {
             partial.head_end = Some(partial.received);
             partial.head = Some(mem::take(&mut partial.bytes));
-            if segment.total > max {
+            if segment.total > max && partial.refused.is_none() {
                 outcome.message = Some(partial.start_stream(max));
             }
         }
@@ -147,7 +164,8 @@ impl Assembly {
         if segment.offset != 0 || segment.abort || self.partial.is_some() {
             return Err(ProtocolError::SlotMisplaced);
         }
-        self.partial.get_or_insert_with(|| Partial::new(segment.total)).slot = Some(slot);
+        self.partial.get_or_insert_with(|| Partial::new(segment.total, &self.budget)).slot =
+            Some(slot);
         Ok(())
     }
 
@@ -174,7 +192,7 @@ impl Assembly {
         lendable_bytes: u64,
     ) -> Leave {
         let max = self.assembly_bytes;
-        let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total));
+        let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total, &self.budget));
         if segment.head_end {
             partial.lend = segment.total - segment.offset <= lendable_bytes;
         }
@@ -267,18 +285,61 @@ impl Assembly {
 }
 
 impl Partial {
-    fn new(total: u64) -> Self {
-        let (bytes, pieces) = (Vec::new(), Vec::new());
-        let (received, head_end, head, lend, feed) = (0, None, None, false, None);
-        Self { total, received, head_end, head, bytes, pieces, lend, feed, slot: None }
+    fn new(total: u64, budget: &MemoryBudget) -> Self {
+        Self {
+            total,
+            received: 0,
+            head_end: None,
+            head: None,
+            bytes: Vec::new(),
+            pieces: Vec::new(),
+            lend: false,
+            feed: None,
+            slot: None,
+            budget: budget.clone(),
+            charge: None,
+            refused: None,
+        }
     }
 
     /// Takes bytes of a frame.
     fn append(&mut self, payload: &[u8]) -> Result<(), ProtocolError> {
         self.reserve(payload.len())?;
-        self.bytes.extend_from_slice(payload);
         self.received += payload.len() as u64;
+        let kept = if self.refused.is_none() {
+            payload.len()
+        } else {
+            // Of the tail nothing is kept.
+            let room = if self.head_end.is_some() { 0 } else { BEGINNING_BYTES };
+            payload.len().min(room.saturating_sub(self.bytes.len()))
+        };
+        self.bytes.extend_from_slice(&payload[..kept]);
         Ok(())
+    }
+
+    /// There is no room for it: gives up what has arrived, but for the beginning of the head.
+    #[cold]
+    fn refuse(&mut self, reason: BudgetExhausted) {
+        self.refused = Some(reason);
+        self.pieces = Vec::new();
+        let beginning = self.head.as_mut().unwrap_or(&mut self.bytes);
+        beginning.truncate(BEGINNING_BYTES);
+        beginning.shrink_to_fit();
+        if self.head_end.is_some() {
+            self.bytes = Vec::new();
+        }
+        self.charge = None;
+    }
+
+    /// Takes so much more of the budget; what there is no room for is refused.
+    fn take(&mut self, bytes: u64) {
+        let taken = match &mut self.charge {
+            Some(charge) => charge.grow(bytes),
+            none => self.budget.reserve(bytes).map(|charge| *none = Some(charge)),
+        };
+        if let Err(reason) = taken {
+            self.refuse(reason);
+        }
     }
 
     /// The message, to be delivered now; its tail follows.
@@ -295,21 +356,31 @@ impl Partial {
         self.feed.as_ref()?;
         self.close_run();
         let segment = Payload::from_pieces(mem::take(&mut self.pieces));
-        let feed = self.feed.as_ref().filter(|_| !segment.is_empty())?;
-        feed.push(segment)
+        let charge = self.charge.take();
+        let feed = self.feed.as_ref()?;
+        match self.refused {
+            Some(reason) => feed.refuse(reason),
+            None if segment.is_empty() => None,
+            None => feed.push(segment, charge),
+        }
     }
 
     fn take_in(&mut self, pieces: Vec<Piece>, left: bool) -> Result<(), ProtocolError> {
         let len: usize = pieces.iter().map(Piece::len).sum();
         self.received += len as u64;
+        if self.refused.is_some() {
+            return Ok(());
+        }
         if left && !pieces.is_empty() {
             self.close_run();
             self.pieces.extend(pieces);
             return Ok(());
         }
         self.reserve(len)?;
-        for piece in pieces {
-            piece.append_to(&mut self.bytes);
+        if self.refused.is_none() {
+            for piece in pieces {
+                piece.append_to(&mut self.bytes);
+            }
         }
         Ok(())
     }
@@ -324,7 +395,7 @@ impl Partial {
     /// Room for `more` private bytes: at most twice what has arrived (invariant 2).
     fn reserve(&mut self, more: usize) -> Result<(), ProtocolError> {
         let needed = self.bytes.len() + more;
-        if needed > self.bytes.capacity() {
+        if needed > self.bytes.capacity() && self.refused.is_none() {
             let left = usize::try_from(self.total - self.received).unwrap_or(usize::MAX);
             let whole = if self.feed.is_some() {
                 needed
@@ -332,6 +403,10 @@ impl Partial {
                 self.bytes.len().saturating_add(left.max(more))
             };
             let wanted = needed.saturating_mul(2).min(whole);
+            self.take((wanted - self.bytes.capacity()) as u64);
+            if self.refused.is_some() {
+                return Ok(());
+            }
             self.bytes.try_reserve_exact(wanted - self.bytes.len()).map_err(|_| {
                 ProtocolError::OutOfMemory { received: self.received + more as u64 }
             })?;
@@ -340,6 +415,21 @@ impl Partial {
     }
 
     fn into_message(mut self) -> Message {
+        // What lies in the arenas is the message's too: its reader makes something of it.
+        let charged = self.charge.as_ref().map_or(0, Reservation::bytes);
+        if self.refused.is_none() {
+            self.take(self.total.saturating_sub(charged));
+        }
+        if let Some(reason) = self.refused {
+            let tail_bytes = self.head_end.map_or(0, |end| self.total - end);
+            let refusal = Refusal { reason, total_bytes: self.total, tail_bytes };
+            return Message::refused(self.head.unwrap_or(self.bytes), refusal);
+        }
+        let charge = self.charge.take();
+        self.put_together().with_charge(charge)
+    }
+
+    fn put_together(mut self) -> Message {
         let slot = self.slot.take();
         let Some(head) = self.head.take() else {
             return Message::private(self.bytes).with_slot(slot);

@@ -212,6 +212,11 @@ impl Segmenter {
         if is_stream && current.head_ended { GivenUp::Begun } else { GivenUp::Aborted }
     }
 
+    /// Length of the current message, which is held as a whole until all of it has left.
+    pub(in crate::protocol::link) fn held_bytes(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| current.message.total_len())
+    }
+
     /// Bytes not yet sent of the current message.
     pub(in crate::protocol::link) fn unsent_bytes(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| current.message.total_len() - current.sent)
