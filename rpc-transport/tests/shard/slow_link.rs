@@ -1,15 +1,14 @@
 //! A link that carries 20 kB a second, in virtual time: slow, and not dead.
 
+use std::io;
 use std::time::Duration;
 
 use rpc_transport::connect::schemes;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::watch;
-use tokio::time::{Instant, pause, sleep};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::yield_now;
+use tokio::time::{Instant, advance, pause};
 
 use crate::probe::{Habit, Probe};
 use crate::world::{End, fresh_address, run_on_one_thread, shard};
@@ -17,42 +16,63 @@ use crate::world::{End, fresh_address, run_on_one_thread, shard};
 /// What the link holds on its way, bytes.
 const BUFFER: u32 = 16 << 10;
 const TICK: Duration = Duration::from_millis(100);
-/// Bytes that it carries in a tick.
+/// Bytes that it carries each way in a tick.
 const TICK_BYTES: usize = 2000;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Carries one direction; slowly, once told to.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, slow: watch::Receiver<bool>) {
-    let mut bytes = [0; TICK_BYTES];
-    while let Ok(count @ 1..) = from.read(&mut bytes).await {
-        if to.write_all(&bytes[..count]).await.is_err() {
-            return;
-        }
-        if *slow.borrow() {
-            sleep(TICK).await;
-        }
+/// One direction of the link.
+#[derive(Default)]
+struct Direction {
+    /// Read, and not written.
+    held: Vec<u8>,
+}
+
+impl Direction {
+    /// Carries what the sockets give and take at once; how many bytes have come.
+    fn carry(&mut self, from: &TcpStream, to: &TcpStream) -> usize {
+        let mut bytes = [0; TICK_BYTES];
+        let room = TICK_BYTES - self.held.len();
+        let come = at_once(from.try_read(&mut bytes[..room]));
+        self.held.extend_from_slice(&bytes[..come]);
+        let gone = at_once(to.try_write(&self.held));
+        self.held.drain(..gone);
+        come
     }
 }
 
-/// A connection of a client and a server through such a link, which is quick at first.
-async fn link(slow: watch::Receiver<bool>) -> [End; 2] {
+fn at_once(result: io::Result<usize>) -> usize {
+    match result {
+        Ok(count) => count,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+        Err(error) => panic!("the link is lost: {error}"),
+    }
+}
+
+/// The link: its sockets at the client's and at the server's side.
+struct Link {
+    near: TcpStream,
+    far: TcpStream,
+    up: Direction,
+    down: Direction,
+}
+
+impl Link {
+    /// Carries a tick's bytes; how many have come from the client.
+    fn tick(&mut self) -> usize {
+        self.down.carry(&self.far, &self.near);
+        self.up.carry(&self.near, &self.far)
+    }
+}
+
+/// A connection of a client and a server through such a link.
+async fn linked() -> ([End; 2], Link) {
     let config = LinkConfig::default();
     let mut listener = schemes::listen(&fresh_address("tcp")).await.unwrap();
     let behind = listener.local_address().to_string().replace("tcp://", "").parse().unwrap();
-    let front = TcpSocket::new_v4().unwrap();
-    front.set_recv_buffer_size(BUFFER).unwrap();
+    let front = small_socket();
     front.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let front: TcpListener = front.listen(1).unwrap();
     let address = format!("tcp://{}", front.local_addr().unwrap()).parse().unwrap();
-    tokio::spawn(async move {
-        let (near, _) = front.accept().await.unwrap();
-        let far = TcpSocket::new_v4().unwrap();
-        far.set_recv_buffer_size(BUFFER).unwrap();
-        let far = far.connect(behind).await.unwrap();
-        let ((from_near, to_near), (from_far, to_far)) = (near.into_split(), far.into_split());
-        let up = carry(from_near, to_far, slow.clone());
-        tokio::join!(up, carry(from_far, to_near, slow));
-    });
     let resolved = schemes::resolve(&address).await.unwrap();
     let (client, ours) = shard(resolved.outgoing.device(), &config, 1, PollMode::Event);
     let (server, theirs) = shard(resolved.outgoing.device(), &config, 1, PollMode::Event);
@@ -60,34 +80,69 @@ async fn link(slow: watch::Receiver<bool>) -> [End; 2] {
     tokio::spawn(theirs);
     let [near, far] = [Probe::new(Habit::Keep), Probe::new(Habit::Keep)];
     let records = [near.record(), far.record()];
-    let connect = client.connect(resolved.outgoing, &address, &config, 60 * SECOND, near);
-    let accept = async {
-        let incoming = listener.incoming().await.unwrap();
-        server.accept(incoming, &config, far).await.unwrap()
+    let set_up = async {
+        let connect = client.connect(resolved.outgoing, &address, &config, 60 * SECOND, near);
+        let accept = async {
+            let incoming = listener.incoming().await.unwrap();
+            server.accept(incoming, &config, far).await.unwrap()
+        };
+        let (near, far) = tokio::join!(connect, accept);
+        (near.unwrap().key, far.key)
     };
-    let (near, far) = tokio::join!(connect, accept);
+    let mut set_up = Box::pin(set_up);
+    let join = async {
+        let near = front.accept().await.unwrap().0;
+        let far = small_socket().connect(behind).await.unwrap();
+        near.set_nodelay(true).unwrap();
+        far.set_nodelay(true).unwrap();
+        Link { near, far, up: Direction::default(), down: Direction::default() }
+    };
+    let mut link = tokio::select! {
+        link = join => link,
+        _ = &mut set_up => panic!("there is no link yet"),
+    };
+    let (near, far) = loop {
+        tokio::select! {
+            biased;
+            keys = &mut set_up => break keys,
+            () = yield_now() => drop(link.tick()),
+        }
+    };
     let [ours, theirs] = records;
-    [
-        End { shard: client, key: near.unwrap().key, record: ours },
-        End { shard: server, key: far.key, record: theirs },
-    ]
+    let near = End { shard: client.clone(), key: near, record: ours };
+    let far = End { shard: server.clone(), key: far, record: theirs };
+    drop(set_up);
+    ([near, far], link)
 }
 
-/// It was given up after 25 seconds.
+fn small_socket() -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(BUFFER).unwrap();
+    socket
+}
+
+/// It was given up after 25 seconds. A tick passes when bytes have come, as the kernel's own time is
+/// not virtual.
 #[test]
 fn a_large_message_over_a_slow_link_arrives_however_long_it_takes() {
     run_on_one_thread("slow link", async {
-        let (slow, is_slow) = watch::channel(false);
-        let [client, server] = link(is_slow).await;
+        let ([client, server], mut link) = linked().await;
         pause();
-        slow.send(true).unwrap();
         let began = Instant::now();
         let message = vec![7; 4 << 20];
         client.send(&message);
+        while server.events().received == 0 {
+            let closed = [client.events().closed, server.events().closed].concat();
+            assert!(closed.is_empty(), "after {:?}: {closed:?}", began.elapsed());
+            if link.tick() > 0 {
+                advance(TICK).await;
+            } else {
+                yield_now().await;
+            }
+        }
         assert_eq!(server.next().await.len(), message.len());
         assert!(began.elapsed() > 150 * SECOND, "the link was slow");
         for end in [client, server] {
-            assert!(end.events().closed.is_empty(), "{:?}", end.events().closed);
             end.shard.shutdown_now();
         }
     });
