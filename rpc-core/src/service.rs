@@ -67,8 +67,8 @@ pub struct MethodDescriptor {
     pub idempotent: bool,
     /// Runs to its end even when the caller has gone away.
     pub no_cancel: bool,
-    /// Runs as a task of its own from the start, because it works long between awaits. Milliseconds
-    /// of work still belong in `spawn_blocking`: see `#[service]`.
+    /// Runs as a task of its own from the start, because it works long before its first await.
+    /// Milliseconds of work still belong in `spawn_blocking`: see `#[service]`.
     pub spawn: bool,
     /// 0: not assigned yet.
     index: AtomicU32,
@@ -172,18 +172,24 @@ impl ServiceDescriptor {
 /// # Panics
 /// When two have the same.
 #[doc(hidden)]
-pub const fn assert_distinct_ids(names: &[&str]) {
+pub const fn assert_distinct_ids<const N: usize>(names: [&str; N]) {
+    // A hash table, so that a thousand methods stay within what compilers evaluate: of each bucket
+    // the position behind its first method, and of each method that of the next in its bucket.
+    let (mut first, mut next, mut ids) = ([0; N], [0; N], [0; N]);
     let mut at = 0;
-    while at < names.len() {
-        let mut other = at + 1;
-        while other < names.len() {
+    while at < N {
+        let id = method_id(names[at]);
+        let bucket = id as usize % N;
+        let mut other = first[bucket];
+        while other > 0 {
             assert!(
-                method_id(names[at]) != method_id(names[other]),
+                ids[other - 1] != id,
                 "two methods of this service have the same id; give one of them another name on \
                  the wire with #[rpc(name = \"...\")]"
             );
-            other += 1;
+            other = next[other - 1];
         }
+        (ids[at], next[at], first[bucket]) = (id, first[bucket], at + 1);
         at += 1;
     }
 }
@@ -329,6 +335,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "have the same id")]
     fn methods_with_one_id_are_refused() {
-        assert_distinct_ids(&["A.a", "A.b", "A.a"]);
+        assert_distinct_ids(["A.a", "A.b", "A.a"]);
+    }
+
+    #[test]
+    fn methods_of_one_bucket_have_ids_of_their_own() {
+        assert_distinct_ids(["A.a", "A.b", "A.c", "A.d", "A.e"]);
+        assert_distinct_ids([]);
     }
 }

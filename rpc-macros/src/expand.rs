@@ -4,13 +4,14 @@
 //! name of a helper is out of reach of the user's (local variables by span, items by living in an
 //! anonymous constant and by their leading underscores).
 
+mod checks;
 mod client;
 mod server;
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
-use syn::Type;
 use syn::ext::IdentExt;
+use syn::{Path, Type};
 
 use crate::model::{Method, Service};
 use crate::types::{located, span_of};
@@ -29,6 +30,16 @@ fn allowed() -> TokenStream {
             elided_lifetimes_in_paths, single_use_lifetimes, non_snake_case,
             clippy::all, clippy::pedantic, clippy::nursery, clippy::restriction
         )]
+    }
+}
+
+/// What finds the shape of a type, for a function's body.
+fn probes(krate: &Path) -> TokenStream {
+    quote! {
+        #[allow(unused_imports)]
+        use #krate::__private::{
+            ProbeMissing as _, ProbePut as _, ProbeTake as _, ProbeTakeOwned as _,
+        };
     }
 }
 
@@ -55,6 +66,8 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
     let server = server::server(service, &names.server);
     let client = client::client(service, &names.client);
     let blocking = client::blocking(service, &names.blocking);
+    let checks = checks::checks(service);
+    let for_arcs = for_arcs(service);
     let cfgs = &service.cfgs;
     let allowed = allowed();
     quote! {
@@ -63,6 +76,8 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
         #(#cfgs)*
         #allowed
         const _: () = {
+            #checks
+            #for_arcs
             #descriptors
             #server
             #client
@@ -87,7 +102,21 @@ fn the_trait(service: &Service) -> TokenStream {
 }
 
 fn trait_method(krate: &syn::Path, method: &Method) -> TokenStream {
-    let Method { attributes, written, default, .. } = method;
+    let Method { attributes, default, .. } = method;
+    let (signature, future) = signature_and_future(krate, method);
+    match default {
+        Some(body) => quote! {
+            #(#attributes)*
+            #[allow(clippy::manual_async_fn)]
+            #signature -> #future { async move #body }
+        },
+        None => quote! { #(#attributes)* #signature -> #future; },
+    }
+}
+
+/// A method without what it returns, and the future that it returns.
+fn signature_and_future(krate: &Path, method: &Method) -> (syn::Signature, TokenStream) {
+    let written = &method.written;
     let output: Type = match &written.output {
         syn::ReturnType::Default => syn::parse_quote!(()),
         syn::ReturnType::Type(_, ty) => (**ty).clone(),
@@ -100,13 +129,34 @@ fn trait_method(krate: &syn::Path, method: &Method) -> TokenStream {
     let mut signature = written.clone();
     signature.asyncness = None;
     signature.output = syn::ReturnType::Default;
-    match default {
-        Some(body) => quote! {
-            #(#attributes)*
-            #[allow(clippy::manual_async_fn)]
-            #signature -> #future { async move #body }
-        },
-        None => quote! { #(#attributes)* #signature -> #future; },
+    (signature, future)
+}
+
+/// An implementation in an `Arc` is one too, wherever the user's supertraits allow.
+fn for_arcs(service: &Service) -> TokenStream {
+    let Service { krate, ident, supertraits, methods, .. } = service;
+    let given = supertraits.iter();
+    let arc = quote!(#krate::__private::Arc<__Service>);
+    let methods = methods.iter().map(|method| {
+        let Method { cfgs, ident: name, .. } = method;
+        let (signature, future) = signature_and_future(krate, method);
+        let arguments = method.arguments.iter().map(|argument| &argument.ident);
+        // The user's own token: another `self` would not be the one of this signature.
+        let this = signature.receiver().map(|receiver| &receiver.self_token);
+        quote! {
+            #(#cfgs)*
+            #signature -> #future {
+                <__Service as #ident>::#name(&**#this, #(#arguments),*)
+            }
+        }
+    });
+    quote! {
+        impl<__Service: #ident> #ident for #arc
+        where
+            #arc: #(#given +)* #krate::__private::Send,
+        {
+            #(#methods)*
+        }
     }
 }
 
@@ -117,11 +167,11 @@ fn types(service: &Service, names: &Names) -> TokenStream {
     let link = ident.unraw();
     let server_doc = format!("Serves an implementation of [`{link}`]: hand it to a server.");
     let client_doc = format!(
-        "Calls a [`{link}`] service. Cheap to clone; clones share the connection.\n\n\
+        "Calls the service [`{link}`]. Cheap to clone; clones share the connection.\n\n\
          A method returns a call, which is made when it is awaited or started."
     );
     let blocking_doc = format!(
-        "Calls a [`{link}`] service and waits for the replies: for programs without a runtime.\n\n\
+        "Calls the service [`{link}`] and waits for the replies: for programs without a runtime.\n\n\
          Cheap to clone; clones share the connection and the thread that drives it. Panics when \
          it is used inside an async runtime, which it would block."
     );
@@ -200,7 +250,7 @@ fn descriptors(service: &Service) -> TokenStream {
         #(#statics)*
         static __RPC_SERVICE: #krate::__private::ServiceDescriptor =
             #krate::__private::ServiceDescriptor::new(#wire_name, &[#(#references),*]);
-        const _: () = #krate::__private::assert_distinct_ids(&[#(#names),*]);
+        const _: () = #krate::__private::assert_distinct_ids([#(#names),*]);
         enum __RpcMethod { #(#variants),* }
     }
 }

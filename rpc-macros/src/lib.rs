@@ -38,19 +38,19 @@ use proc_macro::TokenStream;
 ///
 /// # Handlers that work long
 /// A handler is first polled by the connection's driver, on the driver's thread. One that finishes
-/// there costs no task; one that waits becomes a task. What it does *between* two awaits holds up
-/// every connection of that driver, so a method whose polls run long is spawned by itself after a
-/// while (two of 50 µs in a row among those that are timed, or one of 5 ms), and `spawn` does so
-/// from the first call on.
+/// there costs no task; one that is pending after that becomes a task. What it does before its first
+/// wait holds up every connection of that driver: their acks, pings, deadlines and calls. A method
+/// whose first poll takes longer than 1 ms is named once in a warning, as far as it is seen: the first
+/// of every 64 calls is timed.
 ///
-/// A spawned handler still shares the runtime's workers with the drivers: when all of them are in
-/// long polls, or there is only one, a driver waits for the next to end, and with it the acks, pings
-/// and calls of its connections. Idle workers do not always help. tokio keeps a task that a running
-/// task wakes in the LIFO slot of that worker, where no other worker takes it from: a handler that
-/// makes a call may so wake the driver of that call's connection, and if it then computes on without
-/// awaiting anything, the driver stands still for just as long. So `spawn` suits polls of up to
-/// about a millisecond. What computes or blocks for longer belongs in `tokio::task::spawn_blocking`
-/// or on threads of its own, awaited by the handler.
+/// A method marked `spawn` is a task from the start, so its handlers hold up no driver as long as
+/// another worker of the runtime is free. But they share the workers with the drivers: when all of
+/// them are in long polls, or there is only one, a driver waits for the next to end. And tokio keeps a
+/// task that a running task wakes for the worker of that one: a handler that makes a call may so wake
+/// the driver of that call's connection, and if it then computes on without awaiting anything, the
+/// driver stands still for just as long. So `spawn` suits polls of up to about a millisecond. What
+/// computes or blocks for longer belongs in `tokio::task::spawn_blocking` or on threads of its own,
+/// awaited by the handler.
 ///
 /// # Arguments and results
 /// Any type that implements serde's traits, as far as a format that does not describe itself can

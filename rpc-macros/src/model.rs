@@ -140,6 +140,22 @@ fn check_distinct(methods: &[Method], errors: &mut Errors) {
     }
 }
 
+/// Refuses names that the generated clients need for themselves.
+fn check_name(ident: &Ident, errors: &mut Errors) {
+    let name = ident.unraw().to_string();
+    let what = match name.as_str() {
+        "connect" => "makes a connection",
+        "new" => "takes a channel",
+        "channel" => "gives its channel",
+        _ => return,
+    };
+    let message = format!(
+        "the generated clients have a `{name}` of their own, which {what}: give the method another \
+         name, and keep this one on the wire, if you wish, with #[rpc(name = \"{name}\")]"
+    );
+    errors.at(ident, message);
+}
+
 /// FNV-1a, 32 bits; the same function as in `rpc-core`, which computes the ids that are used.
 fn method_id(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -208,6 +224,7 @@ impl Checker<'_> {
 
     fn method(&mut self, mut item: TraitItemFn) -> Method {
         let options = MethodOptions::take(&mut item.attrs, &mut self.errors);
+        check_name(&item.sig.ident, &mut self.errors);
         self.check_signature(&item.sig);
         let arguments = self.arguments(&item.sig);
         let returns = self.returns(&item.sig.output, &options);

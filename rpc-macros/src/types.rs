@@ -281,16 +281,17 @@ pub(crate) fn put(value: &TokenStream, ty: &Type, krate: &Path) -> TokenStream {
     quote_spanned!(span=> #krate::__private::put(&#value, #shape))
 }
 
-/// The expression that finds how a method's own error travels.
-pub(crate) fn shape_of_error(ty: &Type, krate: &Path) -> TokenStream {
-    probe(ty, "error_shape", krate, &TokenStream::new())
+/// The expression that finds how a method's own error travels: `how` is the probe's method.
+pub(crate) fn shape_of_error(ty: &Type, how: &str, krate: &Path) -> TokenStream {
+    probe(ty, how, krate, &TokenStream::new())
 }
 
+// The reference is for types that serde does not know: see `rpc-core`'s `shape.rs`.
 fn probe(ty: &Type, how: &str, krate: &Path, argument: &TokenStream) -> TokenStream {
     let span = span_of(ty);
     let krate = located(krate, span);
     let how = format_ident!("{how}", span = span);
-    quote_spanned!(span=> #krate::__private::Probe::<#ty>::new().#how(#argument))
+    quote_spanned!(span=> (&#krate::__private::Probe::<#ty>::new()).#how(#argument))
 }
 
 /// Where the user wrote something, for what is generated on its account: errors point there, and

@@ -152,10 +152,13 @@ async fn types_with_well_known_names() {
 mod methods {
     #[rpc_core::service]
     pub trait Taken {
-        async fn new(&self) -> u8;
-        async fn connect(&self, address: &str) -> u8;
+        #[rpc(name = "new")]
+        async fn renew(&self) -> u8;
+        #[rpc(name = "connect")]
+        async fn reconnect(&self, address: &str) -> u8;
         async fn call(&self) -> u8;
-        async fn channel(&self) -> u8;
+        #[rpc(name = "channel")]
+        async fn channels(&self) -> u8;
         async fn clone(&self) -> u8;
         async fn from(&self) -> u8;
         async fn from_arc(&self) -> u8;
@@ -185,10 +188,10 @@ mod methods {
     }
 
     numbers! {
-        new() = 1;
-        connect(address: &str) = 2;
+        renew() = 1;
+        reconnect(address: &str) = 2;
         call() = 3;
-        channel() = 4;
+        channels() = 4;
         clone() = 5;
         from() = 6;
         from_arc() = 7;
@@ -209,11 +212,11 @@ mod methods {
 async fn methods_with_well_known_names() {
     use methods::{Numbers, TakenClient, TakenServer};
     let channel = in_process(TakenServer::new(Numbers), Codec::default()).await;
-    let client: TakenClient = channel.into();
-    assert_eq!(client.new().await, Ok(1));
-    assert_eq!(client.connect("a").await, Ok(2));
+    let client = TakenClient::new(channel);
+    assert_eq!(client.renew().await, Ok(1));
+    assert_eq!(client.reconnect("a").await, Ok(2));
     assert_eq!(client.call().await, Ok(3));
-    assert_eq!(client.channel().await, Ok(4));
+    assert_eq!(client.channels().await, Ok(4));
     assert_eq!(client.clone().await, Ok(5));
     assert_eq!(client.from().await, Ok(6));
     assert_eq!(client.from_arc().await, Ok(7));
@@ -228,9 +231,10 @@ async fn methods_with_well_known_names() {
     assert_eq!(client.drop().await, Ok(16));
     assert_eq!(client.r#type(1, "").await, Ok(17));
     // What the constructors and accessors do is still there.
-    let channel: &rpc_core::Channel = AsRef::as_ref(&client);
+    let channel: &rpc_core::Channel = client.channel();
     let again: TakenClient = Clone::clone(channel).into();
     let server = rpc_core::service::Dispatch::descriptor(&TakenServer::new(Numbers)).methods;
+    assert_eq!((server[0].name, server[1].name), ("Taken.new", "Taken.connect"));
     assert_eq!(server[16].name, "Taken.type");
     assert_eq!(server[16].arguments, ["match", "async"]);
     std::mem::drop(again);

@@ -5,16 +5,20 @@
 //! can borrow. Both give the same bytes, so the choice is never part of a signature.
 //!
 //! A type's shape is found by the compiler, not by its name: [`Probe`] has an inherent method for
-//! types that [`Blob`] knows, which method lookup prefers to the same method of a trait that every
-//! type has. That works only where the type is known, which in generated code it is.
+//! types that [`Blob`] knows, which method lookup prefers to the same method of a trait that serde's
+//! types have, and that to the one of a trait that every type has, one reference further away. That
+//! works only where the type is known, which in generated code it is.
 //!
 //! Which types [`Blob`] knows is the business of [`crate::codec::blob`]. A method whose error type is
 //! [`Status`] is told from others in the same way: [`StatusShape`].
+//!
+//! A type that serde does not know has the shape [`Missing`], so that generated code is right
+//! wherever it names that type, and the one check of the type ([`Lacking`]) says what is wrong.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
@@ -37,12 +41,12 @@ pub struct OwnedBlob;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StatusShape;
 
+/// A type that serde does not know. A check in the generated code fails to compile where it is met,
+/// so that this is never used.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Missing;
+
 /// Encodes a `T`.
-#[diagnostic::on_unimplemented(
-    message = "`{T}` cannot be sent: it does not implement serde's `Serialize`",
-    label = "does not implement `serde::Serialize`",
-    note = "derive `serde::Serialize` for it, or send a type that has it"
-)]
 pub trait PutShape<T: ?Sized>: Copy {
     /// Encodes it.
     ///
@@ -52,11 +56,6 @@ pub trait PutShape<T: ?Sized>: Copy {
 }
 
 /// Decodes a `T` that may borrow for `'de`.
-#[diagnostic::on_unimplemented(
-    message = "`{T}` cannot be received: it does not implement serde's `Deserialize`",
-    label = "does not implement `serde::Deserialize`",
-    note = "derive `serde::Deserialize` for it, or receive a type that has it"
-)]
 pub trait TakeShape<'de, T>: Copy {
     /// Decodes it.
     ///
@@ -65,7 +64,6 @@ pub trait TakeShape<'de, T>: Copy {
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error>;
 }
 
-#[diagnostic::do_not_recommend]
 impl<T: Serialize + ?Sized> PutShape<T> for Plain {
     #[inline]
     fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
@@ -73,7 +71,6 @@ impl<T: Serialize + ?Sized> PutShape<T> for Plain {
     }
 }
 
-#[diagnostic::do_not_recommend]
 impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -81,7 +78,6 @@ impl<'de, T: Deserialize<'de>> TakeShape<'de, T> for Plain {
     }
 }
 
-#[diagnostic::do_not_recommend]
 impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
     #[inline]
     fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
@@ -89,7 +85,6 @@ impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
     }
 }
 
-#[diagnostic::do_not_recommend]
 impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -97,7 +92,6 @@ impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
     }
 }
 
-#[diagnostic::do_not_recommend]
 impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
     #[inline]
     fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -105,10 +99,21 @@ impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
     }
 }
 
-#[diagnostic::do_not_recommend]
 impl<'de> TakeShape<'de, Status> for StatusShape {
     fn take<D: Deserializer<'de>>(self, _: D) -> Result<Status, D::Error> {
         Err(D::Error::custom("a status does not travel as a method's own error"))
+    }
+}
+
+impl<T: ?Sized> PutShape<T> for Missing {
+    fn put<S: Serializer>(self, _: &T, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("the type does not implement serde's `Serialize`"))
+    }
+}
+
+impl<'de, T> TakeShape<'de, T> for Missing {
+    fn take<D: Deserializer<'de>>(self, _: D) -> Result<T, D::Error> {
+        Err(D::Error::custom("the type does not implement serde's `Deserialize`"))
     }
 }
 
@@ -170,8 +175,6 @@ impl<'de, T, H: TakeShape<'de, T>> DeserializeSeed<'de> for Take<T, H> {
 }
 
 /// A value to be encoded in shape `shape`.
-///
-/// Opaque, so that generated code that names a type serde cannot encode is wrong here alone.
 #[inline]
 pub fn put<'a, T: ?Sized, H: PutShape<T>>(
     value: &'a T,
@@ -180,7 +183,7 @@ pub fn put<'a, T: ?Sized, H: PutShape<T>>(
     Put(value, shape)
 }
 
-/// A seed that decodes a `T` in shape `shape`. Opaque for the same reason as [`put`].
+/// A seed that decodes a `T` in shape `shape`.
 #[inline]
 pub fn seed<'de, T, H: TakeShape<'de, T>>(
     shape: H,
@@ -247,10 +250,20 @@ impl Probe<Option<Vec<u8>>> {
 }
 
 impl Probe<Status> {
-    /// How this error travels.
+    /// It is a [`Status`].
+    pub const IS_STATUS: bool = true;
+
+    /// How this error travels to the caller.
     #[inline]
     #[must_use]
-    pub fn error_shape(&self) -> StatusShape {
+    pub fn put_error_shape(&self) -> StatusShape {
+        StatusShape
+    }
+
+    /// How this error comes from the server.
+    #[inline]
+    #[must_use]
+    pub fn take_error_shape(&self) -> StatusShape {
         StatusShape
     }
 }
@@ -273,8 +286,8 @@ impl<T: TakeOwnedBlob> Probe<T> {
     }
 }
 
-/// What [`Probe`] answers for types that [`Blob`] does not know.
-pub trait ProbePlain {
+/// What [`Probe`] answers for types that serde can encode, and [`Blob`] does not know.
+pub trait ProbePut {
     /// The shape to encode in.
     #[inline]
     fn put_shape(&self) -> Plain {
@@ -287,26 +300,128 @@ pub trait ProbePlain {
         Owned(value, Plain)
     }
 
-    /// How this error travels.
+    /// How this error travels to the caller.
     #[inline]
-    fn error_shape(&self) -> Plain {
+    fn put_error_shape(&self) -> Plain {
         Plain
     }
+}
 
+impl<T: Serialize + ?Sized> ProbePut for Probe<T> {}
+
+/// What [`Probe`] answers for types that serde can decode, and [`Blob`] does not know.
+pub trait ProbeTake {
     /// The shape to decode in, borrowing.
     #[inline]
     fn take_shape(&self) -> Plain {
         Plain
     }
+}
 
+impl<'de, T: Deserialize<'de>> ProbeTake for Probe<T> {}
+
+/// The same for types that own what they hold.
+pub trait ProbeTakeOwned {
     /// The shape to decode in, owning.
     #[inline]
     fn take_owned_shape(&self) -> Plain {
         Plain
     }
+
+    /// How this error comes from the server.
+    #[inline]
+    fn take_error_shape(&self) -> Plain {
+        Plain
+    }
 }
 
-impl<T: ?Sized> ProbePlain for Probe<T> {}
+impl<T: DeserializeOwned> ProbeTakeOwned for Probe<T> {}
+
+/// What a reference to a [`Probe`] answers for all other types.
+pub trait ProbeMissing {
+    /// No shape to encode in.
+    fn put_shape(&self) -> Missing {
+        Missing
+    }
+
+    /// The value as it is.
+    fn own<T>(&self, value: T) -> Owned<T, Missing> {
+        Owned(value, Missing)
+    }
+
+    /// No way for this error to the caller.
+    fn put_error_shape(&self) -> Missing {
+        Missing
+    }
+
+    /// No shape to decode in, borrowing.
+    fn take_shape(&self) -> Missing {
+        Missing
+    }
+
+    /// No shape to decode in, owning.
+    fn take_owned_shape(&self) -> Missing {
+        Missing
+    }
+
+    /// No way for this error from the server.
+    fn take_error_shape(&self) -> Missing {
+        Missing
+    }
+}
+
+impl<T: ?Sized> ProbeMissing for &Probe<T> {}
+
+impl<T: Serialize + ?Sized> Probe<T> {
+    /// serde can encode it.
+    pub const SERIALIZES: bool = true;
+}
+
+impl<T: PutBlob + ?Sized> Probe<T> {
+    /// [`Blob`] can encode it.
+    pub const PUTS: bool = true;
+}
+
+impl<'de, T: Deserialize<'de>> Probe<T> {
+    /// serde can decode it.
+    pub const DESERIALIZES: bool = true;
+}
+
+impl<'de, T: TakeBlob<'de>> Probe<T> {
+    /// [`Blob`] can decode it.
+    pub const TAKES: bool = true;
+}
+
+impl<T: DeserializeOwned> Probe<T> {
+    /// serde can decode it, and it owns what it holds.
+    pub const DESERIALIZES_OWNED: bool = true;
+}
+
+impl<T: TakeOwnedBlob> Probe<T> {
+    /// [`OwnedBlob`] can decode it.
+    pub const TAKES_OWNED: bool = true;
+}
+
+/// What [`Probe`] says of a type that lacks it. An inherent constant is preferred to a trait's, if the
+/// type has what the inherent one asks for.
+pub trait Lacking {
+    /// serde cannot encode it.
+    const SERIALIZES: bool = false;
+    /// [`Blob`] cannot encode it.
+    const PUTS: bool = false;
+    /// serde cannot decode it.
+    const DESERIALIZES: bool = false;
+    /// [`Blob`] cannot decode it.
+    const TAKES: bool = false;
+    /// serde cannot decode it, or it borrows.
+    const DESERIALIZES_OWNED: bool = false;
+    /// [`OwnedBlob`] cannot decode it.
+    const TAKES_OWNED: bool = false;
+    /// It is no [`Status`].
+    const IS_STATUS: bool = false;
+}
+
+impl<T: ?Sized> Lacking for Probe<T> {}
 
 /// The seed of a tuple: a tuple of seeds.
 #[derive(Debug, Clone)]
@@ -344,8 +459,7 @@ macro_rules! tuples {
             }
         }
 
-        #[diagnostic::do_not_recommend]
-        impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
+                impl<'de, $($type, $shape: TakeShape<'de, $type>),*> TakeShape<'de, ($($type,)*)>
             for ($($shape,)*)
         {
             #[inline]
@@ -354,8 +468,7 @@ macro_rules! tuples {
             }
         }
 
-        #[diagnostic::do_not_recommend]
-        impl<$($type, $shape: PutShape<$type>),*> PutShape<($($type,)*)> for ($($shape,)*) {
+                impl<$($type, $shape: PutShape<$type>),*> PutShape<($($type,)*)> for ($($shape,)*) {
             #[inline]
             #[allow(clippy::unused_unit, unused_variables, reason = "the empty tuple")]
             fn put<Se: Serializer>(

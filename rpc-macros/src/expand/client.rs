@@ -2,10 +2,9 @@
 
 use proc_macro2::{Ident, TokenStream};
 use quote::quote_spanned;
-use syn::ext::IdentExt;
 use syn::{Attribute, Type};
 
-use super::{alias_parts, method_static, quote};
+use super::{alias_parts, method_static, probes, quote};
 use crate::model::{Argument, Method, Returns, Service};
 use crate::types::{self, located, span_of};
 
@@ -36,7 +35,7 @@ fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStr
 
 fn result_parts(krate: &syn::Path, ok: &Type, error: &Type) -> (TokenStream, TokenStream) {
     let shape = types::shape(ok, "take_owned_shape", krate);
-    let error_shape = types::shape_of_error(error, krate);
+    let error_shape = types::shape_of_error(error, "take_error_shape", krate);
     let span = span_of(ok);
     let there = located(krate, span);
     (
@@ -65,6 +64,7 @@ fn client_methods<'a>(
     wrap: impl Fn(TokenStream) -> TokenStream + 'a,
 ) -> impl Iterator<Item = TokenStream> + 'a {
     let Service { krate, visibility, .. } = service;
+    let probes = probes(krate);
     service.methods.iter().enumerate().map(move |(at, method)| {
         let Method { client_attributes, ident, wire_name, .. } = method;
         let descriptor = method_static(at);
@@ -79,8 +79,7 @@ fn client_methods<'a>(
             #gap
             #[doc = #note]
             #visibility fn #ident(&self, #(#parameters),*) -> #returned {
-                #[allow(unused_imports)]
-                use #krate::__private::ProbePlain as _;
+                #probes
                 self.channel.call(&#descriptor, #arguments, #decode)
             }
         }
@@ -91,36 +90,26 @@ fn has_docs(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
 }
 
-/// A constructor or accessor, unless the service has a method of that name.
-fn unless_taken(service: &Service, name: &str, item: TokenStream) -> TokenStream {
-    let taken = service.methods.iter().any(|method| method.ident.unraw() == name);
-    if taken { TokenStream::new() } else { item }
-}
-
 pub(super) fn client(service: &Service, client: &Ident) -> TokenStream {
     let Service { krate, visibility, .. } = service;
     let methods =
         client_methods(service, "Calls", |returned| quote!(#krate::__private::Call<'_, #returned>));
-    let connect = unless_taken(
-        service,
-        "connect",
-        quote! {
-            /// Connects to a server: `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.
-            ///
-            /// # Errors
-            /// Why the server cannot be reached.
-            #visibility async fn connect(
-                address: impl #krate::__private::AsRef<str>,
-            ) -> #krate::__private::Result<Self, #krate::__private::ConnectError> {
-                match #krate::__private::Channel::connect(address).await {
-                    #krate::__private::Result::Ok(channel) => {
-                        #krate::__private::Result::Ok(Self { channel })
-                    }
-                    #krate::__private::Result::Err(error) => #krate::__private::Result::Err(error),
+    let connect = quote! {
+        /// Connects to a server: `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.
+        ///
+        /// # Errors
+        /// Why the server cannot be reached.
+        #visibility async fn connect(
+            address: impl #krate::__private::AsRef<str>,
+        ) -> #krate::__private::Result<Self, #krate::__private::ConnectError> {
+            match #krate::__private::Channel::connect(address).await {
+                #krate::__private::Result::Ok(channel) => {
+                    #krate::__private::Result::Ok(Self { channel })
                 }
+                #krate::__private::Result::Err(error) => #krate::__private::Result::Err(error),
             }
-        },
-    );
+        }
+    };
     let channel_type = quote!(#krate::__private::Channel);
     let common = common(service, client, &channel_type);
     quote! {
@@ -135,30 +124,26 @@ pub(super) fn client(service: &Service, client: &Ident) -> TokenStream {
 pub(super) fn blocking(service: &Service, blocking: &Ident) -> TokenStream {
     let Service { krate, visibility, .. } = service;
     let methods = client_methods(service, "Waits for the reply of", |returned| returned);
-    let connect = unless_taken(
-        service,
-        "connect",
-        quote! {
-            /// Starts a thread that drives the connection, and connects to a server:
-            /// `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.
-            ///
-            /// # Errors
-            /// Why the server cannot be reached.
-            ///
-            /// # Panics
-            /// Inside an async runtime.
-            #visibility fn connect(
-                address: impl #krate::__private::AsRef<str>,
-            ) -> #krate::__private::Result<Self, #krate::__private::ConnectError> {
-                match #krate::__private::BlockingChannel::connect(address) {
-                    #krate::__private::Result::Ok(channel) => {
-                        #krate::__private::Result::Ok(Self { channel })
-                    }
-                    #krate::__private::Result::Err(error) => #krate::__private::Result::Err(error),
+    let connect = quote! {
+        /// Starts a thread that drives the connection, and connects to a server:
+        /// `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.
+        ///
+        /// # Errors
+        /// Why the server cannot be reached.
+        ///
+        /// # Panics
+        /// Inside an async runtime.
+        #visibility fn connect(
+            address: impl #krate::__private::AsRef<str>,
+        ) -> #krate::__private::Result<Self, #krate::__private::ConnectError> {
+            match #krate::__private::BlockingChannel::connect(address) {
+                #krate::__private::Result::Ok(channel) => {
+                    #krate::__private::Result::Ok(Self { channel })
                 }
+                #krate::__private::Result::Err(error) => #krate::__private::Result::Err(error),
             }
-        },
-    );
+        }
+    };
     let channel_type = quote!(#krate::__private::BlockingChannel);
     let common = common(service, blocking, &channel_type);
     quote! {
@@ -174,26 +159,18 @@ pub(super) fn blocking(service: &Service, blocking: &Ident) -> TokenStream {
 fn common(service: &Service, client: &Ident, channel: &TokenStream) -> TokenStream {
     let Service { krate, visibility, .. } = service;
     let name = client.to_string();
-    let new = unless_taken(
-        service,
-        "new",
-        quote! {
-            /// Calls through a channel that is there already.
-            #visibility fn new(channel: #channel) -> Self {
-                Self { channel }
-            }
-        },
-    );
-    let accessor = unless_taken(
-        service,
-        "channel",
-        quote! {
-            /// The channel that calls go through.
-            #visibility fn channel(&self) -> &#channel {
-                &self.channel
-            }
-        },
-    );
+    let new = quote! {
+        /// Calls through a channel that is there already.
+        #visibility fn new(channel: #channel) -> Self {
+            Self { channel }
+        }
+    };
+    let accessor = quote! {
+        /// The channel that calls go through.
+        #visibility fn channel(&self) -> &#channel {
+            &self.channel
+        }
+    };
     quote! {
         impl #client {
             #new

@@ -7,13 +7,14 @@ use proc_macro2::{Ident, Span, TokenStream};
 use quote::{format_ident, quote_spanned};
 use syn::Type;
 
-use super::{alias_parts, method_static, method_variant, quote};
+use super::{alias_parts, method_static, method_variant, probes, quote};
 use crate::model::{Method, Returns, Service};
 use crate::types::{self, located, span_of};
 
 pub(super) fn server(service: &Service, server: &Ident) -> TokenStream {
     let Service { krate, visibility, ident, methods, .. } = service;
     let name = server.to_string();
+    let probes = probes(krate);
     let arms = methods.iter().enumerate().map(|(at, method)| {
         let cfgs = &method.cfgs;
         let variant = method_variant(at);
@@ -24,14 +25,14 @@ pub(super) fn server(service: &Service, server: &Ident) -> TokenStream {
         }
     });
     quote! {
-        impl<S> #server<S> {
+        impl<__Service: #ident> #server<__Service> {
             /// Serves `service`.
-            #visibility fn new(service: S) -> Self {
+            #visibility fn new(service: __Service) -> Self {
                 Self { service: #krate::__private::Arc::new(service) }
             }
 
-            /// Serves a service that others use too.
-            #visibility fn from_arc(service: #krate::__private::Arc<S>) -> Self {
+            /// Serves a service that is in an `Arc`, because others use it too.
+            #visibility fn from_arc(service: #krate::__private::Arc<__Service>) -> Self {
                 Self { service }
             }
         }
@@ -61,8 +62,7 @@ pub(super) fn server(service: &Service, server: &Ident) -> TokenStream {
                 method: usize,
                 request: #krate::__private::Request,
             ) -> #krate::__private::Handler {
-                #[allow(unused_imports)]
-                use #krate::__private::ProbePlain as _;
+                #probes
                 match method {
                     #(#arms)*
                     _ => #krate::__private::unknown_method(&__RPC_SERVICE, method),
@@ -115,7 +115,7 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
         quote!(incoming.reply(&#descriptor, &#put))
     };
     let split = |output: TokenStream, ok: TokenStream, error: &Type, span: Span| {
-        let shape = types::shape_of_error(error, krate);
+        let shape = types::shape_of_error(error, "put_error_shape", krate);
         let krate = located(krate, span);
         let reply = quote_spanned! {span=>
             #krate::__private::Incoming::reply_error(&incoming, &#descriptor, &error, #shape)

@@ -1,0 +1,249 @@
+//! Writes the checks that the types of a service can be sent: one error for each that cannot, at the
+//! user's own token, whatever it lacks and however many methods name it.
+//!
+//! Owns what is said about such types. Elsewhere generated code takes any type (see `rpc-core`'s
+//! `shape.rs`), so that nothing else is said about them.
+
+use std::collections::HashMap;
+
+use proc_macro2::TokenStream;
+use quote::{ToTokens, quote_spanned};
+use syn::{GenericArgument, Path, PathArguments, Type};
+
+use super::{alias_parts, quote};
+use crate::model::{Method, Returns, Service};
+use crate::types::{self, bare, is_ident, located, span_of};
+
+/// What a type is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Role {
+    /// The client encodes it, and the server decodes it, borrowing.
+    Argument,
+    /// The server encodes it, and the client decodes it, owning.
+    Result,
+    /// The same, unless it is a `Status`.
+    Error,
+}
+
+/// A type that stands in a signature, by itself or in another, as the server has it.
+struct Check {
+    ty: Type,
+    /// All uses of the types that it stands in.
+    roles: Vec<Role>,
+    /// Where in the list the types are that it stands in by themselves; itself among them if it does so.
+    wholes: Vec<usize>,
+    cfgs: TokenStream,
+}
+
+pub(super) fn checks(service: &Service) -> TokenStream {
+    let mut checks = Checks::default();
+    for method in &service.methods {
+        checks.method(&service.krate, method);
+    }
+    let all = checks.all.iter().map(|check| checks.expand(check, &service.krate));
+    quote!(#(#all)*)
+}
+
+#[derive(Default)]
+struct Checks {
+    all: Vec<Check>,
+    /// Where in `all` a type under these `#[cfg]`s is.
+    known: HashMap<String, usize>,
+}
+
+impl Checks {
+    fn method(&mut self, krate: &Path, method: &Method) {
+        for argument in &method.arguments {
+            self.add(method, &argument.decoded.ty, Role::Argument);
+        }
+        match &method.returns {
+            Returns::Plain(ty) => self.add(method, ty, Role::Result),
+            Returns::Result { ok, error } => {
+                self.add(method, ok, Role::Result);
+                self.add(method, error, Role::Error);
+            }
+            Returns::Alias(ty) => {
+                let (ok, error) = alias_parts(krate, ty);
+                self.add(method, &ok, Role::Result);
+                self.add(method, &error, Role::Error);
+            }
+        }
+    }
+
+    fn add(&mut self, method: &Method, ty: &Type, role: Role) {
+        if let Type::Tuple(tuple) = bare(ty) {
+            // They are encoded one by one.
+            for element in &tuple.elems {
+                self.add(method, element, role);
+            }
+            return;
+        }
+        let whole = self.place(method, ty);
+        self.note(whole, role, whole);
+        for part in parts(ty) {
+            let part = self.place(method, part);
+            self.note(part, role, whole);
+        }
+    }
+
+    fn place(&mut self, method: &Method, ty: &Type) -> usize {
+        let cfgs = &method.cfgs;
+        let cfgs = quote!(#(#cfgs)*);
+        let key = format!("{cfgs} {}", ty.to_token_stream());
+        let at = *self.known.entry(key).or_insert(self.all.len());
+        if at == self.all.len() {
+            let (roles, wholes) = (Vec::new(), Vec::new());
+            self.all.push(Check { ty: ty.clone(), roles, wholes, cfgs });
+        }
+        at
+    }
+
+    fn note(&mut self, at: usize, role: Role, whole: usize) {
+        let Check { roles, wholes, .. } = &mut self.all[at];
+        if !roles.contains(&role) {
+            roles.push(role);
+        }
+        if !wholes.contains(&whole) {
+            wholes.push(whole);
+        }
+    }
+
+    /// A type is to blame if one that it stands in lacks something, and so does it, but nothing that
+    /// stands in it.
+    fn expand(&self, check: &Check, krate: &Path) -> TokenStream {
+        let Check { ty, roles, wholes, cfgs } = check;
+        let has_all = |ty: &Type, roles: &[Role]| {
+            let (sent, received) = abilities(ty, roles, krate);
+            quote!(#sent && #received)
+        };
+        let wholes = wholes.iter().map(|at| &self.all[*at]);
+        let wholes = wholes.map(|whole| has_all(&whole.ty, &whole.roles));
+        let parts = parts(ty);
+        let parts = parts.iter().map(|part| has_all(part, roles));
+        let verdict = verdict(ty, roles, krate);
+        let span = span_of(ty);
+        let there = located(krate, span);
+        quote_spanned! {span=>
+            #cfgs
+            const _: () = {
+                #[allow(unused_imports)]
+                use #there::__private::Lacking as _;
+                if !(true #(&& #wholes)*) && (true #(&& #parts)*) {
+                    #verdict
+                }
+            };
+        }
+    }
+}
+
+/// Whether a type can be encoded, and whether it can be decoded, as all these uses need it.
+fn abilities(ty: &Type, roles: &[Role], krate: &Path) -> (TokenStream, TokenStream) {
+    let span = span_of(ty);
+    let krate = located(krate, span);
+    let client = types::client_result(ty);
+    let of = |ty: &Type, what: &str| {
+        let what = quote::format_ident!("{what}", span = span);
+        quote_spanned!(span=> #krate::__private::Probe::<#ty>::#what)
+    };
+    let any = |ty: &Type, whats: &[&str]| {
+        let whats = whats.iter().map(|what| of(ty, what));
+        quote_spanned!(span=> (#(#whats)||*))
+    };
+    let sent = roles.iter().map(|role| match role {
+        Role::Argument | Role::Result => any(ty, &["SERIALIZES", "PUTS"]),
+        Role::Error => any(ty, &["SERIALIZES", "IS_STATUS"]),
+    });
+    let received = roles.iter().map(|role| match role {
+        Role::Argument => any(ty, &["DESERIALIZES", "TAKES"]),
+        Role::Result => any(&client, &["DESERIALIZES_OWNED", "TAKES_OWNED"]),
+        Role::Error => any(&client, &["DESERIALIZES_OWNED", "IS_STATUS"]),
+    });
+    (quote_spanned!(span=> (#(#sent)&&*)), quote_spanned!(span=> (#(#received)&&*)))
+}
+
+/// Panics when the compiler evaluates it, if the type lacks something.
+fn verdict(ty: &Type, roles: &[Role], krate: &Path) -> TokenStream {
+    let (sent, received) = abilities(ty, roles, krate);
+    let (neither, serialize, deserialize) = (
+        complaint(
+            ty,
+            "cannot be sent",
+            "neither serde's `Serialize` nor its `Deserialize`",
+            "both",
+        ),
+        complaint(ty, "cannot be sent", "not serde's `Serialize`", "it"),
+        complaint(ty, "cannot be received", "not serde's `Deserialize`", "it"),
+    );
+    let span = span_of(ty);
+    let krate = located(krate, span);
+    let panic = |text: String| quote_spanned!(span=> #krate::__private::panic!(#text));
+    let (neither, serialize, deserialize) = (panic(neither), panic(serialize), panic(deserialize));
+    quote_spanned! {span=>
+        match (#sent, #received) {
+            (true, true) => {}
+            (false, false) => #neither,
+            (false, true) => #serialize,
+            (true, false) => #deserialize,
+        }
+    }
+}
+
+fn complaint(ty: &Type, verb: &str, lacks: &str, what: &str) -> String {
+    let name = name(ty);
+    // The text is a format string.
+    let name = name.replace('{', "{{").replace('}', "}}");
+    format!(
+        "`{name}` {verb}: it implements {lacks}; derive {what} if the type is yours; if it is \
+         another crate's, switch on that crate's feature for serde (for `Arc` and `Rc`: serde's \
+         `rc`), or send a type of your own in its place"
+    )
+}
+
+/// The types that a type is written with, innermost first.
+fn parts(ty: &Type) -> Vec<&Type> {
+    let mut found = Vec::new();
+    match bare(ty) {
+        Type::Path(path) if path.qself.is_none() => {
+            for segment in &path.path.segments {
+                let PathArguments::AngleBracketed(arguments) = &segment.arguments else { continue };
+                for argument in &arguments.args {
+                    if let GenericArgument::Type(inner) = argument {
+                        collect(inner, &mut found);
+                    }
+                }
+            }
+        }
+        Type::Tuple(tuple) => tuple.elems.iter().for_each(|inner| collect(inner, &mut found)),
+        Type::Array(array) => collect(&array.elem, &mut found),
+        _ => {}
+    }
+    found
+}
+
+fn collect<'a>(ty: &'a Type, found: &mut Vec<&'a Type>) {
+    found.extend(parts(ty));
+    // What has no size is decoded by what holds it.
+    if matches!(bare(ty), Type::Path(_)) && !is_ident(ty, "str") {
+        found.push(ty);
+    }
+}
+
+/// A type as it is written, with blanks where people write them.
+fn name(ty: &Type) -> String {
+    let tokens: String = ty.to_token_stream().to_string().split_whitespace().collect();
+    tokens.replace(',', ", ").replace(';', "; ").replace("&'_", "&'_ ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_part_is_asked_first() {
+        let ty: Type = syn::parse_quote!(HashMap<String, Vec<(Handle, [Other; 3])>>);
+        let found: Vec<String> = parts(&ty).into_iter().map(name).collect();
+        assert_eq!(found, ["String", "Handle", "Other", "Vec<(Handle, [Other; 3])>"]);
+        let ty: Type = syn::parse_quote!(Arc<str>);
+        assert!(parts(&ty).is_empty());
+    }
+}
