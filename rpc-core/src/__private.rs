@@ -16,6 +16,7 @@ pub use std::fmt;
 pub use std::future::Future;
 pub use std::marker::{Send, Sync};
 pub use std::option::Option;
+pub use std::panic;
 pub use std::result::Result;
 pub use std::string::String;
 pub use std::sync::Arc;
@@ -39,7 +40,8 @@ pub use crate::client::call::Call;
 pub use crate::codec::CodecError;
 pub use crate::codec::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::codec::shape::{
-    Blob, OwnedBlob, Plain, Probe, ProbePlain, PutShape, Seeds, StatusShape, TakeShape, put, seed,
+    Blob, Lacking, Missing, OwnedBlob, Plain, Probe, ProbeMissing, ProbePut, ProbeTake,
+    ProbeTakeOwned, PutShape, Seeds, StatusShape, TakeShape, put, seed,
 };
 pub use crate::server::handler::Handler;
 pub use crate::service::{
@@ -50,7 +52,7 @@ pub use crate::status::{CallError, Status};
 pub use rpc_transport::connect::error::ConnectError;
 
 use crate::bulk::{Bulk, BulkMut};
-use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
+use crate::codec::{Codec, CodecErrorKind, Placement, Pool, Scratch, Tail};
 use crate::context::Context;
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::session::RAISE;
@@ -84,17 +86,11 @@ impl<T, E> IsResult for Result<T, E> {
 }
 
 /// How a method's own error becomes a reply.
-#[diagnostic::on_unimplemented(
-    message = "`{E}` cannot be sent: it does not implement serde's `Serialize`",
-    label = "does not implement `serde::Serialize`",
-    note = "derive `serde::Serialize` for it, or send a type that has it"
-)]
 pub trait PutError<E>: Copy {
     /// Makes the reply.
     fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply;
 }
 
-#[diagnostic::do_not_recommend]
 impl<E: Serialize> PutError<E> for Plain {
     #[inline]
     fn reply(self, incoming: &Incoming, method: &'static MethodDescriptor, error: &E) -> Reply {
@@ -102,10 +98,16 @@ impl<E: Serialize> PutError<E> for Plain {
     }
 }
 
-#[diagnostic::do_not_recommend]
 impl PutError<Status> for StatusShape {
     fn reply(self, _: &Incoming, _: &'static MethodDescriptor, status: &Status) -> Reply {
         Reply::Status(status.clone())
+    }
+}
+
+impl<E> PutError<E> for Missing {
+    fn reply(self, _: &Incoming, method: &'static MethodDescriptor, _: &E) -> Reply {
+        let text = format!("the error type of {} cannot be sent", method.name);
+        Reply::Status(Status::internal(text))
     }
 }
 
@@ -125,6 +127,8 @@ pub struct Incoming {
 /// What few requests bring, until it is used.
 #[derive(Debug, Default)]
 struct Extras {
+    /// The tail, for the arguments: an owner among them has it without a copy.
+    tail: Option<Payload>,
     /// A tail that is still arriving, for the arguments.
     stream: Option<PayloadStream>,
     /// Memory of the caller's, for the tail of the reply.
@@ -135,10 +139,10 @@ struct Extras {
 
 #[cold]
 fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
-    let (stream, slot, charge) =
-        (message.take_stream(), message.take_slot(), message.take_charge());
-    let any = stream.is_some() || slot.is_some() || charge.is_some();
-    let extras = Extras { stream, slot, _charge: charge };
+    let (tail, stream) = (message.take_tail(), message.take_stream());
+    let (slot, charge) = (message.take_slot(), message.take_charge());
+    let any = tail.is_some() || stream.is_some() || slot.is_some() || charge.is_some();
+    let extras = Extras { tail, stream, slot, _charge: charge };
     any.then(|| Box::new(Mutex::new(extras)))
 }
 
@@ -183,6 +187,13 @@ fn drop_scratch(scratch: &mut Scratch) {
 }
 
 #[cold]
+fn take_tail_of_request<'de>(extras: &Mutex<Extras>) -> Option<Tail<'de>> {
+    let mut extras = extras.lock();
+    let given = extras.tail.take().map(|tail| Tail::Given(Bulk::from(tail)));
+    given.or_else(|| extras.stream.take().map(Tail::Arriving))
+}
+
+#[cold]
 fn drop_extras(extras: Box<Mutex<Extras>>) {
     drop(extras);
 }
@@ -198,11 +209,7 @@ impl Incoming {
         method: &'static MethodDescriptor,
         seeds: S,
     ) -> Result<S::Value, Reply> {
-        let tail = match (self.message.tail(), &*self.extras) {
-            (Some(tail), _) => Some(Tail::Kept(tail)),
-            (None, Some(extras)) => extras.lock().stream.take().map(Tail::Arriving),
-            (None, None) => None,
-        };
+        let tail = self.extras.as_deref().and_then(take_tail_of_request);
         let decoded = match tail {
             None => self.codec.decode_seed(seeds, &self.message),
             Some(tail) => self.codec.decode_parts(seeds, &self.message, tail, &self.scratch),
@@ -274,15 +281,23 @@ impl Incoming {
 }
 
 /// What to do about bytes that are no value of the type: names of types are compared, not contents.
-const TYPES_DIFFER: &str = "the types of the two ends differ: bring both up to date";
+const TYPES_DIFFER: &str = "; where the types of the two ends differ, bring both up to date";
+
+#[cold]
+fn undecodable(part: &str, method: &MethodDescriptor, what: &str, kind: &CodecErrorKind) -> String {
+    let name = method.name;
+    let advice = if kind.may_come_from_other_types() { TYPES_DIFFER } else { "" };
+    format!("cannot decode the {part} of {name}: {what}{advice}")
+}
 
 #[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
-    Reply::Status(Status::invalid_argument(format!(
-        "cannot decode the arguments of {}: {what}; {TYPES_DIFFER}",
-        method.name
-    )))
+    let text = undecodable("arguments", method, &what, error.kind());
+    Reply::Status(match error.kind().is_limit() {
+        true => Status::resource_exhausted(text),
+        false => Status::invalid_argument(text),
+    })
 }
 
 /// The handler has run, so the caller must not just try again.
@@ -407,9 +422,12 @@ fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
 
 #[cold]
 fn undecodable_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    let text = format!("cannot decode the reply of {}: {error}; {TYPES_DIFFER}", method.name);
-    Status::internal(text)
-        .with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
+    let text = undecodable("reply", method, &error.to_string(), error.kind());
+    let status = match error.kind().is_limit() {
+        true => Status::resource_exhausted(text),
+        false => Status::internal(text),
+    };
+    status.with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
 }
 
 #[cold]

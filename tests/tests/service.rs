@@ -56,6 +56,17 @@ async fn calls_come_back() {
     }
 }
 
+/// It was refused, far away and without a word of `from_arc`.
+#[tokio::test]
+async fn an_implementation_in_an_arc_is_served_like_any_other() {
+    let store = Arc::new(Store);
+    let codec = Codec::default();
+    let kv = KvClient::new(in_process(KvServer::new(Arc::clone(&store)), codec).await);
+    assert_eq!(kv.put("k", b"12345").await, Ok(5));
+    let kv = KvClient::new(in_process(KvServer::from_arc(store), codec).await);
+    assert_eq!(kv.size("four").await, Ok(Some(4)));
+}
+
 #[rpc_core::service]
 pub trait Refuser {
     async fn refuse(&self, code: u8, details: &[u8]) -> Result<(), Status>;
@@ -222,7 +233,7 @@ async fn arguments_that_cannot_be_decoded_are_named() {
     let server = KvServer::new(Store);
     let status = answer(&server, 1, b"\x01k\x05ab").await;
     assert_eq!(status.code(), Code::InvalidArgument);
-    let advice = "; the types of the two ends differ: bring both up to date";
+    let advice = "; where the types of the two ends differ, bring both up to date";
     let expected =
         "cannot decode the arguments of Kv.put: argument value: the message ends too early";
     assert_eq!(status.message(), [expected, advice].concat());

@@ -8,7 +8,8 @@
 //! Invariants:
 //! 1. The bytes are those that serde's own way with the type gives (an array has no length on the
 //!    wire, whatever its size), so two sides need not agree on who chose which way.
-//! 2. Room is made for at most [`MAX_RESERVED`] elements before they have been seen.
+//! 2. Room is made for at most [`MAX_RESERVED`] elements and [`MAX_RESERVED_BYTES`] before they have
+//!    been seen.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,6 +24,8 @@ use crate::codec::shape::{Blob, OwnedBlob, Put, Take, TakeShape};
 
 /// Most elements that room is made for on the strength of an announced count.
 const MAX_RESERVED: usize = 1024;
+/// Most memory that is reserved likewise, bytes.
+const MAX_RESERVED_BYTES: usize = 64 << 10;
 /// From so many bytes on [`Bytes`] are passed by reference count, where the codec can use it.
 const SHARED_BYTES: usize = 4096;
 
@@ -369,7 +372,8 @@ impl<'de, T, H: TakeShape<'de, T>> Visitor<'de> for VecVisitor<T, H> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
         let announced = elements.size_hint().unwrap_or(0);
-        let mut vec = Vec::with_capacity(announced.min(MAX_RESERVED));
+        let fitting = MAX_RESERVED_BYTES / size_of::<T>().max(1);
+        let mut vec = Vec::with_capacity(announced.min(MAX_RESERVED).min(fitting));
         while let Some(element) = elements.next_element_seed(Take::new(self.0))? {
             vec.push(element);
         }

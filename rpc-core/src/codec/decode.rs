@@ -1,6 +1,6 @@
 //! The wrapper round a format's deserializer: counts, depth, borrowing.
 //!
-//! Owns the decoding half of the codec's invariants 2, 3 and 5. Leaves everything else to the
+//! Owns the decoding half of the codec's invariants 2, 3, 5 and 7. Leaves everything else to the
 //! format: scalars pass straight through, only containers are wrapped.
 
 use std::fmt;
@@ -79,6 +79,9 @@ impl<'de, 'g, D: Deserializer<'de>, P> Guarded<'g, D, P> {
             self.guard.note(CodecErrorKind::TooDeep);
             return Err(D::Error::custom(CodecErrorKind::TooDeep));
         };
+        if !self.guard.has_stack() {
+            return Err(D::Error::custom(CodecErrorKind::TooMuchStack));
+        }
         let Self { inner, source, guard, .. } = self;
         let contents = Contents { visitor, source, guard, depth, naming, counted };
         Ok((inner, contents))
@@ -266,9 +269,11 @@ impl<'g, V, P: Copy> Contents<'g, V, P> {
     }
 
     #[inline]
-    fn elements<A>(&self, inner: A) -> Elements<'g, A, P> {
-        let Self { source, guard, depth, naming, .. } = *self;
-        Elements { inner, source, guard, depth, naming, index: 0 }
+    fn elements<A>(&self, inner: A, announced: Option<usize>) -> Elements<'g, A, P> {
+        let Self { source, guard, depth, naming, counted, .. } = *self;
+        // What is not counted lies within what holds it.
+        let announced = if counted { announced.unwrap_or(0) } else { 0 };
+        Elements { inner, source, guard, depth, naming, announced, index: 0 }
     }
 
     #[inline]
@@ -308,15 +313,17 @@ impl<'de, V: Visitor<'de>, P: Source<'de>> Visitor<'de> for Contents<'_, V, P> {
 
     #[inline]
     fn visit_seq<A: SeqAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
-        self.check(inner.size_hint())?;
-        let elements = self.elements(inner);
+        let announced = inner.size_hint();
+        self.check(announced)?;
+        let elements = self.elements(inner, announced);
         self.visitor.visit_seq(elements)
     }
 
     #[inline]
     fn visit_map<A: MapAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
-        self.check(inner.size_hint())?;
-        let elements = self.elements(inner);
+        let announced = inner.size_hint();
+        self.check(announced)?;
+        let elements = self.elements(inner, announced);
         self.visitor.visit_map(elements)
     }
 
@@ -335,10 +342,22 @@ struct Elements<'g, A, P> {
     guard: &'g Guard,
     depth: u32,
     naming: Naming,
+    /// Elements of a counted container.
+    announced: usize,
     index: usize,
 }
 
 impl<'g, A, P: Copy> Elements<'g, A, P> {
+    /// Refuses elements that take too much memory, before the first one: only here their type is
+    /// known.
+    #[inline]
+    fn check_memory<T, E: Error>(&self) -> Result<(), E> {
+        if self.index > 0 || self.guard.claim_memory(self.announced, size_of::<T>()) {
+            return Ok(());
+        }
+        Err(E::custom("too much memory"))
+    }
+
     #[inline]
     fn seed<S>(&self, seed: S) -> Seed<'g, S, P> {
         Seed { seed, source: self.source, guard: self.guard, depth: self.depth }
@@ -364,6 +383,7 @@ impl<'de, A: SeqAccess<'de>, P: Source<'de>> SeqAccess<'de> for Elements<'_, A, 
     where
         S: DeserializeSeed<'de>,
     {
+        self.check_memory::<S::Value, A::Error>()?;
         let result = self.inner.next_element_seed(self.seed(seed));
         let element = self.located(result)?;
         self.index += 1;
@@ -384,6 +404,7 @@ impl<'de, A: MapAccess<'de>, P: Source<'de>> MapAccess<'de> for Elements<'_, A, 
     where
         S: DeserializeSeed<'de>,
     {
+        self.check_memory::<S::Value, A::Error>()?;
         let result = self.inner.next_key_seed(self.seed(seed));
         self.located(result)
     }
@@ -393,6 +414,7 @@ impl<'de, A: MapAccess<'de>, P: Source<'de>> MapAccess<'de> for Elements<'_, A, 
     where
         S: DeserializeSeed<'de>,
     {
+        self.check_memory::<S::Value, A::Error>()?;
         let result = self.inner.next_value_seed(self.seed(seed));
         let value = self.located(result)?;
         self.index += 1;

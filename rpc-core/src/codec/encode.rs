@@ -14,6 +14,7 @@ use super::MAX_DEPTH;
 use super::collector::Collector;
 use super::error::{CodecErrorKind, Step};
 use super::guard::Guard;
+use super::reason::Noted;
 use crate::bulk::Bulk;
 use crate::bulk::handoff::{self, Handed};
 
@@ -41,7 +42,8 @@ struct Round<'g> {
 impl<T: Serialize + ?Sized> Serialize for Guarded<'_, '_, T> {
     #[inline]
     fn serialize<S: Serializer>(&self, inner: S) -> Result<S::Ok, S::Error> {
-        self.value.serialize(GuardedSerializer { inner, round: self.round, depth: self.depth })
+        let serializer = GuardedSerializer { inner, round: self.round, depth: self.depth };
+        self.value.serialize(serializer).map_err(Noted::into_inner)
     }
 }
 
@@ -55,7 +57,7 @@ struct GuardedSerializer<'g, S> {
 impl<'g, S: Serializer> GuardedSerializer<'g, S> {
     /// Opens a container: what it holds sees one level less.
     #[inline]
-    fn open(self) -> Result<(S, Compound<'g, ()>), S::Error> {
+    fn open(self) -> Result<(S, Compound<'g, ()>), Noted<S::Error>> {
         let Some(depth) = self.depth.checked_sub(1) else {
             return Err(broken(self.round.guard, CodecErrorKind::TooDeep));
         };
@@ -88,7 +90,7 @@ impl<'g, S: Serializer> GuardedSerializer<'g, S> {
 
     /// The same for a container whose length goes into the message.
     #[inline]
-    fn open_counted(self, len: Option<usize>) -> Result<(S, Compound<'g, ()>), S::Error> {
+    fn open_counted(self, len: Option<usize>) -> Result<(S, Compound<'g, ()>), Noted<S::Error>> {
         let Some(len) = len else {
             return Err(broken(self.round.guard, CodecErrorKind::UnknownLength));
         };
@@ -108,15 +110,15 @@ fn broken<E: Error>(guard: &Guard, kind: CodecErrorKind) -> E {
 macro_rules! pass_through {
     ($($method:ident($($arg:ident: $ty:ty),*)),* $(,)?) => {$(
         #[inline]
-        fn $method(self, $($arg: $ty),*) -> Result<S::Ok, S::Error> {
-            self.inner.$method($($arg),*)
+        fn $method(self, $($arg: $ty),*) -> Result<S::Ok, Noted<S::Error>> {
+            self.inner.$method($($arg),*).map_err(Noted)
         }
     )*};
 }
 
 impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
     type Ok = S::Ok;
-    type Error = S::Error;
+    type Error = Noted<S::Error>;
     type SerializeSeq = Compound<'g, S::SerializeSeq>;
     type SerializeTuple = Compound<'g, S::SerializeTuple>;
     type SerializeTupleStruct = Compound<'g, S::SerializeTupleStruct>;
@@ -146,18 +148,19 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
     }
 
     #[inline]
-    fn serialize_bytes(self, bytes: &[u8]) -> Result<S::Ok, S::Error> {
-        if self.round.parts.takes(bytes.len()) {
+    fn serialize_bytes(self, bytes: &[u8]) -> Result<S::Ok, Noted<S::Error>> {
+        let written = if self.round.parts.takes(bytes.len()) {
             self.stage(bytes)
         } else {
             self.inner.serialize_bytes(bytes)
-        }
+        };
+        written.map_err(Noted)
     }
 
     // Opened although nothing is inside: the decoder opens before it can know.
     #[inline]
-    fn serialize_none(self) -> Result<S::Ok, S::Error> {
-        self.open()?.0.serialize_none()
+    fn serialize_none(self) -> Result<S::Ok, Noted<S::Error>> {
+        self.open()?.0.serialize_none().map_err(Noted)
     }
 
     #[inline]
@@ -166,19 +169,19 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         name: &'static str,
         index: u32,
         variant: &'static str,
-    ) -> Result<S::Ok, S::Error> {
-        self.open()?.0.serialize_unit_variant(name, index, variant)
+    ) -> Result<S::Ok, Noted<S::Error>> {
+        self.open()?.0.serialize_unit_variant(name, index, variant).map_err(Noted)
     }
 
     #[inline]
-    fn collect_str<T: fmt::Display + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
-        self.inner.collect_str(value)
+    fn collect_str<T: fmt::Display + ?Sized>(self, value: &T) -> Result<S::Ok, Noted<S::Error>> {
+        self.inner.collect_str(value).map_err(Noted)
     }
 
     #[inline]
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, Noted<S::Error>> {
         let (inner, compound) = self.open()?;
-        inner.serialize_some(&compound.nested(value))
+        inner.serialize_some(&compound.nested(value)).map_err(Noted)
     }
 
     // A payload, which may travel beside the body, is a newtype under a private name. It is bytes
@@ -188,14 +191,14 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         self,
         name: &'static str,
         value: &T,
-    ) -> Result<S::Ok, S::Error> {
+    ) -> Result<S::Ok, Noted<S::Error>> {
         if name == handoff::NAME
             && let Some(Handed::Bulk(bytes)) = handoff::take()
         {
-            return self.bulk(bytes);
+            return self.bulk(bytes).map_err(Noted);
         }
         let (inner, compound) = self.open()?;
-        inner.serialize_newtype_struct(name, &compound.nested(value))
+        inner.serialize_newtype_struct(name, &compound.nested(value)).map_err(Noted)
     }
 
     #[inline]
@@ -205,21 +208,23 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         index: u32,
         variant: &'static str,
         value: &T,
-    ) -> Result<S::Ok, S::Error> {
+    ) -> Result<S::Ok, Noted<S::Error>> {
         let (inner, compound) = self.open()?;
-        inner.serialize_newtype_variant(name, index, variant, &compound.nested(value))
+        inner
+            .serialize_newtype_variant(name, index, variant, &compound.nested(value))
+            .map_err(Noted)
     }
 
     #[inline]
-    fn serialize_seq(self, len: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
+    fn serialize_seq(self, len: Option<usize>) -> Result<Self::SerializeSeq, Noted<S::Error>> {
         let (inner, compound) = self.open_counted(len)?;
-        Ok(compound.around(inner.serialize_seq(len)?))
+        Ok(compound.around(inner.serialize_seq(len).map_err(Noted)?))
     }
 
     #[inline]
-    fn serialize_tuple(self, len: usize) -> Result<Self::SerializeTuple, S::Error> {
+    fn serialize_tuple(self, len: usize) -> Result<Self::SerializeTuple, Noted<S::Error>> {
         let (inner, compound) = self.open()?;
-        Ok(compound.around(inner.serialize_tuple(len)?))
+        Ok(compound.around(inner.serialize_tuple(len).map_err(Noted)?))
     }
 
     #[inline]
@@ -227,9 +232,9 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         self,
         name: &'static str,
         len: usize,
-    ) -> Result<Self::SerializeTupleStruct, S::Error> {
+    ) -> Result<Self::SerializeTupleStruct, Noted<S::Error>> {
         let (inner, compound) = self.open()?;
-        Ok(compound.around(inner.serialize_tuple_struct(name, len)?))
+        Ok(compound.around(inner.serialize_tuple_struct(name, len).map_err(Noted)?))
     }
 
     #[inline]
@@ -239,15 +244,16 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         index: u32,
         variant: &'static str,
         len: usize,
-    ) -> Result<Self::SerializeTupleVariant, S::Error> {
+    ) -> Result<Self::SerializeTupleVariant, Noted<S::Error>> {
         let (inner, compound) = self.open()?;
-        Ok(compound.around(inner.serialize_tuple_variant(name, index, variant, len)?))
+        Ok(compound
+            .around(inner.serialize_tuple_variant(name, index, variant, len).map_err(Noted)?))
     }
 
     #[inline]
-    fn serialize_map(self, len: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
+    fn serialize_map(self, len: Option<usize>) -> Result<Self::SerializeMap, Noted<S::Error>> {
         let (inner, compound) = self.open_counted(len)?;
-        Ok(compound.around(inner.serialize_map(len)?))
+        Ok(compound.around(inner.serialize_map(len).map_err(Noted)?))
     }
 
     #[inline]
@@ -255,9 +261,9 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         self,
         name: &'static str,
         len: usize,
-    ) -> Result<Self::SerializeStruct, S::Error> {
+    ) -> Result<Self::SerializeStruct, Noted<S::Error>> {
         let (inner, compound) = self.open()?;
-        Ok(compound.around(inner.serialize_struct(name, len)?))
+        Ok(compound.around(inner.serialize_struct(name, len).map_err(Noted)?))
     }
 
     #[inline]
@@ -267,9 +273,10 @@ impl<'g, S: Serializer> Serializer for GuardedSerializer<'g, S> {
         index: u32,
         variant: &'static str,
         len: usize,
-    ) -> Result<Self::SerializeStructVariant, S::Error> {
+    ) -> Result<Self::SerializeStructVariant, Noted<S::Error>> {
         let (inner, compound) = self.open()?;
-        Ok(compound.around(inner.serialize_struct_variant(name, index, variant, len)?))
+        Ok(compound
+            .around(inner.serialize_struct_variant(name, index, variant, len).map_err(Noted)?))
     }
 
     #[inline]
@@ -326,17 +333,17 @@ macro_rules! positional {
     ($($kind:ident::$method:ident),* $(,)?) => {$(
         impl<C: $kind> $kind for Compound<'_, C> {
             type Ok = C::Ok;
-            type Error = C::Error;
+            type Error = Noted<C::Error>;
 
             #[inline]
-            fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
+            fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Self::Error> {
                 let result = self.inner.$method(&self.nested(value));
-                self.element(result)
+                self.element(result).map_err(Noted)
             }
 
             #[inline]
-            fn end(self) -> Result<C::Ok, C::Error> {
-                self.inner.end()
+            fn end(self) -> Result<C::Ok, Self::Error> {
+                self.inner.end().map_err(Noted)
             }
         }
     )*};
@@ -353,25 +360,25 @@ macro_rules! named {
     ($($kind:ident),* $(,)?) => {$(
         impl<C: $kind> $kind for Compound<'_, C> {
             type Ok = C::Ok;
-            type Error = C::Error;
+            type Error = Noted<C::Error>;
 
             #[inline]
             fn serialize_field<T: Serialize + ?Sized>(
                 &mut self,
                 name: &'static str,
                 value: &T,
-            ) -> Result<(), C::Error> {
+            ) -> Result<(), Self::Error> {
                 let result = self.inner.serialize_field(name, &self.nested(value));
-                self.field(name, result)
+                self.field(name, result).map_err(Noted)
             }
 
-            fn skip_field(&mut self, name: &'static str) -> Result<(), C::Error> {
+            fn skip_field(&mut self, name: &'static str) -> Result<(), Self::Error> {
                 Err(self.skipped(name))
             }
 
             #[inline]
-            fn end(self) -> Result<C::Ok, C::Error> {
-                self.inner.end()
+            fn end(self) -> Result<C::Ok, Self::Error> {
+                self.inner.end().map_err(Noted)
             }
         }
     )*};
@@ -381,25 +388,25 @@ named! { SerializeStruct, SerializeStructVariant }
 
 impl<C: SerializeMap> SerializeMap for Compound<'_, C> {
     type Ok = C::Ok;
-    type Error = C::Error;
+    type Error = Noted<C::Error>;
 
     #[inline]
-    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), C::Error> {
+    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Self::Error> {
         let result = self.inner.serialize_key(&self.nested(key));
         if result.is_err() {
             self.round.guard.step(Step::Index(self.index));
         }
-        result
+        result.map_err(Noted)
     }
 
     #[inline]
-    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), C::Error> {
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Self::Error> {
         let result = self.inner.serialize_value(&self.nested(value));
-        self.element(result)
+        self.element(result).map_err(Noted)
     }
 
     #[inline]
-    fn end(self) -> Result<C::Ok, C::Error> {
-        self.inner.end()
+    fn end(self) -> Result<C::Ok, Self::Error> {
+        self.inner.end().map_err(Noted)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::guard::MAX_STACK_BYTES;
 use super::{Codec, MAX_DEPTH};
 
 /// Which rule a value or a message broke.
@@ -39,6 +40,22 @@ pub enum CodecErrorKind {
     /// Containers nest too deeply.
     #[error("nested more than {MAX_DEPTH} deep")]
     TooDeep,
+    /// A recursive value whose decoding would take too much of the thread's stack.
+    #[error(
+        "decoding it takes more than {} KiB of stack: it nests too deeply for the size of its types; \
+         box what is large in them",
+        MAX_STACK_BYTES / 1024
+    )]
+    TooMuchStack,
+    /// Elements of sequences and maps take much more memory than the message has bytes.
+    #[error(
+        "elements of sequences take more than the {limit} bytes of memory that a message of this \
+         length may take; box what is large in them, or send fewer"
+    )]
+    TooMuchMemory {
+        /// Most memory for this message, bytes.
+        limit: usize,
+    },
     /// A field was left out (`skip_serializing_if`): the format has no place to say so.
     #[error("a field is left out (serde's skip_serializing_if), which this format cannot express")]
     SkippedField,
@@ -55,8 +72,9 @@ pub enum CodecErrorKind {
     NotSelfDescribing,
     /// A payload too long to be put together, and not taken as a reader.
     #[error(
-        "payloads of {bytes} bytes are longer than the `assembly_bytes` of this end, which therefore \
-         takes them only as one `BulkReader`; take it as that, or raise the knob"
+        "payloads of {bytes} bytes are longer than the `assembly_bytes` of the end that receives them, \
+         which therefore takes them only as one `BulkReader`; take them as that, or raise that end's \
+         `LinkConfig::assembly_bytes`"
     )]
     StillArriving {
         /// Their length.
@@ -74,6 +92,32 @@ pub enum CodecErrorKind {
         /// What the format said.
         reason: String,
     },
+}
+
+impl CodecErrorKind {
+    /// Whether the cause may be that the two ends have different types of one name.
+    pub(crate) fn may_come_from_other_types(&self) -> bool {
+        match self {
+            Self::TrailingBytes { .. }
+            | Self::TooManyElements { .. }
+            | Self::TooDeep
+            | Self::Malformed { .. } => true,
+            Self::UnknownCodec { .. }
+            | Self::NotCompiledIn { .. }
+            | Self::TooMuchStack
+            | Self::TooMuchMemory { .. }
+            | Self::SkippedField
+            | Self::UnknownLength
+            | Self::NotSelfDescribing
+            | Self::StillArriving { .. }
+            | Self::Unencodable { .. } => false,
+        }
+    }
+
+    /// Whether it is a limit of the end that decodes.
+    pub(crate) fn is_limit(&self) -> bool {
+        matches!(self, Self::TooMuchStack | Self::TooMuchMemory { .. } | Self::StillArriving { .. })
+    }
 }
 
 /// One step from a value into it.

@@ -1,16 +1,29 @@
 //! What one encoding or decoding keeps count of.
 //!
-//! Owns the element budget and, once something has failed, which rule it broke and where. Lives on
-//! the stack of one call; allocates only on failure.
+//! Owns the budgets of elements, memory and stack and, once something has failed, which rule it broke
+//! and where. Lives on the stack of one call, where its address marks how deep decoding has gone;
+//! allocates only on failure.
 
 use std::cell::Cell;
 
 use super::error::{CodecErrorKind, Step};
 
+/// Most stack that decoding a message may have used when a container opens, bytes. Half of what a
+/// thread has that others than its program's main function run on (2 MiB) is left to the caller, and a
+/// quarter to the container.
+pub(super) const MAX_STACK_BYTES: usize = 512 << 10;
+/// Memory that the elements of a message may take for each of its bytes, bytes: an empty `String` of
+/// one byte takes 24.
+const MEMORY_PER_BYTE: usize = 64;
+/// Memory that they may take in any case, bytes.
+const FREE_MEMORY_BYTES: usize = 16 << 20;
+
 /// Budget and diagnosis of one encoding or decoding.
 pub(super) struct Guard {
     limit: usize,
     claimed: Cell<usize>,
+    /// Bytes of memory that elements take, apart from what they hold elsewhere.
+    memory: Cell<usize>,
     // Boxed: nearly all need none, and each is made and dropped with its message.
     diagnosis: Cell<Option<Box<Diagnosis>>>,
 }
@@ -33,7 +46,8 @@ impl Guard {
     /// At most as many elements as the message has bytes.
     #[inline]
     pub(super) fn for_decoding(message_bytes: usize) -> Self {
-        Self { limit: message_bytes, claimed: Cell::new(0), diagnosis: Cell::new(None) }
+        let (claimed, memory) = (Cell::new(0), Cell::new(0));
+        Self { limit: message_bytes, claimed, memory, diagnosis: Cell::new(None) }
     }
 
     /// Elements claimed so far.
@@ -55,6 +69,33 @@ impl Guard {
                 false
             }
         }
+    }
+
+    /// Takes the memory of `count` elements of `size` bytes from the budget; false when it does not
+    /// hold them.
+    #[inline]
+    pub(super) fn claim_memory(&self, count: usize, size: usize) -> bool {
+        let limit = self.limit.saturating_mul(MEMORY_PER_BYTE).saturating_add(FREE_MEMORY_BYTES);
+        let claimed = self.memory.get().saturating_add(count.saturating_mul(size));
+        if claimed <= limit {
+            self.memory.set(claimed);
+            return true;
+        }
+        self.note(CodecErrorKind::TooMuchMemory { limit });
+        false
+    }
+
+    /// Whether there is stack for one container more. How much decoding has used is seen by the
+    /// addresses of its variables, and this lives where it began.
+    #[inline]
+    pub(super) fn has_stack(&self) -> bool {
+        let here = 0_u8;
+        let used = (&raw const here).addr().abs_diff(std::ptr::from_ref(self).addr());
+        if used <= MAX_STACK_BYTES {
+            return true;
+        }
+        self.note(CodecErrorKind::TooMuchStack);
+        false
     }
 
     fn diagnose(&self, add: impl FnOnce(&mut Diagnosis)) {

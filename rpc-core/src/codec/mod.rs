@@ -13,12 +13,22 @@
 //! 2. The elements of all sequences and maps of a message together never outnumber its bytes, on
 //!    either side. So a count is refused before anything is allocated for it or looped over, and
 //!    elements that take no bytes (`Vec<()>`) are refused when they are encoded.
-//! 3. Containers nest at most [`MAX_DEPTH`] deep, on either side.
+//! 3. Containers nest at most [`MAX_DEPTH`] deep, on either side; and no deeper than 512 KiB of stack
+//!    take them where they are decoded.
 //! 4. A failed encoding leaves the output as it was.
 //! 5. Strings and byte strings are borrowed from the message and copied by the type that wants to
 //!    own them, after their length has been checked.
 //! 6. Which byte strings the sender took out of the body makes no difference to the value, only to
 //!    how often its bytes are copied.
+//! 7. The elements of all sequences and maps of a message take at most 64 bytes of memory for each of
+//!    its bytes, and 16 MiB, apart from what they own elsewhere: an element of one byte on the wire may
+//!    be a kilobyte here.
+
+// So that nothing is said but the one error below.
+#![cfg_attr(
+    not(any(feature = "bincode", feature = "postcard")),
+    allow(unused, unreachable_code, reason = "there is no codec")
+)]
 
 pub(crate) mod blob;
 mod collector;
@@ -26,6 +36,7 @@ mod decode;
 mod encode;
 mod error;
 mod guard;
+mod reason;
 mod scratch;
 pub(crate) mod shape;
 mod source;
@@ -190,7 +201,7 @@ impl Codec {
     {
         let guard = Guard::for_decoding(bytes.len());
         let guarded = decode::Seed::new(seed, Plain, &guard);
-        let result = match self {
+        let result: Result<(S::Value, usize), String> = match self {
             #[cfg(feature = "bincode")]
             Self::Bincode => with_bincode::decode(guarded, bytes),
             #[cfg(feature = "postcard")]
@@ -226,7 +237,7 @@ impl Codec {
         let cursor = Cursor::new(message, tail, scratch);
         let guard = Guard::for_decoding(cursor.total_bytes());
         let guarded = decode::Seed::new(seed.clone(), &*cursor, &guard);
-        let result = match self {
+        let result: Result<S::Value, String> = match self {
             #[cfg(feature = "bincode")]
             Self::Bincode => with_bincode::decode_parts(guarded, &cursor),
             #[cfg(feature = "postcard")]
@@ -254,9 +265,13 @@ impl Codec {
 #[cold]
 fn unencodable(guard: Guard, failed: Result<(), String>, limit: usize) -> CodecError {
     let (broken, path) = guard.into_diagnosis();
+    let refusal = reason::take();
     let kind = match failed {
         Ok(()) => CodecErrorKind::TooManyElements { limit },
-        Err(reason) => broken.unwrap_or(CodecErrorKind::Unencodable { reason }),
+        Err(reason) => {
+            let reason = refusal.unwrap_or(reason);
+            broken.unwrap_or(CodecErrorKind::Unencodable { reason })
+        }
     };
     CodecError::new(kind, path)
 }
@@ -479,7 +494,8 @@ mod with_postcard {
             Error::DeserializeUnexpectedEnd => "the message ends too early".to_owned(),
             Error::DeserializeBadUtf8 => "a string is not UTF-8".to_owned(),
             Error::DeserializeBadVarint => "an integer is too large".to_owned(),
-            Error::SerdeSerCustom | Error::SerdeDeCustom => {
+            Error::SerdeSerCustom => "the type refuses the value".to_owned(),
+            Error::SerdeDeCustom => {
                 "the type refuses the value (this format drops the reason)".to_owned()
             }
             other => other.to_string(),

@@ -228,6 +228,37 @@ fn a_part_reaches_its_owner_without_a_copy() {
     }
 }
 
+/// An argument cost its receiver twice its size, where a result cost once.
+#[test]
+fn a_byte_string_that_is_an_argument_is_what_arrived() {
+    use crate::__private::{MethodDescriptor, Request, Seeds, seed, split};
+    use crate::context::Context;
+    use rpc_transport::message::received::Message;
+
+    static METHOD: MethodDescriptor = MethodDescriptor::new("A.a", "(bytes) -> ()", &["a"]);
+    for codec in codecs() {
+        let (head, tail) = in_parts(codec, &(Bulk::from(vec![7; 100]),));
+        let incoming = || {
+            let payload = Payload::private(tail.clone());
+            let address = payload.as_private_slice().unwrap().as_ptr();
+            let message = Message::private(head.clone()).with_tail(Some(payload));
+            (address, split(Request::new(message, codec, Context::new())).1)
+        };
+        let (address, request) = incoming();
+        let (vec,) = request.arguments(&METHOD, Seeds((seed::<Vec<u8>, _>(Blob),))).unwrap();
+        assert_eq!((vec.as_ptr(), &*vec), (address, &[7; 100][..]));
+        let (address, request) = incoming();
+        let (bytes,) = request.arguments(&METHOD, Seeds((seed::<Bytes, _>(Blob),))).unwrap();
+        assert_eq!((bytes.as_ptr(), &*bytes), (address, &[7; 100][..]));
+        let (address, request) = incoming();
+        let (slice,) = request.arguments(&METHOD, Seeds((seed::<&[u8], _>(Blob),))).unwrap();
+        assert_eq!((slice.as_ptr(), slice), (address, &[7; 100][..]));
+        let (address, request) = incoming();
+        let (bulk,) = request.arguments(&METHOD, Seeds((seed::<Bulk, _>(PlainShape),))).unwrap();
+        assert_eq!(bulk.as_slice().unwrap().as_ptr(), address);
+    }
+}
+
 #[test]
 fn bytes_are_taken_by_reference_count() {
     for codec in codecs() {

@@ -3,9 +3,11 @@
 //! Owns them for as long as the message's owner lives. Grows under a shared borrow, so that the
 //! value can be decoded piece by piece while it borrows from what is here already.
 //!
-//! Invariant: a copy never moves once it is here; there are at most [`MAX_COPIES`] and one.
+//! Invariant: a copy never moves once it is here; there are at most [`MAX_COPIES`] and one, and the tail.
 
 use std::sync::OnceLock;
+
+use rpc_transport::message::payload::Payload;
 
 /// Copies of single parts. A value that borrows more gets all in one.
 pub(super) const MAX_COPIES: usize = 16;
@@ -15,8 +17,14 @@ pub(super) const MAX_COPIES: usize = 16;
 pub struct Scratch(OnceLock<Box<Node>>);
 
 #[derive(Debug)]
+enum Kept {
+    Copy(Vec<u8>),
+    Tail(Payload),
+}
+
+#[derive(Debug)]
 struct Node {
-    bytes: Vec<u8>,
+    kept: Kept,
     next: Scratch,
 }
 
@@ -35,10 +43,25 @@ impl Scratch {
 
     /// Keeps a copy.
     pub(super) fn keep(&self, bytes: Vec<u8>) -> &[u8] {
+        match self.push(Kept::Copy(bytes)) {
+            Kept::Copy(bytes) => bytes,
+            Kept::Tail(_) => &[],
+        }
+    }
+
+    /// Keeps the message's tail, for what borrows from it where it lies.
+    pub(super) fn keep_tail(&self, tail: Payload) -> Option<&Payload> {
+        match self.push(Kept::Tail(tail)) {
+            Kept::Tail(tail) => Some(tail),
+            Kept::Copy(_) => None,
+        }
+    }
+
+    fn push(&self, kept: Kept) -> &Kept {
         let mut last = self;
         while let Some(node) = last.0.get() {
             last = &node.next;
         }
-        &last.0.get_or_init(|| Box::new(Node { bytes, next: Self::new() })).bytes
+        &last.0.get_or_init(|| Box::new(Node { kept, next: Self::new() })).kept
     }
 }

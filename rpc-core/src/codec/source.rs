@@ -301,6 +301,7 @@ impl<'de> Cursor<'de> {
     /// Bytes of a part that live as long as the message: where they lie, or a private copy.
     fn borrow(&self, start: u64, len: u64) -> Option<&'de [u8]> {
         let range = start..start + len;
+        self.keep_what_was_given();
         let in_place = self.with_tail(|tail| match tail {
             Tail::Kept(payload) => {
                 let bytes = payload.as_private_slice()?;
@@ -318,6 +319,17 @@ impl<'de> Cursor<'de> {
         }
         self.copies.set(self.copies.get() + 1);
         Some(self.scratch.keep(self.copy(start, len)?))
+    }
+
+    /// A tail that is the decoder's own and can be borrowed from stays beside the message.
+    fn keep_what_was_given(&self) {
+        let given = self.with_tail(|tail| match tail {
+            Tail::Given(bulk) if bulk.as_slice().is_some() => bulk.as_payload().cloned(),
+            _ => None,
+        });
+        if let Some(kept) = given.flatten().and_then(|tail| self.scratch.keep_tail(tail)) {
+            self.tail.set(Some(Tail::Kept(kept)));
+        }
     }
 
     fn copy(&self, start: u64, len: u64) -> Option<Vec<u8>> {
