@@ -182,6 +182,9 @@ pub enum ProtocolError {
     /// Payload and written bytes of a frame belong to head and tail.
     #[error("segment with a payload beside arena extents, and no HEAD_END between them")]
     PayloadBesideWritten,
+    /// A tail above the receiver's `assembly_bytes` that began in a slot goes on elsewhere.
+    #[error("a long tail began in a slot of the receiver's, and went on elsewhere")]
+    TailBesideSlot,
     /// A slot that was never advertised, or is done.
     #[error("reply slot {0} is not open")]
     UnknownSlot(u32),

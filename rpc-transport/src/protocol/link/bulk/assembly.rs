@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! 1. A total above the limit is refused before anything is allocated. What is longer than
-//!    `assembly_bytes` is not put together: its tail becomes a stream.
+//!    `assembly_bytes` is not put together: its tail becomes a stream, unless it is written into a slot
+//!    of this end's own, all of it.
 //! 2. Memory reserved is at most twice what has arrived: what a peer announces and never sends
 //!    costs nothing.
 //! 3. What is reserved is taken from the budget. A message that there is no room for is dropped while
@@ -59,6 +60,19 @@ struct Partial {
     charge: Option<Reservation>,
     /// There is no room for it.
     refused: Option<BudgetExhausted>,
+    /// Longer than what is put together, and all of its tail is written into the receiver's own slot.
+    is_placed: bool,
+}
+
+/// Where the bytes are that a segment brings beside its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::protocol::link) enum Written {
+    /// In memory that is wanted back: they are copied. Or there are none.
+    No,
+    /// In an arena, where they stay.
+    Left,
+    /// In a slot that the receiver has offered, where they stay.
+    Placed,
 }
 
 /// How written bytes are to be left to the application.
@@ -111,17 +125,16 @@ impl Assembly {
         payload: &[u8],
     ) -> Result<Outcome, ProtocolError> {
         self.check(segment, payload, 0)?;
-        self.on_checked(segment, payload, Vec::new(), false)
+        self.on_checked(segment, payload, Vec::new(), Written::No)
     }
 
-    /// Takes a segment that [`Assembly::check`] has passed. `pieces` are the written bytes; they
-    /// stay where they are if they are `left` there, else they are copied.
+    /// Takes a segment that [`Assembly::check`] has passed. `pieces` are the written bytes.
     pub(in crate::protocol::link) fn on_checked(
         &mut self,
         segment: Segment,
         payload: &[u8],
         pieces: Vec<Piece>,
-        left: bool,
+        written: Written,
     ) -> Result<Outcome, ProtocolError> {
         if segment.abort {
             let partial = self.finish();
@@ -130,16 +143,21 @@ impl Assembly {
         }
         let max = self.assembly_bytes;
         let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total, &self.budget));
+        if partial.is_placed && written != Written::Placed {
+            return Err(ProtocolError::TailBesideSlot);
+        }
         partial.append(payload)?;
         let mut outcome = Outcome::default();
         if segment.head_end {
             partial.head_end = Some(partial.received);
             partial.head = Some(mem::take(&mut partial.bytes));
-            if segment.total > max && partial.refused.is_none() {
+            // What lies in the receiver's own slot needs no other memory.
+            partial.is_placed = written == Written::Placed && segment.total > max;
+            if segment.total > max && !partial.is_placed && partial.refused.is_none() {
                 outcome.message = Some(partial.start_stream(max));
             }
         }
-        partial.take_in(pieces, left)?;
+        partial.take_in(pieces, written != Written::No)?;
         if partial.head_end.is_none() && partial.received > max {
             return Err(ProtocolError::HeadTooLarge { received: partial.received, max });
         }
@@ -299,6 +317,7 @@ impl Partial {
             budget: budget.clone(),
             charge: None,
             refused: None,
+            is_placed: false,
         }
     }
 

@@ -409,9 +409,14 @@ impl Link {
             }
         };
         let outcome = match arrival {
-            Arrival::Left(pieces) => self.assembly.on_checked(segment, payload, pieces, true),
+            Arrival::Left(pieces) => {
+                let placed = blocks.placed.is_some();
+                let how = if placed { assembly::Written::Placed } else { assembly::Written::Left };
+                self.assembly.on_checked(segment, payload, pieces, how)
+            }
             Arrival::ToCopy(pieces, landed) => {
-                let outcome = self.assembly.on_checked(segment, payload, pieces, false);
+                let outcome =
+                    self.assembly.on_checked(segment, payload, pieces, assembly::Written::No);
                 arenas.landing.release(landed);
                 outcome
             }

@@ -352,6 +352,51 @@ fn broken_rules_of_reply_slots_have_their_names() {
     }
 }
 
+/// What lies in the receiver's own slot needs no other memory, so it is not bound to what is put
+/// together; but a peer that begins there has to end there.
+#[test]
+fn a_tail_above_what_is_put_together_may_fill_a_slot_and_go_nowhere_else() {
+    let config = config().assembly_bytes(1000);
+    let offer = Offer::new(&config, Features::ARENA.with(Features::REPLY_SLOTS), 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let asked = || {
+        let mut end = Link::new(&config, &agreed, Instant::now()).unwrap();
+        let mut ask = out(1, 10);
+        ask.offer_slot(SlotOffer::new(region(8192), 0, 8000, None));
+        end.submit(Lane::Small, 1, ask).unwrap();
+        let _frame = end.poll_transmit().unwrap();
+        end
+    };
+    let segment = |offset, last| {
+        let head_end = offset == 0;
+        Segment { number: 0, last, abort: false, head_end, offset, total: 8004 }
+    };
+    let placed = |segment: Segment, payload: &[u8]| {
+        let placed = Some(Placed { slot: 0, bytes: 4000 });
+        let blocks = Blocks { segment: Some(segment), placed, ..Blocks::default() };
+        frame(Kind::Data, &blocks, payload)
+    };
+    let first = placed(segment(0, false), b"head");
+    let mut end = asked();
+    let begun = receive(&mut end, &first).unwrap();
+    assert!(matches!(begun, Inbound::None), "nothing is delivered before it is whole");
+    let Ok(Inbound::Assembled(mut reply)) = receive(&mut end, &placed(segment(4004, true), b""))
+    else {
+        panic!("no reply")
+    };
+    assert_eq!(reply.take_tail().unwrap().len(), 8000);
+
+    let inline = Blocks { segment: Some(segment(4004, false)), ..Blocks::default() };
+    for other in [frame(Kind::Data, &inline, &[0; 100]), {
+        let header = frame::segment_header(Grant::default(), segment(4004, false));
+        header.into_iter().chain([0; 100]).collect()
+    }] {
+        let mut end = asked();
+        let _begun = receive(&mut end, &first).unwrap();
+        assert_eq!(refused(&mut end, &other), ProtocolError::TailBesideSlot);
+    }
+}
+
 #[test]
 fn a_list_of_sixteen_runs_is_the_longest() {
     let mut end = owner();
