@@ -144,12 +144,20 @@ impl Peer {
     /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
     /// if it cannot.
     pub(crate) fn request_too_large(&self, metadata: usize, body: u64) -> Option<String> {
-        self.too_large(body, REQUEST_HEADER_BYTES + metadata as u64)
+        if body.saturating_add(REQUEST_HEADER_BYTES + metadata as u64) <= self.max_message_bytes {
+            return None;
+        }
+        let takes = self.max_message_bytes;
+        Some(too_large(body, takes, "server"))
     }
 
-    /// Says why a reply of `body` bytes cannot be sent to this peer, if it cannot.
+    /// Says why a reply of `body` bytes cannot be sent to this peer, if it cannot. Its client reads it.
+    #[cold]
     pub(crate) fn reply_too_large(&self, body: u64) -> Option<String> {
-        self.too_large(body, RESPONSE_HEADER_BYTES)
+        if body.saturating_add(RESPONSE_HEADER_BYTES) <= self.max_message_bytes {
+            return None;
+        }
+        Some(too_large(body, self.max_message_bytes, "client"))
     }
 
     /// Whether a reply of `body` bytes needs no closer look than that it does not.
@@ -197,23 +205,15 @@ impl Peer {
         let room = self.max_message_bytes.saturating_sub(RESPONSE_HEADER_BYTES);
         usize::try_from(room).unwrap_or(usize::MAX)
     }
+}
 
-    #[inline]
-    fn too_large(&self, body: u64, header: u64) -> Option<String> {
-        if body.saturating_add(header) <= self.max_message_bytes {
-            return None;
-        }
-        Some(self.larger_than_taken(body))
-    }
-
-    #[cold]
-    fn larger_than_taken(&self, body: u64) -> String {
-        format!(
-            "of {body} bytes is larger than the {} bytes that the other side takes (its \
-             `max_message_bytes`)",
-            self.max_message_bytes
-        )
-    }
+/// `end` is who would have to take it.
+#[cold]
+fn too_large(body: u64, takes: u64, end: &str) -> String {
+    format!(
+        "of {body} bytes is larger than the {takes} bytes that the {end} takes: raise \
+         `max_message_bytes` in the `LinkConfig` of the {end}"
+    )
 }
 
 impl Protocol for Peer {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use rpc_core::{Bulk, BulkReader, Channel, Code, Codec, LinkConfig, PollMode, Server};
+use rpc_core::{Bulk, BulkReader, Channel, Code, Codec, LinkConfig, PollMode, Server, Status};
 use tokio::io::AsyncReadExt;
 
 #[rpc_core::service]
@@ -12,6 +12,7 @@ trait Streams {
     async fn sum(&self, data: BulkReader) -> u64;
     async fn pieces(&self, before: u32, data: BulkReader, after: u32) -> (u32, u64, u32);
     async fn give(&self, len: u32) -> BulkReader;
+    async fn give_whole(&self, len: u32) -> Bulk;
     async fn whole(&self, data: Bulk) -> u64;
     async fn vec(&self, data: Vec<u8>) -> u64;
     async fn two(&self, one: BulkReader, two: BulkReader) -> u64;
@@ -56,6 +57,10 @@ impl Streams for Service {
 
     async fn give(&self, len: u32) -> BulkReader {
         Bulk::from(pattern(len as usize)).reader()
+    }
+
+    async fn give_whole(&self, len: u32) -> Bulk {
+        Bulk::from(pattern(len as usize))
     }
 
     async fn whole(&self, data: Bulk) -> u64 {
@@ -141,14 +146,64 @@ fn only_one_reader_takes_what_is_too_long_to_be_put_together() {
             client.two(data.reader(), data.reader()).await.unwrap_err(),
         ];
         for status in refused {
-            assert_eq!(status.code(), Code::InvalidArgument, "{status}");
-            for word in ["`assembly_bytes`", "`BulkReader`", "argument"] {
-                assert!(status.message().contains(word), "{status} lacks {word}");
-            }
+            assert_limit(&status);
+            assert!(status.message().contains("argument"), "{status}");
         }
         let small = Bulk::from(pattern(40_000));
         assert_eq!(client.two(small.reader(), small.reader()).await, Ok(80_000));
         assert_eq!(client.whole(small).await, Ok(40_000));
+    });
+}
+
+/// A limit of the receiver's, which has nothing to do with types.
+fn assert_limit(status: &Status) {
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    for word in ["LinkConfig::assembly_bytes`", "the end that receives", "`BulkReader`"] {
+        assert!(status.message().contains(word), "{status} lacks {word}");
+    }
+    assert!(!status.message().contains("types of the two ends"), "{status}");
+}
+
+#[test]
+fn a_reply_that_is_too_long_to_be_put_together_is_a_limit_not_a_difference_of_types() {
+    run("too-long", async |client| {
+        assert_limit(&client.give_whole(1 << 20).await.unwrap_err());
+        assert_eq!(client.add(1, 2).await, Ok(3));
+    });
+}
+
+/// Nothing needs to be put together there.
+#[test]
+fn a_reply_into_a_slot_of_its_size_may_be_longer_than_what_is_put_together() {
+    run("into-slot", async |client| {
+        let pool = client.channel().bulk_pool();
+        for len in [150_000_u32, 1 << 20, 3_000_001] {
+            let slot = pool.slot(len as usize).unwrap();
+            let landed = client.give_whole(len).into(slot).await.unwrap();
+            assert_eq!(landed.to_vec(), pattern(len as usize));
+        }
+        // A slot that is too small is none.
+        let small = pool.slot(100_000).unwrap();
+        assert_limit(&client.give_whole(1 << 20).into(small).await.unwrap_err());
+        assert_eq!(client.add(1, 2).await, Ok(3));
+    });
+}
+
+#[test]
+fn a_reply_above_the_clients_limit_says_whose_limit_it_is() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let server = Server::builder().add_service(StreamsServer::new(Service));
+        let address = format!("mem://streams-limit-{}", std::process::id());
+        tokio::spawn(server.bind(&address).await.unwrap().serve());
+        let link = LinkConfig::default().max_message_bytes(1 << 20);
+        let channel = Channel::builder().link(link).connect(&address).await.unwrap();
+        let status = StreamsClient::new(channel).give_whole(2 << 20).await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        let expected = "Streams.give_whole: the reply of 2097171 bytes is larger than the 1048576 bytes \
+                        that the client takes: raise `max_message_bytes` in the `LinkConfig` of the \
+                        client";
+        assert_eq!(status.message(), expected);
     });
 }
 

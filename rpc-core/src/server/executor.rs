@@ -7,8 +7,7 @@
 //! Invariants:
 //! 1. Every request gets exactly one reply or `handler_ended`, the latter when its handler has been
 //!    dropped.
-//! 2. A handler that is pending, or whose method works long between awaits, runs as a task of its
-//!    own, so that it cannot hold up the driver.
+//! 2. A handler that is pending, or whose method is marked `#[rpc(spawn)]`, runs as a task of its own.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -32,7 +31,7 @@ use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{Effect, Peer, RpcShard};
 use crate::metadata::Metadata;
 use crate::server::handler::{Handler, Origin, log_panic};
-use crate::server::pace::Pace;
+use crate::server::poll_watch::PollWatch;
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
 use crate::session::{self, Answer, Gone, Incoming, IncomingId, RAISE};
 use crate::status::Status;
@@ -63,7 +62,7 @@ struct Route {
     service: Arc<dyn Dispatch>,
     position: usize,
     method: &'static MethodDescriptor,
-    pace: Arc<Pace>,
+    watch: PollWatch,
 }
 
 /// The methods of a server.
@@ -81,9 +80,8 @@ impl Router {
     /// The names of two methods with one id.
     pub(crate) fn add(&mut self, service: Arc<dyn Dispatch>) -> Result<(), String> {
         for (position, method) in service.descriptor().methods.iter().enumerate() {
-            let pace = Pace::new(method.spawn);
             let service = Arc::clone(&service);
-            let route = Route { service, position, method, pace };
+            let route = Route { service, position, method, watch: PollWatch::default() };
             if let Some(other) = self.by_id.insert(method.id, self.routes.len()) {
                 let other = &self.routes[other];
                 return Err(format!(
@@ -146,8 +144,8 @@ fn signatures_differ(method: &MethodDescriptor) -> Status {
 
 /// A result on its way back under the lock.
 enum Done {
-    Reply { key: ConnectionKey, id: IncomingId, reply: Reply, accepted: bool },
-    Attach { key: ConnectionKey, id: IncomingId, handle: tokio::task::AbortHandle, accepted: bool },
+    Reply { call: Call, reply: Reply },
+    Attach { call: Call, handle: tokio::task::AbortHandle },
 }
 
 /// What became of a reply that was given to the session.
@@ -206,7 +204,7 @@ impl Handlers {
         connection_context: Arc<ConnectionContext>,
     ) {
         let Self { shard, router, last, done, finished, .. } = self;
-        let call = Call { key, id, accepted: signature.is_some() };
+        let mut call = Call { key, id, accepted: signature.is_some(), method: None };
         let prepared = router.find(method, last).and_then(|route| {
             let codec = route.accept(signature, codec)?;
             Ok((route, codec, metadata(route.method, &message[..metadata_bytes])?))
@@ -215,6 +213,7 @@ impl Handlers {
             Err(status) => done.push_back(call.refused(status)),
             Ok((route, codec, metadata)) => {
                 message.advance(metadata_bytes);
+                call.method = Some(route.method);
                 let context =
                     Context::of_call(deadline, metadata, connection_context, route.method);
                 let request = || Request::new(message, codec, context);
@@ -231,24 +230,23 @@ struct Call {
     id: IncomingId,
     /// Its signature is the method's.
     accepted: bool,
+    /// What is called, if it is known.
+    method: Option<&'static MethodDescriptor>,
 }
 
 impl Call {
     #[inline]
     fn replied(self, reply: Reply) -> Done {
-        let Self { key, id, accepted } = self;
-        Done::Reply { key, id, reply, accepted }
+        Done::Reply { call: self, reply }
     }
 
     fn attach(self, handle: tokio::task::AbortHandle) -> Done {
-        let Self { key, id, accepted } = self;
-        Done::Attach { key, id, handle, accepted }
+        Done::Attach { call: self, handle }
     }
 
     #[cold]
     fn refused(self, status: Status) -> Done {
-        let Self { key, id, .. } = self;
-        Done::Reply { key, id, reply: Reply::Status(status), accepted: false }
+        Done::Reply { call: Self { accepted: false, ..self }, reply: Reply::Status(status) }
     }
 }
 
@@ -264,21 +262,17 @@ fn run(
     done: &mut VecDeque<Done>,
     finished: &mut Vec<Handler>,
 ) {
-    let works_long = route.pace.works_long();
     let (mut handler, mut reply) = (None, None);
     let start = || {
         let handler = handler.insert(route.service.dispatch(route.position, request()));
-        if works_long {
+        if route.method.spawn {
             return;
         }
         let mut cx = TaskContext::from_waker(Waker::noop());
-        let ((), switches) = route.pace.inline(|| handler.poll_to(&mut cx, &mut reply));
-        if switches {
-            tracing::debug!(method = route.method.name, "runs long: spawned from now on");
-        }
+        route.watch.poll(route.method.name, || handler.poll_to(&mut cx, &mut reply));
     };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
-        let origin = Origin::of(shard, call.key, route.method);
+        let origin = Origin::of(shard, call.key, call.method);
         on_panic(panic, &origin, handler.as_mut(), &mut reply);
     }
     if let Some(reply) = reply {
@@ -287,7 +281,7 @@ fn run(
             finished.push(handler);
         }
     } else if let Some(handler) = handler {
-        done.push_back(spawn(shard, call, route, handler, works_long));
+        done.push_back(spawn(shard, call, handler, route.method.spawn));
     } else {
         done.push_back(call.refused(Status::internal("the dispatcher panicked")));
     }
@@ -309,35 +303,18 @@ fn on_panic(
 
 impl Origin {
     #[cold]
-    fn of(shard: &RpcShard, key: ConnectionKey, method: &'static MethodDescriptor) -> Self {
+    fn of(shard: &RpcShard, key: ConnectionKey, method: Option<&'static MethodDescriptor>) -> Self {
         let peer = shard.look(key, |peer| Arc::clone(peer.identity()));
-        Self { method: Some(method.name), peer }
+        Self { method: method.map(|method| method.name), peer }
     }
 }
 
 #[cold]
-fn spawn(
-    shard: &Arc<RpcShard>,
-    call: Call,
-    route: &Route,
-    handler: Handler,
-    works_long: bool,
-) -> Done {
+fn spawn(shard: &Arc<RpcShard>, call: Call, handler: Handler, yields: bool) -> Done {
     // Made here, not in the task: an abort before the task's first poll must be told too.
     let ended = HandlerEnded::new(shard, call);
-    let watch = if works_long { route.pace.watch() } else { None };
-    let task = tokio::spawn(Spawned { handler, reply: None, ended, method: route.method, watch });
-    if works_long {
-        wake_another_worker();
-    }
+    let task = tokio::spawn(Spawned { handler, reply: None, ended, yields });
     call.attach(task.abort_handle())
-}
-
-/// A runtime keeps a fresh task for the worker that spawned it and tells nobody else. If that task
-/// then blocks the thread while all others sleep, nobody polls I/O, and the driver is never woken.
-/// One more task behind it makes the runtime wake another worker.
-fn wake_another_worker() {
-    tokio::spawn(std::future::ready(()));
 }
 
 /// A handler as a task. Its fields are dropped in their order: when the session hears that a handler
@@ -347,9 +324,9 @@ struct Spawned {
     /// Its reply, while that waits for room.
     reply: Option<Reply>,
     ended: HandlerEnded,
-    method: &'static MethodDescriptor,
-    /// Times the next poll.
-    watch: Option<Arc<Pace>>,
+    /// Lets others go first, once. A runtime starts a fresh task on the worker that spawned it, here
+    /// the driver's; one that has yielded waits in the queue that all workers take from.
+    yields: bool,
 }
 
 impl Future for Spawned {
@@ -357,14 +334,14 @@ impl Future for Spawned {
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
         let this = self.get_mut();
+        if std::mem::take(&mut this.yields) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if this.reply.is_none() {
-            let (HandlerEnded { shard, key, .. }, method) = (&this.ended, this.method);
-            let origin = || Origin::of(shard, *key, method);
-            let polled = match this.watch.take() {
-                Some(pace) => pace.task(|| this.handler.poll_of(cx, origin)),
-                None => this.handler.poll_of(cx, origin),
-            };
-            this.reply = Some(std::task::ready!(polled));
+            let HandlerEnded { shard, call: Call { key, method, .. }, .. } = &this.ended;
+            let origin = || Origin::of(shard, *key, *method);
+            this.reply = Some(std::task::ready!(this.handler.poll_of(cx, origin)));
         }
         this.ended.poll_reply(&mut this.reply, cx)
     }
@@ -373,20 +350,19 @@ impl Future for Spawned {
 /// Tells the session that a spawned handler has ended, also when its task is aborted.
 struct HandlerEnded {
     shard: Arc<RpcShard>,
-    key: ConnectionKey,
-    id: IncomingId,
+    call: Call,
     replied: bool,
 }
 
 impl HandlerEnded {
     fn new(shard: &Arc<RpcShard>, call: Call) -> Self {
-        let Call { key, id, .. } = call;
-        Self { shard: Arc::clone(shard), key, id, replied: false }
+        Self { shard: Arc::clone(shard), call, replied: false }
     }
 
     fn reply(&mut self, reply: &mut Option<Reply>) -> Replied {
         self.replied = true;
-        let replied = self.shard.with(self.key, |peer| peer.reply(self.id, reply));
+        let Call { key, id, method, .. } = self.call;
+        let replied = self.shard.with(key, |peer| peer.reply(id, method, reply));
         let replied = replied.unwrap_or(Replied::Done);
         self.replied = replied == Replied::Done;
         replied
@@ -404,12 +380,13 @@ impl HandlerEnded {
     #[cold]
     fn wait(&mut self, reply: &mut Option<Reply>, waker: Waker) -> Poll<()> {
         let mut waker = Some(waker);
-        let replied = self.shard.with(self.key, |peer| {
-            let replied = peer.reply(self.id, reply);
+        let Call { key, id, method, .. } = self.call;
+        let replied = self.shard.with(key, |peer| {
+            let replied = peer.reply(id, method, reply);
             if replied == Replied::MustWait
                 && let Some(waker) = waker.take()
             {
-                peer.wait_for_room(self.id, reply.as_ref(), waker);
+                peer.wait_for_room(id, reply.as_ref(), waker);
             }
             replied
         });
@@ -463,14 +440,19 @@ impl Peer {
     /// Answers a call; what is too large for the caller becomes an error that says so. What is not
     /// sent, a status for one, is left where it is, as it is the user's own to drop.
     #[inline(always)]
-    pub(crate) fn reply(&mut self, id: IncomingId, reply: &mut Option<Reply>) -> Replied {
+    pub(crate) fn reply(
+        &mut self,
+        id: IncomingId,
+        method: Option<&'static MethodDescriptor>,
+        reply: &mut Option<Reply>,
+    ) -> Replied {
         let outcome = match reply.take() {
             Some(Reply::Ok(body)) if self.reply_passes(body.total_len()) => {
                 self.session.reply_with(id, session::ReplyKind::Ok, body)
             }
             other => {
                 *reply = other;
-                match self.reply_rarely(id, reply) {
+                match self.reply_rarely(id, method, reply) {
                     Some(outcome) => outcome,
                     None => return Replied::MustWait,
                 }
@@ -487,13 +469,14 @@ impl Peer {
     fn reply_rarely(
         &mut self,
         id: IncomingId,
+        method: Option<&'static MethodDescriptor>,
         reply: &mut Option<Reply>,
     ) -> Option<Result<(), Gone>> {
         // Of a task of this crate's, so its waker may be dropped here.
         drop(self.forget_waiting(id));
         match reply {
             None => return Some(Ok(())),
-            Some(Reply::Ok(body) | Reply::UserError(body)) => match self.look_at(body) {
+            Some(Reply::Ok(body) | Reply::UserError(body)) => match self.look_at(body, method) {
                 Look::Send => {}
                 Look::Wait => return None,
                 Look::Refuse(status) => return Some(self.reply_status(id, &status)),
@@ -511,11 +494,12 @@ impl Peer {
     }
 
     /// What is to be done with a large reply, or one that finds the queue full.
-    fn look_at(&mut self, body: &mut OutBuf) -> Look {
+    fn look_at(&mut self, body: &mut OutBuf, method: Option<&'static MethodDescriptor>) -> Look {
         let bytes = body.total_len();
         let refuse = |text| Look::Refuse(Status::resource_exhausted(text));
         if let Some(why) = self.reply_too_large(bytes) {
-            return refuse(format!("the reply {why}"));
+            let name = method.map_or("", |method| method.name);
+            return refuse(format!("{name}: the reply {why}"));
         }
         if bytes > UNCOUNTED_BYTES && !body.is_charged() {
             match self.memory().reserve(bytes) {
@@ -603,23 +587,24 @@ impl Executor<Peer> for Handlers {
     fn apply(&mut self, state: &mut State<Peer>) {
         while let Some(done) = self.done.pop_front() {
             match done {
-                Done::Reply { key, id, reply, accepted } => {
+                Done::Reply { call, reply } => {
+                    let Call { key, id, accepted, method } = call;
                     let mut reply = Some(reply);
                     let replied = state.with(key, |peer| {
                         if accepted {
                             peer.session.accept_signature(id);
                         }
-                        peer.reply(id, &mut reply)
+                        peer.reply(id, method, &mut reply)
                     });
                     if let Some(reply) = reply {
                         if replied == Some(Replied::MustWait) {
-                            self.waiting.push((Call { key, id, accepted }, reply));
+                            self.waiting.push((call, reply));
                         } else {
                             self.spent.push(reply);
                         }
                     }
                 }
-                Done::Attach { key, id, handle, accepted } => {
+                Done::Attach { call: Call { key, id, accepted, .. }, handle } => {
                     let refused = state.with(key, |peer| {
                         if accepted {
                             peer.session.accept_signature(id);

@@ -147,6 +147,15 @@ pub(crate) struct Origin {
     pub(crate) peer: Option<Arc<PeerIdentity>>,
 }
 
+impl Origin {
+    /// The call that the layer serves which polls a handler.
+    #[cold]
+    fn of_context() -> Self {
+        let context = Context::current();
+        Self { method: context.method().map(|method| method.name), peer: context.peer().cloned() }
+    }
+}
+
 #[cold]
 pub(crate) fn log_panic(panic: Box<dyn Any + Send>, origin: &Origin) {
     let text = panic
@@ -162,17 +171,12 @@ pub(crate) fn log_panic(panic: Box<dyn Any + Send>, origin: &Origin) {
     }
 }
 
-/// Like [`Handler::poll_caught`], but lets panics through.
+/// As [`Handler::poll_caught`]: what wraps a handler sees its panic as the reply that the caller gets.
 impl Future for Handler {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Reply> {
-        let mut reply = None;
-        self.poll_to(cx, &mut reply);
-        if reply.is_some() {
-            self.clear();
-        }
-        reply.map_or(Poll::Pending, Poll::Ready)
+        self.poll_of(cx, Origin::of_context)
     }
 }
 
@@ -270,12 +274,30 @@ mod tests {
     fn a_future_that_panicked_is_not_polled_again() {
         let mut handler = Handler::new(Context::new(), async { panic!("on purpose") });
         let mut polled = || {
-            let poll =
-                || Pin::new(&mut handler).poll(&mut task::Context::from_waker(Waker::noop()));
-            *catch_unwind(AssertUnwindSafe(poll)).unwrap_err().downcast::<&str>().unwrap()
+            let mut reply = None;
+            let mut cx = task::Context::from_waker(Waker::noop());
+            let poll = AssertUnwindSafe(|| handler.poll_to(&mut cx, &mut reply));
+            *catch_unwind(poll).unwrap_err().downcast::<&str>().unwrap()
         };
         assert_eq!(polled(), "on purpose");
         assert_eq!(polled(), "a handler was polled after it had finished");
+    }
+
+    /// The panic went through the layer, whose tally took the call for a cancelled one.
+    #[test]
+    fn a_layer_that_awaits_a_handler_sees_its_panic_as_a_reply() {
+        let seen = std::sync::Arc::new(std::sync::Mutex::new(None));
+        let tally = std::sync::Arc::clone(&seen);
+        let inner = Handler::new(Context::new(), async { panic!("on purpose") });
+        let mut layer = Handler::new(Context::new(), async move {
+            let reply = inner.await;
+            if let Reply::Status(status) = &reply {
+                *tally.lock().unwrap() = Some(status.code());
+            }
+            reply
+        });
+        expect_internal(poll(&mut layer));
+        assert_eq!(*seen.lock().unwrap(), Some(Code::Internal));
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod acceptor;
 mod available_memory;
 pub(crate) mod executor;
 pub mod handler;
-mod pace;
+mod poll_watch;
 mod recycled;
 mod set_ups;
 #[cfg(test)]

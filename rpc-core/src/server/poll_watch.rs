@@ -1,0 +1,75 @@
+//! Finds handlers that compute or block where they hold others up.
+//!
+//! Owns the one warning per method. Never changes how a handler is run: that is the user's to say,
+//! with `#[rpc(spawn)]`.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// An inline poll that takes longer is worth a warning.
+const LONG_POLL: Duration = Duration::from_millis(1);
+/// The first of so many polls is timed.
+const TIMED_POLLS: u32 = 64;
+
+/// The watch over a method's inline polls.
+#[derive(Debug, Default)]
+pub(crate) struct PollWatch {
+    polls: AtomicU32,
+    has_warned: AtomicBool,
+}
+
+impl PollWatch {
+    /// Runs the first poll of a handler of `method`, which a driver waits for.
+    #[inline]
+    pub(crate) fn poll<R>(&self, method: &str, poll: impl FnOnce() -> R) -> R {
+        if !self.is_timed() {
+            return poll();
+        }
+        let started = Instant::now();
+        let polled = poll();
+        self.on_poll(method, started.elapsed());
+        polled
+    }
+
+    /// Counts a poll. What several threads count at once may be lost: a locked instruction for each
+    /// call would cost more than the count is worth.
+    #[inline]
+    fn is_timed(&self) -> bool {
+        let polls = self.polls.load(Ordering::Relaxed);
+        self.polls.store(polls.wrapping_add(1), Ordering::Relaxed);
+        polls.is_multiple_of(TIMED_POLLS)
+    }
+
+    fn on_poll(&self, method: &str, took: Duration) {
+        if took > LONG_POLL && !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                method,
+                ?took,
+                "a handler works long between two awaits, and all connections of its driver wait for \
+                 it: mark the method #[rpc(spawn)], or move the work to tokio::task::spawn_blocking"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_poll_is_timed_and_then_one_in_so_many() {
+        let watch = PollWatch::default();
+        let timed: Vec<bool> = (0..130).map(|_| watch.is_timed()).collect();
+        let at: Vec<usize> = (0..130).filter(|at| timed[*at]).collect();
+        assert_eq!(at, [0, 64, 128]);
+    }
+
+    #[test]
+    fn a_method_is_warned_of_once() {
+        let watch = PollWatch::default();
+        watch.on_poll("T.f", LONG_POLL);
+        assert!(!watch.has_warned.load(Ordering::Relaxed));
+        watch.on_poll("T.f", LONG_POLL * 2);
+        assert!(watch.has_warned.load(Ordering::Relaxed));
+    }
+}
