@@ -230,6 +230,41 @@ fn a_blocking_client_inside_a_runtime_says_so() {
     drop(world);
 }
 
+/// Without unwinding only the first panic is ever seen, so it has to be the one that helps.
+#[test]
+fn a_blocking_client_inside_a_runtime_panics_once() {
+    thread_local! {
+        static PANICS: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+    let _watchdog = Watchdog::start(limit::LIMIT);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.with_borrow_mut(|panics| panics.push(info.to_string()));
+        before(info);
+    }));
+    let single = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let connect = || ProbeBlockingClient::connect("shm://nobody");
+    single.block_on(async { panic_text(connect) });
+    single.block_on(async {
+        tokio::spawn(async move { panic_text(connect) }).await.expect("caught")
+    });
+    let seen = PANICS.take();
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert!(seen.iter().all(|text| text.contains("a blocking RPC client was used")), "{seen:?}");
+    // Here blocking is allowed.
+    let home = multi_thread();
+    assert!(
+        limit::block_on(&home, async {
+            tokio::spawn(async move { tokio::task::block_in_place(connect) })
+                .await
+                .expect("no panic")
+        })
+        .is_err()
+    );
+    let _inside = home.enter();
+    assert!(connect().is_err());
+}
+
 #[test]
 fn a_blocking_client_of_a_killed_server_gets_an_error() {
     let _watchdog = Watchdog::within(limit::LIMIT);
