@@ -9,6 +9,7 @@ use clap::{Parser, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(
     name = "doctor",
+    version,
     after_help = "Examples:
   doctor            everything
   doctor rdma       only rdma://; the exit status says whether it works

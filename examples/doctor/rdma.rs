@@ -8,6 +8,15 @@ pub(crate) use self::with_verbs::{listen_address, print};
 #[cfg(not(feature = "verbs"))]
 pub(crate) use self::without_verbs::{listen_address, print};
 
+/// Where rdma:// can be watched on a machine without a device.
+fn point_to_the_lab(out: &mut impl Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "  without a device, `tests/lab/lab run -c 'rdma link'` of this repository boots a small guest \
+         in which the kernel's own Soft-RoCE device runs (tests/lab/README.md)"
+    )
+}
+
 #[cfg(feature = "verbs")]
 mod with_verbs {
     use rpc_transport::device::verbs::preflight;
@@ -25,8 +34,12 @@ mod with_verbs {
 
     /// Prints devices, ports and addresses, and what is wrong.
     pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
-        for line in preflight().to_string().lines() {
+        let report = preflight();
+        for line in report.to_string().lines() {
             writeln!(out, "  {line}")?;
+        }
+        if report.devices.is_empty() {
+            super::point_to_the_lab(out)?;
         }
         Ok(())
     }
@@ -55,15 +68,37 @@ mod without_verbs {
         names.sort();
         if names.is_empty() {
             writeln!(out, "  the kernel knows no RDMA device")?;
+            super::point_to_the_lab(out)?;
         } else {
             writeln!(out, "  the kernel has RDMA devices: {}", names.join(", "))?;
         }
         writeln!(
             out,
-            "  this program was built without the `verbs` feature, so it cannot use any; on Debian:\n\
-             \x20   apt-get install libibverbs-dev librdmacm-dev libclang-dev pkg-config\n\
-             \x20   cargo run --features verbs --example doctor"
-        )
+            "  this program was built without the `verbs` feature, so it cannot use any; to build \
+             it with:"
+        )?;
+        let missing = missing_packages(Path::new(INSTALLED));
+        if !missing.is_empty() {
+            writeln!(out, "    apt-get install {}   (on Debian)", missing.join(" "))?;
+        }
+        writeln!(out, "    cargo run --features verbs --example doctor")
+    }
+
+    /// What a build needs, by Debian's names.
+    const PACKAGES: [&str; 4] = ["libibverbs-dev", "librdmacm-dev", "libclang-dev", "pkg-config"];
+    /// Where Debian lists the files of installed packages: `name.list`, or `name:architecture.list`.
+    const INSTALLED: &str = "/var/lib/dpkg/info";
+
+    /// The packages that are not installed, as far as can be seen.
+    fn missing_packages(installed: &Path) -> Vec<&'static str> {
+        let entries = installed.read_dir().into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let package = |name: String| {
+            let name = name.strip_suffix(".list")?;
+            Some(name.split(':').next().unwrap_or(name).to_owned())
+        };
+        let there: Vec<String> = names.filter_map(package).collect();
+        PACKAGES.into_iter().filter(|name| !there.iter().any(|there| there == name)).collect()
     }
 
     #[cfg(test)]
@@ -80,10 +115,21 @@ mod without_verbs {
         fn devices_of_the_kernel_are_named() {
             let text = printed("/nonexistent-directory");
             assert!(text.contains("knows no RDMA device"), "{text}");
+            assert!(text.contains("tests/lab"), "{text}");
             // Any directory with known entries.
             let text = printed("/proc/self/net");
             assert!(text.contains("has RDMA devices: ") && text.contains("tcp"), "{text}");
             assert!(text.contains("cargo run --features verbs --example doctor"), "{text}");
+        }
+
+        #[test]
+        fn installed_packages_are_not_advised() {
+            assert_eq!(missing_packages(Path::new("/nonexistent-directory")), PACKAGES);
+            let dir = examples::testing::Scratch::new();
+            for name in ["libibverbs-dev:amd64.list", "pkg-config.list", "libclang-dev-doc.list"] {
+                std::fs::write(dir.path().join(name), "").unwrap();
+            }
+            assert_eq!(missing_packages(dir.path()), ["librdmacm-dev", "libclang-dev"]);
         }
     }
 }

@@ -20,6 +20,7 @@ use super::service::Version;
 #[derive(Debug, Parser)]
 #[command(
     name = "kv",
+    version,
     after_help = "Examples:
   kv serve auto://127.0.0.1:7471                  a server for this machine; Ctrl-C ends it
   kv put auto://127.0.0.1:7471 greeting hello

@@ -11,6 +11,7 @@ use super::connect::connect;
 use super::error::CommandError;
 use super::key_path::Printable;
 use super::listing::Listing;
+use super::output;
 use super::service::{KvError, Listed, MAX_VALUE_BYTES, Stats};
 
 /// `kv get`.
@@ -22,9 +23,7 @@ pub(crate) async fn get(args: &GetArgs) -> Result<(), CommandError> {
         eprintln!("version {}", value.version);
     }
     match &args.output {
-        Some(path) => fs::File::create(path)
-            .and_then(|file| value.bytes.write_to(file))
-            .map_err(CommandError::file(path)),
+        Some(path) => output::write(path, &value.bytes).map_err(CommandError::file(path)),
         None => {
             let stdout = io::stdout().lock();
             Ok(value.bytes.write_to(stdout)?)

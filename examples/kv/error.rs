@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use examples::serving::ServeError;
 use rpc_core::{CallError, ConnectError, ListenError, Status};
 
-use super::key_path::Printable;
+use super::key_path::Shortened;
 use super::service::KvError;
 
 /// How a command fails.
@@ -19,7 +19,7 @@ pub(crate) enum CommandError {
     #[error(transparent)]
     Connect(ConnectError),
     /// The store refused.
-    #[error("{}: {error}", Printable(.key))]
+    #[error("{}: {error}", Shortened(.key))]
     Refused {
         /// The key.
         key: String,

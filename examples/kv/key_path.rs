@@ -92,6 +92,21 @@ impl fmt::Display for Printable<'_> {
     }
 }
 
+/// Most of a key that an error repeats, characters.
+const SHOWN_CHARS: usize = 100;
+
+/// Shows a key likewise, but only the beginning of a long one.
+pub(crate) struct Shortened<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Shortened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.char_indices().nth(SHOWN_CHARS) {
+            Some((at, _)) => write!(f, "{}...", Printable(&self.0[..at])),
+            None => Printable(self.0).fmt(f),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +167,15 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(Printable(key).to_string(), text);
+            assert_eq!(Shortened(key).to_string(), text);
         }
+    }
+
+    #[test]
+    fn a_long_key_is_cut_in_errors() {
+        let long = "é".repeat(20_000);
+        assert_eq!(Shortened(&long).to_string(), format!("{}...", "é".repeat(SHOWN_CHARS)));
+        let just = "é".repeat(SHOWN_CHARS);
+        assert_eq!(Shortened(&just).to_string(), just);
     }
 }

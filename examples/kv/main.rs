@@ -8,6 +8,7 @@
 //! | `connect.rs`, `listing.rs`, `commands.rs` | the client, and its commands about single keys |
 //! | `walk.rs`, `import.rs` | a tree becomes keys |
 //! | `key_path.rs`, `target_dir.rs`, `export.rs` | keys become a tree, and never leave it |
+//! | `output.rs` | the file that a value is written to |
 //! | `transfer.rs` | many files in flight, progress, tally |
 //! | `cli.rs`, `error.rs` | the words at both ends |
 
@@ -19,6 +20,7 @@ mod export;
 mod import;
 mod key_path;
 mod listing;
+mod output;
 mod serve;
 mod service;
 mod store;

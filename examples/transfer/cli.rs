@@ -23,6 +23,7 @@ use super::sums::LEAF_BYTES;
 #[derive(Debug, Parser)]
 #[command(
     name = "transfer",
+    version,
     after_help = "Examples:
   transfer serve auto://0.0.0.0:7481 /srv/files             on one machine; Ctrl-C ends it
   transfer send auto://10.0.0.7:7481 ./photos               from another: into /srv/files/photos
@@ -30,8 +31,9 @@ use super::sums::LEAF_BYTES;
   transfer verify auto://10.0.0.7:7481 ./photos             are both sides the same?
 
 Directories are copied with all below them: contents, names of any bytes, permissions, times and
-symbolic links (as links; they are never followed). Owners, hard links, set-user-ID bits and
-extended attributes are not kept; named pipes, sockets and devices are left out.
+symbolic links (as links; they are never followed). Owners, hard links, set-user-ID bits, extended
+attributes and the holes of sparse files (they arrive as zeros) are not kept; named pipes, sockets
+and devices are left out. What is said of a file names it as the server does, below its directory.
 
 Addresses: auto://host:port (shm, rdma or tcp, whichever is best), shm://name, shm:///path,
 rdma://host:port, tcp://host:port. RUST_LOG=info shows more.
@@ -52,6 +54,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   transfer serve auto://127.0.0.1:7481 ./files          for this machine
   transfer serve auto://0.0.0.0:7481 /srv/files         for all others too
+  transfer serve auto://0.0.0.0:7481 ./new --create     makes ./new first
   transfer serve shm://files tcp://127.0.0.1:0 ./files  two ways to the same directory")]
     Serve(ServeArgs),
     /// Copy files and directories to a server
@@ -87,6 +90,10 @@ pub(crate) struct ServeArgs {
     /// The directory
     #[arg(value_name = "DIR", required = true)]
     pub(crate) dir: PathBuf,
+
+    /// Make DIR if it is not there
+    #[arg(long)]
+    pub(crate) create: bool,
 
     #[command(flatten)]
     pub(crate) server: ServerArgs,

@@ -86,7 +86,7 @@ async fn copy(
     let read = Plan::read(source, roots).await;
     let plan = read.map_err(|status| stopped(&progress, status))?;
     progress.total(plan.files.len() as u64, plan.bytes());
-    let copy = Copy::new(source, sink, &progress, args.options());
+    let copy = Copy::new(source, sink, roots, &progress, args.options());
     let work = async { copy.run(plan).await.map_err(|status| stopped(&progress, status)) };
     let copied = until_signal(&progress, work).await;
     progress.end();

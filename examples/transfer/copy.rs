@@ -22,8 +22,8 @@ use rpc_core::Status;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
-use super::path::{Shown, part_rank, split};
-use super::plan::{Item, Plan};
+use super::path::{Shown, join, part_rank, split};
+use super::plan::{Item, Plan, Root};
 use super::progress::Progress;
 use super::service::{Link, SMALL_BYTES, Settle, Special};
 use super::side::{Answers, Failure, Side, SideError};
@@ -49,6 +49,7 @@ pub(crate) struct Options {
 pub(crate) struct Copy<'a> {
     pub(super) source: &'a Side,
     pub(super) sink: &'a Side,
+    roots: &'a [Root],
     pub(super) progress: &'a Progress,
     pub(super) options: Options,
     pub(super) blocks: Semaphore,
@@ -72,12 +73,14 @@ impl<'a> Copy<'a> {
     pub(crate) fn new(
         source: &'a Side,
         sink: &'a Side,
+        roots: &'a [Root],
         progress: &'a Progress,
         options: Options,
     ) -> Self {
         Self {
             source,
             sink,
+            roots,
             progress,
             options,
             blocks: Semaphore::new(options.in_flight),
@@ -266,10 +269,16 @@ impl<'a> Copy<'a> {
         self.progress.fail(&format_args!("{}: {error}", self.shown(path)));
     }
 
-    /// A path of the source as a person knows it: at this machine paths begin at its root.
+    /// A path of the source as it is said by every command: as at the server.
     pub(super) fn shown(&self, path: &[u8]) -> String {
-        let root = if matches!(self.source, Side::Here(_)) { "/" } else { "" };
-        format!("{root}{}", Shown(path))
+        let below = |root: &Root| match path.strip_prefix(&*root.from)? {
+            b"" => Some(root.to.to_vec()),
+            rest if root.from.is_empty() => Some(join(&root.to, rest)),
+            rest => Some(join(&root.to, rest.strip_prefix(b"/")?)),
+        };
+        let sent = matches!(self.source, Side::Here(_));
+        let at_server = if sent { self.roots.iter().find_map(below) } else { None };
+        Shown(at_server.as_deref().unwrap_or(path)).to_string()
     }
 
     /// Waits until so many bytes more may go.

@@ -23,6 +23,9 @@ pub(crate) enum CommandError {
         /// What the system said.
         error: io::Error,
     },
+    /// A directory to serve that is not there.
+    #[error("{}: there is no such directory; correct the path, or add --create to make it", .0.display())]
+    NoDirectory(PathBuf),
     /// A path of the command line that has no name of its own.
     #[error("{}: it has no name to be stored under; name what is in it", .0.display())]
     Nameless(PathBuf),

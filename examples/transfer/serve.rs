@@ -1,6 +1,8 @@
 //! `transfer serve`: a directory behind the service.
 
 use std::fs;
+use std::io;
+use std::path::Path;
 
 use examples::serving;
 use rpc_core::{Server, ServerBuilder};
@@ -21,9 +23,19 @@ pub(crate) fn builder(files: LocalFiles) -> ServerBuilder {
         .max_calls_per_connection(CALLS_PER_CONNECTION)
 }
 
+/// A directory that is not there is made only on demand: it may be a mistyped one.
+fn open(dir: &Path, create: bool) -> Result<Tree, CommandError> {
+    if create {
+        fs::create_dir_all(dir).map_err(CommandError::file(dir))?;
+    }
+    Tree::open(dir).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CommandError::NoDirectory(dir.to_owned()),
+        _ => CommandError::file(dir)(error),
+    })
+}
+
 /// Serves until a signal.
 pub(crate) async fn serve(args: &ServeArgs) -> Result<(), CommandError> {
-    let tree = fs::create_dir_all(&args.dir).and_then(|()| Tree::open(&args.dir));
-    let tree = tree.map_err(CommandError::file(&args.dir))?;
+    let tree = open(&args.dir, args.create)?;
     Ok(serving::serve(builder(LocalFiles::new(tree)), &args.server, &args.addresses).await?)
 }

@@ -298,6 +298,39 @@ async fn failures_say_what_where_and_what_to_do() {
 }
 
 #[tokio::test]
+async fn a_value_that_does_not_fit_the_disk_leaves_the_old_file() {
+    let server = serve(&[&shm_name("disk")], &[]).await;
+    let address = &server.addresses()[0];
+    let (from, at) = (Scratch::new(), Scratch::new());
+    let value = from.path().join("value");
+    fs::write(&value, vec![7; 2 << 20]).unwrap();
+    kv(&[&"put", address, &"k", &"--file", &value]).await.with_code(0);
+    // A file system of 1 MiB that nobody else sees.
+    let script =
+        "mount -t tmpfs -o size=1m none \"$1\" && cd \"$1\" && printf old > file || exit 99
+        \"$0\" get \"$2\" k -o file; code=$?; ls -A; cat file; exit $code";
+    let example = command("kv", [""; 0]);
+    let mut shell = tokio::process::Command::new("unshare");
+    shell.args(["-rm", "sh", "-c", script]).arg(example.as_std().get_program());
+    shell.arg(at.path()).arg(address).stdin(Stdio::null()).kill_on_drop(true);
+    let got = run(shell).await.with_code(1);
+    assert_eq!(got.stderr, "error: file: No space left on device (os error 28)\n");
+    assert_eq!(got.text(), "file\nold", "the old one, and nothing beside it");
+}
+
+#[tokio::test]
+async fn a_long_key_is_not_echoed_whole_and_versions_are_told() {
+    let server = serve(&[&shm_name("long-key")], &[]).await;
+    let long = "x".repeat(20_000);
+    let refused = kv(&[&"get", &server.addresses()[0], &long]).await.with_code(1);
+    assert!(refused.stderr.len() < 300 && refused.stderr.contains("xxx...: "), "{refused:?}");
+    for program in ["kv", "transfer", "doctor"] {
+        let version = run(command(program, ["--version"])).await.with_code(0).text();
+        assert_eq!(version, format!("{program} {}\n", env!("CARGO_PKG_VERSION")));
+    }
+}
+
+#[tokio::test]
 async fn a_server_ends_in_order_at_sigterm() {
     let server = serve(&[&shm_name("term")], &[]).await;
     kv(&[&"put", &server.addresses()[0], &"k", &"v"]).await.with_code(0);

@@ -97,6 +97,8 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Devices that the kernel knows, whether or not libibverbs can drive them.
     pub kernel_devices: Vec<String>,
+    /// Whether the kernel knows RDMA, or has modules that teach it.
+    pub kernel_can_rdma: bool,
     /// Why the connection manager cannot be used, if so.
     pub connection_manager_error: Option<String>,
     /// Limit on locked memory, bytes; `None` when there is none for this process.
@@ -145,7 +147,7 @@ fn judge(facts: &Report) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |severity, text: String| findings.push(Finding { severity, text });
     if facts.devices.is_empty() {
-        add(Severity::Problem, no_device(&facts.kernel_devices));
+        add(Severity::Problem, no_device(facts));
     } else if let Some(error) = &facts.connection_manager_error {
         let text = format!(
             "the RDMA connection manager (/dev/infiniband/rdma_cm) cannot be opened: {error}; \
@@ -167,7 +169,14 @@ fn judge(facts: &Report) -> Vec<Finding> {
     findings
 }
 
-fn no_device(kernel_devices: &[String]) -> String {
+fn no_device(facts: &Report) -> String {
+    let kernel_devices = &facts.kernel_devices;
+    if kernel_devices.is_empty() && !facts.kernel_can_rdma {
+        return "this machine has no RDMA device, and its kernel neither knows RDMA nor brings \
+                modules for it, so that a software device cannot be made here either: use a machine \
+                or a virtual one whose kernel does"
+            .to_owned();
+    }
     if kernel_devices.is_empty() {
         return "this machine has no RDMA device: install the adapter's driver, or make a software \
                 one with `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`"

@@ -26,6 +26,7 @@ pub(super) fn facts() -> Report {
     Report {
         devices: devices(),
         kernel_devices: kernel_devices(),
+        kernel_can_rdma: kernel_can_rdma(),
         connection_manager_error: connection_manager.err().map(|error| error.to_string()),
         memlock_bytes: limits::memlock_bytes().filter(|_| !may_lock_all()),
         findings: Vec::new(),
@@ -38,6 +39,13 @@ fn kernel_devices() -> Vec<String> {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
+}
+
+/// Whether RDMA is there, or can be loaded: by the modules that belong to the running kernel.
+fn kernel_can_rdma() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let modules = Path::new("/lib/modules").join(release.trim());
+    [Path::new("/sys/module/ib_core"), &modules].iter().any(|path| path.exists())
 }
 
 /// Whether this process may lock memory beyond the limit.

@@ -34,6 +34,7 @@ fn good() -> Report {
     Report {
         devices: vec![device()],
         kernel_devices: vec!["rxe0".to_owned()],
+        kernel_can_rdma: true,
         connection_manager_error: None,
         memlock_bytes: Some(64 << 20),
         findings: Vec::new(),
@@ -61,7 +62,12 @@ fn a_good_machine_has_no_findings() {
 #[test]
 fn every_want_is_named_with_its_remedy() {
     type Change = fn(&mut Report);
-    let cases: [(&[&str], Change); 8] = [
+    let cases: [(&[&str], Change); 9] = [
+        (&["no RDMA device", "nor brings modules", "cannot be made here"], |report| {
+            report.devices.clear();
+            report.kernel_devices.clear();
+            report.kernel_can_rdma = false;
+        }),
         (&["no RDMA device", "modprobe rdma_rxe"], |report| {
             report.devices.clear();
             report.kernel_devices.clear();
