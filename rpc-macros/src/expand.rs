@@ -27,7 +27,8 @@ fn allowed() -> TokenStream {
     quote! {
         #[allow(
             dead_code, deprecated, unused_qualifications, unused_lifetimes, unreachable_pub,
-            elided_lifetimes_in_paths, single_use_lifetimes, non_snake_case,
+            elided_lifetimes_in_paths, single_use_lifetimes, non_snake_case, unknown_lints,
+            mismatched_lifetime_syntaxes,
             clippy::all, clippy::pedantic, clippy::nursery, clippy::restriction
         )]
     }

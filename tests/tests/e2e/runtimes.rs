@@ -236,7 +236,7 @@ fn a_blocking_client_inside_a_runtime_panics_once() {
     thread_local! {
         static PANICS: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
     }
-    let _watchdog = Watchdog::start(limit::LIMIT);
+    let _watchdog = Watchdog::start("a blocking client in a runtime");
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         PANICS.with_borrow_mut(|panics| panics.push(info.to_string()));
