@@ -1,6 +1,7 @@
-//! What to do about an error of the system: a few words behind what it says.
+//! Advice for I/O errors during set-up: adds what to do to what the operating system says.
 //!
-//! Owns the translation of I/O errors of set-up. Never hides what the system said.
+//! Owns the translation of I/O errors into connect and listen errors. Always keeps the operating
+//! system's own text.
 
 use std::io;
 
@@ -9,7 +10,7 @@ use crate::connect::error::{ConnectError, ListenError};
 
 use super::setup;
 
-/// The error of listening at `address`.
+/// Makes the error for a failed attempt to listen at `address`.
 pub(super) fn cannot_listen(address: Address, error: &io::Error) -> ListenError {
     let reason = with_advice(error, advice_to_listen(&address, error));
     match error.kind() {
@@ -18,11 +19,12 @@ pub(super) fn cannot_listen(address: Address, error: &io::Error) -> ListenError 
     }
 }
 
-/// The error of connecting to `address`.
+/// Makes the error for a failed attempt to connect to `address`.
 pub(super) fn cannot_connect(address: Address, error: &io::Error) -> ConnectError {
     let reason = |advice| with_advice(error, advice);
     match error.kind() {
-        // What to do is the same for every device, and said by the error itself.
+        // No advice here: the text of `ConnectError::Refused` already gives it, the same for every
+        // device.
         io::ErrorKind::ConnectionRefused => ConnectError::Refused { address, reason: reason(None) },
         io::ErrorKind::NotFound if is_shm(&address) => {
             ConnectError::Refused { address, reason: reason(None) }
@@ -80,7 +82,7 @@ fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static st
     })
 }
 
-/// Names that cannot be looked up: such an error has no number.
+/// Recognizes failed name lookups, which carry no OS error number.
 fn unknown_host(address: &Address, error: &io::Error) -> Option<&'static str> {
     let is_lookup = !is_shm(address) && error.raw_os_error().is_none();
     is_lookup.then_some("check the spelling of the host, or give its IP address")

@@ -1,8 +1,9 @@
-//! Doorbells inside this process: event fds that wake the other side.
+//! Doorbells inside this process: eventfds that wake the other side.
 //!
-//! Owns how they are made and rung. Members of an epoll set are edge-triggered, so nobody reads
-//! them: every ring is an edge. Never leaves this process: who shares an event fd can make ringing
-//! it block. Between processes the side channel rings.
+//! Owns how they are created and rung. They sit in epoll sets as edge-triggered members, so every
+//! ring is an event and nobody needs to read them. Never shared with another process: a process
+//! that shares an eventfd could make ringing it block. Between processes the side channel carries
+//! doorbells.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,16 +16,16 @@ use rustix::event::{EventfdFlags, eventfd};
 pub(super) struct Bell(Arc<OwnedFd>);
 
 impl Bell {
-    /// Makes a doorbell.
+    /// Creates a doorbell.
     ///
     /// # Errors
-    /// Those of `eventfd(2)`: mostly the limit on open files.
+    /// Those of `eventfd(2)`: usually the limit on open files.
     pub(super) fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Rings it. Nobody reads it, and to fill it up would take for ever.
+    /// Rings it. Nobody reads the counter, but filling its 64 bits would take centuries.
     pub(super) fn ring(&self) {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }

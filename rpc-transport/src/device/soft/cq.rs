@@ -3,15 +3,16 @@
 //! Owns which QPs are visited and when, what makes the event fd readable, and the doorbells that
 //! are held back until the batch ends. Never looks into a packet.
 //!
-//! Polling costs what is active, not what is connected: a QP that was quiet for a while is armed
-//! (its peer rings a doorbell) and leaves the hot list. The event fd is an epoll set over all
-//! doorbells and sockets.
+//! The cost of a poll grows with the number of active QPs, not of connected ones: a QP that has
+//! been quiet for a while is armed (its peer will ring a doorbell) and leaves the hot list. The
+//! event fd is an epoll set over all doorbells and sockets.
 //!
 //! Invariants:
-//! 1. A QP outside the hot list is armed, and was found without work after the fence behind arming.
-//! 2. After [`CompletionQueue::arm`], until a poll gives completions or events are cleared, every
-//!    QP is armed with a fence behind it, or the event fd is readable.
-//! 3. One fence and one look at each doorbell per batch, never per message.
+//! 1. A QP outside the hot list is armed, and was found without work after the fence that followed
+//!    arming.
+//! 2. After [`CompletionQueue::arm`], until a poll returns completions or events are cleared, every
+//!    QP is armed with a fence after it, or the event fd is readable.
+//! 3. One fence, and one check of each doorbell, per batch; never per message.
 //! 4. Reserved entries never exceed the capacity (contract rule 13), so the CQ cannot overflow.
 
 use std::collections::VecDeque;
@@ -36,16 +37,17 @@ use super::setup;
 use super::sink::{Queued, Sink};
 use super::wire::Wire;
 
-/// Visits without anything happening, over all hot QPs together, after which one leaves the list.
+/// A QP leaves the hot list after this many visits in a row, summed over all hot QPs, found
+/// nothing.
 const QUIET_VISITS: u64 = 16 * 1024;
-/// A visit that makes a system call counts as so many.
+/// A visit that makes a system call counts as this many visits.
 const COSTLY: u64 = 512;
-/// A poll looks for events of QPs outside the hot list once in so many times.
+/// One poll in this many also looks for events of QPs outside the hot list.
 const EVENTS_EVERY: u64 = 256;
-/// Events taken from the epoll set at a time.
+/// Most events taken from the epoll set in one system call.
 const EVENT_BATCH: usize = 64;
 
-/// What an event of the epoll set is about.
+/// What an event of the epoll set refers to.
 const KIND_OWN_BELL: u64 = 0;
 const KIND_QP: u64 = 1;
 
@@ -63,13 +65,13 @@ pub(super) struct SoftCompletionQueue {
     free: Vec<u32>,
     /// QPs that every poll visits.
     hot: Vec<u32>,
-    /// Where the next poll begins in `hot`.
+    /// Index in `hot` where the next poll begins.
     cursor: usize,
-    /// QPs whose peer's doorbell is looked at when the batch ends.
+    /// QPs whose peer's doorbell is checked when the batch ends.
     bells: Vec<u32>,
     queue: VecDeque<Queued>,
     events: VecDeque<QpEvent>,
-    /// What tcp wires read into.
+    /// Buffer that tcp wires read into.
     scratch: Vec<u8>,
     epoll: OwnedFd,
     own_bell: Bell,
@@ -144,12 +146,12 @@ impl SoftCompletionQueue {
     pub(super) fn attach(&mut self, handle: QpHandle, wire: Wire) -> Result<(), ProviderError> {
         let clock = self.clock;
         let qp = find(&mut self.entries, handle).ok_or(ProviderError::UnknownQp)?;
-        // One that died meanwhile drops the wire, which tells the peer.
+        // If the QP has failed meanwhile, dropping the wire tells the peer.
         if qp.state() != QpState::Init {
             return Ok(());
         }
         if let Some((fd, flags)) = wire.watched() {
-            // Edge-triggered: nobody need read it.
+            // Edge-triggered, so nobody needs to read it.
             let data = event_data(KIND_QP, handle);
             epoll::add(&self.epoll, fd, data, flags | EventFlags::ET)
                 .map_err(|error| no_fds(error.into()))?;
@@ -157,7 +159,7 @@ impl SoftCompletionQueue {
         qp.attach(wire);
         qp.last_active = clock;
         self.heat(handle);
-        // Not armed with the others, and the peer may have sent already (invariant 2).
+        // This QP was not armed with the others, and the peer may have sent already (invariant 2).
         self.fire();
         Ok(())
     }
@@ -183,8 +185,8 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// Visits hot QPs until the caller's list has taken `room` completions more; whether anything
-    /// happened.
+    /// Visits hot QPs until the caller's list has taken `room` more completions. Returns whether
+    /// any QP was active.
     #[inline]
     fn visit_hot(&mut self, completions: &mut Vec<Completion>, room: usize) -> bool {
         let count = self.hot.len();
@@ -225,7 +227,7 @@ impl SoftCompletionQueue {
         active
     }
 
-    /// Takes QPs that were quiet for long off the hot list (invariant 1).
+    /// Arms QPs that have been quiet for long and takes them off the hot list (invariant 1).
     #[cold]
     fn cool(&mut self) {
         let clock = self.clock;
@@ -246,7 +248,7 @@ impl SoftCompletionQueue {
         });
     }
 
-    /// Looks at the doorbells of all peers that were sent something (invariant 3).
+    /// Rings the doorbells of all peers that were sent something and have armed (invariant 3).
     #[inline(always)]
     fn ring_bells(&mut self) {
         if !self.bells.is_empty() {
@@ -268,7 +270,8 @@ impl SoftCompletionQueue {
         self.bells.clear();
     }
 
-    /// Takes events from the epoll set and puts their QPs on the hot list; whether there were any.
+    /// Takes events from the epoll set and puts their QPs on the hot list. Returns whether there
+    /// were any.
     #[cold]
     fn take_events(&mut self) -> bool {
         let mut any = false;
@@ -294,7 +297,8 @@ impl SoftCompletionQueue {
     fn on_event(&mut self, data: u64, flags: EventFlags) {
         let Ok(index) = usize::try_from(data >> 32) else { return };
         let handle = match self.entries.get(index).and_then(|entry| entry.qp.as_ref()) {
-            // An event taken before its QP was destroyed must not reach the next one.
+            // The QP of this event may be destroyed and its slot reused: the new QP must not see
+            // the event.
             Some(qp) if event_data(KIND_QP, qp.handle()).u64() == data => qp.handle(),
             _ => return,
         };
@@ -305,7 +309,7 @@ impl SoftCompletionQueue {
         self.heat(handle);
     }
 
-    /// Runs `act` on a QP; completions and events that it gives wake an armed CQ.
+    /// Runs `act` on a QP. Wakes an armed CQ if that queued completions.
     fn with_qp<T>(
         &mut self,
         handle: QpHandle,
@@ -321,8 +325,8 @@ impl SoftCompletionQueue {
         Some(result)
     }
 
-    /// Wakes the owner if it has armed: something was added that no doorbell tells of, or a poll
-    /// has spent what would have woken it and gave nothing.
+    /// Makes the event fd readable if the CQ is armed. Needed when something was added that no
+    /// doorbell announces, or when a poll that returned no completion consumed the wake-up.
     #[cold]
     fn fire(&mut self) {
         if self.armed {
@@ -331,7 +335,7 @@ impl SoftCompletionQueue {
     }
 }
 
-/// Whether a QP, one of `count` hot ones, has been quiet for so long that it leaves the hot list.
+/// Whether a QP, one of `count` hot ones, has been quiet long enough to leave the hot list.
 #[inline]
 fn is_overdue(qp: &QueuePair, clock: u64, count: usize) -> bool {
     let cost = if qp.is_costly() { COSTLY } else { 1 };
@@ -398,7 +402,7 @@ impl CompletionQueue for SoftCompletionQueue {
             self.armed = false;
             return Ok(polled);
         }
-        // The owner may sleep now, so nothing that a peer waits for stays behind.
+        // The owner may sleep now, so no doorbell that a peer waits for may be held back.
         self.ring_bells();
         if disturbed {
             self.fire();
@@ -522,8 +526,8 @@ impl CompletionQueue for SoftCompletionQueue {
         if let Some(gone) = entry.qp.take() {
             self.reserved -= gone.reserved();
             if let Some((fd, _)) = gone.wire().watched() {
-                // Closing is not enough while somebody else has the same open file. It fails only if
-                // it was not in the set.
+                // Closing the fd would not remove it from the set while another process has the
+                // same open file. Deleting fails only if it was not in the set.
                 let _ = epoll::delete(&self.epoll, fd);
             }
         }

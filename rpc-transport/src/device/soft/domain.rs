@@ -1,13 +1,14 @@
-//! Protection domains of the software device: which memory a key names, and whether it is alive.
+//! Protection domains of the software device: which memory a key names, and whether it is still
+//! registered.
 //!
-//! Owns registration and the checks of a remote access. Never copies payload.
+//! Owns registration and the checks of remote accesses. Never copies payload.
 //!
 //! Invariants:
 //! 1. An rkey is even and an lkey odd, so they differ; both are unique among live regions.
 //! 2. A [`Memory`] outlives every handle of its region and every access that an engine has begun:
 //!    both hold its `Arc`.
-//! 3. After deregistration no access begins: the key is gone from the table, [`Memory::is_live`]
-//!    is false, and a mapping peer sees [`Memory::revoked`].
+//! 3. After deregistration no access begins: the key is gone from the table, [`Memory::is_live`] is
+//!    false, and a peer that has mapped the region sees [`Memory::revoked`].
 #![allow(unsafe_code, reason = "hands out the addresses of registered memory")]
 
 use std::any::Any;
@@ -29,12 +30,12 @@ use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, R
 
 use super::mapping::{self, Mapping, PAGE_BYTES};
 
-/// Bytes of a region as engines see them.
+/// The bytes of a region, as the engines access them.
 pub(super) struct Memory {
     base: NonNull<u8>,
     len: usize,
     live: AtomicBool,
-    /// The memory file, where a peer of this machine may map it.
+    /// The memory file, if a peer on this machine may map it.
     file: Option<OwnedFd>,
     /// Keeps `base` valid.
     _backing: Backing,
@@ -68,8 +69,9 @@ impl Memory {
         self.live.load(Ordering::Acquire)
     }
 
-    /// The memory file and its size, if a peer may map it. Behind the region's pages the file has
-    /// one more, whose first word tells a mapping peer that the region was deregistered.
+    /// The memory file and its size, if a peer may map it. The file has one more page than the
+    /// region; the first word of that page tells a peer that has mapped it that the region was
+    /// deregistered.
     pub(super) fn file(&self) -> Option<(BorrowedFd<'_>, usize)> {
         let file = self.file.as_ref()?.as_fd();
         Some((file, self.revoked_offset() + PAGE_BYTES))
@@ -96,12 +98,13 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Offset of the word that says that a region of `len` bytes was deregistered, in its file.
+/// Offset, in the memory file of a region of `len` bytes, of the word that says that the region was
+/// deregistered.
 pub(super) fn revoked_offset(len: usize) -> usize {
     len.max(1).next_multiple_of(PAGE_BYTES)
 }
 
-/// A region that peers may name by its rkey.
+/// A region that peers may access by its rkey.
 #[derive(Debug, Clone)]
 pub(super) struct Registered {
     pub(super) memory: Arc<Memory>,
@@ -145,7 +148,7 @@ impl DomainTable {
         self.id
     }
 
-    /// The region that a peer names, if it covers `address..address+len` and allows the access.
+    /// Finds the region of an rkey, if it covers `address..address+len` and allows the access.
     pub(super) fn resolve(
         &self,
         rkey: u32,
@@ -189,13 +192,13 @@ impl DomainTable {
             domain: self.id,
         };
         // SAFETY: `memory` keeps base..+len valid and initialised (zeroed mappings, or memory that
-        // its owner vouched for); dropping `registration` takes the key away, so that engines
-        // begin no access any more.
+        // its owner vouched for); dropping `registration` removes the key, so that engines begin no
+        // further access.
         unsafe { MemoryRegion::from_parts(parts, Box::new(registration), Box::new(memory)) }
     }
 }
 
-/// Dropping it deregisters.
+/// A registered region; dropping it deregisters.
 #[derive(Debug)]
 struct Registration {
     table: Arc<DomainTable>,
@@ -237,8 +240,9 @@ impl DomainOps for SoftDomain {
     }
 }
 
-/// Memory that peers may access lies in a memory file, so that one of this machine can map it.
-/// Without file descriptors left it still works: such a peer then writes through the engine.
+/// Allocates a region. Memory that peers may access lies in a memory file, so that a peer on this
+/// machine can map it. If no file descriptor is left it is allocated without a file, and such a
+/// peer writes through the engine.
 fn allocate(len: usize, remote: bool) -> io::Result<Memory> {
     if remote {
         let file_bytes =
@@ -265,7 +269,7 @@ fn next_number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed) & 0x0fff_ffff
 }
 
-/// An even key that a peer cannot guess from another one (RFC 5042 section 8.1.1 asks for that).
+/// An even key that a peer cannot guess from another one (required by RFC 5042 section 8.1.1).
 fn fresh_key(number: u32, taken: impl Fn(u32) -> bool) -> u32 {
     static SECRET: OnceLock<RandomState> = OnceLock::new();
     let secret = SECRET.get_or_init(RandomState::new);

@@ -1,7 +1,7 @@
 //! The doorbell hand-off: how a side that sleeps and a side that sends never miss each other.
 //!
-//! Owns the two steps that run against each other through one shared word, whatever memory it lies
-//! in. Never rings, sleeps or looks at a message.
+//! Owns the two steps that race on one shared word, whatever memory it lies in. Never rings, sleeps
+//! or looks at a message.
 //!
 //! ```text
 //! sleeper: arm            fence   look for messages once more   sleep if there are none
@@ -10,11 +10,11 @@
 //!
 //! Invariant: with a sequentially consistent fence on both sides, either the sleeper's second look
 //! finds the message or the sender finds the word armed. Each arming is answered at most once, so a
-//! busy sender rings no sleeper twice.
+//! busy sender does not ring the same sleeper twice.
 
 use std::sync::atomic::Ordering;
 
-/// A shared 32-bit word: an atomic, wherever it lies.
+/// A shared 32-bit atomic word, in whatever memory it lies.
 pub(crate) trait Word {
     /// Atomic load.
     fn load(&self, order: Ordering) -> u32;
@@ -34,28 +34,29 @@ impl Word for std::sync::atomic::AtomicU32 {
     }
 }
 
-/// The sleeper's side: the number of its last arming.
+/// The sleeper's side: counts its armings.
 #[derive(Debug, Default)]
 pub(crate) struct Sleeper {
     armings: u32,
 }
 
 impl Sleeper {
-    /// Asks for a doorbell. A sequentially consistent fence must follow, then another look.
+    /// Asks for a doorbell. Must be followed by a sequentially consistent fence and another look
+    /// for messages.
     #[inline]
     pub(crate) fn arm(&mut self, word: &impl Word) {
         self.armings = self.armings.wrapping_add(1).max(1);
         word.store(self.armings, Ordering::Relaxed);
     }
 
-    /// Asks for none any more.
+    /// Withdraws the request for a doorbell.
     #[inline]
     pub(crate) fn disarm(&self, word: &impl Word) {
         word.store(0, Ordering::Relaxed);
     }
 }
 
-/// The sender's side: the arming that was answered last.
+/// The sender's side: remembers the last arming that it answered.
 #[derive(Debug, Default)]
 pub(crate) struct Ringer {
     answered: u32,
@@ -63,7 +64,7 @@ pub(crate) struct Ringer {
 
 impl Ringer {
     /// Whether the sleeper has armed since the last doorbell. A sequentially consistent fence must
-    /// stand between what the sleeper shall find and this.
+    /// separate publishing a message from this call.
     #[inline]
     pub(crate) fn wants_bell(&mut self, word: &impl Word) -> bool {
         let armed = word.load(Ordering::Relaxed);
@@ -97,7 +98,7 @@ mod tests {
     }
 }
 
-/// Every interleaving and every weak-memory outcome: `RUSTFLAGS="--cfg rpc_loom"`.
+/// Runs every interleaving and weak-memory outcome under loom: `RUSTFLAGS="--cfg rpc_loom"`.
 #[cfg(all(test, rpc_loom))]
 mod loom_tests {
     use loom::sync::Arc;
@@ -137,8 +138,7 @@ mod loom_tests {
         }
     }
 
-    /// Arms and looks once more; true when it would sleep though a message is there and no bell
-    /// will be rung.
+    /// Arms and looks once more. Returns true if it would go to sleep, having found no message.
     fn would_sleep(shared: &Shared, with_fence: bool) -> bool {
         let mut sleeper = Sleeper::default();
         sleeper.arm(&shared.armed);
@@ -157,7 +157,7 @@ mod loom_tests {
             };
             let sleeps = would_sleep(&shared, with_fence);
             sender.join().unwrap();
-            // The sender is done: a sleeper that did not see its last message must be rung.
+            // The sender is done: a sleeper that did not see its last message must have been rung.
             assert!(!sleeps || shared.bell.load(Ordering::Acquire), "slept through a message");
         });
     }

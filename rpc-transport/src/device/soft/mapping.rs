@@ -3,11 +3,11 @@
 //! Owns `mmap`, `munmap` and the seals of memory files. Never interprets the bytes.
 //!
 //! Invariants:
-//! 1. `base..base+len` is mapped, readable, and writable unless mapped read-only, from
-//!    construction to drop.
-//! 2. A memory file made here is sealed against resizing and further sealing before anyone else
-//!    sees it; a received one is mapped only if it is sealed so and has exactly the announced
-//!    size. So no peer can shrink a file under a mapping (which would be a SIGBUS here).
+//! 1. `base..base+len` is mapped, readable, and writable unless mapped read-only, from construction
+//!    to drop.
+//! 2. A memory file created here is sealed against resizing and further sealing before anyone else
+//!    sees it. A received one is mapped only if it has the same seals and exactly the announced
+//!    size. So no peer can shrink a file under a mapping, which would be a SIGBUS here.
 #![allow(unsafe_code, reason = "memory mappings")]
 
 use std::io;
@@ -20,7 +20,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 /// Granularity of mappings, bytes.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// Seals without which no memory file is mapped.
+/// Seals that a memory file must have to be mapped.
 const REQUIRED_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// A mapping; unmapped on drop.
@@ -31,7 +31,7 @@ pub(super) struct Mapping {
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; this type hands out its address only,
-// and whoever dereferences it answers for races.
+// and whoever dereferences the address must rule out data races.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -79,13 +79,13 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `base..+len` is exactly what `mmap` returned (invariant 1), unmapped only here.
-        // The result is not needed: the arguments are valid, and there is nobody to tell.
+        // The result is ignored: the arguments are valid, and drop cannot report an error.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
 /// Creates a sealed memory file of `len` bytes (rounded up to whole pages) and maps it. With
-/// `only_here` no later mapping, so no other process, can write it.
+/// `only_here` the file cannot be mapped writable again, so no other process can write it.
 ///
 /// # Errors
 /// Those of `memfd_create(2)`, `ftruncate(2)`, `mmap(2)` and `fcntl(2)`.
@@ -109,7 +109,7 @@ pub(super) fn create_shared(
 /// Maps a received memory file after checking its seals and size (invariant 2).
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidData`] with the reason, or the system's.
+/// [`io::ErrorKind::InvalidData`] with the reason, or the operating system's error.
 pub(super) fn map_received(
     file: BorrowedFd<'_>,
     len: usize,

@@ -1,7 +1,7 @@
 //! `mem://`: connections inside one process.
 //!
-//! Owns the names that listen, and the set-up between two tasks. Never touches a ring after both
-//! sides have been joined.
+//! Owns the names that have a listener, and the set-up between two tasks. Never touches a ring once
+//! both sides are connected.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -19,13 +19,13 @@ use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
 use super::wire::Wire;
 use super::wire_ring::RingWire;
 
-/// Connection requests that a listener lets wait.
+/// Most connection requests that wait at one listener.
 const BACKLOG: usize = 128;
 
 static LISTENERS: LazyLock<Mutex<HashMap<String, mpsc::Sender<Request>>>> =
     LazyLock::new(Mutex::default);
 
-/// What a connector hands to a listener.
+/// A connection request, passed from connector to listener.
 #[derive(Debug)]
 struct Request {
     private_data: Vec<u8>,
@@ -105,7 +105,7 @@ impl Dial for MemOutgoing {
     }
 }
 
-/// Listens at `mem://name`; the name is free again when the listener is dropped.
+/// Listens at `mem://name`. The name is free again when the listener is dropped.
 ///
 /// # Errors
 /// [`ListenError::InUse`] when the name is taken.
@@ -181,7 +181,7 @@ impl Answer for MemIncoming {
     }
 
     async fn reject(self, private_data: Vec<u8>) {
-        // A peer that has given up needs no answer.
+        // Sending fails only if the peer has given up, and then it needs no answer.
         let _ = self.request.reply.send(Reply::Rejected(private_data));
     }
 }

@@ -1,8 +1,9 @@
 //! The software RDMA device: queue pairs, keys and completions in plain Rust, over three wires.
 //!
-//! Owns the device objects and one queue pair engine; a wire carries its packets: `mem` inside one
-//! process (deterministic, the base of simulation), `shm` between processes of one machine, `tcp`
-//! between machines. One CQ may own QPs of every wire at once. Never knows messages or credits.
+//! Owns the device objects and one queue pair engine. A *wire* carries packets between two QPs:
+//! `mem` inside one process (deterministic, the base of simulation), `shm` between processes of one
+//! machine, `tcp` between machines. One CQ may own QPs of all wires at once. Never knows messages
+//! or credits.
 //!
 //! | file | idea |
 //! |---|---|
@@ -11,7 +12,7 @@
 //! | `packet` | what one QP says to the other, on any wire |
 //! | `domain`, `mapping` | keys and registered memory |
 //! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
-//! | `side_channel` | what two processes need besides rings: doorbells, files, the peer's end |
+//! | `side_channel` | what two processes need besides rings: doorbells, memory files, the end of the peer |
 //! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
 //! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
 //! | `setup`, `pending`, `mem`, `shm`, `socket`, `turn`, `tcp` | connecting |
@@ -53,17 +54,17 @@ pub use mem::{MemConnector, listen_mem};
 pub use shm::{ShmConnector, listen_shm};
 pub use tcp::{ProbeAnswer, TcpConnector, listen_tcp};
 
-/// Most inline bytes of one WR. Posting copies into the wire anyway, so there is no reason for a
-/// small limit.
+/// Most inline bytes of one WR. Every post copies into the wire anyway, so a small limit would save
+/// nothing.
 const MAX_INLINE_BYTES: u32 = 16 * 1024;
-/// Longest message, bytes (InfiniBand's limit).
+/// Longest message, bytes (the limit of InfiniBand).
 const MAX_MESSAGE_BYTES: u64 = 1 << 31;
-/// Most WRs of one queue.
+/// Most WRs of one SQ or RQ.
 const MAX_QP_WR: u32 = 16 * 1024;
 /// Most entries of one CQ.
 const MAX_CQE: u32 = 4 * 1024 * 1024;
 
-/// A software device. There is one per wire and process; they differ in name only.
+/// A software device. There is one per wire and process; they differ in name and capabilities only.
 #[derive(Debug)]
 struct SoftDevice {
     attributes: DeviceAttributes,

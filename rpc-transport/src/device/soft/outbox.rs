@@ -1,13 +1,14 @@
-//! What a tcp wire has to write: small frames coalesced in one buffer, large payloads gathered from
-//! where they lie.
+//! The write queue of a tcp wire: small frames are coalesced in one buffer, large payloads are
+//! gathered from the memory they lie in (`sendmsg`).
 //!
-//! Owns the order of bytes and the memory they lie in until the kernel has taken them. Never frames.
+//! Owns the order of bytes, and the memory they lie in until the kernel has taken them. Never
+//! frames.
 //!
 //! Invariants:
-//! 1. Bytes go out in the order in which they were put in; a partial write continues where it
+//! 1. Bytes go out in the order in which they were added; a partial write continues where it
 //!    stopped.
 //! 2. Memory of a [`Segment::Kept`] is read only while its WR is outstanding: the wire accepts no
-//!    acknowledgement of a frame that is not written in full ([`Outbox::first_kept`]), and copies
+//!    acknowledgement of a frame that is not fully written ([`Outbox::first_kept`]), and copies
 //!    what is left before WRs are flushed ([`Outbox::let_go`]).
 #![allow(unsafe_code, reason = "gathers from registered memory in a system call")]
 
@@ -21,20 +22,20 @@ use crate::memory::copy;
 use super::domain::Memory;
 use super::ring::Piece;
 
-/// Copied bytes that wait, beyond which the wire counts as full.
+/// The wire counts as full when more copied bytes than this wait.
 const FULL_COPIED_BYTES: usize = 256 * 1024;
-/// Kept bytes that wait, beyond which the wire counts as full.
+/// The wire counts as full when more bytes in memory of WRs and regions than this wait.
 const FULL_KEPT_BYTES: usize = 4 * 1024 * 1024;
-/// Pieces of one system call.
+/// Most pieces in one system call.
 const GATHER: usize = 64;
-/// A buffer larger than this is given back when it is empty.
+/// A buffer larger than this is freed when it becomes empty.
 const KEEP_BYTES: usize = 64 * 1024;
 
 #[derive(Debug)]
 enum Segment {
-    /// The next so many bytes of the buffer.
+    /// The next bytes of the buffer; their number.
     Copied(usize),
-    /// Memory of a WR; the frame of this number ends with it.
+    /// Memory of a WR, and the number of the frame that ends with it.
     Kept(Piece, u64),
     /// Memory of a region.
     Shared(Piece, #[allow(dead_code, reason = "keeps the memory")] Arc<Memory>),
@@ -57,10 +58,10 @@ impl Segment {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     buffer: Vec<u8>,
-    /// Bytes of `buffer` that are written already.
+    /// Bytes of `buffer` that are already written.
     start: usize,
     segments: VecDeque<Segment>,
-    /// Bytes of all segments that are not copied.
+    /// Bytes of all segments that lie outside `buffer`.
     kept_bytes: usize,
     written_bytes: u64,
 }
@@ -70,7 +71,7 @@ impl Outbox {
         self.segments.is_empty()
     }
 
-    /// Bytes that wait.
+    /// Bytes waiting to be written.
     pub(super) fn len(&self) -> u64 {
         (self.buffer.len() - self.start + self.kept_bytes) as u64
     }
@@ -80,25 +81,25 @@ impl Outbox {
         self.written_bytes
     }
 
-    /// Whether the wire should take nothing more for now.
+    /// Whether the wire should accept nothing more for now.
     pub(super) fn is_full(&self) -> bool {
         self.buffer.len() - self.start >= FULL_COPIED_BYTES || self.kept_bytes >= FULL_KEPT_BYTES
     }
 
-    /// Puts bytes in, copying them.
+    /// Adds bytes, copying them.
     pub(super) fn copy(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
         self.copied(bytes.len());
     }
 
-    /// Puts a piece in, copying it.
+    /// Adds a piece, copying it.
     pub(super) fn copy_piece(&mut self, piece: Piece) {
         self.buffer.reserve(piece.len);
         let end = self.buffer.len();
         // SAFETY: `reserve` made room for `len` bytes behind the end.
         let to = unsafe { self.buffer.as_mut_ptr().add(end) };
-        // SAFETY: the piece is valid for `len` bytes (it belongs to a WR, a region that peers may be
-        // writing, or a borrow of the caller), and the buffer is memory of its own.
+        // SAFETY: the piece is valid for `len` bytes (it belongs to a WR, a region that peers may
+        // be writing, or a borrow of the caller), and the buffer does not overlap it.
         unsafe { copy::from_shared(piece.base.as_ptr(), to, piece.len) };
         // SAFETY: the bytes up to the new length were just written.
         unsafe { self.buffer.set_len(end + piece.len) };
@@ -112,19 +113,20 @@ impl Outbox {
         }
     }
 
-    /// Puts a piece in that stays in place until the frame of number `frame` is acknowledged.
+    /// Adds a piece that is not copied; its memory stays valid until frame number `frame` is
+    /// acknowledged.
     pub(super) fn keep(&mut self, piece: Piece, frame: u64) {
         self.kept_bytes += piece.len;
         self.segments.push_back(Segment::Kept(piece, frame));
     }
 
-    /// Puts a piece of a region in.
+    /// Adds a piece of a region, not copied; `memory` keeps it valid.
     pub(super) fn share(&mut self, piece: Piece, memory: Arc<Memory>) {
         self.kept_bytes += piece.len;
         self.segments.push_back(Segment::Shared(piece, memory));
     }
 
-    /// Number of the first frame whose kept memory is not written in full.
+    /// Number of the first frame whose kept memory is not fully written.
     pub(super) fn first_kept(&self) -> Option<u64> {
         self.segments.iter().find_map(|segment| match segment {
             Segment::Kept(_, frame) => Some(*frame),
@@ -132,7 +134,7 @@ impl Outbox {
         })
     }
 
-    /// Copies everything that lies in memory of others, so that it may be reused.
+    /// Copies all that still lies outside the buffer, so that its owners may reuse that memory.
     pub(super) fn let_go(&mut self) {
         let mut rest = Vec::with_capacity(self.buffer.len() - self.start + self.kept_bytes);
         let mut at = self.start;
@@ -158,12 +160,12 @@ impl Outbox {
         }
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub(super) fn clear(&mut self) {
         *self = Self { written_bytes: self.written_bytes, ..Self::default() };
     }
 
-    /// Writes as much as the socket takes; whether that was everything.
+    /// Writes as much as the socket takes. Returns whether that was everything.
     ///
     /// # Errors
     /// Those of `sendmsg(2)`: the connection is lost.
@@ -208,7 +210,7 @@ impl Outbox {
         usize::try_from(written).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Takes `count` written bytes off the front.
+    /// Removes `count` written bytes from the front.
     fn written(&mut self, mut count: usize) {
         self.written_bytes += count as u64;
         while let Some(front) = self.segments.front_mut() {
@@ -235,7 +237,7 @@ impl Outbox {
         self.tidy();
     }
 
-    /// Keeps the buffer from growing: what is written is dropped when that is cheap.
+    /// Keeps the buffer from growing: drops written bytes when that is cheap.
     fn tidy(&mut self) {
         if self.start == self.buffer.len() {
             self.buffer.clear();

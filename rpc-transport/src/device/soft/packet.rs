@@ -1,10 +1,10 @@
-//! Packets: what one software queue pair says to the other, whatever the wire.
+//! Packets: what one software queue pair says to the other, on any wire.
 //!
-//! Owns the operations, their flags and the two fixed extensions, and nothing else: a wire adds
-//! its own framing (a sequence number, a cumulative ack). Pure; never copies payload.
+//! Owns the operations, their flags and the two fixed extensions; each wire adds its own framing (a
+//! sequence number, a cumulative ack). Pure; never copies payload.
 //!
-//! A message is a run of packets of one operation, cut at the wire's MTU as on a reliable
-//! connection: the first carries [`Flags::FIRST`], the last [`Flags::LAST`].
+//! A message is a run of packets of one operation, cut at the wire's MTU as on an InfiniBand
+//! reliable connection (RC): the first carries [`Flags::FIRST`], the last [`Flags::LAST`].
 //!
 //! Invariants:
 //! 1. What [`Head::decode`] returns is consistent: the extension fits into the body.
@@ -16,24 +16,26 @@
 pub(super) enum Op {
     /// Part of a SEND. The last packet carries the immediate, if any ([`Extension::Word`]).
     Send = 1,
-    /// Part of a WRITE through the target's engine. The first packet carries a [`Span`].
+    /// Part of a WRITE that the target's engine carries out. The first packet carries a [`Span`].
     Write = 2,
-    /// A WRITE_WITH_IMM whose bytes the requester has placed by itself: consumes a RECV.
+    /// A WRITE_WITH_IMM whose bytes the requester has already copied to the target: consumes a
+    /// RECV.
     Placed = 3,
     /// Asks for bytes of a region.
     ReadRequest = 4,
-    /// Part of the answer.
+    /// Part of the answer to a [`Op::ReadRequest`].
     ReadResponse = 5,
-    /// Asks to map a region (wires with shared memory).
+    /// Asks for permission to map a region (wires with shared memory).
     MapRequest = 6,
-    /// The answer: the region's [`Span`], its memory file being on the side channel; length 0 when
-    /// it cannot be mapped and is to be written through the engine.
+    /// The answer to a [`Op::MapRequest`]: the region's [`Span`]; its memory file is sent on the
+    /// side channel. Length 0 if the region cannot be mapped, so that it must be accessed through
+    /// the target's engine.
     MapAnswer = 7,
-    /// Carries nothing but the wire's cumulative ack.
+    /// Carries only the wire's cumulative ack.
     Ack = 8,
-    /// The packet after those acknowledged was refused ([`Nak`] in [`Extension::Word`]).
+    /// Refuses the packet that follows the acknowledged ones ([`Nak`] in [`Extension::Word`]).
     Nak = 9,
-    /// Carries nothing: asks for an acknowledgement of what went before.
+    /// Carries nothing; asks for an acknowledgement of everything before it.
     Probe = 10,
 }
 
@@ -66,7 +68,7 @@ impl Flags {
     pub(super) const LAST: Self = Self(2);
     /// The message carries an immediate.
     pub(super) const IMM: Self = Self(4);
-    /// The requester waits for the acknowledgement.
+    /// The requester needs an acknowledgement.
     pub(super) const ACK: Self = Self(8);
 
     pub(super) const fn with(self, other: Self) -> Self {
@@ -85,7 +87,7 @@ impl Flags {
 /// Longest extension, bytes.
 pub(super) const MAX_EXTENSION_BYTES: usize = Span::BYTES;
 
-/// A span of the target's memory, with an auxiliary word: the immediate of a WRITE, the access
+/// A span of the target's memory, and an auxiliary word: the immediate of a WRITE, or the access
 /// bits of a region in [`Op::MapAnswer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
@@ -99,7 +101,7 @@ impl Span {
     /// Encoded size, bytes.
     pub(super) const BYTES: usize = 24;
 
-    /// Whether all of `part` lies inside.
+    /// Whether all of `part` lies inside this span.
     pub(super) fn covers(self, part: Self) -> bool {
         let end = |span: Self| span.address.checked_add(span.len);
         part.address >= self.address
@@ -107,7 +109,7 @@ impl Span {
     }
 }
 
-/// What stands between a packet's head and its payload.
+/// The optional field between a packet's head and its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extension {
     /// Nothing.
@@ -119,7 +121,7 @@ pub(super) enum Extension {
 }
 
 impl Extension {
-    /// Encoded bytes, and how many of them count.
+    /// The encoded bytes, and how many of them are used.
     pub(super) fn encode(&self) -> ([u8; MAX_EXTENSION_BYTES], usize) {
         let mut bytes = [0; MAX_EXTENSION_BYTES];
         match self {
@@ -138,7 +140,7 @@ impl Extension {
         }
     }
 
-    /// Decodes as many bytes as [`Head::extension_bytes`] said.
+    /// Decodes; `bytes` has the length that [`Head::extension_bytes`] gave.
     pub(super) fn decode(bytes: &[u8]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 4];
@@ -159,24 +161,24 @@ impl Extension {
 pub(super) struct Head {
     pub(super) op: Op,
     pub(super) flags: Flags,
-    /// Bytes of extension and payload.
+    /// Bytes of extension and payload together.
     pub(super) body_bytes: u16,
 }
 
 impl Head {
-    /// As the 32 bits that wires carry: op, flags, body length from the low byte on.
+    /// Encodes as the 32 bits that wires carry: from the low byte on, op, flags, body length.
     pub(super) fn encode(self) -> u32 {
         u32::from(self.op as u8) | u32::from(self.flags.0) << 8 | u32::from(self.body_bytes) << 16
     }
 
-    /// The encoded head of a SEND without immediate that is one packet.
+    /// The encoded head of a single-packet SEND without immediate.
     #[inline(always)]
     pub(super) fn whole_send(body_bytes: u16, ack: bool) -> u32 {
         let flags = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, ack);
         Self { op: Op::Send, flags, body_bytes }.encode()
     }
 
-    /// Body length of a SEND without immediate that is one packet; `None` for any other.
+    /// Body length of a single-packet SEND without immediate; `None` for any other packet.
     #[inline(always)]
     pub(super) fn whole_send_bytes(word: u32) -> Option<usize> {
         const WHOLE: u32 = Op::Send as u32 | (Flags::FIRST.0 as u32 | Flags::LAST.0 as u32) << 8;
@@ -184,7 +186,7 @@ impl Head {
         ((word & 0xffff) & !ANY_ACK == WHOLE).then_some((word >> 16) as usize)
     }
 
-    /// Whether the requester waits for the acknowledgement of an encoded head.
+    /// Whether an encoded head asks for an acknowledgement.
     #[inline(always)]
     pub(super) fn wants_ack(word: u32) -> bool {
         word & (Flags::ACK.0 as u32) << 8 != 0
@@ -201,7 +203,7 @@ impl Head {
         (usize::from(head.body_bytes) >= head.extension_bytes()).then_some(head)
     }
 
-    /// Bytes of the extension.
+    /// Length of the extension, bytes.
     pub(super) fn extension_bytes(self) -> usize {
         let first = self.flags.contains(Flags::FIRST);
         let last_imm = self.flags.contains(Flags::LAST.with(Flags::IMM));
@@ -214,7 +216,7 @@ impl Head {
         }
     }
 
-    /// Bytes of payload.
+    /// Length of the payload, bytes.
     pub(super) fn payload_bytes(self) -> usize {
         usize::from(self.body_bytes) - self.extension_bytes()
     }
@@ -271,7 +273,7 @@ mod tests {
 
     #[test]
     fn no_word_decodes_to_an_inconsistent_head() {
-        // Every operation byte and flag byte, at every body length around the extension sizes.
+        // Every operation byte and flag byte, with body lengths around the extension sizes.
         for low in 0..=0xffff_u32 {
             for len in [0, 1, 3, 4, 5, 23, 24, 25, 0xffff_u32] {
                 let Some(head) = Head::decode(low | len << 16) else { continue };

@@ -1,6 +1,6 @@
-//! What a packet does to a queue pair, whatever wire it came in on.
+//! Dispatches a packet to the requester or the responder of its queue pair, the same for all wires.
 //!
-//! Owns the routing of packets to requester or responder. Never reads or writes a wire.
+//! Owns that choice. Never reads or writes a wire.
 
 use super::packet::{Extension, Flags, Head, Op};
 use super::requester::Requester;
@@ -16,14 +16,14 @@ pub(super) struct Parties<'a, 'b> {
 }
 
 impl Parties<'_, '_> {
-    /// Whether the caller of the poll takes more completions.
+    /// Whether the poll's caller accepts more completions.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.sink.has_room()
     }
 
     /// Starts a packet: checks it and says where its payload goes. The landing is valid for the
-    /// packet's payload until the packet is finished, or the QP flushed.
+    /// packet's payload until the packet is finished or the QP is flushed.
     pub(super) fn begin(&mut self, head: Head, extension: Extension) -> Result<Landing, Refusal> {
         match head.op {
             Op::ReadResponse => {
@@ -33,7 +33,7 @@ impl Parties<'_, '_> {
         }
     }
 
-    /// Finishes a packet whose payload has landed.
+    /// Finishes a packet whose payload has arrived.
     pub(super) fn finish(&mut self, head: Head, extension: Extension) -> Result<(), Refusal> {
         if head.op == Op::ReadResponse {
             let last = head.flags.contains(Flags::LAST);

@@ -1,8 +1,8 @@
-//! Handshakes under way: bounded in number and in time.
+//! Handshakes in progress: bounded in number and in time.
 //!
-//! Owns the tasks that talk to peers which have connected and not yet asked for anything. Never
-//! lets them keep a listener from accepting: when there are too many, the oldest gives way, as an
-//! honest peer takes milliseconds.
+//! Owns the tasks that talk to peers which have connected but not yet sent their request. Never
+//! lets them keep a listener from accepting: at the limit the oldest is dropped, since an honest
+//! peer takes only milliseconds.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use crate::log_limit::LogLimit;
 
 /// Most handshakes at a time.
 const MAX_PENDING: usize = 256;
-/// How long one may take.
+/// Time limit of one handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Handshakes that end in a `T`, or in nothing.
+/// Handshakes, each of which yields a `T` or fails.
 #[derive(Debug)]
 pub(super) struct Pending<T> {
     tasks: JoinSet<Option<T>>,
-    /// The tasks by age; some have ended.
+    /// The tasks, oldest first; some may have ended already.
     oldest: VecDeque<AbortHandle>,
     dropped: LogLimit,
 }
@@ -31,7 +31,7 @@ impl<T: Send + 'static> Pending<T> {
         Self { tasks: JoinSet::new(), oldest: VecDeque::new(), dropped }
     }
 
-    /// Starts a handshake; it is dropped after [`HANDSHAKE_TIMEOUT`].
+    /// Starts a handshake. It is dropped after [`HANDSHAKE_TIMEOUT`].
     pub(super) fn start(&mut self, handshake: impl Future<Output = Option<T>> + Send + 'static) {
         self.oldest.retain(|task| !task.is_finished());
         if self.oldest.len() >= MAX_PENDING
@@ -47,7 +47,7 @@ impl<T: Send + 'static> Pending<T> {
         self.oldest.push_back(task);
     }
 
-    /// The next handshake that ends well. Waits for ever when there is none. Cancel-safe.
+    /// The next handshake that succeeds. Waits forever if there is none. Cancel-safe.
     pub(super) async fn next(&mut self) -> T {
         loop {
             match self.tasks.join_next().await {

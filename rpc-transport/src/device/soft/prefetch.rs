@@ -1,15 +1,15 @@
-//! Hints to fetch cache lines.
+//! Prefetch hints for cache lines.
 //!
-//! Owns no memory, and reads none: a hint about any address is harmless.
+//! Never reads memory: a hint is harmless at any address.
 #![allow(unsafe_code, reason = "the hint takes a pointer")]
 
-/// Fetches the cache line at `at`, while something else is done.
+/// Starts to fetch the cache line at `at`, without waiting for it.
 #[inline(always)]
 pub(super) fn line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint accesses nothing that the program could see, whatever the address.
+        // SAFETY: a prefetch hint has no effect that a program could observe, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]

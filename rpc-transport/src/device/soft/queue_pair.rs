@@ -1,14 +1,14 @@
 //! The queue pair: requester, responder and wire under one state.
 //!
-//! Owns the QP state, what happens when a packet comes in, and how a QP dies. Never decides when
-//! it is visited: that is the CQ's business.
+//! Owns the QP state, what happens when a packet comes in, and how a QP fails. Never decides when
+//! it is visited: the CQ does.
 //!
 //! Invariants:
-//! 1. Packets are taken in only in RTS, and not after one was refused.
-//! 2. On the way to ERR the wire is closed first, so that it lets go of memory that WRs own; then
+//! 1. Packets are processed only in RTS, and not after one was refused.
+//! 2. On the way to ERR the wire is closed first, so that it releases the memory of WRs; then
 //!    everything is flushed, once.
-//! 3. A peer's last packets and verdicts are taken in before its departure counts: `closed` is read
-//!    before the ring is drained.
+//! 3. A peer's last packets and refusals are processed before its departure counts: `closed` is
+//!    read before the ring is drained.
 #![allow(unsafe_code, reason = "copies payload from shared rings")]
 
 use std::collections::VecDeque;
@@ -28,15 +28,15 @@ use super::sink::{Sink, Slots};
 use super::wire::Wire;
 use super::wire_ring::RingWire;
 
-/// Packets that one visit takes in, so that one QP cannot keep the others waiting.
+/// Most packets that one visit processes, so that one QP cannot keep the others waiting.
 const VISIT_PACKETS: usize = 64;
 
-/// What a visit found.
+/// What a visit did.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Visit {
-    /// Something came in or was completed.
+    /// Something was received or completed.
     pub(super) active: bool,
-    /// The peer may wait for what was done here: look at its doorbell with the next batch.
+    /// The peer may be waiting for what was done here: check its doorbell when the batch ends.
     pub(super) bell: bool,
 }
 
@@ -44,31 +44,31 @@ pub(super) struct Visit {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct QueuePair {
-    // First, so that it is dropped before the memory that it may point into.
+    // Declared first, so that it is dropped before the memory that it may point into.
     wire: Wire,
     handle: QpHandle,
-    /// CQ entries spoken for.
+    /// CQ entries reserved for this QP.
     reserved: u32,
     state: QpState,
     used: Slots,
     requester: Requester,
     responder: Responder,
-    /// A packet was refused: no more are taken in.
+    /// A packet was refused: no more are processed.
     stopped: bool,
     /// The peer has closed; its last packets may still be on the wire.
     closing: bool,
-    /// The peer is gone, and all that it sent has been taken in.
+    /// The peer is gone, and everything that it sent has been processed.
     gone: bool,
-    /// An event says that there is more to look at than the next packet.
+    /// An event says that there is more to check than the next packet.
     attention: bool,
-    /// Packets that the next visit takes in. A lone packet is delivered without a look at the next
-    /// slot: the peer may be about to write it, and the look would wait for the line.
+    /// Packets that the next visit processes. It is 1 while packets come singly: checking the next
+    /// slot would stall on a cache line that the peer may be about to write.
     burst: usize,
-    /// The peer has been asked for a doorbell.
+    /// The peer has been asked to ring a doorbell.
     armed: bool,
-    /// The CQ visits this QP in every poll.
+    /// The QP is on the hot list: every poll visits it.
     pub(super) hot: bool,
-    /// The CQ will look at the peer's doorbell.
+    /// The CQ will check the peer's doorbell when the batch ends.
     pub(super) bell_listed: bool,
     /// The CQ's clock when something last happened here.
     pub(super) last_active: u64,
@@ -117,7 +117,8 @@ impl QueuePair {
         &self.wire
     }
 
-    /// Connects: INIT to RTS. A QP that died meanwhile drops the wire, which tells the peer.
+    /// Connects: INIT to RTS. If the QP has failed meanwhile the wire is dropped, which tells the
+    /// peer.
     pub(super) fn attach(&mut self, wire: Wire) {
         if self.state == QpState::Init {
             self.wire = wire;
@@ -125,26 +126,26 @@ impl QueuePair {
         }
     }
 
-    /// How far bytes have got (contract rule 21).
+    /// How far the bytes of this QP have got (contract rule 21).
     pub(super) fn traffic(&mut self) -> Traffic {
         let traffic = self.wire.traffic();
         Traffic { pending: traffic.pending + self.requester.waiting_bytes(), ..traffic }
     }
 
-    /// Frees slots whose completion has been polled.
+    /// Frees the slots of a polled completion.
     pub(super) fn free(&mut self, slots: Slots) {
         self.used.free(slots);
     }
 
-    /// Asks for a look at more than the next packet.
+    /// Makes the next visit check more than the next packet.
     pub(super) fn attend(&mut self) {
         self.attention = true;
     }
 
     // ---- posting ----
 
-    /// Posts a small inline SEND, if there is nothing special about it; else
-    /// [`QueuePair::post_send`] is to be called.
+    /// Posts a small inline SEND on the fast path. If that is not possible,
+    /// [`QueuePair::post_send`] must be called.
     #[inline(always)]
     pub(super) fn post_small(&mut self, wr_id: u64, signaled: bool, bytes: &[u8]) -> bool {
         self.state == QpState::ReadyToSend
@@ -206,9 +207,9 @@ impl QueuePair {
         }
     }
 
-    // ---- dying ----
+    // ---- failing ----
 
-    /// Moves to ERR at the owner's wish.
+    /// Moves to ERR at the owner's request.
     pub(super) fn modify_to_error(&mut self, sink: &mut Sink<'_>) {
         if self.state == QpState::ReadyToSend {
             self.collect(sink);
@@ -216,7 +217,8 @@ impl QueuePair {
         self.fail(None, None, sink);
     }
 
-    /// Moves to ERR and flushes (invariant 2). The first send WR and RECV get the statuses given.
+    /// Moves to ERR and flushes (invariant 2). The first send WR and the first RECV get the given
+    /// statuses.
     fn fail(&mut self, send: Option<Status>, recv: Option<Status>, sink: &mut Sink<'_>) {
         if self.state == QpState::Error {
             return;
@@ -227,7 +229,7 @@ impl QueuePair {
         self.responder.flush(recv, sink, &mut self.used);
     }
 
-    /// Refuses the next packet of the peer, with what that means here.
+    /// Refuses the peer's next packet, with the consequences for this QP.
     #[cold]
     fn refuse(&mut self, refusal: Refusal, sink: &mut Sink<'_>) {
         self.stopped = true;
@@ -237,7 +239,8 @@ impl QueuePair {
         }
     }
 
-    /// The peer is gone and everything it sent was taken in: what is outstanding cannot complete.
+    /// Fails the QP because the peer is gone and everything it sent was processed: outstanding WRs
+    /// cannot complete any more.
     #[cold]
     fn lost(&mut self, sink: &mut Sink<'_>, events: &mut VecDeque<QpEvent>) {
         if std::mem::replace(&mut self.gone, true) {
@@ -251,7 +254,7 @@ impl QueuePair {
 
     // ---- progress ----
 
-    /// Whether a visit would find nothing: most of all visits, so they are cut short here.
+    /// Whether a visit would find nothing. True for most visits, which end here.
     #[inline(always)]
     pub(super) fn is_quiet(&self) -> bool {
         let Wire::Ring(wire) = &self.wire else { return false };
@@ -263,7 +266,7 @@ impl QueuePair {
             && !wire.ring.has_packet()
     }
 
-    /// Takes in what the peer sent, completes what it accepted, sends what waits.
+    /// Processes what the peer sent, completes what it accepted, sends what waits.
     #[inline]
     pub(super) fn visit(
         &mut self,
@@ -307,7 +310,7 @@ impl QueuePair {
         visit
     }
 
-    /// In ERR only the peer's end is of interest.
+    /// A visit in ERR: only checks whether the peer has closed.
     #[cold]
     fn visit_failed(
         &mut self,
@@ -324,7 +327,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes what the peer has accepted; whether anything was.
+    /// Completes the WRs that the peer has accepted. Returns whether there were any.
     fn collect(&mut self, sink: &mut Sink<'_>) -> bool {
         let before = self.requester.outstanding();
         let settled = match self.wire.feedback() {
@@ -337,7 +340,7 @@ impl QueuePair {
         before != self.requester.outstanding()
     }
 
-    /// Takes packets off the ring; whether it is empty.
+    /// Processes packets from the ring. Returns whether it is empty.
     #[inline]
     fn receive_ring(&mut self, sink: &mut Sink<'_>, visit: &mut Visit) -> bool {
         let Self { wire: Wire::Ring(wire), requester, responder, used, burst, .. } = self else {
@@ -375,7 +378,7 @@ impl QueuePair {
         })
     }
 
-    /// Takes frames off the stream; whether nothing is left to be read.
+    /// Processes frames from the stream. Returns whether nothing is left to be read.
     fn receive_tcp(
         &mut self,
         attention: bool,
@@ -387,7 +390,7 @@ impl QueuePair {
             return true;
         };
         let received = wire.receive(&mut Parties { requester, responder, sink, used }, scratch);
-        // The event may have said that there is room to write.
+        // The event may have said that the socket has room to write.
         visit.bell |= attention || wire.owes_ack();
         self.closing |= wire.has_ended();
         match received {
@@ -405,7 +408,7 @@ impl QueuePair {
 
     // ---- arming ----
 
-    /// Asks the peer for a doorbell. A fence must follow, then [`QueuePair::has_work`].
+    /// Asks the peer for a doorbell. Must be followed by a fence and [`QueuePair::has_work`].
     pub(super) fn arm(&mut self) {
         if self.armed {
             return;
@@ -419,8 +422,8 @@ impl QueuePair {
         }
     }
 
-    /// The CQ's epoll set tells of this QP. A doorbell spends the arming: the peer will not ring for
-    /// it again.
+    /// Handles an event of the CQ's epoll set. A doorbell uses up the arming: the peer will not
+    /// ring for it again.
     pub(super) fn on_event(&mut self, hung_up: bool) {
         if hung_up {
             self.wire.on_hangup();
@@ -456,12 +459,12 @@ impl QueuePair {
         }
     }
 
-    /// Whether a visit costs a system call, so that it must not be made for long without success.
+    /// Whether a visit costs a system call. Such a QP leaves the hot list sooner.
     pub(super) fn is_costly(&self) -> bool {
         matches!(self.wire, Wire::Tcp(_))
     }
 
-    /// Ends a batch on the wire; whether WRs wait that no event of the peer will start.
+    /// Ends a batch on the wire. Returns whether WRs wait that no event of the peer will restart.
     #[inline]
     pub(super) fn ring_bell(&mut self) -> bool {
         self.wire.ring_bell();
@@ -469,7 +472,7 @@ impl QueuePair {
     }
 }
 
-/// The short way of what is by far the most common packet: a SEND that is one packet and fits.
+/// Fast path for by far the most common packet: a single-packet SEND that fits its RECV.
 #[inline(always)]
 fn take_whole_send(word: u32, wire: &mut RingWire, parties: &mut Parties<'_, '_>) -> bool {
     let Some(len) = Head::whole_send_bytes(word) else { return false };

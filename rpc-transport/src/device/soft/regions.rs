@@ -1,16 +1,17 @@
-//! The peer's regions, mapped here: one-sided access without the target's CPU.
+//! The peer's regions, mapped into this process: one-sided access without the target's CPU.
 //!
 //! Owns the cache of mappings of one `shm` connection, and the checks of an access through them.
-//! Never asks the peer: the wire does, and puts the answer here.
+//! Never talks to the peer: the wire asks it, and stores the answer here.
 //!
 //! A region is asked for once, on the first access to its rkey. What the cache cannot serve (a
 //! region that cannot be mapped, an access out of bounds or not allowed, a region deregistered
-//! meanwhile) goes through the target's engine, which serves it or refuses it by the rules.
+//! meanwhile) goes through the target's engine, which serves or refuses it according to the
+//! contract.
 //!
 //! Invariants:
 //! 1. A copy stays inside a mapping whose size was checked against the file's.
-//! 2. What is mapped of one peer is bounded in number and in bytes.
-//! 3. The mapped memory is touched by the atomic copies of `memory::copy` only: the peer, and other
+//! 2. The mappings of one peer are bounded in number and in bytes.
+//! 3. Mapped memory is touched only by the atomic copies of `memory::copy`: the peer, and other
 //!    connections to it, may write it at any time.
 #![allow(unsafe_code, reason = "memory that another process may write")]
 
@@ -26,10 +27,10 @@ use super::mapping::{self, Mapping, PAGE_BYTES};
 use super::packet::Span;
 use super::ring::Piece;
 
-/// Most regions that are remembered; the oldest gives way.
+/// Most regions remembered; beyond it the oldest is dropped.
 const MAX_REGIONS: usize = 1024;
-/// Most bytes of them that are mapped; the oldest give way. A peer may announce any length, and all
-/// connections of a process share one address space.
+/// Most bytes mapped; beyond it the oldest regions are dropped. A peer may announce any length, and
+/// all connections of a process share one address space.
 const MAX_MAPPED_BYTES: u64 = 4 << 30;
 
 /// One region of the peer.
@@ -40,25 +41,25 @@ struct PeerRegion {
     len: u64,
     may_write: bool,
     may_read: bool,
-    /// `None` if it is to be accessed through the peer's engine.
+    /// `None` if the region must be accessed through the peer's engine.
     mapping: Option<Mapping>,
 }
 
-/// What is known about an rkey.
+/// Result of an access through the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
     /// The access was done.
     Done,
-    /// The peer's engine is to do it.
+    /// The access must go through the peer's engine.
     ThroughEngine,
-    /// Nothing: ask the peer.
+    /// Nothing is known about this rkey: ask the peer.
     Unknown,
 }
 
 /// The peer's regions that have been accessed.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
-    /// The most recently used region is the first.
+    /// The most recently used region comes first.
     list: Vec<PeerRegion>,
 }
 
@@ -69,10 +70,11 @@ impl Regions {
             Ok(target) => target,
             Err(known) => return known,
         };
-        // SAFETY: `find` checked the span; `from` is memory of a WR. The two cannot overlap: the
-        // mapping is known to this cache alone. Peers may write both meanwhile.
+        // SAFETY: `find` checked the span; `from` is memory of a WR. The two cannot overlap: only
+        // this cache knows the mapping. Peers may write both meanwhile.
         unsafe { copy::between_shared(from.base.as_ptr(), target.as_ptr(), from.len) };
-        // Orders the bytes before the packet that follows, whose publication is a release store.
+        // The copy is ordered before the packet that follows, which is published by a release
+        // store.
         Known::Done
     }
 
@@ -87,11 +89,11 @@ impl Regions {
         Known::Done
     }
 
-    /// Where an access goes, if it may be done here.
+    /// The address of a remote span in this process, if the access may be done here.
     fn find(&mut self, at: RemoteSlice, len: usize, write: bool) -> Result<NonNull<u8>, Known> {
         let place = self.list.iter().position(|region| region.rkey == at.rkey);
         let place = place.ok_or(Known::Unknown)?;
-        // Moves a region to the front by one swap; exact recency of the others does not matter.
+        // Moves the region to the front by one swap; the exact order of the others does not matter.
         self.list.swap(0, place);
         let region = &self.list[0];
         let mapping = region.mapping.as_ref().ok_or(Known::ThroughEngine)?;
@@ -110,7 +112,7 @@ impl Regions {
         Ok(unsafe { mapping.base().add(offset) })
     }
 
-    /// Remembers the peer's answer about a region. `file` is its memory file, if it can be mapped.
+    /// Stores the peer's answer about a region. `file` is its memory file, if it can be mapped.
     ///
     /// # Errors
     /// What is wrong with the file; the region is then accessed through the peer's engine.
@@ -141,7 +143,7 @@ impl Regions {
         result
     }
 
-    /// Forgets regions until `len` bytes more may be mapped; whether they may be at all.
+    /// Drops regions until `len` more bytes may be mapped. Returns `false` if they never may be.
     fn make_room(&mut self, len: u64) -> bool {
         if len > MAX_MAPPED_BYTES {
             return false;
@@ -162,14 +164,14 @@ impl PeerRegion {
     fn is_revoked(&self) -> bool {
         let Some(mapping) = &self.mapping else { return false };
         let offset = revoked_offset(usize::try_from(self.len).unwrap_or(0));
-        // SAFETY: the mapping has one page behind the region's pages (`map`).
+        // SAFETY: the mapping has one page after the region's pages (`map`).
         let word = unsafe { mapping.base().add(offset) }.cast::<AtomicU32>();
         // SAFETY: page-aligned, mapped while `mapping` lives, only accessed atomically.
         unsafe { word.as_ref() }.load(Ordering::Acquire) != 0
     }
 }
 
-/// Maps a region of `len` bytes and the page behind it.
+/// Maps a region of `len` bytes and the one page after it.
 fn map(len: u64, file: BorrowedFd<'_>, writable: bool) -> std::io::Result<Mapping> {
     let impossible = || {
         let reason = "the announced size of a region is impossible";

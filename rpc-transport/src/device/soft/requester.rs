@@ -1,13 +1,14 @@
 //! The requester: one QP's send queue.
 //!
-//! Owns the WRs from post to completion: which are on the wire, which wait for room, which have
-//! been accepted by the target. Never touches the RQ.
+//! Owns the WRs from post to completion: which are on the wire, which wait for room, which the
+//! target has accepted. Never touches the RQ.
 //!
 //! Invariants:
 //! 1. WRs start in post order; one that waits keeps all later ones waiting (contract rule 1).
-//! 2. `in_flight` is in post order and its ends never fall; it completes from the front only.
+//! 2. `in_flight` is in post order, and its `end` positions never decrease; it completes from the
+//!    front only.
 //! 3. Bytes on the wire may point into `in_flight` and `waiting` (a tcp wire gathers from there),
-//!    so their memory is let go only on completion, or after the wire has let go of it.
+//!    so their memory is released only on completion, or after the wire has stopped using it.
 #![allow(unsafe_code, reason = "gathers from registered memory")]
 
 use std::collections::VecDeque;
@@ -24,13 +25,13 @@ use super::ring::{Feedback, Piece, Unsent};
 use super::sink::{Sink, Slots};
 use super::wire::{Placement, Wire};
 
-/// READs that one QP keeps outstanding; the responder answers no more at a time.
+/// Most READs that one QP keeps outstanding; the responder accepts no more at a time.
 pub(super) const MAX_READS: usize = 16;
 
-/// More than a packet takes besides its payload, bytes.
+/// Upper bound of what a packet takes besides its payload, bytes.
 const WAITING_BYTES: u64 = 64;
 
-/// The bytes of a posted WR.
+/// The source bytes of a posted WR.
 #[derive(Debug)]
 pub(super) enum Held {
     Nothing,
@@ -49,7 +50,7 @@ impl Held {
         }
     }
 
-    /// Protection domain of the memory; inline bytes have none.
+    /// Protection domain of the memory; `None` for inline bytes.
     fn domain(&self) -> Option<u64> {
         match self {
             Self::Nothing | Self::Inline(_) => None,
@@ -58,7 +59,7 @@ impl Held {
         }
     }
 
-    /// `len` bytes from `offset` on; the caller keeps to [`Held::len`].
+    /// `len` bytes starting at `offset`; the caller stays within [`Held::len`].
     fn piece(&self, offset: u64, len: usize) -> Piece {
         let (base, start) = match self {
             Self::Nothing => return Piece::EMPTY,
@@ -68,7 +69,7 @@ impl Held {
         };
         debug_assert!(offset + len as u64 <= self.len());
         let offset = usize::try_from(start + offset).unwrap_or(0);
-        // SAFETY: start + offset + len lies inside the memory: `SendWr::check` saw to that at post.
+        // SAFETY: start + offset + len lies inside the memory: `SendWr::check` checked it at post.
         Piece { base: unsafe { base.add(offset) }, len }
     }
 
@@ -84,36 +85,37 @@ impl Held {
 #[derive(Debug)]
 struct InFlight {
     wr_id: u64,
-    /// Position of the wire after the message: accepted when the peer's position has reached it.
+    /// Position of the wire after the message: the message is accepted once the peer's position has
+    /// reached it.
     end: u64,
     held: Held,
     signaled: bool,
-    /// For a READ whose answer is not complete: bytes that have come.
+    /// Bytes that have arrived so far, for a READ whose answer is incomplete.
     reading: Option<u64>,
 }
 
-/// A WR that has not gone out in full.
+/// A WR that has not been sent completely.
 #[derive(Debug)]
 struct Waiting {
     wr_id: u64,
     op: Opcode,
     signaled: bool,
     held: Held,
-    /// Bytes that have gone out.
+    /// Bytes sent so far.
     sent: u64,
-    /// Whether the first packet has gone out.
+    /// Whether the first packet has been sent.
     begun: bool,
-    /// Whether the bytes of a WRITE or READ are in place already.
+    /// Whether the bytes of a WRITE or READ have been copied already, through the mapped region.
     placed: bool,
 }
 
-/// How far a WR got.
+/// How far a WR could be started.
 enum Start {
     /// All of it is on the wire, or done.
     Gone { end: u64, reading: bool },
-    /// The wire is full, or an answer is awaited.
+    /// The wire is full, or an answer must come first.
     Blocked,
-    /// It failed here, before anything of it went out.
+    /// It failed locally, before any of it was sent.
     Failed(Status),
 }
 
@@ -135,11 +137,11 @@ pub(super) struct Requester {
     max_inline_bytes: u32,
     in_flight: VecDeque<InFlight>,
     waiting: VecDeque<Waiting>,
-    /// Unsignaled WRs that are done and keep their slots (contract rule 4).
+    /// Unsignaled WRs that are done but keep their slots (contract rule 4).
     unreported: u32,
     /// Signaled WRs in flight.
     signaled: u32,
-    /// READs in flight whose answers are not complete.
+    /// READs in flight whose answers are incomplete.
     reads: usize,
 }
 
@@ -162,24 +164,25 @@ impl Requester {
         self.max_inline_bytes
     }
 
-    /// Whether anything waits for the peer: an acknowledgement that gives a completion, or room.
+    /// Whether anything depends on the peer: an acknowledgement that completes a WR, or room on the
+    /// wire.
     #[inline]
     pub(super) fn awaits_peer(&self) -> bool {
         self.signaled > 0 || !self.waiting.is_empty()
     }
 
-    /// Whether WRs wait for room or an answer.
+    /// Whether WRs wait for room on the wire or for an answer.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// WRs not completed.
+    /// Number of WRs not completed.
     pub(super) fn outstanding(&self) -> usize {
         self.in_flight.len() + self.waiting.len()
     }
 
-    /// No less than the bytes, or slots, that will go to the wire for what waits.
+    /// Upper bound of the bytes, or slots, that the waiting WRs will put on the wire.
     pub(super) fn waiting_bytes(&self) -> u64 {
         let bytes = |wr: &Waiting| wr.held.len() - wr.sent;
         self.waiting.iter().map(|wr| 2 * bytes(wr) + WAITING_BYTES).sum()
@@ -190,8 +193,8 @@ impl Requester {
         self.in_flight.is_empty() && self.waiting.is_empty()
     }
 
-    /// The shortest way, of nearly every WR: a small inline SEND over rings, with nothing ahead of it.
-    /// Whether it has gone it; if not, [`Requester::post`] is to be called.
+    /// Fastest path, taken by nearly every WR: a small inline SEND over rings, with no WR waiting
+    /// ahead of it. Returns whether it was sent; if not, [`Requester::post`] must be called.
     #[inline(always)]
     pub(super) fn post_small(
         &mut self,
@@ -212,7 +215,7 @@ impl Requester {
         true
     }
 
-    /// Takes one WR: on the wire at once where that is possible, else to the end of what waits.
+    /// Accepts one WR: sends it at once if possible, else appends it to the waiting ones.
     #[inline(always)]
     pub(super) fn post(
         &mut self,
@@ -232,7 +235,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The short way: inline bytes of one packet, copied straight to the wire.
+    /// Fast path: inline bytes that fit one packet are copied straight to the wire.
     #[inline(always)]
     fn send_inline(&mut self, wr: &SendWr<'_>, wire: &mut Wire) -> bool {
         let pieces = match &wr.source {
@@ -258,7 +261,7 @@ impl Requester {
         true
     }
 
-    /// Copies inline bytes straight into the peer's region, where it is mapped.
+    /// Copies inline bytes straight into the peer's region, if it is mapped.
     fn write_inline(
         &mut self,
         wr_id: u64,
@@ -299,7 +302,7 @@ impl Requester {
         self.waiting.push_back(waiting);
     }
 
-    /// Starts what waits, as far as the wire takes it.
+    /// Starts waiting WRs until the wire is full.
     ///
     /// # Errors
     /// The status of the first waiting WR, if it failed: the QP goes to ERR.
@@ -308,7 +311,7 @@ impl Requester {
         while !self.waiting.is_empty() {
             match self.start_front(wire) {
                 Start::Blocked => break,
-                // What was posted before completes in order first.
+                // WRs posted before it complete first.
                 Start::Failed(_) if !self.in_flight.is_empty() => break,
                 Start::Failed(status) => return Err(status),
                 Start::Gone { end, reading } => {
@@ -387,8 +390,8 @@ impl Requester {
         sink.push(completion, frees, used);
     }
 
-    /// Flushes everything; the first WR gets `first` if it is given (contract rule 8). The wire
-    /// must have let go of the memory before.
+    /// Flushes everything; the first WR gets status `first` if it is given (contract rule 8). The
+    /// wire must no longer use the memory.
     pub(super) fn flush(&mut self, first: Option<Status>, sink: &mut Sink<'_>, used: &mut Slots) {
         let mut status = first.unwrap_or(Status::FlushError);
         (self.signaled, self.reads) = (0, 0);
@@ -419,7 +422,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Where the next `len` bytes of the oldest incomplete READ go; `None` if no READ wants them.
+    /// Where the next `len` bytes of the oldest incomplete READ go; `None` if no READ expects them.
     pub(super) fn read_target(&self, len: usize) -> Option<NonNull<u8>> {
         let wr = self.in_flight.iter().find(|wr| wr.reading.is_some())?;
         let got = wr.reading?;
@@ -429,8 +432,8 @@ impl Requester {
         Some(wr.held.piece(got, len).base)
     }
 
-    /// Counts `len` bytes of the oldest incomplete READ as arrived. `false` if the answer's end is
-    /// not the READ's end.
+    /// Counts `len` bytes of the oldest incomplete READ as arrived. Returns `false` if the end of
+    /// the answer is not the end of the READ.
     pub(super) fn read_arrived(&mut self, len: usize, last: bool) -> bool {
         let Some(wr) = self.in_flight.iter_mut().find(|wr| wr.reading.is_some()) else {
             return false;
@@ -444,7 +447,7 @@ impl Requester {
 }
 
 impl Waiting {
-    /// Sends what is left of a message as packets.
+    /// Sends the rest of a message as packets.
     fn send_packets(
         &mut self,
         op: Op,
@@ -469,7 +472,7 @@ impl Waiting {
             };
             let pieces = [self.held.piece(self.sent, len), Piece::EMPTY];
             let sent = match self.held {
-                // The memory stays where it is until the WR completes.
+                // The memory stays in place until the WR completes.
                 Held::Buffer { .. } | Held::Region { .. } => {
                     wire.send_kept(op, flags, extension, pieces[0])
                 }
@@ -511,7 +514,8 @@ impl Waiting {
         }
     }
 
-    /// The bytes are in place; the WR completes in order, so when what went before is accepted.
+    /// Finishes a WR whose bytes have been copied already. It completes in post order: once
+    /// everything before it is accepted.
     fn gone_when_all_is_accepted(&self, wire: &mut Wire) -> Start {
         let end = if self.signaled { wire.await_all() } else { Some(wire.position()) };
         end.map_or(Start::Blocked, |end| Start::Gone { end, reading: false })

@@ -1,14 +1,14 @@
-//! The responder: one QP's receive queue, and what packets of the peer do here.
+//! The responder: one QP's receive queue, and the handling of the peer's packets.
 //!
-//! Owns posted RECVs, the message that is arriving, and the answers owed. Everything that a packet
-//! says is checked here. Never touches the SQ.
+//! Owns posted RECVs, the message that is arriving, and the answers owed. Checks everything that a
+//! packet says. Never touches the SQ.
 //!
 //! Invariants:
 //! 1. RECVs are consumed in post order. The RECV of a message that is arriving stays at the front
 //!    of `recvs` until the message is complete, so a flush finds it.
 //! 2. A [`Landing`] is valid for the payload of the packet that it was given for, until the packet
 //!    is finished or the responder flushed, whichever comes first.
-//! 3. Answers owed are bounded: more than [`MAX_READS`] READs, or two MAPs, break the protocol.
+//! 3. Answers owed are bounded: more than [`MAX_READS`] READs, or two MAPs, violate the protocol.
 #![allow(unsafe_code, reason = "names bytes of registered memory")]
 
 use std::collections::VecDeque;
@@ -31,20 +31,20 @@ pub(super) type Landing = NonNull<u8>;
 /// Why a packet was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// No RECV is posted: only the requester suffers (contract rule 9).
+    /// No RECV is posted: only the requester fails (contract rule 9).
     NotReady,
     /// The RECV is too small (rule 10).
     TooLong,
-    /// The RECV's memory is of another PD.
+    /// The RECV's memory belongs to another PD.
     BadBuffer,
     /// rkey, bounds, access or PD (rule 11).
     Access,
-    /// The packet makes no sense here.
+    /// The packet violates the protocol.
     Protocol,
 }
 
 impl Refusal {
-    /// What the requester is told.
+    /// The reason that the requester is told.
     pub(super) fn nak(self) -> Nak {
         match self {
             Self::NotReady => Nak::NotReady,
@@ -54,7 +54,7 @@ impl Refusal {
         }
     }
 
-    /// Status of the RECV at the front; the others are flushed.
+    /// Status for the RECV at the front; the others are flushed.
     pub(super) fn recv_status(self) -> Option<Status> {
         match self {
             Self::TooLong => Some(Status::LocalLength),
@@ -72,13 +72,14 @@ enum Message {
     Write { memory: Option<Arc<Memory>>, at: usize, left: u64, total: u64, imm: Option<u32> },
 }
 
-/// A RECV, with what its buffer says looked up when it was posted rather than when it is needed.
+/// A posted RECV, with its buffer's address looked up at post time rather than when a message
+/// arrives.
 #[derive(Debug)]
 struct Posted {
     wr: RecvWr,
     at: NonNull<u8>,
     len: usize,
-    /// The buffer is of another protection domain.
+    /// The buffer belongs to another protection domain.
     foreign: bool,
 }
 
@@ -109,7 +110,7 @@ impl Responder {
         Self { handle, domain, max_wr, recvs, message: Message::None, answers }
     }
 
-    /// Takes a RECV, or gives it back when the RQ is full.
+    /// Accepts a RECV, or hands it back when the RQ is full.
     #[inline]
     pub(super) fn post(&mut self, wr: RecvWr, used: &mut Slots) -> Result<(), (u32, RecvWr)> {
         if used.recvs >= self.max_wr {
@@ -122,8 +123,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Whether a SEND of `len` bytes in one packet can be taken in one step; says where it goes.
-    /// If so, [`Responder::finish_whole_send`] must follow.
+    /// If a single-packet SEND of `len` bytes can be received in one step, says where its payload
+    /// goes; then [`Responder::finish_whole_send`] must follow.
     #[inline(always)]
     pub(super) fn begin_whole_send(&self, len: usize) -> Option<Landing> {
         let recv = self.recvs.front()?;
@@ -131,11 +132,11 @@ impl Responder {
         fits.then_some(recv.at)
     }
 
-    /// Completes the RECV that [`Responder::begin_whole_send`] has named.
+    /// Completes the RECV that [`Responder::begin_whole_send`] returned.
     #[inline(always)]
     pub(super) fn finish_whole_send(&mut self, len: usize, sink: &mut Sink<'_>, used: &mut Slots) {
         self.received(CompletionKind::Recv, len as u64, None, sink, used);
-        // Buffers take turns, so the next one has been out of use for long.
+        // Prefetch the next buffer: buffers are used in turn, so it has probably left the cache.
         if let Some(next) = self.recvs.front() {
             prefetch::line(next.at.as_ptr());
             prefetch::line(next.at.as_ptr().wrapping_add(64));
@@ -185,7 +186,7 @@ impl Responder {
             return Err(Refusal::Protocol);
         }
         let (memory, at) = if span.len == 0 {
-            // A zero-length WRITE touches nothing, so its key is not looked at (as on InfiniBand).
+            // A zero-length WRITE touches nothing, so its key is not checked (as on InfiniBand).
             (None, 0)
         } else {
             let found = self.domain.resolve(span.rkey, span.address, span.len, true);
@@ -230,7 +231,8 @@ impl Responder {
         no_payload(head)
     }
 
-    /// A peer of this machine wants to access a region directly. Refused as the access would be.
+    /// Handles the request of a peer on this machine to map a region. Refused on the same grounds
+    /// as an access would be.
     fn begin_map(&mut self, head: Head, span: Span) -> Result<Landing, Refusal> {
         let maps = self.answers.iter().filter(|answer| matches!(answer, Answer::Map { .. }));
         if maps.count() >= 2 || !matches!(self.message, Message::None) {
@@ -251,7 +253,7 @@ impl Responder {
         no_payload(head)
     }
 
-    /// Finishes a packet whose payload has landed.
+    /// Finishes a packet whose payload has arrived.
     pub(super) fn finish(
         &mut self,
         head: Head,
@@ -318,7 +320,7 @@ impl Responder {
         sink.push(completion, Slots::ONE_RECV, used);
     }
 
-    /// Sends what is owed, as far as the wire takes it.
+    /// Sends the answers owed, until the wire is full.
     pub(super) fn answer(&mut self, wire: &mut Wire) {
         while let Some(answer) = self.answers.front_mut() {
             let done = match answer {
@@ -330,7 +332,7 @@ impl Responder {
             if !done {
                 return;
             }
-            // A tcp wire gathers from the region later: it keeps the memory until then.
+            // A tcp wire gathers from the region later: it holds the memory until then.
             self.answers.pop_front();
         }
     }
@@ -341,8 +343,8 @@ impl Responder {
         !self.answers.is_empty()
     }
 
-    /// Flushes all RECVs; the first gets `first` if it is given (contract rule 8). The wire must
-    /// have forgotten its landing before.
+    /// Flushes all RECVs; the first gets status `first` if it is given (contract rule 8). The wire
+    /// must no longer hold a landing.
     pub(super) fn flush(&mut self, first: Option<Status>, sink: &mut Sink<'_>, used: &mut Slots) {
         self.message = Message::None;
         self.answers.clear();
@@ -367,7 +369,7 @@ fn no_payload(head: Head) -> Result<Landing, Refusal> {
     if head.payload_bytes() == 0 { Ok(NonNull::dangling()) } else { Err(Refusal::Protocol) }
 }
 
-/// Sends packets of a READ's answer; whether it is complete.
+/// Sends packets of a READ's answer. Returns whether it is complete.
 fn send_read(
     memory: &Arc<Memory>,
     at: &mut usize,
@@ -391,7 +393,8 @@ fn send_read(
     true
 }
 
-/// Passes a region's memory file to the peer, then says so in-band; whether both are done.
+/// Passes a region's memory file to the peer on the side channel, then answers on the wire. Returns
+/// whether both are done.
 fn send_map(
     span: &mut Span,
     region: &Option<Registered>,
@@ -404,7 +407,7 @@ fn send_map(
             match wire.pass_file(span.rkey, file) {
                 Ok(true) => {}
                 Ok(false) => return false,
-                // Without the file the peer writes through the engine.
+                // Length 0 tells the peer to access the region through the engine.
                 Err(_) => span.len = 0,
             }
         }

@@ -1,8 +1,8 @@
 //! Rings: packets through memory that two queue pairs share.
 //!
-//! Owns the layout of a segment and the two ends of a ring. A segment is written by one side alone
-//! and read by the other: one page of control words, then the slots of the ring that its owner
-//! sends on. Never knows queue pairs, and never waits.
+//! Owns the layout of a segment and the two ends of a ring. A segment is written by one side and
+//! read by the other: one page of control words, then the slots of the ring that its owner sends
+//! on. Never knows queue pairs, and never waits.
 //!
 //! ```text
 //! segment: | control page: accepted u64, nak u32, closed u32 .. armed u32 | slot 0 | slot 1 | ..
@@ -11,15 +11,16 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A slot's first word carries the sequence number of the packet that starts there; it is
-//!    stored last (release) and read first (acquire). No separate tail index exists.
+//! 1. A slot's first word carries the sequence number of the packet that starts there; it is stored
+//!    last (release) and read first (acquire). There is no separate tail index.
 //! 2. The slot at the sender's tail never carries the sequence number that the receiver expects
 //!    there: it holds zero, or the word of an earlier lap. A slot whose first word was overwritten
 //!    by payload is zeroed before the packet in front of it is published.
-//! 3. A packet is published only when its slots and one more are free, so that rule 2 can be kept.
+//! 3. A packet is published only when its slots and one more are free, so that invariant 2 can be
+//!    kept.
 //! 4. Every word of the peer's segment is read once and checked before use; payload is copied out
-//!    before it is looked at. Both are atomic accesses, so a peer that writes meanwhile races with
-//!    nothing. Whatever it writes, no access leaves the segment.
+//!    before it is looked at. Both are atomic accesses, so there is no data race with a peer that
+//!    writes meanwhile. Whatever the peer writes, no access leaves the segment.
 #![allow(unsafe_code, reason = "memory that another process may write")]
 
 use std::ptr::NonNull;
@@ -34,13 +35,14 @@ use super::mapping::{Mapping, PAGE_BYTES};
 use super::packet::{Extension, Flags, Head, Nak, Op};
 use super::prefetch;
 
-/// Size of a slot, bytes: two lines, which hardware fetches as a pair.
+/// Size of a slot, bytes: two cache lines, which hardware fetches as a pair.
 pub(super) const SLOT_BYTES: usize = 128;
 /// Size of a cache line, bytes.
 const LINE_BYTES: usize = 64;
-/// Slots of a ring unless asked otherwise: 64 KiB.
+/// Default number of slots: 64 KiB.
 pub(super) const DEFAULT_SLOTS: usize = 512;
-/// Fewest slots: a packet takes at most a quarter and must hold an extension and some payload.
+/// Fewest slots: a packet takes at most a quarter of the ring and must hold an extension and some
+/// payload.
 pub(super) const MIN_SLOTS: usize = 8;
 /// Most slots: a packet's body must fit into 16 bits.
 pub(super) const MAX_SLOTS: usize = 1024;
@@ -51,17 +53,18 @@ const CONTROL_BYTES: usize = PAGE_BYTES;
 const ACCEPTED: usize = 0;
 const NAK: usize = 8;
 const CLOSED: usize = 12;
-/// Apart from the words above, which change with traffic: the peer reads this one per batch.
+/// Offset of the armed word. On a cache line apart from the words above, which change with every
+/// message: the peer reads this one only once per batch.
 const ARMED: usize = 128;
-/// Set in every sequence number, so that zeroed memory never carries one.
+/// Bit set in every sequence number, so that zeroed memory never holds a valid one.
 const VALID: u32 = 1 << 31;
 
-/// Bytes of a segment with `slots` slots.
+/// Size of a segment with `slots` slots, bytes.
 pub(super) const fn segment_bytes(slots: usize) -> usize {
     CONTROL_BYTES + slots * SLOT_BYTES
 }
 
-/// Bytes to be sent, wherever they lie.
+/// Bytes to send, in any memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub(super) base: NonNull<u8>,
@@ -78,25 +81,25 @@ impl From<&[u8]> for Piece {
     }
 }
 
-/// What the peer's control page says about our packets.
+/// What the peer's control page says about the packets sent here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Feedback {
-    /// Position up to which the peer has accepted our packets.
+    /// Position up to which the peer has accepted them.
     pub(super) accepted: u64,
-    /// Why it refused the next one.
+    /// Why it refused the next packet, if it did.
     pub(super) nak: Option<Nak>,
 }
 
-/// Why a packet did not go out; nothing of it did.
+/// Why a packet was not sent; nothing of it is on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unsent {
     /// The wire is full: try again later.
     Full,
-    /// No packet of this wire is so long: never.
+    /// The packet is longer than this wire allows: it can never be sent.
     TooLong,
 }
 
-/// The peer's control page contradicts itself or us.
+/// The peer's control page contradicts itself, or what was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BadFeedback;
 
@@ -105,32 +108,33 @@ pub(super) struct BadFeedback;
 pub(super) struct Ring {
     own: Arc<Mapping>,
     peer: Arc<Mapping>,
-    /// Bytes of the slots, a power of two.
+    /// Size of all slots, bytes; a power of two.
     bytes: usize,
     /// Position of the next packet to send, in slots.
     tail: u64,
-    /// The peer's accepted position as last read.
+    /// The peer's accepted position, as last read.
     accepted: u64,
     /// Position after the last packet that asked for an acknowledgement.
     awaited: u64,
-    /// One bit a slot: its first word holds payload (invariant 2).
+    /// One bit per slot: its first word was overwritten by payload (invariant 2).
     overwritten: Box<[u64]>,
-    /// Something was sent or accepted that the peer may wait for.
+    /// Something was sent or accepted that the peer may be waiting for.
     bell_due: bool,
     ringer: Ringer,
     /// Position of the next packet to receive, in slots.
     head: u64,
-    /// `head` as the peer knows it.
+    /// The value of `head` that the peer has been told.
     published: u64,
     sleeper: Sleeper,
 }
 
 impl Ring {
-    /// Joins two segments of `slots` slots each; `own` is written here, `peer` there.
+    /// Joins two segments of `slots` slots each. `own` is written by this side, `peer` by the
+    /// other.
     ///
     /// # Panics
-    /// When `slots` is no power of two between [`MIN_SLOTS`] and [`MAX_SLOTS`], or a mapping is too
-    /// small: callers check what comes from a peer.
+    /// When `slots` is not a power of two between [`MIN_SLOTS`] and [`MAX_SLOTS`], or a mapping is
+    /// too small: callers check what comes from a peer.
     pub(super) fn new(own: Arc<Mapping>, peer: Arc<Mapping>, slots: usize) -> Self {
         assert!(slots.is_power_of_two() && (MIN_SLOTS..=MAX_SLOTS).contains(&slots));
         assert!(own.len() >= segment_bytes(slots) && peer.len() >= segment_bytes(slots));
@@ -150,7 +154,7 @@ impl Ring {
         }
     }
 
-    /// Most bytes of one packet's body: a quarter of the ring.
+    /// Longest body of one packet, bytes: a quarter of the ring.
     pub(super) fn max_body_bytes(&self) -> usize {
         self.bytes / 4 - WORD_BYTES
     }
@@ -159,7 +163,7 @@ impl Ring {
         (self.bytes / SLOT_BYTES) as u64
     }
 
-    /// Where the slot of a position starts, bytes.
+    /// Byte offset of the slot of a position.
     fn slot_offset(&self, position: u64) -> usize {
         // Only the low bits count, so the cast may drop the high ones.
         #[allow(clippy::cast_possible_truncation)]
@@ -193,7 +197,7 @@ impl Ring {
     /// Publishes a packet. Returns the position after it.
     ///
     /// # Errors
-    /// When the ring is full, or the packet longer than any.
+    /// When the ring is full, or the packet is longer than [`Ring::max_body_bytes`].
     #[inline(always)]
     pub(super) fn push(
         &mut self,
@@ -235,8 +239,8 @@ impl Ring {
         Ok(self.tail)
     }
 
-    /// Publishes a SEND in one slot: by far the most common packet, so it goes a short way of its own.
-    /// `None` when it does not fit into one, or the ring is full.
+    /// Fast path for by far the most common packet: publishes a SEND that fits in one slot. Returns
+    /// `None` when it does not fit, or the ring is full.
     #[inline(always)]
     pub(super) fn push_send(&mut self, bytes: &[u8], ack: bool) -> Option<u64> {
         let body_bytes = bytes.len();
@@ -262,8 +266,8 @@ impl Ring {
         Some(self.tail)
     }
 
-    /// Makes sure that the peer will say when it has accepted everything sent so far; asks, if no
-    /// packet has. Returns the position to wait for, or `None` when the ring is full.
+    /// Makes sure that the peer will report acceptance of everything sent so far, asking if no
+    /// packet has asked yet. Returns the position to wait for, or `None` when the ring is full.
     pub(super) fn await_all(&mut self) -> Option<u64> {
         if self.awaited == self.tail || self.accepted == self.tail {
             return Some(self.tail);
@@ -277,11 +281,11 @@ impl Ring {
         if self.slots() - (self.tail - self.accepted) >= slots {
             return true;
         }
-        // A peer that lies is found out by `feedback`; here it only gets no room.
+        // A contradiction is reported by the next `feedback`; here it only means no room.
         self.feedback().is_ok() && self.slots() - (self.tail - self.accepted) >= slots
     }
 
-    /// Upholds invariant 2 for the slot that will be the tail.
+    /// Keeps invariant 2 for the slot that will be the tail.
     #[inline(always)]
     fn invalidate(&mut self, position: u64) {
         let slot = self.slot_offset(position) / SLOT_BYTES;
@@ -289,7 +293,7 @@ impl Ring {
         if self.overwritten[slot / 64] & bit != 0 {
             self.overwritten[slot / 64] &= !bit;
             let at = CONTROL_BYTES + slot * SLOT_BYTES;
-            // Ordered before the packet in front by that one's release store.
+            // The release store that publishes the packet in front orders this store before it.
             Self::long(&self.own, at).store(0, Ordering::Relaxed);
         }
     }
@@ -299,7 +303,7 @@ impl Ring {
         self.overwritten[slot / 64] |= 1 << (slot % 64);
     }
 
-    /// Copies a piece to byte `at` of the slots, wrapping; returns where it ends.
+    /// Copies a piece to byte `at` of the slots, wrapping around. Returns where it ends.
     #[inline]
     fn write(&self, at: usize, piece: Piece) -> usize {
         let at = at & (self.bytes - 1);
@@ -321,10 +325,10 @@ impl Ring {
         at + piece.len
     }
 
-    /// Reads what the peer says about our packets.
+    /// Reads what the peer says about the packets sent.
     #[inline]
     pub(super) fn feedback(&mut self) -> Result<Feedback, BadFeedback> {
-        // The refusal is stored after the position that it speaks of, so it is read before.
+        // The peer stores a refusal after the position that it refers to, so it is read first.
         let nak = Self::control(&self.peer, NAK).load(Ordering::Acquire);
         let accepted = Self::long(&self.peer, ACCEPTED).load(Ordering::Acquire);
         if accepted < self.accepted || accepted > self.tail {
@@ -338,14 +342,14 @@ impl Ring {
         Ok(Feedback { accepted, nak })
     }
 
-    /// Whether the peer has said anything new about our packets.
+    /// Whether the peer has said anything new about the packets sent.
     pub(super) fn has_news(&self) -> bool {
         Self::control(&self.peer, NAK).load(Ordering::Acquire) != 0
             || Self::long(&self.peer, ACCEPTED).load(Ordering::Acquire) != self.accepted
     }
 
-    /// Whether the peer has armed since the last doorbell; call behind a sequentially consistent
-    /// fence that follows what the peer shall see.
+    /// Whether the peer has armed since the last doorbell. Call it after a sequentially consistent
+    /// fence that follows the stores that the peer must see.
     pub(super) fn wants_bell(&mut self) -> bool {
         if !std::mem::take(&mut self.bell_due) {
             return false;
@@ -353,9 +357,9 @@ impl Ring {
         self.ringer.wants_bell(Self::control(&self.peer, ARMED))
     }
 
-    /// Slots received, slots that the peer has accepted, and slots that it has not.
+    /// Slots received; slots sent that the peer has accepted; slots sent that it has not.
     pub(super) fn traffic(&mut self) -> Traffic {
-        // A peer that contradicts itself is found out by the next visit.
+        // A contradiction is reported by the next visit.
         let _ = self.feedback();
         let pending = self.tail - self.accepted;
         Traffic { received: self.head, accepted: self.accepted, pending }
@@ -363,12 +367,13 @@ impl Ring {
 
     // ---- receiving ----
 
-    /// Whether a packet waits.
+    /// Whether a packet is waiting.
     #[inline]
     pub(super) fn has_packet(&self) -> bool {
         let found = self.peek().is_some();
         if found {
-            // The rest of it is in the peer's cache, too, and takes as long to come.
+            // Prefetch the slot's second line: it too is in the peer's cache, and takes as long to
+            // arrive.
             let second = CONTROL_BYTES + self.slot_offset(self.head) + LINE_BYTES;
             prefetch::line(self.peer.base().as_ptr().wrapping_add(second));
         }
@@ -387,11 +392,11 @@ impl Ring {
         (found == sequence(self.head)).then_some(head)
     }
 
-    /// Copies `len` bytes of the next packet's body, from `offset` on, to `to`.
+    /// Copies `len` bytes of the next packet's body, starting at `offset`, to `to`.
     ///
     /// # Safety
-    /// `to` is valid for writes of `len` bytes and outside the peer's segment. Others may use it, as
-    /// [`copy`] says.
+    /// `to` is valid for writes of `len` bytes and lies outside the peer's segment. Others may
+    /// access it at the same time, as [`copy`] says.
     #[inline]
     pub(super) unsafe fn copy_body(&self, offset: usize, to: NonNull<u8>, len: usize) {
         debug_assert!(offset + len <= usize::from(u16::MAX));
@@ -413,7 +418,7 @@ impl Ring {
         }
     }
 
-    /// Copies the extension of the next packet out.
+    /// Copies out the extension of the next packet.
     pub(super) fn extension(&self, head: Head) -> Extension {
         let len = head.extension_bytes();
         if len == 0 {
@@ -425,20 +430,20 @@ impl Ring {
         Extension::decode(&bytes[..len])
     }
 
-    /// Takes the next packet, with a body of `body_bytes`, off the ring.
+    /// Removes the next packet, with a body of `body_bytes`, from the ring.
     #[inline]
     pub(super) fn consume(&mut self, body_bytes: usize) {
         self.head += (WORD_BYTES + body_bytes).div_ceil(SLOT_BYTES) as u64;
     }
 
-    /// Whether so much was consumed unpublished that the peer might wait for room: a quarter of the
-    /// ring, so that what stays unpublished never keeps the largest packet out.
+    /// Whether at least a quarter of the ring was consumed but not yet published. Publishing at
+    /// this point always leaves the peer room for the largest packet.
     #[inline]
     pub(super) fn owes_much(&self) -> bool {
         self.head - self.published >= self.slots() / 4
     }
 
-    /// Whether anything was consumed unpublished.
+    /// Whether anything was consumed but not yet published.
     pub(super) fn owes(&self) -> bool {
         self.head != self.published
     }
@@ -457,20 +462,20 @@ impl Ring {
         Self::control(&self.own, NAK).store(nak as u32, Ordering::Release);
     }
 
-    /// Asks the peer for a doorbell; a sequentially consistent fence must follow, and then another
-    /// look at the ring.
+    /// Asks the peer for a doorbell. Must be followed by a sequentially consistent fence and
+    /// another look at the ring.
     pub(super) fn arm(&mut self) {
         self.sleeper.arm(Self::control(&self.own, ARMED));
     }
 
-    /// Asks for no doorbell any more.
+    /// Withdraws the request for a doorbell.
     pub(super) fn disarm(&self) {
         self.sleeper.disarm(Self::control(&self.own, ARMED));
     }
 
     // ---- closing ----
 
-    /// Tells the peer that nothing more will come.
+    /// Tells the peer that nothing more will be sent.
     pub(super) fn close(&self) {
         Self::control(&self.own, CLOSED).store(1, Ordering::Release);
     }
@@ -481,7 +486,7 @@ impl Ring {
     }
 }
 
-/// Sequence number of the packet that starts at a position.
+/// Sequence number of a packet that starts at a position.
 #[inline]
 fn sequence(position: u64) -> u32 {
     #[allow(clippy::cast_possible_truncation, reason = "31 bits tell the laps apart")]
@@ -506,13 +511,13 @@ mod tests {
         let head = Head::decode(ring.peek()?).unwrap();
         let mut bytes = vec![0; head.payload_bytes()];
         let to = NonNull::from(&mut bytes[..]).cast();
-        // SAFETY: `to` holds as many bytes as the payload has.
+        // SAFETY: `to` has room for the payload.
         unsafe { ring.copy_body(head.extension_bytes(), to, head.payload_bytes()) };
         ring.consume(usize::from(head.body_bytes));
         Some(bytes)
     }
 
-    /// A packet whose payload mimics sequence numbers must never be taken for packets.
+    /// Payload that looks like sequence numbers must never be taken for packets.
     #[test]
     fn payload_never_passes_for_a_packet() {
         let seed = 0x5eed_u64;
@@ -527,7 +532,7 @@ mod tests {
         for step in 0..200_000_u64 {
             if next(2) == 0 {
                 let len = usize::try_from(next(a.max_body_bytes() as u64 + 1)).unwrap();
-                // The word that any of the next 64 positions would expect, over and over.
+                // The first word expected at one of the next 64 positions, repeated.
                 let fake = sequence(a.tail() + next(64));
                 let word = u64::from(fake) | u64::from(Op::Send as u32 | 2 << 8) << 32;
                 let bytes: Vec<u8> = word.to_le_bytes().into_iter().cycle().take(len).collect();
@@ -565,7 +570,7 @@ mod tests {
         assert_eq!(a.feedback(), Ok(Feedback { accepted: 1, nak: Some(Nak::NotReady) }));
     }
 
-    /// A packet that is too long must not wait for room for ever, nor touch what was published.
+    /// A packet that is too long must not wait forever for room, nor touch what was published.
     #[test]
     fn a_packet_longer_than_any_is_an_error_and_writes_nothing() {
         for slots in [MIN_SLOTS, DEFAULT_SLOTS, MAX_SLOTS] {

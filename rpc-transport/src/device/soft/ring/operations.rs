@@ -1,5 +1,5 @@
-//! Both rings of a connection driven by random operations, against two queues that remember what
-//! was sent. Either side may go in the midst of it; what it has sent stays.
+//! Drives both rings of a connection by random operations, and compares the result with two queues
+//! of what was sent. Either side may go away at any point; what it has sent stays readable.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use crate::device::soft::packet::Span;
 /// What one side does.
 #[derive(Debug, Clone)]
 enum Operation {
-    /// Sends a packet: bytes of its payload, in two pieces, and its extension. The payload mimics
-    /// the packet so many slots ahead.
+    /// Sends a packet: bytes of payload, in two pieces, and the extension. The payload looks like
+    /// the packet this many slots ahead.
     Push {
         len: usize,
         cut: usize,
@@ -20,22 +20,22 @@ enum Operation {
         ack: bool,
         mimic: u64,
     },
-    /// Sends a small one the short way.
+    /// Sends a small packet on the fast path.
     PushSend {
         len: usize,
         ack: bool,
     },
-    /// Asks for an acknowledgement of all.
+    /// Asks for acknowledgement of everything sent.
     AwaitAll,
-    /// Takes the next packet in.
+    /// Receives the next packet.
     Take,
     Publish,
     Feedback,
     Arm,
     Disarm,
-    /// Looks at the other's doorbell.
+    /// Checks whether the other side needs a doorbell.
     LookAtBell,
-    /// Closes and is gone.
+    /// Closes and drops the ring.
     Drop,
 }
 
@@ -55,12 +55,12 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => Just(Arm),
         1 => Just(Disarm),
         2 => Just(LookAtBell),
-        // Rare: most runs see both sides to the end.
+        // Rare, so that in most runs both sides stay to the end.
         1 => prop_oneof![30 => Just(Take), 1 => Just(Drop)],
     ]
 }
 
-/// A packet as it must come out.
+/// A packet as it must be received.
 #[derive(Debug, Clone, PartialEq)]
 struct Packet {
     op: Op,
@@ -75,19 +75,19 @@ impl Packet {
     }
 }
 
-/// One side, and what is known of the packets that it has sent.
+/// One side, and the packets that it has sent.
 #[derive(Debug)]
 struct Side {
-    /// `None` once it is gone.
+    /// `None` once this side is gone.
     ring: Option<Ring>,
     sent: VecDeque<Packet>,
     tail: u64,
-    /// How far the other side has taken them in, and has said so.
+    /// How far the other side has received, and acknowledged, the packets.
     taken: u64,
     published: u64,
-    /// The other side may wait for something since the last look at its doorbell.
+    /// The other side may be waiting for something since its doorbell was last checked.
     bell_due: bool,
-    /// Its doorbell is wanted, and the wish not answered.
+    /// This side has asked for a doorbell and got none yet.
     armed: bool,
 }
 
@@ -111,7 +111,7 @@ impl Side {
     }
 }
 
-/// Bytes that tell packets apart, and look like the start of the one at `position`.
+/// Bytes that differ from packet to packet, and look like the start of the packet at `position`.
 fn payload(position: u64, len: usize) -> Vec<u8> {
     let word = u64::from(sequence(position)) | u64::from(Op::Send as u32 | 2 << 8) << 32;
     word.to_le_bytes().into_iter().cycle().take(len).collect()
@@ -129,7 +129,7 @@ fn extension(kind: u8, seed: u64) -> (Op, Flags, Extension) {
     }
 }
 
-/// Does one thing at `side`, and checks it against what is known of both.
+/// Runs one operation at `side`, and checks it against the model of both sides.
 fn act(side: &mut Side, other: &mut Side, slots: u64, operation: Operation) {
     let Some(ring) = side.ring.as_mut() else { return };
     let room = slots - (side.tail - side.published);
@@ -220,7 +220,7 @@ fn take(ring: &mut Ring) -> Option<Packet> {
     let extension = ring.extension(head);
     let mut payload = vec![0; head.payload_bytes()];
     let to = NonNull::from(&mut payload[..]).cast();
-    // SAFETY: `to` holds as many bytes as the payload has.
+    // SAFETY: `to` has room for the payload.
     unsafe { ring.copy_body(head.extension_bytes(), to, head.payload_bytes()) };
     ring.consume(usize::from(head.body_bytes));
     Some(Packet { op: head.op, extension, payload })
@@ -242,7 +242,7 @@ proptest! {
             let (side, other) = if swap { (&mut far, &mut near) } else { (&mut near, &mut far) };
             act(side, other, slots as u64, operation);
         }
-        // What was sent by one that is gone comes all the same.
+        // Packets of a side that is gone arrive all the same.
         while near.ring.is_some() && !far.sent.is_empty() {
             act(&mut near, &mut far, slots as u64, Operation::Take);
         }
