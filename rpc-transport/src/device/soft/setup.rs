@@ -1,7 +1,8 @@
-//! What the set-up of all software wires has in common.
+//! Set-up code shared by all software wires.
 //!
-//! Owns the limits of set-up, the QP of a connection until it has its wire, and the small steps that
-//! every connector and listener takes. Never speaks to a peer: that is what the wires differ in.
+//! Owns the limits of set-up, the QP of a connection until it has its wire, and the steps that
+//! every connector and listener takes. Never talks to a peer: each wire does that in its own
+//! module.
 
 use std::fmt;
 use std::io;
@@ -21,13 +22,13 @@ use crate::memory::region::ProtectionDomain;
 use super::cq::SoftCompletionQueue;
 use super::wire::Wire;
 
-/// How long a connector waits for the peer's answer.
+/// Time limit for the peer's answer to a connector.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What to do when there is no number for another open file.
+/// Advice for when no file descriptor is left.
 pub(super) const RAISE_FDS: &str = "raise the limit on open files (LimitNOFILE, ulimit -n)";
 
-/// How long a listener rests when the system has no room for another connection.
+/// Pause before the next `accept(2)` when the system has no room for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The QP of a connection that is being set up.
@@ -35,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 struct SetupQp(Option<QpHandle>);
 
 impl SetupQp {
-    /// Creates the QP; once only.
+    /// Creates the QP. Only once.
     fn create(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -50,7 +51,7 @@ impl SetupQp {
         Ok(handle)
     }
 
-    /// The QP, which must have been created.
+    /// The QP; an error if it has not been created.
     fn created(&self) -> Result<QpHandle, ProviderError> {
         self.0.ok_or(ProviderError::Unsupported("connecting before a queue pair was created"))
     }
@@ -61,15 +62,15 @@ impl SetupQp {
 pub(super) trait Dial: fmt::Debug + Send {
     fn device(&self) -> &'static Arc<dyn Device>;
 
-    /// Asks the peer, with private data of [`REQ_PRIVATE_DATA_BYTES`]. Returns its answer's private
-    /// data, who it is, and the wire to it.
+    /// Sends the request, with private data of [`REQ_PRIVATE_DATA_BYTES`]. Returns the private data
+    /// of the answer, who the peer is, and the wire to it.
     async fn dial(
         self,
         private_data: Vec<u8>,
     ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError>;
 }
 
-/// A connection that is asked for here.
+/// A connection requested by this side.
 #[derive(Debug)]
 pub(super) struct Dialing<D> {
     dial: D,
@@ -105,7 +106,7 @@ impl<D: Dial> Outgoing for Dialing<D> {
     }
 }
 
-/// The listening side of one kind of wire, behind a good request.
+/// The listening side of one kind of wire, once a valid request has arrived.
 #[async_trait]
 pub(super) trait Answer: fmt::Debug + Send {
     fn device(&self) -> &'static Arc<dyn Device>;
@@ -117,12 +118,12 @@ pub(super) trait Answer: fmt::Debug + Send {
     /// Accepts, with private data of [`REP_PRIVATE_DATA_BYTES`].
     async fn accept(self, private_data: Vec<u8>) -> Result<Wire, ConnectError>;
 
-    /// Refuses, with private data of [`REJ_PRIVATE_DATA_BYTES`]. A peer that has given up needs no
+    /// Refuses, with private data of [`REJ_PRIVATE_DATA_BYTES`]. A peer that has given up gets no
     /// answer.
     async fn reject(self, private_data: Vec<u8>);
 }
 
-/// A connection that is asked for by a peer.
+/// A connection requested by a peer.
 #[derive(Debug)]
 pub(super) struct Answering<A> {
     answer: A,
@@ -171,12 +172,12 @@ impl<A: Answer> Incoming for Answering<A> {
     }
 }
 
-/// The step that gives a QP its wire.
+/// The set-up step that gives a QP its wire.
 fn attach(qp: QpHandle, wire: Wire) -> Attach {
     Attach::new(move |cq| SoftCompletionQueue::of(cq)?.attach(qp, wire))
 }
 
-/// Private data as the peer sees it: padded with zeros to `limit` bytes (contract rule 18).
+/// Private data as the peer sees it: zero-padded to `limit` bytes (contract rule 18).
 pub(super) fn pad(private_data: &[u8], limit: usize) -> Result<Vec<u8>, ProviderError> {
     if private_data.len() > limit {
         let (asked, limit) = (private_data.len() as u64, limit as u64);
@@ -187,7 +188,7 @@ pub(super) fn pad(private_data: &[u8], limit: usize) -> Result<Vec<u8>, Provider
     Ok(padded)
 }
 
-/// Private data of a rejection. What is too long is left out, and said in the log: the peer must
+/// Private data of a rejection. If it is too long it is left out and that is logged: the peer must
 /// be refused in any case.
 fn pad_rejection(private_data: &[u8]) -> Vec<u8> {
     pad(private_data, REJ_PRIVATE_DATA_BYTES).unwrap_or_else(|error| {
@@ -196,7 +197,7 @@ fn pad_rejection(private_data: &[u8]) -> Vec<u8> {
     })
 }
 
-/// Set-up over sockets needs a runtime to wait in.
+/// Fails outside a tokio runtime, which set-up over sockets needs.
 pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
     tokio::runtime::Handle::try_current().map(drop).map_err(|_| {
         let reason = "listening needs a tokio runtime; call it from async code".to_owned();
@@ -204,20 +205,20 @@ pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
     })
 }
 
-/// Setting up failed for want of memory or file descriptors; says which limit to raise.
+/// The error when set-up fails for lack of memory or file descriptors; says which limit to raise.
 pub(super) fn out_of_resources(what: &'static str, error: &io::Error) -> ProviderError {
     let message =
         if is_out_of_fds(error) { format!("{error}; {RAISE_FDS}") } else { error.to_string() };
     ProviderError::Resources { what, message }
 }
 
-/// Whether this process, or the system, has no number for another open file.
+/// Whether this process, or the whole system, has no file descriptor left.
 pub(super) fn is_out_of_fds(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Decides whether a listener survives a failed `accept(2)`: what is the single peer's fault, or
-/// passes (no file descriptors left), is logged, and tried again.
+/// Handles a failed `accept(2)`. A failure that concerns one peer only, or is temporary (no file
+/// descriptors left), is logged and the listener goes on; any other ends it.
 pub(super) async fn survive_accept(address: &Address, error: io::Error) -> Result<(), ListenError> {
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {

@@ -1,8 +1,8 @@
 //! `shm://`: connections between processes of one machine.
 //!
 //! Owns the rendezvous: two messages over a Unix socket exchange private data and segments.
-//! Afterwards the socket is the connection's side channel. Never touches a ring after it has been
-//! joined.
+//! Afterwards the socket becomes the connection's side channel. Never touches a ring once both
+//! sides are connected.
 //!
 //! ```text
 //! message: magic 8 | version u8 | kind u8 | zero u16 | slots u32 | private data, or a text
@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //! 1. Both sides refuse a peer of another user.
-//! 2. A segment is mapped only if it is sealed and has the size that its slot count demands.
+//! 2. A segment is mapped only if it is sealed and has the size that its slot count requires.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -84,7 +84,7 @@ fn decode(bytes: &[u8], files: Vec<OwnedFd>) -> Result<Message, String> {
 }
 
 impl Message {
-    /// Maps what the sender has sent along.
+    /// Maps the segment that came with the message.
     fn map(&mut self) -> Result<PeerHalf, String> {
         let slots = self.slots as usize;
         if !slots.is_power_of_two() || !(MIN_SLOTS..=MAX_SLOTS).contains(&slots) {
@@ -128,8 +128,9 @@ impl Default for ShmConnector {
 }
 
 impl ShmConnector {
-    /// Asks for rings of `slots` slots of 128 bytes, rounded up to a power of two from 8 to 1024;
-    /// default 512. A packet takes at most a quarter of the ring. Ring memory is touched lazily.
+    /// Requests rings of `slots` slots of 128 bytes, rounded up to a power of two from 8 to 1024;
+    /// default 512. A packet takes at most a quarter of the ring. Ring memory is allocated by the
+    /// kernel only as it is used.
     #[must_use]
     pub fn slots(mut self, slots: usize) -> Self {
         self.slots = slots.clamp(MIN_SLOTS, MAX_SLOTS).next_power_of_two();
@@ -196,7 +197,7 @@ impl Dial for ShmOutgoing {
 }
 
 impl ShmOutgoing {
-    /// Connects, asks, and waits for the answer.
+    /// Connects, sends the request, and waits for the answer.
     async fn exchange(
         &self,
         request: &[u8],
@@ -226,7 +227,7 @@ impl ShmOutgoing {
         loop {
             match socket::connect(&at) {
                 Ok(socket) => return Ok(socket),
-                // The listener's backlog is full, which nothing reports the end of.
+                // The listener's backlog is full, and no event tells when it has room again.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     tokio::time::sleep(std::time::Duration::from_millis(2)).await;
                 }
@@ -249,14 +250,14 @@ fn out_of_resources(error: &io::Error) -> ProviderError {
     setup::out_of_resources("making a connection", error)
 }
 
-/// Listens at a `shm://` address. A name is an abstract socket of this network namespace; a path is
-/// a socket file, which is removed when the listener is dropped, and replaced if a listener that
-/// was killed has left it; `<path>.lock` lies beside it for a moment. Only processes of this user can
-/// connect. Needs a tokio runtime.
+/// Listens at a `shm://` address. A name is an abstract socket of this network namespace. A path is
+/// a socket file, which is removed when the listener is dropped, and replaced if a killed listener
+/// has left it behind; `<path>.lock` exists beside it briefly while binding. Only processes of this
+/// user can connect. Needs a tokio runtime.
 ///
 /// # Errors
-/// [`ListenError::InUse`] when somebody listens there, [`ListenError::Unavailable`] outside a
-/// runtime, [`ListenError::Failed`] with what the system said.
+/// [`ListenError::InUse`] when another listener has the address, [`ListenError::Unavailable`]
+/// outside a runtime, [`ListenError::Failed`] with the operating system's error.
 pub fn listen_shm(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     setup::need_runtime("shm")?;
     let bound = ListeningSocket::bind(address).and_then(AsyncFdOf::new);
@@ -265,10 +266,10 @@ pub fn listen_shm(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     Ok(Box::new(ShmListener { address: address.clone(), socket, pending: Pending::new(), refused }))
 }
 
-/// The listening socket under the runtime's eyes.
+/// The listening socket, registered with the runtime.
 #[derive(Debug)]
 struct AsyncFdOf {
-    // First, so that the runtime forgets the descriptor before it is closed.
+    // Declared first, so that it is deregistered from the runtime before the descriptor is closed.
     watched: AsyncFd<OwnedFd>,
     _socket: ListeningSocket,
 }
@@ -313,7 +314,7 @@ impl Listener for ShmListener {
     }
 }
 
-/// The server's part of the rendezvous, up to the question to the application.
+/// The server's part of the rendezvous, up to the application's decision.
 async fn handshake(
     socket: OwnedFd,
     address: Address,
@@ -321,7 +322,7 @@ async fn handshake(
 ) -> Option<ShmIncoming> {
     let peer = socket::check_user(socket.as_fd());
     let socket = socket::watch(socket).ok()?;
-    // Read in any case: a socket closed with something unread takes the refusal with it.
+    // Read in any case: closing a socket with unread data would discard the refusal too.
     let request = match receive(&socket).await {
         Err(error) if setup::is_out_of_fds(&error) => Err(out_of_resources(&error).to_string()),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
@@ -340,14 +341,14 @@ async fn handshake(
             refused.fault(Instant::now(), || {
                 tracing::warn!(%address, %reason, "a connection is refused");
             });
-            // The peer may be gone already, or not one of ours.
+            // The peer may be gone already, or may not speak this protocol.
             let _ = send(&socket, &encode(REFUSE, 0, reason.as_bytes()), &[]).await;
             None
         }
     }
 }
 
-/// The private data of a good request, and the peer's half.
+/// Checks a request. Returns its private data and the peer's half.
 fn check_request(mut request: Message) -> Result<(Vec<u8>, PeerHalf), String> {
     if request.kind != REQUEST {
         return Err(format!("a request was expected, not a message of kind {}", request.kind));
@@ -387,7 +388,7 @@ impl Answer for ShmIncoming {
         let joined = half.join(peer_half, socket.into_inner());
         let (wire, segment) = joined.map_err(|error| out_of_resources(&error))?;
         let reply = encode(REPLY, slots, &private_data);
-        // The socket is empty, so the reply fits in, unless the peer is gone.
+        // Nothing else is in the socket, so the reply fits, unless the peer is gone.
         wire.send_reply(&reply, segment.as_fd()).map_err(|error| ConnectError::Refused {
             address,
             reason: format!("the peer has given up: {error}"),
@@ -397,7 +398,8 @@ impl Answer for ShmIncoming {
 
     async fn reject(self, private_data: Vec<u8>) {
         let reason = encode(REJECT, 0, &private_data);
-        // A peer that has given up needs no answer, and one that does not read gets none.
+        // A peer that has given up needs no answer. The timeout bounds the wait for one that does
+        // not read.
         let _ = tokio::time::timeout(CONNECT_TIMEOUT, send(&self.socket, &reason, &[])).await;
     }
 }

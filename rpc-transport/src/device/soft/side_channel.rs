@@ -1,50 +1,51 @@
-//! The side channel of a `shm` connection: the socket of its rendezvous, used on.
+//! The side channel of a `shm` connection: the socket of its rendezvous.
 //!
 //! Owns what two processes need besides the rings: doorbells, memory files of regions, and the end
-//! of the socket, which is the end of the peer. Never waits, never touches a ring.
+//! of the socket, which means that the peer is gone. Never waits, never touches a ring.
 //!
 //! ```text
 //! doorbell: 1 byte, which means nothing        file: rkey u32, with the region's memory file
 //! ```
 //!
-//! Each process has an end of its own, and no descriptor but memory files is ever shared: flags of
-//! an open file belong to all who share it, so a peer could make any `write(2)` here block.
+//! Each process has its own end, and no descriptors are shared except memory files: the flags of an
+//! open file apply to all processes that share it, so a peer could make any `write(2)` here block.
 //!
-//! Doorbells are not read as they come: in an edge-triggered epoll set every message is an edge.
+//! Doorbells are not read one by one: in an edge-triggered epoll set every message is an event.
 //! They are read in batches, before every [`READ_EVERY`]th arming.
 //!
 //! Invariants:
-//! 1. Every call says by itself that it does not wait and raises no signal.
-//! 2. A doorbell that finds no room is dropped. With an honest peer there is always room: it is rung
-//!    once for an arming, and the socket takes [`READ_EVERY`] and a few more. What a peer does to
-//!    its own end costs it its own doorbells.
-//! 3. At most one file is kept that nobody has asked for yet.
+//! 1. Every call passes flags so that it neither waits nor raises a signal.
+//! 2. A doorbell that finds no room is dropped. With an honest peer there is always room: it is
+//!    rung once per arming, and the socket has room for [`READ_EVERY`] and a few more. A peer that
+//!    tampers with its own end loses only its own doorbells.
+//! 3. At most one file is kept that has not been asked for yet.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::socket::{self, BATCH, Small};
 
-/// Armings after which the doorbells are read. One system call reads them all.
+/// Number of armings after which the doorbells are read. One system call reads them all.
 const READ_EVERY: u32 = 32;
-/// What the socket's send buffer must hold, bytes: [`BATCH`] small messages, each of which the kernel
-/// counts as less than 1 KiB.
+/// Minimum size of the socket's send buffer, bytes: [`BATCH`] small messages, each of which the
+/// kernel counts as less than 1 KiB.
 const MIN_SEND_BUFFER_BYTES: usize = BATCH * 1024;
-/// Batches in which a file that the peer speaks of must be found.
+/// A file that the peer has announced must be found within this many batches.
 const FILE_WITHIN: usize = 4;
 
 /// One end of a side channel.
 #[derive(Debug)]
 pub(super) struct SideChannel {
     socket: OwnedFd,
-    /// Armings since the doorbells were read.
+    /// Armings since the doorbells were last read.
     armings: u32,
-    /// The file that came last: its rkey, and the file if this process had room for it.
+    /// The last file that arrived: its rkey, and the file unless this process had no descriptor
+    /// left for it.
     arrived: Option<(u32, Option<OwnedFd>)>,
 }
 
 impl SideChannel {
-    /// Goes on with the socket of a rendezvous.
+    /// Takes over the socket of a rendezvous.
     ///
     /// # Errors
     /// When this system's socket buffers are too small for doorbells.
@@ -63,17 +64,18 @@ impl SideChannel {
         Ok(Self { socket, armings: 0, arrived: None })
     }
 
-    /// The socket, to be watched.
+    /// The socket, for the CQ's epoll set.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Rings the peer's doorbell. One that cannot be rung wakes nobody (invariant 2).
+    /// Rings the peer's doorbell. A ring that does not fit into the socket is dropped (invariant
+    /// 2).
     pub(super) fn ring(&self) {
         let _ = rustix::net::send(&self.socket, &[0], socket::NEVER_WAIT);
     }
 
-    /// Makes room for the doorbell that arming asks for.
+    /// Makes room for the doorbell that an arming asks for.
     #[inline]
     pub(super) fn before_arming(&mut self) {
         self.armings += 1;
@@ -83,24 +85,25 @@ impl SideChannel {
         }
     }
 
-    /// Takes a batch of messages in; whether there may be more.
+    /// Reads a batch of messages. Returns whether there may be more.
     #[cold]
     fn read(&mut self) -> bool {
         let arrived = &mut self.arrived;
         let taken = socket::receive_batch(self.socket.as_fd(), |Small { bytes, file }| {
-            // All else is a doorbell, or makes no sense, and is forgotten.
+            // Anything else is a doorbell, or invalid, and is ignored.
             if let &[a, b, c, d] = bytes {
                 *arrived = Some((u32::from_le_bytes([a, b, c, d]), file));
             }
         });
         match taken {
             Ok(count) => count == BATCH,
-            // Said once, when the peer has gone without reading all; what it has sent can be read.
+            // Reported once, when the peer has closed with unread data; what it has sent can still
+            // be read.
             Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
         }
     }
 
-    /// Passes a region's memory file; `false` to try again later.
+    /// Passes a region's memory file to the peer. Returns `false` if it must be tried again later.
     ///
     /// # Errors
     /// When the peer is gone.
@@ -112,8 +115,9 @@ impl SideChannel {
         }
     }
 
-    /// Takes the file that the peer has sent ahead of its answer. The outer `None` if it has sent
-    /// none, or another; the inner if this process had no room for it.
+    /// Takes the file that the peer has sent ahead of its answer. The outer `None` means that no
+    /// file, or that of another rkey, has arrived; the inner `None` that this process had no
+    /// descriptor left for it.
     pub(super) fn take_file(&mut self, rkey: u32) -> Option<Option<OwnedFd>> {
         for _ in 0..FILE_WITHIN {
             let more = self.arrived.is_none() && self.read();

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use crate::device::Completion;
 
-/// Slots of a QP's queues that are taken.
+/// Number of occupied slots in a QP's SQ and RQ.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Slots {
     pub(super) sends: u32,
@@ -27,34 +27,34 @@ impl Slots {
     }
 }
 
-/// A completion not polled yet, and the slots that it frees.
+/// A completion not polled yet, and the slots that polling it frees.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) completion: Completion,
     pub(super) frees: Slots,
 }
 
-/// Takes the completions of one QP.
+/// Receives the completions of one QP.
 pub(super) struct Sink<'a> {
-    /// The caller's list and how many it still takes, while a poll runs.
+    /// While a poll runs: the caller's list, and how many more it accepts.
     pub(super) polled: Option<(&'a mut Vec<Completion>, usize)>,
     /// The CQ's queue.
     pub(super) queue: &'a mut VecDeque<Queued>,
 }
 
 impl Sink<'_> {
-    /// Whether the caller of the poll takes more.
+    /// Whether the poll's caller accepts more completions.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         matches!(self.polled, Some((_, room)) if room > 0)
     }
 
-    /// Delivers a completion; `used` are the slots of its QP.
-    // Inlined always, so that a completion is built where it ends up.
+    /// Delivers a completion; `used` are the occupied slots of its QP.
+    // Always inlined, so that a completion is built in its final place.
     #[inline(always)]
     pub(super) fn push(&mut self, completion: Completion, frees: Slots, used: &mut Slots) {
         match &mut self.polled {
-            // Nothing may overtake what is queued.
+            // Queued completions come first, so this one goes to the list only if none are queued.
             Some((list, room)) if *room > 0 && self.queue.is_empty() => {
                 *room -= 1;
                 used.free(frees);

@@ -1,12 +1,12 @@
-//! Unix sockets of the `shm` wire: messages that carry file descriptors, and who is at the other
-//! end.
+//! Unix sockets of the `shm` wire: messages that carry file descriptors, and the peer's
+//! credentials.
 //!
-//! Owns the calls on sequenced-packet sockets, which keep message boundaries, and the address that
-//! a `shm://` name or path stands for. Never waits.
+//! Owns the system calls on sequenced-packet sockets (`SOCK_SEQPACKET`), which keep message
+//! boundaries, and the socket address of a `shm://` name or path. Never waits.
 //!
 //! Invariants:
 //! 1. Every socket and every received file is close-on-exec; sockets do not block.
-//! 2. A message is received whole or refused; no more files are taken than asked for.
+//! 2. A message is received whole or refused; no more files are accepted than asked for.
 #![allow(unsafe_code, reason = "SO_PEERCRED, recvmmsg, and sockets that the runtime watches")]
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -27,14 +27,14 @@ use crate::connect::address::Address;
 
 use super::turn::Turn;
 
-/// Connections that the kernel lets wait.
+/// Most connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 128;
 /// Most files in one message.
 pub(super) const MAX_FILES: usize = 1;
-/// Messages that [`receive_batch`] takes at a time.
+/// Most messages that [`receive_batch`] reads at a time.
 pub(super) const BATCH: usize = 64;
 
-/// Flags of a send that neither waits nor raises a signal, whatever the socket's own flags are.
+/// Flags for a send that neither waits nor raises a signal, whatever flags the socket has.
 pub(super) const NEVER_WAIT: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
 /// The socket address of a `shm` address; `None` for other schemes.
@@ -65,7 +65,7 @@ pub(super) fn connect(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Puts a socket under the eyes of the runtime.
+/// Registers a socket with the runtime.
 ///
 /// # Errors
 /// Those of `epoll_ctl(2)`.
@@ -74,7 +74,7 @@ pub(super) fn watch(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register(socket) }?)
 }
 
-/// Accepts a connection, if one waits.
+/// Accepts a connection, if one is waiting.
 ///
 /// # Errors
 /// Those of `accept4(2)`.
@@ -87,15 +87,15 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub(super) struct ListeningSocket {
     pub(super) fd: OwnedFd,
-    /// The file, and what it was when it was bound: one that has been replaced is not removed.
+    /// The file, with device and inode at binding: a file that has been replaced is not removed.
     file: Option<(std::path::PathBuf, u64, u64)>,
 }
 
 impl ListeningSocket {
-    /// Binds and listens. A socket file that nobody listens at any more is replaced.
+    /// Binds and listens. A leftover socket file without a listener is replaced.
     ///
     /// # Errors
-    /// `EADDRINUSE` when somebody listens there; those of `bind(2)` and `listen(2)`.
+    /// `EADDRINUSE` when another listener has the address; those of `bind(2)` and `listen(2)`.
     pub(super) fn bind(address: &Address) -> io::Result<Self> {
         let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
         let at = address_of(address).ok_or_else(unsupported)??;
@@ -105,7 +105,7 @@ impl ListeningSocket {
                 let _turn = Turn::take(path)?;
                 remove_leftover(path, &at)?;
                 rustix::net::bind(&fd, &at)?;
-                // Only processes of this user get through the set-up anyway.
+                // Set-up refuses processes of other users anyway.
                 rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
                 rustix::net::listen(&fd, BACKLOG)?;
                 let (device, inode) = identity(path)?;
@@ -126,7 +126,7 @@ impl Drop for ListeningSocket {
         if let Some((path, device, inode)) = &self.file
             && identity(path).is_ok_and(|now| now == (*device, *inode))
         {
-            // If it cannot be removed, the next listener finds a leftover.
+            // If it cannot be removed, the next listener replaces it as a leftover.
             let _ = rustix::fs::unlink(path);
         }
     }
@@ -149,7 +149,7 @@ fn remove_leftover(path: &Path, at: &SocketAddrUnix) -> io::Result<()> {
         }
     }
     match rustix::net::connect(&socket()?, at) {
-        // Nobody listens; a live server accepts, or has a full backlog, or is of another type.
+        // Nobody listens: a live server accepts, or has a full backlog, or has another socket type.
         Err(Errno::CONNREFUSED) => Ok(rustix::fs::unlink(path)?),
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Errno::ADDRINUSE.into()),
         Err(error) => Err(error.into()),
@@ -179,22 +179,22 @@ pub(super) fn send(
 pub(super) struct Received {
     /// Bytes written to the caller's buffer; 0 at the end of the stream.
     pub(super) len: usize,
-    /// The files that came along.
+    /// The files that came with it.
     pub(super) files: Vec<OwnedFd>,
 }
 
-/// Receives one message. Fails with [`io::ErrorKind::WouldBlock`] when none waits, and with
-/// [`io::ErrorKind::InvalidData`] when it is longer than `bytes` or brings more files than
+/// Receives one message. Fails with [`io::ErrorKind::WouldBlock`] when none is waiting, and with
+/// [`io::ErrorKind::InvalidData`] when it is longer than `bytes` or carries more files than
 /// [`MAX_FILES`].
 ///
 /// # Errors
-/// Those of `recvmsg(2)`; `EMFILE` when this process had no room for a file.
+/// Those of `recvmsg(2)`; `EMFILE` when this process had no descriptor left for a file.
 pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
-    // Files are taken first, so that they are closed whatever else is wrong.
+    // The files are taken first, so that they are closed whatever else is wrong.
     let mut files = Vec::new();
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = part {
@@ -202,7 +202,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Re
         }
     }
     if message.flags.contains(ReturnFlags::CTRUNC) && files.is_empty() {
-        // The kernel takes a file away rather than the message when there is no number for it.
+        // When no descriptor is left for it, the kernel drops the file and delivers the message.
         return Err(Errno::MFILE.into());
     }
     if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
@@ -215,13 +215,13 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Re
 /// A short message.
 #[derive(Debug)]
 pub(super) struct Small<'a> {
-    /// At most 8 bytes; what was longer is cut off.
+    /// At most 8 bytes; a longer message is truncated.
     pub(super) bytes: &'a [u8],
-    /// The file that came along, if this process had room for it.
+    /// The file that came with it, unless this process had no descriptor left for it.
     pub(super) file: Option<OwnedFd>,
 }
 
-/// Receives up to [`BATCH`] messages that wait, in one system call; returns how many there were.
+/// Receives up to [`BATCH`] waiting messages in one system call. Returns how many there were.
 ///
 /// # Errors
 /// Those of `recvmmsg(2)`.
@@ -230,7 +230,7 @@ pub(super) fn receive_batch(
     mut take: impl FnMut(Small<'_>),
 ) -> io::Result<usize> {
     let mut bytes = [[0_u8; 8]; BATCH];
-    // A header and one file each; of u64 for the alignment of headers.
+    // Room for a header and one file per message; `u64` gives the alignment that headers need.
     let mut control = [[0_u64; 3]; BATCH];
     let mut pieces = bytes
         .each_mut()
@@ -257,9 +257,9 @@ pub(super) fn receive_batch(
     Ok(received)
 }
 
-/// The first file of a received message; further ones are closed.
+/// The first file of a received message; any others are closed.
 fn take_file(message: &libc::msghdr) -> Option<OwnedFd> {
-    // SAFETY: the kernel has filled the control bytes in, of which the length says how many.
+    // SAFETY: the kernel has filled in the control bytes, and their length says how many.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };
     // SAFETY: null, or a header inside the control bytes, which are aligned for it.
     let head = unsafe { header.as_ref() }?;
@@ -269,14 +269,15 @@ fn take_file(message: &libc::msghdr) -> Option<OwnedFd> {
     // SAFETY: pure arithmetic.
     let empty = unsafe { libc::CMSG_LEN(0) } as usize;
     let count = head.cmsg_len.saturating_sub(empty) / size_of::<libc::c_int>();
-    // SAFETY: behind a header inside the control bytes.
+    // SAFETY: `header` lies inside the control bytes, so its data starts inside them or at their
+    // end.
     let first = unsafe { libc::CMSG_DATA(header) }.cast::<libc::c_int>();
     let mut files = (0..count).map(|i| {
         // SAFETY: `cmsg_len` says that `count` descriptors follow the header.
         let at = unsafe { first.add(i) };
         // SAFETY: as above; they need not be aligned.
         let fd = unsafe { at.read_unaligned() };
-        // SAFETY: the kernel has just opened it for this process, and nobody else knows of it.
+        // SAFETY: the kernel has just opened it for this process, and nothing else owns it.
         unsafe { OwnedFd::from_raw_fd(fd) }
     });
     let file = files.next();
@@ -284,22 +285,22 @@ fn take_file(message: &libc::msghdr) -> Option<OwnedFd> {
     file
 }
 
-/// Credentials of the process at the other end, as the kernel attests them: those of the moment
-/// when it connected or listened.
+/// Credentials of the process at the other end, attested by the kernel: those it had when it
+/// connected or started to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Credentials {
-    /// 0 when the process is invisible in this process's pid namespace.
+    /// 0 when the process is not visible in this process's pid namespace.
     pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
 }
 
-/// Who is at the other end of a connected socket.
+/// The credentials of the peer of a connected socket.
 ///
 /// # Errors
 /// Those of `getsockopt(2)`.
 pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
-    // Not rustix's wrapper: its pid type has no room for the 0 of another pid namespace.
+    // Not rustix's wrapper: its pid type cannot hold the 0 that stands for another pid namespace.
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let size = size_of::<libc::ucred>();
     let mut len = libc::socklen_t::try_from(size).unwrap_or(0);
@@ -319,7 +320,7 @@ pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials
     Ok(Credentials { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
 }
 
-/// Whether the peer belongs to the user of this process.
+/// Checks that the peer belongs to the user of this process.
 ///
 /// # Errors
 /// [`io::ErrorKind::PermissionDenied`], naming both users, if not.

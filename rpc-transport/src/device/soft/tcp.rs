@@ -1,7 +1,7 @@
-//! `tcp://`: connections between machines, or where nothing better is to be had.
+//! `tcp://`: connections between machines, or where no other device is available.
 //!
 //! Owns the set-up over a TCP connection: optional probes, a request, an answer. Never touches a
-//! frame: the socket is handed to the wire when both have agreed.
+//! frame: the socket is handed to the wire when both sides have agreed.
 //!
 //! ```text
 //! message: magic 8 | version u8 | kind u8 | body length u16 | body
@@ -9,8 +9,8 @@
 //!
 //! Invariants:
 //! 1. Exactly the bytes of a message are read, so none of the frames that follow is lost.
-//! 2. Whatever connects here has [`super::pending::HANDSHAKE_TIMEOUT`] for a request, at most
-//!    [`MAX_PROBES`] probes included, and costs nobody else anything.
+//! 2. Each incoming connection has [`super::pending::HANDSHAKE_TIMEOUT`] to send its request,
+//!    preceded by at most [`MAX_PROBES`] probes, and does not delay any other.
 
 use std::fmt;
 use std::io;
@@ -43,7 +43,7 @@ const VERSION: u8 = 1;
 const HEADER_BYTES: usize = 12;
 /// Longest body: that of a probe or its answer.
 const MAX_BODY_BYTES: usize = 4096;
-/// Probes that one connection may make before it asks.
+/// Most probes that one connection may send before its request.
 const MAX_PROBES: usize = 4;
 
 const REQUEST: u8 = 1;
@@ -55,7 +55,7 @@ const REFUSE: u8 = 4;
 const PROBE: u8 = 5;
 const ANSWER: u8 = 6;
 
-/// Answers probes: request bytes to answer bytes, at most 4096 of either.
+/// Answers probes: maps request bytes to answer bytes, at most 4096 of each.
 pub type ProbeAnswer = Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
 
 async fn send(stream: &mut TcpStream, kind: u8, body: &[u8]) -> io::Result<()> {
@@ -100,8 +100,8 @@ fn wire(stream: TcpStream) -> io::Result<Wire> {
 pub struct TcpConnector;
 
 impl TcpConnector {
-    /// Opens the connection and asks the listener a question ahead of any request. The connection
-    /// stays open: [`Outgoing::connect`] continues on it, dropping it gives it up.
+    /// Opens the connection and asks the listener a question before any request. The connection
+    /// stays open: [`Outgoing::connect`] continues on it; dropping it closes it.
     ///
     /// # Errors
     /// [`ConnectError`], as for connecting; [`ConnectError::Config`] for a request of more than
@@ -149,7 +149,7 @@ impl Connector for TcpConnector {
     }
 }
 
-/// Bounds an exchange with the peer in time.
+/// Runs an exchange with the peer under a time limit.
 async fn in_time<T>(
     address: &Address,
     exchange: impl Future<Output = Result<T, ConnectError>>,
@@ -163,7 +163,7 @@ async fn open(at: &HostPort) -> Result<TcpStream, ConnectError> {
     stream.map_err(|error| cannot_connect(Address::Tcp(at.clone()), &error))
 }
 
-/// An exchange that failed on the way.
+/// The error for an exchange that failed midway.
 fn lost(address: &Address, error: &io::Error) -> ConnectError {
     let address = address.clone();
     match error.kind() {
@@ -175,7 +175,7 @@ fn lost(address: &Address, error: &io::Error) -> ConnectError {
     }
 }
 
-/// An answer other than the good one.
+/// The error for an answer other than an acceptance.
 fn other_kind(address: &Address, kind: u8, mut body: Vec<u8>) -> ConnectError {
     let address = address.clone();
     match kind {
@@ -198,7 +198,7 @@ fn other_kind(address: &Address, kind: u8, mut body: Vec<u8>) -> ConnectError {
 struct TcpOutgoing {
     at: HostPort,
     address: Address,
-    /// Open already, if there was a probe.
+    /// Already open if there was a probe.
     stream: Option<TcpStream>,
 }
 
@@ -244,13 +244,13 @@ impl Dial for TcpOutgoing {
     }
 }
 
-/// Listens on a TCP port; port 0 lets the system choose ([`Listener::local_address`] tells).
-/// `probe` answers what connectors ask before they connect ([`TcpConnector::probe`]); without it
-/// every answer is empty.
+/// Listens on a TCP port. With port 0 the system chooses one ([`Listener::local_address`] returns
+/// it). `probe` answers what connectors ask before they connect ([`TcpConnector::probe`]); without
+/// it every answer is empty.
 ///
 /// # Errors
-/// [`ListenError::InUse`] when somebody listens there, [`ListenError::Unavailable`] outside a tokio
-/// runtime, [`ListenError::Failed`] with what the system said.
+/// [`ListenError::InUse`] when another listener has the port, [`ListenError::Unavailable`] outside
+/// a tokio runtime, [`ListenError::Failed`] with the operating system's error.
 pub async fn listen_tcp(
     at: &HostPort,
     probe: Option<ProbeAnswer>,
@@ -311,7 +311,7 @@ impl Listener for TcpRendezvous {
     }
 }
 
-/// The server's part of the set-up, up to the question to the application.
+/// The server's part of the set-up, up to the application's decision.
 async fn handshake(
     mut stream: TcpStream,
     peer: SocketAddr,
@@ -319,24 +319,24 @@ async fn handshake(
     probe: Option<ProbeAnswer>,
     refused: Arc<LogLimit>,
 ) -> Option<TcpIncoming> {
-    // Small messages go back and forth.
+    // Messages are small and each side waits for the other's.
     stream.set_nodelay(true).ok()?;
     match request(&mut stream, probe).await {
         Ok(private_data) => Some(TcpIncoming { address, peer, stream, private_data }),
-        // Gone, or content with the answer to its probe.
+        // The peer is gone, or needed only the answer to its probe.
         Err(error) if error.kind() != io::ErrorKind::InvalidData => None,
         Err(error) => {
             refused.fault(Instant::now(), || {
                 tracing::warn!(%address, %peer, reason = %error, "a connection is refused");
             });
-            // The peer may be gone already, or not one of ours.
+            // The peer may be gone already, or may not speak this protocol.
             let _ = send(&mut stream, REFUSE, error.to_string().as_bytes()).await;
             None
         }
     }
 }
 
-/// Answers probes until the request comes; returns its private data.
+/// Answers probes until the request comes. Returns its private data.
 async fn request(stream: &mut TcpStream, probe: Option<ProbeAnswer>) -> io::Result<Vec<u8>> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     for _ in 0..=MAX_PROBES {
@@ -397,7 +397,8 @@ impl Answer for TcpIncoming {
     }
 
     async fn reject(mut self, private_data: Vec<u8>) {
-        // A peer that has given up needs no answer, and one that does not read gets none.
+        // A peer that has given up needs no answer. The timeout bounds the wait for one that does
+        // not read.
         let sent = send(&mut self.stream, REJECT, &private_data);
         let _ = tokio::time::timeout(CONNECT_TIMEOUT, sent).await;
     }

@@ -1,12 +1,13 @@
-//! The turn to listen at a socket path: keeps two starting servers from taking each other's fresh
-//! socket for a leftover.
+//! A lock for binding a socket path: keeps two servers that start at once from each taking the
+//! other's new socket for a leftover.
 //!
-//! Owns a lock file beside the socket, for as long as binding takes. Nobody else can hold it: it is
-//! of this user and for this user alone, where a lock on the directory is anybody's who may read it.
-//! Never waits: who holds it is about to listen, so the address is in use.
+//! Owns a lock file beside the socket while binding lasts. It belongs to this user, and only this
+//! user can open it, so nobody else can hold it; a directory, in contrast, can be locked by anyone
+//! who may read it. Never waits: whoever holds the lock is about to listen, so the address is in
+//! use.
 //!
-//! Invariant: a lock counts only while the file that is locked is the one at the path, as its last
-//! holder has removed it.
+//! Invariant: a lock counts only if the locked file is still the one at the path, as the last
+//! holder may have removed it.
 
 use std::fmt::Display;
 use std::io;
@@ -16,10 +17,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Times that somebody else may come in between before that is an error.
+/// Attempts before another process's interference becomes an error.
 const ATTEMPTS: usize = 100;
 
-/// The turn; dropping it ends it, and removes the lock file.
+/// The lock. Dropping it removes the lock file and unlocks.
 #[derive(Debug)]
 pub(super) struct Turn {
     path: PathBuf,
@@ -27,11 +28,11 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Takes the turn for a socket path.
+    /// Takes the lock of a socket path.
     ///
     /// # Errors
-    /// `EADDRINUSE` while another process of this user has it; a text that names the lock file when
-    /// others could hold it; those of `open(2)`.
+    /// `EADDRINUSE` while another process of this user holds it; an error that names the lock file
+    /// when other users could hold it; those of `open(2)`.
     pub(super) fn take(socket: &Path) -> io::Result<Self> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
@@ -52,13 +53,13 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Still locked. If it cannot be removed, the next one locks it as it is.
+        // Still locked here. If the file cannot be removed, the next holder locks the existing one.
         let _ = rustix::fs::unlink(&self.path);
     }
 }
 
-/// Opens the lock file, or makes it; `None` if another process made it in between. Whatever lies
-/// there, opening does not wait.
+/// Opens or creates the lock file; `None` if another process created it in between. Opening does
+/// not wait, whatever kind of file is there.
 fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::open(path, flags, Mode::empty()) {
@@ -76,7 +77,7 @@ fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// A file that others can open they can also lock.
+/// Checks that no other user can open, and so lock, the file.
 fn check_owner(path: &Path, file: &OwnedFd) -> io::Result<()> {
     let stat = rustix::fs::fstat(file)?;
     let own = rustix::process::geteuid().as_raw();

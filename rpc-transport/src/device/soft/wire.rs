@@ -1,7 +1,7 @@
 //! Wires: what carries packets between two queue pairs.
 //!
-//! Owns the choice of wire behind one set of calls, so that requester and responder know packets
-//! and positions only. Never completes a WR.
+//! Owns the choice of wire behind one set of functions, so that requester and responder know only
+//! packets and positions. Never completes a WR.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,14 +17,14 @@ use super::ring::{BadFeedback, Feedback, Piece, Unsent};
 use super::wire_ring::RingWire;
 use super::wire_tcp::{self, TcpWire};
 
-/// What became of a one-sided access that skips the target's engine.
+/// Result of a one-sided access that bypasses the target's engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
     /// The bytes have been copied.
     Done,
     /// The target has been asked for access, or the wire is full: try again later.
     Asked,
-    /// Not on this wire, or not for this region: send packets.
+    /// Not possible on this wire, or for this region: send packets.
     ThroughEngine,
 }
 
@@ -61,8 +61,8 @@ impl Wire {
         }
     }
 
-    /// Position to wait for if a WR completes when all that went before is accepted; asks the peer
-    /// to say so if no packet has. `None` when the wire is full.
+    /// Position to wait for so that everything sent before has been accepted. Asks the peer to
+    /// report it, if no packet has asked yet. `None` when the wire is full.
     pub(super) fn await_all(&mut self) -> Option<u64> {
         match self {
             Self::None => None,
@@ -87,8 +87,8 @@ impl Wire {
         }
     }
 
-    /// Sends a packet whose payload stays in place until the peer has accepted the message, or
-    /// [`Wire::close`] was called.
+    /// Sends a packet whose payload is not copied: it stays in place until the peer has accepted
+    /// the message, or [`Wire::close`] was called.
     pub(super) fn send_kept(
         &mut self,
         op: Op,
@@ -116,7 +116,7 @@ impl Wire {
         }
     }
 
-    /// What the peer says about our packets.
+    /// What the peer says about the packets sent.
     #[inline]
     pub(super) fn feedback(&mut self) -> Result<Feedback, BadFeedback> {
         match self {
@@ -126,7 +126,7 @@ impl Wire {
         }
     }
 
-    /// How far bytes have got. What the requester still holds is not in it.
+    /// How far the bytes have got. Does not include what the requester still holds.
     pub(super) fn traffic(&mut self) -> Traffic {
         match self {
             Self::None => Traffic::default(),
@@ -135,7 +135,7 @@ impl Wire {
         }
     }
 
-    /// What the CQ's epoll set watches for this wire, and for which events.
+    /// What the CQ's epoll set watches for this wire, and the events to watch for.
     pub(super) fn watched(&self) -> Option<(BorrowedFd<'_>, EventFlags)> {
         let news = EventFlags::IN | EventFlags::RDHUP;
         match self {
@@ -145,12 +145,12 @@ impl Wire {
         }
     }
 
-    /// The wire's socket has ended.
+    /// Handles the end of the wire's socket.
     pub(super) fn on_hangup(&mut self) {
         match self {
             Self::None => {}
             Self::Ring(wire) => wire.on_hangup(),
-            // Reading finds the end.
+            // Reading will find the end.
             Self::Tcp(_) => {}
         }
     }
@@ -173,7 +173,7 @@ impl Wire {
         }
     }
 
-    /// Tells the peer that nothing more will come, and lets go of the memory of WRs.
+    /// Tells the peer that nothing more will be sent, and stops using the memory of WRs.
     pub(super) fn close(&mut self) {
         match self {
             Self::None => {}
@@ -182,8 +182,8 @@ impl Wire {
         }
     }
 
-    /// Ends a batch: rings the peer's doorbell if it asked, or writes what waits. Call behind the
-    /// batch's fence.
+    /// Ends a batch: rings the peer's doorbell if it has armed, or writes what waits. Call it after
+    /// the batch's fence.
     #[inline]
     pub(super) fn ring_bell(&mut self) {
         match self {
@@ -209,10 +209,11 @@ impl Wire {
         }
     }
 
-    /// Passes a region's memory file to the peer, ahead of the packets that follow; `false` to try again later.
+    /// Passes a region's memory file to the peer, ahead of the packets that follow. Returns `false`
+    /// if it must be tried again later.
     ///
     /// # Errors
-    /// When this wire cannot.
+    /// When this wire cannot pass files.
     pub(super) fn pass_file(&mut self, rkey: u32, file: BorrowedFd<'_>) -> io::Result<bool> {
         match self {
             Self::None | Self::Tcp(_) => Err(io::ErrorKind::Unsupported.into()),

@@ -1,9 +1,9 @@
-//! The ring wire: two rings in shared memory and a doorbell each way.
+//! The ring wire: two rings in shared memory and a doorbell in each direction.
 //!
-//! Owns what belongs to one connection over memory. The memory is this process's own (`mem`) or
-//! shared with the peer's (`shm`); then a side channel rings, passes memory files of regions, so
-//! that one-sided accesses skip the target's engine, and tells that the peer has died. Never
-//! completes a WR.
+//! Owns the state of one connection over memory. With `mem` the memory belongs to this process.
+//! With `shm` it is shared with the peer's process; a side channel then rings, passes memory files
+//! of regions, so that one-sided accesses bypass the target's engine, and tells when the peer has
+//! died. Never completes a WR.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,7 +30,7 @@ pub(super) struct Half {
 }
 
 impl Half {
-    /// Makes a segment.
+    /// Creates a segment.
     ///
     /// # Errors
     /// Out of memory, or of file descriptors.
@@ -39,12 +39,13 @@ impl Half {
         Ok(Self { slots, file, mapping })
     }
 
-    /// What the peer gets: the segment.
+    /// The segment, to be sent to the peer.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Joins with the peer's half. Also returns this side's segment, for a peer that has not got it.
+    /// Joins with the peer's half. Also returns this side's segment, to be sent to a peer that does
+    /// not have it yet.
     ///
     /// # Errors
     /// Those of [`SideChannel::new`].
@@ -82,7 +83,7 @@ impl PeerHalf {
     }
 }
 
-/// Whom the rings are shared with.
+/// Who is at the other end of the rings.
 #[derive(Debug)]
 enum Peer {
     /// A queue pair of this process.
@@ -91,12 +92,12 @@ enum Peer {
     Process(Process),
 }
 
-/// What a connection to another process has besides the rings.
+/// The parts of a connection to another process besides the rings.
 #[derive(Debug)]
 struct Process {
     side: SideChannel,
     regions: Regions,
-    /// What the peer has been asked about.
+    /// The region that the peer has been asked for.
     asked: Option<Span>,
     hung_up: bool,
 }
@@ -110,7 +111,7 @@ pub(super) struct RingWire {
 }
 
 impl RingWire {
-    /// Joins both sides inside this process.
+    /// Creates and joins both sides inside this process.
     ///
     /// # Errors
     /// Out of memory, or of file descriptors.
@@ -126,8 +127,8 @@ impl RingWire {
         Ok((here, there))
     }
 
-    /// What tells that the peer has rung: it becomes readable. A side channel also tells the end of
-    /// the peer.
+    /// The fd that becomes readable when the peer has rung. That of a side channel also reports
+    /// that the peer is gone.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
         match &self.peer {
             Peer::Local { own_bell, .. } => own_bell.as_fd(),
@@ -146,15 +147,15 @@ impl RingWire {
         socket::send(process.side.socket(), reply, &[segment])
     }
 
-    /// The socket has ended.
+    /// Handles the end of the socket.
     pub(super) fn on_hangup(&mut self) {
         if let Peer::Process(process) = &mut self.peer {
             process.hung_up = true;
         }
     }
 
-    /// Asks the peer for a doorbell; a sequentially consistent fence must follow, and then another
-    /// look at the ring.
+    /// Asks the peer for a doorbell. Must be followed by a sequentially consistent fence and
+    /// another look at the ring.
     pub(super) fn arm(&mut self) {
         if let Peer::Process(process) = &mut self.peer {
             process.side.before_arming();
@@ -162,7 +163,7 @@ impl RingWire {
         self.ring.arm();
     }
 
-    /// Rings the peer's doorbell if it has armed; call behind the batch's fence.
+    /// Rings the peer's doorbell if it has armed. Call it after the batch's fence.
     #[inline]
     pub(super) fn ring_bell(&mut self) {
         if self.ring.wants_bell() {
@@ -180,11 +181,11 @@ impl RingWire {
     /// Tells the peer at once that its next packet is refused.
     pub(super) fn refuse(&mut self, nak: Nak) {
         self.ring.refuse(nak);
-        // The peer may not expect anything, and so not have armed.
+        // Rings unconditionally: the peer may expect nothing, and so not have armed.
         self.ring_now();
     }
 
-    /// Tells the peer that nothing more will come.
+    /// Tells the peer that nothing more will be sent.
     pub(super) fn close(&self) {
         self.ring.close();
         self.ring_now();
@@ -220,7 +221,7 @@ impl RingWire {
         }
     }
 
-    /// Asks the peer for a region, once.
+    /// Asks the peer for a region, unless a request is outstanding.
     fn ask(&mut self, at: RemoteSlice, len: usize, write: bool) {
         let Peer::Process(process) = &mut self.peer else { return };
         if process.asked.is_some() {
@@ -235,8 +236,8 @@ impl RingWire {
         }
     }
 
-    /// The peer's answer. `None` if nobody asked, or if it breaks the protocol; the landing of a
-    /// payload that there is not, otherwise.
+    /// Handles the peer's answer. `None` if nothing was asked or the answer violates the protocol;
+    /// otherwise a dangling landing, as the answer has no payload.
     pub(super) fn on_map_answer(&mut self, answer: Extension) -> Option<Landing> {
         let Peer::Process(process) = &mut self.peer else { return None };
         let Extension::Span(answer) = answer else { return None };
@@ -254,10 +255,10 @@ impl RingWire {
         Some(Landing::dangling())
     }
 
-    /// Passes a region's memory file; `false` to try again later.
+    /// Passes a region's memory file. Returns `false` if it must be tried again later.
     ///
     /// # Errors
-    /// When this wire cannot, or the peer is gone.
+    /// When this wire cannot pass files, or the peer is gone.
     pub(super) fn pass_file(&mut self, rkey: u32, file: BorrowedFd<'_>) -> io::Result<bool> {
         match &self.peer {
             Peer::Local { .. } => Err(io::ErrorKind::Unsupported.into()),

@@ -1,22 +1,22 @@
 //! The tcp wire: packets as frames on a byte stream, acknowledged cumulatively.
 //!
-//! Owns framing, acknowledgements and partial reads and writes. The payload of a frame is read
-//! straight to where it belongs. Never waits, never completes a WR.
+//! Owns framing, acknowledgements and partial reads and writes. The payload of a large frame is
+//! read straight to its destination. Never waits, never completes a WR.
 //!
 //! ```text
 //! frame: ack u32 | head u32 (op, flags, body length u16) | extension | payload
 //! ```
-//! `ack` is the number of packets that the sender of the frame has accepted, modulo 2^32; frames
-//! of [`Op::Ack`] and [`Op::Nak`] are not counted.
+//! `ack` is the number of packets that the sender of the frame has accepted, modulo 2^32; frames of
+//! [`Op::Ack`] and [`Op::Nak`] are not counted.
 //!
 //! Invariants:
-//! 1. An acknowledgement is believed only up to what has been written to the socket in full, as far
-//!    as memory of WRs is concerned: see `outbox`, invariant 2.
-//! 2. After a refusal, a protocol error or [`TcpWire::close`] input is thrown away, so no landing is
-//!    used after its memory may have gone.
-//! 3. Input is held only when a visit ends before it is taken in: the CQ's owner takes no more
-//!    completions, or the visit has had its frames. It is at most one scratch full, and a wire that
-//!    holds input has work, so the next visit goes on with it.
+//! 1. As far as memory of WRs is concerned, an acknowledgement is accepted only up to what has been
+//!    fully written to the socket: see `outbox`, invariant 2.
+//! 2. After a refusal, a protocol error or [`TcpWire::close`] input is thrown away, so no landing
+//!    is used after its memory may be gone.
+//! 3. Unprocessed input is held only when a visit ends early: the CQ's owner takes no more
+//!    completions, or the visit has reached its limit of frames. It is at most one scratch buffer
+//!    full. A wire that holds input has work, so the next visit continues with it.
 #![allow(unsafe_code, reason = "reads from a socket into registered memory")]
 
 use std::io;
@@ -34,22 +34,22 @@ use super::parties::Parties;
 use super::responder::{Landing, Refusal};
 use super::ring::{BadFeedback, Feedback, Piece, Unsent};
 
-/// Most bytes of a frame's body.
+/// Longest body of a frame, bytes.
 pub(super) const MAX_BODY_BYTES: usize = 60 * 1024 + MAX_EXTENSION_BYTES;
-/// Payload from this size on is gathered from where it lies.
+/// Payload of at least this size, bytes, is gathered from its own memory instead of copied.
 const GATHER_FROM_BYTES: usize = 4096;
-/// A body of which at least so much is missing is read straight to its place.
+/// A body of which at least this many bytes are missing is read straight to its destination.
 const DIRECT_FROM_BYTES: usize = 2048;
-/// Bytes that one read takes where no body is missing.
+/// Most bytes of one read while no body is being received.
 pub(super) const SCRATCH_BYTES: usize = 64 * 1024;
-/// Bytes that one read takes behind a body: the head of the next frame, and little of its body, which
-/// would have to be copied from there.
+/// Most bytes that one read takes beyond a body: the head of the next frame, and little of its
+/// body, since that would have to be copied from the scratch buffer.
 const BEHIND_BODY_BYTES: usize = 2048;
-/// Reads of one visit, so that one QP cannot keep the others waiting.
+/// Most reads of one visit, so that one QP cannot keep the others waiting.
 const VISIT_READS: usize = 8;
-/// Frames that one visit takes in, for the same reason.
+/// Most frames that one visit processes, for the same reason.
 const VISIT_FRAMES: usize = 64;
-/// Accepted packets after which the peer is told in any case.
+/// The peer is sent an acknowledgement at the latest after this many accepted packets.
 const ACK_EVERY: u64 = 32;
 
 const HEAD_BYTES: usize = 8;
@@ -59,11 +59,11 @@ const _: () = assert!(MAX_BODY_BYTES <= u16::MAX as usize);
 /// What is being received.
 #[derive(Debug)]
 enum Inbound {
-    /// A frame's head and extension, as far as they have come.
+    /// A frame's head and extension, as far as they have arrived.
     Head { bytes: [u8; HEAD_BYTES + MAX_EXTENSION_BYTES], have: usize },
     /// A frame's payload.
     Body { head: Head, extension: Extension, landing: Landing, left: usize },
-    /// Nothing any more: input is thrown away.
+    /// Nothing: input is thrown away.
     Closed,
 }
 
@@ -71,12 +71,12 @@ impl Inbound {
     const START: Self = Self::Head { bytes: [0; HEAD_BYTES + MAX_EXTENSION_BYTES], have: 0 };
 }
 
-/// What a visit took in.
+/// What a visit received.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taken {
-    /// Packets or acknowledgements came.
+    /// Packets or acknowledgements arrived.
     pub(super) any: bool,
-    /// Nothing is left to be read now.
+    /// Nothing is left to be read for now.
     pub(super) drained: bool,
     /// Frames begun.
     frames: usize,
@@ -90,7 +90,8 @@ impl Taken {
 }
 
 enum Read {
-    /// So many bytes went to the landing, so many to the scratch; whether both were filled.
+    /// Bytes read into the landing, bytes read into the scratch buffer, and whether both were
+    /// filled.
     Bytes {
         landed: usize,
         staged: usize,
@@ -112,15 +113,15 @@ pub(super) struct TcpWire {
     nak: Option<Nak>,
     /// Packets accepted here.
     accepted: u64,
-    /// What the last frame told the peer of that.
+    /// The value of `accepted` in the last frame sent.
     told: u64,
     ack_due: bool,
     /// Bytes read.
     received: u64,
     inbound: Inbound,
-    /// Read, and not taken in (invariant 3).
+    /// Bytes read but not processed (invariant 3).
     leftover: Vec<u8>,
-    /// Bytes of it that are taken in already.
+    /// Bytes of it that are already processed.
     leftover_start: usize,
     /// The last read found nothing more.
     drained: bool,
@@ -128,7 +129,7 @@ pub(super) struct TcpWire {
     ended: bool,
     /// Shut the sending side down once everything is written.
     closing: bool,
-    /// The socket took less than there was to write: an event tells when it takes more.
+    /// The socket took less than there was to write; an event will tell when it has room.
     stuck: bool,
 }
 
@@ -169,7 +170,7 @@ impl TcpWire {
         self.position
     }
 
-    /// Puts head and extension of a packet into the outbox, if there is room for it and its payload.
+    /// Adds head and extension of a packet to the outbox, if there is room for it and its payload.
     fn begin(
         &mut self,
         op: Op,
@@ -188,8 +189,8 @@ impl TcpWire {
         Ok(())
     }
 
-    /// Puts head and extension of a frame into the outbox, whose body is no longer than a body may
-    /// be.
+    /// Adds head and extension of a frame to the outbox. The caller has checked the length of the
+    /// body.
     fn frame(&mut self, op: Op, flags: Flags, extension: Extension, payload: usize) {
         let (extension, extension_bytes) = extension.encode();
         let body_bytes = u16::try_from(extension_bytes + payload).unwrap_or(u16::MAX);
@@ -223,7 +224,7 @@ impl TcpWire {
         Ok(self.position)
     }
 
-    /// Sends a packet whose payload stays in place until it is acknowledged.
+    /// Sends a packet whose payload is not copied and stays in place until it is acknowledged.
     pub(super) fn send_kept(
         &mut self,
         op: Op,
@@ -254,9 +255,9 @@ impl TcpWire {
         Ok(self.position)
     }
 
-    /// Writes what waits, an explicit acknowledgement included if one is due. While the socket is
-    /// stuck the acknowledgement stays due, so that of a peer that never reads none pile up: the
-    /// later one says all that the earlier would have.
+    /// Writes what waits, including an explicit acknowledgement if one is due. While the socket is
+    /// stuck the acknowledgement is only marked as due, so that none pile up for a peer that never
+    /// reads: the later one says all that the earlier would have.
     pub(super) fn flush(&mut self) {
         if !self.stuck {
             self.acknowledge();
@@ -286,7 +287,8 @@ impl TcpWire {
                     self.shut_down();
                 }
             }
-            // Reading finds out what the peer has said last, and that the connection is lost.
+            // The next read will return the peer's last bytes, then report that the connection is
+            // lost.
             Err(_) => {
                 self.outbox.clear();
                 self.stuck = false;
@@ -295,7 +297,7 @@ impl TcpWire {
     }
 
     fn shut_down(&self) {
-        // A connection that is lost already needs no end.
+        // If the connection is already lost this fails, and need not be done.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
@@ -307,7 +309,7 @@ impl TcpWire {
         self.flush();
     }
 
-    /// Tells the peer that nothing more will come, and lets go of the memory of WRs.
+    /// Tells the peer that nothing more will be sent, and stops using the memory of WRs.
     pub(super) fn close(&mut self) {
         if self.closing {
             return;
@@ -323,7 +325,7 @@ impl TcpWire {
         }
     }
 
-    /// Bytes read, bytes that the peer's kernel has acknowledged, and bytes that it has not.
+    /// Bytes read; bytes written that the peer's kernel has acknowledged; bytes that it has not.
     pub(super) fn traffic(&self) -> Traffic {
         let (written, waiting) = (self.outbox.written_bytes(), self.outbox.len());
         let under_way = self.unacknowledged_bytes().min(written);
@@ -331,7 +333,7 @@ impl TcpWire {
         Traffic { received: self.received, accepted: written - under_way, pending }
     }
 
-    /// Bytes that the kernel has taken and the peer's has not acknowledged.
+    /// Bytes that this kernel has taken and the peer's kernel has not acknowledged.
     fn unacknowledged_bytes(&self) -> u64 {
         let mut bytes: libc::c_int = 0;
         // SAFETY: this call (tcp(7), SIOCOUTQ) stores an int where the last argument points.
@@ -341,12 +343,12 @@ impl TcpWire {
 
     // ---- receiving ----
 
-    /// What the peer has said about our packets.
+    /// What the peer has said about the packets sent.
     pub(super) fn feedback(&self) -> Result<Feedback, BadFeedback> {
         Ok(Feedback { accepted: self.peer_accepted, nak: self.nak })
     }
 
-    /// Whether the stream has ended, and everything before has been taken in.
+    /// Whether the stream has ended and everything before has been processed.
     pub(super) fn has_ended(&self) -> bool {
         self.ended && self.leftover.is_empty()
     }
@@ -356,12 +358,12 @@ impl TcpWire {
         !self.leftover.is_empty() || (!self.drained && !self.ended)
     }
 
-    /// Whether the peer is to be told of accepted packets.
+    /// Whether the peer must be told of accepted packets.
     pub(super) fn owes_ack(&self) -> bool {
         self.ack_due
     }
 
-    /// Reads and takes in what has come, as long as the CQ's owner takes completions.
+    /// Reads and processes what has come, as long as the CQ's owner accepts completions.
     ///
     /// # Errors
     /// Why a packet is refused.
@@ -404,7 +406,7 @@ impl TcpWire {
         Ok(taken)
     }
 
-    /// Reads and throws away, and writes what is left, after the QP has failed.
+    /// After the QP has failed: reads and throws away, and writes what is left.
     pub(super) fn linger(&mut self, scratch: &mut Vec<u8>) {
         self.flush();
         self.inbound = Inbound::Closed;
@@ -424,7 +426,7 @@ impl TcpWire {
         }
     }
 
-    /// One read: into the landing of a large body first, the rest into the scratch.
+    /// One `readv`: first into the landing of a large body, the rest into the scratch buffer.
     fn read(&mut self, scratch: &mut Vec<u8>) -> Read {
         if self.ended {
             return Read::End;
@@ -439,8 +441,8 @@ impl TcpWire {
         let body = libc::iovec { iov_base: landing.as_ptr().cast(), iov_len: direct };
         let pieces = [body, staging];
         // SAFETY: the scratch is `SCRATCH_BYTES` long; a landing is valid for what is left of the
-        // payload (`Parties::begin`), and is not used any more once its memory may have gone
-        // (invariant 2).
+        // payload (`Parties::begin`), and is no longer used once its memory may be gone (invariant
+        // 2).
         let read = unsafe { libc::readv(self.socket.as_raw_fd(), pieces.as_ptr(), 2) };
         match usize::try_from(read) {
             Ok(0) => Read::End,
@@ -452,14 +454,14 @@ impl TcpWire {
             }
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::WouldBlock => Read::Nothing,
-                // Nothing came, and nothing says that there is nothing.
+                // Interrupted before any byte was read: more may be waiting.
                 io::ErrorKind::Interrupted => Read::Bytes { landed: 0, staged: 0, full: true },
                 _ => Read::End,
             },
         }
     }
 
-    /// Takes bytes in until the visit has had enough; returns how many it took.
+    /// Processes bytes until the visit reaches its limits. Returns how many bytes it used.
     fn take_in(
         &mut self,
         bytes: &[u8],
@@ -492,7 +494,7 @@ impl TcpWire {
         Ok(start)
     }
 
-    /// Starts the frame whose head and extension have come.
+    /// Starts the frame if its head and extension are complete.
     fn begin_if_complete(&mut self, parties: &mut Parties<'_, '_>) -> Result<(), Refusal> {
         let Inbound::Head { bytes, have } = &self.inbound else { return Ok(()) };
         if *have < HEAD_BYTES {
@@ -519,7 +521,7 @@ impl TcpWire {
         }
     }
 
-    /// `len` bytes of payload have come; finishes the frame if they were the last.
+    /// Counts `len` bytes of payload as arrived; finishes the frame if they were the last.
     fn on_landed(&mut self, len: usize, parties: &mut Parties<'_, '_>) -> Result<(), Refusal> {
         let Inbound::Body { head, extension, landing, left } = &mut self.inbound else {
             return Ok(());
@@ -540,7 +542,7 @@ impl TcpWire {
         Ok(())
     }
 
-    /// The peer says how many packets it has accepted.
+    /// Handles the number of packets that the peer says it has accepted.
     fn on_ack(&mut self, ack: u32) -> Result<(), Refusal> {
         #[allow(clippy::cast_possible_truncation, reason = "modulo 2^32")]
         let more = ack.wrapping_sub(self.peer_accepted as u32);
@@ -561,7 +563,7 @@ impl TcpWire {
     }
 }
 
-/// Copies what is missing of a frame's head and extension; returns how many bytes it took.
+/// Copies the missing part of a frame's head and extension. Returns how many bytes it used.
 fn fill_head(
     head: &mut [u8; HEAD_BYTES + MAX_EXTENSION_BYTES],
     have: &mut usize,
