@@ -37,8 +37,8 @@ use super::setup;
 use super::sink::{Queued, Sink};
 use super::wire::Wire;
 
-/// A QP leaves the hot list after this many visits in a row, summed over all hot QPs, found
-/// nothing.
+/// A QP leaves the hot list when the polls since its last activity, times the number of hot QPs,
+/// exceed this.
 const QUIET_VISITS: u64 = 16 * 1024;
 /// A visit that makes a system call counts as this many visits.
 const COSTLY: u64 = 512;

@@ -269,7 +269,7 @@ fn next_number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed) & 0x0fff_ffff
 }
 
-/// An even key that a peer cannot guess from another one (required by RFC 5042 section 8.1.1).
+/// An even key that a peer cannot guess from another one (RFC 5042 section 8.1.1 asks for that).
 fn fresh_key(number: u32, taken: impl Fn(u32) -> bool) -> u32 {
     static SECRET: OnceLock<RandomState> = OnceLock::new();
     let secret = SECRET.get_or_init(RandomState::new);

@@ -124,7 +124,7 @@ mod loom_tests {
         bell: AtomicBool,
     }
 
-    /// Sends two messages in two batches; returns the bells rung.
+    /// Sends two messages in two batches, ringing the bell if the sleeper has armed.
     fn send(shared: &Shared, with_fence: bool) {
         let mut ringer = Ringer::default();
         for message in 1..=2 {
