@@ -41,8 +41,6 @@ mod scratch;
 pub(crate) mod shape;
 mod source;
 
-use std::rc::Rc;
-
 use rpc_transport::message::outgoing::OutBuf;
 use serde::de::DeserializeSeed;
 use serde::{Deserialize, Serialize};
@@ -241,7 +239,7 @@ impl Codec {
             #[cfg(feature = "bincode")]
             Self::Bincode => with_bincode::decode_parts(guarded, &cursor),
             #[cfg(feature = "postcard")]
-            Self::Postcard => with_postcard::decode_parts(guarded, Rc::clone(&cursor)),
+            Self::Postcard => with_postcard::decode_parts(guarded, std::rc::Rc::clone(&cursor)),
             #[allow(unreachable_patterns, reason = "reachable when a codec is not compiled in")]
             codec => return Err(CodecErrorKind::NotCompiledIn { codec: *codec }.into()),
         };
