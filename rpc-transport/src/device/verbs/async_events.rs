@@ -1,12 +1,12 @@
-//! Asynchronous events of a device: what breaks outside of any completion.
+//! Asynchronous events of a device: failures that no completion reports.
 //!
-//! Owns the reading of a context's event queue and who is told. Never handles: the owner of the CQ
-//! does.
+//! Owns reading a context's event queue and choosing who is told. Never handles an event: the owner
+//! of the CQ does.
 //!
 //! Invariants:
 //! 1. Events are read until there are none, and each is acknowledged at once: destroying a QP or CQ
 //!    waits for the acknowledgement of its events.
-//! 2. A number that this program does not know is logged and ignored.
+//! 2. An event number that this program does not know is logged and ignored.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use std::io;
@@ -18,15 +18,15 @@ use super::context::Context;
 use super::ffi::{self, async_event as number};
 use super::service::IdKey;
 
-/// Reads all events. Returns the ids whose QPs have received something before their connection was
-/// seen to stand.
+/// Reads all events. Returns the ids of QPs that have received something before their connection
+/// was reported as established.
 ///
 /// # Errors
-/// When no more events can come: the device is gone. Its CQs know by then.
+/// When no more events can come: the device is gone. Its CQs have been told by then.
 pub(super) fn drain(context: &Context) -> io::Result<Vec<IdKey>> {
     let mut established = Vec::new();
     loop {
-        // Zeroed: an event of a port fills only a part of its union.
+        // Zeroed, since an event of a port fills only a part of its union.
         let mut event = MaybeUninit::zeroed();
         // SAFETY: an open non-blocking context; fills the struct.
         let returned = unsafe { ffi::ibv_get_async_event(context.as_ptr(), event.as_mut_ptr()) };
@@ -72,7 +72,7 @@ fn dispatch(context: &Context, number: u32, element: usize) -> Option<IdKey> {
         number::PORT_ERR => tracing::warn!(device, port = element, "port down"),
         number::PORT_ACTIVE => tracing::info!(device, port = element, "port up"),
         number::GID_CHANGE => tracing::info!(device, port = element, "addresses changed"),
-        // Drains count completions; this event is missing on too many devices.
+        // Not needed, since drains count completions; and many devices never raise it.
         number::QP_LAST_WQE_REACHED => {}
         other => tracing::debug!(device, number = other, "asynchronous event ignored"),
     }

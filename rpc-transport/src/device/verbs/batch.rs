@@ -1,14 +1,15 @@
-//! Send WRs on their way to the device.
+//! Send WRs that wait to be posted to the device.
 //!
-//! Owns the C structs of WRs between the seam's post and the device's: WRs of one QP wait to be
-//! linked and posted together, at one doorbell (which on Soft-RoCE is one system call); a lone inline
-//! SEND need not wait. Never owns the memory that WRs name; inline bytes that wait are copied here,
-//! so that the caller's may change at once.
+//! Owns the C structs of WRs between
+//! [`CompletionQueue::post_send`](crate::device::CompletionQueue::post_send) and `ibv_post_send`:
+//! WRs of one QP are linked and posted together with one doorbell (on Soft-RoCE that is one system
+//! call). A single inline SEND can skip the batch. Never owns the memory that WRs name; inline
+//! bytes that wait are copied here, so that the caller may reuse its own at once.
 //!
 //! Invariants:
-//! 1. All WRs of a batch are of one QP.
-//! 2. Pointers between the vectors are written just before the post and used only by it: until
-//!    then the vectors may move.
+//! 1. All WRs of a batch belong to one QP.
+//! 2. Pointers between the vectors are written just before the post and used only by it: until then
+//!    the vectors may move.
 #![allow(unsafe_code, reason = "builds the lists that libibverbs reads")]
 
 use std::fmt;
@@ -20,12 +21,12 @@ use crate::device::Opcode;
 use super::ffi::{self, Plain, ibv_send_flags, ibv_wr_opcode};
 use super::queue_pair::QpGuard;
 
-/// More WRs than this are posted at once: the device should start.
+/// A batch of this many WRs is posted at once, so that the device can start.
 const MAX_WRS: usize = 64;
 
 /// Where a WR's bytes lie.
 pub(super) enum Bytes<'a> {
-    /// Nowhere.
+    /// There are none.
     None,
     /// In two spans, copied now.
     Inline(&'a [u8], &'a [u8]),
@@ -33,19 +34,19 @@ pub(super) enum Bytes<'a> {
     Memory {
         /// First byte.
         address: u64,
-        /// How many.
+        /// Length, bytes.
         len: u32,
         /// Local key.
         lkey: u32,
     },
 }
 
-/// The device refused some of a batch.
+/// The device refused some WRs of a batch.
 #[derive(Debug)]
 pub(super) struct Refused {
     /// How many WRs at the end were not posted.
     pub(super) count: usize,
-    /// What the device said.
+    /// The device's error.
     pub(super) error: io::Error,
 }
 
@@ -63,27 +64,27 @@ pub(super) struct Batch {
 unsafe impl Send for Batch {}
 
 impl Batch {
-    /// The QP that has WRs here.
+    /// The QP that the waiting WRs belong to.
     pub(super) fn qp(&self) -> Option<u32> {
         (!self.wrs.is_empty()).then_some(self.qp)
     }
 
-    /// Whether there are no WRs here.
+    /// Whether no WRs are waiting.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.wrs.is_empty()
     }
 
-    /// Whether the WRs should be posted before more come.
+    /// Whether the WRs should be posted before more are added.
     pub(super) fn is_full(&self) -> bool {
         self.wrs.len() >= MAX_WRS
     }
 
-    /// Adds a WR of QP `qp`; what is here must be of the same one.
+    /// Adds a WR of QP `qp`; any WRs already here must belong to the same one.
     pub(super) fn push(&mut self, qp: u32, key: u64, op: Opcode, signaled: bool, bytes: Bytes<'_>) {
         debug_assert!(self.qp().is_none_or(|held| held == qp));
         self.qp = qp;
-        // Filled in where it lies: it is large.
+        // Filled in place: the struct is large.
         self.wrs.push(ffi::ibv_send_wr::zeroed());
         let Some(wr) = self.wrs.last_mut() else { return };
         wr.wr_id = key;
@@ -102,11 +103,11 @@ impl Batch {
             }
             Bytes::Inline(first, second) => {
                 wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
-                // An offset; the post makes an address of it.
+                // An offset for now; `post` turns it into an address.
                 let addr = self.inline.len() as u64;
                 self.inline.extend_from_slice(first);
                 self.inline.extend_from_slice(second);
-                // At most the granted inline size, checked by the caller.
+                // The caller has checked that this is at most the granted inline size.
                 let length = u32::try_from(first.len() + second.len()).unwrap_or(u32::MAX);
                 ffi::ibv_sge { addr, length, lkey: 0 }
             }
@@ -114,7 +115,7 @@ impl Batch {
         self.sges.push(sge);
     }
 
-    /// Posts all WRs with one doorbell, and forgets them.
+    /// Posts all WRs with one doorbell and empties the batch.
     pub(super) fn post(&mut self, qp: &QpGuard) -> Result<(), Refused> {
         if self.wrs.is_empty() {
             return Ok(());
@@ -145,7 +146,7 @@ impl Batch {
         }
     }
 
-    /// Which WR the device stopped at; the first, if it does not say.
+    /// Index of the WR that the device stopped at; the first if it does not say.
     fn index_of(&self, bad: *const ffi::ibv_send_wr) -> usize {
         self.wrs.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0)
     }
@@ -157,8 +158,8 @@ impl Batch {
     }
 }
 
-/// Posts one inline SEND, which nothing that is held back may have to go before. The caller has
-/// checked its length.
+/// Posts one inline SEND without a batch. The caller has checked its length, and that no WR held
+/// back must be posted before it.
 #[inline]
 pub(super) fn post_inline(
     qp: &QpGuard,
@@ -180,7 +181,8 @@ pub(super) fn post_inline(
         wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
     let mut bad = ptr::null_mut();
-    // SAFETY: a live QP; one WR with one span, which is read before the call returns, as it is inline.
+    // SAFETY: a live QP; one WR with one span, which is read before the call returns, as it is
+    // inline.
     let returned = unsafe { ffi::ibv_post_send(qp.as_ptr(), &raw mut wr, &raw mut bad) };
     ffi::verbs_result(returned).map_err(|error| Refused { count: 1, error })
 }
@@ -226,7 +228,7 @@ mod tests {
         let memory = Bytes::Memory { address: 0xabc0, len: 9, lkey: 3 };
         batch.push(5, 1, Opcode::Write(to), false, memory);
         for key in 2..40 {
-            // Enough inline bytes that the vector moves between pushes.
+            // Enough inline bytes to make the vector move between pushes.
             let bytes = [u8::try_from(key).unwrap(); 100];
             batch.push(
                 5,

@@ -1,44 +1,47 @@
-//! The rdma_cm conversation of one id, as a table: what comes in, what is to be done about it.
+//! The rdma_cm conversation of one id as a state table: maps state and input to the next state and
+//! the actions to take. A *conversation* is everything that happens on one id, from creation to
+//! destruction.
 //!
-//! Owns the order of the steps from an address to a connection and back to nothing. Pure: no
-//! device, no clock, no thread; [`step`] is a function of two enums, and [`service`](super::service)
-//! carries its actions out.
+//! Owns the order of the steps from an address to a connection, and from there to the destroyed id.
+//! Pure: no device, no clock, no thread; [`step`] is a function of two enums, and
+//! [`service`](super::service) carries its actions out.
 //!
-//! The QP is not attached to the id (`rdma_create_qp` is not used): librdmacm then leaves its
-//! transitions to us, reports the peer's agreement as CONNECT_RESPONSE instead of ESTABLISHED, and
-//! waits for `rdma_establish`. So no call of librdmacm touches a QP, which lives and dies with its
-//! CQ's owner, and every timer and retry count of the QP is ours to set.
+//! The QP is not attached to the id (`rdma_create_qp` is not used). librdmacm then leaves its state
+//! transitions to this program, reports the peer's acceptance as CONNECT_RESPONSE instead of
+//! ESTABLISHED, and waits for `rdma_establish`. So no call of librdmacm touches a QP, the CQ's
+//! owner alone creates and destroys it, and this program sets every timer and retry count of the
+//! QP.
 //!
 //! Invariants:
-//! 1. [`Action::Destroy`] happens exactly once, last, on the way into [`State::Closed`], out of
-//!    which nothing leads.
-//! 2. Each wish of the owner (resolve, connect, accept) is answered at most once, and answered for
-//!    certain when the deadline passes.
-//! 3. [`Action::ReportDisconnected`] comes at most once, after [`Action::ReportUp`] only.
-//! 4. [`Action::SendDisconnect`] comes at most once, and only when the peer may believe in a
-//!    connection.
-//! 5. Whatever arrives out of order is ignored or ends the conversation; it never panics.
+//! 1. [`Action::Destroy`] happens exactly once, last, on the way into [`State::Closed`], which is
+//!    never left.
+//! 2. Each command of the owner (resolve, connect, accept) is answered at most once, and at the
+//!    latest when the deadline passes.
+//! 3. [`Action::ReportDisconnected`] comes at most once, and only after [`Action::ReportUp`].
+//! 4. [`Action::SendDisconnect`] comes at most once, and only when the peer may believe that it is
+//!    connected.
+//! 5. Input that arrives out of order is ignored or ends the conversation; it never panics.
 
-/// Where a conversation stands.
+/// State of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum State {
-    /// Active: `rdma_resolve_addr` is under way.
+    /// Active: `rdma_resolve_addr` is in progress.
     ResolvingAddress,
-    /// Active: `rdma_resolve_route` is under way.
+    /// Active: `rdma_resolve_route` is in progress.
     ResolvingRoute,
-    /// Active: the device is known and a QP can be made; the peer knows nothing yet.
+    /// Active: the device is known and a QP can be created; nothing has been sent to the peer.
     Routed,
-    /// Active: the REQ is out.
+    /// Active: the REQ has been sent.
     Connecting,
-    /// Active: the REP is here, our QP is on its way to RTS.
+    /// Active: the REP has arrived; this side's QP is on its way to RTS.
     Completing,
     /// Passive: a REQ waits for the owner's answer.
     Requested,
-    /// Passive: the owner agrees, our QP is on its way to RTS.
+    /// Passive: the owner accepts; this side's QP is on its way to RTS.
     Preparing,
-    /// Passive: the REP is out.
+    /// Passive: the REP has been sent.
     Accepting,
-    /// Both sides agree.
+    /// The connection is established.
     Up,
     /// Disconnected; the id waits for the QP to be flushed and destroyed.
     Down,
@@ -51,41 +54,42 @@ pub(super) enum State {
 /// An event of the kernel's connection manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Event {
-    /// The address has a device.
+    /// The address was resolved to a device.
     AddressResolved,
-    /// It has none, or nobody answered for it.
+    /// It was not: there is no device, or nobody answered for the address.
     AddressError,
-    /// There is a path.
+    /// A path was found.
     RouteResolved,
-    /// There is none.
+    /// No path was found.
     RouteError,
-    /// A peer wants to connect (on a listener; a new id comes with it).
+    /// A peer requests a connection (on a listener; the event brings a new id).
     ConnectRequest,
-    /// The peer has accepted; the QP is ours to move.
+    /// The peer has accepted; this program moves the QP.
     ConnectResponse,
-    /// Set-up failed on the way.
+    /// Set-up failed midway.
     ConnectError,
-    /// No reply of the peer's connection manager, or its neighbour entry changed.
+    /// The peer's connection manager did not reply, or its neighbour entry changed.
     Unreachable,
     /// The peer's connection manager or its application refused.
     Rejected,
-    /// The peer has our reply (passive), or the device needs no transitions (iWARP, active).
+    /// The peer has this side's reply (passive), or the device needs no transitions (iWARP,
+    /// active).
     Established,
     /// The peer has disconnected, or its process is gone.
     Disconnected,
-    /// The device goes away.
+    /// The device is being removed.
     DeviceRemoval,
     /// The network device behind the address has changed.
     AddressChange,
     /// The connection's time-wait is over.
     TimewaitExit,
-    /// Multicast, or newer than this program.
+    /// A multicast event, or one that is newer than this program.
     Unknown(u32),
 }
 
 impl Event {
-    /// Every event by the number of `enum rdma_cm_event_type`. An event that announces success with
-    /// a failed status is the failure that it hides.
+    /// Translates a number of `enum rdma_cm_event_type`. An event that announces success but has a
+    /// failed status becomes the corresponding failure.
     pub(super) fn from_number(number: u32, status: i32) -> Self {
         match (number, status) {
             (0, 0) => Self::AddressResolved,
@@ -107,22 +111,22 @@ impl Event {
     }
 }
 
-/// What a conversation is told.
+/// Input of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Input {
-    /// The kernel says.
+    /// An event of the kernel's connection manager.
     Event(Event),
-    /// The owner wishes to send the REQ.
+    /// The owner asks to send the REQ.
     Connect,
-    /// The owner wishes to accept the REQ.
+    /// The owner accepts the REQ.
     Accept,
     /// The owner refuses the REQ.
     Reject,
     /// The owner's QP is in ERR.
     Disconnect,
-    /// The owner is gone.
+    /// The owner has dropped the connection.
     Close,
-    /// The time for the pending step is over.
+    /// The time limit of the pending step has passed.
     Deadline,
     /// All actions that came with [`Action::MakeReady`] have succeeded.
     Ready,
@@ -130,12 +134,12 @@ pub(super) enum Input {
     CallFailed,
 }
 
-/// What is to be done, in order.
+/// Actions to carry out, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Action {
     /// `rdma_resolve_route`.
     ResolveRoute,
-    /// Tell the owner the device and the QP's attributes.
+    /// Tell the owner which device it is, and the QP's attributes.
     ReportResolved,
     /// `rdma_connect`.
     SendConnect,
@@ -147,11 +151,11 @@ pub(super) enum Action {
     SendAccept,
     /// `rdma_reject`.
     SendReject,
-    /// `rdma_disconnect`. Its failure changes nothing.
+    /// `rdma_disconnect`. If it fails, nothing changes.
     SendDisconnect,
-    /// Tell the owner that the connection stands.
+    /// Tell the owner that the connection is established.
     ReportUp,
-    /// Tell the owner that its wish cannot be fulfilled.
+    /// Tell the owner that its command has failed.
     ReportFailure,
     /// Tell the CQ's owner that the peer is gone.
     ReportDisconnected,
@@ -163,10 +167,10 @@ pub(super) enum Action {
     Destroy,
 }
 
-/// The next state, and what to do on the way.
+/// The next state, and the actions to take on the way.
 pub(super) type Step = (State, &'static [Action]);
 
-/// The table.
+/// The state table.
 pub(super) fn step(state: State, input: Input) -> Step {
     match state {
         State::ResolvingAddress => resolving_address(input),
@@ -184,9 +188,9 @@ pub(super) fn step(state: State, input: Input) -> Step {
     }
 }
 
-/// The pending wish cannot be fulfilled.
+/// The pending command has failed.
 const FAILED: Step = (State::Closed, &[Action::ReportFailure, Action::Destroy]);
-/// The conversation ends while no wish is pending.
+/// The conversation ends while no command is pending.
 const ENDED: Step = (State::Closed, &[Action::Destroy]);
 
 fn resolving_address(input: Input) -> Step {
@@ -215,7 +219,7 @@ fn routed(input: Input) -> Step {
     use Event as E;
     match input {
         Input::Connect => (State::Connecting, &[Action::SendConnect]),
-        // Nobody waits for an answer now; a later wish finds the conversation closed.
+        // Nobody waits for an answer now; a later command finds the conversation closed.
         Input::Event(E::DeviceRemoval | E::Unreachable) => ENDED,
         Input::Close => ENDED,
         Input::CallFailed => FAILED,
@@ -281,7 +285,7 @@ fn accepting(input: Input) -> Step {
         Input::Event(E::Established) => (State::Up, &[Action::ReportUp]),
         Input::Event(E::Rejected | E::Unreachable | E::ConnectError) => FAILED,
         Input::Event(E::DeviceRemoval) => FAILED,
-        // The peer may have connected, done its business and left before its RTU was seen.
+        // The peer may have connected, finished and left before this side saw its RTU.
         Input::Event(E::Disconnected) => {
             (State::Closed, &[Action::SendDisconnect, Action::ReportFailure, Action::Destroy])
         }
@@ -300,7 +304,7 @@ fn up(input: Input) -> Step {
     match input {
         // A client's QP stays in RTS until it disconnects too (S17).
         Input::Event(E::Disconnected) => LOST,
-        // Late: the neighbour entry changed, or the other side never got our RTU.
+        // Late events: the neighbour entry changed, or the peer never received this side's RTU.
         Input::Event(E::Unreachable | E::Rejected | E::ConnectError) => LOST,
         Input::Event(E::DeviceRemoval) => {
             (State::Closed, &[Action::ReportDisconnected, Action::Destroy])
@@ -313,7 +317,7 @@ fn up(input: Input) -> Step {
 
 fn down(input: Input) -> Step {
     match input {
-        // TIMEWAIT_EXIT may come or not (S16): nothing waits for it.
+        // TIMEWAIT_EXIT may or may not come (S16), so nothing waits for it.
         Input::Close | Input::Event(Event::DeviceRemoval) => ENDED,
         _ => (State::Down, &[]),
     }

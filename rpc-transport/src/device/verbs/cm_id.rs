@@ -1,9 +1,9 @@
-//! An id of the connection manager, and its event channel.
+//! An id of the connection manager, and the event channel.
 //!
-//! Owns every call of librdmacm. Never decides what comes next: that is [`cm`](super::cm).
+//! Owns every call of librdmacm. Never decides what comes next: [`cm`](super::cm) does.
 //!
 //! Invariants:
-//! 1. Ids are made, used and destroyed on the thread that owns the channel, the same that takes its
+//! 1. Ids are created, used and destroyed on the thread that owns the channel, which also takes its
 //!    events: librdmacm does not protect an event from the destruction of its id.
 //! 2. An event is copied and acknowledged before anything else happens, so that destroying its id
 //!    never waits for an acknowledgement (S10, S21).
@@ -32,7 +32,7 @@ pub(super) struct CmChannel(NonNull<ffi::rdma_event_channel>);
 unsafe impl Send for CmChannel {}
 
 impl CmChannel {
-    /// Opens a channel, non-blocking.
+    /// Opens a non-blocking channel.
     pub(super) fn open() -> io::Result<Self> {
         // SAFETY: no precondition.
         let raw = unsafe { ffi::rdma_create_event_channel() };
@@ -42,7 +42,7 @@ impl CmChannel {
         Ok(channel)
     }
 
-    /// Becomes readable when there is an event.
+    /// The fd that becomes readable when there is an event.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: a live channel.
         let fd = unsafe { self.0.as_ref().fd };
@@ -53,7 +53,7 @@ impl CmChannel {
     /// The next event, copied and acknowledged (invariant 2); `None` when there is none.
     pub(super) fn next_event(&self) -> io::Result<Option<CmEvent>> {
         let mut event = ptr::null_mut();
-        // SAFETY: a live channel; writes the place given.
+        // SAFETY: a live channel; writes to the given pointer.
         let returned = unsafe { ffi::rdma_get_cm_event(self.0.as_ptr(), &raw mut event) };
         if let Err(error) = ffi::cm_result(returned) {
             return match error.kind() {
@@ -63,7 +63,7 @@ impl CmChannel {
         }
         // SAFETY: the event was just taken and is not acknowledged yet.
         let copied = unsafe { CmEvent::copy(event) };
-        // SAFETY: acknowledged once; nothing of it is used any more.
+        // SAFETY: acknowledged once, and not used afterwards.
         unsafe { ffi::rdma_ack_cm_event(event) };
         Ok(Some(copied))
     }
@@ -83,13 +83,13 @@ pub(super) struct CmEvent {
     pub(super) number: u32,
     /// 0, a negative errno, or a reject reason.
     pub(super) status: i32,
-    /// The id that it concerns; for a connection request, the listener.
+    /// The id that the event concerns; for a connection request, the listener.
     pub(super) key: IdKey,
-    /// The id of a connection request.
+    /// The new id that a connection request brings.
     pub(super) new_id: Option<CmId>,
-    /// What the peer has sent along.
+    /// Private data of the peer.
     pub(super) private_data: Vec<u8>,
-    /// What the peer of a connection request offers.
+    /// READ depths that the peer of a connection request offers.
     pub(super) depths: ReadDepths,
 }
 
@@ -103,8 +103,8 @@ impl CmEvent {
         let event = unsafe { &*event };
         let new_id = NonNull::new(event.listen_id).and(NonNull::new(event.id)).map(CmId::wrap);
         let concerned = if event.listen_id.is_null() { event.id } else { event.listen_id };
-        // SAFETY: every event of an RC id has connection parameters, zeroed where they mean
-        // nothing.
+        // SAFETY: every event of an RC id has connection parameters, zeroed where they have no
+        // meaning.
         let param = unsafe { event.param.conn };
         // SAFETY: the event's private data, which lives as long as the event.
         let private_data = unsafe { copy_bytes(param.private_data.cast(), param.private_data_len) };
@@ -121,7 +121,7 @@ unsafe fn key_of(id: *const ffi::rdma_cm_id) -> IdKey {
     if id.is_null() {
         return IdKey::NONE;
     }
-    // SAFETY: the caller's promise; the context is a number that we have set.
+    // SAFETY: the caller's promise; the context is a number that this program has set.
     IdKey::from_context(unsafe { (*id).context })
 }
 
@@ -135,7 +135,7 @@ unsafe fn copy_bytes(from: *const u8, len: u8) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(from, usize::from(len)) }.to_vec()
 }
 
-/// What is said to the peer when connecting or accepting.
+/// Parameters sent to the peer when connecting or accepting.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnParam<'a> {
     pub(super) private_data: &'a [u8],
@@ -148,7 +148,7 @@ impl ConnParam<'_> {
     fn to_c(self) -> ffi::rdma_conn_param {
         let mut param = ffi::rdma_conn_param::zeroed();
         param.private_data = self.private_data.as_ptr().cast();
-        // The seam's limits are below 256, and are checked by the callers.
+        // The limits of the device contract are below 256, and the callers check them.
         param.private_data_len = u8::try_from(self.private_data.len()).unwrap_or(0);
         param.initiator_depth = self.depths.own;
         param.responder_resources = self.depths.peer;
@@ -167,11 +167,11 @@ impl CmId {
         Self(raw, PhantomData)
     }
 
-    /// Makes an id for a connection-oriented service.
+    /// Creates an id for a connection-oriented service.
     pub(super) fn create(channel: &CmChannel, key: IdKey) -> io::Result<Self> {
         let mut raw = ptr::null_mut();
         let space = ffi::rdma_port_space::RDMA_PS_TCP;
-        // SAFETY: a live channel; writes the place given; the context is a number.
+        // SAFETY: a live channel; writes to the given pointer; the context is a number.
         let returned = unsafe {
             ffi::rdma_create_id(channel.0.as_ptr(), &raw mut raw, key.to_context(), space)
         };
@@ -179,13 +179,14 @@ impl CmId {
         NonNull::new(raw).map(Self::wrap).ok_or_else(|| io::Error::other("no id"))
     }
 
-    /// Names the id in its events; the id of a connection request has its listener's name.
+    /// Sets the key that the id's events carry. The id of a connection request starts with its
+    /// listener's key.
     pub(super) fn set_key(&mut self, key: IdKey) {
-        // SAFETY: a live id; the context is ours to set.
+        // SAFETY: a live id; librdmacm leaves the context to its user.
         unsafe { (*self.0.as_ptr()).context = key.to_context() };
     }
 
-    /// Starts to look for a device and, where needed, the peer's link address.
+    /// Starts to look for a device and, where needed, the peer's link-layer address.
     pub(super) fn resolve_address(&self, to: SocketAddr, timeout: Duration) -> io::Result<()> {
         let mut to = RawAddress::from(to);
         let timeout = milliseconds(timeout);
@@ -204,7 +205,7 @@ impl CmId {
         ffi::cm_result(returned)
     }
 
-    /// Binds to a local address; a wildcard means every device.
+    /// Binds to a local address; a wildcard address means all devices.
     pub(super) fn bind(&self, at: SocketAddr) -> io::Result<()> {
         if at.is_ipv6() && at.ip().is_unspecified() {
             self.accept_both_families()?;
@@ -220,7 +221,7 @@ impl CmId {
         let level = ffi::number::OPTION_LEVEL_ID;
         let option = ffi::number::OPTION_AFONLY;
         let value = (&raw mut only_v6).cast();
-        // SAFETY: a live id, and an int as the option wants it.
+        // SAFETY: a live id, and an int as the option requires.
         let returned = unsafe {
             ffi::rdma_set_option(self.0.as_ptr(), level, option, value, size_of::<i32>())
         };
@@ -268,19 +269,19 @@ impl CmId {
         ffi::cm_result(unsafe { ffi::rdma_disconnect(self.0.as_ptr()) })
     }
 
-    /// Tells the kernel that the QP has received something: the RTU may be lost.
+    /// Tells the kernel that the QP has received something, in case the RTU was lost.
     pub(super) fn notify_established(&self) -> io::Result<()> {
         // SAFETY: a live id, used by this thread alone.
         ffi::cm_result(unsafe { ffi::notify_communication_established(self.0.as_ptr()) })
     }
 
-    /// The device, once it is known.
+    /// The device, once known.
     pub(super) fn device(&self) -> Option<NonNull<ffi::ibv_context>> {
         // SAFETY: a live id.
         NonNull::new(unsafe { self.0.as_ref().verbs })
     }
 
-    /// What the QP needs to go to INIT.
+    /// The attributes that move the QP to INIT.
     pub(super) fn init_transition(&self, allows_reads: bool) -> io::Result<Transition> {
         // SAFETY: a live id, used by this thread alone.
         unsafe { Transition::to_init(self.0.as_ptr(), allows_reads) }
@@ -291,7 +292,7 @@ impl CmId {
         let id = self.0.as_ptr();
         let link_layer = self.link_layer();
         let depths = terms.read_depths;
-        // INIT once more, since the attributes may change on the way (librdmacm does the same).
+        // INIT once more, since the attributes may have changed since (librdmacm does the same).
         // SAFETY: a live id, used by this thread alone.
         let init = unsafe { Transition::to_init(id, terms.allows_reads) }?;
         qp.modify(&init)?;
@@ -310,7 +311,7 @@ impl CmId {
         port.and_then(Result::ok).map_or(0, |port| port.link_layer)
     }
 
-    /// The device's own object.
+    /// The device object of this id.
     pub(super) fn open_device(&self) -> Option<std::sync::Arc<VerbsDevice>> {
         let context = self.device()?;
         VerbsDevice::of(context)

@@ -1,15 +1,16 @@
-//! A CQ, its completion channel, and the one fd that stands for all that its owner waits for.
+//! A CQ, its completion channel, and the one fd that becomes readable for everything that the CQ's
+//! owner waits for.
 //!
-//! Owns the CQ as an object of the device, and the account of its events. Never interprets a
-//! completion.
+//! Owns the CQ as an object of the device, and counts its events. Never interprets a completion.
 //!
 //! Invariants:
-//! 1. The event fd is an epoll set over the completion channel and the mailbox's bell: readable
+//! 1. The event fd is an epoll set over the completion channel and the mailbox's eventfd: readable
 //!    when either is.
 //! 2. Every CQ event that was taken is acknowledged, exactly once, before the CQ is destroyed:
-//!    destroying waits until the numbers are equal, so that one too many hangs as well (S57).
-//! 3. The device's CQ is half as large again as what is given out, so that each QP can post one WR
-//!    of the provider's own (its beacon) without overflow.
+//!    `ibv_destroy_cq` waits until the numbers are equal, so one acknowledgement too many makes it
+//!    hang as well (S57).
+//! 3. The device's CQ is half as large again as the capacity offered, so that the provider can post
+//!    one drain WR per QP without overflow.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use std::fmt;
@@ -27,7 +28,7 @@ use super::ffi;
 use super::mailbox::Mailbox;
 use super::reaper;
 
-/// Events are acknowledged in batches: it takes a lock.
+/// Events are acknowledged in batches of this many, since each call takes a lock.
 const ACK_BATCH: u32 = 64;
 
 /// A CQ of the device.
@@ -87,7 +88,7 @@ impl CqGuard {
         })
     }
 
-    /// What is given out of a device's CQ of `entries` (invariant 3).
+    /// The capacity offered to users of a device CQ of `entries` (invariant 3).
     pub(super) fn usable_entries(entries: u32) -> u32 {
         entries / 3 * 2
     }
@@ -97,7 +98,7 @@ impl CqGuard {
         self.raw.as_ptr()
     }
 
-    /// Completions that fit, beacons aside.
+    /// Completions that fit, not counting drain WRs.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -107,12 +108,12 @@ impl CqGuard {
         &self.context
     }
 
-    /// What others tell the owner.
+    /// Where other threads leave messages for the owner.
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
         &self.mailbox
     }
 
-    /// The one fd (invariant 1).
+    /// The event fd (invariant 1).
     pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
@@ -123,12 +124,12 @@ impl CqGuard {
         ffi::verbs_result(unsafe { ffi::ibv_req_notify_cq(self.as_ptr(), 0) })
     }
 
-    /// Takes all events there are, so that the fd is unreadable until the next one.
+    /// Takes all pending events, so that the fd is unreadable until the next one.
     pub(super) fn clear_events(&self) -> io::Result<()> {
         self.mailbox.silence();
         loop {
             let (mut cq, mut user) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: a live non-blocking channel; writes the two places.
+            // SAFETY: a live non-blocking channel; writes to the two given pointers.
             let returned =
                 unsafe { ffi::ibv_get_cq_event(self.channel.as_ptr(), &raw mut cq, &raw mut user) };
             if returned != 0 {
@@ -145,7 +146,7 @@ impl CqGuard {
         }
     }
 
-    /// Takes up to `wcs.len()` completions; returns how many.
+    /// Takes up to `wcs.len()` completions. Returns how many.
     pub(super) fn poll(&self, wcs: &mut [MaybeUninit<ffi::ibv_wc>]) -> Result<usize, i32> {
         let room = i32::try_from(wcs.len()).unwrap_or(i32::MAX);
         // SAFETY: a live CQ, and room for `room` completions.

@@ -1,6 +1,6 @@
 //! Connecting: from an `rdma://` address to a QP in RTS.
 //!
-//! Owns name resolution and the words of its errors. Never retries a peer that has answered.
+//! Owns name resolution and its error texts. Never retries once a peer has answered.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Connector for VerbsConnector {
                 Err(failure) => last = Some(failure),
             }
         }
-        // Where the machine itself lacks something, that is the thing to know.
+        // If the machine lacks something, report that rather than the failed call.
         if let Some(reason) = preflight::first_problem() {
             return Err(ConnectError::Unavailable { scheme: "rdma", reason });
         }
@@ -86,7 +86,7 @@ impl VerbsConnector {
     }
 }
 
-/// All addresses of a host; a literal address needs no name service.
+/// All addresses of a host; a literal address is not looked up.
 pub(super) async fn look_up(at: &HostPort) -> Result<Vec<SocketAddr>, String> {
     if let Some(literal) = literal(at) {
         return Ok(vec![literal]);

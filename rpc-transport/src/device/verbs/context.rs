@@ -1,12 +1,12 @@
-//! An opened device, as librdmacm hands it out.
+//! An open device, as librdmacm returns it.
 //!
-//! Owns the pin that keeps the context open, and who is to be told when the device reports an
-//! asynchronous event. Never opens a context itself: every `ibv_open_device` is a new context, and
-//! objects of different contexts do not fit together (S26).
+//! Owns the reference that keeps the context open, and the registry of who is told about
+//! asynchronous events. Never opens a context itself: every `ibv_open_device` creates a new
+//! context, and objects of different contexts cannot be combined (S26).
 //!
 //! Invariants:
 //! 1. The context stays open as long as this object: it holds a reference of `rdma_get_devices`.
-//! 2. A QP or CQ is in the books from its creation until just before it is destroyed.
+//! 2. A QP or CQ is registered here from its creation until just before it is destroyed.
 #![allow(unsafe_code, reason = "holds a context of libibverbs")]
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ use super::ffi;
 use super::mailbox::Mailbox;
 use super::service::IdKey;
 
-/// The list of `rdma_get_devices`: as long as it exists, every context in it stays open.
+/// The list of `rdma_get_devices`; while it exists, every context in it stays open.
 pub(super) struct DeviceList {
     list: NonNull<*mut ffi::ibv_context>,
     len: usize,
@@ -40,7 +40,7 @@ impl DeviceList {
     pub(super) fn take() -> io::Result<Self> {
         prepare_for_fork();
         let mut len = 0;
-        // SAFETY: writes the length to the place given.
+        // SAFETY: writes the length to the given pointer.
         let list = unsafe { ffi::rdma_get_devices(&raw mut len) };
         let list = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { list, len: usize::try_from(len).unwrap_or(0) })
@@ -61,8 +61,9 @@ impl Drop for DeviceList {
     }
 }
 
-/// Keeps a child process from taking over pages that a device knows. It must come before the first
-/// registration; recent kernels (5.13 and later) do it by themselves and the call does nothing.
+/// Keeps a forked child process from taking over pages that are registered with a device. Must run
+/// before the first registration. Kernels from 5.13 on do this themselves, and the call does
+/// nothing.
 fn prepare_for_fork() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -74,7 +75,7 @@ fn prepare_for_fork() {
     });
 }
 
-/// Whom an asynchronous event of a QP concerns.
+/// Who is told about an asynchronous event of a QP.
 #[derive(Debug, Clone)]
 pub(super) struct QpTarget {
     pub(super) mailbox: Arc<Mailbox>,
@@ -91,7 +92,7 @@ pub(super) struct Context {
     _pin: DeviceList,
 }
 
-// SAFETY: libibverbs is thread-safe, and the books are locked.
+// SAFETY: libibverbs is thread-safe, and the registries are locked.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -117,27 +118,27 @@ impl Context {
         &self.name
     }
 
-    /// Books a QP (invariant 2).
+    /// Registers a QP (invariant 2).
     pub(super) fn book_qp(&self, qp: NonNull<ffi::ibv_qp>, target: QpTarget) {
         self.qps.lock().insert(qp.addr().get(), target);
     }
 
-    /// Strikes a QP out.
+    /// Unregisters a QP.
     pub(super) fn strike_qp(&self, qp: NonNull<ffi::ibv_qp>) {
         self.qps.lock().remove(&qp.addr().get());
     }
 
-    /// Whom an event of the QP at this address concerns.
+    /// Who is told about events of the QP at this address.
     pub(super) fn qp_target(&self, address: usize) -> Option<QpTarget> {
         self.qps.lock().get(&address).cloned()
     }
 
-    /// Books a CQ (invariant 2).
+    /// Registers a CQ (invariant 2).
     pub(super) fn book_cq(&self, cq: NonNull<ffi::ibv_cq>, mailbox: &Arc<Mailbox>) {
         self.cqs.lock().insert(cq.addr().get(), Arc::downgrade(mailbox));
     }
 
-    /// Strikes a CQ out.
+    /// Unregisters a CQ.
     pub(super) fn strike_cq(&self, cq: NonNull<ffi::ibv_cq>) {
         self.cqs.lock().remove(&cq.addr().get());
     }

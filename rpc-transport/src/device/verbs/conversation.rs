@@ -1,10 +1,10 @@
-//! One id and what is being said about it.
+//! One id of the connection manager, and the state of its conversation.
 //!
-//! Owns the id, and whoever waits for an answer. Carries single actions of the table out; which
-//! ones is for the [`dispatcher`](super::dispatcher) to ask the table.
+//! Owns the id, and the channel to whoever waits for an answer. Carries out single actions of the
+//! table; the [`dispatcher`](super::dispatcher) asks the table which ones.
 //!
 //! Invariants:
-//! 1. An answer is given once; whoever no longer waits for it closes the id.
+//! 1. An answer is given once; a caller that stops waiting for it closes the id.
 //! 2. A QP is held weakly: its owner may destroy it at any time.
 
 use std::io;
@@ -29,18 +29,18 @@ pub(super) struct Conversation {
     pub(super) id: CmId,
     pub(super) state: State,
     pub(super) options: Arc<SetupOptions>,
-    /// When the present step must be done, and how long it was given.
+    /// Deadline of the current step, and how long the step was given.
     pub(super) deadline: Option<(Instant, Duration)>,
     device: Option<Arc<VerbsDevice>>,
-    /// What the peer offers (passive).
+    /// READ depths that the peer offers (passive).
     depths: Option<ReadDepths>,
-    /// What to send with the REQ, REP or REJ.
+    /// Private data to send with the REQ, REP or REJ.
     pub(super) private_data: Vec<u8>,
-    /// What came with the REP.
+    /// Private data of the REP.
     pub(super) reply: Vec<u8>,
     pub(super) qp: Option<SetupQp>,
     pub(super) waiting: Waiting,
-    /// Why it failed, for the answer.
+    /// Why it failed; becomes part of the answer.
     pub(super) failure: Option<Failure>,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Waiting {
 }
 
 impl Conversation {
-    /// A conversation about to begin.
+    /// A new conversation.
     pub(super) fn new(id: CmId, state: State, options: Arc<SetupOptions>) -> Self {
         Self {
             id,
@@ -71,7 +71,7 @@ impl Conversation {
         }
     }
 
-    /// Carries one action out; a failure says what was attempted.
+    /// Carries out one action. The error says what was attempted.
     pub(super) fn carry_out(&mut self, action: Action) -> Result<(), (&'static str, io::Error)> {
         let failed = |what| move |error| (what, error);
         match action {
@@ -100,13 +100,13 @@ impl Conversation {
             Action::ReportFailure => self.report(Err(())),
             Action::ReportDisconnected => self.report_disconnected(),
             Action::ReportListenerDead => self.report_listener_dead(),
-            // Done by the dispatcher, which owns the conversation and its listener.
+            // The dispatcher does these, since it owns the conversation and its listener.
             Action::DeliverRequest | Action::Destroy => {}
         }
         Ok(())
     }
 
-    /// The peer's offer, and the device that it came in on.
+    /// Stores the peer's offer, and the device on which it arrived.
     pub(super) fn set_offer(&mut self, depths: ReadDepths, device: Option<Arc<VerbsDevice>>) {
         self.depths = Some(depths);
         self.device = device;
@@ -118,7 +118,7 @@ impl Conversation {
         self.device = resolved.as_ref().ok().map(|resolved| Arc::clone(&resolved.device));
         let is_usable = resolved.is_ok();
         if let Waiting::Resolve(answer) = waiting {
-            // The caller may have given up waiting, and then closes the id.
+            // Sending fails only if the caller has given up; the caller then closes the id.
             let _ = answer.send(resolved);
         }
         if is_usable { Ok(()) } else { Err((RESOLVE_ADDRESS, io::ErrorKind::NotFound.into())) }
@@ -130,14 +130,14 @@ impl Conversation {
         guard.ok_or_else(|| io::Error::other("the queue pair is destroyed"))
     }
 
-    /// READs that this side is ready for, in both directions.
+    /// The READ depths that this side supports.
     fn wanted_depths(&self) -> ReadDepths {
         let limit = self.device.as_ref().map_or(0, |device| device.max_reads());
         let depth = self.options.read_depth.min(limit);
         ReadDepths { own: depth, peer: depth }
     }
 
-    /// Passive: what both sides can do.
+    /// Passive: the READ depths that both sides support.
     fn agreed_depths(&self) -> Option<ReadDepths> {
         self.depths.map(|offered| self.wanted_depths().min(offered))
     }
@@ -162,7 +162,7 @@ impl Conversation {
     fn report(&mut self, outcome: Result<(), ()>) {
         let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
         let failure = self.failure.take().unwrap_or(Failure::Gone);
-        // Whoever waits may have given up, and then closes the id.
+        // Sending fails only if the caller has given up; the caller then closes the id.
         match (waiting, outcome) {
             (Waiting::Outcome(answer), Ok(())) => {
                 let _ = answer.send(Ok(std::mem::take(&mut self.reply)));
@@ -179,7 +179,7 @@ impl Conversation {
 
     fn report_disconnected(&self) {
         let Some(qp) = &self.qp else { return };
-        // Where the QP is gone nobody is interested.
+        // If the QP is gone, nobody needs to know.
         if let Some(guard) = qp.guard.upgrade() {
             guard.mailbox().put(QpEvent::Disconnected(qp.handle));
         }
@@ -188,12 +188,12 @@ impl Conversation {
     fn report_listener_dead(&mut self) {
         let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
         let Waiting::Listener(requests) = waiting else { return };
-        // Where the queue is full its end says the same: the sender is dropped.
+        // If the queue is full, dropping the sender tells the same.
         let _ = requests.try_send(Err(self.failure.take().unwrap_or(Failure::Gone)));
     }
 }
 
-/// What the owner of a resolved id needs to know.
+/// Collects what the owner of a resolved id needs to know.
 pub(super) fn resolve_device(id: &CmId, options: &SetupOptions) -> Result<Resolved, Failure> {
     let device = id.open_device();
     let device =
@@ -204,7 +204,8 @@ pub(super) fn resolve_device(id: &CmId, options: &SetupOptions) -> Result<Resolv
     Ok(Resolved { device, init, peer: id.peer_address() })
 }
 
-/// Calls whose failure changes nothing (invariant 1 of the dispatcher): the peer or the device was faster.
+/// Logs the failure of a call whose failure changes nothing (invariant 1 of the dispatcher): the
+/// peer or the device has already ended the connection.
 pub(super) fn ignore(what: &'static str, result: io::Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, what, "call refused");

@@ -1,7 +1,7 @@
-//! Devices: one per context of librdmacm, with limits asked from the device itself.
+//! Devices: one per context of librdmacm, with limits asked from the device.
 //!
-//! Owns the list of open devices and what the seam says about them. Never creates QPs for use,
-//! only one at a time for asking how many inline bytes there may be.
+//! Owns the list of open devices and their [`DeviceAttributes`](crate::device::DeviceAttributes).
+//! Never creates QPs for use, only short-lived ones to find the largest inline size.
 #![allow(unsafe_code, reason = "asks libibverbs")]
 
 use std::io;
@@ -22,8 +22,8 @@ use super::memory::{PdGuard, VerbsDomain};
 use super::queue::VerbsCompletionQueue;
 use super::wr_key::MAX_WRS;
 
-/// Most inline bytes asked for. Above this a device reads memory faster than a CPU copies it into
-/// the SQ, and the SQ's entries grow with it.
+/// Most inline bytes asked for. Above this size a device reads memory faster than a CPU copies it
+/// into the SQ, and larger inline sizes make the SQ's entries larger.
 const MAX_INLINE_BYTES: u32 = 512;
 /// Step of the search for the largest inline size, bytes.
 const INLINE_STEP_BYTES: u32 = 32;
@@ -38,14 +38,14 @@ pub(super) struct VerbsDevice {
     next_vector: AtomicI32,
 }
 
-/// Devices stay open once used, until they are removed: so contexts, and the address of a device,
-/// are stable.
+/// Devices stay open once used, until they are removed, so that their contexts and addresses are
+/// stable.
 static DEVICES: Mutex<Vec<Arc<VerbsDevice>>> = Mutex::new(Vec::new());
 
-/// Every RDMA device that librdmacm can use, opened. Empty when the machine has none.
+/// All RDMA devices that librdmacm can use, opened. Empty when the machine has none.
 ///
 /// # Errors
-/// [`ProviderError::Resources`]: librdmacm cannot be used, or a device refuses to be asked.
+/// [`ProviderError::Resources`]: librdmacm cannot be used, or a device refuses to be queried.
 pub fn devices() -> Result<Vec<Arc<dyn Device>>, ProviderError> {
     let list = DeviceList::take().map_err(|error| limits::refused("list RDMA devices", &error))?;
     let contexts = list.contexts();
@@ -57,13 +57,13 @@ pub(super) fn opened() -> Vec<Arc<VerbsDevice>> {
     DEVICES.lock().clone()
 }
 
-/// The device was removed: nobody finds it any more, and it closes with the last of its objects.
+/// Takes a removed device off the list. It closes when the last of its objects is dropped.
 pub(super) fn forget(gone: &Arc<VerbsDevice>) {
     DEVICES.lock().retain(|device| !Arc::ptr_eq(device, gone));
 }
 
 impl VerbsDevice {
-    /// The device of a context, always the same for the same one.
+    /// The device of a context; always the same object for the same context.
     pub(super) fn of(raw: NonNull<ffi::ibv_context>) -> Result<Arc<Self>, ProviderError> {
         let mut devices = DEVICES.lock();
         if let Some(known) = devices.iter().find(|device| device.context.as_ptr() == raw.as_ptr()) {
@@ -87,7 +87,7 @@ impl VerbsDevice {
             name: context.name().to_owned(),
             max_inline_bytes: max_inline_bytes(&context)?,
             max_message_bytes: max_message_bytes(&context, limits.phys_port_cnt),
-            // One slot is kept for the beacon (see `queue_pair`).
+            // One slot is reserved for the drain WR (see `queue_pair`).
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
             max_cqe: CqGuard::usable_entries(max_cqe),
             capabilities: capabilities(&context, max_reads),
@@ -104,7 +104,7 @@ impl VerbsDevice {
         &self.context
     }
 
-    /// Most READs that one QP may have under way in either direction.
+    /// Most READs that one QP may have in flight in either direction.
     pub(super) fn max_reads(&self) -> u8 {
         self.max_reads
     }
@@ -133,7 +133,7 @@ impl Device for VerbsDevice {
     }
 }
 
-/// Asynchronous events are read until there are none (S63).
+/// Makes the event fd non-blocking, since asynchronous events are read until there are none (S63).
 fn set_nonblocking(context: &Context) -> io::Result<()> {
     let fd = async_fd(context);
     let flags = rustix::fs::fcntl_getfl(fd)?;
@@ -162,7 +162,7 @@ pub(super) fn query_port(
     context: *mut ffi::ibv_context,
     port: u8,
 ) -> io::Result<ffi::ibv_port_attr> {
-    // Zeroed: an old library fills only the older part of the struct.
+    // Zeroed, since an old library fills only the older part of the struct.
     let mut attributes = ffi::ibv_port_attr::zeroed();
     // SAFETY: an open context by this module's callers; the call fills at most the struct.
     let returned = unsafe { ffi::___ibv_query_port(context, port, &raw mut attributes) };
@@ -170,7 +170,7 @@ pub(super) fn query_port(
     Ok(attributes)
 }
 
-/// The smallest limit of all ports: a QP may use any.
+/// The smallest limit of all ports, since a QP may use any of them.
 fn max_message_bytes(context: &Context, ports: u8) -> u64 {
     let limits = (1..=ports).filter_map(|port| query_port(context.as_ptr(), port).ok());
     limits.map(|port| u64::from(port.max_msg_sz)).min().unwrap_or(1 << 31)
@@ -179,7 +179,7 @@ fn max_message_bytes(context: &Context, ports: u8) -> u64 {
 fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
     let both = Capabilities::REGISTER_REMOTE.with(Capabilities::EMPTY_SEND);
     if is_iwarp(context) {
-        // No immediates; and the landing zone of a READ would have to be open to remote writes.
+        // iWARP has no immediates, and requires the local buffer of a READ to allow remote writes.
         return both;
     }
     let infiniband = both.with(Capabilities::IMMEDIATE).with(Capabilities::WRITE_WITH_IMM);
@@ -194,8 +194,7 @@ fn is_iwarp(context: &Context) -> bool {
     transport == ffi::ibv_transport_type::IBV_TRANSPORT_IWARP
 }
 
-/// The largest inline size that a QP is granted. There is no attribute for it (S33): it is found by
-/// trial.
+/// The largest inline size that a QP is granted, found by trial: no attribute tells it (S33).
 fn max_inline_bytes(context: &Arc<Context>) -> io::Result<u32> {
     let pd = PdGuard::allocate(context)?;
     let cq = CqGuard::create(context, 2, 0)?;

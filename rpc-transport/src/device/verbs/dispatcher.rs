@@ -1,13 +1,14 @@
-//! The connection manager's thread: takes events and wishes, carries the table's actions out.
+//! The connection manager's thread: takes events and commands, and carries out the actions of the
+//! state table.
 //!
 //! Owns every id, the deadlines, and the reading of asynchronous device events. Decides nothing:
-//! what follows from what stands in [`cm`](super::cm).
+//! [`cm`](super::cm) says what follows from an event.
 //!
 //! Invariants:
 //! 1. A call that fails becomes an input of the table, except where the table says that its failure
 //!    changes nothing.
-//! 2. The thread sleeps unless there is an event, a wish, or a deadline that has come.
-//! 3. No wish waits for another: nothing here blocks on a peer.
+//! 2. The thread sleeps unless there is an event, a command, or a deadline that has passed.
+//! 3. No command waits for another: nothing here blocks on a peer.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -32,9 +33,9 @@ use super::options::SetupOptions;
 use super::queue_pair::ReadDepths;
 use super::service::{Answer, Command, IdKey, IdLink, Request, Resolved, Service, SetupQp};
 
-/// Events taken before wishes and deadlines get their turn.
+/// Most events taken before commands and deadlines are handled.
 const EVENTS_PER_ROUND: usize = 256;
-/// The kernel's own timer for resolving should come first: it knows more.
+/// Added to the resolve timeout, so that the kernel's own timer fires first: its error says more.
 const RESOLVE_SLACK: Duration = Duration::from_millis(500);
 
 static REFUSED: LogLimit = LogLimit::new("connection requests that were refused");
@@ -44,17 +45,17 @@ pub(super) struct Dispatcher {
     service: &'static Service,
     conversations: HashMap<IdKey, Conversation>,
     deadlines: BinaryHeap<Reverse<(Instant, IdKey)>>,
-    // Behind the ids: they go first.
+    // Declared after the ids, so that they are dropped first.
     channel: CmChannel,
 }
 
 impl Dispatcher {
-    /// Prepares the thread.
+    /// Creates the thread's state.
     pub(super) fn new(service: &'static Service, channel: CmChannel) -> Self {
         Self { service, conversations: HashMap::new(), deadlines: BinaryHeap::new(), channel }
     }
 
-    /// Runs as long as the process.
+    /// Runs until the process ends.
     pub(super) fn run(mut self) {
         let mut commands = Vec::new();
         loop {
@@ -71,7 +72,7 @@ impl Dispatcher {
         }
     }
 
-    /// Waits for something to do (invariant 2); returns the devices with asynchronous events.
+    /// Waits for something to do (invariant 2). Returns the devices that have asynchronous events.
     fn sleep(&self) -> Vec<Arc<VerbsDevice>> {
         let devices = device::opened();
         let mut fds = vec![
@@ -121,7 +122,8 @@ impl Dispatcher {
             }
             Err(error) => {
                 tracing::warn!(device = device.context().name(), %error, "device removed");
-                // Its fd would be readable for ever (invariant 2).
+                // Otherwise its fd would stay readable and the thread would never sleep (invariant
+                // 2).
                 device::forget(device);
             }
         }
@@ -145,14 +147,14 @@ impl Dispatcher {
             conversation.failure = Some(Failure::Event { event: kind, status, private_data });
         }
         self.input(key, Input::Event(kind));
-        // What was ignored explains no later failure.
+        // The event was ignored, so it must not appear as the cause of a later failure.
         if let Some(conversation) = self.conversations.get_mut(&key) {
             conversation.failure = None;
         }
     }
 
-    /// A REQ: the new id gets a name and a conversation of its own. When its listener is gone or
-    /// cannot take it, dropping the share that is made here refuses it.
+    /// A REQ has arrived: gives the new id a key and a conversation. If its listener is gone or its
+    /// queue is full, dropping the [`IdLink`] created here refuses the peer.
     fn on_request(&mut self, listener: IdKey, id: CmId, data: Vec<u8>, depths: ReadDepths) {
         let Some(parent) = self.conversations.get(&listener) else { return };
         let (_, actions) = cm::step(parent.state, Input::Event(Event::ConnectRequest));
@@ -195,7 +197,7 @@ impl Dispatcher {
                 self.start_resolving(key, to, options, answer);
             }
             Command::Listen { key, at, options, requests, answer } => {
-                // The caller may have given up waiting, and then closes the id.
+                // Sending fails only if the caller has given up; the caller then closes the id.
                 let _ = answer.send(self.start_listening(key, at, options, requests));
             }
             Command::Connect { key, qp, private_data, answer } => {
@@ -209,7 +211,7 @@ impl Dispatcher {
                     conversation.private_data = private_data;
                 }
                 self.input(key, Input::Reject);
-                // The caller may have stopped waiting.
+                // Fails only if the caller has stopped waiting.
                 let _ = done.send(());
             }
             Command::Disconnect { key } => self.input(key, Input::Disconnect),
@@ -230,7 +232,7 @@ impl Dispatcher {
         let id = match CmId::create(&self.channel, key) {
             Ok(id) => id,
             Err(error) => {
-                // The caller may have given up waiting.
+                // Fails only if the caller has stopped waiting.
                 let _ = answer.send(Err(Failure::Call { what: "create connection id", error }));
                 return;
             }
@@ -266,8 +268,9 @@ impl Dispatcher {
         Ok(bound)
     }
 
-    /// The kernel calls an address not available also when the port is taken there by a listener
-    /// of another kind (wildcard or specific): then the address alone can be bound.
+    /// Explains a failed bind. The kernel reports an address as not available also when its port is
+    /// taken by a listener of the other kind (wildcard or specific); in that case binding to the
+    /// address with port 0 succeeds.
     fn why_not_bound(&self, key: IdKey, at: SocketAddr, error: io::Error) -> io::Error {
         if error.kind() != io::ErrorKind::AddrNotAvailable || at.port() == 0 {
             return error;
@@ -286,7 +289,7 @@ impl Dispatcher {
         answer: Answer<Vec<u8>>,
     ) {
         let Some(conversation) = self.conversations.get_mut(&key) else {
-            // The caller may have given up waiting.
+            // Fails only if the caller has stopped waiting.
             let _ = answer.send(Err(Failure::Gone));
             return;
         };
@@ -304,7 +307,7 @@ impl Dispatcher {
             }
             self.deadlines.pop();
             let Some(conversation) = self.conversations.get_mut(&key) else { continue };
-            // An entry of an earlier step means nothing now.
+            // Entries of earlier steps are ignored.
             if let Some((_, limit)) = conversation.deadline.filter(|(due, _)| *due <= now) {
                 conversation.failure = Some(Failure::Deadline(limit));
                 self.input(key, Input::Deadline);
@@ -312,7 +315,8 @@ impl Dispatcher {
         }
     }
 
-    /// The QP has received something before its connection was seen to stand: the RTU is lost.
+    /// The QP has received something before the connection was reported as established: the RTU may
+    /// be lost.
     fn on_communication_established(&mut self, key: IdKey) {
         let Some(conversation) = self.conversations.get(&key) else { return };
         if conversation.state == State::Accepting {
@@ -327,7 +331,8 @@ impl Dispatcher {
         self.input(key, Input::CallFailed);
     }
 
-    /// Feeds the table, and carries out what it says, until it says nothing more.
+    /// Feeds an input to the table and carries out its actions, and repeats this with the inputs
+    /// that they produce.
     fn input(&mut self, key: IdKey, input: Input) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
@@ -371,7 +376,7 @@ impl Dispatcher {
             State::Preparing | State::Accepting => Some(options.accept_timeout),
             _ => None,
         };
-        // A limit beyond the clock's range is none.
+        // A time limit beyond the clock's range counts as none.
         let due = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
         conversation.deadline = due;
         if let Some((at, _)) = due {
@@ -380,7 +385,7 @@ impl Dispatcher {
     }
 }
 
-/// Rounded up: to wake before the deadline would be to wake in vain.
+/// Rounded up, so that the thread does not wake just before the deadline.
 fn timespec_until(at: Instant) -> Timespec {
     let rest = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
     let tv_sec = i64::try_from(rest.as_secs()).unwrap_or(i64::MAX);

@@ -1,4 +1,4 @@
-//! Why setting a connection up failed, in words for a person.
+//! Why a connection could not be set up, as text for people.
 //!
 //! Owns the meaning of the connection manager's events, statuses and reject reasons. Pure.
 
@@ -16,38 +16,38 @@ use super::cm::Event;
 /// What went wrong.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The kernel's connection manager said so.
+    /// The kernel's connection manager reported it.
     Event {
         /// Which event.
         event: Event,
         /// Negative errno, or a reject reason.
         status: i32,
-        /// What the peer sent along.
+        /// Private data of the peer.
         private_data: Vec<u8>,
     },
     /// A call failed.
     Call {
         /// What was attempted.
         what: &'static str,
-        /// What the system said.
+        /// The operating system's error.
         error: io::Error,
     },
     /// No answer in time.
     Deadline(Duration),
-    /// The id is gone: its device was removed, or its owner has given up.
+    /// The id is gone: its device was removed, or its owner has dropped it.
     Gone,
-    /// No device of libibverbs fits.
+    /// No libibverbs device fits.
     Device(String),
 }
 
-/// Reasons of `enum ib_cm_rej_reason` that a person meets.
+/// The reasons of `enum ib_cm_rej_reason` that occur in practice.
 const REJECT_TIMEOUT: i32 = 4;
 const REJECT_NO_LISTENER: i32 = 8;
 const REJECT_STALE: i32 = 10;
 const REJECT_BY_APPLICATION: i32 = 28;
 
 impl Failure {
-    /// As the error of connecting to, or accepting from, `address`.
+    /// Converts to the error of connecting to, or accepting from, `address`.
     pub(super) fn into_connect_error(self, address: &Address) -> ConnectError {
         match self {
             Self::Event { event: Event::Rejected, status, private_data } => {
@@ -61,7 +61,7 @@ impl Failure {
         }
     }
 
-    /// As the error of listening at `address`.
+    /// Converts to the error of listening at `address`.
     pub(super) fn into_listen_error(self, address: &Address) -> ListenError {
         let address = address.clone();
         let reason = match self {
@@ -91,7 +91,7 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
             let reason = format!("no listener at this port (reject reason {status})");
             return ConnectError::Refused { address, reason };
         }
-        // iWARP has no reasons; TCP refuses.
+        // iWARP has no reject reasons: TCP reports the refusal.
         _ if -status == Errno::CONNREFUSED.raw_os_error() => {
             let reason = "no listener at this port (connection refused)".to_owned();
             return ConnectError::Refused { address, reason };
@@ -115,7 +115,7 @@ fn unreachable(address: &Address, reason: String) -> ConnectError {
 }
 
 fn event_text(event: Event, status: i32) -> String {
-    // Negative statuses are errno values; librdmacm's own conversions are just -1.
+    // Negative statuses are errno values; where librdmacm converts an error itself, it is just -1.
     let cause = match status {
         0 | -1 => String::new(),
         errno if errno < 0 => format!(": {}", io::Error::from_raw_os_error(-errno)),
@@ -146,11 +146,11 @@ fn call_failed(address: &Address, what: &'static str, error: &io::Error) -> Conn
     ConnectError::Provider(ProviderError::Resources { what, message: error.to_string() })
 }
 
-/// Names of the calls that fail for want of a route.
+/// Names of the calls that fail when there is no route.
 pub(super) const RESOLVE_ADDRESS: &str = "resolve address";
 pub(super) const RESOLVE_ROUTE: &str = "resolve route";
 
-/// What many try first is 127.0.0.1.
+/// A frequent first attempt is 127.0.0.1, so the text mentions loopback.
 const NO_DEVICE: &str = "no RDMA device has a route to it; loopback addresses have no device, so \
                          use the address of an RDMA port, which the doctor shows";
 

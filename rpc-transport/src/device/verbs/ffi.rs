@@ -1,15 +1,15 @@
-//! The one door to the system crate (`rdma_sys`): no other file names it, so that changing it is a
-//! matter of this file.
+//! The only module that uses the bindings crate (`rdma_sys`), so that replacing it changes only
+//! this file.
 //!
-//! Owns the names, constants and layouts of libibverbs and librdmacm that this provider uses.
-//! Never calls anything on its own.
+//! Owns the names, constants and layouts of libibverbs and librdmacm that this provider uses. Calls
+//! no function except where a wrapper below says so.
 //!
 //! Invariants:
 //! 1. Every struct that this provider reads or writes has the size and the field offsets of the C
-//!    headers; the assertions below are evaluated by the compiler (numbers of rdma-core 44).
+//!    headers; the assertions below are checked at compile time (numbers of rdma-core 44).
 //! 2. A number that the kernel or a library chooses (event, status, opcode) is read as an integer:
-//!    a newer library may know more values than the enum that the bindings were made from.
-//! 3. Extended verbs (`*_ex`, `ibv_advise_mr`, ...) are not offered: the system crate finds their
+//!    a newer library may use more values than the enum in the bindings has.
+//! 3. Extended verbs (`*_ex`, `ibv_advise_mr`, ...) are not offered: the bindings find their
 //!    dispatch table by a comparison that is never true on 64-bit machines.
 #![allow(unsafe_code, reason = "the foreign interface itself")]
 
@@ -39,13 +39,13 @@ pub(super) use rdma_sys::{
 pub(super) mod number {
     /// `RDMA_OPTION_ID`: the level of the options below.
     pub(in super::super) const OPTION_LEVEL_ID: i32 = 0;
-    /// `RDMA_OPTION_ID_AFONLY`: an IPv6 id takes no IPv4 peers.
+    /// `RDMA_OPTION_ID_AFONLY`: an IPv6 id accepts no IPv4 peers.
     pub(in super::super) const OPTION_AFONLY: i32 = 2;
     /// `IBV_LINK_LAYER_INFINIBAND`.
     pub(in super::super) const LINK_LAYER_INFINIBAND: u8 = 1;
     /// `IBV_LINK_LAYER_ETHERNET`.
     pub(in super::super) const LINK_LAYER_ETHERNET: u8 = 2;
-    /// Bits 21 to 23 of an attribute mask from rdma_ucm: they are meant for the kernel.
+    /// Bits 21 to 23 of an attribute mask from rdma_ucm: only the kernel uses them.
     pub(in super::super) const KERNEL_ONLY_ATTR_MASK: i32 = 0x00e0_0000;
 }
 
@@ -63,19 +63,19 @@ pub(super) mod async_event {
     pub(in super::super) const GID_CHANGE: u32 = 18;
 }
 
-/// A C struct for which all bytes zero is a value.
+/// A C struct that is valid when all its bytes are zero.
 ///
 /// # Safety
 /// The type has only integers, raw pointers, `Option`s of function pointers, and arrays and unions
 /// of those.
 pub(super) unsafe trait Plain: Sized {
-    /// All bytes zero, as `memset` would make it.
+    /// All bytes zero, as after `memset`.
     fn zeroed() -> Self {
         // SAFETY: the trait's promise: zero bytes are a valid value.
         unsafe { MaybeUninit::zeroed().assume_init() }
     }
 
-    /// A bitwise copy, as C assigns.
+    /// A bitwise copy, as a C assignment makes it.
     fn duplicate(&self) -> Self {
         // SAFETY: the trait's promise: nothing is owned, so a copy of the bytes is another value.
         unsafe { std::ptr::read(self) }
@@ -99,8 +99,8 @@ unsafe impl Plain for ibv_recv_wr {}
 // SAFETY: as above.
 unsafe impl Plain for rdma_conn_param {}
 
-/// Tells the kernel's side of an id that its QP has received something (`rdma_notify`), so that a
-/// lost RTU does not keep it from becoming established.
+/// Tells the kernel's side of an id that its QP has received something (`rdma_notify`), so that it
+/// becomes established even if the RTU was lost.
 ///
 /// # Safety
 /// `id` is a live id, used by this thread alone.
@@ -118,7 +118,7 @@ pub(super) fn async_event_number(event: &MaybeUninit<ibv_async_event>) -> u32 {
     unsafe { number.read() }
 }
 
-/// The object of an asynchronous event: a QP, a CQ, or a port number, by the event's number.
+/// The object of an asynchronous event: a QP, a CQ, or a port number, depending on the event.
 pub(super) fn async_event_element(event: &MaybeUninit<ibv_async_event>) -> usize {
     // SAFETY: the union's largest member is a pointer that the library wrote; the struct is
     // zeroed before (see `async_events`), so that a port number leaves no uninitialised byte.
@@ -128,7 +128,7 @@ pub(super) fn async_event_element(event: &MaybeUninit<ibv_async_event>) -> usize
 /// The number of a cm event (invariant 2).
 ///
 /// # Safety
-/// `event` came from `rdma_get_cm_event` and is not acked yet.
+/// `event` came from `rdma_get_cm_event` and has not been acknowledged.
 pub(super) unsafe fn cm_event_number(event: *const rdma_cm_event) -> u32 {
     // SAFETY: the field lies inside the struct.
     let number = unsafe { &raw const (*event).event }.cast::<u32>();
@@ -136,7 +136,7 @@ pub(super) unsafe fn cm_event_number(event: *const rdma_cm_event) -> u32 {
     unsafe { number.read() }
 }
 
-/// Immediate data of a completion, in this machine's order.
+/// Immediate data of a completion, in this machine's byte order.
 pub(super) fn immediate(wc: &ibv_wc) -> Option<u32> {
     if wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0 {
         return None;
@@ -146,7 +146,7 @@ pub(super) fn immediate(wc: &ibv_wc) -> Option<u32> {
     Some(u32::from_be(big_endian))
 }
 
-/// Sets immediate data, given in this machine's order.
+/// Sets immediate data, given in this machine's byte order.
 pub(super) fn set_immediate(wr: &mut ibv_send_wr, imm: u32) {
     wr.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
 }
@@ -162,12 +162,12 @@ pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     unsafe { gid.raw }
 }
 
-/// What a librdmacm call that returns -1 and sets errno came to.
+/// The result of a librdmacm call that returns -1 and sets errno.
 pub(super) fn cm_result(returned: i32) -> io::Result<()> {
     if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What a libibverbs call that returns an errno came to. Some providers return it negated.
+/// The result of a libibverbs call that returns an errno. Some drivers return it negated.
 pub(super) fn verbs_result(returned: i32) -> io::Result<()> {
     if returned == 0 {
         Ok(())
@@ -259,7 +259,7 @@ mod tests {
         let mut wc: ibv_wc = unsafe { MaybeUninit::zeroed().assume_init() };
         wc.imm_data_invalidated_rkey_union.imm_data = raw;
         assert_eq!(immediate(&wc), None);
-        // The GRH bit is set as well on Soft-RoCE: the flag is tested, not compared.
+        // Soft-RoCE sets the GRH bit as well, so the flag must be tested, not compared.
         wc.wc_flags = ibv_wc_flags::IBV_WC_WITH_IMM.0 | ibv_wc_flags::IBV_WC_GRH.0;
         assert_eq!(immediate(&wc), Some(0x0102_0304));
     }

@@ -1,6 +1,6 @@
-//! The limit on locked memory, and what to say when it is reached.
+//! The limit on locked memory, and the advice to give when it is reached.
 //!
-//! Owns the words for a refused registration. Registering pins pages, and pinned pages count
+//! Owns the error texts for refused registrations. Registering pins pages, and pinned pages count
 //! against `RLIMIT_MEMLOCK`, each registration in full.
 
 use std::io;
@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::device::ProviderError;
 
-/// The limit on locked memory of this process, bytes; `None` when there is none.
+/// The limit on locked memory of this process, bytes; `None` when unlimited.
 pub(super) fn memlock_bytes() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
@@ -18,7 +18,7 @@ pub(super) fn memlock_bytes() -> Option<u64> {
 pub(super) const RAISE_MEMLOCK: &str = "raise it with `ulimit -l` (or memlock in \
      /etc/security/limits.conf), LimitMEMLOCK= in a systemd unit, or grant CAP_IPC_LOCK";
 
-/// What a refused registration of `len` bytes is about.
+/// The error for a refused registration of `len` bytes.
 pub(super) fn registration_refused(len: usize, error: &io::Error) -> ProviderError {
     let message = match (error.kind(), memlock_bytes()) {
         (io::ErrorKind::OutOfMemory, Some(limit)) => format!(
@@ -30,7 +30,7 @@ pub(super) fn registration_refused(len: usize, error: &io::Error) -> ProviderErr
     ProviderError::Resources { what: "register memory", message }
 }
 
-/// Any other refusal of the device.
+/// The error for any other refusal of the device.
 pub(super) fn refused(what: &'static str, error: &io::Error) -> ProviderError {
     ProviderError::Resources { what, message: error.to_string() }
 }

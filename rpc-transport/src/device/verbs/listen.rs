@@ -1,6 +1,7 @@
 //! Listening: from connection requests to QPs in RTS.
 //!
-//! Owns the queue of requests that wait to be accepted. What is dropped unanswered is refused.
+//! Owns the queue of requests that wait to be accepted. A request that is dropped unanswered is
+//! refused.
 
 use std::sync::Arc;
 
@@ -22,8 +23,8 @@ use super::preflight;
 use super::service::{Command, IdKey, IdLink, Request, Service};
 use super::setup_qp::{Attempt, AttemptError, check_private_data, rejection};
 
-/// Listens at an `rdma://` address. `0.0.0.0` and `[::]` mean every device (`[::]` IPv4 as well),
-/// port 0 a port of the system's choice.
+/// Listens at an `rdma://` address. `0.0.0.0` and `[::]` mean all devices (`[::]` IPv4 as well);
+/// with port 0 the system chooses a port.
 ///
 /// # Errors
 /// [`ListenError`]: no device, no such local address, or the port is in use.
@@ -57,7 +58,7 @@ pub async fn listen(
 struct VerbsListener {
     address: Address,
     incoming: mpsc::Receiver<Result<Request, Failure>>,
-    /// Closes the id.
+    /// Closes the id on drop.
     _link: IdLink,
 }
 
@@ -83,7 +84,7 @@ struct VerbsIncoming {
 }
 
 impl VerbsIncoming {
-    /// The connection manager always knows it: without one there would be no way back.
+    /// The peer's address; the connection manager needs it to answer, so it always knows it.
     fn peer_address(&self) -> std::net::SocketAddr {
         self.attempt.peer().unwrap_or_else(|| ([0, 0, 0, 0], 0).into())
     }
@@ -136,7 +137,7 @@ impl Incoming for VerbsIncoming {
         let link = self.attempt.link();
         link.service().send(Command::Reject { key: link.key(), private_data, done });
         self.attempt.finish();
-        // An error would mean that the thread is gone, and the id with it.
+        // An error would mean that the thread has ended, and with it the id.
         let _ = is_done.await;
     }
 }

@@ -1,7 +1,7 @@
 //! What other threads tell the owner of a CQ, and the eventfd that wakes it.
 //!
-//! Owns the eventfd, and the news of the CQ's death. The order of the steps that keeps a wake-up
-//! from being lost is [`crate::device::mailbox`]'s. Never calls the device.
+//! Owns the eventfd, and the report of the CQ's death. [`crate::device::mailbox`] owns the order of
+//! steps that keeps a wake-up from being lost. Never calls the device.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::device::mailbox::{Bell, Events};
 use crate::device::{ProviderError, QpEvent};
 
-/// A mailbox with a bell.
+/// A mailbox with its eventfd.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     events: Events<QpEvent, EventFd>,
@@ -24,7 +24,7 @@ struct EventFd(OwnedFd);
 
 impl Bell for EventFd {
     fn ring(&self) {
-        // EAGAIN means that the counter is full, so it is readable already.
+        // EAGAIN means that the counter is full, so the fd is readable already.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
@@ -41,22 +41,22 @@ impl Mailbox {
         Ok(Self { events: Events::new(bell), dead: OnceLock::new() })
     }
 
-    /// Becomes readable when something was put in.
+    /// The fd that becomes readable when something was added.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
         self.events.bell().0.as_fd()
     }
 
-    /// Makes the bell readable.
+    /// Makes the fd readable.
     pub(super) fn ring(&self) {
         self.events.ring();
     }
 
-    /// Makes the bell unreadable until it is rung again.
+    /// Makes the fd unreadable until it is rung again.
     pub(super) fn silence(&self) {
         self.events.silence();
     }
 
-    /// Puts an event in.
+    /// Adds an event.
     pub(super) fn put(&self, event: QpEvent) {
         self.events.put(event);
     }
@@ -68,7 +68,7 @@ impl Mailbox {
 
     /// Declares the CQ dead.
     pub(super) fn kill(&self, reason: String) {
-        // The first reason stands.
+        // The first reason is kept.
         let _ = self.dead.set(reason);
         self.ring();
     }

@@ -1,13 +1,13 @@
-//! Protection domains and memory regions as guards.
+//! Protection domains and memory regions, as guards that release their object on drop.
 //!
-//! Owns registration. Regions have local access unless the caller asks for more, and belong to the
-//! domain that the caller hands in: one per tenant.
+//! Owns registration. Regions have local access only, unless the caller asks for more, and belong
+//! to the domain that the caller passes: one per tenant.
 //!
 //! Invariants:
-//! 1. A guard owns its object alone, and destroys it on the reaper's thread; a child holds its
-//!    parent's `Arc`, so it goes first.
-//! 2. Registered memory is freed only after the device has agreed to forget it; if it refuses, the
-//!    memory is leaked and the log says so.
+//! 1. A guard is the only owner of its object, and destroys it on the reaper's thread. A child
+//!    holds its parent's `Arc`, so it is destroyed first.
+//! 2. Registered memory is freed only after deregistration has succeeded; if the device refuses,
+//!    the memory is leaked and that is logged.
 #![allow(unsafe_code, reason = "registers memory with a device")]
 
 use std::any::Any;
@@ -85,7 +85,7 @@ impl RawPd {
     }
 }
 
-/// A protection domain as the seam sees it.
+/// A protection domain, as the device contract requires it.
 #[derive(Debug)]
 pub(super) struct VerbsDomain(Arc<PdGuard>);
 
@@ -122,7 +122,7 @@ impl VerbsDomain {
             domain: self.0.id,
         };
         // SAFETY: `base..+len` is initialised and belongs to `memory`, which the guard keeps until
-        // the device has deregistered it; so the region itself has no memory left to own.
+        // the device has deregistered it; so the region itself need not own any memory.
         Ok(unsafe { MemoryRegion::from_parts(parts, Box::new(mr), Box::new(())) })
     }
 }
@@ -137,7 +137,8 @@ impl DomainOps for VerbsDomain {
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
         let OwnedParts { base, len, writable, owner } = memory.into_parts(access)?;
         if len == 0 {
-            // Its address is none, and devices refuse it in words that do not help.
+            // An empty slice has no useful address, and the errors that devices give for it do not
+            // help.
             return Err(ProviderError::Unsupported("registering memory of no bytes"));
         }
         self.region(base, len, writable, owner, access)
@@ -169,7 +170,7 @@ impl MrGuard {
         flags: u32,
         memory: Box<dyn Any + Send + Sync>,
     ) -> io::Result<Self> {
-        // A device registers no empty span; `Pages` has one byte at least.
+        // Devices refuse to register empty memory; `Pages` is at least one byte long.
         let len = len.max(1);
         // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives the
         // registration (invariant 2). Plain flags need no other entry point.
@@ -186,7 +187,8 @@ impl MrGuard {
     }
 }
 
-/// Local reads always; REMOTE_WRITE requires LOCAL_WRITE (S58), so it is for writable memory.
+/// Local reads are always allowed. REMOTE_WRITE requires LOCAL_WRITE (S58), so it is granted to
+/// writable memory only.
 pub(super) fn access_flags(access: Access, writable: bool) -> u32 {
     let mut flags = 0;
     if writable {
@@ -241,7 +243,7 @@ impl Pages {
     fn map(len: usize) -> io::Result<Self> {
         let len = len.max(1);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
@@ -250,7 +252,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nothing refers to it any more (invariant 2).
+        // SAFETY: the mapping belongs to this guard, and nothing refers to it any more (invariant
+        // 2).
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!(%error, "pages leaked");
         }

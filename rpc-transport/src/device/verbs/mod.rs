@@ -4,20 +4,20 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `ffi` | the system crate, fenced: names, constants, layouts |
-//! | `cm` | the connection manager's conversation, a pure table |
+//! | `ffi` | the only user of the bindings crate: names, constants, layouts |
+//! | `cm` | the connection manager's conversation, a pure state table |
 //! | `service`, `dispatcher`, `conversation`, `cm_id` | its one thread, and all calls of librdmacm |
-//! | `connect`, `listen`, `setup_qp`, `options`, `failure` | what the seam sees of it |
-//! | `context`, `device`, `async_events` | devices, their limits, what breaks in them |
+//! | `connect`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening by the device contract |
+//! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
 //! | `memory`, `limits` | protection domains, registration, the limit on locked memory |
-//! | `queue`, `completion_channel`, `mailbox` | the CQ, its events, news from other threads |
+//! | `queue`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |
 //! | `queue_pair`, `work_queues`, `send_ring`, `wr_key`, `batch`, `status` | QPs and what is posted |
-//! | `reaper` | the thread that destroys |
+//! | `reaper` | the thread that destroys objects |
 //! | `preflight` | what is missing on this machine, and what to do |
 //!
-//! Two threads serve the process: `rdma-cm` sets connections up and hears of their end,
-//! `rdma-reaper` destroys. Both sleep while there is nothing to do. Posting and polling happen on
-//! the CQ owner's thread, without a lock.
+//! Two threads serve the process: `rdma-cm` sets connections up and learns of their end,
+//! `rdma-reaper` destroys objects. Both sleep while there is nothing to do. Posting and polling
+//! happen on the CQ owner's thread, without a lock.
 
 mod async_events;
 mod batch;

@@ -1,4 +1,4 @@
-//! What a user may choose about connecting through verbs.
+//! Options for connecting and listening through verbs.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -6,15 +6,15 @@ use std::time::Duration;
 /// Environment variable that overrides [`SetupOptions::ack_timeout`]; read once per process.
 pub const ACK_TIMEOUT_VARIABLE: &str = "RPC_RDMA_ACK_TIMEOUT";
 
-/// How connections are set up and when a silent peer is given up. `Default` fits a network of one
-/// building.
+/// How connections are set up, and when an unresponsive peer is given up. `Default` suits a network
+/// within one building.
 ///
-/// A peer that does not acknowledge is found after about `4.096 us * 2^ack_timeout * (retry_count +
-/// 1)`: 0.47 s by default.
+/// A peer that does not acknowledge is detected after about
+/// `4.096 us * 2^ack_timeout * (retry_count + 1)`: 0.47 s by default.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SetupOptions {
-    /// Longest wait for an address and then for a route to be resolved, each. Default 2 s.
+    /// Longest wait for resolving an address, and again for resolving a route. Default 2 s.
     pub resolve_timeout: Duration,
     /// Longest wait for the peer's answer to a connection request. rdma_cm itself has no such limit
     /// and may try for a minute. Default 10 s.
@@ -22,17 +22,18 @@ pub struct SetupOptions {
     /// Longest wait for the peer's confirmation after accepting. Default 10 s.
     pub accept_timeout: Duration,
     /// Time without an acknowledgement after which a packet is sent again, as the exponent of
-    /// `4.096 us * 2^n`, 1 to 31. Default 14 (67 ms), or what `RPC_RDMA_ACK_TIMEOUT` says; an
-    /// emulated machine wants 17.
+    /// `4.096 us * 2^n`, 1 to 31. Default 14 (67 ms), or the value of `RPC_RDMA_ACK_TIMEOUT`; on an
+    /// emulated machine use 17.
     pub ack_timeout: u8,
-    /// How often a packet is sent again, 0 to 6. Default 6. Seven would mean for ever on some
-    /// devices and is taken for 6.
+    /// How often a packet is sent again, 0 to 6. Default 6. On some devices 7 means forever, so it
+    /// is treated as 6.
     pub retry_count: u8,
-    /// Most READs under way per connection in either direction, where the device and the peer agree.
-    /// 0 turns READ off. Default 4.
+    /// Most READs in flight per connection in either direction, if the device and the peer agree. 0
+    /// turns READ off. Default 4.
     pub read_depth: u8,
-    /// Connection requests that may wait for a listener; more are refused, and a refused client has
-    /// to try again. Default 1024, the most that Linux takes unless it is told otherwise.
+    /// Most connection requests that wait at a listener; beyond it requests are refused, and the
+    /// client has to try again. Default 1024, the most that Linux allows unless configured
+    /// otherwise.
     pub backlog: u16,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct QpTimers {
 
 impl SetupOptions {
     pub(super) fn timers(&self) -> QpTimers {
-        // 0 would switch the timer off: a dead peer would never be found.
+        // 0 would switch the timer off, and a dead peer would never be detected.
         let ack_timeout = self.ack_timeout.clamp(1, 31);
         QpTimers { ack_timeout, retry_count: self.retry_count.min(6) }
     }

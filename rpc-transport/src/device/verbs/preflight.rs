@@ -1,7 +1,7 @@
 //! What this machine offers for RDMA, what is missing, and what to do about it.
 //!
-//! Owns the report and its judgement: [`judge`] is a pure function of the facts that
-//! [`probe`] collects. Never changes anything.
+//! Owns the report and its conclusions: [`judge`] is a pure function of the facts that [`probe`]
+//! collects. Never changes anything.
 
 mod probe;
 
@@ -11,8 +11,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use super::limits::RAISE_MEMLOCK;
 
-/// Locked memory below this many bytes is too little for even a few connections: the receive
-/// buffers of one alone take a quarter of it.
+/// A limit on locked memory below this, bytes, is too small for even a few connections: the receive
+/// buffers of one take a quarter of it.
 const SMALL_MEMLOCK_BYTES: u64 = 4 * 1024 * 1024;
 /// RDMA MTU below which large messages are noticeably slower, bytes.
 const GOOD_MTU_BYTES: u32 = 4096;
@@ -26,7 +26,7 @@ pub enum Severity {
     Problem,
 }
 
-/// Something to know, with what to do about it.
+/// Something to know, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// How serious it is.
@@ -42,14 +42,14 @@ pub struct Gid {
     pub index: u32,
     /// The address; IPv4 is mapped.
     pub address: Ipv6Addr,
-    /// Its kind, as the kernel calls it: `RoCE v2`, `IB/RoCE v1`; empty where it does not say.
+    /// Its kind, in the kernel's words: `RoCE v2`, `IB/RoCE v1`; empty if the kernel does not say.
     pub kind: String,
     /// The network device that it belongs to, if any.
     pub network_device: Option<String>,
 }
 
 impl Gid {
-    /// Whether a peer in another network could answer to it.
+    /// Whether a peer in another network can reach this address.
     fn is_routable(&self) -> bool {
         let is_link_local = self.address.segments()[0] & 0xffc0 == 0xfe80;
         !is_link_local && !self.address.is_unspecified()
@@ -78,7 +78,7 @@ pub struct Port {
 pub struct DeviceReport {
     /// Its name.
     pub name: String,
-    /// Why it cannot be opened, if so.
+    /// Why it cannot be opened; `None` if it can.
     pub open_error: Option<String>,
     /// Most QPs of the device.
     pub max_qp: u32,
@@ -90,7 +90,7 @@ pub struct DeviceReport {
     pub ports: Vec<Port>,
 }
 
-/// Everything that was found.
+/// The result of the preflight check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// Devices that libibverbs knows.
@@ -99,15 +99,15 @@ pub struct Report {
     pub kernel_devices: Vec<String>,
     /// Whether the kernel knows RDMA, or has modules that teach it.
     pub kernel_can_rdma: bool,
-    /// Why the connection manager cannot be used, if so.
+    /// Why the connection manager cannot be used; `None` if it can.
     pub connection_manager_error: Option<String>,
-    /// Limit on locked memory, bytes; `None` when there is none for this process.
+    /// Limit on locked memory, bytes; `None` when this process has no limit.
     pub memlock_bytes: Option<u64>,
     /// What is wrong and what to do, most serious first.
     pub findings: Vec<Finding>,
 }
 
-/// Looks at this machine, as this user.
+/// Examines this machine, with the permissions of this user.
 #[must_use]
 pub fn preflight() -> Report {
     let mut report = probe::facts();
@@ -115,19 +115,19 @@ pub fn preflight() -> Report {
     report
 }
 
-/// The most serious thing that this machine lacks, if any.
+/// The most serious problem of this machine, if any.
 pub(super) fn first_problem() -> Option<String> {
     let findings = preflight().findings.into_iter();
     findings.filter(|found| found.severity == Severity::Problem).map(|found| found.text).next()
 }
 
-/// Why connecting is impossible, when the connection manager could not be opened.
+/// Why connecting is impossible, given that the connection manager could not be opened.
 pub(super) fn why_unavailable(error: &io::Error) -> String {
     first_problem().unwrap_or_else(|| format!("the connection manager cannot be used: {error}"))
 }
 
 impl Report {
-    /// Whether a connection can be expected to work: nothing worse than advice.
+    /// Whether connections can be expected to work: there is no finding worse than advice.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.findings.iter().all(|found| found.severity == Severity::Advice)
@@ -142,7 +142,7 @@ impl Report {
     }
 }
 
-/// What follows from the facts.
+/// Derives findings from the facts.
 fn judge(facts: &Report) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |severity, text: String| findings.push(Finding { severity, text });

@@ -1,14 +1,14 @@
 //! The completion queue of a verbs device, which also owns its QPs.
 //!
-//! Owns the path of every post to the device and of every completion back. Never waits: what could
-//! (destroying, disconnecting) is handed to other threads.
+//! Owns the path of every post to the device and of every completion back. Never waits: operations
+//! that could (destroying, disconnecting) run on other threads.
 //!
 //! Invariants:
-//! 1. WRs are held back for one QP at a time; polling, arming, flushing, a last inline post, or
-//!    posting to another QP rings the doorbell first (contract rule 17).
-//! 2. Entries of the device's CQ are spoken for by live QPs, and by destroyed ones as long as their
-//!    completions may still be in it; so it never overflows (contract rule 13).
-//! 3. A completion that names a QP or WR that is gone is dropped (S34).
+//! 1. WRs are held back for one QP at a time; polling, arming, flushing, an inline post without
+//!    `more`, or posting to another QP rings the doorbell first (contract rule 17).
+//! 2. Entries of the device's CQ stay reserved for live QPs, and for destroyed ones as long as
+//!    their completions may still be in it; so it never overflows (contract rule 13).
+//! 3. A completion of a QP or WR that no longer exists is dropped (S34).
 #![allow(unsafe_code, reason = "reads completions that libibverbs has written")]
 
 use std::any::Any;
@@ -39,14 +39,14 @@ use super::status;
 use super::work_queues::{Outcome, WorkQueues, address};
 use super::wr_key::{MAX_QPS, WrKey};
 
-/// Completions taken from the device in one go.
+/// Most completions taken from the device in one call.
 const POLL_BATCH: usize = 32;
 
 /// A QP of this CQ.
 struct Entry {
     guard: Arc<QpGuard>,
     queues: WorkQueues,
-    /// Entries of the CQ that it may fill.
+    /// Entries of the CQ that are reserved for it.
     reserved: u32,
 }
 
@@ -56,11 +56,11 @@ struct Slot {
     qp: Option<Box<Entry>>,
 }
 
-/// Entries that completions of a destroyed QP may still take.
+/// Entries that completions of a destroyed QP may still occupy.
 struct Retired {
     destroyed: Arc<AtomicBool>,
-    /// It was destroyed when the CQ was last seen empty: what comes to be seen empty after that
-    /// holds nothing of it.
+    /// Whether it was already destroyed when the CQ was last seen empty. If so, the next time that
+    /// the CQ is seen empty it holds no completion of this QP.
     was_destroyed: bool,
     reserved: u32,
 }
@@ -70,8 +70,8 @@ pub(super) struct VerbsCompletionQueue {
     slots: Vec<Slot>,
     free: Vec<u32>,
     batch: Batch,
-    /// Completions that wait to be polled: what one completion of the device turned into, and
-    /// those that the provider itself makes.
+    /// Completions that wait to be polled: those beyond the first that one device completion stood
+    /// for, and those that the provider makes itself.
     ready: VecDeque<Completion>,
     reserved: u32,
     retired: Vec<Retired>,
@@ -79,7 +79,7 @@ pub(super) struct VerbsCompletionQueue {
     max_inline_bytes: u32,
     max_message_bytes: u64,
     capabilities: Capabilities,
-    // Behind the slots: QPs go first.
+    // Declared after the slots, so that QPs are dropped first.
     cq: Arc<CqGuard>,
 }
 
@@ -106,7 +106,7 @@ impl VerbsCompletionQueue {
         (cq as &mut dyn Any).downcast_mut().ok_or(ProviderError::WrongDevice("completion queue"))
     }
 
-    /// Creates a QP in INIT, to be connected by the id behind `link`.
+    /// Creates a QP in INIT. The id behind `link` will connect it.
     pub(super) fn create_qp(
         &mut self,
         pd: &ProtectionDomain,
@@ -143,7 +143,7 @@ impl VerbsCompletionQueue {
         Ok((handle, guard))
     }
 
-    /// Entries for a new QP (invariant 2).
+    /// Number of entries to reserve for a new QP (invariant 2).
     fn reserve(&mut self, capacity: QpCapacity) -> Result<u32, ProviderError> {
         for (what, asked) in [
             ("send queue entries", capacity.max_send_wr),
@@ -154,7 +154,8 @@ impl VerbsCompletionQueue {
                 return Err(ProviderError::Limit { what, asked, limit });
             }
         }
-        // The device's CQ has half as many again for beacons: that is one for every two entries.
+        // At least 2 entries per QP: the device's CQ is half as large again, which leaves room for
+        // one drain WR for every two entries.
         let wanted = (capacity.max_send_wr + capacity.max_recv_wr).max(2);
         let full = self.free.is_empty() && narrow(self.slots.len()) >= MAX_QPS;
         if full || wanted > self.capacity() - self.reserved {
@@ -164,7 +165,7 @@ impl VerbsCompletionQueue {
         Ok(wanted)
     }
 
-    /// The QP is in RTS.
+    /// The QP has reached RTS.
     pub(super) fn establish(&mut self, handle: QpHandle) -> Result<(), ProviderError> {
         let entry = find(&mut self.slots, handle).ok_or(ProviderError::UnknownQp)?;
         entry.queues.establish(&mut self.ready);
@@ -174,7 +175,7 @@ impl VerbsCompletionQueue {
         Ok(())
     }
 
-    /// Rings the doorbell of the WRs that are held back.
+    /// Posts the WRs that are held back, which rings the doorbell.
     #[inline]
     fn ring(&mut self) {
         if !self.batch.is_empty() {
@@ -185,14 +186,15 @@ impl VerbsCompletionQueue {
     fn post_batch(&mut self) {
         let Some(index) = self.batch.qp() else { return };
         let slot = self.slots.get_mut(index as usize);
-        // There is one: destroying a QP rings first.
+        // The QP exists: destroying one posts its WRs first.
         let Some(entry) = slot.and_then(|slot| slot.qp.as_mut()) else { return };
         if let Err(refused) = self.batch.post(&entry.guard) {
             self.refused(index, &refused);
         }
     }
 
-    /// The device refused what had been promised: the QP is broken, and says so (rule 8).
+    /// The device refused WRs whose post has already been reported as successful: the QP fails, and
+    /// their completions say so (rule 8).
     #[cold]
     fn refused(&mut self, index: u32, refused: &Refused) {
         let Refused { count, error } = refused;
@@ -206,14 +208,14 @@ impl VerbsCompletionQueue {
         self.fail(index);
     }
 
-    /// Moves a QP to ERR, and sees to it that everything posted completes.
+    /// Moves a QP to ERR, and makes sure that everything posted completes.
     fn fail(&mut self, index: u32) {
-        // What is held back would come behind the beacon.
+        // WRs still held back would be posted after the drain WR.
         debug_assert_ne!(self.batch.qp(), Some(index));
         let Some(entry) = self.slots[index as usize].qp.as_mut() else { return };
         if entry.queues.state() != QpState::Error {
             if let Err(error) = entry.guard.modify_to_error() {
-                // The device is gone, which an asynchronous event tells.
+                // The device is gone; an asynchronous event reports that.
                 tracing::debug!(%error, "queue pair not moved to the error state");
             }
             entry.guard.link().disconnect();
@@ -228,7 +230,7 @@ impl VerbsCompletionQueue {
         }
     }
 
-    /// Takes completions from the device until `completions` has `end` or there are none.
+    /// Takes completions from the device until `completions` has length `end` or there are none.
     fn poll_device(
         &mut self,
         completions: &mut Vec<Completion>,
@@ -244,7 +246,7 @@ impl VerbsCompletionQueue {
             for wc in &wcs[..count] {
                 // SAFETY: the device has written the first `count` completions.
                 let wc = unsafe { wc.assume_init_ref() };
-                // What waits already goes first; `count` is no more than there is room for.
+                // Completions that already wait go first; `count` does not exceed the room left.
                 if self.ready.is_empty()
                     && let Some(completion) = self.complete_one(wc)
                 {
@@ -262,7 +264,7 @@ impl VerbsCompletionQueue {
         Ok(())
     }
 
-    /// The short way of a success (see [`WorkQueues::complete_one`]).
+    /// Fast path of a successful completion (see [`WorkQueues::complete_one`]).
     #[inline]
     fn complete_one(&mut self, wc: &ffi::ibv_wc) -> Option<Completion> {
         if wc.status != 0 {
@@ -311,7 +313,7 @@ impl VerbsCompletionQueue {
         completions.extend(self.ready.drain(..count));
     }
 
-    /// The CQ was seen empty: QPs that were destroyed before have nothing in it any more.
+    /// The CQ was seen empty: it holds no completion of QPs that were destroyed before.
     fn release_retired(&mut self) {
         if self.retired.is_empty() {
             return;
@@ -348,7 +350,7 @@ fn success(wc: &ffi::ibv_wc) -> Outcome {
     }
 }
 
-/// Straight to the device: whatever was held back for the QP has been posted by now.
+/// Posts directly: whatever was held back for the QP has been posted by now.
 fn post_beacon(index: u32, key: u64, qp: &QpGuard) {
     let mut batch = Batch::default();
     batch.push(index, key, Opcode::Send, true, Bytes::None);
@@ -365,7 +367,7 @@ fn find(slots: &mut [Slot], handle: QpHandle) -> Option<&mut Entry> {
     slot.qp.as_deref_mut()
 }
 
-/// Slots of one CQ: at most [`MAX_QPS`].
+/// Converts a number of slots, which is at most [`MAX_QPS`].
 fn narrow(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -389,8 +391,8 @@ impl CompletionQueue for VerbsCompletionQueue {
         Ok(completions.len() - start)
     }
 
-    /// No: the hint would delay the next look at a device that is asked at every poll, by a hundred
-    /// cycles, and by microseconds on an emulated CPU, which leaves its loop for it.
+    /// Returns `false`: the PAUSE instruction would delay the next poll by about a hundred cycles,
+    /// and much more on an emulated CPU (see docs/performance.md).
     fn relaxes(&self) -> bool {
         false
     }
@@ -419,7 +421,8 @@ impl CompletionQueue for VerbsCompletionQueue {
                 continue;
             }
             if matches!(event, QpEvent::Disconnected(_)) {
-                // A QP stays in RTS when its peer is gone, and sends would wait for their retries.
+                // A QP stays in RTS when its peer is gone, and SENDs would go through all their
+                // retries.
                 self.ring();
                 self.fail(handle.index);
             }
@@ -452,7 +455,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         bytes: &[u8],
         more: bool,
     ) -> Result<(), PostError> {
-        // Nothing is held back that would have to go first.
+        // Nothing that would have to be posted first is held back.
         if !more
             && self.batch.is_empty()
             && let Some(entry) = find(&mut self.slots, qp)
@@ -495,7 +498,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         let kind = PostErrorKind::Os(error.raw_os_error().unwrap_or(0));
         match entry.queues.unhold_recv(key) {
             Some(wr) => refuse(kind, wr),
-            // Held three lines above.
+            // Cannot happen: it was held above.
             None => Ok(()),
         }
     }
@@ -511,7 +514,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         if known != QpState::ReadyToSend {
             return Some(known);
         }
-        // It may have failed meanwhile, with nothing posted that would tell.
+        // The device may have moved it to ERR while nothing was posted that would report it.
         Some(entry.guard.query_state().unwrap_or(QpState::Error))
     }
 
@@ -552,7 +555,7 @@ impl Drop for VerbsCompletionQueue {
     fn drop(&mut self) {
         for index in 0..narrow(self.slots.len()) {
             let generation = self.slots[index as usize].generation;
-            // Empty slots are unknown QPs.
+            // An empty slot gives `UnknownQp`, which is ignored.
             let _ = self.destroy_qp(QpHandle { index, generation });
         }
     }

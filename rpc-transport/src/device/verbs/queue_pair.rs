@@ -1,13 +1,15 @@
-//! A QP as an object of the device, and its way through the states.
+//! A QP as an object of the device, and its state transitions.
 //!
-//! Owns the QP's creation, its transitions and its end. Never posts for the user, and knows nothing
-//! of what is posted, but keeps the memory that was posted and never polled until the QP is gone.
+//! Owns the QP's creation, transitions and destruction. Never posts, and does not know what is
+//! posted, but keeps memory that was posted and never polled until the QP is destroyed.
 //!
 //! Invariants:
 //! 1. RC, nothing signaled by default, one SGE per WR, `rnr_retry` 0 (contract rule 9) and a
-//!    `retry_count` of at most 6: seven means for ever on Soft-RoCE, and a dead peer must be found.
+//!    `retry_count` of at most 6: on Soft-RoCE 7 means forever, and a dead peer must be detected.
 //! 2. Memory that the device might still touch is released after the QP is destroyed, never before.
-//! 3. The SQ has one slot more than was asked for: the beacon's.
+//! 3. The SQ has one slot more than was asked for, for the drain WR. When a QP goes to ERR after an
+//!    unsignaled WR, this WR is posted after the last one; its completion says that all before it
+//!    are done (like `ib_drain_qp` in the kernel).
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use std::any::Any;
@@ -30,14 +32,14 @@ use super::options::QpTimers;
 use super::reaper;
 use super::service::IdLink;
 
-/// Attributes of a transition, as the connection manager knows them.
+/// Attributes of a state transition, as the connection manager gives them.
 pub(super) struct Transition {
     attributes: ffi::ibv_qp_attr,
     mask: i32,
 }
 
 impl Transition {
-    /// Asks the connection manager what an id's QP needs to go to `state`.
+    /// Asks the connection manager for the attributes that move an id's QP to `state`.
     ///
     /// # Safety
     /// `id` is a live id, used by this thread alone.
@@ -45,13 +47,13 @@ impl Transition {
         let mut attributes = ffi::ibv_qp_attr::zeroed();
         attributes.qp_state = state;
         let mut mask = 0;
-        // SAFETY: the caller's promise; fills the two places.
+        // SAFETY: the caller's promise; writes to the two given pointers.
         let returned = unsafe { ffi::rdma_init_qp_attr(id, &raw mut attributes, &raw mut mask) };
         ffi::cm_result(returned)?;
         Ok(Self { attributes, mask })
     }
 
-    /// To INIT, with the access that peers' READs and WRITEs need.
+    /// To INIT, with the access rights that the peer's READs and WRITEs need.
     ///
     /// # Safety
     /// As for [`Transition::ask`].
@@ -66,7 +68,7 @@ impl Transition {
         Ok(this)
     }
 
-    /// To RTR: `reads` is how many READs the peer may have under way.
+    /// To RTR; `reads` is how many READs the peer may have in flight.
     ///
     /// # Safety
     /// As for [`Transition::ask`].
@@ -87,7 +89,7 @@ impl Transition {
         Ok(this)
     }
 
-    /// To RTS: `reads` is how many READs this side may have under way.
+    /// To RTS; `reads` is how many READs this side may have in flight.
     ///
     /// # Safety
     /// As for [`Transition::ask`].
@@ -101,7 +103,7 @@ impl Transition {
         if let Some(reads) = reads {
             this.attributes.max_rd_atomic = reads;
         }
-        // What the peer asks for in its REQ or REP is not ours to obey (invariant 1).
+        // Overrides what the peer asks for in its REQ or REP (invariant 1).
         this.attributes.timeout = timers.ack_timeout;
         this.attributes.retry_cnt = timers.retry_count;
         this.attributes.rnr_retry = 0;
@@ -115,7 +117,7 @@ impl fmt::Debug for Transition {
     }
 }
 
-/// How many READs a QP may have under way.
+/// How many READs a QP may have in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReadDepths {
     /// By this side.
@@ -125,25 +127,26 @@ pub(super) struct ReadDepths {
 }
 
 impl ReadDepths {
-    /// The smaller of each.
+    /// The smaller value of each field.
     pub(super) fn min(self, other: Self) -> Self {
         Self { own: self.own.min(other.own), peer: self.peer.min(other.peer) }
     }
 }
 
-/// On what terms a QP goes to RTS.
+/// Parameters of the transition to RTS.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReadyTerms {
-    /// What was agreed, where this side has the last word (passive); else the connection manager
-    /// knows the peer's answer.
+    /// The agreed depths on the passive side, which decides them. `None` on the active side: the
+    /// connection manager knows the peer's answer.
     pub(super) read_depths: Option<ReadDepths>,
     /// Whether peers may READ at all.
     pub(super) allows_reads: bool,
-    /// Retries.
+    /// ACK timeout and retry count.
     pub(super) timers: QpTimers,
 }
 
-/// What a peer that retries after RNR waits at least: code 12 is 0.64 ms (0 would be 655 ms).
+/// Shortest time that a peer waits before it retries after RNR: code 12 is 0.64 ms (0 would be 655
+/// ms).
 const MIN_RNR_TIMER: u8 = 12;
 
 /// A QP of the device.
@@ -151,7 +154,7 @@ pub(super) struct QpGuard {
     raw: NonNull<ffi::ibv_qp>,
     number: u32,
     link: IdLink,
-    /// Memory of WRs that were never polled (invariant 2).
+    /// Memory of WRs whose completions were never polled (invariant 2).
     leftovers: Mutex<Vec<Box<dyn Any + Send>>>,
     destroyed: Arc<AtomicBool>,
     pd: Arc<PdGuard>,
@@ -164,8 +167,8 @@ unsafe impl Send for QpGuard {}
 unsafe impl Sync for QpGuard {}
 
 impl QpGuard {
-    /// Creates a QP and moves it to INIT. Fewer inline bytes may be granted than asked for; the
-    /// second value is what was.
+    /// Creates a QP and moves it to INIT. Returns it with the inline bytes granted, which may be
+    /// fewer than asked for.
     pub(super) fn create(
         cq: &Arc<CqGuard>,
         pd: &Arc<PdGuard>,
@@ -197,7 +200,7 @@ impl QpGuard {
         self.raw.as_ptr()
     }
 
-    /// Its number, for the peer.
+    /// Its QP number, which the peer needs.
     pub(super) fn number(&self) -> u32 {
         self.number
     }
@@ -207,22 +210,22 @@ impl QpGuard {
         &self.link
     }
 
-    /// Where its CQ's owner looks for news.
+    /// The mailbox of its CQ's owner.
     pub(super) fn mailbox(&self) -> &Mailbox {
         self.cq.mailbox()
     }
 
-    /// Becomes true when the device has forgotten the QP.
+    /// A flag that becomes true when the device has destroyed the QP.
     pub(super) fn destroyed(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.destroyed)
     }
 
-    /// Hands memory over that stays until the QP is destroyed.
+    /// Keeps `memory` until the QP is destroyed.
     pub(super) fn keep(&self, memory: Box<dyn Any + Send>) {
         self.leftovers.lock().push(memory);
     }
 
-    /// Carries a transition out.
+    /// Carries out a transition.
     pub(super) fn modify(&self, transition: &Transition) -> io::Result<()> {
         let mut attributes = transition.attributes.duplicate();
         // SAFETY: a live QP, and attributes whose layout `ffi` asserts.
@@ -239,7 +242,7 @@ impl QpGuard {
         self.modify(&Transition { attributes, mask })
     }
 
-    /// The state as the device has it.
+    /// The state as the device reports it.
     pub(super) fn query_state(&self) -> io::Result<QpState> {
         let mut attributes = ffi::ibv_qp_attr::zeroed();
         let mut init = ffi::ibv_qp_init_attr::zeroed();
@@ -253,7 +256,7 @@ impl QpGuard {
             ibv_qp_state::IBV_QPS_INIT => QpState::Init,
             ibv_qp_state::IBV_QPS_RTR => QpState::ReadyToReceive,
             ibv_qp_state::IBV_QPS_RTS => QpState::ReadyToSend,
-            // SQD is never asked for; SQE and unknown take no more sends.
+            // SQD is never requested; in SQE and unknown states the QP takes no more sends.
             _ => QpState::Error,
         })
     }
@@ -284,7 +287,7 @@ struct RawQp {
     raw: NonNull<ffi::ibv_qp>,
     leftovers: Vec<Box<dyn Any + Send>>,
     destroyed: Arc<AtomicBool>,
-    /// The id goes after the QP.
+    /// Dropped after the QP is destroyed.
     _link: IdLink,
     _pd: Arc<PdGuard>,
     cq: Arc<CqGuard>,
@@ -332,11 +335,12 @@ fn create_with_inline(
         // SAFETY: live PD and CQ of one context, and a filled-in struct.
         let raw = unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) };
         let error = match NonNull::new(raw) {
-            // More may be granted than was asked: what was asked is what is promised (S32).
+            // More may be granted than was asked for: only what was asked for is promised (S32).
             Some(raw) => return Ok((raw, inline.min(attributes.cap.max_inline_data))),
             None => io::Error::last_os_error(),
         };
-        // With larger queues a device may grant less than it did when it was tried alone.
+        // With larger queues a device may grant less than it did in the trial of a QP with small
+        // ones.
         if inline == 0 || error.kind() != io::ErrorKind::InvalidInput {
             return Err(error);
         }

@@ -1,8 +1,8 @@
 //! A thread that destroys device objects, so that no worker waits for it.
 //!
-//! Owns the order in which what was dropped is destroyed: first in, first out, and a child holds
-//! its parent's `Arc`, so that the parent's own job comes behind it: QP, then its buffers and MRs,
-//! then CQ and PD. Never looks at what it destroys.
+//! Owns the order of destruction: first in, first out. A child holds its parent's `Arc`, so the
+//! parent's job is queued after the child's: QP, then its buffers and MRs, then CQ and PD. Never
+//! looks at what it destroys.
 //!
 //! Destroying may wait: for the kernel, for an event that is being handled, for pages to be
 //! unpinned (a millisecond for 64 MiB).
@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Work that is waiting or under way, here and on the connection manager's thread.
+/// Number of objects not yet destroyed, here and on the connection manager's thread.
 struct Outstanding {
     count: Mutex<usize>,
     none: Condvar,
@@ -23,7 +23,7 @@ struct Outstanding {
 
 static OUTSTANDING: Outstanding = Outstanding { count: Mutex::new(0), none: Condvar::new() };
 
-/// Stands for one object on its way out.
+/// Stands for one object that is waiting to be destroyed.
 #[derive(Debug)]
 pub(super) struct Token(());
 
@@ -45,9 +45,9 @@ impl Drop for Token {
     }
 }
 
-/// Waits until every object that was dropped before this call is destroyed in the device, too, or
-/// until `limit` has passed. True when all are gone. Meant for orderly exits and for tests: nothing
-/// depends on it, and it blocks the thread.
+/// Waits until every object that was dropped before this call has also been destroyed in the
+/// device, or until `limit` has passed. Returns true when all are destroyed. Meant for orderly
+/// exits and for tests: nothing depends on it, and it blocks the thread.
 #[must_use]
 pub fn wait_for_teardown(limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
@@ -76,14 +76,15 @@ impl Reaper {
             drop(jobs);
             if let Some((job, token)) = next {
                 job();
-                // Only now: the job may have dropped parents, which count by now.
+                // Dropped only now: the job may have dropped parents, which have taken their own
+                // tokens by now.
                 drop(token);
             }
         }
     }
 }
 
-/// The thread lives as long as the process; it sleeps while nothing is to be destroyed.
+/// The thread lives as long as the process, and sleeps while there is nothing to destroy.
 static REAPER: LazyLock<Option<&'static Reaper>> = LazyLock::new(|| {
     let reaper: &'static Reaper =
         Box::leak(Box::new(Reaper { jobs: Mutex::default(), more: Condvar::new() }));

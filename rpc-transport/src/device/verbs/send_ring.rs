@@ -1,14 +1,14 @@
-//! The provider's own account of an SQ: what was posted and not yet known to be done.
+//! The provider's own record of an SQ: the WRs that were posted and are not known to be done.
 //!
 //! Owns the memory of posted WRs until a completion frees it. Pure; generic over what a WR holds.
 //!
 //! Invariants:
-//! 1. A WR keeps its slot and its memory until the completion of a WR at or behind it has been
-//!    polled (contract rule 4): completions of one SQ come in order, and an unsignaled WR gives
-//!    none when it succeeds.
+//! 1. A WR keeps its slot and its memory until the completion of that WR or a later one has been
+//!    polled (contract rule 4): completions of one SQ come in order, and an unsignaled WR that
+//!    succeeds has none.
 //! 2. Slots are counted by what was asked for, not by what the device granted.
-//! 3. Stranded WRs (which the device refused after the post had been promised) are at the tail, and
-//!    are given back only when everything before them is.
+//! 3. Stranded WRs (refused by the device after their post was reported as successful) are at the
+//!    tail, and are returned only after everything before them.
 
 use std::collections::VecDeque;
 
@@ -29,15 +29,15 @@ pub(super) struct Posted<T> {
 #[derive(Debug)]
 pub(super) struct SendRing<T> {
     posted: VecDeque<Posted<T>>,
-    /// Position of the front.
+    /// Position of the oldest WR.
     first: u32,
     limit: usize,
-    /// How many at the tail never reached the device.
+    /// Number of WRs at the tail that never reached the device.
     stranded: usize,
 }
 
 impl<T> SendRing<T> {
-    /// An empty SQ of `limit` slots.
+    /// An empty SQ with `limit` slots.
     pub(super) fn new(limit: u32) -> Self {
         debug_assert!(limit <= MAX_WRS);
         Self { posted: VecDeque::new(), first: 0, limit: limit as usize, stranded: 0 }
@@ -48,26 +48,26 @@ impl<T> SendRing<T> {
         self.posted.len() >= self.limit
     }
 
-    /// Slots in all.
+    /// Number of slots.
     pub(super) fn limit(&self) -> u32 {
-        // It came from a u32.
+        // It was converted from a u32.
         u32::try_from(self.limit).unwrap_or(u32::MAX)
     }
 
-    /// WRs that have not been retired.
+    /// Number of WRs that have not been retired.
     pub(super) fn len(&self) -> usize {
         self.posted.len()
     }
 
-    /// Takes a slot; returns the WR's position.
+    /// Takes a slot. Returns the WR's position.
     pub(super) fn push(&mut self, wr: Posted<T>) -> u32 {
         let position = self.position_of(self.posted.len());
         self.posted.push_back(wr);
         position
     }
 
-    /// The WR at `position` has completed: frees it and what was silent before it. `None` for a
-    /// position that is not posted.
+    /// The WR at `position` has completed: frees it, and the WRs before it that give no completion.
+    /// `None` if `position` is not posted.
     pub(super) fn retire(&mut self, position: u32) -> Option<Posted<T>> {
         let index = self.index_of(position)?;
         self.posted.drain(..index);
@@ -75,14 +75,14 @@ impl<T> SendRing<T> {
         self.posted.pop_front()
     }
 
-    /// Nothing up to `position` will complete any more: gives all of it back.
+    /// Nothing up to `position` will complete any more: returns all of it.
     pub(super) fn retire_all(&mut self, position: u32) -> impl Iterator<Item = Posted<T>> + '_ {
         let count = self.index_of(position).map_or(0, |index| index + 1);
         self.first = self.position_of(count);
         self.posted.drain(..count)
     }
 
-    /// The position of the last WR that the device has, if that one is unsignaled: nothing will
+    /// Position of the last WR that the device has, if it is unsignaled, so that no completion will
     /// tell when it is done.
     pub(super) fn silent_tail(&self) -> Option<u32> {
         let last = (self.posted.len() - self.stranded).checked_sub(1)?;
@@ -94,7 +94,7 @@ impl<T> SendRing<T> {
         self.stranded = (self.stranded + count).min(self.posted.len());
     }
 
-    /// Gives the stranded WRs back, once nothing is before them.
+    /// Returns the stranded WRs, once nothing is before them.
     pub(super) fn take_stranded(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
         let count = if self.stranded == self.posted.len() { self.stranded } else { 0 };
         self.stranded -= count;
@@ -102,7 +102,7 @@ impl<T> SendRing<T> {
         self.posted.drain(..count)
     }
 
-    /// Everything, in order, for a QP that is destroyed.
+    /// Returns everything, in order, when the QP is destroyed.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
         self.stranded = 0;
         self.first = self.position_of(self.posted.len());
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn s43_unsignaled_keeps_slot() {
-        // Also where positions wrap.
+        // Also where positions wrap around.
         for first in [0, POSITIONS - 2] {
             let (mut ring, positions) = ring(4, first, &[false, false, true, false]);
             assert!(ring.is_full());
@@ -174,7 +174,7 @@ mod tests {
         let (mut ring, positions) = ring(8, POSITIONS - 2, &[true, false, false]);
         assert_eq!(ring.silent_tail(), Some(positions[2]));
         assert_eq!(ring.retire(positions[0]).unwrap().wr_id, 100);
-        // Posted after the beacon, flushed by the device in its own right.
+        // Posted after the drain WR, so the device flushes it with its own completion.
         let late = ring.push(Posted { wr_id: 7, signaled: true, held: 7 });
         assert_eq!(ids(ring.retire_all(positions[2])), [101, 102]);
         assert_eq!(ring.silent_tail(), None);
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(ring.retire(positions[1]).unwrap().wr_id, 101);
         assert_eq!(ids(ring.take_stranded()), [102, 103]);
         assert_eq!(ring.len(), 0);
-        // Positions go on behind them.
+        // Positions continue after them.
         assert_eq!(ring.push(Posted { wr_id: 1, signaled: true, held: 1 }), 9);
         assert_eq!(ring.take_stranded().count(), 0, "the new one is not stranded");
     }

@@ -1,12 +1,14 @@
-//! The connection manager's owner, as the rest of the process sees it.
+//! The connection manager's thread, as the rest of the process sees it.
 //!
-//! Owns the one thread on which all of librdmacm happens ([`dispatcher`](super::dispatcher)), the
-//! wishes on their way to it, and the names of ids. Never waits for it.
+//! Owns the one thread on which all of librdmacm runs ([`dispatcher`](super::dispatcher)), the
+//! queue of commands to it, and the keys of ids. Never waits for it.
 //!
 //! Invariants:
-//! 1. There is one thread and one event channel per process, started with the first wish and kept.
-//! 2. A name ([`IdKey`]) is never used twice, so a wish for an id that is gone reaches nobody else.
-//! 3. An id is closed when the last [`IdLink`] to it is dropped, at the latest.
+//! 1. There is one thread and one event channel per process, started with the first command and
+//!    kept.
+//! 2. A key ([`IdKey`]) is never used twice, so a command for an id that is gone reaches no other
+//!    id.
+//! 3. An id is closed, at the latest, when the last [`IdLink`] to it is dropped.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,33 +30,34 @@ use super::options::SetupOptions;
 use super::queue_pair::{QpGuard, Transition};
 use super::reaper::Token;
 
-/// Names an id. It travels through the kernel as the id's context.
+/// Identifies an id of the connection manager. It travels through the kernel as the id's context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct IdKey(usize);
 
 impl IdKey {
-    /// Names nothing.
+    /// No id.
     pub(super) const NONE: Self = Self(0);
 
-    /// A new name.
+    /// A new key.
     pub(super) fn fresh() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // 2^32 connections wear out a 32-bit address space's names; none is known with RDMA.
+        // Never wraps with 64 bits. A 32-bit address space has 2^32 keys; no such machine is known
+        // with RDMA.
         Self(usize::try_from(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(0))
     }
 
-    /// As the context of an id: a number, not an address.
+    /// Encodes as the context of an id: a number, not an address.
     pub(super) fn to_context(self) -> *mut std::ffi::c_void {
         std::ptr::without_provenance_mut(self.0)
     }
 
-    /// From the context of an id.
+    /// Decodes the context of an id.
     pub(super) fn from_context(context: *mut std::ffi::c_void) -> Self {
         Self(context.addr())
     }
 }
 
-/// An id whose device is known, and that can have a QP.
+/// An id whose device is known, so that a QP can be created for it.
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) device: Arc<VerbsDevice>,
@@ -70,18 +73,18 @@ pub(super) struct Request {
     pub(super) private_data: Vec<u8>,
 }
 
-/// Answers a wish once: with the peer's private data, where there is any.
+/// Answers a command once: with the peer's private data, if there is any.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, Failure>>;
 
 /// The QP of a connection that is being set up.
 #[derive(Debug)]
 pub(super) struct SetupQp {
-    /// Weak: a QP that is destroyed meanwhile must not be kept.
+    /// Weak, so that a QP that is destroyed meanwhile is not kept alive.
     pub(super) guard: Weak<QpGuard>,
     pub(super) handle: QpHandle,
 }
 
-/// What the thread is asked to do.
+/// A command to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Find a device and a route.
@@ -102,11 +105,11 @@ pub(super) enum Command {
     Reject { key: IdKey, private_data: Vec<u8>, done: oneshot::Sender<()> },
     /// The QP is in ERR.
     Disconnect { key: IdKey },
-    /// The owner is gone.
+    /// The owner has dropped the id.
     Close { key: IdKey, token: Token },
 }
 
-/// The way to the connection manager's thread.
+/// Handle to the connection manager's thread.
 #[derive(Debug)]
 pub(super) struct Service {
     commands: Mutex<Vec<Command>>,
@@ -116,7 +119,7 @@ pub(super) struct Service {
 static SERVICE: Mutex<Option<&'static Service>> = Mutex::new(None);
 
 impl Service {
-    /// The service, started if it was not (invariant 1).
+    /// Returns the service, starting it if necessary (invariant 1).
     ///
     /// # Errors
     /// When the machine has no connection manager, or this process may not use it. The next call
@@ -135,19 +138,19 @@ impl Service {
         Ok(started)
     }
 
-    /// Sends a wish.
+    /// Sends a command.
     pub(super) fn send(&self, command: Command) {
         self.commands.lock().push(command);
-        // EAGAIN means that the counter is full, so it is readable already.
+        // EAGAIN means that the counter is full, so the fd is readable already.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
-    /// Readable when there are wishes.
+    /// The fd that is readable when there are commands.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Takes all wishes.
+    /// Takes all commands.
     pub(super) fn take(&self, into: &mut Vec<Command>) {
         // EAGAIN means that it was not rung.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
@@ -155,7 +158,7 @@ impl Service {
     }
 }
 
-/// A share of an id. The last one closes it.
+/// A shared handle to an id. Dropping the last one closes the id.
 #[derive(Debug, Clone)]
 pub(super) struct IdLink(Arc<Share>);
 
@@ -166,27 +169,27 @@ struct Share {
 }
 
 impl IdLink {
-    /// The first share of an id.
+    /// The first handle to an id.
     pub(super) fn new(service: &'static Service, key: IdKey) -> Self {
         Self(Arc::new(Share { key, service }))
     }
 
-    /// The id's name.
+    /// The id's key.
     pub(super) fn key(&self) -> IdKey {
         self.0.key
     }
 
-    /// The way to the id's thread.
+    /// The thread that owns the id.
     pub(super) fn service(&self) -> &'static Service {
         self.0.service
     }
 
-    /// The QP is in ERR: the peer should know.
+    /// Tells the peer that the QP is in ERR.
     pub(super) fn disconnect(&self) {
         self.0.service.send(Command::Disconnect { key: self.0.key });
     }
 
-    /// Closes the id at once, whoever else has a share. Harmless when it is closed.
+    /// Closes the id at once, even if others hold a handle. Harmless if it is already closed.
     pub(super) fn close(&self) {
         self.0.close();
     }

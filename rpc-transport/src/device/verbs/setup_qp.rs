@@ -1,6 +1,6 @@
-//! The QP of a connection that is being set up: what connecting and accepting have in common.
+//! The QP of a connection that is being set up: the code that connecting and accepting share.
 //!
-//! Owns the id's share of one attempt and the small steps that both sides take.
+//! Owns the handle to the id during one attempt, and the steps that both sides take.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::queue::VerbsCompletionQueue;
 use super::queue_pair::QpGuard;
 use super::service::{Answer, Command, IdLink, Resolved, SetupQp};
 
-/// One side of a connection that is being set up. Dropped unfinished, it gives the attempt up.
+/// One side of a connection that is being set up. Dropping it unfinished ends the attempt.
 #[derive(Debug)]
 pub(super) struct Attempt {
     link: IdLink,
@@ -36,12 +36,12 @@ impl Attempt {
         &self.device
     }
 
-    /// The peer's address, where the connection manager knows it.
+    /// The peer's address, if the connection manager knows it.
     pub(super) fn peer(&self) -> Option<std::net::SocketAddr> {
         self.resolved.peer
     }
 
-    /// Creates the QP; once only.
+    /// Creates the QP. Only once.
     pub(super) fn create_qp(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -59,7 +59,7 @@ impl Attempt {
         Ok(handle)
     }
 
-    /// Sends a wish that needs the QP, and waits for its fulfilment. From then on the QP owns the
+    /// Sends a command that needs the QP, and waits for the answer. From then on the QP owns the
     /// id.
     pub(super) async fn fulfil(
         mut self,
@@ -72,7 +72,7 @@ impl Attempt {
         };
         let (answer, answered) = oneshot::channel();
         let setup = SetupQp { guard: Arc::downgrade(&guard), handle };
-        // The caller owns the QP: it may destroy it while this waits.
+        // The caller owns the QP, and may destroy it during the wait below.
         drop(guard);
         self.link.service().send(wish(setup, answer));
         let reply = answered.await.unwrap_or(Err(Failure::Gone))?;
@@ -81,12 +81,12 @@ impl Attempt {
         Ok((attach, reply))
     }
 
-    /// The id's name and the way to its thread.
+    /// The handle to the id.
     pub(super) fn link(&self) -> &IdLink {
         &self.link
     }
 
-    /// The id needs no closing: the answer that was sent has ended it.
+    /// Ends the attempt without closing the id: the answer that was sent has ended it.
     pub(super) fn finish(mut self) {
         self.is_finished = true;
     }
@@ -128,8 +128,8 @@ pub(super) fn check_private_data(private_data: &[u8], limit: usize) -> Result<()
     Err(ProviderError::Limit { what: "private data bytes", asked, limit })
 }
 
-/// Private data of a rejection. What is too long is left out, and said in the log: the peer must be
-/// refused in any case.
+/// Private data of a rejection. If it is too long it is left out and that is logged: the peer must
+/// be refused in any case.
 pub(super) fn rejection(private_data: &[u8]) -> Vec<u8> {
     match check_private_data(private_data, REJ_PRIVATE_DATA_BYTES) {
         Ok(()) => private_data.to_vec(),

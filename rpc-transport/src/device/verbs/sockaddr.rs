@@ -1,4 +1,4 @@
-//! Socket addresses as the kernel lays them out.
+//! Socket addresses in the kernel's layout.
 //!
 //! Owns the conversion between [`SocketAddr`] and `struct sockaddr_in` / `sockaddr_in6`. Pure.
 
@@ -15,7 +15,7 @@ pub(super) const STORAGE_BYTES: usize = 128;
 pub(super) struct RawAddress([u8; STORAGE_BYTES]);
 
 impl RawAddress {
-    /// For calls that read a `struct sockaddr`.
+    /// Pointer for calls that read a `struct sockaddr`.
     pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr()
     }
@@ -45,8 +45,8 @@ impl From<SocketAddr> for RawAddress {
     }
 }
 
-/// Reads an address in the kernel's layout; `None` for another family (an id without an address has
-/// family 0).
+/// Reads an address in the kernel's layout; `None` for any other family (an id without an address
+/// has family 0).
 pub(super) fn parse(raw: &[u8; STORAGE_BYTES]) -> Option<SocketAddr> {
     let port = u16::from_be_bytes([raw[2], raw[3]]);
     match u16::from_ne_bytes([raw[0], raw[1]]) {

@@ -1,4 +1,4 @@
-//! Completion statuses of libibverbs in the seam's words (S55). Pure.
+//! Translates completion statuses of libibverbs to [`Status`] (S55). Pure.
 
 use crate::device::Status;
 

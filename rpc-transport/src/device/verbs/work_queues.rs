@@ -1,19 +1,19 @@
-//! The SQ and RQ of one QP as the provider sees them: what may be posted, and what a completion
-//! gives back.
+//! The SQ and RQ of one QP as the provider records them: what may be posted, and what a completion
+//! returns to the user.
 //!
 //! Owns the memory of every posted WR from the post to its completion, and the checks before a
-//! post. Never calls the device: what is to be posted goes to a [`Batch`] or to the caller, what is to
-//! be told to the user to a list of completions.
+//! post. Never calls the device: a WR to be posted goes to a [`Batch`] or to the caller, a
+//! completion for the user to a list.
 //!
 //! Invariants:
-//! 1. A WR's memory is here from before the device hears of it until its completion was polled or
-//!    the QP was destroyed.
-//! 2. Every WR completes once the QP is in ERR. The device reports those that it had not finished;
-//!    unsignaled ones that it had finished in silence are told by a beacon, a WR of our own behind
-//!    the last one; RECVs that come later are flushed here, without the device, because devices
-//!    exist that never flush them.
-//! 3. Nothing that was received is told before the owner knows of the connection: the peer may send
-//!    as soon as its own end is up.
+//! 1. A WR's memory is held here from before the device learns of it until its completion was
+//!    polled or the QP was destroyed.
+//! 2. Every WR completes once the QP is in ERR. The device flushes the WRs that it had not
+//!    finished. For unsignaled ones that it had finished, the completion of the drain WR, which the
+//!    provider posts after the last one, tells that they are done. RECVs posted in ERR are flushed
+//!    here, without the device, because some devices never flush them.
+//! 3. No receive completion is delivered before the owner knows of the connection: the peer may
+//!    send as soon as its own end is established.
 
 use std::collections::VecDeque;
 
@@ -30,14 +30,14 @@ use super::batch::{Batch, Bytes};
 use super::send_ring::{Posted, SendRing};
 use super::wr_key::{Queue, WrKey};
 
-/// Memory that a posted WR names.
+/// The memory of a posted WR.
 #[derive(Debug)]
 pub(super) enum Held {
     /// None: the bytes were copied.
     Nothing,
-    /// A buffer of its own.
+    /// A buffer that the WR owns.
     Buffer(Buffer),
-    /// A share of a region.
+    /// Shared memory of a region.
     Region {
         /// Keeps the registration.
         _region: MemoryRegion,
@@ -53,7 +53,7 @@ impl Held {
     }
 }
 
-/// What the device says of a WR.
+/// What the device reports about a WR.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) status: Status,
@@ -76,19 +76,20 @@ pub(super) struct WorkQueues {
     send: SendRing<Held>,
     recv: Slab<RecvWr>,
     recv_limit: usize,
-    /// RECVs posted in ERR: never given to the device.
+    /// RECVs posted in ERR; never passed to the device.
     late: VecDeque<RecvWr>,
     /// Received before the owner knew of the connection (invariant 3).
     early: Vec<Completion>,
     max_inline_bytes: u32,
     max_message_bytes: u64,
     capabilities: Capabilities,
-    /// A promised post was refused: nothing more goes to the device.
+    /// The device refused WRs after their post was reported as successful: nothing more is posted
+    /// to it.
     broken: bool,
 }
 
 impl WorkQueues {
-    /// The empty queues of a QP in INIT.
+    /// Empty queues of a QP in INIT.
     pub(super) fn new(
         handle: QpHandle,
         capacity: QpCapacity,
@@ -111,7 +112,7 @@ impl WorkQueues {
         }
     }
 
-    /// The state as far as it is known here.
+    /// The state, as far as this record knows it.
     pub(super) fn state(&self) -> QpState {
         self.state
     }
@@ -134,7 +135,7 @@ impl WorkQueues {
         self.tell_early(out);
     }
 
-    /// Tells what was received before the owner knew of the connection.
+    /// Delivers what was received before the owner knew of the connection.
     pub(super) fn tell_early(&mut self, out: &mut VecDeque<Completion>) {
         out.extend(self.early.drain(..));
     }
@@ -158,8 +159,8 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// Keeps an inline SEND of `len` bytes that is posted without a batch, if there is nothing
-    /// special about it; the key is for the device. Else [`WorkQueues::post_send`] is to be called.
+    /// Fast path: records an inline SEND of `len` bytes that is posted without a batch, and returns
+    /// its key for the device. If it returns `None`, [`WorkQueues::post_send`] must be called.
     #[inline]
     pub(super) fn hold_small(&mut self, wr_id: u64, signaled: bool, len: usize) -> Option<u64> {
         let is_plain = self.state == QpState::ReadyToSend
@@ -239,20 +240,20 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// Keeps a RECV that is about to be posted; the key is for the device.
+    /// Records a RECV that is about to be posted. Returns its key for the device.
     pub(super) fn hold_recv(&mut self, wr: RecvWr) -> u64 {
         let position = self.recv.insert(wr);
-        // Bounded by the RQ's limit, which fits.
+        // At most the RQ's limit, so it fits.
         self.key(Queue::Recv, u32::try_from(position).unwrap_or(0))
     }
 
-    /// Takes back the RECV that the device refused.
+    /// Returns a RECV that the device refused.
     pub(super) fn unhold_recv(&mut self, key: u64) -> Option<RecvWr> {
         let position = WrKey::decode(key)?.position as usize;
         self.recv.try_remove(position)
     }
 
-    /// Keeps a RECV that is posted in ERR; it is flushed behind those that the device has.
+    /// Records a RECV that is posted in ERR; it is flushed after those that the device has.
     pub(super) fn hold_late_recv(&mut self, wr: RecvWr, out: &mut VecDeque<Completion>) {
         self.late.push_back(wr);
         self.flush_late(out);
@@ -265,8 +266,7 @@ impl WorkQueues {
         }
     }
 
-    /// The QP is in ERR. What the batch should carry behind everything else, if anything: the key
-    /// of a beacon.
+    /// The QP is in ERR. Returns the key of a drain WR if one must be posted after everything else.
     pub(super) fn enter_error(&mut self) -> Option<u64> {
         if self.state == QpState::Error {
             return None;
@@ -276,13 +276,15 @@ impl WorkQueues {
         Some(self.key(Queue::Beacon, last))
     }
 
-    /// The device refused the last `count` WRs of a batch, after their posts had been promised.
+    /// The device refused the last `count` WRs of a batch, after their posts were reported as
+    /// successful.
     pub(super) fn strand(&mut self, count: usize) {
         self.broken = true;
         self.send.strand(count);
     }
 
-    /// Tells of WRs that never reached the device, once what was posted before them is done.
+    /// Delivers completions for WRs that never reached the device, once everything posted before
+    /// them is done.
     pub(super) fn tell_stranded(&mut self, out: &mut VecDeque<Completion>) {
         let handle = self.handle;
         let mut status = Status::LocalQpOperation;
@@ -292,8 +294,8 @@ impl WorkQueues {
         }
     }
 
-    /// A successful completion of a RECV, or of a send WR, on a QP that is up, which means one
-    /// completion for the user: most of all completions, in fewer steps.
+    /// Fast path: the successful completion of a RECV or a send WR on a QP in RTS, which gives
+    /// exactly one completion for the user.
     #[inline]
     pub(super) fn complete_one(&mut self, key: WrKey, outcome: Outcome) -> Option<Completion> {
         if self.state != QpState::ReadyToSend || !self.early.is_empty() {
@@ -312,8 +314,8 @@ impl WorkQueues {
         }
     }
 
-    /// A completion of the device; what it means for the user goes to `out`. False when it belongs
-    /// to nothing that is posted.
+    /// Handles a completion of the device, and adds the resulting completions to `out`. Returns
+    /// false if it belongs to nothing that is posted.
     pub(super) fn complete(
         &mut self,
         key: WrKey,
@@ -354,7 +356,7 @@ impl WorkQueues {
         known
     }
 
-    /// All memory that the device may still use, for a QP that is destroyed.
+    /// Returns all memory that the device may still use, when the QP is destroyed.
     pub(super) fn take_all(&mut self) -> Vec<Box<dyn std::any::Any + Send>> {
         let sends = self.send.take_all().map(|wr| Box::new(wr.held) as _);
         let recvs = self.recv.drain().map(|wr| Box::new(wr.buffer) as _);
@@ -362,7 +364,7 @@ impl WorkQueues {
     }
 }
 
-/// What the device is to know of a source, and what is to be kept of it.
+/// Splits a source into what the device must know and what must be kept until completion.
 fn hold_source(source: Source<'_>) -> (Bytes<'_>, Held) {
     match source {
         Source::Empty => (Bytes::None, Held::Nothing),
@@ -384,16 +386,16 @@ fn inline<'a>(first: &'a [u8], second: &'a [u8]) -> Bytes<'a> {
     if first.is_empty() && second.is_empty() { Bytes::None } else { Bytes::Inline(first, second) }
 }
 
-/// An SGE of length 0 means 2 GiB to some devices: no bytes are no SGE.
+/// No bytes give no SGE, because to some devices an SGE of length 0 means 2 GiB.
 fn memory(address: u64, len: u64, lkey: u32) -> Bytes<'static> {
     match u32::try_from(len) {
-        // `check_span` lets nothing longer pass than a device's longest message.
+        // `check_span` rejects anything longer than the device's longest message.
         Ok(0) | Err(_) => Bytes::None,
         Ok(len) => Bytes::Memory { address, len, lkey },
     }
 }
 
-/// The address as the device knows it.
+/// The address as the device sees it.
 pub(super) fn address(first: std::ptr::NonNull<u8>) -> u64 {
     first.as_ptr().expose_provenance() as u64
 }

@@ -1,12 +1,12 @@
-//! The 64 bits that travel with a WR through the device and come back in its completion.
+//! The 64-bit `wr_id` that a WR carries through the device and that comes back in its completion.
 //!
-//! Owns their layout: queue, QP (index and generation within its CQ) and place in the queue. A
-//! device may still deliver completions of a QP that is gone, under a QP number that was given out
-//! again; the generation tells them apart (S34). Pure.
+//! Owns its layout: queue, QP (index and generation within its CQ) and position in the queue. A
+//! device may deliver completions of a destroyed QP under a QP number that has been reused; the
+//! generation tells them apart (S34). Pure.
 
 /// Most QPs of one CQ.
 pub(super) const MAX_QPS: u32 = 1 << QP_BITS;
-/// Most WRs of one queue: half the range of positions, so that old and new ones differ.
+/// Most WRs of one queue: half the range of positions, so that old and new ones can be told apart.
 pub(super) const MAX_WRS: u32 = 1 << (POSITION_BITS - 1);
 /// Positions are counted modulo this.
 pub(super) const POSITIONS: u32 = 1 << POSITION_BITS;
@@ -22,7 +22,7 @@ const _: () = assert!(QUEUE_BITS + GENERATION_BITS + QP_BITS + POSITION_BITS == 
 pub(super) enum Queue {
     /// A WR of the SQ.
     Send,
-    /// A WR that the provider has put behind the last one of a QP in ERR.
+    /// The drain WR: posted by the provider after the last WR of a QP in ERR.
     Beacon,
     /// A RECV.
     Recv,
@@ -34,14 +34,14 @@ pub(super) struct WrKey {
     pub(super) queue: Queue,
     /// Index of the QP within its CQ, below [`MAX_QPS`].
     pub(super) qp: u32,
-    /// Generation of that index; its low bits count.
+    /// Generation of that index; only the low bits are stored.
     pub(super) generation: u32,
-    /// Place within the queue, below [`POSITIONS`].
+    /// Position in the queue, below [`POSITIONS`].
     pub(super) position: u32,
 }
 
 impl WrKey {
-    /// As the device carries it.
+    /// Encodes as the `wr_id`.
     pub(super) fn encode(self) -> u64 {
         let queue: u64 = match self.queue {
             Queue::Send => 0,
@@ -54,7 +54,7 @@ impl WrKey {
         ((queue << GENERATION_BITS | generation) << QP_BITS | qp) << POSITION_BITS | position
     }
 
-    /// Reads what the device brought back; `None` when it is not ours.
+    /// Decodes what the device returned; `None` if this provider did not create it.
     pub(super) fn decode(bits: u64) -> Option<Self> {
         let field = |shift: u32, width: u32| {
             let masked = bits >> shift & ((1 << width) - 1);

@@ -1,4 +1,5 @@
-//! The table, whole; then every order of inputs, legal or not, against the invariants.
+//! The complete state table; then every order of inputs, legal or not, checked against the
+//! invariants.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt::Write;
@@ -20,8 +21,8 @@ const STATES: [State; 12] = [
     State::Closed,
 ];
 
-/// Every input there is: all event numbers that exist, two that do not, with both kinds of status,
-/// and everything that the owner, the clock and the calls can say.
+/// All inputs: every event number that exists and two that do not, each with success and failure
+/// status, and every input of the owner, the clock and the calls.
 fn inputs() -> Vec<Input> {
     let mut inputs = Vec::new();
     for number in (0..=20).chain([4711, u32::MAX]) {
@@ -37,7 +38,7 @@ fn inputs() -> Vec<Input> {
     inputs
 }
 
-/// All that does something; everything else is ignored.
+/// All combinations that have an effect; all others are ignored.
 const TABLE: &str = "\
 ResolvingAddress  AddressResolved   -> ResolvingRoute: ResolveRoute
 ResolvingAddress  AddressError      -> Closed: ReportFailure, Destroy
@@ -191,7 +192,7 @@ fn s02_a_client_waits_for_the_route_and_learns_its_device_before_it_connects() {
         (state, &actions[..]),
         (State::Routed, &[Action::ResolveRoute, Action::ReportResolved][..])
     );
-    // A wish that comes too early is not taken for a connect.
+    // A command that comes too early is not taken for a connect.
     let (state, actions) = run(State::ResolvingAddress, &[Input::Connect]);
     assert_eq!((state, &actions[..]), (State::ResolvingAddress, &[][..]));
 }
@@ -232,10 +233,10 @@ fn s17_a_disconnect_is_answered_by_one_even_before_established() {
     assert_eq!(actions, [Action::SendDisconnect, Action::ReportFailure, Action::Destroy]);
 }
 
-/// What has happened so far, as far as the invariants need it.
+/// What has happened so far, as far as the invariants depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Ledger {
-    /// A wish waits for its answer.
+    /// A command waits for its answer.
     pending: bool,
     owner_gone: bool,
     made_ready: bool,
@@ -265,7 +266,7 @@ fn check(ledger: &mut Ledger, from: State, input: Input) -> State {
                 ledger.up |= *action == Action::ReportUp;
             }
             Action::ReportFailure => {
-                // A call of an earlier wish cannot fail any more when none is pending.
+                // A call of an earlier command may still fail when none is pending.
                 assert!(ledger.pending || input == Input::CallFailed, "an answer to nobody: {at}");
                 ledger.pending = false;
             }
@@ -294,7 +295,7 @@ fn check(ledger: &mut Ledger, from: State, input: Input) -> State {
     next
 }
 
-/// All orders of all inputs, of any length: the states that can be reached are finitely many.
+/// All orders of all inputs, of any length, by a search of the finitely many reachable states.
 #[test]
 fn every_order_of_inputs_keeps_the_invariants() {
     let mut visited = HashSet::new();
@@ -314,11 +315,11 @@ fn every_order_of_inputs_keeps_the_invariants() {
             steps += 1;
             queue.push_back((next, after));
         }
-        // Invariant 2: who waits is answered when the time is over, whatever came before.
+        // Invariant 2: when the time is over a pending command is answered, whatever came before.
         let mut after = ledger;
         check(&mut after, state, Input::Deadline);
         assert!(!after.pending, "{state:?} leaves its owner waiting: {ledger:?}");
-        // Nothing keeps an id whose owner is gone.
+        // When the owner has gone, the id is always closed.
         let mut after = ledger;
         assert_eq!(check(&mut after, state, Input::Close), State::Closed);
     }

@@ -17,10 +17,10 @@ const KERNEL_DEVICES: &str = "/sys/class/infiniband";
 const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
 const DEVICE_FILES: &str = "/dev/infiniband";
 const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
-/// Bit of the effective capabilities.
+/// Bit number within the effective capabilities.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// Everything but the judgement.
+/// Collects everything except the findings.
 pub(super) fn facts() -> Report {
     let connection_manager = OpenOptions::new().read(true).write(true).open(CONNECTION_MANAGER);
     Report {
@@ -58,7 +58,7 @@ fn may_lock_all() -> bool {
 
 fn devices() -> Vec<DeviceReport> {
     let mut count = 0;
-    // SAFETY: writes the count to the place given.
+    // SAFETY: writes the count to the given pointer.
     let list = unsafe { ffi::ibv_get_device_list(&raw mut count) };
     let Some(list) = NonNull::new(list) else { return Vec::new() };
     let len = usize::try_from(count).unwrap_or(0);
@@ -106,8 +106,8 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
     report
 }
 
-/// Why the file of a device cannot be opened, if so: libibverbs itself may report the error of a
-/// second attempt at another place.
+/// Why the file of a device cannot be opened; `None` if it can. Asked here because libibverbs may
+/// report the error of a second attempt at another path.
 fn device_file_error(device: &str) -> Option<String> {
     let entries = fs::read_dir(VERBS_FILES).into_iter().flatten().flatten();
     let is_of_device = |entry: &fs::DirEntry| {

@@ -1,4 +1,4 @@
-//! Each thing that can be missing, and what is said about it.
+//! Each thing that can be missing, and the finding that it must give.
 
 use super::*;
 
@@ -118,7 +118,7 @@ fn a_small_mtu_is_advice_and_comes_last() {
 
 #[test]
 fn probing_this_machine_does_not_fail() {
-    // Whatever it has: the report says so and is consistent.
+    // Whatever this machine has, the report says so and is consistent.
     let report = preflight();
     assert!(!report.devices.is_empty() || !report.is_usable(), "{report}");
 }

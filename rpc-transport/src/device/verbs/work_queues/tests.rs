@@ -1,4 +1,4 @@
-//! What is posted, and what comes back, without a device.
+//! What is posted, and what completes, without a device.
 #![allow(unsafe_code, reason = "makes regions that no device knows")]
 
 use std::any::Any;
@@ -9,7 +9,7 @@ use crate::device::{ProviderError, RemoteSlice};
 use crate::memory::owned::{OwnedMemory, OwnedParts};
 use crate::memory::region::{Access, BufferPool, DomainOps, ProtectionDomain, RegionParts};
 
-/// A domain whose regions no device knows.
+/// A domain whose regions are not registered with any device.
 #[derive(Debug)]
 struct Unregistered;
 
@@ -72,7 +72,7 @@ fn memory_is_kept_from_the_post_to_the_completion() {
     }
     assert_eq!(pool.free_count(), 0);
     assert!(queues.complete(key(Queue::Send, 1), done(Status::Success), &mut out));
-    // The unsignaled one is home, the signaled one in its completion.
+    // The unsignaled WR's buffer is back in the pool, the signaled one's is in its completion.
     assert_eq!(pool.free_count(), 1);
     assert!(out[0].buffer.is_some());
     assert_eq!(told(&mut out), [(2, Status::Success)]);
@@ -114,7 +114,7 @@ fn refused_posts_complete_behind_what_was_posted() {
     assert_eq!(queues.enter_error(), None, "the last that was posted is signaled");
     queues.tell_stranded(&mut out);
     assert!(out.is_empty());
-    // A post after that stays here, too.
+    // WRs posted afterwards do not reach the device either.
     let before = format!("{batch:?}");
     queues.post_send(&mut send(5, true, Source::Empty), &mut batch).unwrap();
     assert_eq!(format!("{batch:?}"), before);
@@ -175,7 +175,7 @@ fn recvs_are_counted_wherever_they_are() {
     queues.enter_error();
     queues.hold_late_recv(recv(2), &mut out);
     assert_eq!(queues.check_recv(), Err(PostErrorKind::QueueFull(2)));
-    // What the device refuses comes back.
+    // A RECV that the device refuses is returned.
     assert_eq!(queues.unhold_recv(key).unwrap().wr_id, 1);
     assert!(queues.unhold_recv(key).is_none());
 }
@@ -201,7 +201,7 @@ fn a_bad_post_is_refused_before_anything_moves() {
     let source = Source::Buffer { buffer: pool.take().unwrap(), start: u32::MAX, len: u32::MAX };
     assert!(matches!(refused(SendOp::Send, source), PostErrorKind::OutOfBounds { .. }));
     assert_eq!(pool.free_count(), 1);
-    // A message longer than the device takes.
+    // A message longer than the device can send.
     let domain = ProtectionDomain::new(Arc::new(Unregistered));
     let region = domain.allocate((1 << 20) + 1, Access::LOCAL).unwrap();
     let source = Source::Region { region, start: 0, len: (1 << 20) + 1 };
@@ -218,7 +218,7 @@ fn s73_sends_wait_for_rts() {
     assert_eq!(error, PostErrorKind::InvalidState(QpState::Init));
     assert!(queues.check_recv().is_ok());
     queues.enter_error();
-    // Not back to life.
+    // A late `establish` does not leave ERR.
     queues.establish(&mut VecDeque::new());
     assert_eq!(queues.state(), QpState::Error);
     assert!(queues.post_send(&mut send(1, true, Source::Empty), &mut batch).is_ok());
