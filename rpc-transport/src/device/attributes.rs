@@ -1,6 +1,6 @@
-//! What a device says of itself: its name, limits and abilities.
+//! What a device reports about itself: its name, limits and abilities.
 //!
-//! Owns the bits that say where devices differ; the contract of the seam holds for all of them.
+//! Owns the bits that say where devices differ; the device contract holds for all of them.
 
 use std::fmt;
 
@@ -34,18 +34,19 @@ impl Capabilities {
     pub const WRITE_WITH_IMM: Self = Self(1 << 1);
     /// READ works.
     pub const READ: Self = Self(1 << 2);
-    /// User memory may be registered for remote access, not only device-allocated memory.
+    /// User memory may be registered for remote access, not only memory that the device allocated.
     pub const REGISTER_REMOTE: Self = Self(1 << 3);
     /// A RECV posted after the QP went to ERR is flushed too (rule 8; Soft-RoCE does not).
     pub const FLUSHES_LATE_RECEIVES: Self = Self(1 << 4);
     /// A SEND of length zero arrives.
     pub const EMPTY_SEND: Self = Self(1 << 5);
-    /// Registering memory for local access costs next to nothing, so that staging it would not pay.
+    /// Registering memory for local access costs next to nothing, so copying to registered memory
+    /// saves nothing.
     pub const FREE_REGISTRATION: Self = Self(1 << 6);
-    /// What is posted is copied while it is posted: a large WRITE keeps the caller that long.
+    /// Posting copies the bytes, so posting a large WRITE takes the caller as long as the copy.
     pub const COPIES_ON_POST: Self = Self(1 << 7);
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -1,8 +1,8 @@
-//! How an operation of a device fails outside the data path.
+//! Errors of device operations outside the data path.
 //!
-//! Apart from the seam, so that memory can name it without knowing devices.
+//! Apart from the device contract, so that `memory` can use the error without depending on devices.
 
-/// Failure of a device operation outside the data path.
+/// A device operation outside the data path has failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
@@ -13,12 +13,12 @@ pub enum ProviderError {
     CompletionQueueFull {
         /// Entries in all.
         capacity: u32,
-        /// Entries spoken for.
+        /// Entries reserved already.
         used: u32,
         /// Entries the QP would need.
         wanted: u32,
     },
-    /// An object of another device was handed in.
+    /// An object that belongs to another device was passed in.
     #[error("{0} belongs to another device")]
     WrongDevice(&'static str),
     /// No such QP.
@@ -31,7 +31,7 @@ pub enum ProviderError {
         what: &'static str,
         /// How much.
         asked: u64,
-        /// How much there may be.
+        /// The limit.
         limit: u64,
     },
     /// The operating system or driver refused; the text says what to do.

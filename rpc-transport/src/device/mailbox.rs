@@ -1,12 +1,13 @@
-//! A queue of events with a bell: any thread puts in and rings, one owner silences and takes.
+//! A queue of events with a bell (an eventfd, say): any thread adds events and rings, one owner
+//! silences the bell and takes them.
 //!
 //! Owns the order of these steps. Never knows what the bell is.
 //!
 //! Invariants:
-//! 1. What was put in after the owner has looked leaves the bell rung: the owner silences first and
-//!    takes then.
-//! 2. The bell that was heard can be silenced: whether it was rung is noted behind the ringing, so
-//!    it may be heard once too often, and never for good.
+//! 1. An event that is added after the owner has looked leaves the bell rung: the owner silences
+//!    the bell first and takes events afterwards.
+//! 2. A bell that rings can always be silenced: `was_rung` is set after ringing, so the owner may
+//!    be woken once too often, but never by a bell that it does not silence.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -15,25 +16,26 @@ use crate::sync::{AtomicBool, Mutex};
 
 /// What wakes the owner.
 pub(crate) trait Bell {
-    /// Makes it heard until it is silenced.
+    /// Makes the bell ring until it is silenced.
     fn ring(&self);
-    /// Makes it unheard until it is rung again.
+    /// Makes the bell silent until it is rung again.
     fn silence(&self);
 }
 
-/// Events on their way to their owner.
+/// Events that wait for their owner.
 #[derive(Debug)]
 pub(crate) struct Events<T, B> {
     events: Mutex<VecDeque<T>>,
     /// Whether `events` may hold something: keeps the lock off the polling path.
     has_events: AtomicBool,
     bell: B,
-    /// The bell was rung: keeps the system call out of every wake-up by a completion.
+    /// Whether the bell was rung. Saves the system call that silences it when a completion was the
+    /// cause of a wake-up.
     was_rung: AtomicBool,
 }
 
 impl<T, B: Bell> Events<T, B> {
-    /// No events, and a bell that was not rung.
+    /// An empty queue, with the bell silent.
     pub(crate) fn new(bell: B) -> Self {
         Self {
             events: Mutex::new(VecDeque::new()),
@@ -51,19 +53,19 @@ impl<T, B: Bell> Events<T, B> {
     /// Rings.
     pub(crate) fn ring(&self) {
         self.bell.ring();
-        // Behind it: whoever sees it finds the bell rung (invariant 2). A swap, as loom lets a plain
-        // store slip between the two halves of another thread's swap.
+        // After ringing: whoever sees the flag finds the bell rung (invariant 2). A swap, since
+        // loom lets a plain store slip between the two halves of another thread's swap.
         self.was_rung.swap(true, Ordering::Release);
     }
 
-    /// Silences the bell, if it was rung.
+    /// Silences the bell if it was rung.
     pub(crate) fn silence(&self) {
         if self.was_rung.swap(false, Ordering::Acquire) {
             self.bell.silence();
         }
     }
 
-    /// Puts an event in, and rings.
+    /// Adds an event and rings.
     pub(crate) fn put(&self, event: T) {
         let mut events = self.events.lock();
         events.push_back(event);
@@ -86,7 +88,7 @@ impl<T, B: Bell> Events<T, B> {
     }
 }
 
-/// Every interleaving and every weak-memory outcome: `RUSTFLAGS="--cfg rpc_loom"`.
+/// Runs every interleaving and weak-memory outcome under loom: `RUSTFLAGS="--cfg rpc_loom"`.
 #[cfg(all(test, rpc_loom))]
 mod loom_tests {
     use std::sync::Arc;
@@ -95,7 +97,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// An eventfd: a counter that reading sets to zero.
+    /// Models an eventfd: a counter that reading sets to zero.
     struct Counter(Mutex<u64>);
 
     impl Counter {
@@ -118,8 +120,8 @@ mod loom_tests {
         Arc::new(Events::new(Counter(Mutex::new(0))))
     }
 
-    /// Two threads put an event in each while the owner, woken early, looks once and sleeps; then it
-    /// looks as long as the bell is heard. Returns what it has taken.
+    /// Two threads add one event each while the owner, woken early, looks once and then sleeps;
+    /// afterwards it looks again if the bell rings. Returns the number of events taken.
     fn taken(silences_first: bool) -> usize {
         let events = events();
         let putters = [1, 2].map(|number| {
@@ -156,7 +158,8 @@ mod loom_tests {
         loom::model(|| assert_eq!(taken(false), 2, "slept through an event"));
     }
 
-    /// Whether the bell can be silenced after it was rung beside an owner that silences.
+    /// Whether the bell can be silenced after it was rung concurrently with an owner that silences
+    /// it.
     fn falls_silent(ring: fn(&Events<u8, Counter>)) -> bool {
         let events = events();
         let ringer = {

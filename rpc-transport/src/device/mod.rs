@@ -1,9 +1,10 @@
-//! The seam: a provider is an RDMA device.
+//! The device contract: the interface that every RDMA device implements.
 //!
 //! Owns the contract between the engine above (link, driver) and a device below: real verbs
-//! (`verbs`, behind the feature of that name) or the software device ([`crate::device::soft`]). One engine runs on
-//! all of them, so a test on the software device tests the engine that runs on a NIC.
-//! Never knows messages, credits or calls.
+//! (`verbs`, behind the feature of that name) or the software device ([`crate::device::soft`]).
+//! An implementation of it is called a *provider*. The same engine runs on all of them, so a test
+//! on the software device tests the engine that runs on a NIC. Never knows messages, credits or
+//! calls.
 //!
 //! Objects: [`Device`] -> [`ProtectionDomain`] ->
 //! [`MemoryRegion`]; [`CompletionQueue`], which also owns its QPs (named by
@@ -13,7 +14,7 @@
 //!
 //! # The contract
 //!
-//! Each rule is one test of the conformance suite (`tests/conformance`), which every provider
+//! Each rule has a test in the conformance suite (`tests/conformance`), which every provider
 //! passes. Where a device differs, a bit of [`Capabilities`] says so.
 //!
 //! 1.  *Order.* WRs of one QP's SQ start, take effect at the target and complete in post order.
@@ -21,15 +22,15 @@
 //! 2.  *Visibility.* The bytes of a WRITE are visible at the target before the completion of any
 //!     SEND posted later on the same QP.
 //! 3.  *Arming.* [`CompletionQueue::arm`] is one-shot: the next completion **added afterwards**
-//!     makes [`CompletionQueue::event_fd`] readable. Completions queued already fire nothing, so:
-//!     arm, poll again, only then sleep. Polling a completion spends the arming: arm again before
-//!     sleeping. Spurious events are legal.
+//!     makes [`CompletionQueue::event_fd`] readable. Completions already queued raise no event,
+//!     so: arm, poll again, only then sleep. Polling a completion ends the arming: arm again
+//!     before sleeping. Spurious events are legal.
 //! 4.  *Unsignaled.* An unsignaled WR that succeeds gives no completion and keeps its SQ slot until
 //!     the completion of a later signaled WR of the same QP has been polled.
 //! 5.  *No order between queues.* SQ and RQ completions of one QP are mutually unordered: a reply
 //!     may be polled before the completion of the request that caused it.
 //! 6.  *Acceptance.* A successful send completion means that the target's engine has accepted the
-//!     message, not that anybody has looked at it. Errors that the target finds (bad rkey, bounds,
+//!     message, not that the application has seen it. Errors that the target finds (bad rkey, bounds,
 //!     no RECV, RECV too small) come back as the requester's error completion.
 //! 7.  *States.* RESET -> INIT -> RTR -> RTS. RECVs may be posted from INIT, SENDs from RTS on
 //!     (earlier: [`PostErrorKind::InvalidState`]); any state may go to ERR.
@@ -38,38 +39,38 @@
 //!     as well; a RECV posted in ERR may never complete, so it must not be waited for
 //!     ([`Capabilities::FLUSHES_LATE_RECEIVES`]).
 //! 9.  *RNR.* A SEND that finds no posted RECV is fatal at once (rnr_retry 0): the requester sees
-//!     [`Status::RnrRetryExceeded`]. A credit bug must be loud.
-//! 10. *Too long.* A SEND longer than its RECV buffer kills both QPs: the requester sees
+//!     [`Status::RnrRetryExceeded`]. So a bug in the credit scheme cannot go unnoticed.
+//! 10. *Too long.* A SEND longer than its RECV buffer moves both QPs to ERR: the requester sees
 //!     [`Status::RemoteInvalidRequest`] or [`Status::RemoteOperation`], the responder
 //!     [`Status::LocalLength`] or [`Status::LocalQpOperation`].
 //! 11. *Keys.* Local memory must belong to the QP's PD, remote memory to the target QP's PD; rkey,
 //!     bounds and access are checked by the target's engine ([`Status::RemoteAccess`], both QPs in
 //!     ERR, nothing written). lkey and rkey of one MR differ where the device allows the choice.
 //! 12. *Bounded SQ and RQ.* A post beyond `max_send_wr`/`max_recv_wr` is refused with
-//!     [`PostErrorKind::QueueFull`], posts nothing further of the list and hands the rest back.
+//!     [`PostErrorKind::QueueFull`], posts nothing further of the list and returns the rest.
 //! 13. *Bounded CQ.* A QP whose queues could overflow the CQ is refused at creation
 //!     ([`ProviderError::CompletionQueueFull`]).
-//! 14. *Ownership.* A buffer moves into a WR and is untouchable until its completion; a RECV's comes
+//! 14. *Ownership.* A buffer moves into a WR and cannot be accessed until its completion; a RECV's comes
 //!     back inside the completion, a SEND's at the latest with the next signaled completion. A READ
 //!     lands in such a buffer and nowhere else. Inline bytes are copied before `post_send` returns.
 //! 15. *Busy.* A region stays registered while a WR names it; dropping the last handle of a region,
-//!     PD or device in use defers the release, it never frees memory under a DMA.
+//!     PD or device in use defers the release: memory is never freed while a DMA may access it.
 //! 16. *Disconnect.* When the peer's QP or process is gone, [`QpEvent::Disconnected`] is delivered
 //!     by [`CompletionQueue::poll_event`] and the event fd becomes readable if armed. Completions
 //!     that arrived before stay pollable.
 //! 17. *Linked posts.* The WRs of one `post_send` call start in order with at most one doorbell;
 //!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll`, `arm`, or a
-//!     [`CompletionQueue::post_send_inline`] that is the last.
+//!     [`CompletionQueue::post_send_inline`] without `more`.
 //! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
 //!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
-//!     not polled before [`Established::attach`] has run.
+//!     not delivered by `poll` before [`Established::attach`] has run.
 //! 19. *Peer data never panics.* Whatever a peer does to the wire ends in an error completion, an
 //!     event or a connect error.
-//! 20. *Zero-length* SEND and WRITE are legal and complete (clouds that drop them exist, so the
-//!     link sends none).
-//! 21. *Traffic.* Where [`CompletionQueue::traffic`] tells, nothing that it counts grows unless bytes
-//!     have moved between the two ends: all of a message has been counted when it completes.
+//! 20. *Zero-length* SEND and WRITE are legal and complete (some clouds drop them, so the link
+//!     sends none).
+//! 21. *Traffic.* If [`CompletionQueue::traffic`] returns counts, they grow only when bytes have moved
+//!     between the two ends, and a whole message has been counted by the time it completes.
 
 mod attributes;
 pub(crate) mod error;
@@ -114,9 +115,9 @@ pub trait Device: Send + Sync + fmt::Debug {
 /// Names one QP of one [`CompletionQueue`]: slot index and generation, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QpHandle {
-    /// Slot index within the CQ; small and dense, fit for indexing a `Vec`.
+    /// Slot index within the CQ; small and dense, so suitable as an index of a `Vec`.
     pub index: u32,
-    /// Distinguishes successive QPs of one slot.
+    /// Distinguishes successive QPs of the same slot.
     pub generation: u32,
 }
 
@@ -127,7 +128,7 @@ pub struct QpCapacity {
     pub max_send_wr: u32,
     /// Most RECVs outstanding on the RQ.
     pub max_recv_wr: u32,
-    /// Inline bytes wanted; the device may grant less ([`CompletionQueue::max_inline_bytes`]).
+    /// Inline bytes requested; the device may grant less ([`CompletionQueue::max_inline_bytes`]).
     pub max_inline_bytes: u32,
 }
 
@@ -138,7 +139,7 @@ pub enum QpState {
     Reset,
     /// RECVs may be posted.
     Init,
-    /// Receives.
+    /// Receives; cannot send yet.
     ReadyToReceive,
     /// Receives and sends.
     ReadyToSend,
@@ -158,8 +159,8 @@ pub struct RemoteSlice {
 /// What a send WR does.
 #[derive(Debug, Default)]
 pub enum SendOp {
-    /// Two-sided send: consumes a RECV of the peer. Also what a posted READ is left with, its buffer
-    /// having moved into the queue.
+    /// Two-sided send: consumes a RECV of the peer. Also the value that a posted READ is left with,
+    /// since its buffer has moved into the queue.
     #[default]
     Send,
     /// Two-sided send with 32 bits of immediate data ([`Capabilities::IMMEDIATE`]).
@@ -170,17 +171,17 @@ pub enum SendOp {
     WriteWithImm(RemoteSlice, u32),
     /// One-sided read of the peer's memory ([`Capabilities::READ`]), with [`Source::Empty`].
     Read {
-        /// What is read.
+        /// What to read.
         from: RemoteSlice,
-        /// Where it goes, from the first byte on; moves into the queue, and comes back in the
-        /// completion. Owned, so that nobody looks at bytes that are arriving.
+        /// Where the bytes go, from the first byte on. Moves into the queue, and comes back in the
+        /// completion. Owned, so that nobody can access bytes that are arriving.
         into: Buffer,
         /// Length, bytes.
         len: u32,
     },
 }
 
-/// A [`SendOp`] whose buffer, if it had one, is with the source.
+/// A [`SendOp`] without its buffer, which is in the [`Source`] if there is one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Opcode {
     Send,
@@ -193,7 +194,8 @@ pub(crate) enum Opcode {
 /// Where the bytes of a send WR lie.
 #[derive(Debug, Default)]
 pub enum Source<'a> {
-    /// No bytes. Also what a posted WR is left with, its buffer having moved into the queue.
+    /// No bytes. Also the value that a posted WR is left with, since its buffer has moved into the
+    /// queue.
     #[default]
     Empty,
     /// Copied before `post_send` returns; at most `max_inline_bytes` in all.
@@ -210,7 +212,7 @@ pub enum Source<'a> {
         len: u32,
     },
     /// A span of shared registered memory. It is only read, by a device or by atomic copies; if a
-    /// peer writes it meanwhile, what is sent is any mixture of old and new bytes.
+    /// peer writes it meanwhile, the bytes sent are some mixture of old and new ones.
     Region {
         /// The region; the queue holds a handle until the WR completes.
         region: MemoryRegion,
@@ -235,7 +237,7 @@ pub struct SendWr<'a> {
 }
 
 impl<'a> SendWr<'a> {
-    /// Takes operation and memory out, as a post does. The memory of a READ is where it goes to.
+    /// Takes out operation and memory, as a post does. For a READ the memory is its destination.
     pub(crate) fn take_work(&mut self) -> (Opcode, Source<'a>) {
         let source = std::mem::take(&mut self.source);
         let opcode = match self.op {
@@ -253,7 +255,8 @@ impl<'a> SendWr<'a> {
         (opcode, source)
     }
 
-    /// Checks what every device checks when a WR is posted: inline length, spans, no source of a READ.
+    /// Makes the checks that are common to all devices when a WR is posted: inline length, spans,
+    /// and that a READ has no source.
     ///
     /// # Errors
     /// [`PostErrorKind::InlineTooLong`], [`PostErrorKind::OutOfBounds`],
@@ -326,17 +329,17 @@ pub enum Status {
     Success,
     /// A RECV buffer was too small, or a message too long.
     LocalLength,
-    /// The QP cannot do this (Soft-RoCE also reports bad lkeys so).
+    /// The QP cannot do this (Soft-RoCE also reports bad lkeys with this status).
     LocalQpOperation,
     /// Local memory failed its key, bounds, access or PD check.
     LocalProtection,
     /// Flushed: the QP is in ERR.
     FlushError,
-    /// The responder answered out of protocol.
+    /// The responder's answer violates the protocol.
     BadResponse,
-    /// A RECV could not be written (access).
+    /// A RECV's memory could not be written (access).
     LocalAccess,
-    /// The responder refused the request (for one, its RECV was too small).
+    /// The responder refused the request, for example because its RECV was too small.
     RemoteInvalidRequest,
     /// rkey, bounds, access or PD check failed at the responder.
     RemoteAccess,
@@ -350,7 +353,7 @@ pub enum Status {
     Other(u32),
 }
 
-/// Which kind of WR a completion belongs to. Valid for failed ones as well.
+/// Which kind of WR a completion belongs to. Valid for failed completions too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CompletionKind {
     /// A WR of the SQ.
@@ -368,7 +371,7 @@ pub struct Completion {
     pub qp: QpHandle,
     /// The WR's id.
     pub wr_id: u64,
-    /// Which queue.
+    /// Which kind of WR completed.
     pub kind: CompletionKind,
     /// Outcome.
     pub status: Status,
@@ -390,17 +393,17 @@ pub enum QpEvent {
     Fatal(QpHandle, u32),
 }
 
-/// How far the bytes of a QP have got ([`CompletionQueue::traffic`]). The unit is the device's; only
-/// differences mean something.
+/// How far the bytes of a QP have got ([`CompletionQueue::traffic`]). The device chooses the unit;
+/// only differences have a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Traffic {
-    /// What has arrived from the peer, also in the midst of a message. Never falls.
+    /// What has arrived from the peer, including parts of incomplete messages. Never decreases.
     pub received: u64,
-    /// What the peer's end of the wire has taken of what was posted here: its device, or the kernel
-    /// of its host. Never falls.
+    /// What the peer's end of the wire (its device, or its host's kernel) has accepted of what was
+    /// posted here. Never decreases.
     pub accepted: u64,
-    /// What has been posted and is not accepted: once `accepted` has grown by so much, all of it is
-    /// with the peer. May be more than that, never less.
+    /// Upper bound of what has been posted and is not accepted: once `accepted` has grown by this
+    /// amount, the peer has all of it.
     pub pending: u64,
 }
 
@@ -421,16 +424,16 @@ pub enum PostErrorKind {
     /// No such QP on this CQ, or destroyed.
     #[error("no such queue pair on this completion queue")]
     UnknownQp,
-    /// Contract rule 7.
+    /// The QP's state does not allow this post (contract rule 7).
     #[error("queue pair is in state {0:?}, which takes no such work request")]
     InvalidState(QpState),
-    /// Contract rule 12.
+    /// The SQ or RQ, of this many entries, is full (contract rule 12).
     #[error("queue is full ({0} work requests)")]
     QueueFull(u32),
     /// More inline bytes than the QP was granted.
     #[error("inline payload of {len} bytes exceeds the limit of {max} bytes")]
     InlineTooLong {
-        /// Bytes asked.
+        /// Bytes requested.
         len: usize,
         /// Bytes granted.
         max: u32,
@@ -465,7 +468,7 @@ pub enum PostErrorKind {
 ///
 /// `Any` lets a provider find its own CQ behind the trait object.
 pub trait CompletionQueue: Send + fmt::Debug + Any {
-    /// Completions that fit.
+    /// Number of completions that fit.
     fn capacity(&self) -> u32;
 
     /// Appends up to `max` completions to `completions`; returns how many. Never blocks.
@@ -478,8 +481,8 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         max: usize,
     ) -> Result<usize, ProviderError>;
 
-    /// Whether somebody who spins gives the CPU a hint between two polls that found nothing, which
-    /// leaves more to the thread on the same core. Asked once. Default: yes.
+    /// Whether a thread that polls in a loop should execute the CPU's spin-loop hint after an empty
+    /// poll, which leaves more of the core to its other hardware thread. Asked once. Default: yes.
     fn relaxes(&self) -> bool {
         true
     }
@@ -490,7 +493,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// [`ProviderError::CompletionQueueDead`].
     fn arm(&mut self) -> Result<(), ProviderError>;
 
-    /// Becomes readable when an armed CQ has an event. Non-blocking, epoll-able, one per CQ.
+    /// Becomes readable when an armed CQ has an event. Non-blocking, usable with epoll, one per CQ.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
     /// Consumes pending events, so that `event_fd` is unreadable until the next one. Call it after
@@ -500,9 +503,9 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// [`ProviderError::CompletionQueueDead`].
     fn clear_events(&mut self) -> Result<(), ProviderError>;
 
-    /// Asks the next poll to look at every QP, also those that it looks at less often than others.
-    /// Whoever polls without a pause calls this about once a millisecond. Default: nothing, where every
-    /// poll looks at all.
+    /// Makes the next poll visit every QP, including those that it normally visits less often. A
+    /// caller that polls without pausing calls this about once per millisecond. Default: does
+    /// nothing, for devices whose every poll covers all QPs.
     fn attend(&mut self) {}
 
     /// The next QP event, if any. Cheap when there is none.
@@ -514,13 +517,13 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// [`PostError`]: WRs from `posted` on were not posted and keep their buffers.
     fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError>;
 
-    /// Posts one SEND of bytes that are copied before this returns: what
-    /// [`CompletionQueue::post_send`] does with one WR of [`Source::Inline`], which is most of all
-    /// posts, for devices that have a shorter way for it. Rings the QP's doorbell at once, unless
-    /// `more` posts to it follow.
+    /// Posts one SEND of bytes that are copied before this returns. Same result as
+    /// [`CompletionQueue::post_send`] with one WR of [`Source::Inline`], which is the most common
+    /// post; devices may implement a fast path here. Rings the QP's doorbell at once, unless `more`
+    /// says that other posts to it follow.
     ///
     /// # Errors
-    /// [`PostError`]: it was not posted, and nothing was rung.
+    /// [`PostError`]: it was not posted, and no doorbell was rung.
     fn post_send_inline(
         &mut self,
         qp: QpHandle,
@@ -535,20 +538,20 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// Posts one RECV.
     ///
     /// # Errors
-    /// [`PostError`] together with the WR, handed back.
-    // The error carries the buffer home; boxing it would cost an allocation on the repost path.
+    /// [`PostError`] together with the WR.
+    // The error returns the buffer; boxing it would cost an allocation when posting a RECV again.
     #[allow(clippy::result_large_err)]
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)>;
 
-    /// Rings the doorbells that posts have left pending.
+    /// Rings the doorbells that earlier posts have left pending.
     fn flush(&mut self);
 
     /// The QP's state; `None` once destroyed.
     fn state(&self, qp: QpHandle) -> Option<QpState>;
 
-    /// How far the bytes of a QP have got (rule 21). May cost a system call: it is asked where a peer's
-    /// silence is judged. `None` once destroyed, and for devices that cannot tell, whose completions
-    /// say all there is. Default: cannot tell.
+    /// How far the bytes of a QP have got (rule 21). May cost a system call, so it is called only
+    /// to decide whether a silent peer is still alive. `None` once destroyed, and for devices that
+    /// cannot tell; their completions are then the only evidence. Default: `None`.
     fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
         let _ = qp;
         None
@@ -571,7 +574,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
 }
 
-/// [`CompletionQueue::post_send_inline`] the long way: as a list of one.
+/// Default implementation of [`CompletionQueue::post_send_inline`]: a list of one WR.
 pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(
     cq: &mut Q,
     qp: QpHandle,

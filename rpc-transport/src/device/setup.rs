@@ -1,7 +1,7 @@
-//! The half of the seam that makes connections: from an address to a QP with a peer.
+//! The part of the device contract that makes connections: from an address to a QP connected to a
+//! peer.
 //!
-//! Owns contract rule 18. Everything here waits, so it is async, and nothing here is on the path of
-//! a message.
+//! Owns contract rule 18. Everything here may wait, so it is async; no message passes through it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub const REJ_PRIVATE_DATA_BYTES: usize = 148;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {
-    /// A process of this machine, with the credentials that the kernel attests.
+    /// A process on this machine, with credentials attested by the kernel.
     Process {
         /// Process id.
         pid: u32,
@@ -36,7 +36,7 @@ pub enum PeerIdentity {
     },
     /// A network address.
     Network(SocketAddr),
-    /// This very process (`mem://`).
+    /// This process itself (`mem://`).
     SameProcess,
 }
 
@@ -50,14 +50,14 @@ pub trait Connector: Send + Sync + fmt::Debug {
     async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError>;
 }
 
-/// A connection on its way out: the device is known, the peer not yet asked.
-/// Dropping it gives the attempt up; dropping a future of `connect` does so too.
+/// An outgoing connection: the device is known, the peer has not been contacted yet. Dropping it,
+/// or the future of `connect`, ends the attempt.
 #[async_trait]
 pub trait Outgoing: Send + fmt::Debug {
     /// The device that reaches the address.
     fn device(&self) -> &Arc<dyn Device>;
 
-    /// Creates the QP (state INIT) on a CQ of [`Outgoing::device`]. Once only.
+    /// Creates the QP (state INIT) on a CQ of [`Outgoing::device`]. Only once.
     ///
     /// # Errors
     /// [`ProviderError`].
@@ -69,20 +69,20 @@ pub trait Outgoing: Send + fmt::Debug {
     ) -> Result<QpHandle, ProviderError>;
 
     /// Connects the created QP. On success it is in RTS **once [`Established::attach`] has run**
-    /// under the CQ's owner.
+    /// with access to the CQ.
     ///
     /// # Errors
-    /// [`ConnectError`]; the QP remains to be destroyed by the caller.
+    /// [`ConnectError`]; the caller must still destroy the QP.
     async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
 }
 
-/// The peer has agreed.
+/// The result of a successful set-up: the peer has agreed.
 #[derive(Debug)]
 pub struct Established {
     /// Private data of the reply, zero-padded to [`REP_PRIVATE_DATA_BYTES`] (client side), or
     /// empty (server side).
     pub private_data: Vec<u8>,
-    /// Who answered.
+    /// Who the peer is.
     pub peer: PeerIdentity,
     /// Completes the transition to RTS on the CQ; run it once with the CQ the QP was created on.
     pub attach: Attach,
@@ -119,7 +119,7 @@ impl fmt::Debug for Attach {
 /// Accepts connections at one address.
 #[async_trait]
 pub trait Listener: Send + fmt::Debug {
-    /// The bound address, with the real port.
+    /// The bound address, with the actual port.
     fn local_address(&self) -> Address;
 
     /// The next connection request. Cancel-safe.
@@ -138,10 +138,10 @@ pub trait Incoming: Send + fmt::Debug {
     /// The peer's private data, zero-padded to [`REQ_PRIVATE_DATA_BYTES`].
     fn private_data(&self) -> &[u8];
 
-    /// Who asks.
+    /// Who requests the connection.
     fn peer(&self) -> PeerIdentity;
 
-    /// Creates the QP (state INIT) on a CQ of [`Incoming::device`]. Once only.
+    /// Creates the QP (state INIT) on a CQ of [`Incoming::device`]. Only once.
     ///
     /// # Errors
     /// [`ProviderError`].
@@ -152,10 +152,10 @@ pub trait Incoming: Send + fmt::Debug {
         capacity: QpCapacity,
     ) -> Result<QpHandle, ProviderError>;
 
-    /// Accepts: RECVs must be posted by now (rule 18).
+    /// Accepts. RECVs must have been posted before (rule 18).
     ///
     /// # Errors
-    /// [`ConnectError`] when the peer is gone; the QP remains to be destroyed by the caller.
+    /// [`ConnectError`] when the peer is gone; the caller must still destroy the QP.
     async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
 
     /// Refuses, with a reason for the peer.

@@ -1,12 +1,12 @@
-//! Faults: any device, made to show what code gets wrong.
+//! Fault injection: wraps any device to expose bugs in the code above it.
 //!
-//! Owns a wrapper around device, connector and listener that does, from a seed, what real hardware
-//! does on a bad day and test hardware hardly ever: completions come late, those of the two queues
-//! change places, memory is read after the post returned, QPs die, the peer disappears. Everything
-//! it does is legal by the contract of [`crate::device`]. Never loses a completion, never
-//! reorders one queue.
+//! Owns a wrapper around device, connector and listener that reproduces, from a seed, legal
+//! behaviour that real hardware shows only rarely: completions come late, completions of the two
+//! queues change places, memory is read after the post returned, QPs fail, the peer disappears.
+//! Everything it does is legal by the contract of [`crate::device`]. Never loses a completion,
+//! never reorders one queue.
 //!
-//! Product code, so that a test of the whole stack can be run on a bad device. The same plan and
+//! Part of the product, so that users can test their whole stack on a bad device. The same plan and
 //! the same calls give the same faults; print the plan when a test fails.
 
 mod queue;
@@ -40,7 +40,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// A plan without faults. `seed` decides everything that is left to chance.
+    /// A plan without faults. `seed` determines all random choices.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl FaultPlan {
         }
     }
 
-    /// Holds each completion back for up to so many polls; default 0.
+    /// Holds each completion back for up to this many polls; default 0.
     #[must_use]
     pub fn delay_completions(mut self, polls: u32) -> Self {
         self.delay_polls = polls;
@@ -68,15 +68,15 @@ impl FaultPlan {
         self
     }
 
-    /// Fills RECV buffers with [`POISON`] when they are posted, and what the message did not fill
-    /// when they are released; default off.
+    /// Fills RECV buffers with [`POISON`] when they are posted, and the part that the message did
+    /// not fill when they are released; default off.
     #[must_use]
     pub fn poison_receives(mut self, on: bool) -> Self {
         self.poison = on;
         self
     }
 
-    /// Starts send WRs only up to so many polls after the post, so that their memory is read (for
+    /// Starts send WRs up to this many polls after the post, so that their memory is read (for
     /// READ: written) late; default 0. [`CompletionQueue::arm`] starts all of them.
     #[must_use]
     pub fn touch_memory_late(mut self, polls: u32) -> Self {
@@ -84,16 +84,17 @@ impl FaultPlan {
         self
     }
 
-    /// Moves the QP to ERR on one of so many posted send WRs; default never.
+    /// Moves the QP to ERR once per this many posted send WRs, on average; default never.
     #[must_use]
     pub fn kill_queue_pairs(mut self, one_in: u32) -> Self {
         self.kill_one_in = Some(one_in);
         self
     }
 
-    /// Lets the peer disappear on one of so many posted send WRs, as this side sees it: what is
-    /// outstanding fails with [`Status::RetryExceeded`](crate::device::Status::RetryExceeded),
-    /// and a disconnect is reported; default never.
+    /// Makes the peer disappear once per this many posted send WRs, on average, as seen from this
+    /// side: outstanding WRs fail with
+    /// [`Status::RetryExceeded`](crate::device::Status::RetryExceeded), and a disconnect is
+    /// reported; default never.
     #[must_use]
     pub fn lose_peer(mut self, one_in: u32) -> Self {
         self.lose_peer_one_in = Some(one_in);
@@ -107,10 +108,10 @@ impl FaultPlan {
     }
 }
 
-/// What poisoned bytes are set to.
+/// Value of poisoned bytes.
 pub const POISON: u8 = 0xdb;
 
-/// A small generator (splitmix64): the same everywhere, for ever.
+/// A small random number generator (splitmix64), whose output will never change.
 #[derive(Debug)]
 struct Random(u64);
 
@@ -124,7 +125,7 @@ impl Random {
         (mixed ^ (mixed >> 31)) % (u64::from(most) + 1)
     }
 
-    /// True once in `one_in` times, on average.
+    /// True once per `one_in` calls, on average.
     fn strikes(&mut self, one_in: Option<u32>) -> bool {
         one_in.is_some_and(|one_in| one_in > 0 && self.up_to(one_in - 1) == 0)
     }
@@ -135,7 +136,7 @@ struct FaultyDevice {
     inner: Arc<dyn Device>,
     attributes: DeviceAttributes,
     plan: FaultPlan,
-    /// CQs made so far: each has its own sequence of chances.
+    /// CQs created so far: each has its own random sequence.
     queues: AtomicU64,
 }
 
@@ -196,15 +197,15 @@ impl Connector for FaultyConnector {
     }
 }
 
-/// Gives faults to one connection on its way out. All connections that share a CQ must come from
-/// here with the same plan, as the CQ carries it.
+/// Adds faults to one outgoing connection. All connections that share a CQ must come from here with
+/// the same plan, since the plan belongs to the CQ.
 #[must_use]
 pub fn outgoing(inner: Box<dyn Outgoing>, plan: &FaultPlan) -> Box<dyn Outgoing> {
     let device = FaultyDevice::wrap(inner.device(), plan);
     Box::new(FaultyOutgoing { inner, device })
 }
 
-/// Gives faults to all connections that a listener accepts.
+/// Adds faults to all connections that a listener accepts.
 #[must_use]
 pub fn listener(inner: Box<dyn Listener>, plan: FaultPlan) -> Box<dyn Listener> {
     Box::new(FaultyListener { inner, plan })
@@ -216,7 +217,7 @@ struct FaultyOutgoing {
     device: Arc<dyn Device>,
 }
 
-/// Lets the inner attachment run on the inner CQ.
+/// Runs the inner attach step on the inner CQ.
 fn wrap_attach(established: Established) -> Established {
     let inner = established.attach;
     let attach = Attach::new(move |cq| inner.run(FaultyCompletionQueue::of(cq)?.inner()));

@@ -1,14 +1,14 @@
 //! The completion queue with faults.
 //!
 //! Owns what is held back: WRs not yet started, completions not yet delivered. Its clock is the
-//! number of polls, so that no time passes unless somebody looks.
+//! number of polls, so time passes only when somebody polls.
 //!
 //! Invariants:
 //! 1. Each queue of each QP keeps its order, of posts and of completions.
 //! 2. Slots are freed when their completion is delivered, not when the inner device gave it
 //!    (contract rules 4 and 12).
-//! 3. As long as anything is held back, an armed CQ is readable: the owner comes back and the clock
-//!    goes on.
+//! 3. As long as anything is held back, an armed CQ is readable, so that the owner polls again and
+//!    the clock advances.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -29,7 +29,7 @@ use super::{FaultPlan, POISON, Random};
 #[derive(Debug)]
 struct HeldWr {
     wr: SendWr<'static>,
-    /// The bytes of an inline source.
+    /// Copy of the bytes of an inline source.
     inline: Option<Vec<u8>>,
     due: u64,
 }
@@ -41,17 +41,17 @@ struct HeldCompletion {
     due: u64,
 }
 
-/// What is known of one QP.
+/// State of one QP.
 #[derive(Debug)]
 struct Held {
     capacity: QpCapacity,
     posts: VecDeque<HeldWr>,
-    /// Completions of the SQ and of the RQ.
+    /// Held completions of the SQ and of the RQ.
     queues: [VecDeque<HeldCompletion>; 2],
     /// Whether each outstanding send WR is signaled, in post order.
     sends: VecDeque<bool>,
     recvs: u32,
-    /// The next failed send WR fails as with a peer that is gone.
+    /// The next failed send WR gets the status for a peer that is gone.
     lost: bool,
 }
 
@@ -110,7 +110,7 @@ impl FaultyCompletionQueue {
         &mut *self.inner
     }
 
-    /// Takes note of a QP that was created on the inner CQ.
+    /// Registers a QP that was created on the inner CQ.
     pub(super) fn adopt(&mut self, qp: QpHandle, capacity: QpCapacity) {
         let (posts, queues) = (VecDeque::new(), Default::default());
         let held = Held { capacity, posts, queues, sends: VecDeque::new(), recvs: 0, lost: false };
@@ -124,9 +124,9 @@ impl FaultyCompletionQueue {
             })
     }
 
-    /// Makes the owner come back (invariant 3).
+    /// Makes the event fd readable, so that the owner polls again (invariant 3).
     fn ring(&self) {
-        // The bell is full only if it has been rung already.
+        // The write fails only if the counter is full, and then the fd is readable already.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
@@ -147,8 +147,8 @@ impl FaultyCompletionQueue {
                 None => wr.source,
             };
             let wr = SendWr { wr_id: wr.wr_id, op: wr.op, signaled: wr.signaled, source };
-            // It was checked when it was posted, and has its slot; what the inner device still
-            // refuses is a QP that is gone, with nobody left to tell.
+            // It was checked when it was posted, and has its slot. The inner device can refuse it
+            // only if the QP is gone, and then nobody needs to be told.
             if let Err(error) = self.inner.post_send(qp, &mut [wr]) {
                 tracing::warn!(%error, "a held work request is refused");
             }
@@ -161,7 +161,7 @@ impl FaultyCompletionQueue {
         }
     }
 
-    /// Takes completions and events of the inner CQ into custody.
+    /// Takes completions and events of the inner CQ and holds them.
     fn collect(&mut self) -> Result<(), ProviderError> {
         let mut polled = std::mem::take(&mut self.polled);
         while self.inner.poll(&mut polled, 64)? > 0 {}
@@ -190,7 +190,7 @@ impl FaultyCompletionQueue {
         queue.push_back(HeldCompletion { completion, due: earliest.max(self.clock + delay) });
     }
 
-    /// Delivers one completion that is due, of a queue left to chance.
+    /// Delivers one completion that is due, from a random queue if the plan allows it.
     fn deliver(&mut self) -> Option<Completion> {
         let due = |queue: &VecDeque<HeldCompletion>| {
             queue.front().is_some_and(|front| front.due <= self.clock)
@@ -212,7 +212,7 @@ impl FaultyCompletionQueue {
         Some(completion)
     }
 
-    /// Lets chance strike a QP that has just posted.
+    /// Decides at random whether a QP that has just posted fails.
     fn strike(&mut self, qp: QpHandle) {
         let killed = self.random.strikes(self.plan.kill_one_in);
         let lost = self.random.strikes(self.plan.lose_peer_one_in);
@@ -256,7 +256,7 @@ impl FaultyCompletionQueue {
 }
 
 impl Held {
-    /// Frees the slots that a delivered completion frees.
+    /// Frees the slots of a delivered completion.
     fn free(&mut self, completion: &Completion) {
         if completion.kind != CompletionKind::Send {
             self.recvs = self.recvs.saturating_sub(1);
@@ -282,7 +282,7 @@ fn hold_wr(wr: &mut SendWr<'_>, due: u64) -> HeldWr {
     HeldWr { wr: SendWr { wr_id, op, signaled, source }, inline, due }
 }
 
-/// Fills what a message did not.
+/// Poisons the part of the buffer that the message did not fill.
 fn poison_rest(completion: &mut Completion) {
     let filled = match (completion.kind, completion.status) {
         (CompletionKind::Recv, Status::Success) => completion.byte_len as usize,
@@ -333,7 +333,7 @@ impl CompletionQueue for FaultyCompletionQueue {
 
     fn clear_events(&mut self) -> Result<(), ProviderError> {
         self.armed = false;
-        // Empty if it was not rung.
+        // Fails if it was not rung.
         let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
         self.inner.clear_events()
     }
@@ -386,7 +386,7 @@ impl CompletionQueue for FaultyCompletionQueue {
     fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
         let traffic = self.inner.traffic(qp)?;
         let holds = self.qps.get(&qp).is_some_and(|held| !held.posts.is_empty());
-        // How much that will be is the inner device's business: no less than this.
+        // The inner device chooses the unit, so this is only known to be an upper bound.
         let held = if holds { u64::MAX / 2 } else { 0 };
         Some(Traffic { pending: traffic.pending.saturating_add(held), ..traffic })
     }
