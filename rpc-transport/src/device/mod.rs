@@ -30,8 +30,8 @@
 //! 5.  *No order between queues.* SQ and RQ completions of one QP are mutually unordered: a reply
 //!     may be polled before the completion of the request that caused it.
 //! 6.  *Acceptance.* A successful send completion means that the target's engine has accepted the
-//!     message, not that the application has seen it. Errors that the target finds (bad rkey, bounds,
-//!     no RECV, RECV too small) come back as the requester's error completion.
+//!     message, not that the application has seen it. Errors that the target finds (bad rkey,
+//!     bounds, no RECV, RECV too small) come back as the requester's error completion.
 //! 7.  *States.* RESET -> INIT -> RTR -> RTS. RECVs may be posted from INIT, SENDs from RTS on
 //!     (earlier: [`PostErrorKind::InvalidState`]); any state may go to ERR.
 //! 8.  *Flush.* In ERR every WR posted before completes, unsignaled ones too: the one that failed
@@ -50,9 +50,10 @@
 //!     [`PostErrorKind::QueueFull`], posts nothing further of the list and returns the rest.
 //! 13. *Bounded CQ.* A QP whose queues could overflow the CQ is refused at creation
 //!     ([`ProviderError::CompletionQueueFull`]).
-//! 14. *Ownership.* A buffer moves into a WR and cannot be accessed until its completion; a RECV's comes
-//!     back inside the completion, a SEND's at the latest with the next signaled completion. A READ
-//!     lands in such a buffer and nowhere else. Inline bytes are copied before `post_send` returns.
+//! 14. *Ownership.* A buffer moves into a WR and cannot be accessed until its completion; a RECV's
+//!     comes back inside the completion, a SEND's at the latest with the next signaled completion.
+//!     A READ lands in such a buffer and nowhere else. Inline bytes are copied before `post_send`
+//!     returns.
 //! 15. *Busy.* A region stays registered while a WR names it; dropping the last handle of a region,
 //!     PD or device in use defers the release: memory is never freed while a DMA may access it.
 //! 16. *Disconnect.* When the peer's QP or process is gone, [`QpEvent::Disconnected`] is delivered
@@ -69,8 +70,8 @@
 //!     event or a connect error.
 //! 20. *Zero-length* SEND and WRITE are legal and complete (some clouds drop them, so the link
 //!     sends none).
-//! 21. *Traffic.* If [`CompletionQueue::traffic`] returns counts, they grow only when bytes have moved
-//!     between the two ends, and a whole message has been counted by the time it completes.
+//! 21. *Traffic.* If [`CompletionQueue::traffic`] returns counts, they grow only when bytes have
+//!     moved between the two ends, and a whole message has been counted by the time it completes.
 
 mod attributes;
 pub(crate) mod error;

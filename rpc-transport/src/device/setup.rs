@@ -125,7 +125,7 @@ pub trait Listener: Send + fmt::Debug {
     /// The next connection request. Cancel-safe.
     ///
     /// # Errors
-    /// [`ListenError`] when the listener is dead. Failures of single peers are logged, not returned.
+    /// [`ListenError`] when the listener is dead. Failures that concern one peer are logged only.
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError>;
 }
 

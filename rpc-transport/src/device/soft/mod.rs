@@ -12,7 +12,7 @@
 //! | `packet` | what one QP says to the other, on any wire |
 //! | `domain`, `mapping` | keys and registered memory |
 //! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
-//! | `side_channel` | what two processes need besides rings: doorbells, memory files, the end of the peer |
+//! | `side_channel` | between processes, besides rings: doorbells, memory files, end of the peer |
 //! | `regions` | the peer's memory, mapped: one-sided access without its CPU (`shm`) |
 //! | `wire_tcp`, `outbox` | packets as frames on a byte stream |
 //! | `setup`, `pending`, `mem`, `shm`, `socket`, `turn`, `tcp` | connecting |

@@ -7,7 +7,7 @@
 //! | `ffi` | the only user of the bindings crate: names, constants, layouts |
 //! | `cm` | the connection manager's conversation, a pure state table |
 //! | `service`, `dispatcher`, `conversation`, `cm_id` | its one thread, and all calls of librdmacm |
-//! | `connect`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening by the device contract |
+//! | `connect`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
 //! | `memory`, `limits` | protection domains, registration, the limit on locked memory |
 //! | `queue`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |

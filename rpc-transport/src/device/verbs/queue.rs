@@ -70,8 +70,8 @@ pub(super) struct VerbsCompletionQueue {
     slots: Vec<Slot>,
     free: Vec<u32>,
     batch: Batch,
-    /// Completions that wait to be polled: those beyond the first that one device completion stood
-    /// for, and those that the provider makes itself.
+    /// Completions that wait to be polled: those that a device completion was translated to, if it
+    /// did not go to the caller directly, and those that the provider makes itself.
     ready: VecDeque<Completion>,
     reserved: u32,
     retired: Vec<Retired>,

@@ -266,7 +266,8 @@ fn check(ledger: &mut Ledger, from: State, input: Input) -> State {
                 ledger.up |= *action == Action::ReportUp;
             }
             Action::ReportFailure => {
-                // A call of an earlier command may still fail when none is pending.
+                // `CallFailed` is exempt: `ReportResolved` answers the command even if it fails, so
+                // its `CallFailed` finds none pending, and the report goes to nobody.
                 assert!(ledger.pending || input == Input::CallFailed, "an answer to nobody: {at}");
                 ledger.pending = false;
             }
