@@ -7,6 +7,7 @@
 //! | world | what it drives |
 //! |---|---|
 //! | [`link`] | two links joined by two in-order wires, with arenas, slots and streams |
+//! | [`calls`] | two sessions over two links: what one layer believes of the other |
 //! | [`session`] | two sessions, over a wire that delays, reorders and takes messages back |
 //!
 //! A fuzz target is one line: `models::link::run(&mut Rng::from_bytes(data))`; so with the others.
@@ -20,6 +21,7 @@
     clippy::return_self_not_must_use
 )]
 
+pub mod calls;
 pub mod link;
 pub mod session;
 

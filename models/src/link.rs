@@ -3,7 +3,7 @@
 //! Owns the wires, the application's side of each end, and the runs; what must arrive is known to
 //! `oracle`.
 
-mod end;
+pub(crate) mod end;
 mod oracle;
 
 use std::task::{Context, Poll, Waker};
@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use rpc_transport::memory::region::Access;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::payload_stream::StreamError;
-use rpc_transport::message::received::Message;
 use rpc_transport::message::reply_slot::SlotOffer;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason, Kind, flags};
 use rpc_transport::protocol::handshake::Features;
@@ -43,10 +42,11 @@ pub struct Seen {
     pub streams_ended: u64,
     pub streams_aborted: u64,
     pub streams_dropped: u64,
+    pub held_back: u64,
 }
 
 impl Seen {
-    pub fn all(&mut self) -> [(&'static str, &mut u64); 13] {
+    pub fn all(&mut self) -> [(&'static str, &mut u64); 14] {
         [
             ("aborts", &mut self.aborts),
             ("pings", &mut self.pings),
@@ -61,6 +61,7 @@ impl Seen {
             ("streams read to their end", &mut self.streams_ended),
             ("streams given up by their senders", &mut self.streams_aborted),
             ("streams dropped by their readers", &mut self.streams_dropped),
+            ("news of how far a stream was read", &mut self.held_back),
         ]
     }
 
@@ -200,32 +201,9 @@ impl World {
 
     /// The oldest frame on the wire *from* this end reaches the peer's QP.
     fn arrive(&mut self, at: usize) {
-        let Some(packet) = self.ends[at].wire.pop_front() else { return };
-        if let Some(token) = packet.token {
-            self.ends[at].completed.push_back(token);
-        }
-        let peer = &mut self.ends[1 - at];
-        let has_frame = !packet.bytes.is_empty();
-        let size = usize::try_from(peer.own.receive_buffer_bytes).expect("small");
-        assert!(packet.bytes.len() <= size, "frame of {} bytes", packet.bytes.len());
-        assert!(peer.recvs > 0 || !has_frame, "a frame found no posted RECV");
-        peer.recvs -= u32::from(has_frame);
-        for (to, bytes) in &packet.writes {
-            // The newest: an rkey may come again once its region is gone.
-            let mut regions = peer.regions.iter().rev().chain(peer.offered.iter().rev());
-            let region = regions.find(|region| region.rkey() == to.rkey);
-            let region = region.expect("an rkey that was advertised");
-            let offset = to.address - region.remote_address(0);
-            let offset = usize::try_from(offset).expect("small");
-            #[allow(unsafe_code, reason = "plays the device")]
-            // SAFETY: no payload of the model is ever lent by `Payload::as_slice`.
-            unsafe {
-                region.write_as_peer(offset, bytes);
-            }
-        }
-        if has_frame {
-            peer.received.push_back(packet);
-        }
+        let [first, second] = &mut self.ends;
+        let (from, to) = if at == 0 { (first, second) } else { (second, first) };
+        end::arrive(from, to);
     }
 
     /// The application reads a tail, and drops it.
@@ -277,7 +255,6 @@ impl World {
                 self.seen.streams_aborted += 1;
                 peer.oracle.check_begun(*tag);
             }
-            Poll::Ready(Some(Err(StreamError::TooSlow { .. }))) => {}
             Poll::Ready(Some(Err(error))) => panic!("message {tag}: {error}"),
         }
         end.streams.swap_remove(which);
@@ -301,10 +278,8 @@ impl World {
     fn receive(&mut self, at: usize) {
         let [first, second] = &mut self.ends;
         let (end, peer) = if at == 0 { (first, second) } else { (second, first) };
-        let Some(packet) = end.received.pop_front() else { return };
-        end.recvs += 1;
-        let mut message = Message::copied(&packet.bytes);
-        let inbound = end.link.on_frame(self.now, packet.imm, &mut message).expect("legal");
+        let Some((imm, mut message)) = end.next_received() else { return };
+        let inbound = end.link.on_frame(self.now, imm, &mut message).expect("legal");
         match inbound {
             Inbound::Message => {
                 end.slots.extend(message.take_slot());
@@ -336,14 +311,7 @@ impl World {
 
     /// Polls the oldest send completion.
     fn complete(&mut self, at: usize) {
-        let end = &mut self.ends[at];
-        let Some(token) = end.completed.pop_front() else { return };
-        while let Some(freed) = end.sq.pop_front() {
-            if freed == Some(token) {
-                break;
-            }
-        }
-        end.link.on_send_completion(token);
+        self.ends[at].complete();
     }
 
     fn idle_ack(&mut self, at: usize) {
@@ -370,6 +338,7 @@ impl World {
         let is_written = !transmit.writes.is_empty();
         let (kind, flag) = head.unwrap_or_default();
         self.seen.slices += u64::from(head.is_none());
+        self.seen.held_back += u64::from(flag & flags::MAX_STREAM_DATA != 0);
         self.seen.placed += u64::from(flag & flags::SLOT_PLACED != 0);
         self.seen.pings += u64::from(kind == Kind::Ping as u8);
         self.seen.written += u64::from(is_written && head.is_some());

@@ -10,6 +10,7 @@ use rpc_transport::device::soft;
 use rpc_transport::memory::region::{MemoryRegion, ProtectionDomain};
 use rpc_transport::message::payload::Payload;
 use rpc_transport::message::payload_stream::PayloadStream;
+use rpc_transport::message::received::Message;
 use rpc_transport::message::reply_slot::PeerSlot;
 use rpc_transport::protocol::arena::ArenaConfig;
 use rpc_transport::protocol::config::LinkConfig;
@@ -20,56 +21,56 @@ use rpc_transport::protocol::link::{Link, Put, Transmit};
 use super::oracle::Oracle;
 use test_kit::Rng;
 
-pub(super) struct Packet {
+pub(crate) struct Packet {
     /// What is written before the frame arrives.
-    pub(super) writes: Vec<(RemoteSlice, Vec<u8>)>,
-    pub(super) imm: Option<u32>,
-    pub(super) bytes: Vec<u8>,
+    pub(crate) writes: Vec<(RemoteSlice, Vec<u8>)>,
+    pub(crate) imm: Option<u32>,
+    pub(crate) bytes: Vec<u8>,
     /// Token, if the sender's WR is signaled.
-    pub(super) token: Option<u64>,
+    pub(crate) token: Option<u64>,
 }
 
-pub(super) struct End {
-    pub(super) link: Link,
-    pub(super) config: LinkConfig,
-    pub(super) own: Offer,
-    pub(super) remote: Offer,
+pub(crate) struct End {
+    pub(crate) link: Link,
+    pub(crate) config: LinkConfig,
+    pub(crate) own: Offer,
+    pub(crate) remote: Offer,
     /// RECVs posted.
-    pub(super) recvs: u32,
+    pub(crate) recvs: u32,
     /// Posted by this end, not yet at the peer.
-    pub(super) wire: VecDeque<Packet>,
+    pub(crate) wire: VecDeque<Packet>,
     /// Arrived here, completion not polled.
-    pub(super) received: VecDeque<Packet>,
+    pub(crate) received: VecDeque<Packet>,
     /// Send completions not polled.
-    pub(super) completed: VecDeque<u64>,
+    pub(crate) completed: VecDeque<u64>,
     /// Tokens of WRs that hold an SQ slot, `None` for unsignaled ones.
-    pub(super) sq: VecDeque<Option<u64>>,
+    pub(crate) sq: VecDeque<Option<u64>>,
     /// Of all data frames ever sent, whether each was a segment.
-    pub(super) data_frames: Vec<bool>,
+    pub(crate) data_frames: Vec<bool>,
     /// What this end sent.
-    pub(super) oracle: Oracle,
-    pub(super) domain: ProtectionDomain,
+    pub(crate) oracle: Oracle,
+    pub(crate) domain: ProtectionDomain,
     /// Every arena that this end ever had.
-    pub(super) regions: Vec<MemoryRegion>,
+    pub(crate) regions: Vec<MemoryRegion>,
     /// Tails that the application holds, by the tag of their message.
-    pub(super) held: Vec<(u64, Payload)>,
+    pub(crate) held: Vec<(u64, Payload)>,
     /// Tails that arrive while they are read, and how far.
-    pub(super) streams: Vec<Stream>,
+    pub(crate) streams: Vec<Stream>,
     /// Memory that was offered for replies.
-    pub(super) offered: Vec<MemoryRegion>,
+    pub(crate) offered: Vec<MemoryRegion>,
     /// The peer's slots that a reply may be placed in.
-    pub(super) slots: Vec<PeerSlot>,
-    pub(super) closed_by_peer: bool,
+    pub(crate) slots: Vec<PeerSlot>,
+    pub(crate) closed_by_peer: bool,
 }
 
 /// A tail that is read while it arrives.
-pub(super) struct Stream {
-    pub(super) tag: u64,
-    pub(super) tail: PayloadStream,
-    pub(super) read: u64,
+pub(crate) struct Stream {
+    pub(crate) tag: u64,
+    pub(crate) tail: PayloadStream,
+    pub(crate) read: u64,
 }
 
-pub(super) fn config(rng: &mut Rng) -> LinkConfig {
+pub(crate) fn config(rng: &mut Rng) -> LinkConfig {
     let buffer = rng.pick(&[256, 257, 300, 1024]);
     let arena_chunks = rng.pick(&[1, 2, 8, 32]);
     let arena = ArenaConfig {
@@ -96,7 +97,7 @@ pub(super) fn config(rng: &mut Rng) -> LinkConfig {
 }
 
 impl End {
-    pub(super) fn new(
+    pub(crate) fn new(
         own: &LinkConfig,
         peer: &LinkConfig,
         features: Features,
@@ -128,7 +129,7 @@ impl End {
     }
 
     /// Posts a frame, as a QP would take it. Gives its kind; `None` for WRITEs alone.
-    pub(super) fn post(
+    pub(crate) fn post(
         wire: &mut VecDeque<Packet>,
         sq: &mut VecDeque<Option<u64>>,
         transmit: &Transmit<'_>,
@@ -152,7 +153,34 @@ impl End {
         head
     }
 
-    pub(super) fn on_posted(&mut self, head: Option<(u8, u8)>) {
+    /// Polls the oldest receive completion, and posts its RECV again.
+    pub(crate) fn next_received(&mut self) -> Option<(Option<u32>, Message)> {
+        let packet = self.received.pop_front()?;
+        self.recvs += 1;
+        Some((packet.imm, Message::copied(&packet.bytes)))
+    }
+
+    pub(crate) fn has_received(&self) -> bool {
+        !self.received.is_empty()
+    }
+
+    /// Whether nothing of this end is on its way.
+    pub(crate) fn is_still(&self) -> bool {
+        self.wire.is_empty() && self.received.is_empty() && self.completed.is_empty()
+    }
+
+    /// Polls the oldest send completion.
+    pub(crate) fn complete(&mut self) {
+        let Some(token) = self.completed.pop_front() else { return };
+        while let Some(freed) = self.sq.pop_front() {
+            if freed == Some(token) {
+                break;
+            }
+        }
+        self.link.on_send_completion(token);
+    }
+
+    pub(crate) fn on_posted(&mut self, head: Option<(u8, u8)>) {
         let budget = self.config.send_queue_budget();
         // One slot more is the beacon's.
         assert!(self.sq.len() < budget.sq_len() as usize, "SQ overrun");
@@ -173,18 +201,47 @@ impl End {
     }
 
     /// What must hold after a full pump.
-    pub(super) fn check_pumped(&self) {
+    pub(crate) fn check_pumped(&self) {
         let metrics = self.link.metrics();
         let counters = metrics.counters;
         if self.link.is_closing() {
             return;
         }
-        if counters.data_credits > 0 && counters.data_slots > 0 {
+        if counters.data_credits > 0 && counters.data_slots > 0 && !metrics.is_segment_first {
             let waiting = metrics.urgent_count + metrics.small_count;
             assert_eq!(waiting, 0, "messages wait with {counters:?}");
         }
         let due = counters.owed.data >= self.config.window().data_threshold()
             || counters.owed.ack >= self.config.window().ack_threshold();
         assert!(!due || counters.ack_credits == 0 || counters.ack_slots == 0, "I4: {counters:?}");
+    }
+}
+
+/// The oldest frame on the wire from one end reaches the QP of the other.
+pub(crate) fn arrive(from: &mut End, to: &mut End) {
+    let Some(packet) = from.wire.pop_front() else { return };
+    if let Some(token) = packet.token {
+        from.completed.push_back(token);
+    }
+    let has_frame = !packet.bytes.is_empty();
+    let size = usize::try_from(to.own.receive_buffer_bytes).expect("small");
+    assert!(packet.bytes.len() <= size, "frame of {} bytes", packet.bytes.len());
+    assert!(to.recvs > 0 || !has_frame, "a frame found no posted RECV");
+    to.recvs -= u32::from(has_frame);
+    for (place, bytes) in &packet.writes {
+        // The newest: an rkey may come again once its region is gone.
+        let mut regions = to.regions.iter().rev().chain(to.offered.iter().rev());
+        let region = regions.find(|region| region.rkey() == place.rkey);
+        let region = region.expect("an rkey that was advertised");
+        let offset = place.address - region.remote_address(0);
+        let offset = usize::try_from(offset).expect("small");
+        #[allow(unsafe_code, reason = "plays the device")]
+        // SAFETY: no payload of the model is ever lent by `Payload::as_slice`.
+        unsafe {
+            region.write_as_peer(offset, bytes);
+        }
+    }
+    if has_frame {
+        to.received.push_back(packet);
     }
 }

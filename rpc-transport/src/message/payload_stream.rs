@@ -5,7 +5,10 @@
 //!
 //! Invariants:
 //! 1. Segments come out in order and without gap; after the last one, or an error, nothing more.
-//! 2. Private bytes that wait are bounded; what is beyond fails the stream, not the connection.
+//! 2. Private bytes that wait are bounded by `assembly_bytes`. Where the sender can be told how far it
+//!    was read (`StreamHome`) it obeys; else what is beyond fails the stream, not the connection.
+//! 3. The sender is told whenever half of that bound has been read, so it never waits for a reader
+//!    who has read all there is; who drops the stream takes everything.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -31,7 +34,7 @@ pub enum StreamError {
     /// The connection ended.
     #[error("the connection ended after {0} bytes of the message")]
     ConnectionLost(u64),
-    /// It was read too slowly, and the peer has no arena to wait for.
+    /// It was read too slowly, and the peer knows neither arenas nor how to wait for its reader.
     #[error(
         "{waiting} bytes wait to be read, assembly_bytes = {max} may; read faster, raise that knob, \
          or let arenas hold them"
@@ -47,7 +50,53 @@ pub enum StreamError {
     OverBudget(BudgetExhausted),
 }
 
-#[derive(Debug, Default)]
+/// Where readers tell how much they take; called from any thread, without a lock that is held there.
+pub(crate) trait StreamHome: Send + Sync {
+    /// Frames may carry so many bytes of the tail of this message, all told.
+    fn on_read(&self, message: u32, max_bytes: u64);
+}
+
+/// What of a tail may travel in frames, as its sender knows it.
+struct Allowance {
+    home: Arc<dyn StreamHome>,
+    message: u32,
+    max_bytes: u64,
+    /// Bytes that came in frames, and that were read of them.
+    arrived: u64,
+    read: u64,
+    /// Most that may wait.
+    window: u64,
+}
+
+impl Allowance {
+    /// So many bytes more were read; the home, if the sender is to be told.
+    fn on_read(&mut self, bytes: u64) -> Option<Told> {
+        self.read += bytes;
+        let max_bytes = self.read.saturating_add(self.window);
+        let is_due = max_bytes.saturating_sub(self.max_bytes) >= (self.window / 2).max(1);
+        is_due.then(|| self.tell(max_bytes))
+    }
+
+    fn tell(&mut self, max_bytes: u64) -> Told {
+        self.max_bytes = max_bytes;
+        Told { home: Arc::clone(&self.home), message: self.message, max_bytes }
+    }
+}
+
+/// News for the sender, to be told without a lock.
+struct Told {
+    home: Arc<dyn StreamHome>,
+    message: u32,
+    max_bytes: u64,
+}
+
+impl Told {
+    fn tell(self) {
+        self.home.on_read(self.message, self.max_bytes);
+    }
+}
+
+#[derive(Default)]
 struct Inner {
     /// Each with what it takes of a budget while it waits.
     segments: VecDeque<(Payload, Option<Reservation>)>,
@@ -57,6 +106,15 @@ struct Inner {
     end: Option<Result<(), StreamError>>,
     reader: Option<Waker>,
     is_dropped: bool,
+    /// None where the sender cannot be told.
+    allowance: Option<Allowance>,
+}
+
+impl Inner {
+    /// The news of a change to what the reader takes, if its sender still sends.
+    fn news(&mut self, change: impl FnOnce(&mut Allowance) -> Option<Told>) -> Option<Told> {
+        if self.end.is_some() { None } else { self.allowance.as_mut().and_then(change) }
+    }
 }
 
 type Shared = Arc<Mutex<Inner>>;
@@ -97,6 +155,9 @@ impl PayloadStream {
         if let Some((segment, _charge)) = inner.segments.pop_front() {
             if segment.is_private() {
                 inner.private -= segment.len();
+                let told = inner.news(|allowance| allowance.on_read(segment.len()));
+                drop(inner);
+                told.into_iter().for_each(Told::tell);
             }
             return Poll::Ready(Some(Ok(segment)));
         }
@@ -148,12 +209,14 @@ impl AsyncRead for PayloadStream {
 
 impl Drop for PayloadStream {
     fn drop(&mut self) {
-        let segments = {
+        let (segments, told) = {
             let mut inner = self.shared.lock();
             inner.is_dropped = true;
-            std::mem::take(&mut inner.segments)
+            let told = inner.news(|allowance| Some(allowance.tell(u64::MAX)));
+            (std::mem::take(&mut inner.segments), told)
         };
         drop(segments);
+        told.into_iter().for_each(Told::tell);
     }
 }
 
@@ -176,6 +239,26 @@ impl StreamFeed {
         (Self { shared, max_private_bytes }, stream)
     }
 
+    /// From now on the sender of the message is told how far it was read, and is bound to it.
+    pub(crate) fn tell_sender(&self, message: u32, home: Arc<dyn StreamHome>) {
+        let window = self.max_private_bytes;
+        let (max_bytes, arrived, read) = (window, 0, 0);
+        let allowance = Allowance { home, message, max_bytes, arrived, read, window };
+        self.shared.lock().allowance = Some(allowance);
+    }
+
+    /// So many bytes of the tail have come in a frame.
+    ///
+    /// # Errors
+    /// What has come so, all told, and what may.
+    pub(crate) fn on_framed(&self, bytes: u64) -> Result<(), (u64, u64)> {
+        let mut inner = self.shared.lock();
+        let Some(allowance) = &mut inner.allowance else { return Ok(()) };
+        allowance.arrived += bytes;
+        let Allowance { arrived, max_bytes, .. } = *allowance;
+        if arrived > max_bytes { Err((arrived, max_bytes)) } else { Ok(()) }
+    }
+
     /// Appends a segment. The waker is to be woken outside of any lock.
     pub(crate) fn push(&self, segment: Payload, charge: Option<Reservation>) -> Option<Waker> {
         let mut inner = self.shared.lock();
@@ -185,7 +268,7 @@ impl StreamFeed {
         }
         if segment.is_private() {
             inner.private += segment.len();
-            if inner.private > self.max_private_bytes {
+            if inner.allowance.is_none() && inner.private > self.max_private_bytes {
                 let (waiting, max) = (inner.private, self.max_private_bytes);
                 inner.end = Some(Err(StreamError::TooSlow { waiting, max }));
                 return inner.reader.take();
@@ -197,6 +280,9 @@ impl StreamFeed {
 
     /// There is no memory for what follows, which is dropped.
     pub(crate) fn refuse(&self, reason: BudgetExhausted) -> Option<Waker> {
+        // What follows counts for nothing, so nothing keeps the sender.
+        let told = self.shared.lock().news(|allowance| Some(allowance.tell(u64::MAX)));
+        told.into_iter().for_each(Told::tell);
         self.end(|_| Err(StreamError::OverBudget(reason)))
     }
 

@@ -22,9 +22,6 @@ pub enum ProtocolError {
     /// The kind is none of this version.
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
-    /// A flag is none of this version.
-    #[error("unknown flags {0:#04x} in a data frame")]
-    UnknownFlags(u8),
     /// A flag, a block or a kind belongs to a feature that the handshake did not agree on.
     #[error("{0} without the feature being agreed in the handshake")]
     NotAgreed(&'static str),
@@ -185,6 +182,23 @@ pub enum ProtocolError {
     /// A tail above the receiver's `assembly_bytes` that began in a slot goes on elsewhere.
     #[error("a long tail began in a slot of the receiver's, and went on elsewhere")]
     TailBesideSlot,
+    /// More of a stream in frames than its reader has room for.
+    #[error("{end} bytes of a stream arrive in frames, its reader takes {max}")]
+    BeyondMaxStreamData {
+        /// Bytes of the tail in frames.
+        end: u64,
+        /// What may be, all told.
+        max: u64,
+    },
+    /// A MAX_STREAM_DATA block names a message that was sent.
+    #[error("MAX_STREAM_DATA for message {0}, which was never begun")]
+    StreamDataOfNoMessage(u32),
+    /// A MAX_STREAM_DATA block stands in Release frames only.
+    #[error("a MAX_STREAM_DATA block in a frame with a message")]
+    StreamDataBesideMessage,
+    /// Slots advertised and not told done are bounded, whatever waits to be told.
+    #[error("more than {0} reply slots are open at once")]
+    TooManySlots(usize),
     /// A slot that was never advertised, or is done.
     #[error("reply slot {0} is not open")]
     UnknownSlot(u32),

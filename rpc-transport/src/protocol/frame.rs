@@ -21,7 +21,7 @@ mod blocks;
 #[cfg(test)]
 mod tests;
 
-pub use self::blocks::{Blocks, Placed, SlotBlock, Written};
+pub use self::blocks::{Blocks, MaxStreamData, Placed, SlotBlock, Written};
 pub(crate) use self::blocks::{DONE_SLOTS, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::credit::Grant;
@@ -97,8 +97,8 @@ pub mod flags {
     pub const STARVED: u8 = 0x20;
     /// CRC32C block: over header and blocks.
     pub const CRC32C: u8 = 0x40;
-    /// Reserved for all of version 1.
-    pub const UNKNOWN: u8 = 0x80;
+    /// MAX_STREAM_DATA block: how much more of a stream may travel in frames.
+    pub const MAX_STREAM_DATA: u8 = 0x80;
 }
 
 /// Segment flag: the segment completes its message.

@@ -25,7 +25,8 @@
 //! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), the
 //!    arenas within their budget, one Pong, counters.
 //! 5. A message that waits for chunks holds no credit and keeps no other lane waiting.
-//! 6. What leaves between two slices of a segment is no frame of the bulk lane.
+//! 6. What leaves between two slices of a segment is no frame of the bulk lane; once its message is
+//!    revoked nothing does, so that what the session then says of it never overtakes it.
 
 mod bulk;
 mod keepalive;
@@ -226,7 +227,11 @@ impl Link {
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?,
             lanes: Lanes::default(),
-            segmenter: Segmenter::new(payload_bytes(SEGMENT_HEADER_BYTES), remote.assembly_bytes),
+            segmenter: Segmenter::new(
+                payload_bytes(SEGMENT_HEADER_BYTES),
+                remote.assembly_bytes,
+                arenas.is_some(),
+            ),
             bulk_window: BulkWindow::new(
                 remote.window,
                 budget,
@@ -236,7 +241,11 @@ impl Link {
             slices: Slices::new(),
             sent: 0,
             keep_alive: KeepAlive::new(config, now),
-            assembly: Assembly::new(config.max_message_bytes, config.assembly_bytes),
+            assembly: Assembly::new(
+                config.max_message_bytes,
+                config.assembly_bytes,
+                arenas.as_ref().map(|arenas| arenas.home()),
+            ),
             readers: Vec::new(),
             garbage: Vec::new(),
             arenas,
@@ -293,6 +302,7 @@ impl Link {
     /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
     /// Also after [`Link::close`], to learn what never left.
     pub fn revoke(&mut self, tag: u64) -> Revoked {
+        self.slices.on_revoked(tag);
         if self.segmenter.current_tag() == Some(tag) {
             return self.revoke_current();
         }
@@ -539,6 +549,9 @@ impl Link {
         let returned = self.sent.wrapping_sub(u32::from(out));
         let is_blocked = self.arenas.as_ref().is_some_and(|arenas| arenas.is_blocked());
         let has_slots = self.credits.can_send(self.message_slots);
+        if slices.is_first() {
+            return (has_slots && window.allows(returned)).then_some(Lane::Bulk);
+        }
         self.lanes.choose(|lanes| {
             let has_bulk = slices.has_begun()
                 || (!is_blocked && (segmenter.has_work() || !lanes.is_empty_lane(Lane::Bulk)));

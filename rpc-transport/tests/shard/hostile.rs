@@ -93,11 +93,11 @@ fn a_violator_is_told_the_rule_before_the_end() {
         let mut told = Vec::new();
         let cause = suffer(Probe::new(Habit::Keep), async |raw, _| {
             let mut frame = frame::header(Kind::Data, Grant::default());
-            frame[1] = 0x80;
+            frame[1] = 0x40;
             raw.post(SendOp::Send, &frame);
             told = raw.frames().await;
         });
-        let rule = "unknown flags 0x80 in a data frame";
+        let rule = "CRC32C block without the feature being agreed in the handshake";
         assert_eq!(cause.await, format!("the peer broke the protocol: {rule}"));
         let reason = CloseReason::new(CloseCode::Protocol, rule);
         assert_eq!(told.last(), Some(&Frame::Close(reason)));

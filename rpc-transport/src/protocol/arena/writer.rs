@@ -2,7 +2,8 @@
 //!
 //! Owns the state of every chunk at the sending end. Never writes: it says where.
 //!
-//! Invariants: a chunk that is not `Free` belongs to one allocation, or to one announced message;
+//! Invariants: an arena that is given up keeps its numbers until the owner was told, so no more than
+//! fit wait to be told; a chunk that is not `Free` belongs to one allocation, or to one announced message;
 //! only chunks of arenas that are not asked back are allocated.
 
 use std::collections::VecDeque;
@@ -260,7 +261,9 @@ impl ArenaWriter {
 
     /// An arena to give up: tell the owner.
     pub fn poll_given_up(&mut self) -> Option<u16> {
-        self.given_up.pop_front()
+        let arena = self.given_up.pop_front()?;
+        self.layout.remove(arena);
+        Some(arena)
     }
 
     /// Whether to tell the owner that chunks are missing: once, until something comes.
@@ -310,7 +313,6 @@ impl ArenaWriter {
         });
         if let Some((arena, range)) = idle {
             self.chunks[range].fill(Chunk::Absent);
-            self.layout.remove(arena);
             self.given_up.push_back(arena);
             self.give_up_idle();
         }

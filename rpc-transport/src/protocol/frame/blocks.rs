@@ -17,6 +17,7 @@ const PLACED_BLOCK_BYTES: usize = 16;
 /// Length of a DONE block without its slots, bytes.
 const DONE_BYTES: usize = 4;
 const DONE_SLOT_BYTES: usize = 4;
+const MAX_STREAM_DATA_BYTES: usize = 16;
 /// Most slots that a DONE block names, and that this end puts into one.
 const MAX_DONE: u16 = 64;
 pub(crate) const DONE_SLOTS: usize = 16;
@@ -35,6 +36,7 @@ pub(crate) const RELEASE_FRAME_MAX_BYTES: usize = HEADER_BYTES
     + ARENA_BLOCK_BYTES
     + DONE_BYTES
     + DONE_SLOTS * DONE_SLOT_BYTES
+    + MAX_STREAM_DATA_BYTES
     + MAX_EXTENTS * EXTENT_BYTES;
 
 const _: () =
@@ -73,6 +75,15 @@ pub struct Placed {
     pub bytes: u64,
 }
 
+/// How far a stream has been read: what its sender may put into frames, as in RFC 9000.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaxStreamData {
+    /// The segmented message.
+    pub number: u32,
+    /// Bytes of its tail that frames may carry in all.
+    pub bytes: u64,
+}
+
 /// The optional blocks of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocks {
@@ -86,6 +97,8 @@ pub struct Blocks {
     pub placed: Option<Placed>,
     /// Slots of the receiver that the sender will never write again.
     pub done: Vec<u32>,
+    /// Of a stream that the receiver sends; in Release frames only.
+    pub max_stream_data: Option<MaxStreamData>,
     /// The sender is out of chunks.
     pub starved: bool,
     /// Chunks given back.
@@ -103,6 +116,7 @@ impl Blocks {
             | flag(self.placed.is_some(), flags::SLOT_PLACED)
             | flag(!self.done.is_empty(), flags::SLOTS_DONE)
             | flag(self.starved, flags::STARVED)
+            | flag(self.max_stream_data.is_some(), flags::MAX_STREAM_DATA)
     }
 
     /// The header of a frame with these blocks, and the blocks.
@@ -151,6 +165,11 @@ impl Blocks {
                 out.extend_from_slice(&slot.to_le_bytes());
             }
         }
+        if let Some(MaxStreamData { number, bytes }) = self.max_stream_data {
+            out.extend_from_slice(&number.to_le_bytes());
+            out.extend_from_slice(&[0; 4]);
+            out.extend_from_slice(&bytes.to_le_bytes());
+        }
     }
 
     /// The first block that only `Features::ARENA` allows.
@@ -158,6 +177,7 @@ impl Blocks {
         let used = [
             (flags & flags::ARENA != 0, "ARENA block"),
             (flags & flags::STARVED != 0, "STARVED flag"),
+            (flags & flags::MAX_STREAM_DATA != 0, "MAX_STREAM_DATA block"),
             (releases != 0, "released extents"),
             (extents != 0, "arena extents"),
         ];
@@ -179,9 +199,6 @@ pub(super) fn parse(
     rest: &[u8],
     features: Features,
 ) -> Result<(Blocks, usize), ProtocolError> {
-    if flags & flags::UNKNOWN != 0 {
-        return Err(ProtocolError::UnknownFlags(flags));
-    }
     let has_slots = features.contains(Features::REPLY_SLOTS);
     let reserved = [
         (flags & flags::SLOT_ADVERTISE != 0 && !has_slots, "SLOT block"),
@@ -220,6 +237,12 @@ pub(super) fn parse(
     if flags & flags::SLOTS_DONE != 0 {
         blocks.done = fields.done()?;
     }
+    if flags & flags::MAX_STREAM_DATA != 0 {
+        let number = u32::from_le_bytes(*fields.take()?);
+        fields.reserved::<4>("MAX_STREAM_DATA")?;
+        let bytes = u64::from_le_bytes(*fields.take()?);
+        blocks.max_stream_data = Some(MaxStreamData { number, bytes });
+    }
     blocks.releases = fields.extents(releases)?;
     if extents != 0 {
         let bytes = u64::from_le_bytes(*fields.take()?);
@@ -233,6 +256,7 @@ pub(super) fn parse(
 fn check_kind(kind: Kind, blocks: &Blocks, payload: &[u8]) -> Result<(), ProtocolError> {
     if kind == Kind::Data {
         return match blocks {
+            Blocks { max_stream_data: Some(_), .. } => Err(ProtocolError::StreamDataBesideMessage),
             Blocks { segment: None, written: Some(_), .. } => {
                 Err(ProtocolError::WrittenWithoutSegment)
             }
@@ -250,7 +274,10 @@ fn check_kind(kind: Kind, blocks: &Blocks, payload: &[u8]) -> Result<(), Protoco
     if !payload.is_empty() {
         return Err(ProtocolError::TrailingBytes { kind, extra: payload.len() });
     }
-    let has_news = blocks.arena.is_some() || blocks.starved || !blocks.done.is_empty();
+    let has_news = blocks.arena.is_some()
+        || blocks.starved
+        || !blocks.done.is_empty()
+        || blocks.max_stream_data.is_some();
     if !has_news && blocks.releases.is_empty() {
         return Err(ProtocolError::EmptyRelease);
     }

@@ -140,6 +140,23 @@ fn golden() -> Vec<(&'static str, Vec<u8>, Option<u32>, Frame)> {
                 }),
             ),
         ),
+        (
+            "how far a stream was read",
+            [
+                &[3, 0x80, 2, 1, 4, 3, 0, 0][..],
+                &[5, 0, 0, 0, 0, 0, 0, 0],
+                &[0, 0, 1, 0, 0, 0, 0, 0],
+            ]
+            .concat(),
+            None,
+            Frame::Release(
+                GRANT,
+                Box::new(Blocks {
+                    max_stream_data: Some(MaxStreamData { number: 5, bytes: 1 << 16 }),
+                    ..Blocks::default()
+                }),
+            ),
+        ),
         ("data", vec![1, 0, 2, 1, 4, 3, 0, 0], None, Frame::Data(GRANT)),
         ("segment", segment, None, Frame::Segment(GRANT, SEGMENT)),
         (
@@ -232,7 +249,7 @@ fn each_broken_rule_has_its_error() {
         (with(0, 0, &data), None, E::UnknownKind(0)),
         (with(0, 7, &data), None, E::UnknownKind(7)),
         (with(0, 3, &data), None, not_agreed("Release frame")),
-        (with(1, 0x80, &data), None, E::UnknownFlags(0x80)),
+        (with(1, 0x80, &data), None, not_agreed("MAX_STREAM_DATA block")),
         (with(1, 0x02, &data), None, not_agreed("ARENA block")),
         (with(1, 0x04, &data), None, not_agreed("SLOT block")),
         (with(1, 0x08, &data), None, not_agreed("PLACED block")),
@@ -284,7 +301,9 @@ fn each_broken_rule_of_blocks_has_its_error() {
         (release(0x20, 0, 0, &[1]), E::TrailingBytes { kind: Kind::Release, extra: 1 }),
         (release(0x21, 0, 0, segment), E::MessageInRelease),
         (release(0x20, 0, 1, &extent), E::MessageInRelease),
-        (release(0x80, 0, 0, &[]), E::UnknownFlags(0x80)),
+        (release(0x80, 0, 0, &[]), E::Truncated { len: 8, need: 12 }),
+        (release(0x80, 0, 0, &[1; 16]), E::ReservedNotZero("MAX_STREAM_DATA")),
+        (data(0x80, 0, 0, &[0; 16]), E::StreamDataBesideMessage),
         (release(0x04, 0, 0, &[0; 24]), E::MessageInRelease),
         (release(0x04, 0, 0, &[]), E::Truncated { len: 8, need: 12 }),
         (release(0x10, 0, 0, &[0, 0, 0, 0]), E::DoneCount(0)),

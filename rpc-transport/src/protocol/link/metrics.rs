@@ -20,6 +20,8 @@ pub struct LinkMetrics {
     pub bulk_count: usize,
     /// Bytes left of the bulk message being sent.
     pub bulk_unsent_bytes: u64,
+    /// All else waits for the end of a segment whose message was revoked.
+    pub is_segment_first: bool,
     /// Data credits that bulk frames hold, as of the last bulk frame.
     pub bulk_credits_out: usize,
     /// Bytes held of a message that is arriving in segments.
@@ -51,6 +53,7 @@ impl Link {
             small_count: self.lanes.count(Lane::Small),
             bulk_count: self.lanes.count(Lane::Bulk),
             bulk_unsent_bytes: self.segmenter.unsent_bytes() + self.slices.unsent_bytes(),
+            is_segment_first: self.slices.is_first(),
             bulk_credits_out: self.bulk_window.credits_out(),
             assembly_bytes: self.assembly.held_bytes(),
             open_slots: self.open_slot_count(),

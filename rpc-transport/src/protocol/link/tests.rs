@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::bulk::home::Home;
 use super::*;
 use crate::message::part::OutPart;
 use crate::message::payload::Payload;
@@ -385,7 +386,7 @@ fn an_idle_ack_returns_what_is_owed_before_sleep() {
 
 #[test]
 fn what_a_peer_announces_and_never_sends_costs_no_memory() {
-    let mut assembly = Assembly::new(1 << 40, 1 << 40);
+    let mut assembly = Assembly::new(1 << 40, 1 << 40, None);
     let first = Segment {
         number: 0,
         last: false,
@@ -406,7 +407,7 @@ fn what_a_peer_announces_and_never_sends_costs_no_memory() {
 #[test]
 fn a_message_that_there_is_no_memory_for_is_dropped_but_for_its_beginning() {
     let budget = MemoryBudget::new(1000);
-    let mut assembly = Assembly::new(1 << 40, 1 << 40);
+    let mut assembly = Assembly::new(1 << 40, 1 << 40, None);
     assembly.set_budget(budget.clone());
     let segment = |number, offset, head_end, last| Segment {
         number,
@@ -445,7 +446,7 @@ fn a_message_that_there_is_no_memory_for_is_dropped_but_for_its_beginning() {
 #[test]
 fn a_connection_that_ends_gives_back_what_was_arriving() {
     let budget = MemoryBudget::new(1000);
-    let mut assembly = Assembly::new(1 << 40, 1 << 40);
+    let mut assembly = Assembly::new(1 << 40, 1 << 40, None);
     assembly.set_budget(budget.clone());
     let first =
         Segment { number: 0, last: false, abort: false, head_end: false, offset: 0, total: 900 };
@@ -453,6 +454,27 @@ fn a_connection_that_ends_gives_back_what_was_arriving() {
     assert!(budget.used_bytes() >= 400);
     drop(assembly.take_unfinished());
     assert_eq!(budget.used_bytes(), 0);
+}
+
+/// Its sender takes it for delivered with its head, and waits for its reader.
+#[test]
+fn a_stream_that_is_refused_with_its_head_is_delivered_then_and_lets_its_sender_go_on() {
+    let home = Arc::new(Home::default());
+    let mut assembly = Assembly::new(1 << 40, 1000, Some(Arc::clone(&home)));
+    assembly.set_budget(MemoryBudget::new(100));
+    let segment = |offset, head_end, last| Segment {
+        number: 0,
+        last,
+        abort: false,
+        head_end,
+        offset,
+        total: 5000,
+    };
+    let head = assembly.on_segment(segment(0, true, false), &[7; 400]).unwrap();
+    assert!(head.message.is_some_and(|message| message.refusal().is_some()));
+    assert!(home.has_any(), "the sender is told");
+    let rest = assembly.on_segment(segment(400, false, true), &[7; 4600]).unwrap();
+    assert!(rest.message.is_none(), "once");
 }
 
 #[test]

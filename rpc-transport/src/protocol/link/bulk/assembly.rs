@@ -19,16 +19,19 @@ use std::task::Waker;
 
 use crate::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 use crate::message::payload::{Payload, Piece};
-use crate::message::payload_stream::StreamFeed;
+use crate::message::payload_stream::{StreamFeed, StreamHome};
 use crate::message::received::{Message, Refusal};
 use crate::message::reply_slot::PeerSlot;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::Segment;
+use crate::protocol::link::bulk::home::Home;
 
 pub(in crate::protocol::link) struct Assembly {
     max_message_bytes: u64,
     /// Messages up to this length are put together.
     assembly_bytes: u64,
+    /// Where readers of streams tell how far they are, if the peer can be told.
+    home: Option<Arc<Home>>,
     /// The number that the next first segment must have.
     due: u32,
     partial: Option<Partial>,
@@ -62,6 +65,8 @@ struct Partial {
     refused: Option<BudgetExhausted>,
     /// Longer than what is put together, and all of its tail is written into the receiver's own slot.
     is_placed: bool,
+    /// It was delivered as refused, and the rest of it is dropped.
+    is_delivered: bool,
 }
 
 /// Where the bytes are that a segment brings beside its payload.
@@ -96,9 +101,13 @@ pub(in crate::protocol::link) struct Outcome {
 }
 
 impl Assembly {
-    pub(in crate::protocol::link) fn new(max_message_bytes: u64, assembly_bytes: u64) -> Self {
+    pub(in crate::protocol::link) fn new(
+        max_message_bytes: u64,
+        assembly_bytes: u64,
+        home: Option<Arc<Home>>,
+    ) -> Self {
         let budget = MemoryBudget::unlimited();
-        Self { max_message_bytes, assembly_bytes, due: 0, partial: None, budget }
+        Self { max_message_bytes, assembly_bytes, home, due: 0, partial: None, budget }
     }
 
     pub(in crate::protocol::link) fn set_budget(&mut self, budget: MemoryBudget) {
@@ -141,10 +150,14 @@ impl Assembly {
             let reader = partial.and_then(|partial| partial.feed).and_then(StreamFeed::abort);
             return Ok(Outcome { message: None, reader });
         }
-        let max = self.assembly_bytes;
+        let (max, number) = (self.assembly_bytes, self.due);
         let partial = self.partial.get_or_insert_with(|| Partial::new(segment.total, &self.budget));
         if partial.is_placed && written != Written::Placed {
             return Err(ProtocolError::TailBesideSlot);
+        }
+        if let Some(feed) = &partial.feed {
+            let framed = feed.on_framed(payload.len() as u64);
+            framed.map_err(|(end, max)| ProtocolError::BeyondMaxStreamData { end, max })?;
         }
         partial.append(payload)?;
         let mut outcome = Outcome::default();
@@ -153,8 +166,9 @@ impl Assembly {
             partial.head = Some(mem::take(&mut partial.bytes));
             // What lies in the receiver's own slot needs no other memory.
             partial.is_placed = written == Written::Placed && segment.total > max;
-            if segment.total > max && !partial.is_placed && partial.refused.is_none() {
-                outcome.message = Some(partial.start_stream(max));
+            if segment.total > max && !partial.is_placed {
+                let home = self.home.as_ref().map(|home| (number, Arc::clone(home)));
+                outcome.message = Some(partial.deliver_early(max, home));
             }
         }
         partial.take_in(pieces, written != Written::No)?;
@@ -167,6 +181,7 @@ impl Assembly {
                 Some(Partial { feed: Some(feed), .. }) => {
                     outcome.reader = feed.finish().or(outcome.reader);
                 }
+                Some(Partial { is_delivered: true, .. }) => {}
                 partial => outcome.message = partial.map(Partial::into_message),
             }
         }
@@ -318,6 +333,7 @@ impl Partial {
             charge: None,
             refused: None,
             is_placed: false,
+            is_delivered: false,
         }
     }
 
@@ -361,11 +377,33 @@ impl Partial {
         }
     }
 
+    /// The message, which is longer than what is put together, where its head has ended: its sender
+    /// takes it for delivered then.
+    fn deliver_early(&mut self, max_private_bytes: u64, home: Option<(u32, Arc<Home>)>) -> Message {
+        let Some(reason) = self.refused else { return self.start_stream(max_private_bytes, home) };
+        self.is_delivered = true;
+        if let Some((number, home)) = home {
+            // Nobody reads it, so nobody would let the sender go on.
+            home.on_read(number, u64::MAX);
+        }
+        self.take_refused(reason)
+    }
+
+    fn take_refused(&mut self, reason: BudgetExhausted) -> Message {
+        let tail_bytes = self.head_end.map_or(0, |end| self.total - end);
+        let refusal = Refusal { reason, total_bytes: self.total, tail_bytes };
+        let beginning = self.head.take().unwrap_or_else(|| mem::take(&mut self.bytes));
+        Message::refused(beginning, refusal)
+    }
+
     /// The message, to be delivered now; its tail follows.
-    fn start_stream(&mut self, max_private_bytes: u64) -> Message {
+    fn start_stream(&mut self, max_private_bytes: u64, home: Option<(u32, Arc<Home>)>) -> Message {
         let head = self.head.take().unwrap_or_default();
         let len = self.total - head.len() as u64;
         let (feed, stream) = StreamFeed::new(len, max_private_bytes);
+        if let Some((number, home)) = home {
+            feed.tell_sender(number, home);
+        }
         self.feed = Some(feed);
         Message::private(head).with_stream(stream).with_slot(self.slot.take())
     }
@@ -440,9 +478,7 @@ impl Partial {
             self.take(self.total.saturating_sub(charged));
         }
         if let Some(reason) = self.refused {
-            let tail_bytes = self.head_end.map_or(0, |end| self.total - end);
-            let refusal = Refusal { reason, total_bytes: self.total, tail_bytes };
-            return Message::refused(self.head.unwrap_or(self.bytes), refusal);
+            return self.take_refused(reason);
         }
         let charge = self.charge.take();
         self.put_together().with_charge(charge)

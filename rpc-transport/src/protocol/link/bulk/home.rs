@@ -8,13 +8,14 @@
 //! 2. The connection is told once for each time that the link has looked, and only when as much
 //!    has come back as the link waits for.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::message::payload_stream::StreamHome;
 use crate::message::reply_slot::SlotHome;
 use crate::protocol::arena::Landed;
+use crate::protocol::frame::MaxStreamData;
 use crate::sync::{AtomicU32, Mutex};
 
 /// Called when the link should look, from whatever thread drops a payload. Must not lock what is
@@ -34,9 +35,20 @@ struct Inner {
     done: Vec<u32>,
     /// Whether the link was told of them.
     told_done: bool,
+    /// What the reader of a stream takes now.
+    max_stream_data: Option<MaxStreamData>,
     /// Chunks at which the link wants to be told; 0 if it was told.
     tell_at: u32,
     on_return: Option<Arc<OnReturn>>,
+}
+
+/// What has come back since the link has looked.
+pub(super) struct Back {
+    pub(super) landed: Vec<Landed>,
+    /// Slots of the peer that are done.
+    pub(super) done: Vec<u32>,
+    /// What the reader of a stream takes now.
+    pub(super) max_stream_data: Option<MaxStreamData>,
 }
 
 impl Default for Home {
@@ -46,6 +58,7 @@ impl Default for Home {
             chunks: 0,
             done: Vec::new(),
             told_done: false,
+            max_stream_data: None,
             tell_at: 1,
             on_return: None,
         };
@@ -58,14 +71,17 @@ impl Home {
         self.inner.lock().on_return = Some(Arc::new(on_return));
     }
 
-    /// Takes in what has come back.
-    pub(in crate::protocol::link) fn take(&self, done: &mut VecDeque<u32>) -> Vec<Landed> {
+    /// Takes in what has come back, and what readers have told.
+    pub(super) fn take(&self) -> Back {
         let mut inner = self.inner.lock();
-        done.extend(inner.done.drain(..));
         inner.told_done = false;
         inner.chunks = 0;
         self.count.store(0, Ordering::Relaxed);
-        std::mem::take(&mut inner.back)
+        Back {
+            landed: std::mem::take(&mut inner.back),
+            done: std::mem::take(&mut inner.done),
+            max_stream_data: inner.max_stream_data.take(),
+        }
     }
 
     /// Asks to be told when so many chunks have come back; false if they have already.
@@ -108,6 +124,21 @@ impl SlotHome for Home {
             if std::mem::replace(&mut inner.told_done, true) {
                 return;
             }
+            inner.on_return.clone()
+        };
+        if let Some(on_return) = told {
+            on_return();
+        }
+    }
+}
+
+impl StreamHome for Home {
+    fn on_read(&self, number: u32, bytes: u64) {
+        let told = {
+            let mut inner = self.inner.lock();
+            // One message arrives at a time: what is here is of it, or of one before.
+            inner.max_stream_data = Some(MaxStreamData { number, bytes });
+            self.count.fetch_add(1, Ordering::Relaxed);
             inner.on_return.clone()
         };
         if let Some(on_return) = told {
@@ -161,18 +192,18 @@ mod loom_tests {
             let home = Arc::clone(&home);
             thread::spawn(move || home.done(slot))
         });
-        let mut done = VecDeque::new();
+        let mut done = 0;
         if home.has_any() {
-            assert!(home.take(&mut done).is_empty());
+            done += home.take().done.len();
         }
         // The link looks on its way as well; one that does not obey forgets that it was told.
         for giver in givers {
             giver.join().unwrap();
         }
         if told.load(Ordering::Acquire) && obeys {
-            home.take(&mut done);
+            done += home.take().done.len();
         }
-        done.len()
+        done
     }
 
     #[test]
@@ -203,15 +234,14 @@ mod loom_tests {
         told.store(false, Ordering::Release);
         let lease = Lease::new(Landed::of_one_chunk(), &home);
         let giver = thread::spawn(move || drop(lease));
-        let mut done = VecDeque::new();
-        let mut back = home.take(&mut done).len();
+        let mut back = home.take().landed.len();
         // What `Landing::take_in` does: look again if the answer is that enough has come.
         if !home.tell_at(1) && asks_first {
-            back += home.take(&mut done).len();
+            back += home.take().landed.len();
         }
         giver.join().unwrap();
         if told.load(Ordering::Acquire) {
-            back += home.take(&mut done).len();
+            back += home.take().landed.len();
         }
         back
     }

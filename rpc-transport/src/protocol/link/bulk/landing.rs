@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::assembly::Leave;
-use super::home::{Home, Lease, OnReturn};
+use super::home::{Back, Home, Lease, OnReturn};
+use super::slots::MAX_OPEN;
 use crate::memory::region::MemoryRegion;
 use crate::message::payload::Piece;
 use crate::message::reply_slot::PeerSlot;
 use crate::protocol::arena::{ArenaBlock, ArenaConfig, ArenaError, ArenaOwner, Extents, Landed};
-use crate::protocol::frame::{DONE_SLOTS, SlotBlock, Written};
+use crate::protocol::error::ProtocolError;
+use crate::protocol::frame::{DONE_SLOTS, MaxStreamData, SlotBlock, Written};
 
 #[derive(Debug)]
 pub(in crate::protocol::link) struct Landing {
@@ -26,6 +28,10 @@ pub(in crate::protocol::link) struct Landing {
     news: VecDeque<ArenaBlock>,
     /// Slots of the peer that are done and were not told.
     done: VecDeque<u32>,
+    /// Slots of the peer, from their advertisement until they are told done.
+    taken_slots: usize,
+    /// What the reader of a stream takes now, until it is told.
+    max_stream_data: Option<MaxStreamData>,
     /// Releases are to leave though few wait.
     flush: bool,
 }
@@ -43,10 +49,15 @@ impl Landing {
         let home = Arc::default();
         let owner = ArenaOwner::new(config, now);
         let (regions, news, done) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        Self { owner, regions, home, news, done, flush: false }
+        let (taken_slots, max_stream_data) = (0, None);
+        Self { owner, regions, home, news, done, taken_slots, max_stream_data, flush: false }
     }
 
-    pub(in crate::protocol::link) fn set_on_return(&self, on_return: OnReturn) {
+    pub(in crate::protocol::link) fn home(&self) -> Arc<Home> {
+        Arc::clone(&self.home)
+    }
+
+    pub(super) fn set_on_return(&self, on_return: OnReturn) {
         self.home.set_on_return(on_return);
     }
 
@@ -76,6 +87,10 @@ impl Landing {
     }
 
     pub(in crate::protocol::link) fn on_given_up(&mut self, arena: u16) -> Result<(), ArenaError> {
+        // Else a peer that guesses could have arenas come and go, and the news of them pile up.
+        if self.news.contains(&ArenaBlock::AskBack(arena)) {
+            return Err(ArenaError::NotAskedBack(arena));
+        }
         self.owner.on_given_up(arena)?;
         self.regions.retain(|(number, _)| *number != arena);
         Ok(())
@@ -139,7 +154,10 @@ impl Landing {
 
     fn take_in(&mut self) {
         loop {
-            for landed in self.home.take(&mut self.done) {
+            let Back { landed, done, max_stream_data } = self.home.take();
+            self.done.extend(done);
+            self.max_stream_data = max_stream_data.or(self.max_stream_data);
+            for landed in landed {
                 self.owner.release(landed);
             }
             if self.home.tell_at(self.owner.release_due_in()) {
@@ -151,20 +169,40 @@ impl Landing {
     /// Whether a frame should be sent for this alone.
     #[inline(always)]
     pub(in crate::protocol::link) fn is_due(&self) -> bool {
-        !self.news.is_empty() || !self.done.is_empty() || self.owner.is_release_due() || self.flush
+        !self.news.is_empty()
+            || !self.done.is_empty()
+            || self.max_stream_data.is_some()
+            || self.owner.is_release_due()
+            || self.flush
     }
 
     /// Slots for a DONE block.
     pub(in crate::protocol::link) fn take_done(&mut self) -> Vec<u32> {
         let count = self.done.len().min(DONE_SLOTS);
+        self.taken_slots = self.taken_slots.saturating_sub(count);
         self.done.drain(..count).collect()
     }
 
+    /// For a MAX_STREAM_DATA block.
+    pub(super) fn take_max_stream_data(&mut self) -> Option<MaxStreamData> {
+        self.max_stream_data.take()
+    }
+
     /// A slot that the peer advertises.
-    pub(in crate::protocol::link) fn peer_slot(&self, block: SlotBlock) -> PeerSlot {
+    ///
+    /// # Errors
+    /// [`ProtocolError::TooManySlots`]: those that wait to be told done would grow without bound.
+    pub(in crate::protocol::link) fn peer_slot(
+        &mut self,
+        block: SlotBlock,
+    ) -> Result<PeerSlot, ProtocolError> {
+        if self.taken_slots >= MAX_OPEN {
+            return Err(ProtocolError::TooManySlots(MAX_OPEN));
+        }
+        self.taken_slots += 1;
         let SlotBlock { slot, rkey, address, len } = block;
         let home = Arc::clone(&self.home);
-        PeerSlot { slot, rkey, address, len, home: Some(home) }
+        Ok(PeerSlot { slot, rkey, address, len, home: Some(home) })
     }
 
     pub(in crate::protocol::link) fn next_news(&mut self) -> Option<ArenaBlock> {

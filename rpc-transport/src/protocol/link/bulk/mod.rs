@@ -4,6 +4,7 @@
 //! invariants are those of [`link`](super).
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ pub(in crate::protocol::link) mod slots;
 mod tests;
 
 use self::assembly::{Leave, Outcome};
-use self::home::OnReturn;
+use self::home::{Home, OnReturn};
 use self::landing::{Arrival, Landing};
 use self::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
 use self::slices::{Begun, SliceBytes};
@@ -49,7 +50,7 @@ pub(super) struct Arenas {
     /// A slot that came with a whole message, until that is given out.
     pub(super) arrived: Option<PeerSlot>,
     writer: ArenaWriter,
-    /// The current message waits for chunks.
+    /// The current message waits for chunks, or for its reader.
     blocked: bool,
     /// Messages from this size on are written, bytes.
     threshold_bytes: u64,
@@ -91,6 +92,11 @@ impl Arenas {
     /// For metrics.
     pub(super) fn ends(&self) -> (&ArenaOwner, &ArenaWriter) {
         (self.landing.owner(), &self.writer)
+    }
+
+    /// Where readers of streams tell how far they are.
+    pub(super) fn home(&self) -> Arc<Home> {
+        self.landing.home()
     }
 
     pub(super) fn is_blocked(&self) -> bool {
@@ -153,6 +159,7 @@ impl Arenas {
             starved: self.writer.take_starved(),
             done: self.landing.take_done(),
             releases: self.landing.take_releases(),
+            max_stream_data: self.landing.take_max_stream_data(),
             ..Blocks::default()
         }
     }
@@ -217,7 +224,7 @@ impl Link {
         }
     }
 
-    /// What the bulk lane sends next; `None` if it waits for chunks.
+    /// What the bulk lane sends next; `None` if it waits for chunks, or for a reader.
     #[inline(never)]
     pub(super) fn next_bulk(&mut self) -> Option<Source> {
         if self.slices.has_begun() {
@@ -239,14 +246,14 @@ impl Link {
         let total = self.segmenter.total();
         let is_small = total < arenas.threshold_bytes || arenas.max_writes == 0;
         if self.segmenter.is_abort_due() || is_small {
-            return Some(Source::Segment(Way::Inline));
+            return self.in_frame();
         }
         let max_parts = arenas.max_writes.div_ceil(2);
         let bytes = self.segmenter.writable(self.room, arenas.segment_bytes, max_parts);
         // Without an arena one is asked for once a message, and nothing waits for it.
         let is_hopeless = arenas.writer.usable_count() == 0;
         if bytes == 0 || (is_hopeless && !self.segmenter.is_fresh()) {
-            return Some(Source::Segment(Way::Inline));
+            return self.in_frame();
         }
         match arenas.writer.allocate_within(bytes, arenas.max_writes + 1 - max_parts) {
             Some(allocation) => Some(Source::Segment(Way::Written(allocation))),
@@ -256,6 +263,17 @@ impl Link {
                 None
             }
         }
+    }
+
+    /// The next segment goes in a frame, when its reader takes it.
+    fn in_frame(&mut self) -> Option<Source> {
+        if self.segmenter.may_frame() {
+            return Some(Source::Segment(Way::Inline));
+        }
+        if let Some(arenas) = &mut self.arenas {
+            arenas.blocked = true;
+        }
+        None
     }
 
     #[inline(never)]
@@ -287,10 +305,10 @@ impl Link {
             }
             Way::Inline => return None,
         };
-        let WrittenSegment { segment, payload, parts, message } =
-            self.segmenter.next_written(self.room, bytes)?;
+        let WrittenSegment { tag, segment, payload, parts, message } =
+            self.segmenter.next_written(self.room, bytes, blocks.placed.is_some())?;
         let (payload, puts) = (payload.to_vec(), puts(runs.into_iter(), parts).into());
-        self.slices.begin(Begun { segment, blocks, payload, puts, _message: message });
+        self.slices.begin(Begun { tag, segment, blocks, payload, puts, _message: message });
         self.send_slice()
     }
 
@@ -382,7 +400,11 @@ impl Link {
         if blocks.starved {
             arenas.landing.on_starved();
         }
-        let slot = blocks.slot.map(|slot| arenas.landing.peer_slot(slot));
+        if let Some(max) = blocks.max_stream_data {
+            self.segmenter.on_max_stream_data(max)?;
+            arenas.blocked = false;
+        }
+        let slot = blocks.slot.map(|slot| arenas.landing.peer_slot(slot)).transpose()?;
         let Some(segment) = blocks.segment else {
             arenas.arrived = slot;
             return arenas.on_done(&blocks.done, &mut self.garbage).map(|()| Inbound::None);

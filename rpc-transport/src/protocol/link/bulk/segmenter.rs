@@ -8,7 +8,8 @@
 //!    before.
 //! 2. A message whose bytes have all been lent stays until [`Segmenter::reap`], as the frame
 //!    still borrows them.
-//! 3. No frame has bytes of the tail in its payload beside bytes of the head, nor bytes of both
+//! 3. What the peer takes as a stream has no more bytes of its tail in frames than its reader takes.
+//! 4. No frame has bytes of the tail in its payload beside bytes of the head, nor bytes of both
 //!    written.
 
 use std::ops::Range;
@@ -16,7 +17,8 @@ use std::sync::Arc;
 
 use crate::message::outgoing::OutBuf;
 use crate::message::part::OutPart;
-use crate::protocol::frame::Segment;
+use crate::protocol::error::ProtocolError;
+use crate::protocol::frame::{MaxStreamData, Segment};
 use crate::protocol::link::lanes::Queued;
 
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(in crate::protocol::link) struct Segmenter {
     segment_bytes: usize,
     /// The peer takes longer messages as streams.
     assembly_bytes: u64,
+    /// The peer tells how far it has read.
+    is_told: bool,
     next_number: u32,
     current: Option<Current>,
     abort: Option<Segment>,
@@ -39,6 +43,11 @@ struct Current {
     sent: u64,
     /// The peer was told that the head ends.
     head_ended: bool,
+    /// The tail began in the peer's slot, so the peer puts the message together, however long.
+    is_placed: bool,
+    /// Bytes of the tail that went in frames, and that may.
+    framed: u64,
+    max_framed: u64,
 }
 
 /// The bytes of a segment without an arena.
@@ -53,6 +62,8 @@ pub(in crate::protocol::link) enum Cut<'a> {
 /// A segment of which bytes are written.
 #[derive(Debug)]
 pub(in crate::protocol::link) struct WrittenSegment<'a> {
+    /// What the message was submitted as.
+    pub(in crate::protocol::link) tag: u64,
     pub(in crate::protocol::link) segment: Segment,
     /// The end of the head, which goes in the frame.
     pub(in crate::protocol::link) payload: &'a [u8],
@@ -74,9 +85,14 @@ pub(in crate::protocol::link) enum GivenUp {
 }
 
 impl Segmenter {
-    /// `segment_bytes`: payload of a full segment; `assembly_bytes`: the peer's.
-    pub(in crate::protocol::link) fn new(segment_bytes: usize, assembly_bytes: u64) -> Self {
-        Self { segment_bytes, assembly_bytes, next_number: 0, current: None, abort: None }
+    /// `segment_bytes`: payload of a full segment; `assembly_bytes`: the peer's; `is_told`: whether
+    /// it tells how far its streams are read.
+    pub(in crate::protocol::link) fn new(
+        segment_bytes: usize,
+        assembly_bytes: u64,
+        is_told: bool,
+    ) -> Self {
+        Self { segment_bytes, assembly_bytes, is_told, next_number: 0, current: None, abort: None }
     }
 
     /// Whether a segment or an abort is to be sent.
@@ -108,8 +124,17 @@ impl Segmenter {
     pub(in crate::protocol::link) fn start(&mut self, queued: Queued) {
         debug_assert!(!self.has_work(), "invariant 1");
         let Queued { tag, message } = queued;
-        let message = Arc::new(message);
-        self.current = Some(Current { tag, message, number: None, sent: 0, head_ended: false });
+        let is_held = self.is_told && message.total_len() > self.assembly_bytes;
+        self.current = Some(Current {
+            tag,
+            message: Arc::new(message),
+            number: None,
+            sent: 0,
+            head_ended: false,
+            is_placed: false,
+            framed: 0,
+            max_framed: if is_held { self.assembly_bytes } else { u64::MAX },
+        });
     }
 
     /// Whether nothing of the current message has been sent.
@@ -138,7 +163,14 @@ impl Segmenter {
         let (head, total) = (current.head_len(), current.message.total_len());
         let start = current.sent;
         let is_head = !current.head_ended;
-        let end = (start + segment_bytes).min(if is_head { head } else { total });
+        let end = if is_head {
+            (start + segment_bytes).min(head)
+        } else {
+            (start + segment_bytes.min(current.max_framed - current.framed)).min(total)
+        };
+        if !is_head {
+            current.framed += end - start;
+        }
         let segment = current.advance(next_number, end, is_head && end == head && end < total);
         let cut = if is_head {
             Cut::Head(&current.message[in_memory(start)..in_memory(end)])
@@ -146,6 +178,30 @@ impl Segmenter {
             Cut::Tail(&current.message, start - head..end - head)
         };
         Some((segment, cut))
+    }
+
+    /// Whether the next segment may go in a frame: its reader may have to read first.
+    pub(in crate::protocol::link) fn may_frame(&self) -> bool {
+        let may = |current: &Current| !current.head_ended || current.framed < current.max_framed;
+        self.abort.is_some() || self.current.as_ref().is_none_or(may)
+    }
+
+    /// The reader of a stream takes more of it.
+    ///
+    /// # Errors
+    /// The message was never begun.
+    pub(in crate::protocol::link) fn on_max_stream_data(
+        &mut self,
+        MaxStreamData { number, bytes }: MaxStreamData,
+    ) -> Result<(), ProtocolError> {
+        if number.wrapping_sub(self.next_number) < 1 << 31 {
+            return Err(ProtocolError::StreamDataOfNoMessage(number));
+        }
+        // Of a message that has ended it comes late.
+        if let Some(current) = self.current.as_mut().filter(|it| it.number == Some(number)) {
+            current.max_framed = current.max_framed.max(bytes);
+        }
+        Ok(())
     }
 
     /// What the next segment could write, bytes: at most `max_bytes`, of at most `max_parts` parts.
@@ -170,11 +226,13 @@ impl Segmenter {
         current.writable(room).start.checked_sub(current.head_len())
     }
 
-    /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written.
+    /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written, into a
+    /// slot or into arenas.
     pub(in crate::protocol::link) fn next_written(
         &mut self,
         room: usize,
         bytes: u64,
+        is_placed: bool,
     ) -> Option<WrittenSegment<'_>> {
         let next_number = &mut self.next_number;
         let current = self.current.as_mut().filter(|current| !current.is_sent())?;
@@ -182,9 +240,16 @@ impl Segmenter {
         let parts = current.parts(start..start + bytes).collect();
         let (sent, head) = (current.sent, current.head_len());
         let ends_head = !current.head_ended && start >= head;
+        current.is_placed |= ends_head && is_placed;
         let segment = current.advance(next_number, start + bytes, ends_head);
         let payload = &current.message[in_memory(sent.min(head))..in_memory(start.min(head))];
-        Some(WrittenSegment { segment, payload, parts, message: Arc::clone(&current.message) })
+        Some(WrittenSegment {
+            tag: current.tag,
+            segment,
+            payload,
+            parts,
+            message: Arc::clone(&current.message),
+        })
     }
 
     /// The tag of the message that is not wholly sent.
@@ -208,7 +273,7 @@ impl Segmenter {
             offset: current.sent,
             total: current.message.total_len(),
         });
-        let is_stream = current.message.total_len() > self.assembly_bytes;
+        let is_stream = current.message.total_len() > self.assembly_bytes && !current.is_placed;
         if is_stream && current.head_ended { GivenUp::Begun } else { GivenUp::Aborted }
     }
 

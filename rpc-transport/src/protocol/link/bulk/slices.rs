@@ -8,6 +8,8 @@
 //! 1. The frame of a segment leaves with its last slice, and no other segment starts before.
 //! 2. While small messages are about, bulk leaves only when it is given a turn; it is not when
 //!    they are not.
+//! 3. Once the message of the segment has been revoked, nothing leaves before its frame: what the
+//!    session says of the message must not arrive before it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,6 +41,8 @@ const SMALL_COUNTS: u8 = 64;
 /// A segment of which not all has been written.
 #[derive(Debug)]
 pub(in crate::protocol::link) struct Begun {
+    /// What the message was submitted as.
+    pub(in crate::protocol::link) tag: u64,
     pub(in crate::protocol::link) segment: Segment,
     pub(in crate::protocol::link) blocks: Blocks,
     /// The end of the head, which goes in the frame.
@@ -57,11 +61,13 @@ pub(in crate::protocol::link) struct Slices {
     small: u8,
     /// Bulk may leave though small messages are about.
     turn: bool,
+    /// The segment that has begun goes before all else.
+    first: bool,
 }
 
 impl Slices {
     pub(in crate::protocol::link) fn new() -> Self {
-        Self { begun: None, bytes: SliceBytes::WHOLE, small: 0, turn: true }
+        Self { begun: None, bytes: SliceBytes::WHOLE, small: 0, turn: true, first: false }
     }
 
     pub(in crate::protocol::link) fn set_bytes(&mut self, bytes: SliceBytes) {
@@ -81,7 +87,18 @@ impl Slices {
     /// Whether bulk may leave now (invariant 2).
     #[inline]
     pub(in crate::protocol::link) fn allow(&self) -> bool {
-        self.turn || self.small == 0 || self.bytes == SliceBytes::WHOLE
+        self.first || self.turn || self.small == 0 || self.bytes == SliceBytes::WHOLE
+    }
+
+    /// The message is revoked: what has begun of it goes first (invariant 3).
+    pub(in crate::protocol::link) fn on_revoked(&mut self, tag: u64) {
+        self.first |= self.begun.as_ref().is_some_and(|begun| begun.tag == tag);
+    }
+
+    /// Whether what has begun goes before all else.
+    #[inline]
+    pub(in crate::protocol::link) fn is_first(&self) -> bool {
+        self.first
     }
 
     /// Whether a segment has begun and not ended.
@@ -119,6 +136,7 @@ impl Slices {
             puts.push(put);
         }
         let ended = if begun.puts.is_empty() { self.begun.take() } else { None };
+        self.first &= ended.is_none();
         Some((puts, ended))
     }
 }

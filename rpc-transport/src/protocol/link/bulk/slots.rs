@@ -15,8 +15,8 @@ use crate::message::reply_slot::SlotOffer;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::{Placed, SlotBlock};
 
-/// Most slots that a peer may keep open.
-const MAX_OPEN: usize = 1024;
+/// Most slots that a peer may keep open, and that this end takes of it.
+pub(super) const MAX_OPEN: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(in crate::protocol::link) struct Slots {

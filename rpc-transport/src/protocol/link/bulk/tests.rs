@@ -536,3 +536,107 @@ fn a_slot_is_done_only_behind_the_last_slice() {
     let kinds: Vec<_> = std::iter::from_fn(|| next_kind(&mut end)).map(Some).collect();
     assert_eq!(kinds, [SLICE, DATA, Some(Some(Kind::Release as u8))]);
 }
+
+/// Feeds rounds of frames to an end whose sends never get a credit back; the rule that ends it.
+fn flooded(
+    end: &mut Link,
+    rounds: u32,
+    mut frames: impl FnMut(u32) -> Vec<Vec<u8>>,
+) -> Option<ProtocolError> {
+    for round in 0..rounds {
+        for bytes in frames(round) {
+            let result = end.on_frame(Instant::now(), None, &mut Message::copied(&bytes));
+            while let Some(transmit) = end.poll_transmit() {
+                let (signaled, token) = (transmit.signaled, transmit.token);
+                if signaled {
+                    end.on_send_completion(token);
+                }
+            }
+            if let Err(error) = result {
+                return Some(error);
+            }
+            // The peer gives ack credits back, and no data credit.
+            let acks = end.credits.remote().ack - end.credits.counters().ack_credits;
+            if acks > 0 {
+                let _ = end.credits.on_ack(Grant { data: 0, ack: acks });
+            }
+        }
+    }
+    None
+}
+
+/// Each was answered by nobody, and the list of those to be told done grew by 4 bytes a frame.
+#[test]
+fn a_peer_that_grants_no_data_credits_cannot_grow_the_slots_to_be_done() {
+    let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let mut end = Link::new(&config(), &agreed, Instant::now()).unwrap();
+    let error = flooded(&mut end, 5000, |slot| {
+        let slot = Some(SlotBlock { slot, rkey: 1, address: 0, len: 100 });
+        vec![frame(Kind::Data, &Blocks { slot, ..Blocks::default() }, b"stale cancel")]
+    });
+    assert_eq!(error, Some(ProtocolError::TooManySlots(1024)));
+}
+
+/// Each came and went, and the list of those to be told given up grew with every one.
+#[test]
+fn a_peer_that_grants_no_data_credits_cannot_grow_the_arenas_to_be_given_up() {
+    let arena = |number: u32| Advertisement {
+        arena: u16::try_from(number % 3).unwrap(),
+        first_chunk: u16::try_from(number % 3).unwrap(),
+        chunks: 1,
+        log2_chunk: 12,
+        rkey: 1,
+        address: 0,
+    };
+    let release =
+        |arena| frame(Kind::Release, &Blocks { arena: Some(arena), ..Blocks::default() }, &[]);
+    let mut end = end(Instant::now());
+    let error = flooded(&mut end, 1000, |round| {
+        let arena = arena(round);
+        vec![release(ArenaBlock::Advertise(arena)), release(ArenaBlock::AskBack(arena.arena))]
+    });
+    assert!(matches!(error, Some(ProtocolError::Arena(ArenaError::ArenaExists(_)))), "{error:?}");
+}
+
+/// An arena that was to be asked back went before it had been, and so did the news of it.
+#[test]
+fn an_arena_is_not_given_up_before_it_was_asked_back() {
+    let now = Instant::now();
+    let mut end = owner();
+    while end.poll_transmit().is_some() {}
+    while end.credits.counters().data_credits > 0 {
+        let _stamp = end.credits.send(1).unwrap();
+    }
+    end.on_timeout(now + std::time::Duration::from_secs(60), None).unwrap();
+    let given_up = Blocks { arena: Some(ArenaBlock::GivenUp(0)), ..Blocks::default() };
+    let error = refused(&mut end, &frame(Kind::Release, &given_up, &[]));
+    assert_eq!(error, ProtocolError::Arena(ArenaError::NotAskedBack(0)));
+}
+
+#[test]
+fn more_of_a_stream_than_its_reader_takes_is_refused() {
+    let config = config().assembly_bytes(1000);
+    let offer = Offer::new(&config, Features::ARENA, 7);
+    let agreed = offer.agree_as_server(&offer).unwrap();
+    let mut end = Link::new(&config, &agreed, Instant::now()).unwrap();
+    let segment = |offset, head_end| {
+        let (last, abort, total) = (false, false, 5000);
+        let segment = Segment { number: 0, last, abort, head_end, offset, total };
+        frame(Kind::Data, &Blocks { segment: Some(segment), ..Blocks::default() }, &[7; 200])
+    };
+    let Inbound::Assembled(mut message) = receive(&mut end, &segment(0, true)).unwrap() else {
+        panic!("a stream is delivered with its head");
+    };
+    let stream = message.take_stream().unwrap();
+    for at in 1..=5 {
+        let _none = receive(&mut end, &segment(200 * at, false)).unwrap();
+    }
+    let error = refused(&mut end, &segment(1200, false));
+    assert_eq!(error, ProtocolError::BeyondMaxStreamData { end: 1200, max: 1000 });
+    drop(stream);
+    let max = Some(crate::protocol::frame::MaxStreamData { number: 3, bytes: 9 });
+    let unknown = Blocks { max_stream_data: max, ..Blocks::default() };
+    let error = refused(&mut end, &frame(Kind::Release, &unknown, &[]));
+    assert_eq!(error, ProtocolError::StreamDataOfNoMessage(3));
+}
