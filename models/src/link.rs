@@ -16,6 +16,7 @@ use rpc_transport::message::reply_slot::SlotOffer;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason, Kind, flags};
 use rpc_transport::protocol::handshake::Features;
 use rpc_transport::protocol::link::{Inbound, Lane, Revoked, SliceBytes, SubmitError};
+use rpc_transport::user_code::HoldsShard;
 
 use test_kit::Rng;
 
@@ -77,6 +78,13 @@ struct World {
     ends: [End; 2],
     idle_acks: bool,
     seen: Seen,
+}
+
+/// Runs a step of a link as its connection does, under a lock: a link that drops a message with a tail
+/// there panics.
+fn locked<R>(step: impl FnOnce() -> R) -> R {
+    let _holds = HoldsShard::begin();
+    step()
 }
 
 impl World {
@@ -188,7 +196,7 @@ impl World {
 
     fn revoke_tag(&mut self, at: usize, tag: u64) {
         let end = &mut self.ends[at];
-        match end.link.revoke(tag) {
+        match locked(|| end.link.revoke(tag)) {
             Revoked::Whole(bytes) => end.oracle.on_revoked(tag, Some(&bytes)),
             Revoked::Aborted => {
                 end.oracle.on_revoked(tag, None);
@@ -279,7 +287,7 @@ impl World {
         let [first, second] = &mut self.ends;
         let (end, peer) = if at == 0 { (first, second) } else { (second, first) };
         let Some((imm, mut message)) = end.next_received() else { return };
-        let inbound = end.link.on_frame(self.now, imm, &mut message).expect("legal");
+        let inbound = locked(|| end.link.on_frame(self.now, imm, &mut message)).expect("legal");
         match inbound {
             Inbound::Message => {
                 end.slots.extend(message.take_slot());
@@ -311,7 +319,7 @@ impl World {
 
     /// Polls the oldest send completion.
     fn complete(&mut self, at: usize) {
-        self.ends[at].complete();
+        locked(|| self.ends[at].complete());
     }
 
     fn idle_ack(&mut self, at: usize) {
@@ -333,7 +341,7 @@ impl World {
 
     fn transmit(&mut self, at: usize) -> bool {
         let end = &mut self.ends[at];
-        let Some(transmit) = end.link.poll_transmit() else { return false };
+        let Some(transmit) = locked(|| end.link.poll_transmit()) else { return false };
         let head = End::post(&mut end.wire, &mut end.sq, &transmit);
         let is_written = !transmit.writes.is_empty();
         let (kind, flag) = head.unwrap_or_default();
@@ -346,8 +354,13 @@ impl World {
         true
     }
 
+    /// Lets go of what a link is done with; whether there was anything.
+    fn sweep(&mut self, at: usize) -> bool {
+        std::iter::from_fn(|| self.ends[at].link.take_garbage()).count() > 0
+    }
+
     fn pump(&mut self, at: usize) {
-        while self.transmit(at) {}
+        while self.transmit(at) || self.sweep(at) {}
         let end = &self.ends[at];
         end.check_pumped();
         let metrics = end.link.metrics();

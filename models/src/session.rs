@@ -262,6 +262,7 @@ impl<'a> World<'a> {
                 Event::Wake(number) => self.wake(end, number),
                 Event::Request(incoming) => self.request(end, incoming),
                 Event::CancelHandler(number) => self.stop(end, number),
+                Event::Discard(_) => {}
                 Event::PeerGoingAway => {
                     assert!(self.peer_going[end] && !self.told_going[end]);
                     self.told_going[end] = true;

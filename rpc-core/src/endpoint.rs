@@ -13,7 +13,7 @@ use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::Shard;
-use rpc_transport::engine::upper::{Protocol, Revoke, Submission};
+use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::{QueueLimit, WhenFull};
@@ -47,6 +47,8 @@ pub(crate) struct Peer {
     is_established: bool,
     /// Its place among the server's connections.
     place: Option<OwnedSemaphorePermit>,
+    /// Its QP is gone.
+    released: bool,
 }
 
 /// Longest header of a request without metadata, bytes: deadline, signature, metadata's length.
@@ -62,8 +64,9 @@ pub(crate) enum Effect {
     Request(Incoming, Arc<ConnectionContext>),
     /// A running handler's caller is gone.
     Abort(AbortHandle),
-    /// The connection has nothing in flight any more after a go-away, or its queue pair is gone.
-    Settled,
+    /// The connection has nothing in flight any more after a go-away, or its queue pair is gone: its
+    /// place then is free, and who waits for one is woken where it is dropped.
+    Settled(Option<OwnedSemaphorePermit>),
     /// The connection has ended.
     Ended(Box<Ended>),
 }
@@ -73,12 +76,14 @@ pub(crate) enum Effect {
 pub(crate) struct Ended {
     peer: Arc<PeerIdentity>,
     cause: CloseCause,
+    /// Its place, if its queue pair is gone by then.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Ended {
     /// Logs it: what somebody has wished for less loudly than what was lost.
     pub(crate) fn log(&self) {
-        let Self { peer, cause } = self;
+        let Self { peer, cause, .. } = self;
         match cause {
             CloseCause::Local => tracing::debug!(?peer, %cause, "connection ended"),
             CloseCause::Peer(_) | CloseCause::DriverGone => {
@@ -117,6 +122,7 @@ impl Peer {
             cause: None,
             is_established: false,
             place: None,
+            released: false,
         }
     }
 
@@ -127,11 +133,13 @@ impl Peer {
 
     #[cold]
     fn told_of_end(&mut self) -> Effect {
+        let place = if self.released { self.place.take() } else { None };
         match self.cause.take() {
             Some(cause) => {
-                Effect::Ended(Box::new(Ended { peer: Arc::clone(self.identity()), cause }))
+                let peer = Arc::clone(self.identity());
+                Effect::Ended(Box::new(Ended { peer, cause, _place: place }))
             }
-            None => Effect::Settled,
+            None => Effect::Settled(place),
         }
     }
 
@@ -269,18 +277,20 @@ impl Protocol for Peer {
     }
 
     #[inline(always)]
-    fn poll_effect(&mut self) -> Option<Effect> {
+    fn poll_effect(&mut self) -> Option<Outside<Effect>> {
         if let Some(notice) = self.session.poll_notice() {
-            return Some(match notice {
+            return Some(Outside::Effect(match notice {
                 Notice::Wake(waker) => Effect::Wake(waker),
                 Notice::CancelHandler(handle) => Effect::Abort(handle),
-                Notice::PeerGoingAway | Notice::Drained => Effect::Settled,
-            });
+                Notice::PeerGoingAway | Notice::Drained => Effect::Settled(None),
+                Notice::Discard(body) => return Some(Outside::Drop(body)),
+            }));
         }
         if let Some(incoming) = self.session.poll_request() {
-            return Some(Effect::Request(incoming, Arc::clone(&self.connection_context)));
+            let context = Arc::clone(&self.connection_context);
+            return Some(Outside::Effect(Effect::Request(incoming, context)));
         }
-        if self.has_news { self.poll_news() } else { None }
+        if self.has_news { self.poll_news().map(Outside::Effect) } else { None }
     }
 
     #[inline(always)]
@@ -300,7 +310,7 @@ impl Protocol for Peer {
     }
 
     fn on_released(&mut self) {
-        self.place = None;
+        self.released = true;
         (self.ended, self.has_news) = (true, true);
     }
 
@@ -310,9 +320,9 @@ impl Protocol for Peer {
 }
 
 /// The link's answer in the session's words.
-pub(crate) fn revoked(answer: link::Revoked) -> Revoked {
+pub(crate) fn revoked(answer: link::Revoked<()>) -> Revoked {
     match answer {
-        link::Revoked::Whole(_) => Revoked::Whole,
+        link::Revoked::Whole(()) => Revoked::Whole,
         link::Revoked::Aborted => Revoked::Aborted,
         link::Revoked::Begun => Revoked::Begun,
         link::Revoked::TooLate => Revoked::TooLate,

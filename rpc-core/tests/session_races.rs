@@ -319,7 +319,7 @@ impl World {
                     assert!(call.ended.is_none() || late, "told to stop after its end");
                     call.stops += 1;
                 }
-                Event::PeerGoingAway => {}
+                Event::PeerGoingAway | Event::Discard(_) => {}
                 Event::Drained => self.drained[end] += 1,
             }
         }

@@ -26,7 +26,7 @@ use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::shard::{ConnectionKey, Shard, State};
 use rpc_transport::engine::spin::PollMode;
-use rpc_transport::engine::upper::{Executor, Protocol, Revoke, Submission};
+use rpc_transport::engine::upper::{Executor, Outside, Protocol, Revoke, Submission};
 use rpc_transport::memory::region::{Access, MemoryRegion};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
@@ -89,8 +89,8 @@ impl Protocol for Mover {
         Some(Submission { lane: Lane::Bulk, tag: 0, frame })
     }
 
-    fn poll_effect(&mut self) -> Option<Message> {
-        self.received.pop()
+    fn poll_effect(&mut self) -> Option<Outside<Message>> {
+        self.received.pop().map(Outside::Effect)
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -14,6 +14,8 @@ pub mod message;
 #[doc(hidden)]
 pub mod protocol;
 mod sync;
+#[doc(hidden)]
+pub mod user_code;
 
 pub use crate::engine::spin::PollMode;
 pub use crate::protocol::arena::ArenaConfig;

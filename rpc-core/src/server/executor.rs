@@ -22,6 +22,7 @@ use rpc_transport::engine::shard::{ConnectionKey, State};
 use rpc_transport::engine::upper::Executor;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
+use rpc_transport::user_code::caught;
 use tokio::sync::Notify;
 
 use crate::codec::Codec;
@@ -561,9 +562,13 @@ impl Executor<Peer> for Handlers {
                 self.on_request(key, incoming, connection_context)
             }
             Effect::Abort(handle) => handle.abort(),
-            Effect::Settled => self.settled.notify_waiters(),
+            Effect::Settled(place) => {
+                drop(place);
+                self.settled.notify_waiters();
+            }
             Effect::Ended(ended) => {
                 ended.log();
+                drop(ended);
                 self.settled.notify_waiters();
             }
         }
@@ -574,9 +579,13 @@ impl Executor<Peer> for Handlers {
         match effect {
             Effect::Wake(waker) => waker.wake(),
             Effect::Abort(handle) => handle.abort(),
-            Effect::Settled => self.settled.notify_waiters(),
+            Effect::Settled(place) => {
+                drop(place);
+                self.settled.notify_waiters();
+            }
             Effect::Ended(ended) => {
                 ended.log();
+                drop(ended);
                 self.settled.notify_waiters();
             }
             Effect::Request(..) => {}
@@ -620,9 +629,11 @@ impl Executor<Peer> for Handlers {
     }
 
     fn applied(&mut self) {
-        // These do not panic when dropped, what users made may.
+        // These do not panic when dropped, what users made may, each by itself.
         self.finished.clear();
-        self.spent.clear();
+        while let Some(spent) = self.spent.pop() {
+            caught(|| drop(spent));
+        }
         if !self.waiting.is_empty() {
             self.spawn_waiting();
         }

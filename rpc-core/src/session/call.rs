@@ -295,6 +295,8 @@ pub enum Event<W, H> {
     Request(Incoming),
     /// Stop a handler, then report `handler_ended`.
     CancelHandler(H),
+    /// Drop a body that is not sent after all: its memory may be the user's.
+    Discard(Box<OutBuf>),
     /// The peer takes no new calls; those in flight go on.
     PeerGoingAway,
     /// After `go_away`: nothing is in flight in either direction, and the peer starts nothing.
@@ -307,6 +309,7 @@ impl<W, H> fmt::Debug for Event<W, H> {
             Self::Wake(_) => f.write_str("Wake"),
             Self::Request(incoming) => f.debug_tuple("Request").field(incoming).finish(),
             Self::CancelHandler(_) => f.write_str("CancelHandler"),
+            Self::Discard(body) => f.debug_tuple("Discard").field(body).finish(),
             Self::PeerGoingAway => f.write_str("PeerGoingAway"),
             Self::Drained => f.write_str("Drained"),
         }

@@ -139,8 +139,12 @@ impl<W, H> Session<W, H> {
                 self.notices.extend(handler.map(Notice::CancelHandler));
             }
             Stopped::Answered => {
-                let here = self.frames.revoke_response(id).is_unsent();
-                if here || revoke(tag(Side::Response, id)).is_unsent() {
+                let here = self.frames.revoke_response(id);
+                let is_here = here.is_some();
+                if let Some(response) = here {
+                    self.discard(response);
+                }
+                if is_here || revoke(tag(Side::Response, id)).is_unsent() {
                     self.confirm_cancel(id);
                 }
             }
@@ -211,7 +215,8 @@ impl<W, H> Session<W, H> {
     /// Answers a call; its handler has ended.
     ///
     /// # Errors
-    /// The caller is gone, or the call was answered before: the answer is dropped.
+    /// The caller is gone, or the call was answered before: the answer comes out as an event, to be
+    /// dropped.
     pub fn reply(&mut self, id: IncomingId, answer: Answer<'_>) -> Result<(), Gone> {
         let (kind, body) = answer_body(answer);
         self.reply_with(id, kind, body)
@@ -232,7 +237,10 @@ impl<W, H> Session<W, H> {
                 self.send_body(id.0, signature_accepted, kind, body);
                 Ok(())
             }
-            _ => Err(Gone),
+            _ => {
+                self.discard(body);
+                Err(Gone)
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
 use super::deadlines::micros;
-use super::outgoing::{CallHead, Stage, Timed};
+use super::outgoing::{CallHead, Failed, Stage, Timed};
 use super::slots::Proof;
 use super::transmit::{Control, Side, tag};
 use super::{
@@ -147,7 +147,8 @@ impl<W, H> Session<W, H> {
 
     /// Gives a call up. What never reached the wire is taken back and its slot is free at once;
     /// else the peer is told, and the slot stays in quarantine until its proof arrives. A call
-    /// that must not be cancelled goes on, and its answer is dropped. Gives back who waited.
+    /// that must not be cancelled goes on, and its answer is dropped. Gives back who waited; a body
+    /// that never left comes out as an event.
     pub fn cancel(&mut self, id: CallId, revoke: Revoke<'_>) -> Option<W> {
         if !self.calls.contains(id) {
             return None;
@@ -158,6 +159,9 @@ impl<W, H> Session<W, H> {
         }
         let taken = self.calls.remove(id)?;
         self.remove_deadline(taken.deadline);
+        if let Some(request) = taken.request {
+            self.discard(request);
+        }
         match taken.stage {
             Stage::Sent(slot) if no_cancel => self.slots.abandon(slot, false),
             Stage::Sent(slot) => {
@@ -184,9 +188,16 @@ impl<W, H> Session<W, H> {
     }
 
     pub(super) fn fail(&mut self, index: u32, reason: Failure, never_sent: bool) {
-        let (deadline, waiter) = self.calls.fail(index, reason, never_sent);
+        let Failed { deadline, waiter, request } = self.calls.fail(index, reason, never_sent);
         self.remove_deadline(deadline);
+        self.tell_failed(waiter, request);
+    }
+
+    fn tell_failed(&mut self, waiter: Option<W>, request: Option<OutBuf>) {
         self.notices.extend(waiter.map(Notice::Wake));
+        if let Some(request) = request {
+            self.discard(request);
+        }
     }
 
     pub(super) fn fail_unsent(&mut self, reason: Failure) {
@@ -318,8 +329,8 @@ impl<W, H> Session<W, H> {
             _ => true,
         };
         // The timer has fired: nothing to remove.
-        let (_, waiter) = self.calls.fail(index, Failure::DeadlineExceeded, never_sent);
-        self.notices.extend(waiter.map(Notice::Wake));
+        let failed = self.calls.fail(index, Failure::DeadlineExceeded, never_sent);
+        self.tell_failed(failed.waiter, failed.request);
     }
 }
 

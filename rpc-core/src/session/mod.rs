@@ -17,6 +17,8 @@
 //! 4. Waiters are never dropped in here: they are handed back or come out as events. So do the
 //!    handles of handlers that are to be stopped; that of a handler that replied, and so needs it
 //!    no more, is dropped by `reply`.
+//! 5. Bodies with a tail, whose memory may be the user's, are never dropped in here either: they are
+//!    handed back or come out as events.
 
 mod call;
 mod callee;
@@ -34,6 +36,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use rpc_transport::connect::error::CloseCause;
+use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::{Message, Refusal};
 
 pub use self::call::{
@@ -77,6 +80,8 @@ pub(crate) enum Notice<W, H> {
     Wake(W),
     /// [`Event::CancelHandler`].
     CancelHandler(H),
+    /// [`Event::Discard`].
+    Discard(Box<OutBuf>),
     /// [`Event::PeerGoingAway`].
     PeerGoingAway,
     /// [`Event::Drained`].
@@ -89,6 +94,7 @@ impl<W, H> From<Notice<W, H>> for Event<W, H> {
         match notice {
             Notice::Wake(waiter) => Self::Wake(waiter),
             Notice::CancelHandler(handle) => Self::CancelHandler(handle),
+            Notice::Discard(body) => Self::Discard(body),
             Notice::PeerGoingAway => Self::PeerGoingAway,
             Notice::Drained => Self::Drained,
         }
@@ -149,6 +155,14 @@ impl<W, H> Session<W, H> {
             session.say_hello();
         }
         session
+    }
+
+    /// Lets go of a body that is not sent (invariant 5).
+    #[cold]
+    fn discard(&mut self, body: OutBuf) {
+        if !body.tail().is_empty() {
+            self.notices.push_back(Notice::Discard(Box::new(body)));
+        }
     }
 
     fn say_hello(&mut self) {

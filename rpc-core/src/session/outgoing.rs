@@ -79,10 +79,23 @@ pub(super) struct Ready {
 }
 
 /// Where a call was when it was taken out of the table.
+#[must_use = "waiter and request are not dropped in the session"]
 pub(super) struct Taken<W> {
     pub(super) stage: Stage,
     pub(super) deadline: Option<Timed>,
     pub(super) waiter: Option<W>,
+    pub(super) request: Option<OutBuf>,
+}
+
+/// What is left of a call that failed.
+#[must_use = "waiter and request are not dropped in the session"]
+pub(super) struct Failed<W> {
+    /// To be removed.
+    pub(super) deadline: Option<Timed>,
+    /// To be woken.
+    pub(super) waiter: Option<W>,
+    /// Unsent.
+    pub(super) request: Option<OutBuf>,
 }
 
 /// The table of this end's calls.
@@ -284,36 +297,34 @@ impl<W> Calls<W> {
         (call.deadline.take(), call.waiter.take())
     }
 
-    /// Ends a call without a reply, unless it has an outcome (invariant 1). Returns its deadline,
-    /// to be removed, and who waits, to be woken.
-    pub(super) fn fail(
-        &mut self,
-        index: u32,
-        reason: Failure,
-        never_sent: bool,
-    ) -> (Option<Timed>, Option<W>) {
+    /// Ends a call without a reply, unless it has an outcome (invariant 1).
+    pub(super) fn fail(&mut self, index: u32, reason: Failure, never_sent: bool) -> Failed<W> {
         let call = &mut self.calls[index as usize];
         match call.stage {
-            Stage::Free | Stage::Replied(_) | Stage::Failed { .. } => return (None, None),
+            Stage::Free | Stage::Replied(_) | Stage::Failed { .. } => {
+                return Failed { deadline: None, waiter: None, request: None };
+            }
             Stage::Unsent => self.unsent_live -= 1,
             Stage::Sent(_) => {}
         }
-        call.request = None;
         call.stage = Stage::Failed { reason, never_sent };
-        let interest = (call.deadline.take(), call.waiter.take());
+        let failed = Failed {
+            deadline: call.deadline.take(),
+            waiter: call.waiter.take(),
+            request: call.request.take(),
+        };
         if call.detached {
             self.free(index);
         }
         self.clean_queue();
-        interest
+        failed
     }
 
     /// Takes a call out of the table, whatever its stage.
     pub(super) fn remove(&mut self, id: CallId) -> Option<Taken<W>> {
         let call = self.find_mut(id)?;
         let (deadline, waiter) = (call.deadline.take(), call.waiter.take());
-        let taken = Taken { stage: call.stage, deadline, waiter };
-        call.request = None;
+        let taken = Taken { stage: call.stage, deadline, waiter, request: call.request.take() };
         call.reply = None;
         if matches!(taken.stage, Stage::Unsent) {
             self.unsent_live -= 1;

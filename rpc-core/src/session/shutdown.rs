@@ -121,7 +121,9 @@ impl<W, H> Session<W, H> {
         }
         self.notices.extend(self.incoming.clear().map(Notice::CancelHandler));
         self.slots.clear();
-        self.frames.clear();
+        for unsent in self.frames.clear() {
+            self.discard(unsent);
+        }
         self.deadlines.clear();
     }
 

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use rpc_transport::message::outgoing::OutBuf;
 
-use super::call::{Revoked, Transmit};
+use super::call::Transmit;
 use crate::wire::{self, Hello, WireId};
 
 /// Frames that only head a header.
@@ -75,20 +75,16 @@ impl FrameQueue {
     }
 
     /// Takes a response back, if it is still here.
-    pub(super) fn revoke_response(&mut self, id: WireId) -> Revoked {
+    pub(super) fn revoke_response(&mut self, id: WireId) -> Option<OutBuf> {
         let tag = tag(Side::Response, id);
-        match self.responses.iter().rposition(|(queued, _)| *queued == tag) {
-            Some(at) => {
-                self.responses.remove(at);
-                Revoked::Whole
-            }
-            None => Revoked::TooLate,
-        }
+        let at = self.responses.iter().rposition(|(queued, _)| *queued == tag)?;
+        self.responses.remove(at).map(|(_, frame)| frame)
     }
 
-    pub(super) fn clear(&mut self) {
+    /// Empties the queue; gives the responses.
+    pub(super) fn clear(&mut self) -> impl Iterator<Item = OutBuf> + use<> {
         self.control.clear();
-        self.responses.clear();
+        std::mem::take(&mut self.responses).into_iter().map(|(_, frame)| frame)
     }
 }
 

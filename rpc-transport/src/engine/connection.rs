@@ -19,6 +19,8 @@
 //!    here it writes one behind those that it sends, and else none unless it is given the turn.
 //! 7. Whatever posts a send WR rings its doorbell before it returns: user code that runs next may take
 //!    long.
+//! 8. What may be the user's, bodies, owners and wakers, is never dropped in here: it is [`Deferred`]
+//!    until the lock is released.
 
 mod ending;
 mod pipe;
@@ -201,9 +203,10 @@ impl<P: Protocol> Connection<P> {
 
     #[inline]
     pub(crate) fn with_revoke<R>(&mut self, step: impl FnOnce(&mut P, Revoke<'_>) -> R) -> R {
-        let link = &mut self.link;
+        let (link, deferred) = (&mut self.link, &mut self.deferred);
+        let mut keep = |body| deferred.push(Deferred::Body { _body: Box::new(body) });
         step(&mut self.protocol, &mut |tag| match link {
-            Some(link) => link.revoke(tag),
+            Some(link) => link.revoke(tag).without_message(&mut keep),
             None => Revoked::TooLate,
         })
     }
@@ -287,9 +290,7 @@ impl<P: Protocol> Connection<P> {
         while let Some(reader) = link.take_reader() {
             self.deferred.push(Deferred::Wake(reader));
         }
-        while let Some(_slot) = link.take_garbage() {
-            self.deferred.push(Deferred::Slot { _slot });
-        }
+        take_garbage(link, &mut self.deferred);
         let message = match inbound {
             Inbound::None => return Ok(()),
             Inbound::Message => message,
@@ -360,6 +361,9 @@ impl<P: Protocol> Connection<P> {
     fn pump_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if let Err(cause) = self.try_pump(cq) {
             self.fail(cq, &cause);
+        }
+        if let Some(link) = &mut self.link {
+            take_garbage(link, &mut self.deferred);
         }
         self.finish_drain(cq, now)
     }
@@ -554,6 +558,14 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let phase = self.pipe.as_ref().map(|pipe| pipe.phase);
         f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
+    }
+}
+
+/// Takes what a link is done with out of the lock.
+#[inline]
+fn take_garbage(link: &mut Link, deferred: &mut Vec<Deferred>) {
+    while let Some(_garbage) = link.take_garbage() {
+        deferred.push(Deferred::Garbage { _garbage });
     }
 }
 

@@ -20,7 +20,6 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -35,6 +34,7 @@ use crate::engine::clock;
 use crate::engine::shard::{ConnectionKey, Deferred, Shard};
 use crate::engine::spin::{PollMode, SpinPolicy, Wait};
 use crate::engine::upper::{Executor, Protocol};
+use crate::user_code::caught;
 
 /// Rounds with progress before other tasks of the worker get their turn.
 const ROUNDS_PER_POLL: u32 = 16;
@@ -127,7 +127,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                     break;
                 }
                 // Callers that wait for the lock go first.
-                parking_lot::MutexGuard::bump(&mut state);
+                state.bump();
                 state.relax();
             }
             if state.has_effects() {
@@ -137,7 +137,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             state.take_deferred()
         };
-        run_deferred(deferred);
+        Deferred::run_all(deferred);
         if has_results {
             caught(|| self.executor.applied());
         }
@@ -214,7 +214,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             (state.next_deadline(), state.take_deferred())
         };
-        run_deferred(deferred);
+        Deferred::run_all(deferred);
         self.parked_at = Some(machine_now);
         if self.poll_wakeups(cx, deadline) {
             return None;
@@ -326,7 +326,7 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
             state.take_effects(&mut effects);
             state.take_deferred()
         };
-        run_deferred(deferred);
+        Deferred::run_all(deferred);
         for (_, effect) in effects {
             caught(|| self.executor.discard(effect));
         }
@@ -338,28 +338,6 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
 fn give_way(cx: &mut Context<'_>) -> Poll<()> {
     let _ = pin!(tokio::task::yield_now()).poll(cx);
     Poll::Pending
-}
-
-/// Lets go of what must not be dropped or woken under the lock.
-#[inline]
-fn run_deferred(deferred: Vec<Deferred>) {
-    if !deferred.is_empty() {
-        run_all(deferred);
-    }
-}
-
-#[cold]
-fn run_all(deferred: Vec<Deferred>) {
-    for deferred in deferred {
-        caught(|| deferred.run());
-    }
-}
-
-/// Runs user code. A panic of it is its own: the other effects have owners, too.
-fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(run))
-        .inspect_err(|_| tracing::error!("user code that the driver ran has panicked"))
-        .ok()
 }
 
 impl<P: Protocol, E: Executor<P>> std::fmt::Debug for Driver<P, E> {

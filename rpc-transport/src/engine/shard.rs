@@ -9,7 +9,8 @@
 //! 2. A connection whose state changed is on the dirty list until it has been pumped, unless that
 //!    would do nothing but take its effects, and the lock is never released with the list non-empty.
 //! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
-//! 4. A panic under the lock ends every connection of the shard.
+//! 4. A panic under the lock ends every connection of the shard. One of user code, which runs when the
+//!    lock has been let go of, is logged and ends nothing.
 //! 5. The registered deadline of a connection is never later than its real one, so a driver that
 //!    sleeps until the earliest registered one misses none.
 
@@ -23,7 +24,9 @@ mod state;
 mod tests;
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::task::Waker;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -38,6 +41,7 @@ use crate::engine::upper::{Protocol, Revoke};
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::LinkMetrics;
+use crate::user_code::{HoldsShard, caught};
 
 /// Polls in a row that find nothing before the caller looks at its call again: the lock is lent out
 /// in between, and others may do what it waits for.
@@ -98,7 +102,7 @@ impl<P: Protocol> Shard<P> {
     /// The protection domain of a connection, in which memory is registered that its peer shall
     /// write: the shard's, or its own ([`Isolation`](crate::protocol::config::Isolation)).
     pub fn domain_of(&self, key: ConnectionKey) -> Option<ProtectionDomain> {
-        Some(self.state.lock().connection(key)?.domain().clone())
+        Some(self.lock().connection(key)?.domain().clone())
     }
 
     /// Runs `step` on a connection's protocol, then sends what it wants sent. `None` when the
@@ -111,8 +115,12 @@ impl<P: Protocol> Shard<P> {
     /// reason to. `None` when the connection is gone from the shard.
     pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
         let on_panic = EndOnPanic(self);
-        let mut state = self.state.lock();
-        let result = state.connection(key).map(|connection| step(&mut connection.protocol));
+        let mut state = self.lock();
+        let mut result = None;
+        // Else the step, which may own what is the user's, is dropped behind the lock.
+        if let Some(connection) = state.connection(key) {
+            result = Some(step(&mut connection.protocol));
+        }
         drop(state);
         std::mem::forget(on_panic);
         result
@@ -183,35 +191,35 @@ impl<P: Protocol> Shard<P> {
 
     /// Why a connection ended, once it has.
     pub fn close_cause(&self, key: ConnectionKey) -> Option<CloseCause> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.connection(key)?.cause().cloned()
     }
 
     /// Credits, queue depths and slots of a connection's link, while it has one.
     pub fn link_metrics(&self, key: ConnectionKey) -> Option<LinkMetrics> {
-        self.state.lock().connection(key)?.link_metrics()
+        self.lock().connection(key)?.link_metrics()
     }
 
     /// Connections whose QP exists.
     pub fn connection_count(&self) -> usize {
-        self.state.lock().qp_count
+        self.lock().qp_count
     }
 
     /// Whether the shard takes no connections any more: shut down, or without a driver.
     pub fn is_over(&self) -> bool {
-        self.state.lock().refusal().is_some()
+        self.lock().refusal().is_some()
     }
 
     /// Whether the CQ has room for `count` more connections that take `entries` of it each.
     pub fn has_room_for(&self, count: u32, entries: u32) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let wanted = u64::from(entries) * (state.qp_count as u64 + u64::from(count));
         state.refusal().is_none() && wanted <= u64::from(state.cq().capacity())
     }
 
     /// Whether every connection is idle in its protocol's eyes, or gone.
     pub fn is_quiet(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.lock();
         state.connections.iter().all(|(_, entry)| !entry.has_qp() || entry.protocol.is_idle())
     }
 
@@ -243,7 +251,7 @@ impl<P: Protocol> Shard<P> {
 
     /// Lets the driver end once the last connection is gone. Connections must be released apart.
     pub fn shutdown(&self) {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.closing = true;
         let waker = state.take_driver_waker();
         drop(state);
@@ -256,54 +264,101 @@ impl<P: Protocol> Shard<P> {
         &self.returns
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State<P>> {
-        self.state.lock()
+    pub(crate) fn lock(&self) -> Locked<'_, P> {
+        let _holds = HoldsShard::begin();
+        Locked { state: self.state.lock(), _holds }
     }
 
     /// One visit of a caller: what `step` changed is sent, also where it found nothing to do.
     #[inline]
-    fn visit<R>(&self, step: impl FnOnce(&mut MutexGuard<'_, State<P>>) -> R) -> R {
+    fn visit<R>(&self, step: impl FnOnce(&mut Locked<'_, P>) -> R) -> R {
         let on_panic = EndOnPanic(self);
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let result = step(&mut state);
-        self.finish(state);
+        let leaving = state.leave();
+        // What runs now is others' code, whose panics are theirs alone.
         std::mem::forget(on_panic);
+        leaving.run();
         result
     }
 
     /// Ends a visit: everything is sent, and the driver woken if it must look.
-    pub(crate) fn finish(&self, mut state: MutexGuard<'_, State<P>>) {
-        let waker = state.settle();
-        if state.caller_progress {
-            // Polling leaves bells of its own on some devices, and nobody may poll again soon.
-            state.cq.flush();
-        }
-        let deferred = state.take_deferred();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        if !deferred.is_empty() {
-            run_all(deferred);
-        }
+    pub(crate) fn finish(&self, state: Locked<'_, P>) {
+        state.leave().run();
     }
 }
 
-#[cold]
-fn run_all(deferred: Vec<Deferred>) {
-    deferred.into_iter().for_each(Deferred::run);
+/// The lock of a shard, held. Nothing of the user's may run or be dropped meanwhile: debug builds
+/// panic where that happens.
+pub(crate) struct Locked<'a, P: Protocol> {
+    // Field order is drop order: the lock is let go of first.
+    state: MutexGuard<'a, State<P>>,
+    _holds: HoldsShard,
+}
+
+impl<P: Protocol> Locked<'_, P> {
+    /// Lets others have the lock for a moment, if they wait for it.
+    #[inline]
+    pub(crate) fn bump(&mut self) {
+        MutexGuard::bump(&mut self.state);
+    }
+
+    /// Sends everything and unlocks.
+    #[must_use = "somebody waits for it"]
+    #[inline]
+    fn leave(mut self) -> Leaving {
+        let waker = self.settle();
+        if self.caller_progress {
+            // Polling leaves bells of its own on some devices, and nobody may poll again soon.
+            self.cq.flush();
+        }
+        Leaving { waker, deferred: self.take_deferred() }
+    }
+}
+
+impl<P: Protocol> Deref for Locked<'_, P> {
+    type Target = State<P>;
+
+    #[inline]
+    fn deref(&self) -> &State<P> {
+        &self.state
+    }
+}
+
+impl<P: Protocol> DerefMut for Locked<'_, P> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut State<P> {
+        &mut self.state
+    }
+}
+
+/// What is left of a visit when the lock has been let go of.
+struct Leaving {
+    /// Of the driver, if it must look.
+    waker: Option<Waker>,
+    deferred: Vec<Deferred>,
+}
+
+impl Leaving {
+    #[inline]
+    fn run(self) {
+        if let Some(waker) = self.waker {
+            caught(|| waker.wake());
+        }
+        Deferred::run_all(self.deferred);
+    }
 }
 
 /// Polls until something is found, a few times at most; returns how often.
 #[inline]
-fn poll_a_while<P: Protocol>(state: &mut MutexGuard<'_, State<P>>) -> u32 {
+fn poll_a_while<P: Protocol>(state: &mut Locked<'_, P>) -> u32 {
     for count in 1..=POLLS_PER_LOOK {
         if state.poll() > 0 {
             // That uses up the arming of a driver that sleeps.
             state.caller_progress = true;
             return count;
         }
-        MutexGuard::bump(state);
+        state.bump();
         state.relax();
     }
     POLLS_PER_LOOK
@@ -323,7 +378,7 @@ impl<P: Protocol> Drop for EndOnPanic<'_, P> {
     #[cold]
     fn drop(&mut self) {
         tracing::error!("a panic under the lock of a shard: its connections end");
-        let mut state = self.0.state.lock();
+        let mut state = self.0.lock();
         state.fail_all(&CloseCause::Panicked);
         self.0.finish(state);
     }

@@ -26,11 +26,22 @@ pub struct Submission {
 }
 
 /// Takes a submitted message back by its tag, as far as that is possible.
-pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked;
+/// The message itself does not come back: it is let go of outside the lock.
+pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked<()>;
+
+/// What must happen outside the shard's lock.
+#[derive(Debug)]
+pub enum Outside<E> {
+    /// To be run by the [`Executor`], on the driver's task.
+    Effect(E),
+    /// A message that is not sent after all. Dropped as soon as the lock has been released, by whoever
+    /// held it: its memory may be the user's.
+    Drop(Box<OutBuf>),
+}
 
 /// The layer above the link, one per connection.
 pub trait Protocol: Send + Sized + 'static {
-    /// What must happen outside the shard's lock.
+    /// What the driver's task must do outside the shard's lock.
     type Effect: Send + Unpin + 'static;
 
     /// The peer is known, and messages may arrive from now on; what is submitted leaves when set-up
@@ -52,7 +63,7 @@ pub trait Protocol: Send + Sized + 'static {
     /// The broken rule, when the peer is out of protocol: the connection is then closed.
     fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>>;
 
-    /// The link did not take a message; it has been dropped.
+    /// The link did not take a message.
     fn on_refused(&mut self, tag: u64, error: &SubmitError);
 
     /// Whether [`Protocol::poll_transmit`] may give something. A cheap answer spares most pumps all
@@ -71,8 +82,8 @@ pub trait Protocol: Send + Sized + 'static {
         usize::MAX
     }
 
-    /// The next effect.
-    fn poll_effect(&mut self) -> Option<Self::Effect>;
+    /// What is next to happen outside the lock.
+    fn poll_effect(&mut self) -> Option<Outside<Self::Effect>>;
 
     /// When [`Protocol::on_timeout`] wants to be called.
     fn next_deadline(&self) -> Option<Instant>;

@@ -8,19 +8,19 @@
 //!    exclusive access to it while this handle lives, so the bytes neither move nor change.
 #![allow(unsafe_code, reason = "keeps the address of the owner's bytes beside the owner")]
 
-use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::memory::owned::OwnedMemory;
+use crate::user_code::UserOwner;
 
 /// Bytes of an owner of any type. Cloning shares the owner.
 #[derive(Clone)]
 pub struct SharedBytes {
     base: NonNull<u8>,
     len: usize,
-    owner: Arc<dyn Any + Send + Sync>,
+    owner: UserOwner,
 }
 
 // SAFETY: the bytes belong to `owner`, which is Send + Sync, and are only read (invariant 1).
@@ -34,7 +34,7 @@ impl SharedBytes {
     pub fn new<T: AsRef<[u8]> + Send + Sync + 'static>(owner: Arc<T>) -> Self {
         let bytes = (*owner).as_ref();
         let (base, len) = (NonNull::from(bytes).cast(), bytes.len());
-        Self { base, len, owner }
+        Self { base, len, owner: UserOwner::new(owner) }
     }
 
     /// The bytes.
@@ -47,7 +47,7 @@ impl SharedBytes {
     /// The same bytes as memory to register for reading by the device of this process.
     #[must_use]
     pub(crate) fn to_owned_memory(&self) -> OwnedMemory {
-        let owner = Box::new(Arc::clone(&self.owner));
+        let owner = Box::new(self.owner.clone());
         // SAFETY: readable while the owner lives, which the box sees to, and never written
         // (invariant 1).
         unsafe { OwnedMemory::from_raw_shared(self.base, self.len, owner) }

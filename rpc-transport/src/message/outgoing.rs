@@ -21,6 +21,7 @@ use std::ops::Deref;
 use crate::memory::budget::Reservation;
 use crate::message::part::OutPart;
 use crate::message::reply_slot::{PeerSlot, SlotOffer};
+use crate::user_code::assert_may_run;
 
 /// Room for headers in front of a fresh message, bytes: link and session headers with all their
 /// fixed optional blocks.
@@ -295,6 +296,9 @@ impl Drop for OutBuf {
 
 #[cold]
 fn drop_tail(tail: Box<Tail>) {
+    if !tail.parts.is_empty() {
+        assert_may_run("a message with a tail was dropped");
+    }
     drop(tail);
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::memory::region::{Buffer, MemoryRegion};
 use crate::memory::shared::SharedBytes;
+use crate::user_code::UserOwner;
 
 /// A span of bytes behind the head of a message (see [`OutBuf::push_tail`]). Cloning shares them.
 ///
@@ -25,7 +26,7 @@ pub struct OutPart {
 #[derive(Clone)]
 pub(crate) enum PartSource {
     /// Registered memory: written from where it lies, if it is of the connection's domain.
-    Region { region: MemoryRegion, _owner: Option<Arc<dyn Any + Send + Sync>> },
+    Region { region: MemoryRegion, _owner: Option<UserOwner> },
     /// Private memory: staged, where the device needs registered memory.
     Shared(SharedBytes),
 }
@@ -50,7 +51,11 @@ impl OutPart {
             "part {start}+{len} lies outside the region of {} bytes",
             region.len()
         );
-        Self { source: PartSource::Region { region, _owner: owner }, start, len }
+        Self {
+            source: PartSource::Region { region, _owner: owner.map(UserOwner::new) },
+            start,
+            len,
+        }
     }
 
     /// All bytes of a buffer, which goes home when the transfer no longer needs them.

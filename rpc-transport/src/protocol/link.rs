@@ -27,6 +27,8 @@
 //! 5. A message that waits for chunks holds no credit and keeps no other lane waiting.
 //! 6. What leaves between two slices of a segment is no frame of the bulk lane; once its message is
 //!    revoked nothing does, so that what the session then says of it never overtakes it.
+//! 7. Messages with tails, whose memory may be the user's, are never dropped in here: they are handed
+//!    back or come out as [`Garbage`].
 
 mod bulk;
 mod keepalive;
@@ -37,6 +39,7 @@ mod short;
 mod tests;
 mod transmit;
 
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -98,11 +101,12 @@ impl Waiting {
     }
 }
 
-/// What became of a message that the session wants back.
+/// What became of a message that the session wants back. `M`: the message, or `()` for who must not
+/// hold it.
 #[derive(Debug)]
-pub enum Revoked {
+pub enum Revoked<M = OutBuf> {
     /// Nothing of it was sent; here it is.
-    Whole(OutBuf),
+    Whole(M),
     /// A part was sent; the rest is not, and the peer's link drops what it has: it never delivers
     /// the message.
     Aborted,
@@ -110,6 +114,30 @@ pub enum Revoked {
     Begun,
     /// All of it was sent, or no such message was submitted.
     TooLate,
+}
+
+impl<M> Revoked<M> {
+    /// The answer without the message, which goes to `keep`.
+    pub fn without_message(self, keep: impl FnOnce(M)) -> Revoked<()> {
+        match self {
+            Self::Whole(message) => {
+                keep(message);
+                Revoked::Whole(())
+            }
+            Self::Aborted => Revoked::Aborted,
+            Self::Begun => Revoked::Begun,
+            Self::TooLate => Revoked::TooLate,
+        }
+    }
+}
+
+/// What a link is done with, to be let go of outside of any lock: its memory may be the user's.
+#[derive(Debug)]
+pub enum Garbage {
+    /// Memory of a slot that is free again.
+    Slot(SlotOffer),
+    /// A message with a tail: sent, given up or refused.
+    Message(Arc<OutBuf>),
 }
 
 /// What a received frame brought.
@@ -174,7 +202,7 @@ pub struct Link {
     keep_alive: KeepAlive,
     assembly: Assembly,
     readers: Vec<Waker>,
-    garbage: Vec<SlotOffer>,
+    garbage: Vec<Garbage>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -281,16 +309,18 @@ impl Link {
     /// take that lane too.
     ///
     /// # Errors
-    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is dropped.
+    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is [`Garbage`].
     #[inline]
     pub fn submit(&mut self, lane: Lane, tag: u64, message: OutBuf) -> Result<(), SubmitError> {
         if self.is_closing() {
+            self.throw_away(message);
             return Err(SubmitError::Closed);
         }
         let mut lane = lane;
         if !self.is_eager(&message) {
             let len = message.total_len();
             if len > self.max_message_bytes {
+                self.throw_away(message);
                 return Err(SubmitError::TooLarge { len, max: self.max_message_bytes });
             }
             lane = Lane::Bulk;
@@ -311,7 +341,9 @@ impl Link {
 
     /// [`Link::poll_transmit`], when there may be something.
     pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
-        self.segmenter.reap();
+        if let Some(sent) = self.segmenter.reap() {
+            self.garbage.push(Garbage::Message(sent));
+        }
         if self.is_closing() {
             return self.poll_close();
         }

@@ -33,6 +33,23 @@ pub(crate) fn shared(bytes: Vec<u8>) -> OutPart {
     OutPart::shared(Arc::new(bytes))
 }
 
+/// Memory whose owner says when it is dropped, and panics then.
+pub(crate) fn owned(len: usize, gone: std::sync::mpsc::Sender<()>) -> OutPart {
+    struct Owner(Vec<u8>, std::sync::mpsc::Sender<()>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            let _ = self.1.send(());
+            panic!("on purpose");
+        }
+    }
+    OutPart::shared(Arc::new(Owner(pattern(1, len), gone)))
+}
+
 /// A region of a domain, filled.
 pub(crate) fn region(end: &End, bytes: &[u8]) -> MemoryRegion {
     end.shard.domain().register(bytes.to_vec(), Access::LOCAL).unwrap()

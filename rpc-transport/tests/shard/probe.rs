@@ -8,7 +8,7 @@ use std::time::Instant;
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::shard::{ConnectionKey, State};
-use rpc_transport::engine::upper::{Executor, Protocol, Revoke, Submission};
+use rpc_transport::engine::upper::{Executor, Outside, Protocol, Revoke, Submission};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::link::{Lane, SubmitError};
@@ -158,8 +158,8 @@ impl Protocol for Probe {
         self.backlog
     }
 
-    fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+    fn poll_effect(&mut self) -> Option<Outside<Effect>> {
+        self.effects.pop_front().map(Outside::Effect)
     }
 
     fn next_deadline(&self) -> Option<Instant> {

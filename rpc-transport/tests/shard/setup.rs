@@ -8,11 +8,13 @@ use rpc_transport::device::Listener;
 use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::{Isolation, LinkConfig};
+use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use tokio::task::JoinHandle;
 
 use crate::faulty::{Faults, faulty};
+use crate::parts::{owned, send, warm_up};
 use crate::probe::{Habit, Probe};
-use crate::world::{End, Options, ProbeShard, WIRES, fresh_address, join, run, shard};
+use crate::world::{End, Options, ProbeShard, WIRES, fresh_address, join, run, shard, unspawned};
 
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -216,6 +218,54 @@ fn connections_share_a_domain_unless_they_are_isolated() {
                 for (first, second) in domains[0].iter().zip(domains[1]) {
                     assert_eq!(*first == second, isolation == Isolation::Shared, "{wire}");
                 }
+            }
+        }
+    });
+}
+
+/// WRs that were never posted were waited for: the queue pair was destroyed five seconds later, without
+/// its flush, and what the list had read was dropped under the lock.
+#[test]
+fn a_list_that_is_refused_in_the_middle_is_not_waited_for() {
+    run("refused list", async {
+        let (client, driver, faults, server, _listener) = on_faulty_device().await;
+        let (gone, is_gone) = std::sync::mpsc::channel();
+        server.with(|probe| probe.habit = Habit::Keep);
+        warm_up(&client, &server).await;
+        Faults::set(&faults.no_lists);
+        send(&client, b"head", [0, 1].map(|_| owned(60_000, gone.clone())));
+        let text = "the device failed: queue is full (1 work requests) (after 1 posted)";
+        assert_eq!(client.cause().await.to_string(), text);
+        client.leave().await;
+        assert_eq!(client.shard.holdings().unflushed, 0, "what was posted was flushed");
+        for _ in 0..2 {
+            is_gone.recv().unwrap();
+        }
+        client.shard.shutdown();
+        driver.await.unwrap();
+        server.cause().await;
+    });
+}
+
+/// A message that the link does not take any more was dropped under the lock.
+#[test]
+fn a_message_that_is_refused_leaves_the_lock_first() {
+    run("refused message", async {
+        for wire in WIRES {
+            // Nobody completes the Close meanwhile.
+            let (client, server, drivers, _listener) = unspawned(wire, &Options::default()).await;
+            let (gone, is_gone) = std::sync::mpsc::channel();
+            client.shard.close(client.key, CloseReason::new(CloseCode::Normal, ""));
+            send(&client, b"head", [owned(60_000, gone)]);
+            is_gone.recv().unwrap();
+            assert_eq!(client.events().refused, ["the link is closed"], "{wire}");
+            let drivers = drivers.map(tokio::spawn);
+            for end in [&client, &server] {
+                end.leave().await;
+                end.shard.shutdown();
+            }
+            for driver in drivers {
+                driver.await.unwrap();
             }
         }
     });

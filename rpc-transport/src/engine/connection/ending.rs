@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::pipe::{Phase, post_beacon};
 use super::post::Flying;
-use super::{Connection, OwnSilence, Pressing};
+use super::{Connection, OwnSilence, Pressing, take_garbage};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionQueue, QpHandle, Status};
 use crate::engine::clock;
@@ -16,7 +16,6 @@ use crate::engine::shard::Deferred;
 use crate::engine::upper::Protocol;
 use crate::log_limit::LogLimit;
 use crate::protocol::frame::{CloseCode, CloseReason};
-use crate::protocol::link::Link;
 
 /// Longest time that an orderly close waits without anything being sent.
 const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
@@ -71,9 +70,12 @@ impl<P: Protocol> Connection<P> {
     /// Nothing is sent or received any more. What the peer could write stays until the QP has been
     /// destroyed.
     pub(super) fn fell(&mut self) {
-        self.fallen = self.link.take();
-        let unfinished = self.fallen.as_mut().and_then(Link::take_unfinished);
+        let Some(mut link) = self.link.take() else { return };
+        link.abandon_messages();
+        take_garbage(&mut link, &mut self.deferred);
+        let unfinished = link.take_unfinished();
         self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
+        self.fallen = Some(link);
     }
 
     /// The QP goes to ERR, and its flush is awaited.

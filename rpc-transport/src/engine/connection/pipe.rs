@@ -91,6 +91,19 @@ impl Pipe {
         }
     }
 
+    /// The sequence number of the WR that is posted next but `ahead - 1`.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "an SQ is far shorter than 2^31")]
+    pub(super) fn sequence(&self, ahead: usize) -> u32 {
+        self.posted_send.wrapping_add(ahead as u32) & SEQUENCE_MASK
+    }
+
+    /// So many WRs have been posted.
+    #[inline]
+    pub(super) fn on_posted(&mut self, count: usize) {
+        self.posted_send = self.sequence(count);
+    }
+
     pub(super) fn is_drained(&self) -> bool {
         self.posted_recv == 0 && self.posted_send == self.retired_send
     }
@@ -102,12 +115,12 @@ pub(super) fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
     if pipe.posted_send == pipe.retired_send {
         return;
     }
-    let sequence = (pipe.posted_send + 1) & SEQUENCE_MASK;
+    let sequence = pipe.sequence(1);
     let wr_id = u64::from(sequence) << TOKEN_BITS;
     let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
     // A device that refuses has the QP destroyed at the limit of draining.
     if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
-        pipe.posted_send = sequence;
+        pipe.on_posted(1);
     }
 }
 

@@ -4,11 +4,13 @@
 //! is, or staged. Never decides what is sent.
 //!
 //! Invariants:
-//! 1. What a WRITE reads is kept until the SEND behind it has completed.
+//! 1. What a WRITE reads is kept until the SEND behind it has completed, or the QP is gone. It is never
+//!    dropped here: it may be the user's.
 //! 2. Where registration costs, memory is registered once: parts of private memory are staged
 //!    through buffers that stay registered.
+//! 3. A WR counts once it is posted: one that the device refused is not waited for.
 
-use super::pipe::{Pipe, SEQUENCE_MASK, TOKEN_BITS};
+use super::pipe::{Pipe, TOKEN_BITS};
 use super::staging::Staging;
 use crate::connect::error::CloseCause;
 use crate::device::{
@@ -87,8 +89,8 @@ impl Poster {
         if !transmit.writes.is_empty() {
             return self.post_with_writes(cq, pipe, transmit);
         }
-        let wr = self.frame(pipe, &transmit)?;
-        cq.post_send(pipe.qp, &mut [wr]).map_err(|error| refused(&error))
+        let wr = self.frame(pipe, &transmit, 1)?;
+        post_all(cq, pipe, &mut [wr])
     }
 
     /// [`Poster::post`] for a whole small message, which rings the doorbell unless `more` follow.
@@ -103,17 +105,23 @@ impl Poster {
         if whole.message.len() > pipe.max_inline_bytes {
             return self.post(cq, pipe, whole.into());
         }
-        let wr_id = next_wr_id(pipe) | whole.token;
-        cq.post_send_inline(pipe.qp, wr_id, whole.signaled, &whole.message, more)
-            .map_err(|error| refused(&error))
+        let wr_id = wr_id(pipe, 1) | whole.token;
+        match cq.post_send_inline(pipe.qp, wr_id, whole.signaled, &whole.message, more) {
+            Ok(()) => {
+                pipe.on_posted(1);
+                Ok(())
+            }
+            Err(error) => Err(refused(&error)),
+        }
     }
 
-    /// The WR of a frame.
+    /// The WR of a frame, the next one but `ahead - 1`.
     #[inline]
     fn frame<'a>(
         &self,
         pipe: &mut Pipe,
         transmit: &'a Transmit<'_>,
+        ahead: usize,
     ) -> Result<SendWr<'a>, CloseCause> {
         let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
         let (first, second) = transmit.frame.parts();
@@ -122,7 +130,7 @@ impl Poster {
         } else {
             buffered(&self.domain, pipe, &transmit.frame)?
         };
-        let wr_id = next_wr_id(pipe) | transmit.token;
+        let wr_id = wr_id(pipe, ahead) | transmit.token;
         Ok(SendWr { wr_id, op, signaled: transmit.signaled, source })
     }
 
@@ -134,26 +142,41 @@ impl Poster {
         mut transmit: Transmit<'_>,
     ) -> Result<(), CloseCause> {
         let writes = std::mem::take(&mut transmit.writes);
-        let mut wrs = Vec::with_capacity(writes.len() + 1);
-        let mut flying = Vec::with_capacity(writes.len());
         let bytes = writes.iter().map(|put| put.part.len()).sum();
         let mut stage = Stage { bytes, buffer: None, used: 0 };
+        let wrs = self.list(pipe, &writes, &transmit, &mut stage);
+        // Kept before anything is posted, and whatever comes of that: at the latest until the QP is
+        // gone.
+        let count = writes.len() + usize::from(!matches!(transmit.frame, FrameBytes::Later));
+        let staged = stage.buffer.map(|_buffer| Flying::Staged { _buffer });
+        let parts = writes.into_iter().map(|put| Flying::Part(put.part));
+        pipe.flying.push_back((pipe.sequence(count), parts.chain(staged).collect()));
+        let mut wrs = wrs?;
+        post_all(cq, pipe, &mut wrs)
+    }
+
+    /// The WRs of WRITEs and of the frame behind them.
+    fn list<'a>(
+        &mut self,
+        pipe: &mut Pipe,
+        writes: &[Put],
+        transmit: &'a Transmit<'_>,
+        stage: &mut Stage,
+    ) -> Result<Vec<SendWr<'a>>, CloseCause> {
+        let mut wrs = Vec::with_capacity(writes.len() + 1);
         for Put { part, to } in writes {
-            let source = self.source(pipe, &part, &mut stage).map_err(|error| failed(&error))?;
-            flying.push(Flying::Part(part));
-            let (wr_id, op) = (next_wr_id(pipe), SendOp::Write(to));
+            let source = self.source(pipe, part, stage).map_err(|error| failed(&error))?;
+            let (wr_id, op) = (wr_id(pipe, wrs.len() + 1), SendOp::Write(*to));
             wrs.push(SendWr { wr_id, op, signaled: false, source });
         }
-        flying.extend(stage.buffer.map(|_buffer| Flying::Staged { _buffer }));
         match (&transmit.frame, wrs.last_mut()) {
             (FrameBytes::Later, Some(last)) => {
                 last.wr_id |= transmit.token;
                 last.signaled = transmit.signaled;
             }
-            _ => wrs.push(self.frame(pipe, &transmit)?),
+            _ => wrs.push(self.frame(pipe, transmit, wrs.len() + 1)?),
         }
-        pipe.flying.push_back((pipe.posted_send, flying));
-        cq.post_send(pipe.qp, &mut wrs).map_err(|error| refused(&error))
+        Ok(wrs)
     }
 
     /// Where a part is written from.
@@ -214,11 +237,21 @@ struct Stage {
     used: usize,
 }
 
-/// Counts a WR and names it.
+/// The id of the WR that is posted next but `ahead - 1`; it is counted once it is posted.
 #[inline]
-fn next_wr_id(pipe: &mut Pipe) -> u64 {
-    pipe.posted_send = (pipe.posted_send + 1) & SEQUENCE_MASK;
-    u64::from(pipe.posted_send) << TOKEN_BITS
+fn wr_id(pipe: &Pipe, ahead: usize) -> u64 {
+    u64::from(pipe.sequence(ahead)) << TOKEN_BITS
+}
+
+/// Posts a list, and counts what of it was posted: the flush of those is awaited, and of no other.
+fn post_all(
+    cq: &mut dyn CompletionQueue,
+    pipe: &mut Pipe,
+    wrs: &mut [SendWr<'_>],
+) -> Result<(), CloseCause> {
+    let posted = cq.post_send(pipe.qp, wrs);
+    pipe.on_posted(posted.as_ref().map_or_else(|error| error.posted, |()| wrs.len()));
+    posted.map_err(|error| refused(&error))
 }
 
 /// Copies a frame into a registered send buffer. There is one for each slot of the SQ.

@@ -27,7 +27,7 @@ pub struct Holdings {
 impl<P: Protocol> Shard<P> {
     /// What the shard holds.
     pub fn holdings(&self) -> Holdings {
-        let state = self.state.lock();
+        let state = self.lock();
         Holdings {
             entries: state.connections.len(),
             queue_pairs: state.qp_count,
@@ -40,12 +40,12 @@ impl<P: Protocol> Shard<P> {
 
     /// The receive and send buffers of a connection, while it has a QP.
     pub fn pools(&self, key: ConnectionKey) -> Vec<BufferPool> {
-        self.state.lock().connection(key).map_or_else(Vec::new, |connection| connection.pools())
+        self.lock().connection(key).map_or_else(Vec::new, |connection| connection.pools())
     }
 
     /// The receive and send buffers of all connections that have a QP.
     pub fn every_pool(&self) -> Vec<BufferPool> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.connections.iter_mut().flat_map(|(_, connection)| connection.pools()).collect()
     }
 }

@@ -21,7 +21,7 @@ use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle};
 use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
-use crate::engine::upper::{Protocol, Revoke};
+use crate::engine::upper::{Outside, Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
 
 const NO_CONNECTION: u32 = u32::MAX;
@@ -260,7 +260,7 @@ impl<P: Protocol> State<P> {
                 self.deadlines.remove(&(at, index));
             }
         }
-        collect(&mut self.effects, key, &mut connection.protocol);
+        collect(&mut self.effects, &mut self.deferred, key, &mut connection.protocol);
         let deferred = connection.deferred();
         if !deferred.is_empty() {
             self.deferred.append(deferred);
@@ -467,11 +467,15 @@ impl<P: Protocol> fmt::Debug for State<P> {
 #[inline(always)]
 fn collect<P: Protocol>(
     effects: &mut VecDeque<(ConnectionKey, P::Effect)>,
+    deferred: &mut Vec<Deferred>,
     key: ConnectionKey,
     protocol: &mut P,
 ) {
-    while let Some(effect) = protocol.poll_effect() {
-        effects.push_back((key, effect));
+    while let Some(outside) = protocol.poll_effect() {
+        match outside {
+            Outside::Effect(effect) => effects.push_back((key, effect)),
+            Outside::Drop(_body) => deferred.push(Deferred::Body { _body }),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::connect::address::Address;
 use crate::device::soft;
 use crate::device::{Connector, PeerIdentity, QpCapacity, QpHandle};
 use crate::engine::connection::{Connection, Pipe, Poster};
-use crate::engine::upper::Submission;
+use crate::engine::upper::{Outside, Submission};
 use crate::memory::region::BufferPool;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
@@ -43,7 +43,7 @@ impl Protocol for Simple {
         self.0.pop()
     }
 
-    fn poll_effect(&mut self) -> Option<()> {
+    fn poll_effect(&mut self) -> Option<Outside<()>> {
         None
     }
 

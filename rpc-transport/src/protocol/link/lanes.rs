@@ -85,6 +85,11 @@ impl Lanes {
         self.queues[lane as usize].len()
     }
 
+    /// Takes all messages.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = OutBuf> + use<> {
+        std::mem::take(&mut self.queues).into_iter().flatten().map(|queued| queued.message)
+    }
+
     /// Takes a message out of its queue. Linear in what waits before it, and the oldest are
     /// revoked first when many time out.
     pub(super) fn remove(&mut self, tag: u64) -> Option<OutBuf> {

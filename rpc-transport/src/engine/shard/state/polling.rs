@@ -175,7 +175,7 @@ impl<P: Protocol> State<P> {
                 connection.on_recv_completion(&mut *self.cq, self.now, completion);
                 if is_alone && connection.is_settled() {
                     let key = ConnectionKey { index, generation: connection.generation };
-                    collect(&mut self.effects, key, &mut connection.protocol);
+                    collect(&mut self.effects, &mut self.deferred, key, &mut connection.protocol);
                 } else {
                     self.mark_dirty(index);
                 }

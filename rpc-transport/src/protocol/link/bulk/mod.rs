@@ -25,12 +25,12 @@ use self::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
 use self::slices::{Begun, SliceBytes};
 use self::slots::Slots;
 use super::transmit::{FrameBytes, Put, Transmit};
-use super::{Inbound, Lane, Link, Revoked, Source};
+use super::{Garbage, Inbound, Lane, Link, Revoked, Source};
 use crate::device::RemoteSlice;
 use crate::memory::region::MemoryRegion;
 use crate::message::outgoing::OutBuf;
 use crate::message::part::OutPart;
-use crate::message::reply_slot::{PeerSlot, SlotOffer};
+use crate::message::reply_slot::PeerSlot;
 use crate::protocol::arena::{
     Allocation, ArenaBlock, ArenaError, ArenaOwner, ArenaWrite, ArenaWriter,
 };
@@ -132,9 +132,9 @@ impl Arenas {
     }
 
     /// The peer writes slots no more.
-    fn on_done(&mut self, done: &[u32], garbage: &mut Vec<SlotOffer>) -> Result<(), ProtocolError> {
+    fn on_done(&mut self, done: &[u32], garbage: &mut Vec<Garbage>) -> Result<(), ProtocolError> {
         for slot in done {
-            garbage.push(self.slots.close(*slot)?);
+            garbage.push(Garbage::Slot(self.slots.close(*slot)?));
         }
         Ok(())
     }
@@ -308,7 +308,7 @@ impl Link {
         let WrittenSegment { tag, segment, payload, parts, message } =
             self.segmenter.next_written(self.room, bytes, blocks.placed.is_some())?;
         let (payload, puts) = (payload.to_vec(), puts(runs.into_iter(), parts).into());
-        self.slices.begin(Begun { tag, segment, blocks, payload, puts, _message: message });
+        self.slices.begin(Begun { tag, segment, blocks, payload, puts, message });
         self.send_slice()
     }
 
@@ -320,11 +320,12 @@ impl Link {
         let slots = u16::try_from(writes.len()).unwrap_or(u16::MAX);
         let written = writes.iter().map(|put| put.part.len()).sum();
         // `next_source` has seen that the largest message fits.
-        let Some(Begun { segment, mut blocks, payload, .. }) = ended else {
+        let Some(Begun { segment, mut blocks, payload, message, .. }) = ended else {
             let mut stamp = self.credits.write(slots)?;
             stamp.signaled |= self.bulk_window.on_written(stamp.mark, slots, written);
             return Some(Transmit { writes, ..Transmit::data(FrameBytes::Later, stamp) });
         };
+        self.garbage.push(Garbage::Message(message));
         let number = self.sent;
         let mut stamp = self.credits.send(slots + 1)?;
         self.sent = number.wrapping_add(1);
@@ -447,10 +448,27 @@ impl Link {
         outcome.map(|outcome| self.on_outcome(outcome))
     }
 
-    /// Memory of slots that is free again, to be let go of outside of any lock.
+    /// What the link is done with, to be let go of outside of any lock.
     #[inline]
-    pub fn take_garbage(&mut self) -> Option<SlotOffer> {
+    pub fn take_garbage(&mut self) -> Option<Garbage> {
         self.garbage.pop()
+    }
+
+    /// Makes garbage of all that waits to be sent: nothing is, any more.
+    pub fn abandon_messages(&mut self) {
+        let (begun, current) = (self.slices.take(), self.segmenter.take());
+        self.garbage.extend(begun.into_iter().chain(current).map(Garbage::Message));
+        for message in self.lanes.take_all() {
+            self.throw_away(message);
+        }
+    }
+
+    /// Lets go of a message that is not sent.
+    #[cold]
+    pub(super) fn throw_away(&mut self, message: OutBuf) {
+        if !message.tail().is_empty() {
+            self.garbage.push(Garbage::Message(Arc::new(message)));
+        }
     }
 
     /// The message that was arriving when the connection ended, to be let go of outside of any lock:
@@ -483,8 +501,14 @@ impl Link {
         }
         match self.segmenter.give_up() {
             GivenUp::Whole(message) => Revoked::Whole(message),
-            GivenUp::Aborted => Revoked::Aborted,
-            GivenUp::Begun => Revoked::Begun,
+            GivenUp::Aborted(message) => {
+                self.garbage.extend(message.map(Garbage::Message));
+                Revoked::Aborted
+            }
+            GivenUp::Begun(message) => {
+                self.garbage.push(Garbage::Message(message));
+                Revoked::Begun
+            }
         }
     }
 

@@ -78,10 +78,10 @@ pub(in crate::protocol::link) struct WrittenSegment<'a> {
 pub(in crate::protocol::link) enum GivenUp {
     /// Nothing of it was sent.
     Whole(OutBuf),
-    /// An abort is due, for what the peer keeps to itself.
-    Aborted,
-    /// An abort is due, for what was delivered where its head ended.
-    Begun,
+    /// An abort is due, for what the peer keeps to itself. The message is shared with WRs.
+    Aborted(Option<Arc<OutBuf>>),
+    /// An abort is due, for what was delivered where its head ended; likewise.
+    Begun(Arc<OutBuf>),
 }
 
 impl Segmenter {
@@ -112,12 +112,18 @@ impl Segmenter {
         self.abort.is_some()
     }
 
-    /// Frees a message whose last segment has left.
+    /// Gives away a message whose last segment has left.
     #[inline]
-    pub(in crate::protocol::link) fn reap(&mut self) {
-        if self.current.as_ref().is_some_and(Current::is_sent) {
-            self.current = None;
+    pub(in crate::protocol::link) fn reap(&mut self) -> Option<Arc<OutBuf>> {
+        if !self.current.as_ref().is_some_and(Current::is_sent) {
+            return None;
         }
+        self.current.take().map(|current| current.message)
+    }
+
+    /// Gives away the current message, sent or not: nothing is sent any more.
+    pub(in crate::protocol::link) fn take(&mut self) -> Option<Arc<OutBuf>> {
+        self.current.take().map(|current| current.message)
     }
 
     /// Starts on a message; none is being sent.
@@ -260,10 +266,13 @@ impl Segmenter {
 
     /// Gives up the message that is not wholly sent.
     pub(in crate::protocol::link) fn give_up(&mut self) -> GivenUp {
-        let Some(current) = self.current.take() else { return GivenUp::Aborted };
+        let Some(current) = self.current.take() else { return GivenUp::Aborted(None) };
         let Some(number) = current.number else {
             // No WR shares a message of which nothing was sent.
-            return Arc::try_unwrap(current.message).map_or(GivenUp::Aborted, GivenUp::Whole);
+            return match Arc::try_unwrap(current.message) {
+                Ok(message) => GivenUp::Whole(message),
+                Err(shared) => GivenUp::Aborted(Some(shared)),
+            };
         };
         self.abort = Some(Segment {
             number,
@@ -274,7 +283,11 @@ impl Segmenter {
             total: current.message.total_len(),
         });
         let is_stream = current.message.total_len() > self.assembly_bytes && !current.is_placed;
-        if is_stream && current.head_ended { GivenUp::Begun } else { GivenUp::Aborted }
+        if is_stream && current.head_ended {
+            GivenUp::Begun(current.message)
+        } else {
+            GivenUp::Aborted(Some(current.message))
+        }
     }
 
     /// Length of the current message, which is held as a whole until all of it has left.

@@ -50,7 +50,7 @@ pub(in crate::protocol::link) struct Begun {
     /// What is still to be written.
     pub(in crate::protocol::link) puts: VecDeque<Put>,
     /// What the bytes are of: a slot that they go to is done only after their last WRITE.
-    pub(in crate::protocol::link) _message: Arc<OutBuf>,
+    pub(in crate::protocol::link) message: Arc<OutBuf>,
 }
 
 #[derive(Debug)]
@@ -116,6 +116,11 @@ impl Slices {
     pub(in crate::protocol::link) fn begin(&mut self, begun: Begun) {
         debug_assert!(self.begun.is_none(), "invariant 1");
         self.begun = Some(begun);
+    }
+
+    /// Gives away what the segment that has begun is of: nothing is written any more.
+    pub(in crate::protocol::link) fn take(&mut self) -> Option<Arc<OutBuf>> {
+        self.begun.take().map(|begun| begun.message)
     }
 
     /// The next WRITEs, at most `max_writes`, and the segment if they are its last.

@@ -471,9 +471,13 @@ proptest! {
 
 /// What an end posts next: nothing, a kind of frame, or `None` for WRITEs whose frame comes later.
 fn next_kind(end: &mut Link) -> Option<Option<u8>> {
-    let transmit = end.poll_transmit()?;
-    let kind = transmit.frame.parts().0.first().copied();
-    let (signaled, token) = (transmit.signaled, transmit.token);
+    let next = end.poll_transmit().map(|transmit| {
+        (transmit.frame.parts().0.first().copied(), transmit.signaled, transmit.token)
+    });
+    let Some((kind, signaled, token)) = next else {
+        // What is let go of outside may have news for the peer.
+        return if end.take_garbage().is_some() { next_kind(end) } else { None };
+    };
     if signaled {
         end.on_send_completion(token);
     }
