@@ -151,6 +151,9 @@ impl PayloadStream {
         if let Some((segment, read)) = self.current.take() {
             return Poll::Ready(Some(Ok(segment.slice(read..segment.len()))));
         }
+        // Wakers are the reader's code: cloned and dropped outside of the mutex, which whoever feeds
+        // the stream takes under the lock of its shard.
+        let waker = cx.waker().clone();
         let mut inner = self.shared.lock();
         if let Some((segment, _charge)) = inner.segments.pop_front() {
             if segment.is_private() {
@@ -163,7 +166,9 @@ impl PayloadStream {
         }
         match inner.end {
             None => {
-                inner.reader = Some(cx.waker().clone());
+                let earlier = inner.reader.replace(waker);
+                drop(inner);
+                drop(earlier);
                 Poll::Pending
             }
             Some(Ok(())) => Poll::Ready(None),
