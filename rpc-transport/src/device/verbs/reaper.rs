@@ -4,6 +4,9 @@
 //! parent's job is queued after the child's: QP, then its buffers and MRs, then CQ and PD. Never
 //! looks at what it destroys.
 //!
+//! What is destroyed may hold memory of the user's, whose destructors may panic: each job runs by
+//! itself, and those behind it are done all the same.
+//!
 //! Destroying may wait: for the kernel, for an event that is being handled, for pages to be
 //! unpinned (a millisecond for 64 MiB).
 
@@ -12,6 +15,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::user_code::caught;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -75,7 +80,7 @@ impl Reaper {
             let next = jobs.pop_front();
             drop(jobs);
             if let Some((job, token)) = next {
-                job();
+                caught(job);
                 // Dropped only now: the job may have dropped parents, which have taken their own
                 // tokens by now.
                 drop(token);
@@ -100,7 +105,10 @@ static REAPER: LazyLock<Option<&'static Reaper>> = LazyLock::new(|| {
 
 /// Runs `job` on the reaper's thread, after all jobs before it.
 pub(super) fn dispose(job: impl FnOnce() + Send + 'static) {
-    let Some(reaper) = *REAPER else { return job() };
+    let Some(reaper) = *REAPER else {
+        caught(job);
+        return;
+    };
     reaper.jobs.lock().push_back((Box::new(job), Token::take()));
     reaper.more.notify_one();
 }
@@ -133,6 +141,28 @@ mod tests {
         drop((pd, cq, qp));
         assert!(wait_for_teardown(Duration::from_secs(60)));
         assert_eq!(noted.iter().collect::<Vec<_>>(), ["qp", "cq", "pd"]);
+    }
+
+    /// The thread died of the first destructor that panicked, and nothing was destroyed any more.
+    #[test]
+    fn an_owner_that_panics_does_not_end_the_teardown_of_others() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("on purpose");
+            }
+        }
+        let (notes, noted) = mpsc::channel();
+        for number in 0..3 {
+            let (owner, notes) = (Bomb, notes.clone());
+            dispose(move || {
+                let _ = notes.send(number);
+                drop(owner);
+            });
+        }
+        drop(notes);
+        assert!(wait_for_teardown(Duration::from_secs(60)));
+        assert_eq!(noted.iter().collect::<Vec<_>>(), [0, 1, 2]);
     }
 
     #[test]
