@@ -10,9 +10,10 @@
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
 //!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
 //! 4. A panic of user code ends neither the driver nor the effects behind it.
-//! 5. It never wakes itself at once, but gives way: other tasks of its thread run first, the main
-//!    future and `LocalSet`s among them, and I/O is looked at. What else waits is late by a bounded
-//!    time: see [`tempo`].
+//! 5. It gives way: on a runtime of one thread other tasks run first, the main future and `LocalSet`s
+//!    among them, and I/O is looked at; elsewhere other threads can take it over, so that a task that
+//!    blocks keeps nothing but its own thread. What else waits is late by a bounded time: see
+//!    [`tempo`].
 
 mod tempo;
 
@@ -56,6 +57,7 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     polls_per_spin: u32,
     /// To be run, and what was left of that when it was time to look at what else waits.
     effects: VecDeque<(ConnectionKey, P::Effect)>,
+    has_other_threads: bool,
 }
 
 /// What one round found.
@@ -97,6 +99,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             // Who is to park at once does not spin a little either.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
             effects: VecDeque::new(),
+            has_other_threads: tokio::runtime::Handle::current().metrics().num_workers() > 1,
         })
     }
 
@@ -172,19 +175,32 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
 
+    /// Has the task polled again when others of its thread have run and I/O was looked at (invariant 5):
+    /// what [`tokio::task::yield_now`] does when it is polled for the first time. Where there are other
+    /// threads, they must be able to take the task over: one that waits so cannot be, and would be kept
+    /// by a task of its thread that blocks.
+    fn give_way(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.has_other_threads {
+            cx.waker().wake_by_ref();
+        } else {
+            let _ = pin!(tokio::task::yield_now()).poll(cx);
+        }
+        Poll::Pending
+    }
+
     /// What to do when nothing was found. `None` means: look again.
     fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
         if self.spin.is_busy() {
-            return Some(give_way(cx));
+            return Some(self.give_way(cx));
         }
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert(now);
         match self.spin.on_idle(now - since) {
-            Wait::Spin => Some(give_way(cx)),
+            Wait::Spin => Some(self.give_way(cx)),
             Wait::Yield => {
                 rustix::thread::sched_yield();
                 self.spin.on_yielded(now.elapsed());
-                Some(give_way(cx))
+                Some(self.give_way(cx))
             }
             Wait::Park => self.park(cx, now),
         }
@@ -306,7 +322,7 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
                 }
             }
         }
-        give_way(cx)
+        this.give_way(cx)
     }
 }
 
@@ -331,13 +347,6 @@ impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
             caught(|| self.executor.discard(effect));
         }
     }
-}
-
-/// Has the task polled again when others of its thread have run and I/O was looked at (invariant 5):
-/// what [`tokio::task::yield_now`] does when it is polled for the first time.
-fn give_way(cx: &mut Context<'_>) -> Poll<()> {
-    let _ = pin!(tokio::task::yield_now()).poll(cx);
-    Poll::Pending
 }
 
 impl<P: Protocol, E: Executor<P>> std::fmt::Debug for Driver<P, E> {
