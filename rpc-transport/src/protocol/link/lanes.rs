@@ -87,6 +87,7 @@ impl Lanes {
 
     /// Takes all messages.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = OutBuf> + use<> {
+        self.bytes = [0; 3];
         std::mem::take(&mut self.queues).into_iter().flatten().map(|queued| queued.message)
     }
 
