@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 /// Where a path of a document may start.
 const ROOTS: [&str; 3] = ["", "rpc-core/src", "rpc-transport/src"];
 /// Folders whose files a document may name without them.
-const ROOMS: [&str; 4] = [
+const ROOMS: [&str; 5] = [
     "rpc-transport/src/protocol",
     "rpc-transport/src/protocol/link",
+    "rpc-transport/src/device",
     "rpc-transport/src/device/verbs",
     "rpc-transport/src/device/soft",
 ];
