@@ -1,4 +1,4 @@
-//! A session under the transport's driver, and the effects that leave it.
+//! A session under the transport's driver, and the actions that leave it.
 //!
 //! Owns the translation between [`Session`] (pure, `rpc-core`) and [`Protocol`] (the transport's
 //! view of the layer above). Lives under the shard's lock: no user code here.
@@ -24,21 +24,21 @@ use tokio::task::AbortHandle;
 use self::room::Room;
 use crate::bulk::BulkPool;
 use crate::context::ConnectionContext;
-use crate::session::{Incoming, IncomingId, Notice, Revoked, Role, Session, SessionLimits};
+use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
 use crate::wire;
 
 /// A shard whose connections carry sessions.
-pub(crate) type RpcShard = Shard<Peer>;
+pub(crate) type RpcShard = Shard<RpcEndpoint>;
 
 /// One end of a connection: its session and what its handlers may use.
-pub(crate) struct Peer {
+pub(crate) struct RpcEndpoint {
     pub(crate) session: Session<Waker, AbortHandle>,
     connection_context: Arc<ConnectionContext>,
     /// Largest message that the other end takes, bytes.
     max_message_bytes: u64,
     pub(crate) room: Room,
     when_full: WhenFull,
-    /// There may be an effect that is not the session's.
+    /// There may be an action that is not the session's.
     has_news: bool,
     /// The connection has ended and nobody has been told.
     ended: bool,
@@ -57,7 +57,7 @@ const REQUEST_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 8 + 8 + 2;
 const RESPONSE_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 4;
 
 /// What must happen outside the shard's lock.
-pub(crate) enum Effect {
+pub(crate) enum Action {
     /// A caller's outcome is there.
     Wake(Waker),
     /// A call has arrived.
@@ -96,7 +96,7 @@ impl Ended {
     }
 }
 
-impl Peer {
+impl RpcEndpoint {
     pub(crate) fn new(
         role: Role,
         limits: SessionLimits,
@@ -132,14 +132,14 @@ impl Peer {
     }
 
     #[cold]
-    fn told_of_end(&mut self) -> Effect {
+    fn told_of_end(&mut self) -> Action {
         let place = if self.released { self.place.take() } else { None };
         match self.cause.take() {
             Some(cause) => {
                 let peer = Arc::clone(self.identity());
-                Effect::Ended(Box::new(Ended { peer, cause, _place: place }))
+                Action::Ended(Box::new(Ended { peer, cause, _place: place }))
             }
-            None => Effect::Settled(place),
+            None => Action::Settled(place),
         }
     }
 
@@ -199,12 +199,12 @@ impl Peer {
     }
 
     #[cold]
-    fn poll_news(&mut self) -> Option<Effect> {
+    fn poll_news(&mut self) -> Option<Action> {
         if let Some(waker) = self.room.poll_wake() {
-            return Some(Effect::Wake(waker));
+            return Some(Action::Wake(waker));
         }
         self.has_news = false;
-        // Not `then_some`, which would make and drop an effect each time.
+        // Not `then_some`, which would make and drop an action each time.
         if std::mem::take(&mut self.ended) { Some(self.told_of_end()) } else { None }
     }
 
@@ -224,8 +224,8 @@ fn too_large(body: u64, takes: u64, end: &str) -> String {
     )
 }
 
-impl Protocol for Peer {
-    type Effect = Effect;
+impl Protocol for RpcEndpoint {
+    type Action = Action;
 
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
         let ConnectionContext { bulk, min_part_bytes, memory, .. } = &*self.connection_context;
@@ -277,20 +277,20 @@ impl Protocol for Peer {
     }
 
     #[inline(always)]
-    fn poll_effect(&mut self) -> Option<Outside<Effect>> {
+    fn poll_action(&mut self) -> Option<Outside<Action>> {
         if let Some(notice) = self.session.poll_notice() {
-            return Some(Outside::Effect(match notice {
-                Notice::Wake(waker) => Effect::Wake(waker),
-                Notice::CancelHandler(handle) => Effect::Abort(handle),
-                Notice::PeerGoingAway | Notice::Drained => Effect::Settled(None),
-                Notice::Discard(body) => return Some(Outside::Drop(body)),
+            return Some(Outside::Action(match notice {
+                SessionEvent::Wake(waker) => Action::Wake(waker),
+                SessionEvent::CancelHandler(handle) => Action::Abort(handle),
+                SessionEvent::PeerGoingAway | SessionEvent::Drained => Action::Settled(None),
+                SessionEvent::Discard(body) => return Some(Outside::Drop(body)),
             }));
         }
         if let Some(incoming) = self.session.poll_request() {
             let context = Arc::clone(&self.connection_context);
-            return Some(Outside::Effect(Effect::Request(incoming, context)));
+            return Some(Outside::Action(Action::Request(incoming, context)));
         }
-        if self.has_news { self.poll_news().map(Outside::Effect) } else { None }
+        if self.has_news { self.poll_news().map(Outside::Action) } else { None }
     }
 
     #[inline(always)]

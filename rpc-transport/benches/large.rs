@@ -52,7 +52,7 @@ struct Mover {
 }
 
 impl Protocol for Mover {
-    type Effect = Message;
+    type Action = Message;
 
     fn on_established(&mut self, _: &PeerIdentity, _: u64) {}
 
@@ -89,8 +89,8 @@ impl Protocol for Mover {
         Some(Submission { lane: Lane::Bulk, tag: 0, frame })
     }
 
-    fn poll_effect(&mut self) -> Option<Outside<Message>> {
-        self.received.pop().map(Outside::Effect)
+    fn poll_action(&mut self) -> Option<Outside<Message>> {
+        self.received.pop().map(Outside::Action)
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -16,7 +16,7 @@ use rpc_transport::protocol::arena::ArenaConfig;
 use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::frame::{Kind, flags};
 use rpc_transport::protocol::handshake::{Features, Offer};
-use rpc_transport::protocol::link::{Link, Put, Transmit};
+use rpc_transport::protocol::link::{Link, RemoteWrite, Transmit};
 
 use super::oracle::Oracle;
 use test_kit::Rng;
@@ -138,7 +138,7 @@ impl End {
         let bytes = [first, second].concat();
         let head = bytes.first().copied().zip(bytes.get(1).copied());
         let token = transmit.signaled.then_some(transmit.token);
-        let written = |put: &Put| {
+        let written = |put: &RemoteWrite| {
             let mut bytes = Vec::new();
             put.part.append_to(0..put.part.len(), &mut bytes);
             (put.to, bytes)

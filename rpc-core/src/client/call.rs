@@ -3,7 +3,7 @@
 //! Owns what a user does with a call, and the decoding of its result. All else is the same for every
 //! type of result (`untyped`).
 
-mod untyped;
+mod raw_call;
 
 use std::fmt;
 use std::future::Future;
@@ -16,7 +16,7 @@ use bytes::Bytes;
 use rpc_transport::engine::clock;
 use rpc_transport::message::outgoing::OutBuf;
 
-use self::untyped::{Found, Untyped};
+use self::raw_call::{CallOutcome, RawCall};
 use crate::bulk::Landing;
 use crate::client::Connection;
 use crate::service::{MethodDescriptor, ReplyParts};
@@ -29,7 +29,7 @@ pub type StartedCall<O> = Call<'static, O>;
 /// outcome; dropping it cancels the call, and its handler with it.
 #[must_use = "a call does nothing until it is awaited or started"]
 pub struct Call<'a, O> {
-    call: Untyped<'a>,
+    call: RawCall<'a>,
     decode: fn(ReplyParts) -> O,
 }
 
@@ -41,7 +41,7 @@ impl<'a, O> Call<'a, O> {
         body: OutBuf,
         decode: fn(ReplyParts) -> O,
     ) -> Self {
-        Self { call: Untyped::new(connection, method, Some(body)), decode }
+        Self { call: RawCall::new(connection, method, Some(body)), decode }
     }
 
     /// A call that ends with `status`, and sends nothing.
@@ -52,7 +52,7 @@ impl<'a, O> Call<'a, O> {
         status: Status,
         decode: fn(ReplyParts) -> O,
     ) -> Self {
-        let mut call = Untyped::new(connection, method, None);
+        let mut call = RawCall::new(connection, method, None);
         call.fail(status);
         Self { call, decode }
     }
@@ -134,7 +134,7 @@ impl<O> Future for Call<'_, O> {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         let this = self.get_mut();
-        let mut found = Found::Nothing;
+        let mut found = CallOutcome::Nothing;
         std::task::ready!(this.call.poll(cx, &mut found));
         Poll::Ready((this.decode)(this.call.finish(found)))
     }

@@ -29,7 +29,7 @@ use serde::Serialize;
 use crate::bulk::BulkPool;
 use crate::client::call::Call;
 use crate::codec::{Codec, Placement, Pool};
-use crate::endpoint::{Peer, RpcShard};
+use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::server::executor::Handlers;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::{Role, SessionLimits};
@@ -312,7 +312,8 @@ impl ChannelBuilder {
         let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
         let bulk = BulkPool::new(shard.domain().clone());
         let (queue, memory) = (self.link.queue_limit(), MemoryBudget::unlimited());
-        let peer = Peer::new(Role::Client, self.limits, bulk, self.min_part_bytes, queue, memory);
+        let peer =
+            RpcEndpoint::new(Role::Client, self.limits, bulk, self.min_part_bytes, queue, memory);
         let timeout = self.connect_timeout;
         let connected = shard.connect(outgoing, &address, &self.link, timeout, peer).await?;
         guard.disarm();

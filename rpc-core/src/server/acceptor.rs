@@ -32,7 +32,7 @@ use tokio::time::Instant;
 use super::set_ups::SetUps;
 use super::{Config, available_memory};
 use crate::bulk::BulkPool;
-use crate::endpoint::{Peer, RpcShard};
+use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::server::executor::{Handlers, Router};
 use crate::session::Role;
 
@@ -181,7 +181,7 @@ impl Acceptor {
         let Place { shard, permit, under_way: _under_way } = place;
         let bulk = shard.bulk.clone();
         let (queue, memory) = (self.config.link.queue_limit(), self.memory.share());
-        let peer = Peer::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
+        let peer = RpcEndpoint::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
         let peer = peer.holding(permit);
         let accepting = shard.accept(incoming, &self.config.link, peer);
         match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {

@@ -29,7 +29,7 @@ use crate::codec::Codec;
 use crate::context::ConnectionContext;
 use crate::context::Context;
 use crate::endpoint::room::UNCOUNTED_BYTES;
-use crate::endpoint::{Effect, Peer, RpcShard};
+use crate::endpoint::{Action, RpcEndpoint, RpcShard};
 use crate::metadata::Metadata;
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::poll_watch::PollWatch;
@@ -437,7 +437,7 @@ fn metadata(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Statu
         .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))
 }
 
-impl Peer {
+impl RpcEndpoint {
     /// Answers a call; what is too large for the caller becomes an error that says so. What is not
     /// sent, a status for one, is left where it is, as it is the user's own to drop.
     #[inline(always)]
@@ -550,23 +550,23 @@ enum Look {
     Refuse(Status),
 }
 
-impl Executor<Peer> for Handlers {
+impl Executor<RpcEndpoint> for Handlers {
     #[inline]
-    fn execute(&mut self, key: ConnectionKey, effect: Effect) -> bool {
-        match effect {
-            Effect::Wake(waker) => {
+    fn execute(&mut self, key: ConnectionKey, action: Action) -> bool {
+        match action {
+            Action::Wake(waker) => {
                 waker.wake();
                 return true;
             }
-            Effect::Request(incoming, connection_context) => {
+            Action::Request(incoming, connection_context) => {
                 self.on_request(key, incoming, connection_context)
             }
-            Effect::Abort(handle) => handle.abort(),
-            Effect::Settled(place) => {
+            Action::Abort(handle) => handle.abort(),
+            Action::Settled(place) => {
                 drop(place);
                 self.settled.notify_waiters();
             }
-            Effect::Ended(ended) => {
+            Action::Ended(ended) => {
                 ended.log();
                 drop(ended);
                 self.settled.notify_waiters();
@@ -575,25 +575,25 @@ impl Executor<Peer> for Handlers {
         false
     }
 
-    fn discard(&mut self, effect: Effect) {
-        match effect {
-            Effect::Wake(waker) => waker.wake(),
-            Effect::Abort(handle) => handle.abort(),
-            Effect::Settled(place) => {
+    fn discard(&mut self, action: Action) {
+        match action {
+            Action::Wake(waker) => waker.wake(),
+            Action::Abort(handle) => handle.abort(),
+            Action::Settled(place) => {
                 drop(place);
                 self.settled.notify_waiters();
             }
-            Effect::Ended(ended) => {
+            Action::Ended(ended) => {
                 ended.log();
                 drop(ended);
                 self.settled.notify_waiters();
             }
-            Effect::Request(..) => {}
+            Action::Request(..) => {}
         }
     }
 
     #[inline]
-    fn apply(&mut self, state: &mut State<Peer>) {
+    fn apply(&mut self, state: &mut State<RpcEndpoint>) {
         while let Some(done) = self.done.pop_front() {
             match done {
                 Done::Reply { call, reply } => {

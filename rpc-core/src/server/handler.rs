@@ -19,7 +19,7 @@ use std::task::{self, Poll};
 use rpc_transport::device::PeerIdentity;
 
 use crate::context::Context;
-use crate::server::recycled::Recycled;
+use crate::server::pooled_future::PooledFuture;
 use crate::service::Reply;
 use crate::status::Status;
 
@@ -32,7 +32,7 @@ pub struct Handler {
 }
 
 enum Stage {
-    Running(Recycled<Reply>),
+    Running(PooledFuture<Reply>),
     // Boxed: that is rare, and handlers are moved around.
     Ready(Box<Reply>),
     Gone,
@@ -47,7 +47,7 @@ impl Handler {
     where
         F: Future<Output = Reply> + Send + 'static,
     {
-        Self { stage: Stage::Running(Recycled::new(context.scope(future))), is_over: false }
+        Self { stage: Stage::Running(PooledFuture::new(context.scope(future))), is_over: false }
     }
 
     /// A handler that has its reply already.

@@ -12,7 +12,7 @@ mod available_memory;
 pub(crate) mod executor;
 pub mod handler;
 mod poll_watch;
-mod recycled;
+mod pooled_future;
 mod set_ups;
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use rpc_transport::message::received::{Message, Refusal};
 use super::incoming::{Ended, Stopped};
 use super::transmit::{Control, Side, tag};
 use super::{
-    Answer, Event, Gone, Incoming, IncomingId, Notice, Revoke, Session, SessionError, Timer,
+    Answer, Event, Gone, Incoming, IncomingId, Revoke, Session, SessionError, SessionEvent, Timer,
 };
 use crate::wire::{self, ReplyKind, RequestHead, ResponseHead, WireId, code};
 
@@ -136,7 +136,7 @@ impl<W, H> Session<W, H> {
             }
             Stopped::Handler(handler) => {
                 self.remove_incoming_timer(id.slot);
-                self.notices.extend(handler.map(Notice::CancelHandler));
+                self.notices.extend(handler.map(SessionEvent::CancelHandler));
             }
             Stopped::Answered => {
                 let here = self.frames.revoke_response(id);
@@ -177,7 +177,7 @@ impl<W, H> Session<W, H> {
 
     /// The next event that is no request.
     #[inline]
-    pub(crate) fn poll_notice(&mut self) -> Option<Notice<W, H>> {
+    pub(crate) fn poll_notice(&mut self) -> Option<SessionEvent<W, H>> {
         self.notices.pop_front()
     }
 
@@ -258,7 +258,7 @@ impl<W, H> Session<W, H> {
         self.check_drained();
     }
 
-    /// Returns whether the signature was accepted with the call, if the caller still waits; else
+    /// WakeList whether the signature was accepted with the call, if the caller still waits; else
     /// gives the proof that it waits for.
     #[inline(always)]
     fn end_handler(&mut self, id: WireId) -> Option<bool> {
@@ -314,7 +314,9 @@ impl<W, H> Session<W, H> {
         let id = self.incoming.id(slot);
         match self.incoming.stop(id, false) {
             Stopped::NeverRan => self.answer_expired(id),
-            Stopped::Handler(handler) => self.notices.extend(handler.map(Notice::CancelHandler)),
+            Stopped::Handler(handler) => {
+                self.notices.extend(handler.map(SessionEvent::CancelHandler))
+            }
             Stopped::Already | Stopped::Answered | Stopped::Nothing => {}
         }
     }

@@ -19,7 +19,7 @@ use super::outgoing::{CallHead, Failed, Stage, Timed};
 use super::slots::Proof;
 use super::transmit::{Control, Side, tag};
 use super::{
-    CallId, Deadline, Failure, NotStarted, Notice, Outcome, Revoke, Session, SessionError,
+    CallId, Deadline, Failure, NotStarted, Outcome, Revoke, Session, SessionError, SessionEvent,
     StartCall, StartError, Timer, Transmit,
 };
 use crate::wire::{self, ResponseHead, WireId};
@@ -173,7 +173,7 @@ impl<W, H> Session<W, H> {
         taken.waiter
     }
 
-    /// Nobody waits for the slot's call any more. Returns whether the peer never saw it.
+    /// Nobody waits for the slot's call any more. WakeList whether the peer never saw it.
     fn give_up_slot(&mut self, slot: u32, send_cancel: bool, revoke: Revoke<'_>) -> bool {
         let id = self.slots.id(slot);
         if revoke(tag(Side::Request, id)).is_unsent() {
@@ -194,7 +194,7 @@ impl<W, H> Session<W, H> {
     }
 
     fn tell_failed(&mut self, waiter: Option<W>, request: Option<OutBuf>) {
-        self.notices.extend(waiter.map(Notice::Wake));
+        self.notices.extend(waiter.map(SessionEvent::Wake));
         if let Some(request) = request {
             self.discard(request);
         }
@@ -300,14 +300,14 @@ impl<W, H> Session<W, H> {
         mut message: Message,
     ) -> Result<(), SessionError> {
         message.advance(head_bytes);
-        if let Some(call) = self.slots.settle(head.id, Proof::Response)? {
+        if let Some(call) = self.slots.on_proof(head.id, Proof::Response)? {
             let (deadline, waiter) = self.calls.reply(call, head.kind, message);
             if head.signature_accepted {
                 self.accepted_by_peer.insert(self.calls.head(call).method_index);
             }
             self.remove_deadline(deadline);
             if let Some(waiter) = waiter {
-                self.notices.push_back(Notice::Wake(waiter));
+                self.notices.push_back(SessionEvent::Wake(waiter));
             }
         }
         self.check_drained();
@@ -315,7 +315,7 @@ impl<W, H> Session<W, H> {
     }
 
     pub(super) fn on_cancelled(&mut self, id: WireId) -> Result<(), SessionError> {
-        self.slots.settle(id, Proof::Cancelled)?;
+        self.slots.on_proof(id, Proof::Cancelled)?;
         self.check_drained();
         Ok(())
     }

@@ -75,7 +75,7 @@ enum Timer {
 
 /// An event other than a request.
 #[derive(Debug)]
-pub(crate) enum Notice<W, H> {
+pub(crate) enum SessionEvent<W, H> {
     /// [`Event::Wake`].
     Wake(W),
     /// [`Event::CancelHandler`].
@@ -88,15 +88,15 @@ pub(crate) enum Notice<W, H> {
     Drained,
 }
 
-impl<W, H> From<Notice<W, H>> for Event<W, H> {
+impl<W, H> From<SessionEvent<W, H>> for Event<W, H> {
     #[inline]
-    fn from(notice: Notice<W, H>) -> Self {
+    fn from(notice: SessionEvent<W, H>) -> Self {
         match notice {
-            Notice::Wake(waiter) => Self::Wake(waiter),
-            Notice::CancelHandler(handle) => Self::CancelHandler(handle),
-            Notice::Discard(body) => Self::Discard(body),
-            Notice::PeerGoingAway => Self::PeerGoingAway,
-            Notice::Drained => Self::Drained,
+            SessionEvent::Wake(waiter) => Self::Wake(waiter),
+            SessionEvent::CancelHandler(handle) => Self::CancelHandler(handle),
+            SessionEvent::Discard(body) => Self::Discard(body),
+            SessionEvent::PeerGoingAway => Self::PeerGoingAway,
+            SessionEvent::Drained => Self::Drained,
         }
     }
 }
@@ -115,7 +115,7 @@ pub struct Session<W, H> {
     deadlines: Deadlines<Timer>,
     frames: FrameQueue,
     /// What is to be done, but for handlers to be run: these take far more room.
-    notices: VecDeque<Notice<W, H>>,
+    notices: VecDeque<SessionEvent<W, H>>,
     /// Calls of the peer whose handlers are to be run.
     requests: VecDeque<Incoming>,
     accepted_by_peer: AcceptedByPeer,
@@ -161,7 +161,7 @@ impl<W, H> Session<W, H> {
     #[cold]
     fn discard(&mut self, body: OutBuf) {
         if !body.tail().is_empty() {
-            self.notices.push_back(Notice::Discard(Box::new(body)));
+            self.notices.push_back(SessionEvent::Discard(Box::new(body)));
         }
     }
 
@@ -214,7 +214,7 @@ impl<W, H> Session<W, H> {
         match wire::parse_beginning(beginning)? {
             Beginning::Request(head) => self.refuse_unread(&head, refusal),
             Beginning::Response(id) => {
-                if let Some(call) = self.slots.settle(id, Proof::Response)? {
+                if let Some(call) = self.slots.on_proof(id, Proof::Response)? {
                     self.fail(call, Failure::NoMemory(refusal.reason), false);
                 }
                 self.check_drained();

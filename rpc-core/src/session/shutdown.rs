@@ -13,7 +13,7 @@ use rpc_transport::connect::error::CloseCause;
 
 use super::outgoing::Stage;
 use super::transmit::{Control, Side, tag};
-use super::{Failure, Notice, Revoke, Session, SessionError};
+use super::{Failure, Revoke, Session, SessionError, SessionEvent};
 
 /// How far an orderly shutdown has come.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl<W, H> Session<W, H> {
             return Err(SessionError::GoAwayTwice);
         }
         self.shutdown.peer_sent = true;
-        self.notices.push_back(Notice::PeerGoingAway);
+        self.notices.push_back(SessionEvent::PeerGoingAway);
         self.fail_unsent(Failure::PeerGoingAway);
         self.check_drained();
         Ok(())
@@ -101,7 +101,7 @@ impl<W, H> Session<W, H> {
         }
         if peer_drained && !reported && self.incoming.in_flight() == 0 {
             self.shutdown.reported = true;
-            self.notices.push_back(Notice::Drained);
+            self.notices.push_back(SessionEvent::Drained);
         }
     }
 
@@ -119,7 +119,7 @@ impl<W, H> Session<W, H> {
             };
             self.fail(index, Failure::Closed, never_sent);
         }
-        self.notices.extend(self.incoming.clear().map(Notice::CancelHandler));
+        self.notices.extend(self.incoming.clear().map(SessionEvent::CancelHandler));
         self.slots.clear();
         for unsent in self.frames.clear() {
             self.discard(unsent);

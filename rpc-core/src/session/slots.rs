@@ -135,7 +135,11 @@ impl Slots {
     /// # Errors
     /// The frame answers no call, or confirms a cancel that was never sent.
     #[inline]
-    pub(super) fn settle(&mut self, id: WireId, proof: Proof) -> Result<Option<u32>, SessionError> {
+    pub(super) fn on_proof(
+        &mut self,
+        id: WireId,
+        proof: Proof,
+    ) -> Result<Option<u32>, SessionError> {
         let slot = self.slots.get(id.slot as usize).filter(|slot| slot.generation == id.generation);
         let holder = slot.map_or(Holder::Free, |slot| slot.holder);
         let owner = match (holder, proof) {
@@ -183,7 +187,7 @@ mod tests {
         assert_eq!(first, WireId { slot: 0, generation: 1 });
         slots.slots[0].generation = u32::MAX;
         let last = WireId { slot: 0, generation: u32::MAX };
-        assert_eq!(slots.settle(last, Proof::Response), Ok(Some(5)));
+        assert_eq!(slots.on_proof(last, Proof::Response), Ok(Some(5)));
         assert_eq!(slots.take(6), Some(first));
     }
 
@@ -192,12 +196,12 @@ mod tests {
         let mut slots = Slots::new();
         slots.set_limit(3);
         let ids: Vec<WireId> = (0..3).filter_map(|call| slots.take(call)).collect();
-        assert_eq!(slots.settle(ids[2], Proof::Response), Ok(Some(2)));
+        assert_eq!(slots.on_proof(ids[2], Proof::Response), Ok(Some(2)));
         slots.set_limit(1);
         assert!(!slots.has_room());
-        assert_eq!(slots.settle(ids[1], Proof::Response), Ok(Some(1)));
+        assert_eq!(slots.on_proof(ids[1], Proof::Response), Ok(Some(1)));
         assert_eq!(slots.take(9), None);
-        assert_eq!(slots.settle(ids[0], Proof::Response), Ok(Some(0)));
+        assert_eq!(slots.on_proof(ids[0], Proof::Response), Ok(Some(0)));
         assert_eq!(slots.take(9), Some(WireId { slot: 0, generation: 2 }));
         assert_eq!((slots.busy(), slots.take(9)), (1, None));
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use crate::sync::{AtomicBool, Mutex};
 
 /// What wakes the owner.
-pub(crate) trait Bell {
+pub(crate) trait Doorbell {
     /// Makes the bell ring until it is silenced.
     fn ring(&self);
     /// Makes the bell silent until it is rung again.
@@ -34,7 +34,7 @@ pub(crate) struct Events<T, B> {
     was_rung: AtomicBool,
 }
 
-impl<T, B: Bell> Events<T, B> {
+impl<T, B: Doorbell> Events<T, B> {
     /// An empty queue, with the bell silent.
     pub(crate) fn new(bell: B) -> Self {
         Self {
@@ -106,7 +106,7 @@ mod loom_tests {
         }
     }
 
-    impl Bell for Counter {
+    impl Doorbell for Counter {
         fn ring(&self) {
             *self.0.lock() += 1;
         }
@@ -121,7 +121,7 @@ mod loom_tests {
     }
 
     /// Two threads add one event each while the owner, woken early, looks once and then sleeps;
-    /// afterwards it looks again if the bell rings. Returns the number of events taken.
+    /// afterwards it looks again if the bell rings. WakeList the number of events taken.
     fn taken(silences_first: bool) -> usize {
         let events = events();
         let putters = [1, 2].map(|number| {

@@ -484,7 +484,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 
     /// Whether a thread that polls in a loop should execute the CPU's spin-loop hint after an empty
     /// poll, which leaves more of the core to its other hardware thread. Asked once. Default: yes.
-    fn relaxes(&self) -> bool {
+    fn uses_spin_hint(&self) -> bool {
         true
     }
 

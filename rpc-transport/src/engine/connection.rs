@@ -23,17 +23,17 @@
 //!    until the lock is released.
 
 mod ending;
-mod pipe;
-mod post;
+mod queue_pair;
+mod send_path;
 mod staging;
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use self::ending::{cause_of, closed_by_peer};
-pub(crate) use self::pipe::Pipe;
-use self::pipe::{Phase, split_wr_id};
-pub(crate) use self::post::Poster;
+pub(crate) use self::queue_pair::ConnectionQp;
+use self::queue_pair::{Phase, split_wr_id};
+pub(crate) use self::send_path::SendPath;
 use crate::connect::error::CloseCause;
 use crate::device::{
     Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Status,
@@ -77,15 +77,15 @@ pub(crate) struct OwnSilence {
 /// One connection.
 pub(crate) struct Connection<P: Protocol> {
     pub(crate) protocol: P,
-    poster: Poster,
+    poster: SendPath,
     data_credits: u32,
     link: Option<Link>,
     /// The link of a connection that has ended, until its QP is destroyed: it holds what the peer
     /// may write.
-    fallen: Option<Link>,
+    retired_link: Option<Link>,
     /// Who is at the other end, once that is known.
     peer: Option<PeerIdentity>,
-    pipe: Option<Pipe>,
+    queue_pair: Option<ConnectionQp>,
     cause: Option<CloseCause>,
     /// An orderly close that waits for the link to drain.
     closing: Option<CloseReason>,
@@ -114,8 +114,8 @@ impl<P: Protocol> Connection<P> {
     /// A connection in set-up.
     pub(crate) fn new(
         protocol: P,
-        poster: Poster,
-        pipe: Pipe,
+        poster: SendPath,
+        queue_pair: ConnectionQp,
         data_credits: u16,
         held: bool,
     ) -> Self {
@@ -124,9 +124,9 @@ impl<P: Protocol> Connection<P> {
             poster,
             data_credits: data_credits.into(),
             link: None,
-            fallen: None,
+            retired_link: None,
             peer: None,
-            pipe: Some(pipe),
+            queue_pair: Some(queue_pair),
             cause: None,
             closing: None,
             registered_deadline: None,
@@ -152,8 +152,8 @@ impl<P: Protocol> Connection<P> {
         link.set_slices(self.poster.slices());
         self.budget = self.protocol.memory_budget();
         link.set_memory_budget(self.budget.clone());
-        if let Some(pipe) = &mut self.pipe {
-            pipe.send_buffer_bytes = link.frame_bytes();
+        if let Some(queue_pair) = &mut self.queue_pair {
+            queue_pair.send_buffer_bytes = link.frame_bytes();
         }
         self.link = Some(link);
         self.peer = Some(peer.clone());
@@ -161,10 +161,10 @@ impl<P: Protocol> Connection<P> {
 
     /// Set-up is complete: sending may begin.
     pub(crate) fn establish(&mut self) {
-        if let Some(pipe) = &mut self.pipe
-            && pipe.phase == Phase::Setup
+        if let Some(queue_pair) = &mut self.queue_pair
+            && queue_pair.phase == Phase::Setup
         {
-            pipe.phase = Phase::Up;
+            queue_pair.phase = Phase::Up;
         }
     }
 
@@ -182,23 +182,27 @@ impl<P: Protocol> Connection<P> {
     }
 
     pub(crate) fn has_qp(&self) -> bool {
-        self.pipe.is_some()
+        self.queue_pair.is_some()
     }
 
     pub(crate) fn is_on(&self, qp: QpHandle) -> bool {
-        self.pipe.as_ref().is_some_and(|pipe| pipe.qp == qp)
+        self.queue_pair.as_ref().is_some_and(|queue_pair| queue_pair.qp == qp)
     }
 
     pub(crate) fn is_removable(&self) -> bool {
-        self.pipe.is_none() && !self.held
+        self.queue_pair.is_none() && !self.held
     }
 
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn pools(&self) -> Vec<BufferPool> {
-        let pools = |pipe: &Pipe| {
-            [Some(pipe.recv_pool.clone()), pipe.send_pool.clone()].into_iter().flatten()
+        let pools = |queue_pair: &ConnectionQp| {
+            [Some(queue_pair.recv_pool.clone()), queue_pair.send_pool.clone()].into_iter().flatten()
         };
-        self.pipe.iter().flat_map(pools).chain(self.poster.staging().iter().cloned()).collect()
+        self.queue_pair
+            .iter()
+            .flat_map(pools)
+            .chain(self.poster.staging().iter().cloned())
+            .collect()
     }
 
     #[inline]
@@ -218,10 +222,10 @@ impl<P: Protocol> Connection<P> {
         cq: &mut dyn CompletionQueue,
         buffer: Buffer,
     ) -> Result<(), CloseCause> {
-        let Some(pipe) = &mut self.pipe else { return Ok(()) };
-        cq.post_recv(pipe.qp, RecvWr { wr_id: 0, buffer })
+        let Some(queue_pair) = &mut self.queue_pair else { return Ok(()) };
+        cq.post_recv(queue_pair.qp, RecvWr { wr_id: 0, buffer })
             .map_err(|(error, _)| CloseCause::Device(error.to_string().into()))?;
-        pipe.posted_recv += 1;
+        queue_pair.posted_recv += 1;
         Ok(())
     }
 
@@ -231,16 +235,16 @@ impl<P: Protocol> Connection<P> {
         now: Instant,
         completion: &mut Completion,
     ) {
-        let Some(pipe) = &mut self.pipe else { return };
-        pipe.posted_recv -= 1;
-        let phase = pipe.phase;
+        let Some(queue_pair) = &mut self.queue_pair else { return };
+        queue_pair.posted_recv -= 1;
+        let phase = queue_pair.phase;
         let draining = matches!(phase, Phase::Draining { .. });
         let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
         if completion.status != Status::Success {
             self.fail(cq, &cause_of(completion.status));
             return;
         }
-        if phase == Phase::Parting {
+        if phase == Phase::Closing {
             return;
         }
         let len = completion.byte_len as usize;
@@ -249,8 +253,8 @@ impl<P: Protocol> Connection<P> {
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
-        let (message, free) = copy_or_lend(&pipe.recv_pool, buffer, len);
-        if let Some(earlier) = pipe.spare.replace(free)
+        let (message, free) = copy_or_lend(&queue_pair.recv_pool, buffer, len);
+        if let Some(earlier) = queue_pair.spare.replace(free)
             && let Err(cause) = self.post_recv(cq, earlier)
         {
             self.fail(cq, &cause);
@@ -263,7 +267,10 @@ impl<P: Protocol> Connection<P> {
 
     /// Posts the RECV that waits for it.
     pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue) {
-        let Some(buffer) = self.pipe.as_mut().and_then(|pipe| pipe.spare.take()) else { return };
+        let Some(buffer) = self.queue_pair.as_mut().and_then(|queue_pair| queue_pair.spare.take())
+        else {
+            return;
+        };
         if let Err(cause) = self.post_recv(cq, buffer) {
             self.fail(cq, &cause);
         }
@@ -278,7 +285,9 @@ impl<P: Protocol> Connection<P> {
         mut message: Message,
     ) -> Result<(), CloseCause> {
         debug_assert!(
-            self.pipe.as_ref().is_none_or(|pipe| pipe.posted_recv >= pipe.window_recv),
+            self.queue_pair
+                .as_ref()
+                .is_none_or(|queue_pair| queue_pair.posted_recv >= queue_pair.window_recv),
             "a RECV of the window is not posted"
         );
         let Some(link) = &mut self.link else {
@@ -306,10 +315,10 @@ impl<P: Protocol> Connection<P> {
         cq: &mut dyn CompletionQueue,
         completion: &Completion,
     ) {
-        let Some(pipe) = &mut self.pipe else { return };
+        let Some(queue_pair) = &mut self.queue_pair else { return };
         let (sequence, token) = split_wr_id(completion.wr_id);
-        pipe.retire(sequence, &mut self.deferred);
-        if matches!(pipe.phase, Phase::Draining { .. }) {
+        queue_pair.retire(sequence, &mut self.deferred);
+        if matches!(queue_pair.phase, Phase::Draining { .. }) {
             return;
         }
         if completion.status != Status::Success {
@@ -333,14 +342,16 @@ impl<P: Protocol> Connection<P> {
             self.unfinished = false;
             return None;
         }
-        self.pump_all(cq, now)
+        self.transmit_all(cq, now)
     }
 
     /// What most pumps find: up, and nothing to send.
     #[inline(always)]
     fn has_nothing_to_pump(&mut self) -> bool {
-        let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return false };
-        pipe.phase == Phase::Up
+        let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
+            return false;
+        };
+        queue_pair.phase == Phase::Up
             && self.closing.is_none()
             && !self.protocol.may_transmit()
             && link.has_nothing_to_transmit()
@@ -348,7 +359,7 @@ impl<P: Protocol> Connection<P> {
             && !self.told_waiting
     }
 
-    /// Whether a received message leaves nothing to be done but its effects: what most do.
+    /// Whether a received message leaves nothing to be done but its actions: what most do.
     #[inline(always)]
     pub(crate) fn is_settled(&mut self) -> bool {
         self.has_nothing_to_pump()
@@ -358,8 +369,8 @@ impl<P: Protocol> Connection<P> {
             && self.is_deadline_registered()
     }
 
-    fn pump_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
-        if let Err(cause) = self.try_pump(cq) {
+    fn transmit_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
+        if let Err(cause) = self.try_transmit(cq) {
             self.fail(cq, &cause);
         }
         if let Some(link) = &mut self.link {
@@ -384,12 +395,12 @@ impl<P: Protocol> Connection<P> {
         self.unfinished
     }
 
-    fn try_pump(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+    fn try_transmit(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
         self.unfinished = false;
-        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else {
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return Ok(());
         };
-        if pipe.phase != Phase::Up {
+        if queue_pair.phase != Phase::Up {
             return Ok(());
         }
         if let Some(bytes) = link.wanted_arena() {
@@ -404,7 +415,7 @@ impl<P: Protocol> Connection<P> {
             match link.submit_now(lane, tag, frame) {
                 Ok(Some(whole)) => {
                     let more = self.protocol.may_transmit();
-                    self.poster.post_whole(cq, pipe, whole, more)?;
+                    self.poster.post_whole(cq, queue_pair, whole, more)?;
                     (posted, sent_small) = (true, true);
                 }
                 Ok(None) => may_wait = true,
@@ -423,7 +434,7 @@ impl<P: Protocol> Connection<P> {
                 break;
             };
             let is_written = !transmit.writes.is_empty();
-            self.poster.post(cq, pipe, transmit)?;
+            self.poster.post(cq, queue_pair, transmit)?;
             posted = true;
             if is_written && link.has_large() {
                 self.unfinished = true;
@@ -459,12 +470,12 @@ impl<P: Protocol> Connection<P> {
     }
 
     pub(crate) fn send_idle_ack(&mut self, cq: &mut dyn CompletionQueue) {
-        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return };
-        if pipe.phase != Phase::Up {
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else { return };
+        if queue_pair.phase != Phase::Up {
             return;
         }
         let Some(transmit) = link.poll_idle_ack() else { return };
-        let posted = self.poster.post(cq, pipe, transmit);
+        let posted = self.poster.post(cq, queue_pair, transmit);
         cq.flush();
         if let Err(cause) = posted {
             self.fail(cq, &cause);
@@ -472,7 +483,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let drain = match self.pipe.as_ref().map(|pipe| pipe.phase) {
+        let drain = match self.queue_pair.as_ref().map(|queue_pair| queue_pair.phase) {
             Some(Phase::Draining { until }) => Some(until),
             _ => None,
         };
@@ -524,7 +535,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Whether the link's deadline has passed, which may mean that the peer is dead.
-    pub(crate) fn is_silence_judged(&self, now: Instant) -> bool {
+    pub(crate) fn is_keep_alive_judged(&self, now: Instant) -> bool {
         self.link_deadline().is_some_and(|at| at <= now)
     }
 
@@ -537,13 +548,13 @@ impl<P: Protocol> Connection<P> {
             self.with_revoke(|protocol, revoke| protocol.on_timeout(now, revoke));
         }
         if matches!(self.pressing, Pressing::Close { until, .. } if until <= now) {
-            self.judge_close(cq, now);
+            self.check_close_timeout(cq, now);
         }
-        if !self.is_silence_judged(now) {
+        if !self.is_keep_alive_judged(now) {
             return;
         }
-        let (Some(pipe), Some(link)) = (&self.pipe, &mut self.link) else { return };
-        match link.on_timeout(now, cq.traffic(pipe.qp)) {
+        let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else { return };
+        match link.on_timeout(now, cq.traffic(queue_pair.qp)) {
             Ok(()) => {
                 self.pressing = link.next_deadline().map_or(Pressing::Nothing, Pressing::Ping)
             }
@@ -556,7 +567,7 @@ impl<P: Protocol> Connection<P> {
 
 impl<P: Protocol> fmt::Debug for Connection<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let phase = self.pipe.as_ref().map(|pipe| pipe.phase);
+        let phase = self.queue_pair.as_ref().map(|queue_pair| queue_pair.phase);
         f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
     }
 }

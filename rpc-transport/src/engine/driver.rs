@@ -1,6 +1,6 @@
 //! The driver: the task that moves a shard's bytes.
 //!
-//! Owns the loop poll -> dispatch -> run effects -> wait. Never interprets a byte, and runs user
+//! Owns the loop poll -> dispatch -> run actions -> wait. Never interprets a byte, and runs user
 //! code only through the [`Executor`], outside the shard's lock.
 //!
 //! Invariants:
@@ -9,7 +9,7 @@
 //! 2. While it sleeps, the one timer it holds is the shard's earliest deadline.
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
 //!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
-//! 4. A panic of user code ends neither the driver nor the effects behind it.
+//! 4. A panic of user code ends neither the driver nor the actions behind it.
 //! 5. It gives way: on a runtime of one thread other tasks run first, the main future and `LocalSet`s
 //!    among them, and I/O is looked at; elsewhere other threads can take it over, so that a task that
 //!    blocks keeps nothing but its own thread. What else waits is late by a bounded time: see
@@ -56,7 +56,7 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     tempo: Tempo,
     polls_per_spin: u32,
     /// To be run, and what was left of that when it was time to look at what else waits.
-    effects: VecDeque<(ConnectionKey, P::Effect)>,
+    actions: VecDeque<(ConnectionKey, P::Action)>,
     has_other_threads: bool,
 }
 
@@ -98,7 +98,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             tempo: Tempo::default(),
             // Who is to park at once does not spin a little either.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
-            effects: VecDeque::new(),
+            actions: VecDeque::new(),
             has_other_threads: tokio::runtime::Handle::current().metrics().num_workers() > 1,
         })
     }
@@ -121,20 +121,20 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 self.executor.apply(&mut state);
                 found += 1;
             }
-            let _ = state.settle();
+            let _ = state.finish_visit();
             found += usize::from(state.take_caller_progress());
             for _ in 0..self.polls_per_round(has_results) {
                 let count = state.poll();
                 found += count;
-                if count > 0 || state.has_effects() {
+                if count > 0 || state.has_actions() {
                     break;
                 }
                 // Callers that wait for the lock go first.
                 state.bump();
                 state.relax();
             }
-            if state.has_effects() {
-                state.take_effects(&mut self.effects);
+            if state.has_actions() {
+                state.take_actions(&mut self.actions);
                 // User code may take long, and polling leaves bells of its own on some devices.
                 state.cq().flush();
             }
@@ -145,11 +145,11 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             caught(|| self.executor.applied());
         }
         self.tempo.on_round(found);
-        self.run_effects(found)
+        self.run_actions(found)
     }
 
     fn polls_per_round(&self, has_results: bool) -> u32 {
-        if !self.effects.is_empty() {
+        if !self.actions.is_empty() {
             // What has arrived is dealt with before more is taken in.
             0
         } else if has_results {
@@ -160,13 +160,13 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         }
     }
 
-    fn run_effects(&mut self, found: usize) -> Round {
-        if self.effects.is_empty() {
+    fn run_actions(&mut self, found: usize) -> Round {
+        if self.actions.is_empty() {
             return if found > 0 { Round::Progress } else { Round::Idle };
         }
         let mut woke = false;
-        while let Some((key, effect)) = self.effects.pop_front() {
-            woke |= caught(|| self.executor.execute(key, effect)).unwrap_or_default();
+        while let Some((key, action)) = self.actions.pop_front() {
+            woke |= caught(|| self.executor.execute(key, action)).unwrap_or_default();
             self.tempo.on_effect();
             if self.tempo.wants_clock() {
                 break;
@@ -213,16 +213,16 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             state.set_now(clock::now());
             state.run_timers();
             state.send_idle_acks();
-            let _ = state.settle();
+            let _ = state.finish_visit();
             if let Err(error) = state.cq().arm() {
                 state.on_dead_cq(&error);
             }
             if state.poll_thoroughly() > 0
-                || state.has_effects()
+                || state.has_actions()
                 || state.is_unfinished()
                 || state.is_finished()
             {
-                let _ = state.settle();
+                let _ = state.finish_visit();
                 return None;
             }
             if !state.park(cx.waker().clone()) {
@@ -335,16 +335,16 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
 impl<P: Protocol, E: Executor<P>> Drop for Driver<P, E> {
     fn drop(&mut self) {
-        let mut effects = std::mem::take(&mut self.effects);
+        let mut actions = std::mem::take(&mut self.actions);
         let deferred = {
             let mut state = self.shard.lock();
             state.driver_gone();
-            state.take_effects(&mut effects);
+            state.take_actions(&mut actions);
             state.take_deferred()
         };
         Deferred::run_all(deferred);
-        for (_, effect) in effects {
-            caught(|| self.executor.discard(effect));
+        for (_, action) in actions {
+            caught(|| self.executor.discard(action));
         }
     }
 }

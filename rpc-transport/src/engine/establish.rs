@@ -14,7 +14,7 @@ use crate::device::{
     QpHandle,
 };
 use crate::engine::clock;
-use crate::engine::connection::{Connection, Pipe, Poster};
+use crate::engine::connection::{Connection, ConnectionQp, SendPath};
 use crate::engine::shard::{ConnectionKey, Shard};
 use crate::engine::upper::Protocol;
 use crate::memory::region::{BufferPool, ProtectionDomain};
@@ -196,9 +196,10 @@ impl<P: Protocol> Shard<P> {
         let qp = create(state.cq(), &domain)?;
         let max_inline = state.cq().max_inline_bytes(qp);
         let slots = config.send_queue_budget().sq_len();
-        let pipe = Pipe::new(qp, max_inline, slots, config.window().rq_len(), recv_pool.clone());
+        let pipe =
+            ConnectionQp::new(qp, max_inline, slots, config.window().rq_len(), recv_pool.clone());
         let window = config.window().data;
-        let poster = Poster::new(domain, &**self.device(), config);
+        let poster = SendPath::new(domain, &**self.device(), config);
         let connection = Connection::new(protocol, poster, pipe, window, held);
         let key = state.insert(qp, connection);
         for _ in 0..posted {

@@ -1,7 +1,7 @@
 //! The only movers of bytes: shards, their driver tasks, and the connections that they hold.
 //!
 //! **Owns** every lock and task of this crate. A shard is one completion queue with its queue
-//! pairs, its connections and one lock; its driver polls, hands effects to the upper layer outside
+//! pairs, its connections and one lock; its driver polls, hands actions to the upper layer outside
 //! the lock, and sleeps. The upper layer is known by its traits alone ([`upper`]).
 
 pub mod clock;

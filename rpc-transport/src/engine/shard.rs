@@ -2,24 +2,24 @@
 //!
 //! Owns every connection of one CQ from set-up to the destroyed QP. Whoever holds the lock may
 //! poll and post; the [driver](crate::engine::driver) is the default holder. Never runs user code under
-//! the lock: what must run outside leaves as effects of the [`Protocol`].
+//! the lock: what must run outside leaves as actions of the [`Protocol`].
 //!
 //! Invariants:
 //! 1. A RECV is reposted before the frame that it carried is counted (credit rule 2).
 //! 2. A connection whose state changed is on the dirty list until it has been pumped, unless that
-//!    would do nothing but take its effects, and the lock is never released with the list non-empty.
+//!    would do nothing but take its actions, and the lock is never released with the list non-empty.
 //! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
 //! 4. A panic under the lock ends every connection of the shard. One of user code, which runs when the
 //!    lock has been let go of, is logged and ends nothing.
 //! 5. The registered deadline of a connection is never later than its real one, so a driver that
 //!    sleeps until the earliest registered one misses none.
 
+mod caller_polling;
 mod deferred;
-#[cfg(any(test, feature = "model"))]
-mod holdings;
-mod lone;
 mod returns;
 mod state;
+#[cfg(any(test, feature = "model"))]
+mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -31,10 +31,10 @@ use std::task::Waker;
 use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) use self::deferred::Deferred;
-#[cfg(any(test, feature = "model"))]
-pub use self::holdings::Holdings;
-pub(crate) use self::returns::Returns;
+pub(crate) use self::returns::WakeList;
 pub use self::state::State;
+#[cfg(any(test, feature = "model"))]
+pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
 use crate::device::{Device, ProviderError};
 use crate::engine::upper::{Protocol, Revoke};
@@ -68,7 +68,7 @@ pub struct ConnectionKey {
 /// One CQ with its connections, shared by callers and the driver.
 pub struct Shard<P: Protocol> {
     state: Mutex<State<P>>,
-    returns: Arc<Returns>,
+    returns: Arc<WakeList>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
 }
@@ -84,7 +84,7 @@ impl<P: Protocol> Shard<P> {
         cq_entries: u32,
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
-        let returns = Arc::<Returns>::default();
+        let returns = Arc::<WakeList>::default();
         let state = Mutex::new(State::new(cq, Arc::clone(&returns)));
         Ok(Arc::new(Self { state, returns, device, domain }))
     }
@@ -139,24 +139,24 @@ impl<P: Protocol> Shard<P> {
     ) -> Option<(R, Option<T>)> {
         self.visit(|state| {
             let result = state.with(key, step)?;
-            state.pump_dirty();
+            state.transmit_dirty();
             let mut spent = 0;
             let mut budget = 0;
             loop {
                 match wanted(&mut state.connection(key)?.protocol, &result) {
                     Progress::Done(value) => {
-                        state.lone.on_answered();
+                        state.caller_polling.on_answered();
                         return Some((result, Some(value)));
                     }
-                    Progress::Wait if state.may_spin && !state.has_effects() => {}
+                    Progress::Wait if state.may_spin && !state.has_actions() => {}
                     Progress::Wait | Progress::GiveUp => return Some((result, None)),
                 }
                 if spent == 0 {
-                    budget = state.lone.budget();
+                    budget = state.caller_polling.budget();
                 }
                 if spent >= budget {
                     if budget > 0 {
-                        state.lone.on_given_up();
+                        state.caller_polling.on_given_up();
                     }
                     return Some((result, None));
                 }
@@ -260,7 +260,7 @@ impl<P: Protocol> Shard<P> {
         }
     }
 
-    pub(crate) fn returns(&self) -> &Arc<Returns> {
+    pub(crate) fn returns(&self) -> &Arc<WakeList> {
         &self.returns
     }
 
@@ -307,7 +307,7 @@ impl<P: Protocol> Locked<'_, P> {
     #[must_use = "somebody waits for it"]
     #[inline]
     fn leave(mut self) -> Leaving {
-        let waker = self.settle();
+        let waker = self.finish_visit();
         if self.caller_progress {
             // Polling leaves bells of its own on some devices, and nobody may poll again soon.
             self.cq.flush();

@@ -1,7 +1,7 @@
 //! What the transport asks of the layer above: a pure state machine per connection.
 //!
 //! Owns the boundary between messages (here) and calls (`rpc-core`). The driver feeds a
-//! [`Protocol`] under the shard's lock and takes what must happen outside of it as *effects*:
+//! [`Protocol`] under the shard's lock and takes what must happen outside of it as *actions*:
 //! waking, running handlers, dropping user values. No user code runs inside a `Protocol`.
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked<()>;
 #[derive(Debug)]
 pub enum Outside<E> {
     /// To be run by the [`Executor`], on the driver's task.
-    Effect(E),
+    Action(E),
     /// A message that is not sent after all. Dropped as soon as the lock has been released, by whoever
     /// held it: its memory may be the user's.
     Drop(Box<OutBuf>),
@@ -42,7 +42,7 @@ pub enum Outside<E> {
 /// The layer above the link, one per connection.
 pub trait Protocol: Send + Sized + 'static {
     /// What the driver's task must do outside the shard's lock.
-    type Effect: Send + Unpin + 'static;
+    type Action: Send + Unpin + 'static;
 
     /// The peer is known, and messages may arrive from now on; what is submitted leaves when set-up
     /// is complete. Messages above `max_message_bytes` must not be submitted.
@@ -83,7 +83,7 @@ pub trait Protocol: Send + Sized + 'static {
     }
 
     /// What is next to happen outside the lock.
-    fn poll_effect(&mut self) -> Option<Outside<Self::Effect>>;
+    fn poll_action(&mut self) -> Option<Outside<Self::Action>>;
 
     /// When [`Protocol::on_timeout`] wants to be called.
     fn next_deadline(&self) -> Option<Instant>;
@@ -101,17 +101,17 @@ pub trait Protocol: Send + Sized + 'static {
     fn is_idle(&self) -> bool;
 }
 
-/// Runs effects outside the shard's lock, and feeds results back under it.
+/// Runs actions outside the shard's lock, and feeds results back under it.
 pub trait Executor<P: Protocol>: Send + 'static {
-    /// Runs one effect. User code is allowed here. Returns whether a task was woken, in which case
+    /// Runs one action. User code is allowed here. WakeList whether a task was woken, in which case
     /// the driver yields to it soon.
-    fn execute(&mut self, key: crate::engine::shard::ConnectionKey, effect: P::Effect) -> bool;
+    fn execute(&mut self, key: crate::engine::shard::ConnectionKey, action: P::Action) -> bool;
 
-    /// The driver is going away: the effect must not run user code any more, but waiters must be
+    /// The driver is going away: the action must not run user code any more, but waiters must be
     /// woken.
-    fn discard(&mut self, effect: P::Effect);
+    fn discard(&mut self, action: P::Action);
 
-    /// Feeds results of executed effects back. Runs under the lock: no user code here.
+    /// Feeds results of executed actions back. Runs under the lock: no user code here.
     fn apply(&mut self, state: &mut crate::engine::shard::State<P>);
 
     /// Called outside the lock, after [`Executor::apply`]: drops what must not be dropped under it.

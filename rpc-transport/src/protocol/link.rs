@@ -31,10 +31,10 @@
 //!    back or come out as [`Garbage`].
 
 mod bulk;
+mod fast_path;
 mod keepalive;
 mod lanes;
 mod metrics;
-mod short;
 #[cfg(test)]
 mod tests;
 mod transmit;
@@ -45,16 +45,16 @@ use std::time::{Duration, Instant};
 
 use self::bulk::assembly::Assembly;
 use self::bulk::bulk_window::BulkWindow;
-pub use self::bulk::home::OnReturn;
+pub use self::bulk::return_queue::OnReturn;
 use self::bulk::segmenter::Segmenter;
 pub use self::bulk::slices::SliceBytes;
 use self::bulk::slices::Slices;
-use self::bulk::{Arenas, Way};
+use self::bulk::{Arenas, SegmentPath};
+pub use self::fast_path::Whole;
 use self::keepalive::{Due, KeepAlive, Moves};
 use self::lanes::{Lanes, Queued};
 pub use self::metrics::LinkMetrics;
-pub use self::short::Whole;
-pub use self::transmit::{FrameBytes, Put, Transmit};
+pub use self::transmit::{FrameBytes, RemoteWrite, Transmit};
 use crate::device::Traffic;
 use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
@@ -202,7 +202,7 @@ pub struct Link {
     keep_alive: KeepAlive,
     assembly: Assembly,
     readers: Vec<Waker>,
-    garbage: Vec<Garbage>,
+    freed_slots: Vec<Garbage>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -228,7 +228,7 @@ pub struct Link {
 enum Source {
     KeepAlive(Due),
     Whole(OutBuf, Lane),
-    Segment(Way),
+    Segment(SegmentPath),
     Slice,
     Release,
     Nothing,
@@ -275,7 +275,7 @@ impl Link {
                 arenas.as_ref().map(|arenas| arenas.home()),
             ),
             readers: Vec::new(),
-            garbage: Vec::new(),
+            freed_slots: Vec::new(),
             arenas,
             features: agreed.features,
             room: Self::written_room(frame_bytes),
@@ -342,7 +342,7 @@ impl Link {
     /// [`Link::poll_transmit`], when there may be something.
     pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         if let Some(sent) = self.segmenter.reap() {
-            self.garbage.push(Garbage::Message(sent));
+            self.freed_slots.push(Garbage::Message(sent));
         }
         if self.is_closing() {
             return self.poll_close();

@@ -40,14 +40,14 @@ async fn dropped_after<F: Future>(
 
 /// Waits until a shard has no queue pair any more, then checks that nothing else is left.
 async fn emptied(shard: &ProbeShard, driver: tokio::task::JoinHandle<()>) {
-    while shard.holdings().queue_pairs > 0 {
+    while shard.stats().queue_pairs > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     shard.shutdown();
     driver.await.unwrap();
-    let holdings = shard.holdings();
-    assert_eq!((holdings.entries, holdings.deadlines, holdings.effects), (0, 0, 0));
-    assert_eq!(holdings.unflushed, 0);
+    let stats = shard.stats();
+    assert_eq!((stats.entries, stats.deadlines, stats.actions), (0, 0, 0));
+    assert_eq!(stats.unflushed, 0);
 }
 
 /// Connects, with one side dropped after so many polls. Whether that side was done by then.

@@ -25,7 +25,7 @@ fn an_orderly_close_ends_at_a_peer_that_does_nothing_any_more() {
             assert_eq!(client.events().closed[0].to_string(), "the connection was closed");
             client.shard.shutdown();
             driver.await.unwrap();
-            assert_eq!(client.shard.holdings().unflushed, 0);
+            assert_eq!(client.shard.stats().unflushed, 0);
         }
     });
 }
@@ -59,7 +59,7 @@ fn a_driver_ends_when_the_last_handle_is_given_up() {
         pair.client.gone().await;
         pair.client.shard.shutdown();
         parked(&pair.client.shard).await;
-        assert_eq!(pair.client.shard.holdings().entries, 1);
+        assert_eq!(pair.client.shard.stats().entries, 1);
         pair.client.shard.release(pair.client.key);
         let [ours, _theirs] = pair.drivers;
         ours.await.unwrap();
@@ -84,7 +84,7 @@ fn a_driver_that_is_dropped_tells_everybody() {
             client.shard.release(client.key);
             for shard in [&client.shard, &server.shard] {
                 shard.shutdown();
-                assert_eq!(shard.holdings().entries, 0);
+                assert_eq!(shard.stats().entries, 0);
             }
             theirs.await.unwrap();
         }

@@ -40,7 +40,7 @@ async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
     honest.gone().await;
     server.shutdown();
     driver.await.unwrap();
-    assert_eq!((server.holdings().entries, server.holdings().unflushed), (0, 0));
+    assert_eq!((server.stats().entries, server.stats().unflushed), (0, 0));
     cause
 }
 

@@ -2,19 +2,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::probe::Effect;
+use crate::probe::Action;
 use crate::world::{Pair, run};
 
-/// A waker that panics took the driver down, and the effects behind it were dropped unrun: whoever
+/// A waker that panics took the driver down, and the actions behind it were dropped unrun: whoever
 /// waited for one of those waited for ever.
 #[test]
 fn a_panicking_effect_costs_only_itself() {
-    run("effect", async {
+    run("action", async {
         let pair = Pair::new("mem").await;
         let (ran, has_run) = std::sync::mpsc::channel();
         pair.client.with(|probe| {
-            probe.effects.push_back(Effect::Run(Box::new(|| panic!("on purpose"))));
-            probe.effects.push_back(Effect::Run(Box::new(move || ran.send(()).unwrap())));
+            probe.actions.push_back(Action::Run(Box::new(|| panic!("on purpose"))));
+            probe.actions.push_back(Action::Run(Box::new(move || ran.send(()).unwrap())));
         });
         has_run.recv().unwrap();
         pair.client.send(b"still there");

@@ -38,7 +38,7 @@ pub(crate) struct Probe {
     /// Most messages that the peer may make wait.
     pub(crate) backlog: usize,
     pub(crate) outbox: VecDeque<Submission>,
-    pub(crate) effects: VecDeque<Effect>,
+    pub(crate) actions: VecDeque<Action>,
     /// Run behind each message.
     pub(crate) works: Option<fn()>,
     /// Run behind the next message.
@@ -70,7 +70,7 @@ impl Record {
 }
 
 /// What a probe wants done outside the lock.
-pub(crate) enum Effect {
+pub(crate) enum Action {
     Changed(Arc<Record>),
     Run(Box<dyn FnOnce() + Send>),
 }
@@ -85,7 +85,7 @@ impl Probe {
             bomb: None,
             backlog: usize::MAX,
             outbox: VecDeque::new(),
-            effects: VecDeque::new(),
+            actions: VecDeque::new(),
             works: None,
             blocks_next: None,
             record: Arc::default(),
@@ -109,12 +109,12 @@ impl Probe {
 
     fn change(&mut self, event: impl FnOnce(&mut Events)) {
         event(&mut self.record.events.lock().unwrap());
-        self.effects.push_back(Effect::Changed(Arc::clone(&self.record)));
+        self.actions.push_back(Action::Changed(Arc::clone(&self.record)));
     }
 }
 
 impl Protocol for Probe {
-    type Effect = Effect;
+    type Action = Action;
 
     fn may_transmit(&self) -> bool {
         !self.outbox.is_empty()
@@ -141,8 +141,8 @@ impl Protocol for Probe {
             Habit::Count => {}
         }
         self.change(|events| events.received += 1);
-        self.effects.extend(self.works.map(|work| Effect::Run(Box::new(work))));
-        self.effects.extend(self.blocks_next.take().map(Effect::Run));
+        self.actions.extend(self.works.map(|work| Action::Run(Box::new(work))));
+        self.actions.extend(self.blocks_next.take().map(Action::Run));
         Ok(())
     }
 
@@ -158,8 +158,8 @@ impl Protocol for Probe {
         self.backlog
     }
 
-    fn poll_effect(&mut self) -> Option<Outside<Effect>> {
-        self.effects.pop_front().map(Outside::Effect)
+    fn poll_action(&mut self) -> Option<Outside<Action>> {
+        self.actions.pop_front().map(Outside::Action)
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -184,24 +184,24 @@ impl Protocol for Probe {
     }
 }
 
-/// Runs the probes' effects.
+/// Runs the probes' actions.
 #[derive(Debug, Default)]
 pub(crate) struct Runner;
 
 impl Executor<Probe> for Runner {
-    fn execute(&mut self, _: ConnectionKey, effect: Effect) -> bool {
-        match effect {
-            Effect::Changed(record) => {
+    fn execute(&mut self, _: ConnectionKey, action: Action) -> bool {
+        match action {
+            Action::Changed(record) => {
                 record.changed.notify_waiters();
                 return true;
             }
-            Effect::Run(run) => run(),
+            Action::Run(run) => run(),
         }
         false
     }
 
-    fn discard(&mut self, effect: Effect) {
-        if let Effect::Changed(record) = effect {
+    fn discard(&mut self, action: Action) {
+        if let Action::Changed(record) = action {
             record.changed.notify_waiters();
         }
     }

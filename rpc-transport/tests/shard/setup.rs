@@ -65,7 +65,7 @@ fn the_driver_of_a_dead_cq_ends() {
         crate::world::assert_home(&pools);
         assert!(!client.shard.has_room_for(1, 1), "nobody drives it any more");
         client.shard.release(client.key);
-        assert_eq!(client.shard.holdings().entries, 0);
+        assert_eq!(client.shard.stats().entries, 0);
         server.cause().await;
     });
 }
@@ -91,7 +91,7 @@ fn a_queue_pair_without_any_recv_is_not_forgotten() {
         assert_eq!((record.events().closed.len(), record.events().released), (1, 1));
         client.shutdown();
         driver.await.unwrap();
-        assert_eq!(client.holdings().entries, 0);
+        assert_eq!(client.stats().entries, 0);
     });
 }
 
@@ -132,7 +132,7 @@ fn a_full_cq_refuses_with_its_name() {
             let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
             let refused = small.connect(outgoing, &address, &config, FAR, probe()).await;
             assert_eq!(refused.unwrap_err().to_string(), room);
-            assert_eq!(small.holdings().entries, 1);
+            assert_eq!(small.stats().entries, 1);
         }
     });
 }
@@ -158,7 +158,7 @@ fn set_up_without_a_driver_says_so() {
         let (connected, _) = tokio::join!(connect, accept);
         let text = "setting the connection up: the runtime that drove the connection has shut down";
         assert_eq!(connected.unwrap_err().to_string(), text);
-        assert_eq!(client.holdings().entries, 0);
+        assert_eq!(client.stats().entries, 0);
         let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
         let refused = client.connect(outgoing, &address, &config, FAR, probe()).await;
         let text = "completion queue is dead: the runtime that drove it has shut down";
@@ -237,7 +237,7 @@ fn a_list_that_is_refused_in_the_middle_is_not_waited_for() {
         let text = "the device failed: queue is full (1 work requests) (after 1 posted)";
         assert_eq!(client.cause().await.to_string(), text);
         client.leave().await;
-        assert_eq!(client.shard.holdings().unflushed, 0, "what was posted was flushed");
+        assert_eq!(client.shard.stats().unflushed, 0, "what was posted was flushed");
         for _ in 0..2 {
             is_gone.recv().unwrap();
         }

@@ -41,12 +41,12 @@ fn deadlines_do_not_pile_up() {
         for passed in 1..=100 {
             pair.client.with(|probe| probe.deadlines.push(clock::now() + MILL / 2));
             pair.client.until(|end| (end.events().timeouts >= passed).then_some(())).await;
-            assert_eq!(pair.client.shard.holdings().deadlines, 1);
+            assert_eq!(pair.client.shard.stats().deadlines, 1);
         }
         // Ever earlier ones replace each other, too.
         for sooner in 1..100 {
             pair.client.with(|probe| probe.deadlines.push(clock::now() + FAR - sooner * MILL));
-            assert_eq!(pair.client.shard.holdings().deadlines, 1);
+            assert_eq!(pair.client.shard.stats().deadlines, 1);
         }
         pair.end().await;
     });

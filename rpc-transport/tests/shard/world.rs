@@ -206,9 +206,9 @@ impl Pair {
         }
         assert_home(&pools);
         for end in [&self.client, &self.server] {
-            let holdings = end.shard.holdings();
-            assert_eq!((holdings.entries, holdings.queue_pairs, holdings.deadlines), (0, 0, 0));
-            assert_eq!(holdings.unflushed, 0, "a queue pair was destroyed before its flush");
+            let stats = end.shard.stats();
+            assert_eq!((stats.entries, stats.queue_pairs, stats.deadlines), (0, 0, 0));
+            assert_eq!(stats.unflushed, 0, "a queue pair was destroyed before its flush");
         }
     }
 }
@@ -256,7 +256,7 @@ impl ByHand {
     pub(crate) fn until_parked(&mut self, shard: &ProbeShard) {
         loop {
             assert!(self.poll().is_pending(), "the driver has ended");
-            if shard.holdings().is_parked {
+            if shard.stats().is_parked {
                 return;
             }
         }
@@ -265,7 +265,7 @@ impl ByHand {
 
 /// Waits until the driver sleeps.
 pub(crate) async fn parked(shard: &ProbeShard) {
-    while !shard.holdings().is_parked {
+    while !shard.stats().is_parked {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

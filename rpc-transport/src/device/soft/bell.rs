@@ -13,9 +13,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// A doorbell. Cloning shares it.
 #[derive(Debug, Clone)]
-pub(super) struct Bell(Arc<OwnedFd>);
+pub(super) struct Doorbell(Arc<OwnedFd>);
 
-impl Bell {
+impl Doorbell {
     /// Creates a doorbell.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -30,7 +30,7 @@ use crate::device::{
 };
 use crate::memory::region::ProtectionDomain;
 
-use super::bell::Bell;
+use super::bell::Doorbell;
 use super::domain::SoftDomain;
 use super::queue_pair::QueuePair;
 use super::setup;
@@ -74,7 +74,7 @@ pub(super) struct SoftCompletionQueue {
     /// Buffer that tcp wires read into.
     scratch: Vec<u8>,
     epoll: OwnedFd,
-    own_bell: Bell,
+    own_bell: Doorbell,
     armed: bool,
     /// Polls so far.
     clock: u64,
@@ -90,7 +90,7 @@ impl SoftCompletionQueue {
     pub(super) fn create(capacity: u32) -> Result<Self, ProviderError> {
         let refused = |error: rustix::io::Errno| no_fds(error.into());
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(refused)?;
-        let own_bell = Bell::new().map_err(no_fds)?;
+        let own_bell = Doorbell::new().map_err(no_fds)?;
         let data = EventData::new_u64(KIND_OWN_BELL);
         epoll::add(&epoll, &own_bell, data, EventFlags::IN | EventFlags::ET).map_err(refused)?;
         Ok(Self {
@@ -185,7 +185,7 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// Visits hot QPs until the caller's list has taken `room` more completions. Returns whether
+    /// Visits hot QPs until the caller's list has taken `room` more completions. WakeList whether
     /// any QP was active.
     #[inline]
     fn visit_hot(&mut self, completions: &mut Vec<Completion>, room: usize) -> bool {
@@ -208,7 +208,7 @@ impl SoftCompletionQueue {
             }
             let mut sink = Sink { polled: Some((completions, room)), queue: &mut self.queue };
             let visit = qp.visit(&mut sink, &mut self.events, &mut self.scratch);
-            if visit.bell && !std::mem::replace(&mut qp.bell_listed, true) {
+            if visit.bell && !std::mem::replace(&mut qp.notify_listed, true) {
                 self.bells.push(index);
             }
             if visit.active {
@@ -261,8 +261,8 @@ impl SoftCompletionQueue {
         fence(Ordering::SeqCst);
         for index in &self.bells {
             if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
-                qp.bell_listed = false;
-                if qp.ring_bell() && !std::mem::replace(&mut qp.hot, true) {
+                qp.notify_listed = false;
+                if qp.notify() && !std::mem::replace(&mut qp.hot, true) {
                     self.hot.push(*index);
                 }
             }
@@ -270,7 +270,7 @@ impl SoftCompletionQueue {
         self.bells.clear();
     }
 
-    /// Takes events from the epoll set and puts their QPs on the hot list. Returns whether there
+    /// Takes events from the epoll set and puts their QPs on the hot list. WakeList whether there
     /// were any.
     #[cold]
     fn take_events(&mut self) -> bool {
@@ -448,7 +448,7 @@ impl CompletionQueue for SoftCompletionQueue {
         let before = self.queue.len();
         let mut sink = Sink { polled: None, queue: &mut self.queue };
         let result = qp.post_send(wrs, &mut sink);
-        if !std::mem::replace(&mut qp.bell_listed, true) {
+        if !std::mem::replace(&mut qp.notify_listed, true) {
             self.bells.push(index);
         }
         if self.queue.len() > before {
@@ -468,7 +468,7 @@ impl CompletionQueue for SoftCompletionQueue {
         if let Some(qp) = find(&mut self.entries, handle)
             && qp.post_small(wr_id, signaled, bytes)
         {
-            if !std::mem::replace(&mut qp.bell_listed, true) {
+            if !std::mem::replace(&mut qp.notify_listed, true) {
                 self.bells.push(handle.index);
             }
             if !more {

@@ -66,7 +66,7 @@ impl Ringer {
     /// Whether the sleeper has armed since the last doorbell. A sequentially consistent fence must
     /// separate publishing a message from this call.
     #[inline]
-    pub(crate) fn wants_bell(&mut self, word: &impl Word) -> bool {
+    pub(crate) fn needs_notify(&mut self, word: &impl Word) -> bool {
         let armed = word.load(Ordering::Relaxed);
         if armed == 0 || armed == self.answered {
             return false;
@@ -86,15 +86,15 @@ mod tests {
     fn each_arming_is_answered_once() {
         let word = AtomicU32::new(0);
         let (mut sleeper, mut ringer) = (Sleeper::default(), Ringer::default());
-        assert!(!ringer.wants_bell(&word));
+        assert!(!ringer.needs_notify(&word));
         sleeper.arm(&word);
-        assert!(ringer.wants_bell(&word));
-        assert!(!ringer.wants_bell(&word));
+        assert!(ringer.needs_notify(&word));
+        assert!(!ringer.needs_notify(&word));
         sleeper.disarm(&word);
         sleeper.arm(&word);
-        assert!(ringer.wants_bell(&word));
+        assert!(ringer.needs_notify(&word));
         sleeper.disarm(&word);
-        assert!(!ringer.wants_bell(&word));
+        assert!(!ringer.needs_notify(&word));
     }
 }
 
@@ -132,13 +132,13 @@ mod loom_tests {
             if with_fence {
                 fence(Ordering::SeqCst);
             }
-            if ringer.wants_bell(&shared.armed) {
+            if ringer.needs_notify(&shared.armed) {
                 shared.bell.store(true, Ordering::Release);
             }
         }
     }
 
-    /// Arms and looks once more. Returns true if it has not seen the last message and would sleep.
+    /// Arms and looks once more. WakeList true if it has not seen the last message and would sleep.
     fn would_sleep(shared: &Shared, with_fence: bool) -> bool {
         let mut sleeper = Sleeper::default();
         sleeper.arm(&shared.armed);

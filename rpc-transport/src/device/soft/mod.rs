@@ -8,7 +8,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `cq` | which QPs are visited, what makes the event fd readable |
-//! | `queue_pair`, `requester`, `responder`, `parties`, `sink` | the engine |
+//! | `queue_pair`, `requester`, `responder`, `targets`, `sink` | the engine |
 //! | `packet` | what one QP says to the other, on any wire |
 //! | `domain`, `mapping` | keys and registered memory |
 //! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
@@ -26,7 +26,6 @@ mod mapping;
 mod mem;
 mod outbox;
 mod packet;
-mod parties;
 mod pending;
 mod prefetch;
 mod queue_pair;
@@ -39,6 +38,7 @@ mod shm;
 mod side_channel;
 mod sink;
 mod socket;
+mod targets;
 mod tcp;
 mod turn;
 mod wire;

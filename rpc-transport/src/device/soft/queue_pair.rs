@@ -21,10 +21,10 @@ use crate::device::{
 
 use super::domain::DomainTable;
 use super::packet::{Head, Op};
-use super::parties::Parties;
 use super::requester::Requester;
 use super::responder::{Refusal, Responder};
 use super::sink::{Sink, Slots};
+use super::targets::PacketTargets;
 use super::wire::Wire;
 use super::wire_ring::RingWire;
 
@@ -69,7 +69,7 @@ pub(super) struct QueuePair {
     /// The QP is on the hot list: every poll visits it.
     pub(super) hot: bool,
     /// The CQ will check the peer's doorbell when the batch ends.
-    pub(super) bell_listed: bool,
+    pub(super) notify_listed: bool,
     /// The CQ's clock when something last happened here.
     pub(super) last_active: u64,
 }
@@ -92,7 +92,7 @@ impl QueuePair {
             burst: 1,
             armed: false,
             hot: false,
-            bell_listed: false,
+            notify_listed: false,
             last_active: 0,
         }
     }
@@ -327,11 +327,11 @@ impl QueuePair {
         }
     }
 
-    /// Completes the WRs that the peer has accepted. Returns whether there were any.
+    /// Completes the WRs that the peer has accepted. WakeList whether there were any.
     fn collect(&mut self, sink: &mut Sink<'_>) -> bool {
         let before = self.requester.outstanding();
         let settled = match self.wire.feedback() {
-            Ok(feedback) => self.requester.settle(feedback, sink, &mut self.used),
+            Ok(feedback) => self.requester.on_feedback(feedback, sink, &mut self.used),
             Err(_) => Err(Status::BadResponse),
         };
         if let Err(status) = settled {
@@ -340,7 +340,7 @@ impl QueuePair {
         before != self.requester.outstanding()
     }
 
-    /// Processes packets from the ring. Returns whether it is empty.
+    /// Processes packets from the ring. WakeList whether it is empty.
     #[inline]
     fn receive_ring(&mut self, sink: &mut Sink<'_>, visit: &mut Visit) -> bool {
         let Self { wire: Wire::Ring(wire), requester, responder, used, burst, .. } = self else {
@@ -349,15 +349,15 @@ impl QueuePair {
         if self.stopped {
             return true;
         }
-        let mut parties = Parties { requester, responder, sink, used };
+        let mut targets = PacketTargets { requester, responder, sink, used };
         let (mut count, mut ack) = (0, false);
         let outcome = loop {
-            if count == *burst || !parties.has_room() {
+            if count == *burst || !targets.has_room() {
                 break Ok(false);
             }
             let Some(word) = wire.ring.peek() else { break Ok(true) };
-            if !take_whole_send(word, wire, &mut parties)
-                && let Err(refusal) = take_packet(word, wire, &mut parties)
+            if !take_whole_send(word, wire, &mut targets)
+                && let Err(refusal) = take_packet(word, wire, &mut targets)
             {
                 break Err(refusal);
             }
@@ -378,7 +378,7 @@ impl QueuePair {
         })
     }
 
-    /// Processes frames from the stream. Returns whether nothing is left to be read.
+    /// Processes frames from the stream. WakeList whether nothing is left to be read.
     fn receive_tcp(
         &mut self,
         attention: bool,
@@ -389,7 +389,8 @@ impl QueuePair {
         let Self { wire: Wire::Tcp(wire), requester, responder, used, .. } = self else {
             return true;
         };
-        let received = wire.receive(&mut Parties { requester, responder, sink, used }, scratch);
+        let received =
+            wire.receive(&mut PacketTargets { requester, responder, sink, used }, scratch);
         // The event may have said that the socket has room to write.
         visit.bell |= attention || wire.owes_ack();
         self.closing |= wire.has_ended();
@@ -464,26 +465,26 @@ impl QueuePair {
         matches!(self.wire, Wire::Tcp(_))
     }
 
-    /// Ends a batch on the wire. Returns whether WRs wait that no event of the peer will restart.
+    /// Ends a batch on the wire. WakeList whether WRs wait that no event of the peer will restart.
     #[inline]
-    pub(super) fn ring_bell(&mut self) -> bool {
-        self.wire.ring_bell();
+    pub(super) fn notify(&mut self) -> bool {
+        self.wire.notify();
         self.requester.has_waiting() && self.is_costly()
     }
 }
 
 /// Fast path for by far the most common packet: a single-packet SEND that fits its RECV.
 #[inline(always)]
-fn take_whole_send(word: u32, wire: &mut RingWire, parties: &mut Parties<'_, '_>) -> bool {
+fn take_whole_send(word: u32, wire: &mut RingWire, targets: &mut PacketTargets<'_, '_>) -> bool {
     let Some(len) = Head::whole_send_bytes(word) else { return false };
     if len > wire.ring.max_body_bytes() {
         return false;
     }
-    let Some(landing) = parties.responder.begin_whole_send(len) else { return false };
+    let Some(landing) = targets.responder.begin_whole_send(len) else { return false };
     // SAFETY: the landing has room for `len` bytes, in registered memory.
     unsafe { wire.ring.copy_body(0, landing, len) };
     wire.ring.consume(len);
-    parties.responder.finish_whole_send(len, parties.sink, parties.used);
+    targets.responder.finish_whole_send(len, targets.sink, targets.used);
     true
 }
 
@@ -491,7 +492,7 @@ fn take_whole_send(word: u32, wire: &mut RingWire, parties: &mut Parties<'_, '_>
 fn take_packet(
     word: u32,
     wire: &mut RingWire,
-    parties: &mut Parties<'_, '_>,
+    targets: &mut PacketTargets<'_, '_>,
 ) -> Result<(), Refusal> {
     let head = Head::decode(word).ok_or(Refusal::Protocol)?;
     let body_bytes = usize::from(head.body_bytes);
@@ -503,14 +504,14 @@ fn take_packet(
         Op::MapAnswer if head.payload_bytes() == 0 => {
             wire.on_map_answer(extension).ok_or(Refusal::Protocol)?
         }
-        _ => parties.begin(head, extension)?,
+        _ => targets.begin(head, extension)?,
     };
-    // SAFETY: a landing is valid for the packet's payload (`Parties::begin`; a map answer has
+    // SAFETY: a landing is valid for the packet's payload (`PacketTargets::begin`; a map answer has
     // none), and lies in registered memory, never in the peer's segment.
     unsafe { wire.ring.copy_body(head.extension_bytes(), landing, head.payload_bytes()) };
     wire.ring.consume(body_bytes);
     match head.op {
         Op::MapAnswer => Ok(()),
-        _ => parties.finish(head, extension),
+        _ => targets.finish(head, extension),
     }
 }

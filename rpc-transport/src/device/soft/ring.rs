@@ -194,7 +194,7 @@ impl Ring {
         self.tail
     }
 
-    /// Publishes a packet. Returns the position after it.
+    /// Publishes a packet. WakeList the position after it.
     ///
     /// # Errors
     /// When the ring is full, or the packet is longer than [`Ring::max_body_bytes`].
@@ -239,7 +239,7 @@ impl Ring {
         Ok(self.tail)
     }
 
-    /// Fast path for by far the most common packet: publishes a SEND that fits in one slot. Returns
+    /// Fast path for by far the most common packet: publishes a SEND that fits in one slot. WakeList
     /// `None` when it does not fit, or the ring is full.
     #[inline(always)]
     pub(super) fn push_send(&mut self, bytes: &[u8], ack: bool) -> Option<u64> {
@@ -267,7 +267,7 @@ impl Ring {
     }
 
     /// Makes sure that the peer will report acceptance of everything sent so far, asking if no
-    /// packet has asked yet. Returns the position to wait for, or `None` when the ring is full.
+    /// packet has asked yet. WakeList the position to wait for, or `None` when the ring is full.
     pub(super) fn await_all(&mut self) -> Option<u64> {
         if self.awaited == self.tail || self.accepted == self.tail {
             return Some(self.tail);
@@ -303,7 +303,7 @@ impl Ring {
         self.overwritten[slot / 64] |= 1 << (slot % 64);
     }
 
-    /// Copies a piece to byte `at` of the slots, wrapping around. Returns where it ends.
+    /// Copies a piece to byte `at` of the slots, wrapping around. WakeList where it ends.
     #[inline]
     fn write(&self, at: usize, piece: Piece) -> usize {
         let at = at & (self.bytes - 1);
@@ -350,11 +350,11 @@ impl Ring {
 
     /// Whether the peer has armed since the last doorbell. Call it after a sequentially consistent
     /// fence that follows the stores that the peer must see.
-    pub(super) fn wants_bell(&mut self) -> bool {
+    pub(super) fn needs_notify(&mut self) -> bool {
         if !std::mem::take(&mut self.bell_due) {
             return false;
         }
-        self.ringer.wants_bell(Self::control(&self.peer, ARMED))
+        self.ringer.needs_notify(Self::control(&self.peer, ARMED))
     }
 
     /// Slots received; slots sent that the peer has accepted; slots sent that it has not.
@@ -595,11 +595,11 @@ mod tests {
         let (mut a, mut b) = pair(16);
         let sent = |a: &mut Ring| {
             a.push(Op::Send, Flags::LAST, Extension::None, [Piece::EMPTY; 2]).unwrap();
-            a.wants_bell()
+            a.needs_notify()
         };
         assert!(!sent(&mut a));
         b.arm();
-        assert!(!a.wants_bell(), "nothing was sent since");
+        assert!(!a.needs_notify(), "nothing was sent since");
         assert!(sent(&mut a));
         assert!(!sent(&mut a));
         b.disarm();

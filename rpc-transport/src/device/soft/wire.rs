@@ -71,7 +71,7 @@ impl Wire {
         }
     }
 
-    /// Sends a packet, copying its payload. Returns the position after it.
+    /// Sends a packet, copying its payload. WakeList the position after it.
     #[inline]
     pub(super) fn send_copied(
         &mut self,
@@ -185,10 +185,10 @@ impl Wire {
     /// Ends a batch: rings the peer's doorbell if it has armed, or writes what waits. Call it after
     /// the batch's fence.
     #[inline]
-    pub(super) fn ring_bell(&mut self) {
+    pub(super) fn notify(&mut self) {
         match self {
             Self::None => {}
-            Self::Ring(wire) => wire.ring_bell(),
+            Self::Ring(wire) => wire.notify(),
             Self::Tcp(wire) => wire.flush(),
         }
     }
@@ -209,7 +209,7 @@ impl Wire {
         }
     }
 
-    /// Passes a region's memory file to the peer, ahead of the packets that follow. Returns `false`
+    /// Passes a region's memory file to the peer, ahead of the packets that follow. WakeList `false`
     /// if it must be tried again later.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::device::RemoteSlice;
 
-use super::bell::Bell;
+use super::bell::Doorbell;
 use super::mapping::{self, Mapping};
 use super::packet::{Extension, Flags, Nak, Op, Span};
 use super::regions::{Known, Regions};
@@ -87,7 +87,7 @@ impl PeerHalf {
 #[derive(Debug)]
 enum Peer {
     /// A queue pair of this process.
-    Local { own_bell: Bell, peer_bell: Bell },
+    Local { own_bell: Doorbell, peer_bell: Doorbell },
     /// Another process.
     Process(Process),
 }
@@ -118,7 +118,7 @@ impl RingWire {
     pub(super) fn pair(slots: usize) -> io::Result<(Self, Self)> {
         let segment = || Mapping::anonymous(segment_bytes(slots)).map(Arc::new);
         let (a, b) = (segment()?, segment()?);
-        let (near, far) = (Bell::new()?, Bell::new()?);
+        let (near, far) = (Doorbell::new()?, Doorbell::new()?);
         let ring = Ring::new(Arc::clone(&a), Arc::clone(&b), slots);
         let peer = Peer::Local { own_bell: near.clone(), peer_bell: far.clone() };
         let here = Self { ring, peer };
@@ -165,8 +165,8 @@ impl RingWire {
 
     /// Rings the peer's doorbell if it has armed. Call it after the batch's fence.
     #[inline]
-    pub(super) fn ring_bell(&mut self) {
-        if self.ring.wants_bell() {
+    pub(super) fn notify(&mut self) {
+        if self.ring.needs_notify() {
             self.ring_now();
         }
     }
@@ -255,7 +255,7 @@ impl RingWire {
         Some(Landing::dangling())
     }
 
-    /// Passes a region's memory file. Returns `false` if it must be tried again later.
+    /// Passes a region's memory file. WakeList `false` if it must be tried again later.
     ///
     /// # Errors
     /// When this wire cannot pass files, or the peer is gone.

@@ -30,9 +30,9 @@ use crate::memory::copy;
 use super::domain::Memory;
 use super::outbox::Outbox;
 use super::packet::{Extension, Flags, Head, MAX_EXTENSION_BYTES, Nak, Op};
-use super::parties::Parties;
 use super::responder::{Landing, Refusal};
 use super::ring::{BadFeedback, Feedback, Piece, Unsent};
+use super::targets::PacketTargets;
 
 /// Longest body of a frame, bytes.
 pub(super) const MAX_BODY_BYTES: usize = 60 * 1024 + MAX_EXTENSION_BYTES;
@@ -84,8 +84,8 @@ pub(super) struct Taken {
 
 impl Taken {
     /// Whether the visit may begin another frame.
-    fn has_room(&self, parties: &Parties<'_, '_>) -> bool {
-        self.frames < VISIT_FRAMES && parties.has_room()
+    fn has_room(&self, targets: &PacketTargets<'_, '_>) -> bool {
+        self.frames < VISIT_FRAMES && targets.has_room()
     }
 }
 
@@ -369,29 +369,29 @@ impl TcpWire {
     /// Why a packet is refused.
     pub(super) fn receive(
         &mut self,
-        parties: &mut Parties<'_, '_>,
+        targets: &mut PacketTargets<'_, '_>,
         scratch: &mut Vec<u8>,
     ) -> Result<Taken, Refusal> {
         let mut taken = Taken::default();
         if !self.leftover.is_empty() {
             let bytes = std::mem::take(&mut self.leftover);
             let start = std::mem::take(&mut self.leftover_start);
-            let used = self.take_in(&bytes[start..], parties, &mut taken)?;
+            let used = self.consume(&bytes[start..], targets, &mut taken)?;
             if start + used < bytes.len() {
                 (self.leftover, self.leftover_start) = (bytes, start + used);
             }
         }
         for _ in 0..VISIT_READS {
-            if !self.leftover.is_empty() || !taken.has_room(parties) {
+            if !self.leftover.is_empty() || !taken.has_room(targets) {
                 return Ok(taken);
             }
             match self.read(scratch) {
                 Read::Bytes { landed, staged, full } => {
                     taken.any = true;
                     if landed > 0 {
-                        self.on_landed(landed, parties)?;
+                        self.on_landed(landed, targets)?;
                     }
-                    let used = self.take_in(&scratch[..staged], parties, &mut taken)?;
+                    let used = self.consume(&scratch[..staged], targets, &mut taken)?;
                     self.leftover.extend_from_slice(&scratch[used..staged]);
                     self.drained = !full;
                 }
@@ -441,7 +441,7 @@ impl TcpWire {
         let body = libc::iovec { iov_base: landing.as_ptr().cast(), iov_len: direct };
         let pieces = [body, staging];
         // SAFETY: the scratch is `SCRATCH_BYTES` long; a landing is valid for what is left of the
-        // payload (`Parties::begin`), and is no longer used once its memory may be gone (invariant
+        // payload (`PacketTargets::begin`), and is no longer used once its memory may be gone (invariant
         // 2).
         let read = unsafe { libc::readv(self.socket.as_raw_fd(), pieces.as_ptr(), 2) };
         match usize::try_from(read) {
@@ -461,11 +461,11 @@ impl TcpWire {
         }
     }
 
-    /// Processes bytes until the visit reaches its limits. Returns how many bytes it used.
-    fn take_in(
+    /// Processes bytes until the visit reaches its limits. WakeList how many bytes it used.
+    fn consume(
         &mut self,
         bytes: &[u8],
-        parties: &mut Parties<'_, '_>,
+        targets: &mut PacketTargets<'_, '_>,
         taken: &mut Taken,
     ) -> Result<usize, Refusal> {
         let mut start = 0;
@@ -473,11 +473,11 @@ impl TcpWire {
             let bytes = &bytes[start..];
             start += match &mut self.inbound {
                 Inbound::Closed => bytes.len(),
-                Inbound::Head { have: 0, .. } if !taken.has_room(parties) => break,
+                Inbound::Head { have: 0, .. } if !taken.has_room(targets) => break,
                 Inbound::Head { bytes: head, have } => {
                     taken.frames += usize::from(*have == 0);
                     let used = fill_head(head, have, bytes)?;
-                    self.begin_if_complete(parties)?;
+                    self.begin_if_complete(targets)?;
                     used
                 }
                 Inbound::Body { landing, left, .. } => {
@@ -485,7 +485,7 @@ impl TcpWire {
                     // SAFETY: the landing is valid for what is left of the payload (invariant 2);
                     // where it is a region, this process may read it meanwhile.
                     unsafe { copy::to_shared(bytes.as_ptr(), landing.as_ptr(), len) };
-                    self.on_landed(len, parties)?;
+                    self.on_landed(len, targets)?;
                     len
                 }
             };
@@ -495,7 +495,7 @@ impl TcpWire {
     }
 
     /// Starts the frame if its head and extension are complete.
-    fn begin_if_complete(&mut self, parties: &mut Parties<'_, '_>) -> Result<(), Refusal> {
+    fn begin_if_complete(&mut self, targets: &mut PacketTargets<'_, '_>) -> Result<(), Refusal> {
         let Inbound::Head { bytes, have } = &self.inbound else { return Ok(()) };
         if *have < HEAD_BYTES {
             return Ok(());
@@ -513,16 +513,20 @@ impl TcpWire {
             Op::Ack => Ok(()),
             Op::Nak => self.on_nak(extension),
             _ => {
-                let landing = parties.begin(head, extension)?;
+                let landing = targets.begin(head, extension)?;
                 let left = head.payload_bytes();
                 self.inbound = Inbound::Body { head, extension, landing, left };
-                self.on_landed(0, parties)
+                self.on_landed(0, targets)
             }
         }
     }
 
     /// Counts `len` bytes of payload as arrived; finishes the frame if they were the last.
-    fn on_landed(&mut self, len: usize, parties: &mut Parties<'_, '_>) -> Result<(), Refusal> {
+    fn on_landed(
+        &mut self,
+        len: usize,
+        targets: &mut PacketTargets<'_, '_>,
+    ) -> Result<(), Refusal> {
         let Inbound::Body { head, extension, landing, left } = &mut self.inbound else {
             return Ok(());
         };
@@ -534,7 +538,7 @@ impl TcpWire {
         }
         let (head, extension) = (*head, *extension);
         self.inbound = Inbound::START;
-        parties.finish(head, extension)?;
+        targets.finish(head, extension)?;
         self.accepted += 1;
         if head.flags.contains(Flags::ACK) || self.accepted - self.told >= ACK_EVERY {
             self.ack_due = true;
@@ -563,7 +567,7 @@ impl TcpWire {
     }
 }
 
-/// Copies the missing part of a frame's head and extension. Returns how many bytes it used.
+/// Copies the missing part of a frame's head and extension. WakeList how many bytes it used.
 fn fill_head(
     head: &mut [u8; HEAD_BYTES + MAX_EXTENSION_BYTES],
     have: &mut usize,

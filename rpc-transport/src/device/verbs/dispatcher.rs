@@ -72,7 +72,7 @@ impl Dispatcher {
         }
     }
 
-    /// Waits for something to do (invariant 2). Returns the devices that have asynchronous events.
+    /// Waits for something to do (invariant 2). WakeList the devices that have asynchronous events.
     fn sleep(&self) -> Vec<Arc<VerbsDevice>> {
         let devices = device::opened();
         let mut fds = vec![
@@ -201,10 +201,10 @@ impl Dispatcher {
                 let _ = answer.send(self.start_listening(key, at, options, requests));
             }
             Command::Connect { key, qp, private_data, answer } => {
-                self.wish(key, Input::Connect, qp, private_data, answer);
+                self.request(key, Input::Connect, qp, private_data, answer);
             }
             Command::Accept { key, qp, private_data, answer } => {
-                self.wish(key, Input::Accept, qp, private_data, answer);
+                self.request(key, Input::Accept, qp, private_data, answer);
             }
             Command::Reject { key, private_data, done } => {
                 if let Some(conversation) = self.conversations.get_mut(&key) {
@@ -280,7 +280,7 @@ impl Dispatcher {
         if bound.is_ok() { io::ErrorKind::AddrInUse.into() } else { error }
     }
 
-    fn wish(
+    fn request(
         &mut self,
         key: IdKey,
         input: Input,

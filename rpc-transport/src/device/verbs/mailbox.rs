@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::device::mailbox::{Bell, Events};
+use crate::device::mailbox::{Doorbell, Events};
 use crate::device::{ProviderError, QpEvent};
 
 /// A mailbox with its eventfd.
@@ -22,7 +22,7 @@ pub(super) struct Mailbox {
 #[derive(Debug)]
 struct EventFd(OwnedFd);
 
-impl Bell for EventFd {
+impl Doorbell for EventFd {
     fn ring(&self) {
         // EAGAIN means that the counter is full, so the fd is readable already.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());

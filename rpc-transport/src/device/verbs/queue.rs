@@ -220,7 +220,7 @@ impl VerbsCompletionQueue {
             }
             entry.guard.link().disconnect();
             if let Some(key) = entry.queues.enter_error() {
-                post_beacon(index, key, &entry.guard);
+                post_drain_wr(index, key, &entry.guard);
             }
         }
         entry.queues.tell_early(&mut self.ready);
@@ -351,11 +351,11 @@ fn success(wc: &ffi::ibv_wc) -> Outcome {
 }
 
 /// Posts directly: whatever was held back for the QP has been posted by now.
-fn post_beacon(index: u32, key: u64, qp: &QpGuard) {
+fn post_drain_wr(index: u32, key: u64, qp: &QpGuard) {
     let mut batch = Batch::default();
     batch.push(index, key, Opcode::Send, true, Bytes::None);
     if let Err(Refused { error, .. }) = batch.post(qp) {
-        tracing::warn!(%error, "no beacon: silent work requests end with their queue pair");
+        tracing::warn!(%error, "no drain_wr: silent work requests end with their queue pair");
     }
 }
 
@@ -391,9 +391,9 @@ impl CompletionQueue for VerbsCompletionQueue {
         Ok(completions.len() - start)
     }
 
-    /// Returns `false`: the PAUSE instruction would delay the next poll by about a hundred cycles,
+    /// WakeList `false`: the PAUSE instruction would delay the next poll by about a hundred cycles,
     /// and much more on an emulated CPU (see docs/performance.md).
-    fn relaxes(&self) -> bool {
+    fn uses_spin_hint(&self) -> bool {
         false
     }
 

@@ -59,7 +59,7 @@ impl<T> SendRing<T> {
         self.posted.len()
     }
 
-    /// Takes a slot. Returns the WR's position.
+    /// Takes a slot. WakeList the WR's position.
     pub(super) fn push(&mut self, wr: Posted<T>) -> u32 {
         let position = self.position_of(self.posted.len());
         self.posted.push_back(wr);
@@ -94,7 +94,7 @@ impl<T> SendRing<T> {
         self.stranded = (self.stranded + count).min(self.posted.len());
     }
 
-    /// Returns the stranded WRs, once nothing is before them.
+    /// WakeList the stranded WRs, once nothing is before them.
     pub(super) fn take_stranded(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
         let count = if self.stranded == self.posted.len() { self.stranded } else { 0 };
         self.stranded -= count;
@@ -102,7 +102,7 @@ impl<T> SendRing<T> {
         self.posted.drain(..count)
     }
 
-    /// Returns everything, in order, when the QP is destroyed.
+    /// WakeList everything, in order, when the QP is destroyed.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
         self.stranded = 0;
         self.first = self.position_of(self.posted.len());
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beacon_gives_back_what_was_silent() {
+    fn a_drain_wr_gives_back_what_was_silent() {
         let (mut ring, positions) = ring(8, POSITIONS - 2, &[true, false, false]);
         assert_eq!(ring.silent_tail(), Some(positions[2]));
         assert_eq!(ring.retire(positions[0]).unwrap().wr_id, 100);

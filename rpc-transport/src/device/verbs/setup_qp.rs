@@ -63,7 +63,7 @@ impl Attempt {
     /// id.
     pub(super) async fn fulfil(
         mut self,
-        wish: impl FnOnce(SetupQp, Answer<Vec<u8>>) -> Command + Send,
+        request: impl FnOnce(SetupQp, Answer<Vec<u8>>) -> Command + Send,
     ) -> Result<(Attach, Vec<u8>), AttemptError> {
         let Some((handle, guard)) = self.qp.take() else {
             return Err(
@@ -74,7 +74,7 @@ impl Attempt {
         let setup = SetupQp { guard: Arc::downgrade(&guard), handle };
         // The caller owns the QP, and may destroy it during the wait below.
         drop(guard);
-        self.link.service().send(wish(setup, answer));
+        self.link.service().send(request(setup, answer));
         let reply = answered.await.unwrap_or(Err(Failure::Gone))?;
         self.is_finished = true;
         let attach = Attach::new(move |cq| VerbsCompletionQueue::of(cq)?.establish(handle));

@@ -240,14 +240,14 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// Records a RECV that is about to be posted. Returns its key for the device.
+    /// Records a RECV that is about to be posted. WakeList its key for the device.
     pub(super) fn hold_recv(&mut self, wr: RecvWr) -> u64 {
         let position = self.recv.insert(wr);
         // At most the RQ's limit, so it fits.
         self.key(Queue::Recv, u32::try_from(position).unwrap_or(0))
     }
 
-    /// Returns a RECV that the device refused.
+    /// WakeList a RECV that the device refused.
     pub(super) fn unhold_recv(&mut self, key: u64) -> Option<RecvWr> {
         let position = WrKey::decode(key)?.position as usize;
         self.recv.try_remove(position)
@@ -266,14 +266,14 @@ impl WorkQueues {
         }
     }
 
-    /// The QP is in ERR. Returns the key of a drain WR if one must be posted after everything else.
+    /// The QP is in ERR. WakeList the key of a drain WR if one must be posted after everything else.
     pub(super) fn enter_error(&mut self) -> Option<u64> {
         if self.state == QpState::Error {
             return None;
         }
         self.state = QpState::Error;
         let last = self.send.silent_tail()?;
-        Some(self.key(Queue::Beacon, last))
+        Some(self.key(Queue::DrainWr, last))
     }
 
     /// The device refused the last `count` WRs of a batch, after their posts were reported as
@@ -310,11 +310,11 @@ impl WorkQueues {
                 let posted = self.send.retire(key.position);
                 posted.map(|wr| sent(self.handle, wr, outcome.status))
             }
-            Queue::Beacon => None,
+            Queue::DrainWr => None,
         }
     }
 
-    /// Handles a completion of the device, and adds the resulting completions to `out`. Returns
+    /// Handles a completion of the device, and adds the resulting completions to `out`. WakeList
     /// false if it belongs to nothing that is posted.
     pub(super) fn complete(
         &mut self,
@@ -332,7 +332,7 @@ impl WorkQueues {
                 let posted = self.send.retire(key.position);
                 posted.map(|wr| out.push_back(sent(handle, wr, outcome.status))).is_some()
             }
-            Queue::Beacon => {
+            Queue::DrainWr => {
                 let silent = self.send.retire_all(key.position);
                 out.extend(silent.map(|wr| sent(handle, wr, Status::FlushError)));
                 true
@@ -356,7 +356,7 @@ impl WorkQueues {
         known
     }
 
-    /// Returns all memory that the device may still use, when the QP is destroyed.
+    /// WakeList all memory that the device may still use, when the QP is destroyed.
     pub(super) fn take_all(&mut self) -> Vec<Box<dyn std::any::Any + Send>> {
         let sends = self.send.take_all().map(|wr| Box::new(wr.held) as _);
         let recvs = self.recv.drain().map(|wr| Box::new(wr.buffer) as _);

@@ -23,7 +23,7 @@ pub(super) enum Queue {
     /// A WR of the SQ.
     Send,
     /// The drain WR: posted by the provider after the last WR of a QP in ERR.
-    Beacon,
+    DrainWr,
     /// A RECV.
     Recv,
 }
@@ -45,7 +45,7 @@ impl WrKey {
     pub(super) fn encode(self) -> u64 {
         let queue: u64 = match self.queue {
             Queue::Send => 0,
-            Queue::Beacon => 1,
+            Queue::DrainWr => 1,
             Queue::Recv => 2,
         };
         let generation = u64::from(truncate(self.generation));
@@ -65,7 +65,7 @@ impl WrKey {
         let generation = field(POSITION_BITS + QP_BITS, GENERATION_BITS)?;
         let queue = match field(64 - QUEUE_BITS, QUEUE_BITS)? {
             0 => Queue::Send,
-            1 => Queue::Beacon,
+            1 => Queue::DrainWr,
             2 => Queue::Recv,
             _ => return None,
         };
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn keys_survive_the_device() {
-        for queue in [Queue::Send, Queue::Beacon, Queue::Recv] {
+        for queue in [Queue::Send, Queue::DrainWr, Queue::Recv] {
             for qp in [0, 1, MAX_QPS - 1] {
                 for generation in [0, 1, (1 << GENERATION_BITS) - 1] {
                     for position in [0, 1, MAX_WRS, POSITIONS - 1] {

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::pipe::{Phase, post_beacon};
-use super::post::Flying;
+use super::queue_pair::{Phase, post_drain_wr};
+use super::send_path::InFlight;
 use super::{Connection, OwnSilence, Pressing, take_garbage};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionQueue, QpHandle, Status};
@@ -35,8 +35,8 @@ impl<P: Protocol> Connection<P> {
     /// Ends the connection: the protocol is told, a peer that broke a rule too, and the QP goes to
     /// ERR (invariants 2, 4 and 5).
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
-        let Some(pipe) = &self.pipe else { return };
-        if matches!(pipe.phase, Phase::Draining { .. }) {
+        let Some(queue_pair) = &self.queue_pair else { return };
+        if matches!(queue_pair.phase, Phase::Draining { .. }) {
             return;
         }
         let parting = matches!(cause, CloseCause::Protocol(rule) if self.part(cq, rule));
@@ -49,7 +49,7 @@ impl<P: Protocol> Connection<P> {
             self.with_revoke(|protocol, revoke| protocol.on_closed(&cause, revoke));
         }
         if !parting {
-            self.fell();
+            self.retire_link();
         }
     }
 
@@ -69,23 +69,23 @@ impl<P: Protocol> Connection<P> {
 
     /// Nothing is sent or received any more. What the peer could write stays until the QP has been
     /// destroyed.
-    pub(super) fn fell(&mut self) {
+    pub(super) fn retire_link(&mut self) {
         let Some(mut link) = self.link.take() else { return };
         link.abandon_messages();
         take_garbage(&mut link, &mut self.deferred);
         let unfinished = link.take_unfinished();
         self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
-        self.fallen = Some(link);
+        self.retired_link = Some(link);
     }
 
     /// The QP goes to ERR, and its flush is awaited.
     pub(super) fn drain(&mut self, cq: &mut dyn CompletionQueue) {
-        let Some(pipe) = &mut self.pipe else { return };
-        pipe.phase = Phase::Draining { until: clock::now() + DRAIN_LIMIT };
-        pipe.spare = None;
+        let Some(queue_pair) = &mut self.queue_pair else { return };
+        queue_pair.phase = Phase::Draining { until: clock::now() + DRAIN_LIMIT };
+        queue_pair.spare = None;
         // An unknown QP here would be one destroyed already, which leaves nothing to flush.
-        let _ = cq.modify_to_error(pipe.qp);
-        post_beacon(cq, pipe);
+        let _ = cq.modify_to_error(queue_pair.qp);
+        post_drain_wr(cq, queue_pair);
         cq.flush();
     }
 
@@ -95,30 +95,32 @@ impl<P: Protocol> Connection<P> {
         BROKEN_RULES.fault(Instant::now(), || {
             tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
         });
-        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return false };
-        if pipe.phase != Phase::Up {
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+            return false;
+        };
+        if queue_pair.phase != Phase::Up {
             return false;
         }
-        pipe.phase = Phase::Parting;
+        queue_pair.phase = Phase::Closing;
         link.close(CloseReason::new(CloseCode::Protocol, rule));
         while let Some(transmit) = link.poll_transmit() {
-            if self.poster.post(cq, pipe, transmit).is_err() {
+            if self.poster.post(cq, queue_pair, transmit).is_err() {
                 return false;
             }
         }
         cq.flush();
-        let (until, posted) = (clock::now() + CLOSE_LIMIT, pipe.posted_send);
+        let (until, posted) = (clock::now() + CLOSE_LIMIT, queue_pair.posted_send);
         self.pressing = Pressing::Close { until, posted, accepted: 0 };
         true
     }
 
     /// Gives the QP up without waiting for its flush: nobody will poll any more.
     pub(crate) fn abandon(&mut self, cq: &mut dyn CompletionQueue) {
-        if let Some(pipe) = self.pipe.take() {
-            let _ = cq.destroy_qp(pipe.qp);
-            let flying = pipe.flying.into_iter().flat_map(|(_, flying)| flying);
-            self.deferred.extend(flying.filter_map(Flying::land));
-            let link = self.link.take().or_else(|| self.fallen.take());
+        if let Some(queue_pair) = self.queue_pair.take() {
+            let _ = cq.destroy_qp(queue_pair.qp);
+            let in_flight = queue_pair.in_flight.into_iter().flat_map(|(_, in_flight)| in_flight);
+            self.deferred.extend(in_flight.filter_map(InFlight::complete));
+            let link = self.link.take().or_else(|| self.retired_link.take());
             self.deferred.extend(link.map(|link| Deferred::Link { _link: Box::new(link) }));
             self.protocol.on_released();
         }
@@ -126,10 +128,12 @@ impl<P: Protocol> Connection<P> {
 
     #[cold]
     pub(super) fn advance_close(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
-        let (Some(pipe), Some(link)) = (&mut self.pipe, &mut self.link) else { return Ok(()) };
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+            return Ok(());
+        };
         if !matches!(self.pressing, Pressing::Close { .. }) {
-            let (until, posted) = (clock::now() + CLOSE_LIMIT, pipe.posted_send);
-            let accepted = accepted_by_peer(cq, pipe.qp);
+            let (until, posted) = (clock::now() + CLOSE_LIMIT, queue_pair.posted_send);
+            let accepted = accepted_by_peer(cq, queue_pair.qp);
             self.pressing = Pressing::Close { until, posted, accepted };
         }
         if !link.is_idle() {
@@ -139,23 +143,23 @@ impl<P: Protocol> Connection<P> {
             link.close(reason);
         }
         while let Some(transmit) = link.poll_transmit() {
-            self.poster.post(cq, pipe, transmit)?;
+            self.poster.post(cq, queue_pair, transmit)?;
         }
         cq.flush();
         Ok(())
     }
 
     /// A peer that takes nothing any more, or whose device does not accept the Close, is left.
-    pub(super) fn judge_close(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
-        let (Pressing::Close { until, posted, accepted }, Some(pipe)) =
-            (&mut self.pressing, &self.pipe)
+    pub(super) fn check_close_timeout(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
+        let (Pressing::Close { until, posted, accepted }, Some(queue_pair)) =
+            (&mut self.pressing, &self.queue_pair)
         else {
             return;
         };
         let before = (*posted, *accepted);
-        *posted = pipe.posted_send;
-        if pipe.phase == Phase::Up {
-            *accepted = accepted_by_peer(cq, pipe.qp);
+        *posted = queue_pair.posted_send;
+        if queue_pair.phase == Phase::Up {
+            *accepted = accepted_by_peer(cq, queue_pair.qp);
         }
         if before == (*posted, *accepted) {
             self.fail(cq, &CloseCause::Local);
@@ -169,15 +173,15 @@ impl<P: Protocol> Connection<P> {
         cq: &mut dyn CompletionQueue,
         now: Instant,
     ) -> Option<bool> {
-        let pipe = self.pipe.as_ref()?;
-        let Phase::Draining { until } = pipe.phase else { return None };
-        let drained = pipe.is_drained();
+        let queue_pair = self.queue_pair.as_ref()?;
+        let Phase::Draining { until } = queue_pair.phase else { return None };
+        let drained = queue_pair.is_drained();
         if !drained {
             if now < until {
                 return None;
             }
             SLOW_FLUSHES.fault(Instant::now(), || {
-                tracing::warn!(qp = ?pipe.qp, "queue pair did not flush in time, destroying it");
+                tracing::warn!(qp = ?queue_pair.qp, "queue pair did not flush in time, destroying it");
             });
         }
         self.abandon(cq);

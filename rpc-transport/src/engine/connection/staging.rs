@@ -70,7 +70,7 @@ mod tests {
         let mut staging = Staging::new(&config);
         let mut allocated = 0;
         for round in 0..3 {
-            let mut flying = Vec::new();
+            let mut in_flight = Vec::new();
             for frame in 0..64 {
                 let bytes = if frame % 8 == 0 { config.arena_segment_bytes } else { 10_000 };
                 let buffer = staging.take(&domain, bytes.into()).unwrap();
@@ -79,7 +79,7 @@ mod tests {
                     bytes > 10_000 || buffer.len() <= 20_000,
                     "a long buffer for {bytes} bytes"
                 );
-                flying.push(buffer);
+                in_flight.push(buffer);
             }
             let now: usize = staging.pools().iter().map(|pool| pool.count() as usize).sum();
             assert!(round == 0 || now == allocated, "{now} buffers after {allocated}");

@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Rounds and effects for one reading of the clock.
+/// Rounds and actions for one reading of the clock.
 const WORK_PER_READING: u32 = 16;
 /// Completions that count as one of these: handling one takes a tenth of a microsecond.
 const COMPLETIONS_PER_WORK: usize = 16;
@@ -39,7 +39,7 @@ impl Tempo {
         self.work = self.work.saturating_add(1 + completions);
     }
 
-    /// An effect was run.
+    /// An action was run.
     #[inline]
     pub(super) fn on_effect(&mut self) {
         self.work += 1;

@@ -1,9 +1,9 @@
-//! Returns: which connections have got arena chunks back from the application.
+//! WakeList: which connections have got arena chunks back from the application.
 //!
 //! Owns the list of them, which any thread adds to without the shard's lock, and the wake-up of a
 //! driver that sleeps meanwhile. Never locks the shard.
 //!
-//! Invariant: what was added before [`Returns::sleep`] makes it say so; what is added after it
+//! Invariant: what was added before [`WakeList::sleep`] makes it say so; what is added after it
 //! wakes the driver.
 
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::ConnectionKey;
 use crate::sync::{AtomicBool, Mutex};
 
 #[derive(Debug, Default)]
-pub(crate) struct Returns {
+pub(crate) struct WakeList {
     has_any: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -24,7 +24,7 @@ struct Inner {
     sleeper: Option<Waker>,
 }
 
-impl Returns {
+impl WakeList {
     /// The connection should be pumped.
     pub(crate) fn add(&self, key: ConnectionKey) {
         let sleeper = {
@@ -75,10 +75,10 @@ mod loom_tests {
         }
     }
 
-    /// Two connections are added while the driver looks and goes to sleep, as far as it may. Returns
+    /// Two connections are added while the driver looks and goes to sleep, as far as it may. WakeList
     /// how many it has found, once it has looked again if anything woke it.
     fn found(heeds: bool) -> usize {
-        let returns = Arc::new(Returns::default());
+        let returns = Arc::new(WakeList::default());
         let driver = Arc::new(Driver(AtomicBool::new(false)));
         let adder = {
             let returns = Arc::clone(&returns);

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use self::polling::POLL_BATCH;
-use super::lone::LonePolls;
-use super::{ConnectionKey, Deferred, Returns};
+use super::caller_polling::CallerPolling;
+use super::{ConnectionKey, Deferred, WakeList};
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle};
 use crate::engine::clock;
@@ -34,7 +34,7 @@ const NOT_RUN: Duration = Duration::from_secs(1);
 pub(super) enum DriverState {
     /// No driver yet, or one that runs and looks again before it parks.
     Running,
-    /// Sleeping: wake it for effects, and for deadlines earlier than `until`.
+    /// Sleeping: wake it for actions, and for deadlines earlier than `until`.
     Parked { waker: Waker, until: Option<Instant> },
     /// Its runtime has shut down.
     Gone,
@@ -44,7 +44,7 @@ pub(super) enum DriverState {
 pub struct State<P: Protocol> {
     pub(super) cq: Box<dyn CompletionQueue>,
     pub(super) connections: Slab<Connection<P>>,
-    returns: Arc<Returns>,
+    returns: Arc<WakeList>,
     generation: u32,
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
@@ -60,7 +60,7 @@ pub struct State<P: Protocol> {
     spare: u32,
     // One for each connection that has any: what its `registered_deadline` says.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
-    pub(super) effects: VecDeque<(ConnectionKey, P::Effect)>,
+    pub(super) actions: VecDeque<(ConnectionKey, P::Action)>,
     deferred: Vec<Deferred>,
     // Touched since the driver last parked: may owe acks.
     warm: Vec<u32>,
@@ -74,15 +74,15 @@ pub struct State<P: Protocol> {
     pub(super) qp_count: usize,
     pub(super) unflushed: u64,
     pub(super) may_spin: bool,
-    pub(super) lone: LonePolls,
+    pub(super) caller_polling: CallerPolling,
     pub(super) caller_progress: bool,
     /// Whoever spins gives the CPU a hint.
-    relaxes: bool,
+    uses_spin_hint: bool,
 }
 
 impl<P: Protocol> State<P> {
-    pub(super) fn new(cq: Box<dyn CompletionQueue>, returns: Arc<Returns>) -> Self {
-        let relaxes = cq.relaxes();
+    pub(super) fn new(cq: Box<dyn CompletionQueue>, returns: Arc<WakeList>) -> Self {
+        let uses_spin_hint = cq.uses_spin_hint();
         Self {
             cq,
             connections: Slab::new(),
@@ -97,7 +97,7 @@ impl<P: Protocol> State<P> {
             passed_over: 0,
             spare: NO_CONNECTION,
             deadlines: BTreeSet::new(),
-            effects: VecDeque::new(),
+            actions: VecDeque::new(),
             deferred: Vec::new(),
             warm: Vec::new(),
             now: clock::now(),
@@ -108,9 +108,9 @@ impl<P: Protocol> State<P> {
             qp_count: 0,
             unflushed: 0,
             may_spin: false,
-            lone: LonePolls::default(),
+            caller_polling: CallerPolling::default(),
             caller_progress: false,
-            relaxes,
+            uses_spin_hint,
         }
     }
 
@@ -203,15 +203,15 @@ impl<P: Protocol> State<P> {
     }
 
     /// Pumps; returns the driver's waker if it must look (invariants 2 and 5).
-    pub(crate) fn settle(&mut self) -> Option<Waker> {
+    pub(crate) fn finish_visit(&mut self) -> Option<Waker> {
         if self.returns.has_any() {
             self.mark_returned();
         }
-        self.pump_dirty();
+        self.transmit_dirty();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
         // Whoever polls takes events that the sleeping driver armed for: it must arm again.
-        let has_work = !self.effects.is_empty() || !self.unfinished.is_empty();
+        let has_work = !self.actions.is_empty() || !self.unfinished.is_empty();
         let must_look = sooner || has_work || self.caller_progress;
         if !must_look && !self.is_finished() {
             return None;
@@ -237,13 +237,13 @@ impl<P: Protocol> State<P> {
     }
 
     #[inline(always)]
-    pub(super) fn pump_dirty(&mut self) {
+    pub(super) fn transmit_dirty(&mut self) {
         if !self.dirty.is_empty() {
-            self.pump_all();
+            self.transmit_all();
         }
     }
 
-    fn pump_all(&mut self) {
+    fn transmit_all(&mut self) {
         while let Some(index) = self.dirty.pop() {
             self.pump(index);
         }
@@ -260,7 +260,7 @@ impl<P: Protocol> State<P> {
                 self.deadlines.remove(&(at, index));
             }
         }
-        collect(&mut self.effects, &mut self.deferred, key, &mut connection.protocol);
+        collect(&mut self.actions, &mut self.deferred, key, &mut connection.protocol);
         let deferred = connection.deferred();
         if !deferred.is_empty() {
             self.deferred.append(deferred);
@@ -323,9 +323,9 @@ impl<P: Protocol> State<P> {
             let judged = self
                 .connections
                 .get(index as usize)
-                .is_some_and(|connection| connection.is_silence_judged(self.now));
+                .is_some_and(|connection| connection.is_keep_alive_judged(self.now));
             if judged && !std::mem::replace(&mut taken_in, true) {
-                self.take_in();
+                self.consume();
                 continue;
             }
             self.deadlines.pop_first();
@@ -334,7 +334,7 @@ impl<P: Protocol> State<P> {
             connection.on_timeout(&mut *self.cq, self.now);
             self.mark_dirty(index);
         }
-        self.pump_dirty();
+        self.transmit_dirty();
     }
 
     /// Sends the acks that are owed below the threshold, before going to sleep (credit rule 6).
@@ -345,7 +345,7 @@ impl<P: Protocol> State<P> {
                 connection.send_idle_ack(&mut *self.cq);
             }
         }
-        self.pump_dirty();
+        self.transmit_dirty();
     }
 
     /// Whether callers polled since the last time: the driver then counts it as its own progress.
@@ -389,11 +389,11 @@ impl<P: Protocol> State<P> {
     }
 
     #[inline(always)]
-    pub(crate) fn take_effects(&mut self, into: &mut VecDeque<(ConnectionKey, P::Effect)>) {
+    pub(crate) fn take_actions(&mut self, into: &mut VecDeque<(ConnectionKey, P::Action)>) {
         if into.is_empty() {
-            std::mem::swap(into, &mut self.effects);
+            std::mem::swap(into, &mut self.actions);
         } else {
-            into.append(&mut self.effects);
+            into.append(&mut self.actions);
         }
     }
 
@@ -403,8 +403,8 @@ impl<P: Protocol> State<P> {
         std::mem::take(&mut self.deferred)
     }
 
-    pub(crate) fn has_effects(&self) -> bool {
-        !self.effects.is_empty()
+    pub(crate) fn has_actions(&self) -> bool {
+        !self.actions.is_empty()
     }
 
     /// Notes that the driver sleeps from now on; false if it must look first.
@@ -434,7 +434,7 @@ impl<P: Protocol> State<P> {
             connection.abandon(&mut *self.cq);
         }
         self.qp_count = 0;
-        self.pump_dirty();
+        self.transmit_dirty();
     }
 
     /// Why no connection can be added any more. A driver that has ended because of the shutdown is
@@ -466,14 +466,14 @@ impl<P: Protocol> fmt::Debug for State<P> {
 /// Takes what must happen outside of the lock.
 #[inline(always)]
 fn collect<P: Protocol>(
-    effects: &mut VecDeque<(ConnectionKey, P::Effect)>,
+    actions: &mut VecDeque<(ConnectionKey, P::Action)>,
     deferred: &mut Vec<Deferred>,
     key: ConnectionKey,
     protocol: &mut P,
 ) {
-    while let Some(outside) = protocol.poll_effect() {
+    while let Some(outside) = protocol.poll_action() {
         match outside {
-            Outside::Effect(effect) => effects.push_back((key, effect)),
+            Outside::Action(action) => actions.push_back((key, action)),
             Outside::Drop(_body) => deferred.push(Deferred::Body { _body }),
         }
     }

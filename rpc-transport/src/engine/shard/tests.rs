@@ -11,7 +11,7 @@ use super::*;
 use crate::connect::address::Address;
 use crate::device::soft;
 use crate::device::{Connector, PeerIdentity, QpCapacity, QpHandle};
-use crate::engine::connection::{Connection, Pipe, Poster};
+use crate::engine::connection::{Connection, ConnectionQp, SendPath};
 use crate::engine::upper::{Outside, Submission};
 use crate::memory::region::BufferPool;
 use crate::message::outgoing::OutBuf;
@@ -25,7 +25,7 @@ use crate::protocol::link::{Lane, SubmitError};
 struct Simple(Vec<Submission>);
 
 impl Protocol for Simple {
-    type Effect = ();
+    type Action = ();
 
     fn on_established(&mut self, _: &PeerIdentity, _: u64) {}
 
@@ -43,7 +43,7 @@ impl Protocol for Simple {
         self.0.pop()
     }
 
-    fn poll_effect(&mut self) -> Option<Outside<()>> {
+    fn poll_action(&mut self) -> Option<Outside<()>> {
         None
     }
 
@@ -82,8 +82,8 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let mut state = shard.lock();
     let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
-    let pipe = Pipe::new(qp, 0, 4, 1, pool.clone());
-    let poster = Poster::new(domain, &**shard.device(), &LinkConfig::default());
+    let pipe = ConnectionQp::new(qp, 0, 4, 1, pool.clone());
+    let poster = SendPath::new(domain, &**shard.device(), &LinkConfig::default());
     let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 4, true));
     let buffer = pool.take().unwrap();
     let (cq, connection) = state.cq_and_connection(key).unwrap();

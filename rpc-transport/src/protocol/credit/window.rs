@@ -101,7 +101,7 @@ impl SendQueueBudget {
         Ok(self)
     }
 
-    /// Length of the send queue, in WRs: the budget + 2, for CLOSE and for the beacon of teardown.
+    /// Length of the send queue, in WRs: the budget + 2, for CLOSE and for the drain WR of teardown.
     #[inline]
     #[must_use]
     pub const fn sq_len(self) -> u32 {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_lengths_count_close_and_beacon() {
+    fn queue_lengths_count_close_and_drain_wr() {
         assert_eq!(Window { data: 64, ack: 2 }.rq_len(), 67);
         assert_eq!(BUDGET.sq_len(), 12);
     }

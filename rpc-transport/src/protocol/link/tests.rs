@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::bulk::home::Home;
+use super::bulk::return_queue::ReturnQueue;
 use super::*;
 use crate::message::part::OutPart;
 use crate::message::payload::Payload;
@@ -459,7 +459,7 @@ fn a_connection_that_ends_gives_back_what_was_arriving() {
 /// Its sender takes it for delivered with its head, and waits for its reader.
 #[test]
 fn a_stream_that_is_refused_with_its_head_is_delivered_then_and_lets_its_sender_go_on() {
-    let home = Arc::new(Home::default());
+    let home = Arc::new(ReturnQueue::default());
     let mut assembly = Assembly::new(1 << 40, 1000, Some(Arc::clone(&home)));
     assembly.set_budget(MemoryBudget::new(100));
     let segment = |offset, head_end, last| Segment {

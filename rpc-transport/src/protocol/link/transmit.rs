@@ -10,14 +10,14 @@ use crate::protocol::frame::{HEADER_BYTES, SEGMENT_HEADER_BYTES};
 
 /// A WRITE into the peer's memory.
 #[derive(Debug)]
-pub struct Put {
+pub struct RemoteWrite {
     /// The bytes, which stay as they are until the WR has completed.
     pub part: OutPart,
     /// Where they go.
     pub to: RemoteSlice,
 }
 
-impl Put {
+impl RemoteWrite {
     /// Cuts it to `bytes` bytes, if it has more, and gives the rest.
     pub(super) fn split_off(&mut self, bytes: u64) -> Option<Self> {
         let len = self.part.len();
@@ -38,7 +38,7 @@ impl Put {
 pub struct Transmit<'a> {
     /// WRITEs to post before the SEND, in the same list, unsignaled. Each takes one SQ slot.
     /// Without a SEND ([`FrameBytes::Later`]) the last of them takes its place.
-    pub writes: Vec<Put>,
+    pub writes: Vec<RemoteWrite>,
     /// The bytes.
     pub frame: FrameBytes<'a>,
     /// Post as SEND_WITH_IMM with this immediate; `None` as SEND.

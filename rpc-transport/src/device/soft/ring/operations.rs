@@ -201,7 +201,7 @@ fn act(side: &mut Side, other: &mut Side, slots: u64, operation: Operation) {
         }
         Operation::LookAtBell => {
             let wanted = std::mem::take(&mut side.bell_due) && other.armed;
-            assert_eq!(ring.wants_bell(), wanted);
+            assert_eq!(ring.needs_notify(), wanted);
             other.armed &= !wanted;
         }
         Operation::Drop => {

@@ -81,23 +81,23 @@ fn memory_is_kept_from_the_post_to_the_completion() {
 }
 
 #[test]
-fn what_was_silent_is_told_by_the_beacon() {
+fn what_was_silent_is_told_by_the_drain_wr() {
     let (mut queues, mut batch, mut out) = (queues(8, 4), Batch::default(), VecDeque::new());
     for (wr_id, signaled) in [(1, true), (2, false), (3, false)] {
         queues.post_send(&mut send(wr_id, signaled, Source::Inline(b"x")), &mut batch).unwrap();
     }
-    let beacon = WrKey::decode(queues.enter_error().unwrap()).unwrap();
-    assert_eq!((beacon.queue, beacon.position), (Queue::Beacon, 2));
-    assert_eq!(queues.enter_error(), None, "one beacon");
+    let drain_wr = WrKey::decode(queues.enter_error().unwrap()).unwrap();
+    assert_eq!((drain_wr.queue, drain_wr.position), (Queue::DrainWr, 2));
+    assert_eq!(queues.enter_error(), None, "one drain_wr");
     queues.complete(key(Queue::Send, 0), done(Status::Success), &mut out);
-    queues.complete(beacon, done(Status::FlushError), &mut out);
+    queues.complete(drain_wr, done(Status::FlushError), &mut out);
     let flushed = Status::FlushError;
     assert_eq!(told(&mut out), [(1, Status::Success), (2, flushed), (3, flushed)]);
     assert!(queues.is_empty());
 }
 
 #[test]
-fn no_beacon_where_a_completion_is_due_anyway() {
+fn no_drain_wr_where_a_completion_is_due_anyway() {
     let (mut queues, mut batch) = (queues(8, 4), Batch::default());
     queues.post_send(&mut send(1, false, Source::Empty), &mut batch).unwrap();
     queues.post_send(&mut send(2, true, Source::Empty), &mut batch).unwrap();

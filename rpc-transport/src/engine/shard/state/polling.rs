@@ -48,7 +48,7 @@ impl<P: Protocol> State<P> {
         if self.spare != NO_CONNECTION {
             let index = std::mem::replace(&mut self.spare, NO_CONNECTION);
             self.post_spare(index);
-            self.pump_dirty();
+            self.transmit_dirty();
         }
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if !self.quiet_polls.is_multiple_of(POLLS_PER_EVENT) {
@@ -82,7 +82,7 @@ impl<P: Protocol> State<P> {
     /// Between two polls that found nothing.
     #[inline]
     pub(crate) fn relax(&self) {
-        if self.relaxes {
+        if self.uses_spin_hint {
             std::hint::spin_loop();
         }
     }
@@ -115,7 +115,7 @@ impl<P: Protocol> State<P> {
                 connection.in_line = false;
                 connection.give_turn();
                 self.mark_dirty(index);
-                self.pump_dirty();
+                self.transmit_dirty();
             }
         }
         count
@@ -137,7 +137,7 @@ impl<P: Protocol> State<P> {
         }
         // Which drops in place what hardly any has left.
         while self.completions.pop().is_some() {}
-        self.pump_dirty();
+        self.transmit_dirty();
         count
     }
 
@@ -150,7 +150,7 @@ impl<P: Protocol> State<P> {
             count += 1;
             self.on_event(event);
         }
-        self.pump_dirty();
+        self.transmit_dirty();
         count
     }
 
@@ -175,7 +175,7 @@ impl<P: Protocol> State<P> {
                 connection.on_recv_completion(&mut *self.cq, self.now, completion);
                 if is_alone && connection.is_settled() {
                     let key = ConnectionKey { index, generation: connection.generation };
-                    collect(&mut self.effects, &mut self.deferred, key, &mut connection.protocol);
+                    collect(&mut self.actions, &mut self.deferred, key, &mut connection.protocol);
                 } else {
                     self.mark_dirty(index);
                 }
@@ -200,7 +200,7 @@ impl<P: Protocol> State<P> {
     }
 
     /// Polls until nothing is left of what had arrived; what arrives meanwhile need not end.
-    pub(super) fn take_in(&mut self) {
+    pub(super) fn consume(&mut self) {
         let mut left = self.cq.capacity() as usize;
         loop {
             let count = self.poll();

@@ -24,14 +24,14 @@ use crate::message::received::{Message, Refusal};
 use crate::message::reply_slot::PeerSlot;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::Segment;
-use crate::protocol::link::bulk::home::Home;
+use crate::protocol::link::bulk::return_queue::ReturnQueue;
 
 pub(in crate::protocol::link) struct Assembly {
     max_message_bytes: u64,
     /// Messages up to this length are put together.
     assembly_bytes: u64,
     /// Where readers of streams tell how far they are, if the peer can be told.
-    home: Option<Arc<Home>>,
+    home: Option<Arc<ReturnQueue>>,
     /// The number that the next first segment must have.
     due: u32,
     partial: Option<Partial>,
@@ -104,7 +104,7 @@ impl Assembly {
     pub(in crate::protocol::link) fn new(
         max_message_bytes: u64,
         assembly_bytes: u64,
-        home: Option<Arc<Home>>,
+        home: Option<Arc<ReturnQueue>>,
     ) -> Self {
         let budget = MemoryBudget::unlimited();
         Self { max_message_bytes, assembly_bytes, home, due: 0, partial: None, budget }
@@ -171,7 +171,7 @@ impl Assembly {
                 outcome.message = Some(partial.deliver_early(max, home));
             }
         }
-        partial.take_in(pieces, written != Written::No)?;
+        partial.consume(pieces, written != Written::No)?;
         if partial.head_end.is_none() && partial.received > max {
             return Err(ProtocolError::HeadTooLarge { received: partial.received, max });
         }
@@ -379,7 +379,11 @@ impl Partial {
 
     /// The message, which is longer than what is put together, where its head has ended: its sender
     /// takes it for delivered then.
-    fn deliver_early(&mut self, max_private_bytes: u64, home: Option<(u32, Arc<Home>)>) -> Message {
+    fn deliver_early(
+        &mut self,
+        max_private_bytes: u64,
+        home: Option<(u32, Arc<ReturnQueue>)>,
+    ) -> Message {
         let Some(reason) = self.refused else { return self.start_stream(max_private_bytes, home) };
         self.is_delivered = true;
         if let Some((number, home)) = home {
@@ -397,7 +401,11 @@ impl Partial {
     }
 
     /// The message, to be delivered now; its tail follows.
-    fn start_stream(&mut self, max_private_bytes: u64, home: Option<(u32, Arc<Home>)>) -> Message {
+    fn start_stream(
+        &mut self,
+        max_private_bytes: u64,
+        home: Option<(u32, Arc<ReturnQueue>)>,
+    ) -> Message {
         let head = self.head.take().unwrap_or_default();
         let len = self.total - head.len() as u64;
         let (feed, stream) = StreamFeed::new(len, max_private_bytes);
@@ -422,7 +430,7 @@ impl Partial {
         }
     }
 
-    fn take_in(&mut self, pieces: Vec<Piece>, left: bool) -> Result<(), ProtocolError> {
+    fn consume(&mut self, pieces: Vec<Piece>, left: bool) -> Result<(), ProtocolError> {
         let len: usize = pieces.iter().map(Piece::len).sum();
         self.received += len as u64;
         if self.refused.is_some() {

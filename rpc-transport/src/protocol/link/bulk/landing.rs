@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::assembly::Leave;
-use super::home::{Back, Home, Lease, OnReturn};
+use super::return_queue::{Back, Lease, OnReturn, ReturnQueue};
 use super::slots::MAX_OPEN;
 use crate::memory::region::MemoryRegion;
 use crate::message::payload::Piece;
@@ -24,7 +24,7 @@ pub(in crate::protocol::link) struct Landing {
     owner: ArenaOwner,
     /// By arena number.
     regions: Vec<(u16, MemoryRegion)>,
-    home: Arc<Home>,
+    home: Arc<ReturnQueue>,
     news: VecDeque<ArenaBlock>,
     /// Slots of the peer that are done and were not told.
     done: VecDeque<u32>,
@@ -53,7 +53,7 @@ impl Landing {
         Self { owner, regions, home, news, done, taken_slots, max_stream_data, flush: false }
     }
 
-    pub(in crate::protocol::link) fn home(&self) -> Arc<Home> {
+    pub(in crate::protocol::link) fn home(&self) -> Arc<ReturnQueue> {
         Arc::clone(&self.home)
     }
 
@@ -83,7 +83,7 @@ impl Landing {
 
     pub(in crate::protocol::link) fn on_starved(&mut self) {
         self.owner.on_starved();
-        self.take_in();
+        self.consume();
     }
 
     pub(in crate::protocol::link) fn on_given_up(&mut self, arena: u16) -> Result<(), ArenaError> {
@@ -148,11 +148,11 @@ impl Landing {
     #[inline]
     pub(in crate::protocol::link) fn collect(&mut self) {
         if self.home.has_any() {
-            self.take_in();
+            self.consume();
         }
     }
 
-    fn take_in(&mut self) {
+    fn consume(&mut self) {
         loop {
             let Back { landed, done, max_stream_data } = self.home.take();
             self.done.extend(done);
@@ -224,7 +224,7 @@ impl Landing {
 
     /// Time has passed: what lies idle is given back, to the peer and by it.
     pub(in crate::protocol::link) fn on_timeout(&mut self, now: Instant) {
-        self.take_in();
+        self.consume();
         self.flush = self.has_releases();
         if let Some(arena) = self.owner.poll_ask_back(now) {
             self.news.push_back(ArenaBlock::AskBack(arena));

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 pub(in crate::protocol::link) mod assembly;
 pub(in crate::protocol::link) mod bulk_window;
-pub(in crate::protocol::link) mod home;
 pub(in crate::protocol::link) mod landing;
+pub(in crate::protocol::link) mod return_queue;
 pub(in crate::protocol::link) mod segmenter;
 pub(in crate::protocol::link) mod slices;
 pub(in crate::protocol::link) mod slots;
@@ -19,12 +19,12 @@ pub(in crate::protocol::link) mod slots;
 mod tests;
 
 use self::assembly::{Leave, Outcome};
-use self::home::{Home, OnReturn};
 use self::landing::{Arrival, Landing};
+use self::return_queue::{OnReturn, ReturnQueue};
 use self::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
 use self::slices::{Begun, SliceBytes};
 use self::slots::Slots;
-use super::transmit::{FrameBytes, Put, Transmit};
+use super::transmit::{FrameBytes, RemoteWrite, Transmit};
 use super::{Garbage, Inbound, Lane, Link, Revoked, Source};
 use crate::device::RemoteSlice;
 use crate::memory::region::MemoryRegion;
@@ -61,7 +61,7 @@ pub(super) struct Arenas {
 }
 
 /// How the next segment goes.
-pub(super) enum Way {
+pub(super) enum SegmentPath {
     /// All in the frame.
     Inline,
     /// Into these chunks.
@@ -95,7 +95,7 @@ impl Arenas {
     }
 
     /// Where readers of streams tell how far they are.
-    pub(super) fn home(&self) -> Arc<Home> {
+    pub(super) fn home(&self) -> Arc<ReturnQueue> {
         self.landing.home()
     }
 
@@ -132,9 +132,13 @@ impl Arenas {
     }
 
     /// The peer writes slots no more.
-    fn on_done(&mut self, done: &[u32], garbage: &mut Vec<Garbage>) -> Result<(), ProtocolError> {
+    fn on_done(
+        &mut self,
+        done: &[u32],
+        freed_slots: &mut Vec<Garbage>,
+    ) -> Result<(), ProtocolError> {
         for slot in done {
-            garbage.push(Garbage::Slot(self.slots.close(*slot)?));
+            freed_slots.push(Garbage::Slot(self.slots.close(*slot)?));
         }
         Ok(())
     }
@@ -239,9 +243,11 @@ impl Link {
                 Some(queued) => self.segmenter.start(queued),
             }
         }
-        let Some(arenas) = &mut self.arenas else { return Some(Source::Segment(Way::Inline)) };
+        let Some(arenas) = &mut self.arenas else {
+            return Some(Source::Segment(SegmentPath::Inline));
+        };
         if let Some(bytes) = arenas.placeable(&self.segmenter, self.room) {
-            return Some(Source::Segment(Way::Placed(bytes)));
+            return Some(Source::Segment(SegmentPath::Placed(bytes)));
         }
         let total = self.segmenter.total();
         let is_small = total < arenas.threshold_bytes || arenas.max_writes == 0;
@@ -256,8 +262,8 @@ impl Link {
             return self.in_frame();
         }
         match arenas.writer.allocate_within(bytes, arenas.max_writes + 1 - max_parts) {
-            Some(allocation) => Some(Source::Segment(Way::Written(allocation))),
-            None if is_hopeless => Some(Source::Segment(Way::Inline)),
+            Some(allocation) => Some(Source::Segment(SegmentPath::Written(allocation))),
+            None if is_hopeless => Some(Source::Segment(SegmentPath::Inline)),
             None => {
                 arenas.blocked = true;
                 None
@@ -268,7 +274,7 @@ impl Link {
     /// The next segment goes in a frame, when its reader takes it.
     fn in_frame(&mut self) -> Option<Source> {
         if self.segmenter.may_frame() {
-            return Some(Source::Segment(Way::Inline));
+            return Some(Source::Segment(SegmentPath::Inline));
         }
         if let Some(arenas) = &mut self.arenas {
             arenas.blocked = true;
@@ -277,16 +283,16 @@ impl Link {
     }
 
     #[inline(never)]
-    pub(super) fn send_segment(&mut self, way: Way) -> Option<Transmit<'_>> {
+    pub(super) fn send_segment(&mut self, way: SegmentPath) -> Option<Transmit<'_>> {
         let arenas = match way {
-            Way::Inline => return self.send_inline_segment(),
-            Way::Written(_) | Way::Placed(_) => self.arenas.as_mut()?,
+            SegmentPath::Inline => return self.send_inline_segment(),
+            SegmentPath::Written(_) | SegmentPath::Placed(_) => self.arenas.as_mut()?,
         };
         let offer = self.segmenter.is_fresh().then(|| self.segmenter.message()?.offer()).flatten();
         let slot = offer.and_then(|offer| arenas.slots.open(offer));
         let mut blocks = Blocks { slot, ..Blocks::default() };
         let (bytes, runs) = match way {
-            Way::Written(allocation) => {
+            SegmentPath::Written(allocation) => {
                 let to = |write: ArenaWrite| {
                     (RemoteSlice { address: write.address, rkey: write.rkey }, write.bytes)
                 };
@@ -296,14 +302,14 @@ impl Link {
                 blocks.written = Some(Written { bytes, extents });
                 (bytes, runs)
             }
-            Way::Placed(bytes) => {
+            SegmentPath::Placed(bytes) => {
                 let place = self.segmenter.message()?.place()?;
                 let at = self.segmenter.tail_offset(self.room)?;
                 let address = place.address.wrapping_add(at);
                 blocks.placed = Some(Placed { slot: place.slot, bytes });
                 (bytes, vec![(RemoteSlice { address, rkey: place.rkey }, 0..bytes)])
             }
-            Way::Inline => return None,
+            SegmentPath::Inline => return None,
         };
         let WrittenSegment { tag, segment, payload, parts, message } =
             self.segmenter.next_written(self.room, bytes, blocks.placed.is_some())?;
@@ -325,7 +331,7 @@ impl Link {
             stamp.signaled |= self.bulk_window.on_written(stamp.mark, slots, written);
             return Some(Transmit { writes, ..Transmit::data(FrameBytes::Later, stamp) });
         };
-        self.garbage.push(Garbage::Message(message));
+        self.freed_slots.push(Garbage::Message(message));
         let number = self.sent;
         let mut stamp = self.credits.send(slots + 1)?;
         self.sent = number.wrapping_add(1);
@@ -408,7 +414,7 @@ impl Link {
         let slot = blocks.slot.map(|slot| arenas.landing.peer_slot(slot)).transpose()?;
         let Some(segment) = blocks.segment else {
             arenas.arrived = slot;
-            return arenas.on_done(&blocks.done, &mut self.garbage).map(|()| Inbound::None);
+            return arenas.on_done(&blocks.done, &mut self.freed_slots).map(|()| Inbound::None);
         };
         let written = blocks.written.as_ref();
         let placed = blocks.placed.map_or(0, |placed| placed.bytes);
@@ -444,20 +450,20 @@ impl Link {
                 outcome
             }
         };
-        arenas.on_done(&blocks.done, &mut self.garbage)?;
+        arenas.on_done(&blocks.done, &mut self.freed_slots)?;
         outcome.map(|outcome| self.on_outcome(outcome))
     }
 
     /// What the link is done with, to be let go of outside of any lock.
     #[inline]
     pub fn take_garbage(&mut self) -> Option<Garbage> {
-        self.garbage.pop()
+        self.freed_slots.pop()
     }
 
-    /// Makes garbage of all that waits to be sent: nothing is, any more.
+    /// Makes freed_slots of all that waits to be sent: nothing is, any more.
     pub fn abandon_messages(&mut self) {
         let (begun, current) = (self.slices.take(), self.segmenter.take());
-        self.garbage.extend(begun.into_iter().chain(current).map(Garbage::Message));
+        self.freed_slots.extend(begun.into_iter().chain(current).map(Garbage::Message));
         for message in self.lanes.take_all() {
             self.throw_away(message);
         }
@@ -467,7 +473,7 @@ impl Link {
     #[cold]
     pub(super) fn throw_away(&mut self, message: OutBuf) {
         if !message.tail().is_empty() {
-            self.garbage.push(Garbage::Message(Arc::new(message)));
+            self.freed_slots.push(Garbage::Message(Arc::new(message)));
         }
     }
 
@@ -502,11 +508,11 @@ impl Link {
         match self.segmenter.give_up() {
             GivenUp::Whole(message) => Revoked::Whole(message),
             GivenUp::Aborted(message) => {
-                self.garbage.extend(message.map(Garbage::Message));
+                self.freed_slots.extend(message.map(Garbage::Message));
                 Revoked::Aborted
             }
             GivenUp::Begun(message) => {
-                self.garbage.push(Garbage::Message(message));
+                self.freed_slots.push(Garbage::Message(message));
                 Revoked::Begun
             }
         }
@@ -519,7 +525,10 @@ impl Link {
 }
 
 /// Matches runs of the peer's memory with the parts that go there.
-fn puts(runs: impl Iterator<Item = (RemoteSlice, Range<u64>)>, parts: Vec<OutPart>) -> Vec<Put> {
+fn puts(
+    runs: impl Iterator<Item = (RemoteSlice, Range<u64>)>,
+    parts: Vec<OutPart>,
+) -> Vec<RemoteWrite> {
     let mut puts = Vec::with_capacity(parts.len());
     let mut parts = parts.into_iter();
     let mut left: Option<OutPart> = None;
@@ -529,7 +538,7 @@ fn puts(runs: impl Iterator<Item = (RemoteSlice, Range<u64>)>, parts: Vec<OutPar
             let Some(part) = left.take().or_else(|| parts.next()) else { return puts };
             let len = part.len().min(room);
             left = (len < part.len()).then(|| part.slice(len..part.len()));
-            puts.push(Put { part: part.slice(0..len), to });
+            puts.push(RemoteWrite { part: part.slice(0..len), to });
             to.address = to.address.wrapping_add(len);
             room -= len;
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::message::outgoing::OutBuf;
 use crate::protocol::frame::{Blocks, Segment};
-use crate::protocol::link::transmit::Put;
+use crate::protocol::link::transmit::RemoteWrite;
 
 /// Most bytes that are posted of a large message at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(in crate::protocol::link) struct Begun {
     /// The end of the head, which goes in the frame.
     pub(in crate::protocol::link) payload: Vec<u8>,
     /// What is still to be written.
-    pub(in crate::protocol::link) puts: VecDeque<Put>,
+    pub(in crate::protocol::link) puts: VecDeque<RemoteWrite>,
     /// What the bytes are of: a slot that they go to is done only after their last WRITE.
     pub(in crate::protocol::link) message: Arc<OutBuf>,
 }
@@ -127,7 +127,7 @@ impl Slices {
     pub(in crate::protocol::link) fn next(
         &mut self,
         max_writes: usize,
-    ) -> Option<(Vec<Put>, Option<Begun>)> {
+    ) -> Option<(Vec<RemoteWrite>, Option<Begun>)> {
         let mut room = if self.small == 0 { self.bytes.alone } else { self.bytes.beside_small };
         self.small = self.small.saturating_sub(1);
         let begun = self.begun.as_mut()?;

@@ -8,14 +8,14 @@ use super::responder::{Landing, Refusal, Responder};
 use super::sink::{Sink, Slots};
 
 /// The parts of a queue pair that packets change.
-pub(super) struct Parties<'a, 'b> {
+pub(super) struct PacketTargets<'a, 'b> {
     pub(super) requester: &'a mut Requester,
     pub(super) responder: &'a mut Responder,
     pub(super) sink: &'a mut Sink<'b>,
     pub(super) used: &'a mut Slots,
 }
 
-impl Parties<'_, '_> {
+impl PacketTargets<'_, '_> {
     /// Whether the poll's caller accepts more completions.
     #[inline]
     pub(super) fn has_room(&self) -> bool {

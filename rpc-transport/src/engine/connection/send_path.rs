@@ -10,7 +10,7 @@
 //!    through buffers that stay registered.
 //! 3. A WR counts once it is posted: one that the device refused is not waited for.
 
-use super::pipe::{Pipe, TOKEN_BITS};
+use super::queue_pair::{ConnectionQp, TOKEN_BITS};
 use super::staging::Staging;
 use crate::connect::error::CloseCause;
 use crate::device::{
@@ -21,19 +21,19 @@ use crate::memory::owned::OwnedMemory;
 use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::part::{OutPart, PartSource};
 use crate::protocol::config::LinkConfig;
-use crate::protocol::link::{FrameBytes, Put, SliceBytes, Transmit, Whole};
+use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Transmit, Whole};
 
 /// What a WRITE under way reads.
-pub(super) enum Flying {
+pub(super) enum InFlight {
     /// The part itself.
     Part(OutPart),
     /// A staged copy.
     Staged { _buffer: Buffer },
 }
 
-impl Flying {
+impl InFlight {
     /// It has been read: what is to be let go of without the lock.
-    pub(super) fn land(self) -> Option<Deferred> {
+    pub(super) fn complete(self) -> Option<Deferred> {
         match self {
             Self::Part(_part) => Some(Deferred::Part { _part }),
             Self::Staged { .. } => None,
@@ -42,14 +42,14 @@ impl Flying {
 }
 
 /// Posts for one connection.
-pub(crate) struct Poster {
+pub(crate) struct SendPath {
     domain: ProtectionDomain,
     registers_freely: bool,
     slices: SliceBytes,
     staging: Staging,
 }
 
-impl Poster {
+impl SendPath {
     pub(crate) fn new(domain: ProtectionDomain, device: &dyn Device, config: &LinkConfig) -> Self {
         let capabilities = device.attributes().capabilities;
         Self {
@@ -83,32 +83,32 @@ impl Poster {
     pub(super) fn post(
         &mut self,
         cq: &mut dyn CompletionQueue,
-        pipe: &mut Pipe,
+        queue_pair: &mut ConnectionQp,
         transmit: Transmit<'_>,
     ) -> Result<(), CloseCause> {
         if !transmit.writes.is_empty() {
-            return self.post_with_writes(cq, pipe, transmit);
+            return self.post_with_writes(cq, queue_pair, transmit);
         }
-        let wr = self.frame(pipe, &transmit, 1)?;
-        post_all(cq, pipe, &mut [wr])
+        let wr = self.frame(queue_pair, &transmit, 1)?;
+        post_all(cq, queue_pair, &mut [wr])
     }
 
-    /// [`Poster::post`] for a whole small message, which rings the doorbell unless `more` follow.
+    /// [`SendPath::post`] for a whole small message, which rings the doorbell unless `more` follow.
     #[inline]
     pub(super) fn post_whole(
         &mut self,
         cq: &mut dyn CompletionQueue,
-        pipe: &mut Pipe,
+        queue_pair: &mut ConnectionQp,
         whole: Whole,
         more: bool,
     ) -> Result<(), CloseCause> {
-        if whole.message.len() > pipe.max_inline_bytes {
-            return self.post(cq, pipe, whole.into());
+        if whole.message.len() > queue_pair.max_inline_bytes {
+            return self.post(cq, queue_pair, whole.into());
         }
-        let wr_id = wr_id(pipe, 1) | whole.token;
-        match cq.post_send_inline(pipe.qp, wr_id, whole.signaled, &whole.message, more) {
+        let wr_id = wr_id(queue_pair, 1) | whole.token;
+        match cq.post_send_inline(queue_pair.qp, wr_id, whole.signaled, &whole.message, more) {
             Ok(()) => {
-                pipe.on_posted(1);
+                queue_pair.on_posted(1);
                 Ok(())
             }
             Err(error) => Err(refused(&error)),
@@ -119,18 +119,18 @@ impl Poster {
     #[inline]
     fn frame<'a>(
         &self,
-        pipe: &mut Pipe,
+        queue_pair: &mut ConnectionQp,
         transmit: &'a Transmit<'_>,
         ahead: usize,
     ) -> Result<SendWr<'a>, CloseCause> {
         let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
         let (first, second) = transmit.frame.parts();
-        let source = if first.len() + second.len() <= pipe.max_inline_bytes {
+        let source = if first.len() + second.len() <= queue_pair.max_inline_bytes {
             Source::InlineGather(first, second)
         } else {
-            buffered(&self.domain, pipe, &transmit.frame)?
+            buffered(&self.domain, queue_pair, &transmit.frame)?
         };
-        let wr_id = wr_id(pipe, ahead) | transmit.token;
+        let wr_id = wr_id(queue_pair, ahead) | transmit.token;
         Ok(SendWr { wr_id, op, signaled: transmit.signaled, source })
     }
 
@@ -138,35 +138,35 @@ impl Poster {
     fn post_with_writes(
         &mut self,
         cq: &mut dyn CompletionQueue,
-        pipe: &mut Pipe,
+        queue_pair: &mut ConnectionQp,
         mut transmit: Transmit<'_>,
     ) -> Result<(), CloseCause> {
         let writes = std::mem::take(&mut transmit.writes);
         let bytes = writes.iter().map(|put| put.part.len()).sum();
         let mut stage = Stage { bytes, buffer: None, used: 0 };
-        let wrs = self.list(pipe, &writes, &transmit, &mut stage);
+        let wrs = self.list(queue_pair, &writes, &transmit, &mut stage);
         // Kept before anything is posted, and whatever comes of that: at the latest until the QP is
         // gone.
         let count = writes.len() + usize::from(!matches!(transmit.frame, FrameBytes::Later));
-        let staged = stage.buffer.map(|_buffer| Flying::Staged { _buffer });
-        let parts = writes.into_iter().map(|put| Flying::Part(put.part));
-        pipe.flying.push_back((pipe.sequence(count), parts.chain(staged).collect()));
+        let staged = stage.buffer.map(|_buffer| InFlight::Staged { _buffer });
+        let parts = writes.into_iter().map(|put| InFlight::Part(put.part));
+        queue_pair.in_flight.push_back((queue_pair.sequence(count), parts.chain(staged).collect()));
         let mut wrs = wrs?;
-        post_all(cq, pipe, &mut wrs)
+        post_all(cq, queue_pair, &mut wrs)
     }
 
     /// The WRs of WRITEs and of the frame behind them.
     fn list<'a>(
         &mut self,
-        pipe: &mut Pipe,
-        writes: &[Put],
+        queue_pair: &mut ConnectionQp,
+        writes: &[RemoteWrite],
         transmit: &'a Transmit<'_>,
         stage: &mut Stage,
     ) -> Result<Vec<SendWr<'a>>, CloseCause> {
         let mut wrs = Vec::with_capacity(writes.len() + 1);
-        for Put { part, to } in writes {
-            let source = self.source(pipe, part, stage).map_err(|error| failed(&error))?;
-            let (wr_id, op) = (wr_id(pipe, wrs.len() + 1), SendOp::Write(*to));
+        for RemoteWrite { part, to } in writes {
+            let source = self.source(queue_pair, part, stage).map_err(|error| failed(&error))?;
+            let (wr_id, op) = (wr_id(queue_pair, wrs.len() + 1), SendOp::Write(*to));
             wrs.push(SendWr { wr_id, op, signaled: false, source });
         }
         match (&transmit.frame, wrs.last_mut()) {
@@ -174,7 +174,7 @@ impl Poster {
                 last.wr_id |= transmit.token;
                 last.signaled = transmit.signaled;
             }
-            _ => wrs.push(self.frame(pipe, transmit, wrs.len() + 1)?),
+            _ => wrs.push(self.frame(queue_pair, transmit, wrs.len() + 1)?),
         }
         Ok(wrs)
     }
@@ -182,13 +182,13 @@ impl Poster {
     /// Where a part is written from.
     fn source(
         &mut self,
-        pipe: &Pipe,
+        queue_pair: &ConnectionQp,
         part: &OutPart,
         stage: &mut Stage,
     ) -> Result<Source<'static>, ProviderError> {
         let (start, len) = (part.start(), part.len());
         let memory = match part.source() {
-            PartSource::Region { region, .. } if region.domain() == pipe.domain => {
+            PartSource::Region { region, .. } if region.domain() == queue_pair.domain => {
                 return Ok(Source::Region { region: region.clone(), start, len });
             }
             PartSource::Region { region, .. } => {
@@ -239,33 +239,34 @@ struct Stage {
 
 /// The id of the WR that is posted next but `ahead - 1`; it is counted once it is posted.
 #[inline]
-fn wr_id(pipe: &Pipe, ahead: usize) -> u64 {
-    u64::from(pipe.sequence(ahead)) << TOKEN_BITS
+fn wr_id(queue_pair: &ConnectionQp, ahead: usize) -> u64 {
+    u64::from(queue_pair.sequence(ahead)) << TOKEN_BITS
 }
 
 /// Posts a list, and counts what of it was posted: the flush of those is awaited, and of no other.
 fn post_all(
     cq: &mut dyn CompletionQueue,
-    pipe: &mut Pipe,
+    queue_pair: &mut ConnectionQp,
     wrs: &mut [SendWr<'_>],
 ) -> Result<(), CloseCause> {
-    let posted = cq.post_send(pipe.qp, wrs);
-    pipe.on_posted(posted.as_ref().map_or_else(|error| error.posted, |()| wrs.len()));
+    let posted = cq.post_send(queue_pair.qp, wrs);
+    queue_pair.on_posted(posted.as_ref().map_or_else(|error| error.posted, |()| wrs.len()));
     posted.map_err(|error| refused(&error))
 }
 
 /// Copies a frame into a registered send buffer. There is one for each slot of the SQ.
 fn buffered<'a>(
     domain: &ProtectionDomain,
-    pipe: &mut Pipe,
+    queue_pair: &mut ConnectionQp,
     frame: &FrameBytes<'_>,
 ) -> Result<Source<'a>, CloseCause> {
     let failed = |text: String| CloseCause::Device(text.into());
-    if pipe.send_pool.is_none() {
-        let pool = BufferPool::allocate(domain, pipe.send_buffer_bytes, pipe.send_slots);
-        pipe.send_pool = Some(pool.map_err(|error| failed(error.to_string()))?);
+    if queue_pair.send_pool.is_none() {
+        let pool =
+            BufferPool::allocate(domain, queue_pair.send_buffer_bytes, queue_pair.send_slots);
+        queue_pair.send_pool = Some(pool.map_err(|error| failed(error.to_string()))?);
     }
-    let buffer = pipe.send_pool.as_ref().and_then(BufferPool::take);
+    let buffer = queue_pair.send_pool.as_ref().and_then(BufferPool::take);
     let mut buffer =
         buffer.ok_or_else(|| failed("no send buffer is left for a free slot".into()))?;
     let (first, second) = frame.parts();

@@ -5,12 +5,12 @@
 //! itself and catches no panics.
 //!
 //! Invariants:
-//! 1. `future` points to an initialised future at the start of its block, from [`Recycled::new`]
-//!    until [`Recycled`]'s drop; nobody else has a pointer to it.
+//! 1. `future` points to an initialised future at the start of its block, from [`PooledFuture::new`]
+//!    until [`PooledFuture`]'s drop; nobody else has a pointer to it.
 //! 2. The future never moves (it is pinned): the memory goes back only after it was dropped in
 //!    place, also when its `drop` panics.
 //! 3. A block is allocated with exactly the layout that [`block_layout`] gives for the future that it
-//!    is taken for, and freed once, with that layout. It has one owner: a [`Recycled`] or a list.
+//!    is taken for, and freed once, with that layout. It has one owner: a [`PooledFuture`] or a list.
 //! 4. A block in a list has the size and alignment of the list's class; a list holds at most
 //!    `KEEP_COUNT` of them. Larger or more strictly aligned futures use the allocator directly.
 #![allow(unsafe_code, reason = "places futures into memory of its own and erases their types")]
@@ -129,18 +129,18 @@ fn class_layout(class: usize) -> Layout {
 
 /// A future of any type with output `O`, pinned in recycled memory. Unlike
 /// `Pin<Box<dyn Future>>` it allocates only when no block of its size is at hand.
-pub(crate) struct Recycled<O> {
+pub(crate) struct PooledFuture<O> {
     future: NonNull<dyn Future<Output = O> + Send>,
 }
 
 // SAFETY: the future is `Send` (bound in `new`) and owned by this value alone (invariant 1), and so
 // is its memory, which is not tied to a thread.
-unsafe impl<O> Send for Recycled<O> {}
+unsafe impl<O> Send for PooledFuture<O> {}
 
 // The future is reached through a pointer: moving this value does not move it (invariant 2).
-impl<O> Unpin for Recycled<O> {}
+impl<O> Unpin for PooledFuture<O> {}
 
-impl<O> Recycled<O> {
+impl<O> PooledFuture<O> {
     /// Moves a future into recycled memory, for good.
     #[inline]
     pub(crate) fn new<F>(future: F) -> Self
@@ -163,7 +163,7 @@ impl<O> Recycled<O> {
     }
 }
 
-impl<O> Future for Recycled<O> {
+impl<O> Future for PooledFuture<O> {
     type Output = O;
 
     #[inline]
@@ -177,7 +177,7 @@ impl<O> Future for Recycled<O> {
     }
 }
 
-impl<O> Drop for Recycled<O> {
+impl<O> Drop for PooledFuture<O> {
     #[inline]
     fn drop(&mut self) {
         /// Gives the memory back even when the future's drop panics (invariant 2).
@@ -197,9 +197,9 @@ impl<O> Drop for Recycled<O> {
     }
 }
 
-impl<O> fmt::Debug for Recycled<O> {
+impl<O> fmt::Debug for PooledFuture<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Recycled({} bytes)", self.layout().size())
+        write!(f, "PooledFuture({} bytes)", self.layout().size())
     }
 }
 
@@ -228,7 +228,7 @@ mod tests {
         (Counted(Arc::clone(&count)), count)
     }
 
-    fn poll<O>(future: &mut Recycled<O>) -> Poll<O> {
+    fn poll<O>(future: &mut PooledFuture<O>) -> Poll<O> {
         Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
     }
 
@@ -249,7 +249,7 @@ mod tests {
     fn a_future_runs_to_its_end_and_is_dropped_once() {
         let (held, drops) = counted();
         let mut yielded = false;
-        let mut future = Recycled::new(poll_fn(move |_| {
+        let mut future = PooledFuture::new(poll_fn(move |_| {
             let _held = &held;
             if std::mem::replace(&mut yielded, true) { Poll::Ready(5) } else { Poll::Pending }
         }));
@@ -270,13 +270,13 @@ mod tests {
                 pending::<()>().await;
             }
         };
-        drop(Recycled::new(future()));
+        drop(PooledFuture::new(future()));
         assert_eq!(drops.load(Ordering::SeqCst), 1, "before the first poll");
-        let mut started = Recycled::new(future());
+        let mut started = PooledFuture::new(future());
         assert!(poll(&mut started).is_pending());
         drop(started);
         assert_eq!(drops.load(Ordering::SeqCst), 2, "while waiting");
-        let mut panicking = Recycled::new({
+        let mut panicking = PooledFuture::new({
             let held = held.clone();
             async move {
                 let _moved = held;
@@ -294,12 +294,12 @@ mod tests {
 
     #[test]
     fn memory_is_used_again() {
-        let first = Recycled::new(ready(1_u64));
+        let first = PooledFuture::new(ready(1_u64));
         let address = first.future.cast::<u8>();
         drop(first);
-        let second = Recycled::new(of_bytes::<100>());
+        let second = PooledFuture::new(of_bytes::<100>());
         assert_eq!(second.future.cast::<u8>(), address);
-        let third = Recycled::new(ready(3_u64));
+        let third = PooledFuture::new(ready(3_u64));
         assert_ne!(third.future.cast::<u8>(), address);
     }
 
@@ -312,7 +312,7 @@ mod tests {
             }
         }
         let bomb = Bomb;
-        let future = Recycled::new(async move {
+        let future = PooledFuture::new(async move {
             let _bomb = bomb;
             pending::<()>().await;
         });
@@ -331,7 +331,7 @@ mod tests {
             expected: O,
             align: usize,
         ) {
-            let mut future = Recycled::new(future);
+            let mut future = PooledFuture::new(future);
             assert!(future.future.cast::<u8>().as_ptr().addr().is_multiple_of(align));
             let polled = loop {
                 if let Poll::Ready(output) = poll(&mut future) {
@@ -373,21 +373,21 @@ mod tests {
         #[repr(align(64))]
         struct Aligned(#[expect(dead_code, reason = "makes the future so large")] [u8; 64]);
         let before = kept();
-        drop(Recycled::new(of_bytes::<5000>()));
-        drop(Recycled::new(ready(Aligned([0; 64]))));
+        drop(PooledFuture::new(of_bytes::<5000>()));
+        drop(PooledFuture::new(ready(Aligned([0; 64]))));
         assert_eq!(kept(), before);
     }
 
     #[test]
     fn a_thread_keeps_a_bounded_number() {
-        let many: Vec<_> = (0..3 * KEEP_COUNT).map(ready).map(Recycled::new).collect();
+        let many: Vec<_> = (0..3 * KEEP_COUNT).map(ready).map(PooledFuture::new).collect();
         drop(many);
         assert_eq!(kept()[0], KEEP_COUNT);
     }
 
     #[test]
     fn blocks_move_between_threads() {
-        let mut future = Recycled::new(of_bytes::<64>());
+        let mut future = PooledFuture::new(of_bytes::<64>());
         assert!(poll(&mut future).is_pending());
         let there = std::thread::spawn(move || {
             let polled = poll(&mut future);
@@ -402,12 +402,12 @@ mod tests {
     #[test]
     fn a_future_dropped_while_its_thread_ends_is_freed() {
         thread_local! {
-            static LAST: RefCell<Option<Recycled<()>>> = const { RefCell::new(None) };
+            static LAST: RefCell<Option<PooledFuture<()>>> = const { RefCell::new(None) };
         }
         let (held, drops) = counted();
         std::thread::spawn(move || {
             LAST.with(|last| {
-                *last.borrow_mut() = Some(Recycled::new(async move {
+                *last.borrow_mut() = Some(PooledFuture::new(async move {
                     let _held = held;
                     pending::<()>().await;
                 }));

@@ -20,20 +20,20 @@ const PAUSE_CALLS: u32 = 64;
 
 /// The guess.
 #[derive(Debug)]
-pub(super) struct LonePolls {
+pub(super) struct CallerPolling {
     polls: u32,
     failures: u32,
     /// Calls left that do not poll.
     pause: u32,
 }
 
-impl Default for LonePolls {
+impl Default for CallerPolling {
     fn default() -> Self {
         Self { polls: FIRST_POLLS, failures: 0, pause: 0 }
     }
 }
 
-impl LonePolls {
+impl CallerPolling {
     /// How often the next call may poll.
     #[inline]
     pub(super) fn budget(&mut self) -> u32 {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     /// Polls that `calls` calls make in all, when each answer takes `needed`.
-    fn spent(lone: &mut LonePolls, calls: u32, needed: u32) -> u32 {
+    fn spent(lone: &mut CallerPolling, calls: u32, needed: u32) -> u32 {
         (0..calls)
             .map(|_| match lone.budget() {
                 0 => 0,
@@ -84,21 +84,21 @@ mod tests {
 
     #[test]
     fn it_learns_how_long_an_answer_takes() {
-        let mut lone = LonePolls::default();
+        let mut lone = CallerPolling::default();
         spent(&mut lone, 4, 300);
         assert_eq!(spent(&mut lone, 100, 300), 100 * 300);
     }
 
     #[test]
     fn slow_answers_are_left_to_the_driver() {
-        let mut lone = LonePolls::default();
+        let mut lone = CallerPolling::default();
         let calls = 70_000;
         assert!(spent(&mut lone, calls, 1_000_000) < calls * 40);
     }
 
     #[test]
     fn it_finds_out_when_answers_are_fast_again() {
-        let mut lone = LonePolls::default();
+        let mut lone = CallerPolling::default();
         spent(&mut lone, 1000, 1_000_000);
         spent(&mut lone, PATIENCE + PAUSE_CALLS, 10);
         assert_eq!(spent(&mut lone, 100, 10), 100 * 10);

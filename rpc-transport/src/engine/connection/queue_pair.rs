@@ -1,11 +1,11 @@
-//! The pipe: the QP of a connection, its buffers, and what is posted on it.
+//! The queue_pair: the QP of a connection, its buffers, and what is posted on it.
 //!
 //! Owns the count of work requests and the memory that those under way read. Decides nothing.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::post::Flying;
+use super::send_path::InFlight;
 use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::engine::shard::Deferred;
 use crate::memory::region::{Buffer, BufferPool};
@@ -14,7 +14,7 @@ use crate::memory::region::{Buffer, BufferPool};
 pub(super) const TOKEN_BITS: u32 = 33;
 
 /// The transport half of a connection, as long as its QP exists.
-pub(crate) struct Pipe {
+pub(crate) struct ConnectionQp {
     pub(crate) qp: QpHandle,
     /// The protection domain of its memory.
     pub(crate) domain: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Pipe {
     pub(super) posted_send: u32,
     pub(super) retired_send: u32,
     /// What WRITEs under way read, by the sequence number of the SEND behind them.
-    pub(super) flying: VecDeque<(u32, Vec<Flying>)>,
+    pub(super) in_flight: VecDeque<(u32, Vec<InFlight>)>,
     pub(super) phase: Phase,
 }
 
@@ -45,14 +45,14 @@ pub(super) enum Phase {
     Setup,
     Up,
     /// The peer has broken a rule, and its Close is on its way: nothing of it counts any more.
-    Parting,
+    Closing,
     /// In ERR, waiting for the flush.
     Draining {
         until: Instant,
     },
 }
 
-impl Pipe {
+impl ConnectionQp {
     pub(crate) fn new(
         qp: QpHandle,
         max_inline_bytes: u32,
@@ -73,7 +73,7 @@ impl Pipe {
             spare: None,
             posted_send: 0,
             retired_send: 0,
-            flying: VecDeque::new(),
+            in_flight: VecDeque::new(),
             phase: Phase::Setup,
         }
     }
@@ -81,12 +81,15 @@ impl Pipe {
     /// The WRs up to `sequence` have completed.
     pub(super) fn retire(&mut self, sequence: u32, deferred: &mut Vec<Deferred>) {
         self.retired_send = sequence;
-        while let Some((flying, _)) = self.flying.front()
-            && sequence.wrapping_sub(*flying) & SEQUENCE_MASK <= SEQUENCE_MASK / 2
+        while let Some((in_flight, _)) = self.in_flight.front()
+            && sequence.wrapping_sub(*in_flight) & SEQUENCE_MASK <= SEQUENCE_MASK / 2
         {
-            let retired = self.flying.pop_front();
+            let retired = self.in_flight.pop_front();
             deferred.extend(
-                retired.into_iter().flat_map(|(_, flying)| flying).filter_map(Flying::land),
+                retired
+                    .into_iter()
+                    .flat_map(|(_, in_flight)| in_flight)
+                    .filter_map(InFlight::complete),
             );
         }
     }
@@ -111,16 +114,16 @@ impl Pipe {
 
 /// Unsignaled WRs that have succeeded are not flushed: a last signaled one, in the slot that the SQ
 /// has for it, says by its flush that nothing is left before it.
-pub(super) fn post_beacon(cq: &mut dyn CompletionQueue, pipe: &mut Pipe) {
-    if pipe.posted_send == pipe.retired_send {
+pub(super) fn post_drain_wr(cq: &mut dyn CompletionQueue, queue_pair: &mut ConnectionQp) {
+    if queue_pair.posted_send == queue_pair.retired_send {
         return;
     }
-    let sequence = pipe.sequence(1);
+    let sequence = queue_pair.sequence(1);
     let wr_id = u64::from(sequence) << TOKEN_BITS;
     let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
     // A device that refuses has the QP destroyed at the limit of draining.
-    if cq.post_send(pipe.qp, &mut [wr]).is_ok() {
-        pipe.on_posted(1);
+    if cq.post_send(queue_pair.qp, &mut [wr]).is_ok() {
+        queue_pair.on_posted(1);
     }
 }
 

@@ -24,7 +24,7 @@ use rpc_transport::protocol::config::WhenFull;
 use crate::bulk::{BulkMut, Landing};
 use crate::client::Connection;
 use crate::context::Context as CallContext;
-use crate::endpoint::{Peer, revoked};
+use crate::endpoint::{RpcEndpoint, revoked};
 use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::{self, CallId, Deadline, Failure, Outcome, StartCall, StartError};
@@ -66,12 +66,12 @@ struct Extras {
     metadata: Metadata,
     into: Option<Box<BulkMut>>,
     /// The outcome, when it was there before anybody waited.
-    found: Found,
+    found: CallOutcome,
 }
 
 /// How a call ended.
 #[derive(Default)]
-pub(super) enum Found {
+pub(super) enum CallOutcome {
     #[default]
     Nothing,
     /// With a result.
@@ -82,7 +82,7 @@ pub(super) enum Found {
 }
 
 /// A call.
-pub(super) struct Untyped<'a> {
+pub(super) struct RawCall<'a> {
     via: Via<'a>,
     method: &'static MethodDescriptor,
     state: State,
@@ -93,7 +93,7 @@ pub(super) struct Untyped<'a> {
     extras: ManuallyDrop<Option<Box<Extras>>>,
 }
 
-impl<'a> Untyped<'a> {
+impl<'a> RawCall<'a> {
     #[inline]
     pub(super) fn new(
         connection: &'a Arc<Connection>,
@@ -138,12 +138,12 @@ impl<'a> Untyped<'a> {
     /// The call has failed, and sends nothing.
     #[cold]
     pub(super) fn fail(&mut self, status: Status) {
-        self.over(Found::Failed(status));
+        self.over(CallOutcome::Failed(status));
     }
 
     /// The call is over, and the first who waits gets the outcome.
     #[cold]
-    fn over(&mut self, found: Found) {
+    fn over(&mut self, found: CallOutcome) {
         // Of the user's making in part, and so dropped here, outside the lock.
         *self.body = None;
         self.extras.get_or_insert_default().found = found;
@@ -151,15 +151,15 @@ impl<'a> Untyped<'a> {
     }
 
     /// Sends the request, and gives the call away.
-    pub(super) fn start(&mut self) -> Untyped<'static> {
+    pub(super) fn start(&mut self) -> RawCall<'static> {
         if let State::Ready = self.state {
-            let mut found = Found::Nothing;
+            let mut found = CallOutcome::Nothing;
             self.send(false, &mut found);
-            if !matches!(found, Found::Nothing) {
+            if !matches!(found, CallOutcome::Nothing) {
                 self.over(found);
             }
         }
-        Untyped {
+        RawCall {
             via: Via::Owned(Arc::clone(self.via.connection())),
             method: self.method,
             state: std::mem::replace(&mut self.state, State::Done),
@@ -171,7 +171,7 @@ impl<'a> Untyped<'a> {
 
     /// Hands the request to the session. Afterwards the state is not `Ready`. Gives the outcome if
     /// it came at once.
-    fn send(&mut self, may_wait: bool, found: &mut Found) {
+    fn send(&mut self, may_wait: bool, found: &mut CallOutcome) {
         let Self { via, method, state, body, deadline, extras } = self;
         *state = State::Done;
         let connection = via.connection();
@@ -185,10 +185,10 @@ impl<'a> Untyped<'a> {
             no_cancel: method.no_cancel,
             metadata: metadata.as_deref().unwrap_or_default(),
         };
-        let start = |peer: &mut Peer| peer.start(&call, body);
+        let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
         let mut outcome = None;
         // A call that is alone polls for itself; where others wait too, the driver serves them all.
-        let wanted = |peer: &mut Peer, started: &Result<CallId, Refused>| {
+        let wanted = |peer: &mut RpcEndpoint, started: &Result<CallId, Refused>| {
             let Ok(call) = started else { return Progress::GiveUp };
             if peer.session.has_outcome(*call) {
                 take(peer, *call, found, &mut outcome);
@@ -251,17 +251,17 @@ impl<'a> Untyped<'a> {
 
     /// What most outcomes are not.
     #[cold]
-    fn rarely_found(&self, outcome: Outcome) -> Found {
+    fn rarely_found(&self, outcome: Outcome) -> CallOutcome {
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
-                session::ReplyKind::Ok => Found::Ok(reply.message),
-                session::ReplyKind::UserError => Found::UserError(reply.message),
+                session::ReplyKind::Ok => CallOutcome::Ok(reply.message),
+                session::ReplyKind::UserError => CallOutcome::UserError(reply.message),
                 session::ReplyKind::Status { code, retryable, .. } => {
-                    Found::Failed(self.received(&reply, code, retryable))
+                    CallOutcome::Failed(self.received(&reply, code, retryable))
                 }
             },
             Outcome::Failed { reason, never_sent } => {
-                Found::Failed(self.failed(reason, never_sent))
+                CallOutcome::Failed(self.failed(reason, never_sent))
             }
         }
     }
@@ -325,7 +325,7 @@ impl<'a> Untyped<'a> {
     ///
     /// # Panics
     /// When it was found before.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, found: &mut Found) -> Poll<()> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
         if let State::Ready = self.state {
             // A loop of calls that are answered at once must not starve its thread.
             let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
@@ -351,20 +351,25 @@ impl<'a> Untyped<'a> {
     }
 
     #[cold]
-    fn take_found(&mut self, found: &mut Found) {
+    fn take_found(&mut self, found: &mut CallOutcome) {
         if let Some(extras) = &mut *self.extras {
             *found = std::mem::take(&mut extras.found);
         }
     }
 
     #[inline(always)]
-    fn poll_outcome(&mut self, call: CallId, cx: &Context<'_>, found: &mut Found) -> Poll<()> {
+    fn poll_outcome(
+        &mut self,
+        call: CallId,
+        cx: &Context<'_>,
+        found: &mut CallOutcome,
+    ) -> Poll<()> {
         let connection = self.via.connection();
         let mut outcome = None;
         let looked = connection.shard.look(connection.key, |peer| {
             if peer.session.has_outcome(call) {
                 take(peer, call, found, &mut outcome);
-                return Looked::Found;
+                return Looked::CallOutcome;
             }
             match peer.session.waiter(call) {
                 Some(waiter) if waiter.will_wake(cx.waker()) => Looked::Waits,
@@ -372,7 +377,7 @@ impl<'a> Untyped<'a> {
             }
         });
         match looked {
-            Some(Looked::Found) => self.found(outcome, found),
+            Some(Looked::CallOutcome) => self.found(outcome, found),
             Some(Looked::Waits) => Poll::Pending,
             Some(Looked::Unknown) => self.poll_with_waker(call, cx, found),
             None => self.found(Some(CONNECTION_GONE), found),
@@ -381,7 +386,12 @@ impl<'a> Untyped<'a> {
 
     /// Registers a new waker. Wakers are the caller's code: they are cloned and dropped outside
     /// the shard's lock.
-    fn poll_with_waker(&mut self, call: CallId, cx: &Context<'_>, found: &mut Found) -> Poll<()> {
+    fn poll_with_waker(
+        &mut self,
+        call: CallId,
+        cx: &Context<'_>,
+        found: &mut CallOutcome,
+    ) -> Poll<()> {
         let connection = self.via.connection();
         let waker = cx.waker().clone();
         let mut outcome = None;
@@ -402,7 +412,7 @@ impl<'a> Untyped<'a> {
 
     /// The session knows the call no more.
     #[inline]
-    fn found(&mut self, outcome: Option<Outcome>, found: &mut Found) -> Poll<()> {
+    fn found(&mut self, outcome: Option<Outcome>, found: &mut CallOutcome) -> Poll<()> {
         self.state = State::Done;
         if let Some(outcome) = outcome {
             *found = self.rarely_found(outcome);
@@ -412,15 +422,15 @@ impl<'a> Untyped<'a> {
 
     /// What the decoder gets.
     #[inline]
-    pub(super) fn finish(&mut self, found: Found) -> ReplyParts {
+    pub(super) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.connection().codec;
         let into = self.extras.as_mut().and_then(|extras| extras.into.take());
         let outcome = match found {
-            Found::Ok(message) => Ok((ReplyKind::Ok, message)),
-            Found::UserError(message) => Ok((ReplyKind::UserError, message)),
-            Found::Failed(status) => Err(status),
-            Found::Nothing => Err(Code::Unknown.into()),
+            CallOutcome::Ok(message) => Ok((ReplyKind::Ok, message)),
+            CallOutcome::UserError(message) => Ok((ReplyKind::UserError, message)),
+            CallOutcome::Failed(status) => Err(status),
+            CallOutcome::Nothing => Err(Code::Unknown.into()),
         };
         ReplyParts { codec, method: self.method, outcome, into }
     }
@@ -428,7 +438,7 @@ impl<'a> Untyped<'a> {
 
 /// What a look at a call in flight shows.
 enum Looked {
-    Found,
+    CallOutcome,
     /// Nothing, and the same task waits already.
     Waits,
     /// Nothing, and another task waits, or none.
@@ -437,9 +447,14 @@ enum Looked {
 
 /// Takes an outcome that is there: a result into its place, others as they are.
 #[inline(always)]
-fn take(peer: &mut Peer, call: CallId, found: &mut Found, outcome: &mut Option<Outcome>) {
+fn take(
+    peer: &mut RpcEndpoint,
+    call: CallId,
+    found: &mut CallOutcome,
+    outcome: &mut Option<Outcome>,
+) {
     match peer.session.take_result(call) {
-        Some(message) => *found = Found::Ok(message),
+        Some(message) => *found = CallOutcome::Ok(message),
         None => *outcome = peer.session.take_outcome(call),
     }
 }
@@ -478,7 +493,7 @@ enum Refused {
     QueueFull,
 }
 
-impl Peer {
+impl RpcEndpoint {
     /// Starts a call; what is refused stays where it is.
     #[inline]
     fn start(
@@ -518,7 +533,7 @@ fn words(failure: Failure) -> &'static str {
     }
 }
 
-impl Drop for Untyped<'_> {
+impl Drop for RawCall<'_> {
     #[inline]
     fn drop(&mut self) {
         if let State::InFlight(call) = self.state {
@@ -546,7 +561,7 @@ fn cancel(connection: &Connection, call: CallId) {
     });
 }
 
-impl fmt::Debug for Untyped<'_> {
+impl fmt::Debug for RawCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Ready => "ready",

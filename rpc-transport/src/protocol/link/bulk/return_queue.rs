@@ -1,4 +1,4 @@
-//! Home: where chunks come back to when the application drops what lies in them.
+//! ReturnQueue: where chunks come back to when the application drops what lies in them.
 //!
 //! Owns what was given back and not yet taken in by the link. Any thread gives back; the link,
 //! under its lock, takes in.
@@ -22,7 +22,7 @@ use crate::sync::{AtomicU32, Mutex};
 /// held there.
 pub type OnReturn = Box<dyn Fn() + Send + Sync>;
 
-pub(in crate::protocol::link) struct Home {
+pub(in crate::protocol::link) struct ReturnQueue {
     inner: Mutex<Inner>,
     /// Landed messages in `inner`, read without the lock.
     count: AtomicU32,
@@ -51,7 +51,7 @@ pub(super) struct Back {
     pub(super) max_stream_data: Option<MaxStreamData>,
 }
 
-impl Default for Home {
+impl Default for ReturnQueue {
     fn default() -> Self {
         let inner = Inner {
             back: Vec::new(),
@@ -66,7 +66,7 @@ impl Default for Home {
     }
 }
 
-impl Home {
+impl ReturnQueue {
     pub(in crate::protocol::link) fn set_on_return(&self, on_return: OnReturn) {
         self.inner.lock().on_return = Some(Arc::new(on_return));
     }
@@ -115,7 +115,7 @@ impl Home {
     }
 }
 
-impl SlotHome for Home {
+impl SlotHome for ReturnQueue {
     fn done(&self, slot: u32) {
         let told = {
             let mut inner = self.inner.lock();
@@ -132,7 +132,7 @@ impl SlotHome for Home {
     }
 }
 
-impl StreamHome for Home {
+impl StreamHome for ReturnQueue {
     fn on_read(&self, number: u32, bytes: u64) {
         let told = {
             let mut inner = self.inner.lock();
@@ -147,20 +147,20 @@ impl StreamHome for Home {
     }
 }
 
-impl fmt::Debug for Home {
+impl fmt::Debug for ReturnQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Home({} back)", self.count.load(Ordering::Relaxed))
+        write!(f, "ReturnQueue({} back)", self.count.load(Ordering::Relaxed))
     }
 }
 
 /// Chunks that the application holds; dropping it gives them back.
 pub(in crate::protocol::link) struct Lease {
     landed: Option<Landed>,
-    home: Arc<Home>,
+    home: Arc<ReturnQueue>,
 }
 
 impl Lease {
-    pub(in crate::protocol::link) fn new(landed: Landed, home: &Arc<Home>) -> Self {
+    pub(in crate::protocol::link) fn new(landed: Landed, home: &Arc<ReturnQueue>) -> Self {
         Self { landed: Some(landed), home: Arc::clone(home) }
     }
 }
@@ -182,9 +182,9 @@ mod loom_tests {
     use crate::sync::AtomicBool;
 
     /// Two threads give one slot back each, while the link takes in until it need not look again.
-    /// Returns what has come home once whoever was told has looked once more.
+    /// WakeList what has come home once whoever was told has looked once more.
     fn come_home(obeys: bool) -> usize {
-        let home = Arc::new(Home::default());
+        let home = Arc::new(ReturnQueue::default());
         let told = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&told);
         home.set_on_return(Box::new(move || tell.store(true, Ordering::Release)));
@@ -225,7 +225,7 @@ mod loom_tests {
 
     /// One message is given back while the link asks to be told.
     fn released(asks_first: bool) -> usize {
-        let home = Arc::new(Home::default());
+        let home = Arc::new(ReturnQueue::default());
         let told = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&told);
         home.set_on_return(Box::new(move || tell.store(true, Ordering::Release)));
@@ -235,7 +235,7 @@ mod loom_tests {
         let lease = Lease::new(Landed::of_one_chunk(), &home);
         let giver = thread::spawn(move || drop(lease));
         let mut back = home.take().landed.len();
-        // What `Landing::take_in` does: look again if the answer is that enough has come.
+        // What `Landing::consume` does: look again if the answer is that enough has come.
         if !home.tell_at(1) && asks_first {
             back += home.take().landed.len();
         }

@@ -9,7 +9,7 @@ use crate::memory::region::BufferPool;
 
 /// Sizes of what a shard holds, for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Holdings {
+pub struct ShardStats {
     /// Connections, those without a QP included.
     pub entries: usize,
     /// Connections with a QP.
@@ -17,7 +17,7 @@ pub struct Holdings {
     /// Deadlines that the driver waits for.
     pub deadlines: usize,
     /// Effects that the driver has not taken.
-    pub effects: usize,
+    pub actions: usize,
     /// Whether the driver sleeps.
     pub is_parked: bool,
     /// QPs that were destroyed before all their work requests had been flushed.
@@ -26,13 +26,13 @@ pub struct Holdings {
 
 impl<P: Protocol> Shard<P> {
     /// What the shard holds.
-    pub fn holdings(&self) -> Holdings {
+    pub fn stats(&self) -> ShardStats {
         let state = self.lock();
-        Holdings {
+        ShardStats {
             entries: state.connections.len(),
             queue_pairs: state.qp_count,
             deadlines: state.deadlines.len(),
-            effects: state.effects.len(),
+            actions: state.actions.len(),
             is_parked: matches!(state.driver, DriverState::Parked { .. }),
             unflushed: state.unflushed,
         }
