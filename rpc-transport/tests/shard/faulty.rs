@@ -23,8 +23,8 @@ pub(crate) struct Faults {
     pub(crate) polls: AtomicU32,
     /// RECVs are refused.
     pub(crate) no_recvs: AtomicBool,
-    /// Lists of more than one send WR are refused behind the first.
-    pub(crate) no_lists: AtomicBool,
+    /// Send WRs are refused, whatever the state of the QP.
+    pub(crate) no_sends: AtomicBool,
 }
 
 impl Faults {
@@ -103,9 +103,8 @@ impl CompletionQueue for FaultyQueue {
     }
 
     fn post_send(&mut self, qp: QpHandle, wrs: &mut [SendWr<'_>]) -> Result<(), PostError> {
-        if self.faults.no_lists.load(Ordering::SeqCst) && wrs.len() > 1 {
-            self.inner.post_send(qp, &mut wrs[..1])?;
-            return Err(PostError { posted: 1, kind: PostErrorKind::QueueFull(1) });
+        if self.faults.no_sends.load(Ordering::SeqCst) {
+            return Err(PostError { posted: 0, kind: PostErrorKind::QueueFull(0) });
         }
         self.inner.post_send(qp, wrs)
     }
