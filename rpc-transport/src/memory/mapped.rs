@@ -105,6 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "memory files")]
     fn every_range_has_the_bytes_of_the_file() {
         let memory = rustix::fs::memfd_create("mapped", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = File::from(memory);

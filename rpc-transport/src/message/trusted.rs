@@ -74,6 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "memory files")]
     fn a_payload_is_written_to_a_file_piece_by_piece() {
         let memory = rustix::fs::memfd_create("payload", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = std::fs::File::from(memory);

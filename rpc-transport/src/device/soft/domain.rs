@@ -244,7 +244,8 @@ impl DomainOps for SoftDomain {
 /// machine can map it. If no file descriptor is left it is allocated without a file, and such a
 /// peer writes through the engine.
 fn allocate(len: usize, remote: bool) -> io::Result<Memory> {
-    if remote {
+    // Miri knows no memory files.
+    if remote && !cfg!(miri) {
         let file_bytes =
             mapping::whole_pages(len)?.checked_add(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         if let Ok((file, mapping)) = mapping::create_shared("rpc-region", file_bytes, false) {

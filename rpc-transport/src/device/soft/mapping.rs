@@ -44,7 +44,9 @@ impl Mapping {
     pub(super) fn anonymous(len: usize) -> io::Result<Self> {
         let len = whole_pages(len)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // Miri knows no other flags.
+        let lazy = if cfg!(miri) { MapFlags::empty() } else { MapFlags::NORESERVE };
+        let flags = MapFlags::PRIVATE | lazy;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;

@@ -251,3 +251,29 @@ impl Outbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is left behind by a failed connection may be long gone when the socket takes it.
+    #[test]
+    fn what_is_let_go_of_was_copied_in_order() {
+        let mut outbox = Outbox::default();
+        let lasting = b"lasting".to_vec();
+        {
+            let kept = b"kept".to_vec();
+            outbox.copy(b"copied ");
+            outbox.keep(Piece::from(&kept[..]), 1);
+            outbox.copy_piece(Piece::from(&b" and "[..]));
+            outbox.keep(Piece::from(&lasting[..]), 2);
+            assert_eq!(outbox.first_kept(), Some(1));
+            outbox.written(9);
+            outbox.let_go();
+        }
+        assert_eq!(outbox.first_kept(), None);
+        assert_eq!(&outbox.buffer[outbox.start..], b"pt and lasting");
+        outbox.written(14);
+        assert!(outbox.is_empty() && outbox.buffer.is_empty());
+    }
+}

@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn no_word_decodes_to_an_inconsistent_head() {
         // Every operation byte and flag byte, with body lengths around the extension sizes.
-        for low in 0..=0xffff_u32 {
+        for low in (0..=0xffff_u32).step_by(if cfg!(miri) { 257 } else { 1 }) {
             for len in [0, 1, 3, 4, 5, 23, 24, 25, 0xffff_u32] {
                 let Some(head) = Head::decode(low | len << 16) else { continue };
                 assert!(head.extension_bytes() <= usize::from(head.body_bytes));
