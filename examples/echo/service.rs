@@ -1,9 +1,9 @@
 //! The service: one method. Everything that a client and a server need is made from this trait.
 
-/// WakeList what it is given.
+/// Returns what it is given.
 #[rpc_core::service]
 pub(crate) trait Echo {
-    /// WakeList `data`.
+    /// Returns `data`.
     async fn echo(&self, data: &[u8]) -> Vec<u8>;
 }
 

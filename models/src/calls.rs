@@ -258,7 +258,7 @@ impl World {
             let lane = if transmit.urgent { Lane::Urgent } else { Lane::Small };
             end.link.submit(lane, transmit.tag, transmit.frame).expect("open");
         }
-        while end.link.take_garbage().is_some() {}
+        while end.link.take_freed().is_some() {}
         let Some(transmit) = end.link.poll_transmit() else { return false };
         let head = End::post(&mut end.wire, &mut end.sq, &transmit);
         end.on_posted(head);

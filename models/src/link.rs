@@ -356,7 +356,7 @@ impl World {
 
     /// Lets go of what a link is done with; whether there was anything.
     fn sweep(&mut self, at: usize) -> bool {
-        std::iter::from_fn(|| self.ends[at].link.take_garbage()).count() > 0
+        std::iter::from_fn(|| self.ends[at].link.take_freed()).count() > 0
     }
 
     fn pump(&mut self, at: usize) {

@@ -23,7 +23,7 @@ use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 
 use crate::bulk::BulkPool;
 use crate::metadata::Metadata;
-use crate::service::MethodDescriptor;
+use crate::service::method::MethodDescriptor;
 
 thread_local! {
     static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };

@@ -2,146 +2,20 @@
 //!
 //! Owns the identity of methods and the seam between generated dispatch and the server. Never
 //! knows connections: a [`Request`] comes from a session or from a test.
-//!
-//! # Identity
-//!
-//! A method's id is the FNV-1a hash, 32 bits, of its name `Service.method`; two methods of one
-//! service with the same id do not compile. Its signature is a text made of its argument types,
-//! its result type and the version given by `#[rpc(version = n)]`; the 64-bit FNV-1a hash of that
-//! text travels with calls, so that two sides whose types differ find out. Both are part of the
-//! wire format.
+
+pub(crate) mod method;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
+pub use self::method::{MethodDescriptor, method_id, signature_hash};
 use crate::bulk::BulkMut;
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::server::handler::Handler;
 use crate::status::Status;
-
-/// FNV-1a, 32 bits: the id of the method named `name` (`Service.method`).
-#[must_use]
-pub const fn method_id(name: &str) -> u32 {
-    let bytes = name.as_bytes();
-    let mut hash = 0x811c_9dc5_u32;
-    let mut at = 0;
-    while at < bytes.len() {
-        hash = (hash ^ bytes[at] as u32).wrapping_mul(0x0100_0193);
-        at += 1;
-    }
-    hash
-}
-
-/// FNV-1a, 64 bits: the hash of a method's signature.
-#[must_use]
-pub const fn signature_hash(signature: &str) -> u64 {
-    let bytes = signature.as_bytes();
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut at = 0;
-    while at < bytes.len() {
-        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-        at += 1;
-    }
-    hash
-}
-
-/// What both sides know of a method. Lives in a `static` of the generated code.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct MethodDescriptor {
-    /// Hash of `name`: the method's identity on the wire.
-    pub id: u32,
-    /// `Service.method`.
-    pub name: &'static str,
-    /// The normalised signature: `(str, bytes) -> u64 / KvError #2`.
-    pub signature: &'static str,
-    /// Hash of `signature`.
-    pub signature_hash: u64,
-    /// Names of the arguments, for errors.
-    pub arguments: &'static [&'static str],
-    /// May be carried out more than once: a failed call may be retried.
-    pub idempotent: bool,
-    /// Runs to its end even when the caller has gone away.
-    pub no_cancel: bool,
-    /// Runs as a task of its own from the start, because it works long before its first await.
-    /// Milliseconds of work still belong in `spawn_blocking`: see `#[service]`.
-    pub spawn: bool,
-    /// 0: not assigned yet.
-    index: AtomicU32,
-}
-
-static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
-
-impl MethodDescriptor {
-    /// A method without options.
-    #[must_use]
-    pub const fn new(
-        name: &'static str,
-        signature: &'static str,
-        arguments: &'static [&'static str],
-    ) -> Self {
-        Self {
-            id: method_id(name),
-            name,
-            signature,
-            signature_hash: signature_hash(signature),
-            arguments,
-            idempotent: false,
-            no_cancel: false,
-            spawn: false,
-            index: AtomicU32::new(0),
-        }
-    }
-
-    /// Sets [`MethodDescriptor::idempotent`].
-    #[must_use]
-    pub const fn idempotent(mut self) -> Self {
-        self.idempotent = true;
-        self
-    }
-
-    /// Sets [`MethodDescriptor::no_cancel`].
-    #[must_use]
-    pub const fn no_cancel(mut self) -> Self {
-        self.no_cancel = true;
-        self
-    }
-
-    /// Sets [`MethodDescriptor::spawn`].
-    #[must_use]
-    pub const fn spawn(mut self) -> Self {
-        self.spawn = true;
-        self
-    }
-
-    /// A small number of this method, unique in this process and assigned on first use: for
-    /// tables of per-method state. The methods in use number from 0 without gaps.
-    #[must_use]
-    pub fn dense_index(&'static self) -> u32 {
-        let mut index = self.index.load(Ordering::Acquire);
-        if index == 0 {
-            index = self.assign_index();
-        }
-        index - 1
-    }
-
-    #[cold]
-    fn assign_index(&'static self) -> u32 {
-        static ASSIGNING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
-        let _one_at_a_time = ASSIGNING.lock();
-        let assigned = self.index.load(Ordering::Acquire);
-        if assigned != 0 {
-            return assigned;
-        }
-        let index = NEXT_INDEX.fetch_add(1, Ordering::Relaxed);
-        self.index.store(index, Ordering::Release);
-        index
-    }
-}
 
 /// What both sides know of a service. Lives in a `static` of the generated code.
 #[derive(Debug)]
@@ -303,6 +177,9 @@ impl fmt::Debug for ReplyParts {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::method::NEXT_INDEX;
     use super::*;
 
     #[test]

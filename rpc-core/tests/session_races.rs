@@ -402,7 +402,7 @@ impl Drop for Trace<'_> {
     }
 }
 
-/// Visits every reachable state. WakeList how many there are, and all outcomes seen.
+/// Visits every reachable state. Returns how many there are, and all outcomes seen.
 fn search(variant: Variant) -> (usize, HashSet<String>) {
     let base = Instant::now();
     let replay = |path: &[Action]| {

@@ -52,7 +52,7 @@ pub(crate) struct Method {
     pub(crate) written: Signature,
     pub(crate) default: Option<Block>,
     pub(crate) arguments: Vec<Argument>,
-    pub(crate) returns: WakeList,
+    pub(crate) returns: Returns,
     pub(crate) idempotent: bool,
     pub(crate) no_cancel: bool,
     pub(crate) spawn: bool,
@@ -66,7 +66,7 @@ pub(crate) struct Argument {
 }
 
 /// A result.
-pub(crate) enum WakeList {
+pub(crate) enum Returns {
     /// `-> T`, or nothing.
     Plain(Type),
     /// `-> Result<T, E>`.
@@ -250,7 +250,7 @@ impl Checker<'_> {
     fn signature(
         &mut self,
         arguments: &[Argument],
-        returns: &WakeList,
+        returns: &Returns,
         version: Option<&LitInt>,
     ) -> String {
         let version = version.and_then(|literal| match literal.base10_parse::<u64>() {
@@ -262,8 +262,8 @@ impl Checker<'_> {
         });
         let arguments: Vec<&Type> = arguments.iter().map(|argument| &argument.ty).collect();
         let (result, error) = match returns {
-            WakeList::Plain(ty) | WakeList::Alias(ty) => (ty, None),
-            WakeList::Result { ok, error } => (&**ok, Some(&**error)),
+            Returns::Plain(ty) | Returns::Alias(ty) => (ty, None),
+            Returns::Result { ok, error } => (&**ok, Some(&**error)),
         };
         signature::text(&arguments, Some(result), error, version)
     }
@@ -361,7 +361,7 @@ impl Checker<'_> {
         Argument { ident, ty: (*typed.ty).clone(), decoded }
     }
 
-    fn returns(&mut self, output: &ReturnType, options: &MethodOptions) -> WakeList {
+    fn returns(&mut self, output: &ReturnType, options: &MethodOptions) -> Returns {
         if let (Some(_), Some(plain)) = (&options.result, &options.plain) {
             self.errors.at(plain, "a return type is either a `result` or `plain`");
         }
@@ -371,7 +371,7 @@ impl Checker<'_> {
         };
         if options.plain.is_some() {
             types::result(&ty, &mut self.errors);
-            return WakeList::Plain(ty);
+            return Returns::Plain(ty);
         }
         let segment = types::last_segment(&ty).filter(|segment| segment.ident == "Result");
         let parts = segment.map(types::type_arguments);
@@ -379,7 +379,7 @@ impl Checker<'_> {
             Some([ok, error]) => {
                 types::result(ok, &mut self.errors);
                 types::result(error, &mut self.errors);
-                WakeList::Result { ok: Box::new((*ok).clone()), error: Box::new((*error).clone()) }
+                Returns::Result { ok: Box::new((*ok).clone()), error: Box::new((*error).clone()) }
             }
             Some([_]) if options.result.is_none() => {
                 self.errors.at(
@@ -387,15 +387,15 @@ impl Checker<'_> {
                     "this `Result` is an alias, whose error type cannot be seen here: write both \
                      types, or mark the method #[rpc(result)]",
                 );
-                WakeList::Plain(ty)
+                Returns::Plain(ty)
             }
             _ if options.result.is_some() => {
                 types::result(&ty, &mut self.errors);
-                WakeList::Alias(ty)
+                Returns::Alias(ty)
             }
             _ => {
                 types::result(&ty, &mut self.errors);
-                WakeList::Plain(ty)
+                Returns::Plain(ty)
             }
         }
     }

@@ -211,7 +211,7 @@ impl Inner {
         drop(excess);
     }
 
-    /// Gives back what was at home at `since` already. WakeList whether to look again.
+    /// Gives back what was at home at `since` already. Returns whether to look again.
     fn trim_idle(&self, since: Instant) -> bool {
         let keeps_slots = self.slots.trim_idle(since);
         let (gone, goes_on) = {

@@ -59,7 +59,7 @@ impl SlotHome {
         drop(idle);
     }
 
-    /// Gives back what was at home at `since` already. WakeList whether something is left.
+    /// Gives back what was at home at `since` already. Returns whether something is left.
     pub(super) fn trim_idle(&self, since: Instant) -> bool {
         let mut idle = self.idle.lock();
         let gone: Vec<_> = idle.extract_if(.., |(_, at)| *at <= since).collect();

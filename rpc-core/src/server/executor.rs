@@ -18,8 +18,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 
+use rpc_transport::engine::executor::Executor;
 use rpc_transport::engine::shard::{ConnectionKey, State};
-use rpc_transport::engine::upper::Executor;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 use rpc_transport::user_code::caught;

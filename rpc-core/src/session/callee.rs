@@ -258,7 +258,7 @@ impl<W, H> Session<W, H> {
         self.check_drained();
     }
 
-    /// WakeList whether the signature was accepted with the call, if the caller still waits; else
+    /// Returns whether the signature was accepted with the call, if the caller still waits; else
     /// gives the proof that it waits for.
     #[inline(always)]
     fn end_handler(&mut self, id: WireId) -> Option<bool> {

@@ -173,7 +173,7 @@ impl<W, H> Session<W, H> {
         taken.waiter
     }
 
-    /// Nobody waits for the slot's call any more. WakeList whether the peer never saw it.
+    /// Nobody waits for the slot's call any more. Returns whether the peer never saw it.
     fn give_up_slot(&mut self, slot: u32, send_cancel: bool, revoke: Revoke<'_>) -> bool {
         let id = self.slots.id(slot);
         if revoke(tag(Side::Request, id)).is_unsent() {

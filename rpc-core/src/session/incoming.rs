@@ -181,7 +181,7 @@ impl<H> IncomingCalls<H> {
         }
     }
 
-    /// The method's signature was accepted with this call. WakeList the method.
+    /// The method's signature was accepted with this call. Returns the method.
     pub(super) fn accept_signature(&mut self, id: WireId) -> Option<u32> {
         let entry = self.find(id)?;
         entry.signature_accepted = true;
@@ -231,7 +231,7 @@ impl<H> IncomingCalls<H> {
     }
 
     /// The connection is gone: forgets every call but those that must not be stopped, which end
-    /// by themselves. WakeList the handlers to stop.
+    /// by themselves. Returns the handlers to stop.
     pub(super) fn clear(&mut self) -> impl Iterator<Item = H> {
         let in_flight = &mut self.in_flight;
         self.entries.iter_mut().filter_map(move |entry| {

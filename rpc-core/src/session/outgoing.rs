@@ -282,7 +282,7 @@ impl<W> Calls<W> {
         Some(outcome)
     }
 
-    /// The reply to a sent call, without its head. WakeList the call's deadline, to be removed, and
+    /// The reply to a sent call, without its head. Returns the call's deadline, to be removed, and
     /// who waits, to be woken.
     #[inline]
     pub(super) fn reply(

@@ -229,7 +229,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Frame, usize), WireError> {
     parse_with_tail(bytes, 0)
 }
 
-/// Reads the head of a frame with a tail of `tail_bytes`. WakeList it with the number of bytes that
+/// Reads the head of a frame with a tail of `tail_bytes`. Returns it with the number of bytes that
 /// it takes: what follows is metadata, PARTS block and body of a request, PARTS block and body of a
 /// response.
 ///

@@ -11,7 +11,7 @@ use quote::{ToTokens, quote_spanned};
 use syn::{GenericArgument, Path, PathArguments, Type};
 
 use super::{alias_parts, quote};
-use crate::model::{Method, Service, WakeList};
+use crate::model::{Method, Returns, Service};
 use crate::types::{self, bare, is_ident, located, span_of};
 
 /// What a type is used for.
@@ -57,12 +57,12 @@ impl Checks {
             self.add(method, &argument.decoded.ty, Role::Argument);
         }
         match &method.returns {
-            WakeList::Plain(ty) => self.add(method, ty, Role::Result),
-            WakeList::Result { ok, error } => {
+            Returns::Plain(ty) => self.add(method, ty, Role::Result),
+            Returns::Result { ok, error } => {
                 self.add(method, ok, Role::Result);
                 self.add(method, error, Role::Error);
             }
-            WakeList::Alias(ty) => {
+            Returns::Alias(ty) => {
                 let (ok, error) = alias_parts(krate, ty);
                 self.add(method, &ok, Role::Result);
                 self.add(method, &error, Role::Error);

@@ -5,13 +5,13 @@ use quote::quote_spanned;
 use syn::{Attribute, Type};
 
 use super::{alias_parts, method_static, probes, quote};
-use crate::model::{Argument, Method, Service, WakeList};
+use crate::model::{Argument, Method, Returns, Service};
 use crate::types::{self, located, span_of};
 
 /// What the client's method returns, and the function that decodes it.
-fn client_result(krate: &syn::Path, returns: &WakeList) -> (TokenStream, TokenStream) {
+fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStream) {
     match returns {
-        WakeList::Plain(ty) => {
+        Returns::Plain(ty) => {
             let ty = types::client_result(ty);
             let shape = types::shape(&ty, "take_owned_shape", krate);
             let span = span_of(&ty);
@@ -21,12 +21,12 @@ fn client_result(krate: &syn::Path, returns: &WakeList) -> (TokenStream, TokenSt
                 quote_spanned!(span=> #there::__private::plain::<#ty, _>(#shape)),
             )
         }
-        WakeList::Result { ok, error } => {
+        Returns::Result { ok, error } => {
             let ok = types::client_result(ok);
             let error = types::client_result(error);
             result_parts(krate, &ok, &error)
         }
-        WakeList::Alias(ty) => {
+        Returns::Alias(ty) => {
             let (ok, error) = alias_parts(krate, &types::client_result(ty));
             result_parts(krate, &ok, &error)
         }

@@ -8,7 +8,7 @@ use quote::{format_ident, quote_spanned};
 use syn::Type;
 
 use super::{alias_parts, method_static, method_variant, probes, quote};
-use crate::model::{Method, Service, WakeList};
+use crate::model::{Method, Returns, Service};
 use crate::types::{self, located, span_of};
 
 pub(super) fn server(service: &Service, server: &Ident) -> TokenStream {
@@ -128,12 +128,12 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
         }
     };
     match &method.returns {
-        WakeList::Plain(ty) => value(quote!(output), ty),
-        WakeList::Result { ok, error } => {
+        Returns::Plain(ty) => value(quote!(output), ty),
+        Returns::Result { ok, error } => {
             let ok = value(quote!(value), ok);
             split(quote!(output), ok, error, span_of(error))
         }
-        WakeList::Alias(ty) => {
+        Returns::Alias(ty) => {
             let span = span_of(ty);
             let (ok, error) = alias_parts(krate, ty);
             let output = {

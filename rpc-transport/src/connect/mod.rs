@@ -6,4 +6,6 @@
 pub mod address;
 pub mod error;
 mod negotiate;
+mod rdma;
+mod resolved;
 pub mod schemes;

@@ -18,7 +18,7 @@ use async_trait::async_trait;
 
 use crate::connect::address::{Address, HostPort};
 use crate::connect::error::{ConnectError, ListenError};
-use crate::connect::schemes::Resolved;
+use crate::connect::resolved::Resolved;
 use crate::device::soft;
 use crate::device::{Connector, Incoming, Listener};
 
@@ -169,9 +169,7 @@ async fn resolve_rdma(at: &HostPort, port: u16) -> Result<Resolved, String> {
         return Err("the server offers no RDMA".to_owned());
     }
     let address = Address::Rdma(HostPort { host: at.host.clone(), port });
-    match tokio::time::timeout(BETTER_WAY_BUDGET, crate::connect::schemes::resolve_rdma(&address))
-        .await
-    {
+    match tokio::time::timeout(BETTER_WAY_BUDGET, crate::connect::rdma::resolve(&address)).await {
         Ok(Ok(resolved)) => Ok(resolved),
         Ok(Err(error)) => Err(format!("RDMA failed: {error}")),
         Err(_) => Err(format!("RDMA gave no answer within {BETTER_WAY_BUDGET:?}")),
@@ -187,7 +185,7 @@ async fn listen_rdma(_at: &HostPort) -> Option<Box<dyn Listener>> {
 #[cfg(feature = "verbs")]
 async fn listen_rdma(at: &HostPort) -> Option<Box<dyn Listener>> {
     let address = Address::Rdma(HostPort { host: at.host.clone(), port: 0 });
-    match crate::connect::schemes::listen_rdma(&address).await {
+    match crate::connect::rdma::listen(&address).await {
         Ok(listener) => Some(listener),
         Err(error) => {
             tracing::debug!(%error, "no RDMA for this auto:// address");

@@ -121,7 +121,7 @@ mod loom_tests {
     }
 
     /// Two threads add one event each while the owner, woken early, looks once and then sleeps;
-    /// afterwards it looks again if the bell rings. WakeList the number of events taken.
+    /// afterwards it looks again if the bell rings. Returns the number of events taken.
     fn taken(silences_first: bool) -> usize {
         let events = events();
         let putters = [1, 2].map(|number| {

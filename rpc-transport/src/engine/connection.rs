@@ -38,7 +38,7 @@ use crate::connect::error::CloseCause;
 use crate::device::{
     Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Status,
 };
-use crate::engine::shard::Deferred;
+use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke, Submission};
 use crate::log_limit::LogLimit;
 use crate::memory::budget::MemoryBudget;
@@ -299,7 +299,7 @@ impl<P: Protocol> Connection<P> {
         while let Some(reader) = link.take_reader() {
             self.deferred.push(Deferred::Wake(reader));
         }
-        take_garbage(link, &mut self.deferred);
+        take_freed(link, &mut self.deferred);
         let message = match inbound {
             Inbound::None => return Ok(()),
             Inbound::Message => message,
@@ -374,7 +374,7 @@ impl<P: Protocol> Connection<P> {
             self.fail(cq, &cause);
         }
         if let Some(link) = &mut self.link {
-            take_garbage(link, &mut self.deferred);
+            take_freed(link, &mut self.deferred);
         }
         self.finish_drain(cq, now)
     }
@@ -574,9 +574,9 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
 
 /// Takes what a link is done with out of the lock.
 #[inline]
-fn take_garbage(link: &mut Link, deferred: &mut Vec<Deferred>) {
-    while let Some(_garbage) = link.take_garbage() {
-        deferred.push(Deferred::Garbage { _garbage });
+fn take_freed(link: &mut Link, deferred: &mut Vec<Deferred>) {
+    while let Some(_freed) = link.take_freed() {
+        deferred.push(Deferred::Freed { _freed });
     }
 }
 

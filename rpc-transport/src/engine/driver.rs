@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -32,9 +32,11 @@ use tokio::time::Sleep;
 
 use self::tempo::Tempo;
 use crate::engine::clock;
-use crate::engine::shard::{ConnectionKey, Deferred, Shard};
+use crate::engine::deferred::Deferred;
+use crate::engine::executor::Executor;
+use crate::engine::shard::{ConnectionKey, Shard};
 use crate::engine::spin::{PollMode, SpinPolicy, Wait};
-use crate::engine::upper::{Executor, Protocol};
+use crate::engine::upper::Protocol;
 use crate::user_code::caught;
 
 /// Rounds with progress before other tasks of the worker get their turn.
@@ -354,6 +356,3 @@ impl<P: Protocol, E: Executor<P>> std::fmt::Debug for Driver<P, E> {
         f.debug_struct("Driver").field("shard", &self.shard).finish_non_exhaustive()
     }
 }
-
-/// Longest time that a connection waits for its flushed work requests before its QP is destroyed.
-pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(5);

@@ -6,8 +6,10 @@
 
 pub mod clock;
 mod connection;
+mod deferred;
 pub mod driver;
 pub mod establish;
+pub mod executor;
 pub mod shard;
 pub mod spin;
 pub mod upper;

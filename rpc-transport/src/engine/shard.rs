@@ -15,7 +15,6 @@
 //!    sleeps until the earliest registered one misses none.
 
 mod caller_polling;
-mod deferred;
 mod returns;
 mod state;
 #[cfg(any(test, feature = "model"))]
@@ -30,13 +29,13 @@ use std::task::Waker;
 
 use parking_lot::{Mutex, MutexGuard};
 
-pub(crate) use self::deferred::Deferred;
 pub(crate) use self::returns::WakeList;
 pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
 pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
 use crate::device::{Device, ProviderError};
+use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke};
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::frame::CloseReason;

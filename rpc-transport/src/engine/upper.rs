@@ -100,23 +100,3 @@ pub trait Protocol: Send + Sized + 'static {
     /// Whether nothing is in flight, so that a graceful close may go on.
     fn is_idle(&self) -> bool;
 }
-
-/// Runs actions outside the shard's lock, and feeds results back under it.
-pub trait Executor<P: Protocol>: Send + 'static {
-    /// Runs one action. User code is allowed here. WakeList whether a task was woken, in which case
-    /// the driver yields to it soon.
-    fn execute(&mut self, key: crate::engine::shard::ConnectionKey, action: P::Action) -> bool;
-
-    /// The driver is going away: the action must not run user code any more, but waiters must be
-    /// woken.
-    fn discard(&mut self, action: P::Action);
-
-    /// Feeds results of executed actions back. Runs under the lock: no user code here.
-    fn apply(&mut self, state: &mut crate::engine::shard::State<P>);
-
-    /// Called outside the lock, after [`Executor::apply`]: drops what must not be dropped under it.
-    fn applied(&mut self) {}
-
-    /// Whether [`Executor::apply`] has something to feed back.
-    fn has_results(&self) -> bool;
-}

@@ -28,7 +28,7 @@
 //! 6. What leaves between two slices of a segment is no frame of the bulk lane; once its message is
 //!    revoked nothing does, so that what the session then says of it never overtakes it.
 //! 7. Messages with tails, whose memory may be the user's, are never dropped in here: they are handed
-//!    back or come out as [`Garbage`].
+//!    back or come out as [`Freed`].
 
 mod bulk;
 mod fast_path;
@@ -133,7 +133,7 @@ impl<M> Revoked<M> {
 
 /// What a link is done with, to be let go of outside of any lock: its memory may be the user's.
 #[derive(Debug)]
-pub enum Garbage {
+pub enum Freed {
     /// Memory of a slot that is free again.
     Slot(SlotOffer),
     /// A message with a tail: sent, given up or refused.
@@ -202,7 +202,7 @@ pub struct Link {
     keep_alive: KeepAlive,
     assembly: Assembly,
     readers: Vec<Waker>,
-    freed_slots: Vec<Garbage>,
+    freed: Vec<Freed>,
     /// Both directions' arenas, if the handshake agreed on them.
     arenas: Option<Box<Arenas>>,
     features: Features,
@@ -275,7 +275,7 @@ impl Link {
                 arenas.as_ref().map(|arenas| arenas.home()),
             ),
             readers: Vec::new(),
-            freed_slots: Vec::new(),
+            freed: Vec::new(),
             arenas,
             features: agreed.features,
             room: Self::written_room(frame_bytes),
@@ -309,7 +309,7 @@ impl Link {
     /// take that lane too.
     ///
     /// # Errors
-    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is [`Garbage`].
+    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is [`Freed`].
     #[inline]
     pub fn submit(&mut self, lane: Lane, tag: u64, message: OutBuf) -> Result<(), SubmitError> {
         if self.is_closing() {
@@ -342,7 +342,7 @@ impl Link {
     /// [`Link::poll_transmit`], when there may be something.
     pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         if let Some(sent) = self.segmenter.reap() {
-            self.freed_slots.push(Garbage::Message(sent));
+            self.freed.push(Freed::Message(sent));
         }
         if self.is_closing() {
             return self.poll_close();

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::executor::Executor;
 use rpc_transport::engine::shard::{ConnectionKey, State};
-use rpc_transport::engine::upper::{Executor, Outside, Protocol, Revoke, Submission};
+use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::link::{Lane, SubmitError};

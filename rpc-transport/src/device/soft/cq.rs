@@ -185,7 +185,7 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// Visits hot QPs until the caller's list has taken `room` more completions. WakeList whether
+    /// Visits hot QPs until the caller's list has taken `room` more completions. Returns whether
     /// any QP was active.
     #[inline]
     fn visit_hot(&mut self, completions: &mut Vec<Completion>, room: usize) -> bool {
@@ -270,7 +270,7 @@ impl SoftCompletionQueue {
         self.bells.clear();
     }
 
-    /// Takes events from the epoll set and puts their QPs on the hot list. WakeList whether there
+    /// Takes events from the epoll set and puts their QPs on the hot list. Returns whether there
     /// were any.
     #[cold]
     fn take_events(&mut self) -> bool {

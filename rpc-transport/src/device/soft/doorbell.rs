@@ -138,7 +138,7 @@ mod loom_tests {
         }
     }
 
-    /// Arms and looks once more. WakeList true if it has not seen the last message and would sleep.
+    /// Arms and looks once more. Returns true if it has not seen the last message and would sleep.
     fn would_sleep(shared: &Shared, with_fence: bool) -> bool {
         let mut sleeper = Sleeper::default();
         sleeper.arm(&shared.armed);

@@ -165,7 +165,7 @@ impl Outbox {
         *self = Self { written_bytes: self.written_bytes, ..Self::default() };
     }
 
-    /// Writes as much as the socket takes. WakeList whether that was everything.
+    /// Writes as much as the socket takes. Returns whether that was everything.
     ///
     /// # Errors
     /// Those of `sendmsg(2)`: the connection is lost.

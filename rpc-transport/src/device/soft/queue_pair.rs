@@ -327,7 +327,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the WRs that the peer has accepted. WakeList whether there were any.
+    /// Completes the WRs that the peer has accepted. Returns whether there were any.
     fn collect(&mut self, sink: &mut Sink<'_>) -> bool {
         let before = self.requester.outstanding();
         let settled = match self.wire.feedback() {
@@ -340,7 +340,7 @@ impl QueuePair {
         before != self.requester.outstanding()
     }
 
-    /// Processes packets from the ring. WakeList whether it is empty.
+    /// Processes packets from the ring. Returns whether it is empty.
     #[inline]
     fn receive_ring(&mut self, sink: &mut Sink<'_>, visit: &mut Visit) -> bool {
         let Self { wire: Wire::Ring(wire), requester, responder, used, burst, .. } = self else {
@@ -378,7 +378,7 @@ impl QueuePair {
         })
     }
 
-    /// Processes frames from the stream. WakeList whether nothing is left to be read.
+    /// Processes frames from the stream. Returns whether nothing is left to be read.
     fn receive_tcp(
         &mut self,
         attention: bool,
@@ -465,7 +465,7 @@ impl QueuePair {
         matches!(self.wire, Wire::Tcp(_))
     }
 
-    /// Ends a batch on the wire. WakeList whether WRs wait that no event of the peer will restart.
+    /// Ends a batch on the wire. Returns whether WRs wait that no event of the peer will restart.
     #[inline]
     pub(super) fn notify(&mut self) -> bool {
         self.wire.notify();

@@ -143,7 +143,7 @@ impl Regions {
         result
     }
 
-    /// Drops regions until `len` more bytes may be mapped. WakeList `false` if they never may be.
+    /// Drops regions until `len` more bytes may be mapped. Returns `false` if they never may be.
     fn make_room(&mut self, len: u64) -> bool {
         if len > MAX_MAPPED_BYTES {
             return false;

@@ -194,7 +194,7 @@ impl Requester {
     }
 
     /// Fastest path, taken by nearly every WR: a small inline SEND over rings, with no WR waiting
-    /// ahead of it. WakeList whether it was sent; if not, [`Requester::post`] must be called.
+    /// ahead of it. Returns whether it was sent; if not, [`Requester::post`] must be called.
     #[inline(always)]
     pub(super) fn post_small(
         &mut self,
@@ -432,7 +432,7 @@ impl Requester {
         Some(wr.held.piece(got, len).base)
     }
 
-    /// Counts `len` bytes of the oldest incomplete READ as arrived. WakeList `false` if the end of
+    /// Counts `len` bytes of the oldest incomplete READ as arrived. Returns `false` if the end of
     /// the answer is not the end of the READ.
     pub(super) fn read_arrived(&mut self, len: usize, last: bool) -> bool {
         let Some(wr) = self.in_flight.iter_mut().find(|wr| wr.reading.is_some()) else {

@@ -369,7 +369,7 @@ fn no_payload(head: Head) -> Result<Landing, Refusal> {
     if head.payload_bytes() == 0 { Ok(NonNull::dangling()) } else { Err(Refusal::Protocol) }
 }
 
-/// Sends packets of a READ's answer. WakeList whether it is complete.
+/// Sends packets of a READ's answer. Returns whether it is complete.
 fn send_read(
     memory: &Arc<Memory>,
     at: &mut usize,
@@ -393,7 +393,7 @@ fn send_read(
     true
 }
 
-/// Passes a region's memory file to the peer on the side channel, then answers on the wire. WakeList
+/// Passes a region's memory file to the peer on the side channel, then answers on the wire. Returns
 /// whether both are done.
 fn send_map(
     span: &mut Span,

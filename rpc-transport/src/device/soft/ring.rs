@@ -194,7 +194,7 @@ impl Ring {
         self.tail
     }
 
-    /// Publishes a packet. WakeList the position after it.
+    /// Publishes a packet. Returns the position after it.
     ///
     /// # Errors
     /// When the ring is full, or the packet is longer than [`Ring::max_body_bytes`].
@@ -239,7 +239,7 @@ impl Ring {
         Ok(self.tail)
     }
 
-    /// Fast path for by far the most common packet: publishes a SEND that fits in one slot. WakeList
+    /// Fast path for by far the most common packet: publishes a SEND that fits in one slot. Returns
     /// `None` when it does not fit, or the ring is full.
     #[inline(always)]
     pub(super) fn push_send(&mut self, bytes: &[u8], ack: bool) -> Option<u64> {
@@ -267,7 +267,7 @@ impl Ring {
     }
 
     /// Makes sure that the peer will report acceptance of everything sent so far, asking if no
-    /// packet has asked yet. WakeList the position to wait for, or `None` when the ring is full.
+    /// packet has asked yet. Returns the position to wait for, or `None` when the ring is full.
     pub(super) fn await_all(&mut self) -> Option<u64> {
         if self.awaited == self.tail || self.accepted == self.tail {
             return Some(self.tail);
@@ -303,7 +303,7 @@ impl Ring {
         self.overwritten[slot / 64] |= 1 << (slot % 64);
     }
 
-    /// Copies a piece to byte `at` of the slots, wrapping around. WakeList where it ends.
+    /// Copies a piece to byte `at` of the slots, wrapping around. Returns where it ends.
     #[inline]
     fn write(&self, at: usize, piece: Piece) -> usize {
         let at = at & (self.bytes - 1);

@@ -62,7 +62,7 @@ impl SetupQp {
 pub(super) trait Dial: fmt::Debug + Send {
     fn device(&self) -> &'static Arc<dyn Device>;
 
-    /// Sends the request, with private data of [`REQ_PRIVATE_DATA_BYTES`]. WakeList the private data
+    /// Sends the request, with private data of [`REQ_PRIVATE_DATA_BYTES`]. Returns the private data
     /// of the answer, who the peer is, and the wire to it.
     async fn dial(
         self,

@@ -348,7 +348,7 @@ async fn handshake(
     }
 }
 
-/// Checks a request. WakeList its private data and the peer's half.
+/// Checks a request. Returns its private data and the peer's half.
 fn check_request(mut request: Message) -> Result<(Vec<u8>, PeerHalf), String> {
     if request.kind != REQUEST {
         return Err(format!("a request was expected, not a message of kind {}", request.kind));

@@ -85,7 +85,7 @@ impl SideChannel {
         }
     }
 
-    /// Reads a batch of messages. WakeList whether there may be more.
+    /// Reads a batch of messages. Returns whether there may be more.
     #[cold]
     fn read(&mut self) -> bool {
         let arrived = &mut self.arrived;
@@ -103,7 +103,7 @@ impl SideChannel {
         }
     }
 
-    /// Passes a region's memory file to the peer. WakeList `false` if it must be tried again later.
+    /// Passes a region's memory file to the peer. Returns `false` if it must be tried again later.
     ///
     /// # Errors
     /// When the peer is gone.

@@ -221,7 +221,7 @@ pub(super) struct Small<'a> {
     pub(super) file: Option<OwnedFd>,
 }
 
-/// Receives up to [`BATCH`] waiting messages in one system call. WakeList how many there were.
+/// Receives up to [`BATCH`] waiting messages in one system call. Returns how many there were.
 ///
 /// # Errors
 /// Those of `recvmmsg(2)`.

@@ -336,7 +336,7 @@ async fn handshake(
     }
 }
 
-/// Answers probes until the request comes. WakeList its private data.
+/// Answers probes until the request comes. Returns its private data.
 async fn request(stream: &mut TcpStream, probe: Option<ProbeAnswer>) -> io::Result<Vec<u8>> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     for _ in 0..=MAX_PROBES {

@@ -71,7 +71,7 @@ impl Wire {
         }
     }
 
-    /// Sends a packet, copying its payload. WakeList the position after it.
+    /// Sends a packet, copying its payload. Returns the position after it.
     #[inline]
     pub(super) fn send_copied(
         &mut self,
@@ -209,7 +209,7 @@ impl Wire {
         }
     }
 
-    /// Passes a region's memory file to the peer, ahead of the packets that follow. WakeList `false`
+    /// Passes a region's memory file to the peer, ahead of the packets that follow. Returns `false`
     /// if it must be tried again later.
     ///
     /// # Errors

@@ -255,7 +255,7 @@ impl RingWire {
         Some(Landing::dangling())
     }
 
-    /// Passes a region's memory file. WakeList `false` if it must be tried again later.
+    /// Passes a region's memory file. Returns `false` if it must be tried again later.
     ///
     /// # Errors
     /// When this wire cannot pass files, or the peer is gone.

@@ -461,7 +461,7 @@ impl TcpWire {
         }
     }
 
-    /// Processes bytes until the visit reaches its limits. WakeList how many bytes it used.
+    /// Processes bytes until the visit reaches its limits. Returns how many bytes it used.
     fn consume(
         &mut self,
         bytes: &[u8],
@@ -567,7 +567,7 @@ impl TcpWire {
     }
 }
 
-/// Copies the missing part of a frame's head and extension. WakeList how many bytes it used.
+/// Copies the missing part of a frame's head and extension. Returns how many bytes it used.
 fn fill_head(
     head: &mut [u8; HEAD_BYTES + MAX_EXTENSION_BYTES],
     have: &mut usize,

@@ -18,7 +18,7 @@ use super::context::Context;
 use super::ffi::{self, async_event as number};
 use super::service::IdKey;
 
-/// Reads all events. WakeList the ids of QPs that have received something before their connection
+/// Reads all events. Returns the ids of QPs that have received something before their connection
 /// was reported as established.
 ///
 /// # Errors

@@ -146,7 +146,7 @@ impl CqGuard {
         }
     }
 
-    /// Takes up to `wcs.len()` completions. WakeList how many.
+    /// Takes up to `wcs.len()` completions. Returns how many.
     pub(super) fn poll(&self, wcs: &mut [MaybeUninit<ffi::ibv_wc>]) -> Result<usize, i32> {
         let room = i32::try_from(wcs.len()).unwrap_or(i32::MAX);
         // SAFETY: a live CQ, and room for `room` completions.

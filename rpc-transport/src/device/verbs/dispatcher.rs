@@ -72,7 +72,7 @@ impl Dispatcher {
         }
     }
 
-    /// Waits for something to do (invariant 2). WakeList the devices that have asynchronous events.
+    /// Waits for something to do (invariant 2). Returns the devices that have asynchronous events.
     fn sleep(&self) -> Vec<Arc<VerbsDevice>> {
         let devices = device::opened();
         let mut fds = vec![

@@ -391,7 +391,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         Ok(completions.len() - start)
     }
 
-    /// WakeList `false`: the PAUSE instruction would delay the next poll by about a hundred cycles,
+    /// Returns `false`: the PAUSE instruction would delay the next poll by about a hundred cycles,
     /// and much more on an emulated CPU (see docs/performance.md).
     fn uses_spin_hint(&self) -> bool {
         false

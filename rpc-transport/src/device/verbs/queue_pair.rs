@@ -167,7 +167,7 @@ unsafe impl Send for QpGuard {}
 unsafe impl Sync for QpGuard {}
 
 impl QpGuard {
-    /// Creates a QP and moves it to INIT. WakeList it with the inline bytes granted, which may be
+    /// Creates a QP and moves it to INIT. Returns it with the inline bytes granted, which may be
     /// fewer than asked for.
     pub(super) fn create(
         cq: &Arc<CqGuard>,

@@ -51,7 +51,7 @@ impl Drop for Token {
 }
 
 /// Waits until every object that was dropped before this call has also been destroyed in the
-/// device, or until `limit` has passed. WakeList true when all are destroyed. Meant for orderly
+/// device, or until `limit` has passed. Returns true when all are destroyed. Meant for orderly
 /// exits and for tests: nothing depends on it, and it blocks the thread.
 #[must_use]
 pub fn wait_for_teardown(limit: Duration) -> bool {

@@ -59,7 +59,7 @@ impl<T> SendRing<T> {
         self.posted.len()
     }
 
-    /// Takes a slot. WakeList the WR's position.
+    /// Takes a slot. Returns the WR's position.
     pub(super) fn push(&mut self, wr: Posted<T>) -> u32 {
         let position = self.position_of(self.posted.len());
         self.posted.push_back(wr);
@@ -94,7 +94,7 @@ impl<T> SendRing<T> {
         self.stranded = (self.stranded + count).min(self.posted.len());
     }
 
-    /// WakeList the stranded WRs, once nothing is before them.
+    /// Returns the stranded WRs, once nothing is before them.
     pub(super) fn take_stranded(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
         let count = if self.stranded == self.posted.len() { self.stranded } else { 0 };
         self.stranded -= count;
@@ -102,7 +102,7 @@ impl<T> SendRing<T> {
         self.posted.drain(..count)
     }
 
-    /// WakeList everything, in order, when the QP is destroyed.
+    /// Returns everything, in order, when the QP is destroyed.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Posted<T>> + '_ {
         self.stranded = 0;
         self.first = self.position_of(self.posted.len());

@@ -119,7 +119,7 @@ pub(super) struct Service {
 static SERVICE: Mutex<Option<&'static Service>> = Mutex::new(None);
 
 impl Service {
-    /// WakeList the service, starting it if necessary (invariant 1).
+    /// Returns the service, starting it if necessary (invariant 1).
     ///
     /// # Errors
     /// When the machine has no connection manager, or this process may not use it. The next call

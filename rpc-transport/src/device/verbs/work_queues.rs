@@ -240,14 +240,14 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// Records a RECV that is about to be posted. WakeList its key for the device.
+    /// Records a RECV that is about to be posted. Returns its key for the device.
     pub(super) fn hold_recv(&mut self, wr: RecvWr) -> u64 {
         let position = self.recv.insert(wr);
         // At most the RQ's limit, so it fits.
         self.key(Queue::Recv, u32::try_from(position).unwrap_or(0))
     }
 
-    /// WakeList a RECV that the device refused.
+    /// Returns a RECV that the device refused.
     pub(super) fn unhold_recv(&mut self, key: u64) -> Option<RecvWr> {
         let position = WrKey::decode(key)?.position as usize;
         self.recv.try_remove(position)
@@ -266,7 +266,7 @@ impl WorkQueues {
         }
     }
 
-    /// The QP is in ERR. WakeList the key of a drain WR if one must be posted after everything else.
+    /// The QP is in ERR. Returns the key of a drain WR if one must be posted after everything else.
     pub(super) fn enter_error(&mut self) -> Option<u64> {
         if self.state == QpState::Error {
             return None;
@@ -314,7 +314,7 @@ impl WorkQueues {
         }
     }
 
-    /// Handles a completion of the device, and adds the resulting completions to `out`. WakeList
+    /// Handles a completion of the device, and adds the resulting completions to `out`. Returns
     /// false if it belongs to nothing that is posted.
     pub(super) fn complete(
         &mut self,
@@ -356,7 +356,7 @@ impl WorkQueues {
         known
     }
 
-    /// WakeList all memory that the device may still use, when the QP is destroyed.
+    /// Returns all memory that the device may still use, when the QP is destroyed.
     pub(super) fn take_all(&mut self) -> Vec<Box<dyn std::any::Any + Send>> {
         let sends = self.send.take_all().map(|wr| Box::new(wr.held) as _);
         let recvs = self.recv.drain().map(|wr| Box::new(wr.buffer) as _);

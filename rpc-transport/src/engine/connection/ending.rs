@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use super::queue_pair::{Phase, post_drain_wr};
 use super::send_path::InFlight;
-use super::{Connection, OwnSilence, Pressing, take_garbage};
+use super::{Connection, OwnSilence, Pressing, take_freed};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionQueue, QpHandle, Status};
 use crate::engine::clock;
-use crate::engine::driver::DRAIN_LIMIT;
-use crate::engine::shard::Deferred;
+use crate::engine::deferred::Deferred;
 use crate::engine::upper::Protocol;
 use crate::log_limit::LogLimit;
 use crate::protocol::frame::{CloseCode, CloseReason};
 
+/// Longest time that a connection waits for its flushed work requests before its QP is destroyed.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Longest time that an orderly close waits without anything being sent.
 const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
 /// Time after this end's own silence in which a lost peer is put down to it.
@@ -72,7 +73,7 @@ impl<P: Protocol> Connection<P> {
     pub(super) fn retire_link(&mut self) {
         let Some(mut link) = self.link.take() else { return };
         link.abandon_messages();
-        take_garbage(&mut link, &mut self.deferred);
+        take_freed(&mut link, &mut self.deferred);
         let unfinished = link.take_unfinished();
         self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
         self.retired_link = Some(link);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::send_path::InFlight;
 use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
-use crate::engine::shard::Deferred;
+use crate::engine::deferred::Deferred;
 use crate::memory::region::{Buffer, BufferPool};
 
 /// The link's tokens are below 2^33; what is above counts send WRs.

@@ -16,7 +16,7 @@ use crate::connect::error::CloseCause;
 use crate::device::{
     Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
 };
-use crate::engine::shard::Deferred;
+use crate::engine::deferred::Deferred;
 use crate::memory::owned::OwnedMemory;
 use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::part::{OutPart, PartSource};

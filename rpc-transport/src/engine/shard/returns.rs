@@ -75,7 +75,7 @@ mod loom_tests {
         }
     }
 
-    /// Two connections are added while the driver looks and goes to sleep, as far as it may. WakeList
+    /// Two connections are added while the driver looks and goes to sleep, as far as it may. Returns
     /// how many it has found, once it has looked again if anything woke it.
     fn found(heeds: bool) -> usize {
         let returns = Arc::new(WakeList::default());

@@ -16,11 +16,12 @@ use slab::Slab;
 
 use self::polling::POLL_BATCH;
 use super::caller_polling::CallerPolling;
-use super::{ConnectionKey, Deferred, WakeList};
+use super::{ConnectionKey, WakeList};
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle};
 use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
+use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Outside, Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
 

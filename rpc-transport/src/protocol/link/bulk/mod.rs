@@ -25,7 +25,7 @@ use self::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
 use self::slices::{Begun, SliceBytes};
 use self::slots::Slots;
 use super::transmit::{FrameBytes, RemoteWrite, Transmit};
-use super::{Garbage, Inbound, Lane, Link, Revoked, Source};
+use super::{Freed, Inbound, Lane, Link, Revoked, Source};
 use crate::device::RemoteSlice;
 use crate::memory::region::MemoryRegion;
 use crate::message::outgoing::OutBuf;
@@ -132,13 +132,9 @@ impl Arenas {
     }
 
     /// The peer writes slots no more.
-    fn on_done(
-        &mut self,
-        done: &[u32],
-        freed_slots: &mut Vec<Garbage>,
-    ) -> Result<(), ProtocolError> {
+    fn on_done(&mut self, done: &[u32], freed: &mut Vec<Freed>) -> Result<(), ProtocolError> {
         for slot in done {
-            freed_slots.push(Garbage::Slot(self.slots.close(*slot)?));
+            freed.push(Freed::Slot(self.slots.close(*slot)?));
         }
         Ok(())
     }
@@ -331,7 +327,7 @@ impl Link {
             stamp.signaled |= self.bulk_window.on_written(stamp.mark, slots, written);
             return Some(Transmit { writes, ..Transmit::data(FrameBytes::Later, stamp) });
         };
-        self.freed_slots.push(Garbage::Message(message));
+        self.freed.push(Freed::Message(message));
         let number = self.sent;
         let mut stamp = self.credits.send(slots + 1)?;
         self.sent = number.wrapping_add(1);
@@ -414,7 +410,7 @@ impl Link {
         let slot = blocks.slot.map(|slot| arenas.landing.peer_slot(slot)).transpose()?;
         let Some(segment) = blocks.segment else {
             arenas.arrived = slot;
-            return arenas.on_done(&blocks.done, &mut self.freed_slots).map(|()| Inbound::None);
+            return arenas.on_done(&blocks.done, &mut self.freed).map(|()| Inbound::None);
         };
         let written = blocks.written.as_ref();
         let placed = blocks.placed.map_or(0, |placed| placed.bytes);
@@ -450,20 +446,20 @@ impl Link {
                 outcome
             }
         };
-        arenas.on_done(&blocks.done, &mut self.freed_slots)?;
+        arenas.on_done(&blocks.done, &mut self.freed)?;
         outcome.map(|outcome| self.on_outcome(outcome))
     }
 
     /// What the link is done with, to be let go of outside of any lock.
     #[inline]
-    pub fn take_garbage(&mut self) -> Option<Garbage> {
-        self.freed_slots.pop()
+    pub fn take_freed(&mut self) -> Option<Freed> {
+        self.freed.pop()
     }
 
-    /// Makes freed_slots of all that waits to be sent: nothing is, any more.
+    /// Takes back all that waits to be sent; nothing is sent any more.
     pub fn abandon_messages(&mut self) {
         let (begun, current) = (self.slices.take(), self.segmenter.take());
-        self.freed_slots.extend(begun.into_iter().chain(current).map(Garbage::Message));
+        self.freed.extend(begun.into_iter().chain(current).map(Freed::Message));
         for message in self.lanes.take_all() {
             self.throw_away(message);
         }
@@ -473,7 +469,7 @@ impl Link {
     #[cold]
     pub(super) fn throw_away(&mut self, message: OutBuf) {
         if !message.tail().is_empty() {
-            self.freed_slots.push(Garbage::Message(Arc::new(message)));
+            self.freed.push(Freed::Message(Arc::new(message)));
         }
     }
 
@@ -508,11 +504,11 @@ impl Link {
         match self.segmenter.give_up() {
             GivenUp::Whole(message) => Revoked::Whole(message),
             GivenUp::Aborted(message) => {
-                self.freed_slots.extend(message.map(Garbage::Message));
+                self.freed.extend(message.map(Freed::Message));
                 Revoked::Aborted
             }
             GivenUp::Begun(message) => {
-                self.freed_slots.push(Garbage::Message(message));
+                self.freed.push(Freed::Message(message));
                 Revoked::Begun
             }
         }

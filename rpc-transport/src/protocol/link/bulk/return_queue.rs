@@ -182,7 +182,7 @@ mod loom_tests {
     use crate::sync::AtomicBool;
 
     /// Two threads give one slot back each, while the link takes in until it need not look again.
-    /// WakeList what has come home once whoever was told has looked once more.
+    /// Returns what has come home once whoever was told has looked once more.
     fn come_home(obeys: bool) -> usize {
         let home = Arc::new(ReturnQueue::default());
         let told = Arc::new(AtomicBool::new(false));

@@ -476,7 +476,7 @@ fn next_kind(end: &mut Link) -> Option<Option<u8>> {
     });
     let Some((kind, signaled, token)) = next else {
         // What is let go of outside may have news for the peer.
-        return if end.take_garbage().is_some() { next_kind(end) } else { None };
+        return if end.take_freed().is_some() { next_kind(end) } else { None };
     };
     if signaled {
         end.on_send_completion(token);

@@ -7,7 +7,7 @@ use std::task::Waker;
 
 use crate::message::outgoing::OutBuf;
 use crate::message::part::OutPart;
-use crate::protocol::link::{Garbage, Link};
+use crate::protocol::link::{Freed, Link};
 use crate::user_code::caught;
 
 /// Something to do without the lock.
@@ -19,7 +19,7 @@ pub(crate) enum Deferred {
     /// Let go of a message that is not sent.
     Body { _body: Box<OutBuf> },
     /// Let go of what a link is done with.
-    Garbage { _garbage: Garbage },
+    Freed { _freed: Freed },
     /// Let go of a link, and with it of the memory that the peer could write.
     Link { _link: Box<Link> },
     /// Let go of a message that was arriving.

@@ -1,0 +1,38 @@
+//! `rdma://`: through the verbs device, or a text that says why not.
+
+use crate::connect::address::Address;
+use crate::connect::error::{ConnectError, ListenError};
+use crate::connect::resolved::Resolved;
+#[cfg(feature = "verbs")]
+use crate::device::Connector;
+use crate::device::Listener;
+
+#[cfg(not(feature = "verbs"))]
+const NO_VERBS: &str = "this program was built without the `verbs` feature; build it with \
+                        `--features verbs` (Debian: libibverbs-dev librdmacm-dev libclang-dev \
+                        pkg-config), or use auto://, shm:// or tcp://";
+
+#[cfg(not(feature = "verbs"))]
+pub(crate) async fn resolve(_address: &Address) -> Result<Resolved, ConnectError> {
+    Err(ConnectError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
+}
+
+#[cfg(not(feature = "verbs"))]
+pub(crate) async fn listen(_address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+    Err(ListenError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
+}
+
+#[cfg(feature = "verbs")]
+pub(crate) async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
+    // Whoever connects has a limit of its own, which may be longer than this provider's.
+    let connect_timeout = std::time::Duration::from_secs(3600);
+    let options = crate::device::verbs::SetupOptions { connect_timeout, ..Default::default() };
+    let outgoing = crate::device::verbs::VerbsConnector::new(options).resolve(address).await?;
+    let reason = "rdma:// was asked for".to_owned();
+    Ok(Resolved { outgoing, address: address.clone(), reason })
+}
+
+#[cfg(feature = "verbs")]
+pub(crate) async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+    crate::device::verbs::listen(address, crate::device::verbs::SetupOptions::default()).await
+}

@@ -1,0 +1,24 @@
+//! What the driver asks of the layer above: to run what must run outside the lock.
+
+use crate::engine::shard::{ConnectionKey, State};
+use crate::engine::upper::Protocol;
+
+/// Runs actions outside the shard's lock, and feeds results back under it.
+pub trait Executor<P: Protocol>: Send + 'static {
+    /// Runs one action. User code is allowed here. Returns whether a task was woken, in which case
+    /// the driver yields to it soon.
+    fn execute(&mut self, key: ConnectionKey, action: P::Action) -> bool;
+
+    /// The driver is going away: the action must not run user code any more, but waiters must be
+    /// woken.
+    fn discard(&mut self, action: P::Action);
+
+    /// Feeds results of executed actions back. Runs under the lock: no user code here.
+    fn apply(&mut self, state: &mut State<P>);
+
+    /// Called outside the lock, after [`Executor::apply`]: drops what must not be dropped under it.
+    fn applied(&mut self) {}
+
+    /// Whether [`Executor::apply`] has something to feed back.
+    fn has_results(&self) -> bool;
+}
