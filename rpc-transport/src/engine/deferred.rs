@@ -1,7 +1,7 @@
-//! What must not run under the shard's lock: wakers and destructors that belong to users.
+//! Work that must not run under the shard's lock: wakers and destructors of users.
 //!
-//! Owns them until the lock is released. Each runs by itself: a panic of one is logged, and costs
-//! none of the others.
+//! Owns it until the lock is released. A panic of one item is logged and does not affect the
+//! others.
 
 use std::task::Waker;
 
@@ -10,19 +10,19 @@ use crate::message::part::OutPart;
 use crate::protocol::link::{Freed, Link};
 use crate::user_code::caught;
 
-/// Something to do without the lock.
+/// Work to do after the lock is released.
 pub(crate) enum Deferred {
-    /// Wake who reads a stream.
+    /// Wake the reader of a stream.
     Wake(Waker),
-    /// Let go of what was sent.
+    /// Drop a part that has been sent.
     Part { _part: OutPart },
-    /// Let go of a message that is not sent.
+    /// Drop a message that will not be sent.
     Body { _body: Box<OutBuf> },
-    /// Let go of what a link is done with.
+    /// Drop what a link no longer needs.
     Freed { _freed: Freed },
-    /// Let go of a link, and with it of the memory that the peer could write.
+    /// Drop a link, and with it the memory that the peer could write.
     Link { _link: Box<Link> },
-    /// Let go of a message that was arriving.
+    /// Drop a message that was still arriving.
     Message { _message: Box<dyn Send> },
 }
 
@@ -33,7 +33,7 @@ impl Deferred {
         }
     }
 
-    /// Does all of that, in order.
+    /// Runs all of it, in order.
     #[inline]
     pub(crate) fn run_all(deferred: Vec<Self>) {
         if !deferred.is_empty() {

@@ -1,18 +1,19 @@
 //! A shard: one CQ, the QPs on it, their links, and the lock around all of it.
 //!
-//! Owns every connection of one CQ from set-up to the destroyed QP. Whoever holds the lock may
-//! poll and post; the [driver](crate::engine::driver) is the default holder. Never runs user code under
-//! the lock: what must run outside leaves as actions of the [`Protocol`].
+//! Owns every connection of one CQ from set-up until its QP is destroyed. Any thread that holds the
+//! lock may poll and post; usually that is the [driver](crate::engine::driver). Never runs user
+//! code under the lock: such work leaves as actions of the [`Protocol`].
 //!
 //! Invariants:
 //! 1. A RECV is reposted before the frame that it carried is counted (credit rule 2).
-//! 2. A connection whose state changed is on the dirty list until it has been pumped, unless that
-//!    would do nothing but take its actions, and the lock is never released with the list non-empty.
+//! 2. A connection whose state changed is on the dirty list until it has been pumped, and the lock
+//!    is never released while the list is non-empty. One exception: where pumping would only
+//!    collect actions, they are collected directly.
 //! 3. An entry is removed only when its QP is destroyed and nobody holds its handle.
-//! 4. A panic under the lock ends every connection of the shard. One of user code, which runs when the
-//!    lock has been let go of, is logged and ends nothing.
+//! 4. A panic under the lock ends every connection of the shard. A panic of user code, which runs
+//!    after the lock is released, is logged and ends nothing.
 //! 5. The registered deadline of a connection is never later than its real one, so a driver that
-//!    sleeps until the earliest registered one misses none.
+//!    sleeps until the earliest registered deadline misses none.
 
 mod caller_polling;
 mod returns;
@@ -42,18 +43,18 @@ use crate::protocol::frame::CloseReason;
 use crate::protocol::link::LinkMetrics;
 use crate::user_code::{HoldsShard, caught};
 
-/// Polls in a row that find nothing before the caller looks at its call again: the lock is lent out
-/// in between, and others may do what it waits for.
+/// Empty polls in a row before the caller checks its call again. The lock is offered to other
+/// threads in between, and one of them may have completed the call.
 const POLLS_PER_LOOK: u32 = 8;
 
-/// What a caller that polls for itself finds.
+/// The state of a call, for a caller that polls the CQ itself.
 #[derive(Debug)]
 pub enum Progress<T> {
-    /// What it was waiting for.
+    /// The result.
     Done(T),
     /// Nothing yet; polling on may bring it.
     Wait,
-    /// Nothing yet, and this is no time to poll for it.
+    /// Nothing yet, and the caller should not poll for it now.
     GiveUp,
 }
 
@@ -73,7 +74,7 @@ pub struct Shard<P: Protocol> {
 }
 
 impl<P: Protocol> Shard<P> {
-    /// Creates a shard with a CQ of its own.
+    /// Creates a shard and its CQ.
     ///
     /// # Errors
     /// [`ProviderError`] from the CQ's creation.
@@ -98,8 +99,8 @@ impl<P: Protocol> Shard<P> {
         &self.domain
     }
 
-    /// The protection domain of a connection, in which memory is registered that its peer shall
-    /// write: the shard's, or its own ([`Isolation`](crate::protocol::config::Isolation)).
+    /// The protection domain of a connection, for registering memory that its peer may write: the
+    /// shard's, or a separate one ([`Isolation`](crate::protocol::config::Isolation)).
     pub fn domain_of(&self, key: ConnectionKey) -> Option<ProtectionDomain> {
         Some(self.lock().connection(key)?.domain().clone())
     }
@@ -110,13 +111,13 @@ impl<P: Protocol> Shard<P> {
         self.visit(|state| state.with(key, step))
     }
 
-    /// Runs `step` on a connection's protocol, and sends nothing: for what gives the protocol no
-    /// reason to. `None` when the connection is gone from the shard.
+    /// Runs `step` on a connection's protocol, for steps that give it nothing to send: nothing is
+    /// sent afterwards. `None` when the connection is gone from the shard.
     pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
         let on_panic = EndOnPanic(self);
         let mut state = self.lock();
         let mut result = None;
-        // Else the step, which may own what is the user's, is dropped behind the lock.
+        // An unused step is dropped after the lock is released, as it may own user values.
         if let Some(connection) = state.connection(key) {
             result = Some(step(&mut connection.protocol));
         }
@@ -125,9 +126,9 @@ impl<P: Protocol> Shard<P> {
         result
     }
 
-    /// Runs `step` like [`Shard::with`], and then, while `wanted` gives nothing, polls the CQ in the
-    /// driver's stead for a few hundred nanoseconds: a lone call needs no task switch. Does not
-    /// spin where spinning was not asked for, nor when others wait for the lock.
+    /// Runs `step` like [`Shard::with`]. Then, while `wanted` returns nothing, polls the CQ in
+    /// place of the driver for a few hundred nanoseconds, so that a single outstanding call needs
+    /// no task switch. Does not spin when spinning is disabled, nor when others wait for the lock.
     ///
     /// `None` when the connection is gone; the inner `None` when `wanted` gave nothing.
     pub fn with_progress<R, T>(
@@ -173,7 +174,7 @@ impl<P: Protocol> Shard<P> {
         self.visit(|state| state.with_revoke(key, step))
     }
 
-    /// Closes a connection in order: what is queued already is sent first, then the reason.
+    /// Closes a connection in order: sends what is already queued, then the reason.
     pub fn close(&self, key: ConnectionKey, reason: CloseReason) {
         self.visit(|state| state.close(key, reason));
     }
@@ -183,7 +184,7 @@ impl<P: Protocol> Shard<P> {
         self.visit(|state| state.fail(key, cause));
     }
 
-    /// Gives up the handle of a connection: it is closed, and forgotten once its QP is gone.
+    /// Gives up the handle of a connection, which is closed, and removed once its QP is destroyed.
     pub fn release(&self, key: ConnectionKey) {
         self.visit(|state| state.release(key));
     }
@@ -204,7 +205,8 @@ impl<P: Protocol> Shard<P> {
         self.lock().qp_count
     }
 
-    /// Whether the shard takes no connections any more: shut down, or without a driver.
+    /// Whether the shard takes no more connections: it was shut down, has failed, or has lost its
+    /// driver.
     pub fn is_over(&self) -> bool {
         self.lock().refusal().is_some()
     }
@@ -216,7 +218,7 @@ impl<P: Protocol> Shard<P> {
         state.refusal().is_none() && wanted <= u64::from(state.cq().capacity())
     }
 
-    /// Whether every connection is idle in its protocol's eyes, or gone.
+    /// Whether the protocol of every connection that has a QP is idle.
     pub fn is_quiet(&self) -> bool {
         let state = self.lock();
         state.connections.iter().all(|(_, entry)| !entry.has_qp() || entry.protocol.is_idle())
@@ -248,7 +250,8 @@ impl<P: Protocol> Shard<P> {
         self.shutdown();
     }
 
-    /// Lets the driver end once the last connection is gone. Connections must be released apart.
+    /// Lets the driver end once the last connection is gone. Does not release the connections: do
+    /// so separately.
     pub fn shutdown(&self) {
         let mut state = self.lock();
         state.closing = true;
@@ -268,14 +271,14 @@ impl<P: Protocol> Shard<P> {
         Locked { state: self.state.lock(), _holds }
     }
 
-    /// One visit of a caller: what `step` changed is sent, also where it found nothing to do.
+    /// One visit of a caller: runs `step` under the lock, sends what it changed, then unlocks.
     #[inline]
     fn visit<R>(&self, step: impl FnOnce(&mut Locked<'_, P>) -> R) -> R {
         let on_panic = EndOnPanic(self);
         let mut state = self.lock();
         let result = step(&mut state);
         let leaving = state.leave();
-        // What runs now is others' code, whose panics are theirs alone.
+        // Only wakers and destructors of users run from here on. Their panics end no connection.
         std::mem::forget(on_panic);
         leaving.run();
         result
@@ -287,16 +290,16 @@ impl<P: Protocol> Shard<P> {
     }
 }
 
-/// The lock of a shard, held. Nothing of the user's may run or be dropped meanwhile: debug builds
-/// panic where that happens.
+/// The held lock of a shard. User code and user destructors must not run meanwhile: debug builds
+/// panic if they do.
 pub(crate) struct Locked<'a, P: Protocol> {
-    // Field order is drop order: the lock is let go of first.
+    // Field order is drop order: the lock is released first.
     state: MutexGuard<'a, State<P>>,
     _holds: HoldsShard,
 }
 
 impl<P: Protocol> Locked<'_, P> {
-    /// Lets others have the lock for a moment, if they wait for it.
+    /// Hands the lock to waiting threads, if there are any, and takes it again.
     #[inline]
     pub(crate) fn bump(&mut self) {
         MutexGuard::bump(&mut self.state);
@@ -308,7 +311,7 @@ impl<P: Protocol> Locked<'_, P> {
     fn leave(mut self) -> Leaving {
         let waker = self.finish_visit();
         if self.caller_progress {
-            // Polling leaves bells of its own on some devices, and nobody may poll again soon.
+            // On some devices polling leaves doorbells to be rung, and nobody may poll again soon.
             self.cq.flush();
         }
         Leaving { waker, deferred: self.take_deferred() }
@@ -331,9 +334,9 @@ impl<P: Protocol> DerefMut for Locked<'_, P> {
     }
 }
 
-/// What is left of a visit when the lock has been let go of.
+/// Work of a visit that is done after the lock is released.
 struct Leaving {
-    /// Of the driver, if it must look.
+    /// The driver's waker, if it must poll.
     waker: Option<Waker>,
     deferred: Vec<Deferred>,
 }
@@ -348,12 +351,12 @@ impl Leaving {
     }
 }
 
-/// Polls until something is found, a few times at most; returns how often.
+/// Polls until something is found, at most [`POLLS_PER_LOOK`] times; returns the number of polls.
 #[inline]
 fn poll_a_while<P: Protocol>(state: &mut Locked<'_, P>) -> u32 {
     for count in 1..=POLLS_PER_LOOK {
         if state.poll() > 0 {
-            // That uses up the arming of a driver that sleeps.
+            // The completion may have used up the event that a sleeping driver armed.
             state.caller_progress = true;
             return count;
         }
@@ -369,8 +372,8 @@ impl<P: Protocol> fmt::Debug for Shard<P> {
     }
 }
 
-/// Ends every connection when a panic leaves their states in doubt: the lock poisons nothing, and
-/// what a poll had taken from the CQ is lost.
+/// Ends every connection when a panic leaves their states in doubt: the lock is not poisoned, and
+/// completions that a poll had taken from the CQ are lost.
 struct EndOnPanic<'a, P: Protocol>(&'a Shard<P>);
 
 impl<P: Protocol> Drop for EndOnPanic<'_, P> {

@@ -1,24 +1,25 @@
-//! How long a lone caller polls for itself before it leaves waiting to the driver.
+//! How long the caller of a single outstanding call polls the CQ before it leaves that to the
+//! driver.
 //!
-//! Owns a guess at how many polls an answer takes, learnt from the calls before. Reads no clock: a
-//! poll costs what it costs, on this device and this machine.
+//! Owns an estimate of how many polls an answer takes, learnt from earlier calls. Counts polls
+//! rather than time, so it needs no clock and adapts to the cost of a poll on this device.
 //!
 //! Invariants:
 //! 1. A caller polls [`MOST_POLLS`] times at most.
-//! 2. Where answers take longer than that, few callers poll: [`PATIENCE`] of them, then none of the
-//!    next [`PAUSE_CALLS`].
+//! 2. Where answers take longer than that, few callers poll: after [`PATIENCE`] calls without
+//!    success, the next [`PAUSE_CALLS`] do not poll at all.
 
 /// Polls that the first call makes: more than a round trip takes over shared memory.
 const FIRST_POLLS: u32 = 64;
-/// Most polls of one call: some ten microseconds, what a device and a handler take that are worth
-/// waiting for.
+/// Most polls of one call: some ten microseconds. An answer that takes longer is not worth polling
+/// for.
 const MOST_POLLS: u32 = 512;
-/// Calls in a row whose answer did not come before none polls for a while.
+/// Calls in a row that polled in vain before polling pauses.
 const PATIENCE: u32 = 6;
-/// Calls that do not poll then.
+/// Calls that do not poll during such a pause.
 const PAUSE_CALLS: u32 = 64;
 
-/// The guess.
+/// The estimate.
 #[derive(Debug)]
 pub(super) struct CallerPolling {
     polls: u32,

@@ -1,10 +1,10 @@
-//! WakeList: which connections have got arena chunks back from the application.
+//! The wake list: connections that got arena chunks back from the application.
 //!
-//! Owns the list of them, which any thread adds to without the shard's lock, and the wake-up of a
-//! driver that sleeps meanwhile. Never locks the shard.
+//! Owns the list, to which any thread adds without the shard's lock, and the wake-up of a sleeping
+//! driver. Never locks the shard.
 //!
-//! Invariant: what was added before [`WakeList::sleep`] makes it say so; what is added after it
-//! wakes the driver.
+//! Invariant: a connection added before [`WakeList::sleep`] makes it return false; one added after
+//! it wakes the driver.
 
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -49,7 +49,7 @@ impl WakeList {
         std::mem::take(&mut inner.keys)
     }
 
-    /// The driver is about to sleep; false if it must look first.
+    /// The driver is about to sleep; false if the list is not empty and it must look first.
     pub(super) fn sleep(&self, waker: &Waker) -> bool {
         let mut inner = self.inner.lock();
         inner.sleeper = Some(waker.clone());
@@ -75,8 +75,8 @@ mod loom_tests {
         }
     }
 
-    /// Two connections are added while the driver looks and goes to sleep, as far as it may. Returns
-    /// how many it has found, once it has looked again if anything woke it.
+    /// Two connections are added while the driver looks and goes to sleep, as far as it may.
+    /// Returns how many it has found, having looked again if anything woke it.
     fn found(heeds: bool) -> usize {
         let returns = Arc::new(WakeList::default());
         let driver = Arc::new(Driver(AtomicBool::new(false)));

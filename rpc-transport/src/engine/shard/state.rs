@@ -1,7 +1,7 @@
-//! What the shard's lock guards: the CQ, its connections, and what they wait for.
+//! The state under the shard's lock: the CQ, its connections, and their queues and deadlines.
 //!
-//! Owns what a visit may ask for, and the end of each: pump, register, hand over. Never locks, and
-//! wakes nobody itself; the invariants are those of [`shard`](super).
+//! Owns the operations of a visit, and its end: pump dirty connections, register deadlines, collect
+//! actions. Never locks, and wakes nobody itself; the invariants are those of [`shard`](super).
 
 mod polling;
 
@@ -26,14 +26,14 @@ use crate::engine::upper::{Outside, Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
 
 const NO_CONNECTION: u32 = u32::MAX;
-/// A driver that comes so much later than it wanted to has not run: its process was stopped, or its
-/// runtime was blocked.
+/// A driver that runs this much later than it was due did not get to run: its process was stopped,
+/// or its runtime was blocked.
 const NOT_RUN: Duration = Duration::from_secs(1);
 
-/// Whether somebody drives the shard.
+/// The state of the shard's driver.
 #[derive(Debug)]
 pub(super) enum DriverState {
-    /// No driver yet, or one that runs and looks again before it parks.
+    /// No driver yet, or one that runs and will poll again before it parks.
     Running,
     /// Sleeping: wake it for actions, and for deadlines earlier than `until`.
     Parked { waker: Waker, until: Option<Instant> },
@@ -41,7 +41,7 @@ pub(super) enum DriverState {
     Gone,
 }
 
-/// What the shard's lock guards.
+/// The state under the shard's lock.
 pub struct State<P: Protocol> {
     pub(super) cq: Box<dyn CompletionQueue>,
     pub(super) connections: Slab<Connection<P>>,
@@ -50,23 +50,23 @@ pub struct State<P: Protocol> {
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
     quiet_polls: u32,
-    // It is time to look for events, though completions keep coming.
+    // Events must be polled soon, though completions keep coming.
     events_due: bool,
     dirty: Vec<u32>,
-    // Could send more, after others have had their turn.
+    // Connections that could send more once others have had their turn, in line.
     unfinished: VecDeque<u32>,
-    // Polls since they had theirs, in which something had arrived.
+    // Polls with completions since the `unfinished` connections last had a turn.
     passed_over: u8,
-    // The one that may have a RECV to post again.
+    // The connection that may have a RECV to repost.
     spare: u32,
-    // One for each connection that has any: what its `registered_deadline` says.
+    // The `registered_deadline` of each connection that has one.
     pub(super) deadlines: BTreeSet<(Instant, u32)>,
     pub(super) actions: VecDeque<(ConnectionKey, P::Action)>,
     deferred: Vec<Deferred>,
-    // Touched since the driver last parked: may owe acks.
+    // Connections used since the driver last parked: they may owe acks.
     warm: Vec<u32>,
     now: Instant,
-    /// Until when the driver wanted to sleep (for ever: `None`), if it did since `now` was set.
+    /// When the parked driver was due to wake (`Some(None)`: no deadline), until `now` is next set.
     asleep_until: Option<Option<Instant>>,
     pub(super) driver: DriverState,
     pub(super) closing: bool,
@@ -77,7 +77,7 @@ pub struct State<P: Protocol> {
     pub(super) may_spin: bool,
     pub(super) caller_polling: CallerPolling,
     pub(super) caller_progress: bool,
-    /// Whoever spins gives the CPU a hint.
+    /// A spinning thread executes the CPU's spin-loop hint between polls.
     uses_spin_hint: bool,
 }
 
@@ -203,7 +203,8 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Pumps; returns the driver's waker if it must look (invariants 2 and 5).
+    /// Pumps the dirty connections; returns the driver's waker if it must poll (invariants 2 and
+    /// 5).
     pub(crate) fn finish_visit(&mut self) -> Option<Waker> {
         if self.returns.has_any() {
             self.mark_returned();
@@ -211,7 +212,8 @@ impl<P: Protocol> State<P> {
         self.transmit_dirty();
         let DriverState::Parked { until, .. } = &self.driver else { return None };
         let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
-        // Whoever polls takes events that the sleeping driver armed for: it must arm again.
+        // A caller that polled may have used up the event that the sleeping driver armed, so the
+        // driver must arm again.
         let has_work = !self.actions.is_empty() || !self.unfinished.is_empty();
         let must_look = sooner || has_work || self.caller_progress;
         if !must_look && !self.is_finished() {
@@ -292,7 +294,7 @@ impl<P: Protocol> State<P> {
         self.warm.retain(|other| *other != index);
     }
 
-    /// Whether a poll would send something, whatever has arrived.
+    /// Whether the next poll would send something even if nothing has arrived.
     pub(crate) fn is_unfinished(&self) -> bool {
         !self.unfinished.is_empty()
     }
@@ -300,7 +302,7 @@ impl<P: Protocol> State<P> {
     pub(crate) fn fail_all(&mut self, cause: &CloseCause) {
         for index in self.indices() {
             let (connection, cq) = (&mut self.connections[index as usize], &mut *self.cq);
-            // A protocol whose step panicked may do so again; the others still have to be told.
+            // A protocol that panicked before may panic again; the others must still be told.
             let told = catch_unwind(AssertUnwindSafe(|| connection.fail(cq, cause)));
             if told.is_err() {
                 tracing::error!("a protocol panicked when it was told of its end");
@@ -313,8 +315,8 @@ impl<P: Protocol> State<P> {
         self.connections.iter().map(|(index, _)| narrow(index)).collect()
     }
 
-    /// Runs the timers that are due. Before a peer's silence is judged, all is taken in that has
-    /// arrived by now: this process may have been stopped for a while.
+    /// Runs the timers that are due. Before a peer's keep-alive is checked, everything that has
+    /// arrived is handled: this process may have been stopped for a while.
     pub(crate) fn run_timers(&mut self) {
         let mut taken_in = false;
         while let Some(&(at, index)) = self.deadlines.first() {
@@ -338,7 +340,8 @@ impl<P: Protocol> State<P> {
         self.transmit_dirty();
     }
 
-    /// Sends the acks that are owed below the threshold, before going to sleep (credit rule 6).
+    /// Sends the acks that are owed below the threshold. Called before the driver sleeps (credit
+    /// rule 6).
     pub(crate) fn send_idle_acks(&mut self) {
         while let Some(index) = self.warm.pop() {
             if let Some(connection) = self.connections.get_mut(index as usize) {
@@ -349,12 +352,13 @@ impl<P: Protocol> State<P> {
         self.transmit_dirty();
     }
 
-    /// Whether callers polled since the last time: the driver then counts it as its own progress.
+    /// Whether a caller's polls found something since the last call. The driver counts that as
+    /// progress.
     pub(crate) fn take_caller_progress(&mut self) -> bool {
         std::mem::take(&mut self.caller_progress)
     }
 
-    /// Whether callers may poll in the driver's stead.
+    /// Sets whether callers may poll in place of the driver.
     pub(crate) fn allow_spinning(&mut self, allowed: bool) {
         self.may_spin = allowed;
     }
@@ -369,7 +373,8 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Peers may have given this end up meanwhile: what is lost now is lost to that.
+    /// Notes the silence on every connection: peers may have given this end up meanwhile, so a
+    /// connection lost soon after is put down to it.
     #[cold]
     fn on_own_silence(&mut self, silence: OwnSilence) {
         for (_, connection) in &mut self.connections {
@@ -377,8 +382,8 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// What other polls pass over is looked at in the next ones: connections that were quiet, and the
-    /// ends of connections.
+    /// Has the next polls look at what most polls skip: quiet connections, and events that end
+    /// connections.
     #[cold]
     pub(crate) fn look_around(&mut self) {
         self.events_due = true;
@@ -398,7 +403,7 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// What is to be run when the lock has been released.
+    /// Takes the work to be run after the lock is released.
     #[inline]
     pub(crate) fn take_deferred(&mut self) -> Vec<Deferred> {
         std::mem::take(&mut self.deferred)
@@ -408,7 +413,7 @@ impl<P: Protocol> State<P> {
         !self.actions.is_empty()
     }
 
-    /// Notes that the driver sleeps from now on; false if it must look first.
+    /// Marks the driver as sleeping; false if it must look at returned chunks first.
     pub(crate) fn park(&mut self, waker: Waker) -> bool {
         let may_sleep = self.returns.sleep(&waker);
         if may_sleep {
@@ -423,7 +428,7 @@ impl<P: Protocol> State<P> {
         self.driver = DriverState::Running;
     }
 
-    /// The driver's runtime has gone: nothing will be polled any more.
+    /// The driver's runtime has shut down: nothing will be polled any more.
     pub(crate) fn driver_gone(&mut self) {
         self.driver = DriverState::Gone;
         self.end_all(&CloseCause::DriverGone);
@@ -438,8 +443,8 @@ impl<P: Protocol> State<P> {
         self.transmit_dirty();
     }
 
-    /// Why no connection can be added any more. A driver that has ended because of the shutdown is
-    /// no reason of its own: the answer must not depend on whether it has got there yet.
+    /// Why no connection can be added any more, if so. The shutdown is checked before the driver's
+    /// end that it causes, so the answer does not depend on whether the driver has ended yet.
     pub(crate) fn refusal(&self) -> Option<&'static str> {
         if self.closing {
             Some("it is being shut down")
@@ -464,7 +469,7 @@ impl<P: Protocol> fmt::Debug for State<P> {
     }
 }
 
-/// Takes what must happen outside of the lock.
+/// Collects the protocol's actions and the bodies to be dropped, for after the lock is released.
 #[inline(always)]
 fn collect<P: Protocol>(
     actions: &mut VecDeque<(ConnectionKey, P::Action)>,

@@ -1,4 +1,4 @@
-//! Looks into a shard, for tests: what it holds, and whether everything has come home.
+//! Counts of what a shard holds, for tests: whether every resource was given back.
 //!
 //! Owns nothing, changes nothing.
 
@@ -7,7 +7,7 @@ use super::{ConnectionKey, Shard};
 use crate::engine::upper::Protocol;
 use crate::memory::region::BufferPool;
 
-/// Sizes of what a shard holds, for tests.
+/// Counts of what a shard holds, for tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardStats {
     /// Connections, those without a QP included.
@@ -16,7 +16,7 @@ pub struct ShardStats {
     pub queue_pairs: usize,
     /// Deadlines that the driver waits for.
     pub deadlines: usize,
-    /// Effects that the driver has not taken.
+    /// Actions that the driver has not taken.
     pub actions: usize,
     /// Whether the driver sleeps.
     pub is_parked: bool,
@@ -25,7 +25,7 @@ pub struct ShardStats {
 }
 
 impl<P: Protocol> Shard<P> {
-    /// What the shard holds.
+    /// Counts what the shard holds.
     pub fn stats(&self) -> ShardStats {
         let state = self.lock();
         ShardStats {

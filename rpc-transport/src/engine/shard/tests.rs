@@ -1,4 +1,4 @@
-//! Visits of callers while the driver sleeps, and the end of a connection. Nobody drives here: the
+//! Visits of callers while the driver sleeps, and the end of a connection. No driver runs here: the
 //! tests poll, and the shard's clock stands still.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -93,7 +93,7 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     (shard, key, qp)
 }
 
-/// Parks a driver that is not there.
+/// Puts the shard in the state of a parked driver, without a driver.
 fn park(shard: &Shard<Simple>) -> Arc<Wakes> {
     let wakes = Arc::new(Wakes::default());
     let mut state = shard.lock();
@@ -167,7 +167,7 @@ async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
     assert_eq!(client.connection_count(), 0);
 }
 
-/// They come one at a time, and none of them needs a pump.
+/// The messages arrive one at a time, and none needs a pump.
 #[tokio::test]
 async fn credits_of_messages_that_were_not_pumped_are_given_back_before_the_sleep() {
     let [(client, connected), (server, accepted)] = pair("shard-idle-ack").await;

@@ -1,7 +1,7 @@
-//! Polling: what has arrived goes to its connection.
+//! Polling: dispatches completions and events to their connections.
 //!
-//! Owns the order in which that happens: completions, what had to wait for the answers to them,
-//! events. Decides nothing about any of it.
+//! Owns the order: completions first, then reposts that waited for the reply, then events. What
+//! they mean is up to the connections.
 
 use super::{NO_CONNECTION, State, collect};
 use crate::connect::error::CloseCause;
@@ -11,17 +11,16 @@ use crate::engine::upper::Protocol;
 
 /// Completions taken from the CQ in one go.
 pub(super) const POLL_BATCH: usize = 64;
-/// Polls that found something, after which what was left unfinished goes on: what has arrived is seen
-/// first.
+/// Polls with completions before unfinished connections get a turn: arrivals are handled first.
 const MOST_PASSED_OVER: u8 = 4;
-/// Connections that then get a turn, of one slice each.
+/// Most connections that then get a turn, of one slice each.
 const MOST_TURNS: usize = 32;
-/// Polls that find no completion for one look at the events, which are rare and may wait.
+/// Empty polls for each poll of the event queue: events are rare and may wait.
 const POLLS_PER_EVENT: u32 = 8;
 
 impl<P: Protocol> State<P> {
-    /// Polls the CQ once and handles what it has; returns the number of completions and events. Looks
-    /// for events now and then only.
+    /// Polls the CQ once and handles its completions; returns the number of completions and events.
+    /// Polls for events only on every [`POLLS_PER_EVENT`]th empty poll, or when they are overdue.
     #[inline(always)]
     pub(crate) fn poll(&mut self) -> usize {
         if !self.completions.is_empty() {
@@ -42,7 +41,8 @@ impl<P: Protocol> State<P> {
         count + self.go_on()
     }
 
-    /// No completion is there: events, and what had to wait for the answers to what came last.
+    /// An empty poll: reposts the RECV that waited until the reply was sent, and looks for events
+    /// if it is time.
     #[inline]
     fn on_quiet(&mut self) -> usize {
         if self.spare != NO_CONNECTION {
@@ -57,7 +57,7 @@ impl<P: Protocol> State<P> {
         self.look_for_events()
     }
 
-    /// Events that are overdue, when the CQ has given all completions that it had.
+    /// Handles overdue events, once the CQ has given all its completions.
     #[inline(always)]
     fn overdue_events(&mut self, count: usize) -> usize {
         if self.events_due && count < POLL_BATCH { self.look_for_events() } else { 0 }
@@ -72,14 +72,13 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// What a panic has left there: some of it is handled, and all of it belongs to connections that
-    /// have ended.
+    /// Drops completions that a panic left in the list. They belong to connections that have ended.
     #[cold]
     fn forget_completions(&mut self) {
         self.completions.clear();
     }
 
-    /// Between two polls that found nothing.
+    /// Called between two empty polls.
     #[inline]
     pub(crate) fn relax(&self) {
         if self.uses_spin_hint {
@@ -87,24 +86,25 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// [`State::poll`], which looks for events in any case: nobody may poll again soon.
+    /// Like [`State::poll`], but always polls for events after an empty poll: nobody may poll again
+    /// soon.
     pub(crate) fn poll_thoroughly(&mut self) -> usize {
         self.quiet_polls = POLLS_PER_EVENT - 1;
         self.poll()
     }
 
-    /// Posts the RECV of a connection that is not posted yet.
+    /// Reposts the RECV of a connection whose repost was delayed.
     fn post_spare(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.post_spare(&mut *self.cq);
-        // Which may have failed.
+        // Posting may have failed and ended the connection.
         if connection.cause().is_some() {
             self.mark_dirty(index);
         }
     }
 
-    /// Pumps what was left unfinished: who has waited longest first, and no more than a device copies
-    /// in about a millisecond.
+    /// Gives unfinished connections a turn, longest waiting first. At most [`MOST_TURNS`] slices,
+    /// about what a device copies in a millisecond.
     #[cold]
     fn go_on(&mut self) -> usize {
         self.passed_over = 0;
@@ -121,7 +121,7 @@ impl<P: Protocol> State<P> {
         count
     }
 
-    /// No completion will come any more: waiting for a flush would be in vain.
+    /// Ends all connections at once: a dead CQ gives no more completions, so no flush is awaited.
     #[cold]
     pub(crate) fn on_dead_cq(&mut self, error: &ProviderError) -> usize {
         self.dead = true;
@@ -135,7 +135,7 @@ impl<P: Protocol> State<P> {
         for at in 0..count {
             self.on_completion(at, count == 1);
         }
-        // Which drops in place what hardly any has left.
+        // Drops the completions one by one, in place. Most have no buffer left, so this is cheap.
         while self.completions.pop().is_some() {}
         self.transmit_dirty();
         count
@@ -159,7 +159,8 @@ impl<P: Protocol> State<P> {
         self.connections.get(index as usize)?.is_on(qp).then_some(index)
     }
 
-    /// The completion at that place of the list. Where several have come, one pump serves them all.
+    /// Handles completion `at` of the list. If it is not the only one, the connection is marked
+    /// dirty and pumped once for the whole batch.
     #[inline]
     fn on_completion(&mut self, at: usize, is_alone: bool) {
         // A CQ may still hold completions of a QP that has been destroyed.
@@ -199,7 +200,8 @@ impl<P: Protocol> State<P> {
         self.mark_dirty(index);
     }
 
-    /// Polls until nothing is left of what had arrived; what arrives meanwhile need not end.
+    /// Polls until everything that had arrived on entry is handled. Bounded by the CQ's capacity,
+    /// as more may keep arriving.
     pub(super) fn consume(&mut self) {
         let mut left = self.cq.capacity() as usize;
         loop {
