@@ -1,26 +1,27 @@
-//! One connection of a shard: a protocol, its link, and the QP below.
+//! One connection of a shard: a protocol, its link, and its QP.
 //!
-//! Owns the life of a QP from its creation to its destruction, and the translation between frames
-//! and work requests. Lives under the shard's lock; never blocks.
+//! Owns the QP from its creation to its destruction, and the translation between frames and work
+//! requests. Lives under the shard's lock; never blocks.
 //!
 //! Invariants:
-//! 1. Every RECV of the window is posted while the connection is up, as there is one more than that:
-//!    the one that completed last may wait for its repost until the answer has left. A buffer is lent
-//!    to a message only when another one takes its place.
+//! 1. Every RECV of the window is posted while the connection is up. One extra RECV is posted, so
+//!    that reposting the last one can wait until the reply has been sent. A buffer is lent to a
+//!    message only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
-//! 3. An orderly close ends: as long as frames leave, or the peer takes bytes of them, it waits, else
-//!    for `CLOSE_LIMIT`.
+//! 3. An orderly close ends: it waits as long as frames are sent or the peer accepts bytes of them,
+//!    and gives up after `CLOSE_LIMIT` without either.
 //! 4. The protocol hears of the end exactly once.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
-//!    heard no more.
-//! 6. A pump writes one slice of a large message at most, as a device may copy it at once: what is
-//!    small, here and on other connections, gets its turn between two. While small messages leave
-//!    here it writes one behind those that it sends, and else none unless it is given the turn.
-//! 7. Whatever posts a send WR rings its doorbell before it returns: user code that runs next may take
-//!    long.
-//! 8. What may be the user's, bodies, owners and wakers, is never dropped in here: it is [`Deferred`]
-//!    until the lock is released.
+//!    nothing more is accepted from it.
+//! 6. A pump writes at most one slice of a large message, as a device may copy it synchronously:
+//!    small messages, here and on other connections, go between two slices. A pump that sends small
+//!    messages writes one slice after them. While large messages must wait for small ones, any
+//!    other pump writes none unless it was given a turn.
+//! 7. Whoever posts a send WR rings its doorbell before returning: user code that runs next may
+//!    take long.
+//! 8. User values (bodies, owners, wakers) are never dropped in here: they are [`Deferred`] until
+//!    the lock is released.
 
 mod ending;
 mod queue_pair;
@@ -47,19 +48,19 @@ use crate::message::received::Message;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::{Inbound, Link, LinkError, LinkMetrics, OnReturn, Revoked};
 
-/// Messages up to this size are copied out and their RECV is reposted at once, bytes.
+/// Messages up to this size are copied and their RECV is reposted at once, bytes.
 const COPY_OUT_BYTES: usize = 1024;
-/// An idle ack is sent when at least one of this many parts of the window is owed.
+/// An idle ack is sent when at least 1/`IDLE_ACK_FRACTION` of the window is owed.
 const IDLE_ACK_FRACTION: u32 = 4;
 
-/// What may bring the deadline nearer than the one that is registered.
+/// A deadline that may be earlier than the registered one.
 #[derive(Debug, Clone, Copy)]
 enum Pressing {
     Nothing,
-    /// A Ping is due or out, and the link's deadline is this. Any frame changes that.
+    /// A Ping is due or was sent, and this is the link's deadline. Any frame changes it.
     Ping(Instant),
-    /// An orderly close, which has to go on: WRs had been posted up to `posted`, and the peer's end
-    /// had taken them up to `accepted`, when `until` was set.
+    /// An orderly close, which must make progress by `until`. WRs had been posted up to `posted`,
+    /// and the peer's end had accepted bytes up to `accepted`, when `until` was set.
     Close {
         until: Instant,
         posted: u32,
@@ -67,7 +68,7 @@ enum Pressing {
     },
 }
 
-/// A time in which this end did nothing though it had to.
+/// A time in which this process did not run although work was due.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OwnSilence {
     pub(crate) ended: Instant,
@@ -80,10 +81,10 @@ pub(crate) struct Connection<P: Protocol> {
     poster: SendPath,
     data_credits: u32,
     link: Option<Link>,
-    /// The link of a connection that has ended, until its QP is destroyed: it holds what the peer
-    /// may write.
+    /// The link of a connection that has ended, kept until its QP is destroyed: it owns the memory
+    /// that the peer may write.
     retired_link: Option<Link>,
-    /// Who is at the other end, once that is known.
+    /// The peer's identity, once it is known.
     peer: Option<PeerIdentity>,
     queue_pair: Option<ConnectionQp>,
     cause: Option<CloseCause>,
@@ -92,21 +93,21 @@ pub(crate) struct Connection<P: Protocol> {
     registered_deadline: Option<Instant>,
     pressing: Pressing,
     unfinished: bool,
-    /// Large messages may leave though small ones do.
+    /// The next pump may write a slice of a large message even if small ones are sent.
     turn: bool,
-    /// Something waits to leave, as the protocol was told.
+    /// The protocol was last told that something waits to be sent.
     told_waiting: bool,
-    /// What is there for this peer.
+    /// The memory budget of this peer.
     budget: MemoryBudget,
     /// To be run when the lock is released.
     deferred: Vec<Deferred>,
     pub(crate) generation: u32,
     pub(crate) dirty: bool,
     pub(crate) warm: bool,
-    /// Waits in line for a turn.
+    /// Is in the shard's line for a turn.
     pub(crate) in_line: bool,
     pub(crate) own_silence: Option<OwnSilence>,
-    /// Somebody outside the shard holds the key.
+    /// Somebody outside the shard holds its key.
     pub(crate) held: bool,
 }
 
@@ -146,7 +147,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// The peer's offer is known: frames may arrive from now on. `on_return` is called, without the
-    /// shard's lock, when dropped payloads make it worth to pump.
+    /// shard's lock, when enough dropped payloads make a pump worthwhile.
     pub(crate) fn set_link(&mut self, mut link: Link, peer: &PeerIdentity, on_return: OnReturn) {
         link.set_on_return(on_return);
         link.set_slices(self.poster.slices());
@@ -249,7 +250,7 @@ impl<P: Protocol> Connection<P> {
         }
         let len = completion.byte_len as usize;
         if completion.kind == CompletionKind::RecvWrite || len > buffer.len() {
-            // Its length says nothing about the buffer.
+            // An incoming write's length is not the length of a message in the buffer.
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
@@ -265,7 +266,7 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Posts the RECV that waits for it.
+    /// Posts the RECV whose repost was delayed.
     pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue) {
         let Some(buffer) = self.queue_pair.as_mut().and_then(|queue_pair| queue_pair.spare.take())
         else {
@@ -334,8 +335,8 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now. Says when the QP was destroyed, and whether all its WRs had
-    /// been flushed.
+    /// Sends all that may be sent now. `Some` if the QP was destroyed: whether all its WRs had been
+    /// flushed.
     #[inline]
     pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
         if self.has_nothing_to_pump() {
@@ -345,7 +346,7 @@ impl<P: Protocol> Connection<P> {
         self.transmit_all(cq, now)
     }
 
-    /// What most pumps find: up, and nothing to send.
+    /// Fast path: whether the connection is up and has nothing to send, as in most pumps.
     #[inline(always)]
     fn has_nothing_to_pump(&mut self) -> bool {
         let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
@@ -359,7 +360,7 @@ impl<P: Protocol> Connection<P> {
             && !self.told_waiting
     }
 
-    /// Whether a received message leaves nothing to be done but its actions: what most do.
+    /// Fast path: whether a received message needs no pump, only its actions to be run, as most do.
     #[inline(always)]
     pub(crate) fn is_settled(&mut self) -> bool {
         self.has_nothing_to_pump()
@@ -379,18 +380,18 @@ impl<P: Protocol> Connection<P> {
         self.finish_drain(cq, now)
     }
 
-    /// What is to be run when the lock is released.
+    /// Work to be run after the lock is released.
     #[inline]
     pub(crate) fn deferred(&mut self) -> &mut Vec<Deferred> {
         &mut self.deferred
     }
 
-    /// The next pump may send large messages whatever else there is.
+    /// Lets the next pump write a slice of a large message even if small ones are sent.
     pub(crate) fn give_turn(&mut self) {
         self.turn = true;
     }
 
-    /// Whether the last pump left something that could be sent: others had to get their turn.
+    /// Whether the last pump stopped although more could be sent, so that others get their turn.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
     }
@@ -426,7 +427,8 @@ impl<P: Protocol> Connection<P> {
         loop {
             link.set_turn(turn);
             let Some(transmit) = link.poll_transmit() else {
-                // Its answer takes as long as a slice does.
+                // A slice now delays nothing: the answer to the small messages takes as long as
+                // writing it.
                 if sent_small && !std::mem::replace(&mut turn, true) && link.awaits_turn() {
                     cq.flush();
                     continue;
@@ -444,7 +446,7 @@ impl<P: Protocol> Connection<P> {
         }
         self.unfinished |= link.awaits_turn();
         if posted {
-            // What is left of this visit need not hold the doorbell up.
+            // Ring now: the rest of this visit need not delay the doorbell.
             cq.flush();
         }
         if may_wait {
@@ -497,7 +499,7 @@ impl<P: Protocol> Connection<P> {
             .min()
     }
 
-    /// Whether the shard looks by the deadline already, as far as that can be told at a glance.
+    /// Whether the registered deadline is early enough. A quick check: false means "not sure".
     #[inline(always)]
     fn is_deadline_registered(&self) -> bool {
         if !matches!(self.pressing, Pressing::Nothing) || self.link.is_none() {
@@ -511,9 +513,9 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// The deadline, when the shard does not look by then already, and the one that it replaces.
-    /// The link's own only moves later, but for a Ping's answer, and in `on_timeout`, when nothing is
-    /// registered.
+    /// The deadline to register, if the registered one is missing or too late, and the one that it
+    /// replaces. The link's own deadline only moves later, except when a Ping is answered, and in
+    /// `on_timeout`, when nothing is registered.
     #[inline]
     pub(crate) fn deadline_to_register(&mut self) -> Option<(Instant, Option<Instant>)> {
         if self.is_deadline_registered() {
@@ -529,7 +531,7 @@ impl<P: Protocol> Connection<P> {
         Some((deadline, self.registered_deadline.replace(deadline)))
     }
 
-    /// The shard looks, or forgets the connection: nothing is registered any more.
+    /// Clears the registered deadline: the shard handles it now, or removes the connection.
     pub(crate) fn take_registered_deadline(&mut self) -> Option<Instant> {
         self.registered_deadline.take()
     }
@@ -572,7 +574,7 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
     }
 }
 
-/// Takes what a link is done with out of the lock.
+/// Defers dropping what the link no longer needs until the lock is released.
 #[inline]
 fn take_freed(link: &mut Link, deferred: &mut Vec<Deferred>) {
     while let Some(_freed) = link.take_freed() {
@@ -580,7 +582,7 @@ fn take_freed(link: &mut Link, deferred: &mut Vec<Deferred>) {
     }
 }
 
-/// Gives the link the arena that it wants, if there is memory and budget.
+/// Gives the link the arena that it wants, if memory and budget allow it.
 #[cold]
 fn grow(
     link: &mut Link,
@@ -588,7 +590,7 @@ fn grow(
     budget: &MemoryBudget,
     bytes: u64,
 ) -> Result<(), CloseCause> {
-    // Half of the budget is left for what has no other way in.
+    // An arena is optional, so half of the budget is left for messages that must be put together.
     let charge = match budget.reserve_spare(bytes) {
         Ok(charge) => charge,
         Err(reason) => {
@@ -615,7 +617,7 @@ fn grow(
 
 static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for");
 
-/// Copies a small message out, or lends its buffer if another one can be posted in its place.
+/// Copies a small message, or lends its buffer if another one can be posted in its place.
 #[inline(always)]
 fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
     if len > COPY_OUT_BYTES

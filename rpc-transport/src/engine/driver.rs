@@ -1,4 +1,4 @@
-//! The driver: the task that moves a shard's bytes.
+//! The driver: the task that polls a shard's CQ and runs what follows.
 //!
 //! Owns the loop poll -> dispatch -> run actions -> wait. Never interprets a byte, and runs user
 //! code only through the [`Executor`], outside the shard's lock.
@@ -10,10 +10,10 @@
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
 //!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
 //! 4. A panic of user code ends neither the driver nor the actions behind it.
-//! 5. It gives way: on a runtime of one thread other tasks run first, the main future and `LocalSet`s
-//!    among them, and I/O is looked at; elsewhere other threads can take it over, so that a task that
-//!    blocks keeps nothing but its own thread. What else waits is late by a bounded time: see
-//!    [`tempo`].
+//! 5. It yields to other tasks. On a single-threaded runtime all of them run before it is polled
+//!    again, the main future and `LocalSet`s among them, and I/O is polled. On a multi-threaded one
+//!    other threads can steal it, so a task that blocks holds up only its own thread. How late
+//!    timers and other tasks can be is bounded: see [`tempo`].
 
 mod tempo;
 
@@ -39,13 +39,13 @@ use crate::engine::spin::{PollMode, SpinPolicy, Wait};
 use crate::engine::upper::Protocol;
 use crate::user_code::caught;
 
-/// Rounds with progress before other tasks of the worker get their turn.
+/// Rounds with progress before the driver yields to other tasks of the worker.
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
 const POLLS_PER_SPIN: u32 = 32;
 
-/// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio runtime with I/O and
-/// time enabled.
+/// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio
+/// runtime with I/O and time enabled.
 #[must_use = "a driver does nothing until it is spawned"]
 pub struct Driver<P: Protocol, E: Executor<P>> {
     shard: Arc<Shard<P>>,
@@ -57,12 +57,12 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     parked_at: Option<Instant>,
     tempo: Tempo,
     polls_per_spin: u32,
-    /// To be run, and what was left of that when it was time to look at what else waits.
+    /// Actions to be run, including those left over when a round ended early.
     actions: VecDeque<(ConnectionKey, P::Action)>,
     has_other_threads: bool,
 }
 
-/// What one round found.
+/// The outcome of one round.
 enum Round {
     /// Work was done and no other task waits for this one.
     Progress,
@@ -86,7 +86,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             state.allow_spinning(mode != PollMode::Event);
             state.cq().event_fd().try_clone_to_owned()?
         };
-        // The concern is a type whose fd changes or closes early; an `OwnedFd` does neither.
+        // Deprecated for types whose fd changes or closes early; an `OwnedFd` does neither.
         #[allow(deprecated, reason = "its successor is an unsafe fn, which has no place here")]
         let events = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(Self {
@@ -98,14 +98,14 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             idle_since: None,
             parked_at: None,
             tempo: Tempo::default(),
-            // Who is to park at once does not spin a little either.
+            // In event mode the driver polls once, then parks.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
             actions: VecDeque::new(),
             has_other_threads: tokio::runtime::Handle::current().metrics().num_workers() > 1,
         })
     }
 
-    /// Feeds results back, polls, and runs what came of it.
+    /// One round: applies handlers' results, polls, and runs the actions that follow.
     fn round(&mut self) -> Round {
         let mut found = 0;
         let has_results = self.executor.has_results();
@@ -137,7 +137,8 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             if state.has_actions() {
                 state.take_actions(&mut self.actions);
-                // User code may take long, and polling leaves bells of its own on some devices.
+                // The actions may take long, and on some devices polling leaves doorbells to be
+                // rung.
                 state.cq().flush();
             }
             state.take_deferred()
@@ -152,10 +153,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
     fn polls_per_round(&self, has_results: bool) -> u32 {
         if !self.actions.is_empty() {
-            // What has arrived is dealt with before more is taken in.
+            // Actions of what has arrived run before more is polled.
             0
         } else if has_results {
-            // What is left of results is to be cleared away before more has arrived.
+            // Applied results are dropped outside the lock, so do not poll for long before that.
             1
         } else {
             self.polls_per_spin
@@ -177,10 +178,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
 
-    /// Has the task polled again when others of its thread have run and I/O was looked at (invariant 5):
-    /// what [`tokio::task::yield_now`] does when it is polled for the first time. Where there are other
-    /// threads, they must be able to take the task over: one that waits so cannot be, and would be kept
-    /// by a task of its thread that blocks.
+    /// Yields: the task is polled again after other tasks of its thread have run and I/O was polled
+    /// (invariant 5). On a single-threaded runtime this is [`tokio::task::yield_now`]. On a
+    /// multi-threaded one the waker is called directly: a task deferred by `yield_now` cannot be
+    /// stolen, and a task that blocks the thread would hold it up.
     fn give_way(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.has_other_threads {
             cx.waker().wake_by_ref();
@@ -190,7 +191,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         Poll::Pending
     }
 
-    /// What to do when nothing was found. `None` means: look again.
+    /// Waits after a round that found nothing. `None` means: run another round at once.
     fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
         if self.spin.is_busy() {
             return Some(self.give_way(cx));
@@ -208,7 +209,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         }
     }
 
-    /// Arms, looks once more, and sleeps (invariant 1).
+    /// Arms the CQ, polls once more, and sleeps (invariant 1).
     fn park(&mut self, cx: &mut Context<'_>, machine_now: Instant) -> Option<Poll<()>> {
         let (deadline, deferred) = {
             let mut state = self.shard.lock();
@@ -261,9 +262,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         match self.events.poll_read_ready(cx) {
             Poll::Pending => false,
             Poll::Ready(Ok(mut guard)) => {
-                // Order matters: make the fd unreadable, then forget the readiness. An event in
-                // between sets the readiness again. An error here is the CQ's death, which the
-                // next poll reports.
+                // Order matters: make the fd unreadable, then clear the readiness. An event in
+                // between sets the readiness again. An error here means that the CQ has died, which
+                // the next poll reports.
                 let _ = self.shard.lock().cq().clear_events();
                 guard.clear_ready();
                 true
@@ -329,7 +330,7 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
 }
 
 impl<P: Protocol, E: Executor<P>> Driver<P, E> {
-    /// The shard has been shut down and no connection is left.
+    /// Whether the shard was shut down and no connection is left, or its CQ has died.
     fn is_finished(&self) -> bool {
         self.shard.lock().is_finished()
     }

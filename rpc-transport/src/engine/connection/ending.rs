@@ -1,6 +1,6 @@
-//! How a connection ends: in order, by a failure, or by a peer that broke a rule.
+//! The end of a connection: an orderly close, a failure, or a peer that broke a rule.
 //!
-//! Owns the way from the first word of the end to the destroyed QP. The invariants are those of
+//! Owns all steps from the first sign of the end to the destroyed QP. The invariants are those of
 //! [`connection`](super).
 
 use std::time::{Duration, Instant};
@@ -20,20 +20,20 @@ use crate::protocol::frame::{CloseCode, CloseReason};
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Longest time that an orderly close waits without anything being sent.
 const CLOSE_LIMIT: Duration = DRAIN_LIMIT;
-/// Time after this end's own silence in which a lost peer is put down to it.
+/// Time after this process did not run in which a lost peer is put down to that.
 const BLAMED_FOR: Duration = Duration::from_secs(1);
 
-// Of the whole process: a peer may come back on any connection of any shard.
+// One for the whole process: a peer may come back on any connection of any shard.
 static BROKEN_RULES: LogLimit = LogLimit::new("peers that broke the protocol");
 static SLOW_FLUSHES: LogLimit = LogLimit::new("queue pairs that did not flush in time");
 
 impl<P: Protocol> Connection<P> {
-    /// Starts an orderly close: the reason goes out behind what is queued.
+    /// Starts an orderly close: the reason is sent after what is queued.
     pub(crate) fn close(&mut self, reason: CloseReason) {
         self.closing.get_or_insert(reason);
     }
 
-    /// Ends the connection: the protocol is told, a peer that broke a rule too, and the QP goes to
+    /// Ends the connection: tells the protocol, and a peer that broke a rule, and moves the QP to
     /// ERR (invariants 2, 4 and 5).
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
         let Some(queue_pair) = &self.queue_pair else { return };
@@ -54,7 +54,7 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// A peer that is found gone after this end was silent itself may have given it up.
+    /// Names this end's silence in the cause: the peer may have given up because of it.
     fn with_own_part(&self, cause: &CloseCause) -> CloseCause {
         match self.own_silence {
             Some(OwnSilence { ended, lasted })
@@ -68,7 +68,7 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Nothing is sent or received any more. What the peer could write stays until the QP has been
+    /// Stops sending and receiving. Memory that the peer could write is kept until the QP is
     /// destroyed.
     pub(super) fn retire_link(&mut self) {
         let Some(mut link) = self.link.take() else { return };
@@ -79,18 +79,19 @@ impl<P: Protocol> Connection<P> {
         self.retired_link = Some(link);
     }
 
-    /// The QP goes to ERR, and its flush is awaited.
+    /// Moves the QP to ERR and waits for its flush.
     pub(super) fn drain(&mut self, cq: &mut dyn CompletionQueue) {
         let Some(queue_pair) = &mut self.queue_pair else { return };
         queue_pair.phase = Phase::Draining { until: clock::now() + DRAIN_LIMIT };
         queue_pair.spare = None;
-        // An unknown QP here would be one destroyed already, which leaves nothing to flush.
+        // Fails only for a QP that is destroyed already, which has nothing to flush.
         let _ = cq.modify_to_error(queue_pair.qp);
         post_drain_wr(cq, queue_pair);
         cq.flush();
     }
 
-    /// Sends the peer the rule that it broke. False when that cannot be done: nothing is awaited.
+    /// Sends the peer the rule that it broke. False if that is impossible: then there is nothing to
+    /// wait for.
     #[cold]
     pub(super) fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
         BROKEN_RULES.fault(Instant::now(), || {
@@ -150,7 +151,8 @@ impl<P: Protocol> Connection<P> {
         Ok(())
     }
 
-    /// A peer that takes nothing any more, or whose device does not accept the Close, is left.
+    /// Ends a close that makes no progress: the peer accepts nothing more, or its device does not
+    /// acknowledge the Close.
     pub(super) fn check_close_timeout(&mut self, cq: &mut dyn CompletionQueue, now: Instant) {
         let (Pressing::Close { until, posted, accepted }, Some(queue_pair)) =
             (&mut self.pressing, &self.queue_pair)
@@ -203,7 +205,7 @@ pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {
 
 pub(super) fn cause_of(status: Status) -> CloseCause {
     match status {
-        // The QP was moved to ERR below us: the peer went away.
+        // The device moved the QP to ERR: the peer went away.
         Status::FlushError | Status::RetryExceeded => CloseCause::Disconnected,
         other => CloseCause::WorkRequest(other),
     }

@@ -1,6 +1,6 @@
-//! The queue_pair: the QP of a connection, its buffers, and what is posted on it.
+//! The QP of a connection, its buffers, and the work requests posted on it.
 //!
-//! Owns the count of work requests and the memory that those under way read. Decides nothing.
+//! Owns the count of work requests and the memory that those in flight read. Decides nothing.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -10,7 +10,8 @@ use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::engine::deferred::Deferred;
 use crate::memory::region::{Buffer, BufferPool};
 
-/// The link's tokens are below 2^33; what is above counts send WRs.
+/// Low bits of a wr_id that hold the link's token, which is below 2^33. The bits above hold the
+/// sequence number of the send WR.
 pub(super) const TOKEN_BITS: u32 = 33;
 
 /// The transport half of a connection, as long as its QP exists.
@@ -27,14 +28,15 @@ pub(crate) struct ConnectionQp {
     /// SQ slots, WRs.
     pub(crate) send_slots: u32,
     pub(crate) posted_recv: u32,
-    /// RECVs of the window: never are fewer posted when a frame is counted (credit rule 2).
+    /// RECVs of the window: at least so many are posted whenever a frame is counted (credit rule
+    /// 2).
     pub(super) window_recv: u32,
-    /// The buffer of the last RECV that has completed, not posted again yet.
+    /// The buffer of the RECV that completed last, not reposted yet.
     pub(super) spare: Option<Buffer>,
     // Send WRs posted and retired, modulo 2^31.
     pub(super) posted_send: u32,
     pub(super) retired_send: u32,
-    /// What WRITEs under way read, by the sequence number of the SEND behind them.
+    /// Memory that WRITEs in flight read, by the sequence number of the SEND behind them.
     pub(super) in_flight: VecDeque<(u32, Vec<InFlight>)>,
     pub(super) phase: Phase,
 }
@@ -44,9 +46,9 @@ pub(super) enum Phase {
     /// Created; RECVs may complete, nothing may be sent yet.
     Setup,
     Up,
-    /// The peer has broken a rule, and its Close is on its way: nothing of it counts any more.
+    /// The peer has broken a rule and a Close is being sent to it: what it sends is ignored.
     Closing,
-    /// In ERR, waiting for the flush.
+    /// In ERR, waiting for the WRs to be flushed.
     Draining {
         until: Instant,
     },
@@ -94,14 +96,14 @@ impl ConnectionQp {
         }
     }
 
-    /// The sequence number of the WR that is posted next but `ahead - 1`.
+    /// The sequence number of the WR that is `ahead` WRs from now (1: the next one).
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "an SQ is far shorter than 2^31")]
     pub(super) fn sequence(&self, ahead: usize) -> u32 {
         self.posted_send.wrapping_add(ahead as u32) & SEQUENCE_MASK
     }
 
-    /// So many WRs have been posted.
+    /// `count` WRs have been posted.
     #[inline]
     pub(super) fn on_posted(&mut self, count: usize) {
         self.posted_send = self.sequence(count);
@@ -112,8 +114,8 @@ impl ConnectionQp {
     }
 }
 
-/// Unsignaled WRs that have succeeded are not flushed: a last signaled one, in the slot that the SQ
-/// has for it, says by its flush that nothing is left before it.
+/// Posts the drain WR. Unsignaled WRs that have succeeded give no flush completion, so a signaled
+/// WR goes last, in an SQ slot reserved for it: when it is flushed, no earlier one is left.
 pub(super) fn post_drain_wr(cq: &mut dyn CompletionQueue, queue_pair: &mut ConnectionQp) {
     if queue_pair.posted_send == queue_pair.retired_send {
         return;
@@ -121,7 +123,7 @@ pub(super) fn post_drain_wr(cq: &mut dyn CompletionQueue, queue_pair: &mut Conne
     let sequence = queue_pair.sequence(1);
     let wr_id = u64::from(sequence) << TOKEN_BITS;
     let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
-    // A device that refuses has the QP destroyed at the limit of draining.
+    // If the device refuses it, the QP is destroyed after `DRAIN_LIMIT`.
     if cq.post_send(queue_pair.qp, &mut [wr]).is_ok() {
         queue_pair.on_posted(1);
     }

@@ -1,14 +1,14 @@
-//! Posting: frames and their WRITEs as work requests.
+//! Posting: turns frames and their WRITEs into work requests.
 //!
-//! Owns the choice of where a WR's bytes lie: inline, in a send buffer, in registered memory as it
-//! is, or staged. Never decides what is sent.
+//! Owns the choice of where a WR's bytes are read from: inline, a send buffer, registered memory in
+//! place, or a staging buffer. Never decides what is sent.
 //!
 //! Invariants:
-//! 1. What a WRITE reads is kept until the SEND behind it has completed, or the QP is gone. It is never
-//!    dropped here: it may be the user's.
-//! 2. Where registration costs, memory is registered once: parts of private memory are staged
-//!    through buffers that stay registered.
-//! 3. A WR counts once it is posted: one that the device refused is not waited for.
+//! 1. The memory that a WRITE reads is kept until the SEND behind it has completed, or the QP is
+//!    destroyed. It is never dropped here: it may be the user's.
+//! 2. Where registration is expensive, private memory is not registered for each message: it is
+//!    copied into staging buffers that stay registered.
+//! 3. A WR counts once it is posted: no completion is awaited of one that the device refused.
 
 use super::queue_pair::{ConnectionQp, TOKEN_BITS};
 use super::staging::Staging;
@@ -23,7 +23,7 @@ use crate::message::part::{OutPart, PartSource};
 use crate::protocol::config::LinkConfig;
 use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Transmit, Whole};
 
-/// What a WRITE under way reads.
+/// Memory that a WRITE in flight reads.
 pub(super) enum InFlight {
     /// The part itself.
     Part(OutPart),
@@ -32,7 +32,7 @@ pub(super) enum InFlight {
 }
 
 impl InFlight {
-    /// It has been read: what is to be let go of without the lock.
+    /// The WRITE has completed: what must be dropped outside the lock.
     pub(super) fn complete(self) -> Option<Deferred> {
         match self {
             Self::Part(_part) => Some(Deferred::Part { _part }),
@@ -41,7 +41,7 @@ impl InFlight {
     }
 }
 
-/// Posts for one connection.
+/// The posting side of one connection.
 pub(crate) struct SendPath {
     domain: ProtectionDomain,
     registers_freely: bool,
@@ -77,8 +77,8 @@ impl SendPath {
         self.staging.pools()
     }
 
-    /// Posts one frame as a SEND, inline if the device takes it so, else from a registered buffer;
-    /// before it its WRITEs.
+    /// Posts the WRITEs of a frame, then the frame as a SEND: inline if the device takes it so,
+    /// else from a registered buffer.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -115,7 +115,7 @@ impl SendPath {
         }
     }
 
-    /// The WR of a frame, the next one but `ahead - 1`.
+    /// The WR of a frame, `ahead` WRs from now (1: the next one).
     #[inline]
     fn frame<'a>(
         &self,
@@ -145,8 +145,8 @@ impl SendPath {
         let bytes = writes.iter().map(|put| put.part.len()).sum();
         let mut stage = Stage { bytes, buffer: None, used: 0 };
         let wrs = self.list(queue_pair, &writes, &transmit, &mut stage);
-        // Kept before anything is posted, and whatever comes of that: at the latest until the QP is
-        // gone.
+        // Kept before anything is posted, even if posting fails: at the latest until the QP is
+        // destroyed.
         let count = writes.len() + usize::from(!matches!(transmit.frame, FrameBytes::Later));
         let staged = stage.buffer.map(|_buffer| InFlight::Staged { _buffer });
         let parts = writes.into_iter().map(|put| InFlight::Part(put.part));
@@ -155,7 +155,7 @@ impl SendPath {
         post_all(cq, queue_pair, &mut wrs)
     }
 
-    /// The WRs of WRITEs and of the frame behind them.
+    /// The list of WRs: the WRITEs, then the frame.
     fn list<'a>(
         &mut self,
         queue_pair: &mut ConnectionQp,
@@ -179,7 +179,7 @@ impl SendPath {
         Ok(wrs)
     }
 
-    /// Where a part is written from.
+    /// The memory that a part is written from.
     fn source(
         &mut self,
         queue_pair: &ConnectionQp,
@@ -205,7 +205,7 @@ impl SendPath {
         }
     }
 
-    /// Copies a part behind those of the same frame, into one buffer.
+    /// Copies a part into the staging buffer, behind earlier parts of the same frame.
     fn staged(
         &mut self,
         part: &OutPart,
@@ -231,19 +231,20 @@ impl SendPath {
 
 /// The staging buffer of one frame.
 struct Stage {
-    /// Most bytes that the frame may need, whether its parts have to be staged or not.
+    /// Upper bound of the bytes that the frame may stage.
     bytes: u64,
     buffer: Option<Buffer>,
     used: usize,
 }
 
-/// The id of the WR that is posted next but `ahead - 1`; it is counted once it is posted.
+/// The id of the WR that is `ahead` WRs from now (1: the next one); it is counted once it is
+/// posted.
 #[inline]
 fn wr_id(queue_pair: &ConnectionQp, ahead: usize) -> u64 {
     u64::from(queue_pair.sequence(ahead)) << TOKEN_BITS
 }
 
-/// Posts a list, and counts what of it was posted: the flush of those is awaited, and of no other.
+/// Posts a list, and counts the WRs that were posted: only their flush is awaited.
 fn post_all(
     cq: &mut dyn CompletionQueue,
     queue_pair: &mut ConnectionQp,

@@ -1,26 +1,26 @@
-//! Staging: registered buffers for what a device cannot read where it lies.
+//! Staging: registered buffers for bytes that a device cannot read in place.
 //!
 //! Owns the buffers of one connection. Never decides what is staged.
 //!
 //! Invariants:
-//! 1. Frames under way find a buffer whatever their sizes: the pools grow with the most frames that
-//!    were ever under way at once, which the SQ bounds, and shrink no more. So a steady load
-//!    registers nothing.
-//! 2. A short frame does not take a long buffer: what is pinned follows what is sent.
+//! 1. Frames in flight find a buffer whatever their sizes: the pools grow to the highest number of
+//!    frames ever in flight, which the SQ bounds, and never shrink. So a steady load registers
+//!    nothing.
+//! 2. A short frame does not take a long buffer, so pinned memory is in proportion to what is sent.
 
 use crate::device::ProviderError;
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::config::LinkConfig;
 
-/// Parts of a long buffer that a short one has.
+/// A short buffer has 1/`SHORT` of the size of a long one.
 const SHORT: u32 = 16;
 
 /// Buffers of two sizes, allocated when they are first needed.
 pub(super) struct Staging {
     pools: Vec<BufferPool>,
     long_bytes: u32,
-    /// Buffers of a new pool: the longest frames that the bulk lane has in the SQ, and one that is
-    /// just being posted.
+    /// Buffers of a new pool: as many as the bulk lane has frames of full length in the SQ, plus
+    /// one that is being posted.
     count: u32,
 }
 
@@ -36,7 +36,7 @@ impl Staging {
         &self.pools
     }
 
-    /// A buffer for a frame of so many bytes.
+    /// Takes a buffer for a frame of `bytes` bytes.
     pub(super) fn take(
         &mut self,
         domain: &ProtectionDomain,

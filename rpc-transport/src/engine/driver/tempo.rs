@@ -1,24 +1,24 @@
-//! The tempo of a driver: when it reads the clock, when it looks at what may wait, and when other
-//! tasks get their turn.
+//! The tempo of a driver: when it reads the clock, when it has rarely polled sources polled, and
+//! when it yields to other tasks.
 //!
-//! Owns the count of what was done since the clock was read. Pure: time is an argument.
+//! Owns the count of work done since the clock was read. Pure: time is an argument.
 //!
 //! Invariants:
 //! 1. The clock is read once for `WORK_PER_READING` units of work, not for each message.
-//! 2. Timers are late by no more than that much work takes: 0.8 ms, where handlers that run inline take
-//!    50 us each. What is looked at less often than in every round (connections that were quiet, the
-//!    ends of connections) is late by no more than `LOOK_EVERY` and the same.
-//! 3. A turn takes no longer than `TURN` and twice that much work.
+//! 2. Timers are late by no more than that much work takes: 0.8 ms, where handlers that run inline
+//!    take 50 us each. Sources that are not polled in every round (quiet connections, and events
+//!    that end connections) are late by no more than `LOOK_EVERY` and the same.
+//! 3. A turn takes no longer than `TURN` plus twice that much work.
 
 use std::time::{Duration, Instant};
 
-/// Rounds and actions for one reading of the clock.
+/// Units of work, rounds and actions, for each reading of the clock.
 const WORK_PER_READING: u32 = 16;
-/// Completions that count as one of these: handling one takes a tenth of a microsecond.
+/// Completions that count as one unit: handling one takes a tenth of a microsecond.
 const COMPLETIONS_PER_WORK: usize = 16;
-/// Time between two looks at what may wait.
+/// Time between two polls of the rarely polled sources.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Time before other tasks of the worker get their turn, as long as there is something to do.
+/// Time after which a busy driver yields to other tasks of the worker.
 const TURN: Duration = Duration::from_micros(500);
 
 /// The tempo of one driver.
@@ -32,7 +32,7 @@ pub(super) struct Tempo {
 }
 
 impl Tempo {
-    /// A round found so many completions.
+    /// A round found `found` completions.
     #[inline]
     pub(super) fn on_round(&mut self, found: usize) {
         let completions = u32::try_from(found / COMPLETIONS_PER_WORK).unwrap_or(WORK_PER_READING);
@@ -51,7 +51,7 @@ impl Tempo {
         self.work >= WORK_PER_READING
     }
 
-    /// The clock was read. Whether it is time to look at what may wait.
+    /// The clock was read. Returns whether it is time to poll the rarely polled sources.
     pub(super) fn on_clock(&mut self, now: Instant) -> bool {
         self.work = 0;
         let began = *self.turn_began.get_or_insert(now);
@@ -70,7 +70,7 @@ impl Tempo {
         (self.turn_began, self.is_turn_over) = (None, false);
     }
 
-    /// Whether others are to get theirs.
+    /// Whether the driver should yield to other tasks.
     #[inline]
     pub(super) fn is_turn_over(&self) -> bool {
         self.is_turn_over
@@ -83,8 +83,8 @@ mod tests {
 
     const US: fn(u64) -> Duration = Duration::from_micros;
 
-    /// A driver with handlers that take `handler` each and never run out; for a second, the longest
-    /// time between two readings, between two looks, and of a turn.
+    /// Simulates a driver for one second, whose handlers take `handler` each and never run out.
+    /// Returns the longest time between two readings, between two looks, and of a turn.
     fn longest(handler: Duration) -> [Duration; 3] {
         let mut tempo = Tempo::default();
         let start = Instant::now();
