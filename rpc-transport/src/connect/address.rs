@@ -1,6 +1,6 @@
-//! Addresses: one scheme per way to reach a peer.
+//! Addresses: one scheme per transport.
 //!
-//! Owns parsing, printing and the errors a person sees for a mistyped address. Never resolves
+//! Owns parsing, printing and the error messages for a mistyped address. Never resolves
 //! names or opens anything.
 
 use std::fmt;
@@ -61,7 +61,7 @@ impl From<std::net::SocketAddr> for HostPort {
     }
 }
 
-/// A text that is not an address. The message says what is wrong and what would be right.
+/// A string that is not a valid address. The message says what is wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("bad address `{text}`: {reason}")]
 pub struct AddressError {
@@ -127,7 +127,7 @@ fn host_port(text: &str) -> Result<HostPort, String> {
     Ok(HostPort { host: host.to_owned(), port })
 }
 
-/// What may stand in brackets: an IPv6 address, with a zone if it needs one.
+/// Checks the host in brackets: an IPv6 address, with a zone if it needs one.
 fn check_ipv6(host: &str) -> Result<(), String> {
     let (address, zone) = host.split_once('%').unwrap_or((host, "1"));
     let zone_is_good = !zone.is_empty() && zone.chars().all(is_name_char);
@@ -137,7 +137,7 @@ fn check_ipv6(host: &str) -> Result<(), String> {
     Err(format!("`{host}` is not an IPv6 address, which alone stands in brackets: [::1]:7471"))
 }
 
-/// What may stand without: a name or an IPv4 address.
+/// Checks a host without brackets: a name or an IPv4 address.
 fn check_name(host: &str) -> Result<(), String> {
     if host.is_empty() {
         return Err("the host is missing; write 0.0.0.0 to listen everywhere".to_owned());

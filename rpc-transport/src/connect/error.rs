@@ -1,6 +1,6 @@
 //! Errors of setting a connection up, and the one cause with which a connection ends.
 //!
-//! Owns the words that a person reads when something cannot be reached or was lost: what, where,
+//! Owns the messages that a person reads when a peer cannot be reached or was lost: what, where,
 //! and what to do. Protocol violations are named by the layer that finds them and arrive here as
 //! [`CloseCause::Protocol`].
 
@@ -47,14 +47,14 @@ pub enum ConnectError {
     Rejected {
         /// Where.
         address: Address,
-        /// What the device knows: the application refused, or its listener dropped the request.
+        /// The device's reason: the application refused, or its listener dropped the request.
         reason: String,
         /// Private data of the rejection, zero-padded to
         /// [`REJ_PRIVATE_DATA_BYTES`](crate::device::REJ_PRIVATE_DATA_BYTES); empty when the
         /// peer's device refused by itself.
         private_data: Vec<u8>,
     },
-    /// The peer answered out of protocol.
+    /// The peer's answer does not follow the protocol.
     #[error("{address} does not speak this protocol: {reason}")]
     Protocol {
         /// Where.
@@ -130,8 +130,9 @@ pub enum CloseCause {
     /// The peer is gone: process death, host or device lost.
     #[error("the peer is gone")]
     Disconnected,
-    /// The peer is gone, and this process itself had not run for so long just before: stopped, or with
-    /// a blocked runtime. Peers give up who is silent for that long.
+    /// The peer is gone, and this process itself had not run for so long just before: it was
+    /// stopped, or its runtime was blocked. Peers give up a connection that is silent for that
+    /// long.
     #[error(
         "the peer is gone, after this process did not run for {0:?}: it was stopped, or its runtime \
          was blocked, and the peer may have given it up"
@@ -143,8 +144,8 @@ pub enum CloseCause {
     /// The peer broke the protocol; the text names the rule.
     #[error("the peer broke the protocol: {0}")]
     Protocol(Arc<str>),
-    /// The peer says that this side broke the protocol; the text names the rule, as far as it
-    /// travelled (100 bytes).
+    /// The peer says that this side broke the protocol; the text names the rule, cut to the 100
+    /// bytes that are sent.
     #[error("the peer closed the connection, as this side broke the protocol: {0}")]
     Accused(Arc<str>),
     /// The peer does not answer pings.
@@ -153,7 +154,7 @@ pub enum CloseCause {
     /// The device or CQ died.
     #[error("the device failed: {0}")]
     Device(Arc<str>),
-    /// The protocol above panicked, which is a bug in this framework: its state cannot be trusted.
+    /// The layer above panicked, which is a bug in this framework: its state cannot be trusted.
     #[error("the connection's state was lost to a panic")]
     Panicked,
     /// The runtime that drove this connection has shut down.

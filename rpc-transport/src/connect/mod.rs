@@ -1,4 +1,4 @@
-//! From an address to a connection's first byte: what users name, and which device serves it.
+//! Connecting and listening: addresses, and the choice of the device that serves one.
 //!
 //! **Owns** addresses, the choice of a device and of a path, and the errors of connecting and
 //! listening. **Never** touches a queue pair: that is the engine's.

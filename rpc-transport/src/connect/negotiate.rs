@@ -1,14 +1,15 @@
-//! `auto://`: the best way to a server, found by one exchange over TCP.
+//! `auto://`: the best transport to a server, found by one exchange over TCP.
 //!
-//! Owns what both sides tell each other in that exchange, and the choice. The server answers with
-//! who and where it is; a client of the same host, network namespace and user takes shared memory,
-//! any other the TCP connection that it already holds. With the `verbs` feature a client that has
-//! an RDMA device tries that before TCP, with a budget of one second.
+//! Owns the messages of that exchange, and the choice. The server answers with its host, network
+//! namespace and user; a client with the same three takes shared memory, any other the TCP
+//! connection that it already holds. With the `verbs` feature a client that has an RDMA device
+//! tries that before TCP, with a budget of one second.
 //!
 //! The shared memory rendezvous has an abstract name with 128 random bits that only the exchange
-//! tells, so whoever answers there is the server that was asked: the name is the cookie.
+//! reveals, so whoever answers there is the server that was asked: the name is the cookie.
 //!
-//! Invariant: a way that fails costs the attempt, never the connection; the reason names it.
+//! Invariant: a transport that cannot be used only costs the attempt, never the connection; the
+//! reason text names it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,10 +25,10 @@ use crate::device::{Connector, Incoming, Listener};
 
 /// First byte of both messages.
 const VERSION: u8 = 1;
-/// Longest time for a try of a better way.
+/// Longest time for an attempt to use a better transport than TCP.
 const BETTER_WAY_BUDGET: Duration = Duration::from_secs(1);
 
-/// Where a process is, as far as sharing memory goes.
+/// The facts of a process that decide whether it can share memory with another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     /// The kernel's random id of this boot; empty if it cannot be read.
@@ -63,7 +64,7 @@ impl Place {
     }
 }
 
-/// What a server answers.
+/// The server's answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     place: Place,
@@ -88,7 +89,8 @@ impl Answer {
         bytes
     }
 
-    /// `None` for anything that is not such an answer. Bytes behind it are a later version's.
+    /// `None` for anything that is not such an answer. Bytes after it belong to a later version and
+    /// are ignored.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (&version, rest) = bytes.split_first()?;
         if version != VERSION {
@@ -108,10 +110,10 @@ impl Answer {
     }
 }
 
-/// Asks the server, and takes the best way to it.
+/// Asks the server, and chooses the best transport to it.
 ///
 /// # Errors
-/// [`ConnectError`] when there is not even TCP.
+/// [`ConnectError`] when not even TCP works.
 pub(crate) async fn resolve(at: &HostPort) -> Result<Resolved, ConnectError> {
     let probed = soft::TcpConnector.probe(at, &[VERSION]).await;
     let (answer, tcp) = probed.map_err(as_asked_to_connect)?;
@@ -181,7 +183,7 @@ async fn listen_rdma(_at: &HostPort) -> Option<Box<dyn Listener>> {
     None
 }
 
-/// An RDMA listener at a port of its own, where there is a device.
+/// An RDMA listener at a separate port, if there is a device.
 #[cfg(feature = "verbs")]
 async fn listen_rdma(at: &HostPort) -> Option<Box<dyn Listener>> {
     let address = Address::Rdma(HostPort { host: at.host.clone(), port: 0 });
@@ -201,7 +203,7 @@ fn rdma_port(listener: Option<&dyn Listener>) -> u16 {
     }
 }
 
-/// The next request of a listener that may not be there.
+/// The next request of an optional listener; never resolves without one.
 async fn incoming(
     listener: &mut Option<Box<dyn Listener>>,
 ) -> Result<Box<dyn Incoming>, ListenError> {
@@ -211,7 +213,7 @@ async fn incoming(
     }
 }
 
-/// Opens the TCP port, a shared memory rendezvous beside it, and answers what is asked there.
+/// Opens the TCP port and a shared memory rendezvous beside it, and answers the exchange there.
 ///
 /// # Errors
 /// [`ListenError`]: the port cannot be opened.
@@ -233,7 +235,7 @@ pub(crate) async fn listen(at: &HostPort) -> Result<Box<dyn Listener>, ListenErr
     Ok(Box::new(AutoListener { tcp, shm, rdma }))
 }
 
-/// The address as the user wrote it, not the way that was tried.
+/// The address as the user wrote it, not the one of the transport that was tried.
 fn as_asked(address: Address) -> Address {
     match address {
         Address::Tcp(at) => Address::Auto(at),
@@ -277,13 +279,13 @@ fn listen_shm() -> Result<(String, Box<dyn Listener>), ListenError> {
     Ok((name, listener))
 }
 
-/// 64 bits from the operating system's generator, by way of the standard library's hash keys.
+/// 64 bits from the operating system's generator, through the standard library's hash keys.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// All ways to this server as one listener.
+/// The listeners of all transports of this server, as one.
 struct AutoListener {
     tcp: Box<dyn Listener>,
     shm: Option<Box<dyn Listener>>,

@@ -1,7 +1,7 @@
 //! From an address to the provider that serves its scheme.
 //!
-//! Owns the one place where schemes meet providers. Never falls back from what was asked for:
-//! only `auto://` chooses, and says why.
+//! Owns the only mapping of schemes to providers. Never falls back to another transport: only
+//! `auto://` chooses, and says why.
 
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};

@@ -22,7 +22,7 @@ use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::protocol::link::Link;
 
-/// Receive buffers beyond the posted ones: so many large messages may be lent at once.
+/// Receive buffers beyond the posted ones, which is how many large messages can be lent at once.
 const LENDABLE_BUFFERS: u32 = 32;
 
 /// A connection that is up.
@@ -30,15 +30,15 @@ const LENDABLE_BUFFERS: u32 = 32;
 pub struct Connected {
     /// Its key; the holder must [`Shard::release`] it.
     pub key: ConnectionKey,
-    /// Who answered.
+    /// The peer that answered.
     pub peer: PeerIdentity,
 }
 
-/// Why a connection request came to nothing.
+/// Why a connection request was not accepted.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    /// The offers do not fit; the peer was told.
+    /// The two sides' offers are incompatible; the peer was told.
     #[error("the request was refused: {0}")]
     Refused(String),
     /// No QP could be made; the peer was told.
@@ -49,8 +49,8 @@ pub enum AcceptError {
     Connect(#[from] ConnectError),
 }
 
-/// RECVs of a connection: those of the window, and one that need not be posted at once when it has
-/// completed.
+/// RECVs of a connection: those of the window, plus one whose repost may wait until the reply has
+/// been sent.
 fn posted_recvs(config: &LinkConfig) -> u32 {
     config.window().rq_len() + 1
 }
@@ -82,7 +82,7 @@ fn features(device: &dyn Device) -> Features {
     }
 }
 
-/// Gives a half-made connection up when set-up ends early, in whatever way.
+/// Ends a connection whose set-up does not complete, for whatever reason.
 struct SetupGuard<P: Protocol> {
     shard: Arc<Shard<P>>,
     key: ConnectionKey,
@@ -99,10 +99,10 @@ impl<P: Protocol> Drop for SetupGuard<P> {
 }
 
 impl<P: Protocol> Shard<P> {
-    /// Connects: creates the QP, posts the RECVs, asks the peer.
+    /// Connects: creates the QP, posts the RECVs, sends the request.
     ///
     /// # Errors
-    /// [`ConnectError`]: what the peer or the device said, or no answer within `timeout`.
+    /// [`ConnectError`]: the error of the peer or the device, or no answer within `timeout`.
     pub async fn connect(
         self: &Arc<Self>,
         outgoing: Box<dyn Outgoing>,
@@ -133,7 +133,7 @@ impl<P: Protocol> Shard<P> {
     /// Accepts a connection request, or rejects it with a reason that the client's error shows.
     ///
     /// # Errors
-    /// [`AcceptError`]; the peer has been told where it could be.
+    /// [`AcceptError`]; the peer has been told, where that was possible.
     pub async fn accept(
         self: &Arc<Self>,
         incoming: Box<dyn Incoming>,
@@ -162,7 +162,7 @@ impl<P: Protocol> Shard<P> {
             }
         };
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
-        // Frames may arrive before the accept has returned: the link must be there.
+        // Frames may arrive before the accept returns, so the link must exist first.
         let peer = incoming.peer();
         self.prepare(key, config, &agreed, &peer)?;
         let established = incoming.accept(&offer.to_reply()).await?;
@@ -253,7 +253,7 @@ impl<P: Protocol> Shard<P> {
     }
 }
 
-/// A connection in set-up that has not come to its end meanwhile.
+/// A connection in set-up, unless it has ended meanwhile.
 fn usable<P: Protocol>(
     connection: Option<&mut Connection<P>>,
 ) -> Result<&mut Connection<P>, ProviderError> {
@@ -289,13 +289,13 @@ fn agree(
             RejectCode::VersionMismatch => {
                 ConnectError::Rejected { address, reason, private_data: Vec::new() }
             }
-            // It has accepted, with an offer that nobody could make.
+            // The peer accepted, but with an impossible offer.
             _ => ConnectError::Protocol { address, reason },
         }
     })
 }
 
-/// Puts the peer's own words into a rejection: the provider only knows that there was one.
+/// Puts the peer's reason into a rejection: the provider only knows that it was rejected.
 fn readable_reject(error: ConnectError) -> ConnectError {
     let ConnectError::Rejected { address, reason, private_data } = error else { return error };
     let reason = match Reject::from_bytes(&private_data) {

@@ -1,8 +1,8 @@
-//! The only movers of bytes: shards, their driver tasks, and the connections that they hold.
+//! The engine, the only layer that moves bytes: shards, their driver tasks, and their connections.
 //!
 //! **Owns** every lock and task of this crate. A shard is one completion queue with its queue
 //! pairs, its connections and one lock; its driver polls, hands actions to the upper layer outside
-//! the lock, and sleeps. The upper layer is known by its traits alone ([`upper`]).
+//! the lock, and sleeps. The upper layer is known only by its traits ([`upper`]).
 
 pub mod clock;
 mod connection;

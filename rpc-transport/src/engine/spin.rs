@@ -1,45 +1,46 @@
 //! How a driver waits: spin, yield the core, park.
 //!
-//! Owns the adaptive wait policy. Pure: told what happened and how long it took, it answers what to
-//! do next. A wake-up across cores costs tens of microseconds on a virtual machine, a busy core
-//! that yields costs another thread nothing, and a core that somebody else wants should not be
-//! spun on: each fixed policy loses by orders of magnitude somewhere.
+//! Owns the adaptive wait policy. Pure: it is told what happened and how long it took, and answers
+//! what to do next. It adapts because each fixed policy loses by orders of magnitude somewhere: a
+//! wake-up across cores costs tens of microseconds on a virtual machine; spinning with
+//! `sched_yield` costs other threads nothing; and a core that other threads want should not be spun
+//! on.
 //!
 //! Invariants:
-//! 1. An endpoint that hears nothing parks: no sequence of idle answers spins for longer than
-//!    `SPIN_BUDGET`.
-//! 2. A core that somebody else wants is not yielded again and again: each slow yield is followed by
+//! 1. An idle endpoint parks: it never spins for longer than `SPIN_BUDGET` without an arrival.
+//! 2. A core that other threads want is not yielded again and again: each slow yield is followed by
 //!    `PARKS_AFTER_SLOW_YIELD` waits that park after a short spin, whatever arrives meanwhile.
-//! 3. Budgets shrink to nothing after `FAILURES_UNTIL_PARK` fruitless spins, and come back after a
+//! 3. The budget drops to zero after `FAILURES_UNTIL_PARK` fruitless spins, and comes back after a
 //!    park that was shorter than the budget would have been.
 
 use std::time::Duration;
 
-/// How a connection's owner waits for the peer.
+/// How a driver waits for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum PollMode {
-    /// Spins for about the price of a wake-up, shares the core, then parks. An idle endpoint uses
-    /// no CPU.
+    /// Spins for about as long as a wake-up takes, yielding the core, then parks. An idle endpoint
+    /// uses no CPU.
     #[default]
     Adaptive,
     /// Never parks: the lowest latency, one core per shard at 100 %.
     Busy,
-    /// Parks at once: for tests, and for machines whose cores belong to somebody else.
+    /// Parks at once: for tests, and for machines whose cores are needed by other work.
     Event,
 }
 
-/// Spinning beyond this gains nothing over parking: about one wake-up across cores.
+/// Longest spin: about one wake-up across cores. Spinning longer gains nothing over parking.
 const SPIN_BUDGET: Duration = Duration::from_micros(50);
-/// Time before the core is offered to others.
+/// Time of spinning before the core is yielded.
 const QUIET_SPIN: Duration = Duration::from_micros(1);
-/// A yield that took longer than this means that somebody else wants the core.
+/// A yield that took longer than this means that another thread wants the core.
 const SLOW_YIELD: Duration = Duration::from_micros(20);
-/// Waits that park at once after such a yield: a parked thread is woken before those that only yield.
+/// Waits that park at once after a slow yield: a parked thread is woken before those that only
+/// yield.
 const PARKS_AFTER_SLOW_YIELD: u8 = 8;
 /// Fruitless spins in a row after which the budget is dropped.
 const FAILURES_UNTIL_PARK: u8 = 3;
-/// A park shorter than this would have been worth a spin.
+/// After a park shorter than this, spinning would have been better.
 const SHORT_PARK: Duration = Duration::from_micros(120);
 
 /// What to do while nothing arrives.
@@ -58,7 +59,7 @@ pub(crate) enum Wait {
 pub(crate) struct SpinPolicy {
     mode: PollMode,
     failures: u8,
-    /// Waits left that park because somebody else wants the core.
+    /// Waits left that park because another thread wants the core.
     parks: u8,
 }
 
@@ -67,7 +68,7 @@ impl SpinPolicy {
         Self { mode, failures: 0, parks: 0 }
     }
 
-    /// Whether it never waits otherwise than by polling.
+    /// Whether it always polls and never parks.
     pub(crate) fn is_busy(&self) -> bool {
         self.mode == PollMode::Busy
     }

@@ -1,4 +1,4 @@
-//! What the transport asks of the layer above: a pure state machine per connection.
+//! The interface to the layer above: a pure state machine per connection.
 //!
 //! Owns the boundary between messages (here) and calls (`rpc-core`). The driver feeds a
 //! [`Protocol`] under the shard's lock and takes what must happen outside of it as *actions*:
@@ -19,55 +19,56 @@ use crate::protocol::link::{Lane, Revoked, SubmitError, Waiting};
 pub struct Submission {
     /// Order class; control messages are urgent, the rest is classed by size.
     pub lane: Lane,
-    /// The protocol's name for the message, to revoke it by.
+    /// The protocol's identifier of the message, by which it can be revoked.
     pub tag: u64,
     /// The message, with headroom for the link's header.
     pub frame: OutBuf,
 }
 
-/// Takes a submitted message back by its tag, as far as that is possible.
-/// The message itself does not come back: it is let go of outside the lock.
+/// Revokes a submitted message by its tag, as far as that is possible. The message itself is not
+/// returned: it is dropped outside the lock.
 pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked<()>;
 
-/// What must happen outside the shard's lock.
+/// Work that must be done outside the shard's lock.
 #[derive(Debug)]
 pub enum Outside<E> {
     /// To be run by the [`Executor`], on the driver's task.
     Action(E),
-    /// A message that is not sent after all. Dropped as soon as the lock has been released, by whoever
-    /// held it: its memory may be the user's.
+    /// A message that will not be sent. Dropped by the thread that held the lock, right after it is
+    /// released: its memory may be the user's.
     Drop(Box<OutBuf>),
 }
 
 /// The layer above the link, one per connection.
 pub trait Protocol: Send + Sized + 'static {
-    /// What the driver's task must do outside the shard's lock.
+    /// Work that the driver's task must do outside the shard's lock.
     type Action: Send + Unpin + 'static;
 
-    /// The peer is known, and messages may arrive from now on; what is submitted leaves when set-up
-    /// is complete. Messages above `max_message_bytes` must not be submitted.
+    /// The peer is known, and messages may arrive from now on; submitted messages are sent when
+    /// set-up is complete. Messages above `max_message_bytes` must not be submitted.
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64);
 
-    /// What memory for this peer is taken from: arenas, large messages that arrive, streams that
-    /// nobody reads. Asked when the connection is made. Default: memory is not counted.
+    /// The budget for memory of this peer: arenas, large messages that arrive, streams that nobody
+    /// reads. Asked once, when the connection is made. Default: unlimited.
     fn memory_budget(&self) -> MemoryBudget {
         MemoryBudget::unlimited()
     }
 
-    /// So much waits to leave. Called after something had to wait, until nothing does.
+    /// The amount that waits to be sent. Called after each pump once something had to wait, until
+    /// nothing does.
     fn on_waiting(&mut self, _waiting: Waiting) {}
 
     /// A whole message has arrived.
     ///
     /// # Errors
-    /// The broken rule, when the peer is out of protocol: the connection is then closed.
+    /// The rule that the peer broke: the connection is then closed.
     fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>>;
 
-    /// The link did not take a message.
+    /// The link refused a message.
     fn on_refused(&mut self, tag: u64, error: &SubmitError);
 
-    /// Whether [`Protocol::poll_transmit`] may give something. A cheap answer spares most pumps all
-    /// their work. Default: it may.
+    /// Whether [`Protocol::poll_transmit`] may return something. Must be cheap: false spares most
+    /// pumps all their work. Default: true.
     #[inline]
     fn may_transmit(&self) -> bool {
         true
@@ -76,22 +77,23 @@ pub trait Protocol: Send + Sized + 'static {
     /// The next message to send.
     fn poll_transmit(&mut self) -> Option<Submission>;
 
-    /// The most messages that a peer which keeps to the protocol can make wait in the link at once.
-    /// More mean that it asks without reading, and end the connection. Default: no such bound.
+    /// The most messages that a peer which keeps to the protocol can cause to be queued in the link
+    /// at once. A longer queue means that the peer sends requests without reading replies, and ends
+    /// the connection. Default: no bound.
     fn most_queued(&self) -> usize {
         usize::MAX
     }
 
-    /// What is next to happen outside the lock.
+    /// The next piece of work to do outside the lock.
     fn poll_action(&mut self) -> Option<Outside<Self::Action>>;
 
-    /// When [`Protocol::on_timeout`] wants to be called.
+    /// When [`Protocol::on_timeout`] must be called next.
     fn next_deadline(&self) -> Option<Instant>;
 
     /// A deadline has passed.
     fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>);
 
-    /// The transport is gone; nothing can be sent or will arrive any more. Called once.
+    /// The connection has ended; nothing can be sent or will arrive any more. Called once.
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>);
 
     /// The QP has been destroyed, after [`Protocol::on_closed`]. Called once.
