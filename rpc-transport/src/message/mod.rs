@@ -1,4 +1,4 @@
-//! Messages as the link takes and gives them: a head of bytes, and a tail of spans of memory.
+//! Messages as the link sends and delivers them: a head of bytes, and a tail of memory spans.
 
 pub mod outgoing;
 pub mod part;

@@ -1,11 +1,11 @@
 //! Outgoing bytes: one growable buffer with room in front for headers.
 //!
-//! Owns the bytes of a message from the moment it is encoded until it has been posted, so that the
-//! layers below put their headers in front without copying. Never registered memory: a device that
-//! needs that copies the frame into a send buffer when posting.
+//! Owns the bytes of a message from encoding until it is posted, so that the layers below can put
+//! their headers in front without copying. Never registered memory: for a device that needs it, the
+//! frame is copied into a send buffer when it is posted.
 //!
-//! A message may have a *tail* behind its bytes, the *head*: spans of memory that are sent from where
-//! they lie ([`OutPart`]). The receiver gets head and tail apart.
+//! A message may have a *tail* behind its bytes, the *head*: spans of memory that are sent in
+//! place, without a copy ([`OutPart`]). The receiver gets head and tail separately.
 //!
 //! Invariants:
 //! 1. `start <= bytes.len()`; the message is `bytes[start..]`.
@@ -23,14 +23,14 @@ use crate::message::part::OutPart;
 use crate::message::reply_slot::{PeerSlot, SlotOffer};
 use crate::user_code::assert_may_run;
 
-/// Room for headers in front of a fresh message, bytes: link and session headers with all their
-/// fixed optional blocks.
+/// Room for headers in front of a new message, bytes: link and session headers with all their fixed
+/// optional blocks.
 pub const HEADROOM_BYTES: usize = 96;
 
-/// Storage above this size is given back to the allocator instead of the list, bytes.
+/// Storage above this size is freed instead of kept in the list, bytes.
 const KEEP_BYTES: usize = 16 * 1024;
-/// Smallest storage, bytes: a small message with its headers never grows it, so a thread has
-/// allocated all that it needs when it has had as many messages at once.
+/// Smallest storage, bytes. A small message with its headers never outgrows it, so a thread stops
+/// allocating once it has had its highest number of messages at once.
 const MIN_BYTES: usize = 512;
 /// Most buffers that a thread keeps.
 const KEEP_COUNT: usize = 64;
@@ -39,7 +39,8 @@ thread_local! {
     static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list, with some bytes of its last use.
+/// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list. It may hold some bytes of its
+/// last use.
 #[inline(always)]
 pub(crate) fn take_used() -> Vec<u8> {
     let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
@@ -67,7 +68,7 @@ pub(crate) fn keep_storage(bytes: Vec<u8>) {
 
 #[inline]
 fn give_back(mut bytes: Vec<u8>) {
-    // As long as a headroom, which need not be filled then when it becomes one.
+    // Keep the length of a headroom, so that it need not be filled when it is reused as one.
     bytes.truncate(HEADROOM_BYTES);
     let left = FREE.try_with(|free| {
         let mut free = free.borrow_mut();
@@ -79,13 +80,13 @@ fn give_back(mut bytes: Vec<u8>) {
         }
         None
     });
-    // A thread that is being torn down has no list any more; the storage is then just freed.
+    // A thread that is ending has no list any more; the storage is then just freed.
     if let Ok(Some(bytes)) = left {
         make_room(bytes);
     }
 }
 
-/// The list grows once, to its size.
+/// The list is allocated once, at its full size.
 #[cold]
 fn make_room(bytes: Vec<u8>) {
     let _ = FREE.try_with(|free| {
@@ -97,24 +98,24 @@ fn make_room(bytes: Vec<u8>) {
     });
 }
 
-/// A message on its way out.
+/// An outgoing message.
 pub struct OutBuf {
-    // This and the tail are dropped by `drop`, which knows what most messages have: the fields' own
-    // would have to be called to find that there is nothing to do.
+    // This and the tail are dropped in `drop`, which skips the fields' own drop code for the many
+    // messages that have nothing to drop.
     bytes: ManuallyDrop<Vec<u8>>,
     start: usize,
-    // Boxed: most messages have none, and all are moved around.
+    // Boxed: most messages have none, and every message is moved around.
     tail: ManuallyDrop<Option<Box<Tail>>>,
 }
 
-/// What follows the head.
+/// The tail, and what belongs to it.
 #[derive(Default)]
 struct Tail {
     parts: Vec<OutPart>,
     len: u64,
     offer: Option<SlotOffer>,
     place: Option<PeerSlot>,
-    /// What the message takes of a budget, until it is gone.
+    /// The message's share of a memory budget, until it is dropped.
     charge: Option<Reservation>,
 }
 
@@ -155,23 +156,24 @@ impl OutBuf {
         self.tail.as_ref().map_or(0, |tail| tail.len)
     }
 
-    /// Offers memory for the tail of the answer, in the place of an offer before. Whether it is used
-    /// is the answerer's choice.
+    /// Offers memory for the tail of the answer, replacing an earlier offer. The answerer chooses
+    /// whether to use it.
     pub fn offer_slot(&mut self, offer: SlotOffer) {
         self.tail.get_or_insert_default().offer = Some(offer);
     }
 
-    /// Has the tail written into a slot of the receiver, if it fits; else the slot is given up.
+    /// Has the tail written into a slot of the receiver, if it fits; otherwise the slot is released
+    /// unused.
     pub fn place_in(&mut self, slot: PeerSlot) {
         self.tail.get_or_insert_default().place = Some(slot);
     }
 
-    /// Keeps a reservation until the message is gone: sent, taken back, or dropped on the way.
+    /// Holds a reservation until the message is dropped: sent, revoked, or abandoned.
     pub fn charge(&mut self, charge: Reservation) {
         self.tail.get_or_insert_default().charge = Some(charge);
     }
 
-    /// Whether a reservation is kept with it.
+    /// Whether it holds a reservation.
     #[must_use]
     pub fn is_charged(&self) -> bool {
         self.tail.as_ref().is_some_and(|tail| tail.charge.is_some())
@@ -230,7 +232,7 @@ impl OutBuf {
         self.bytes.truncate(self.start + len);
     }
 
-    /// Puts `header` in front. Moves the message only when the headroom is used up.
+    /// Puts `header` in front. Moves the message's bytes only when the headroom is used up.
     #[inline]
     pub fn prepend(&mut self, header: &[u8]) {
         if header.len() > self.start {
@@ -246,7 +248,7 @@ impl OutBuf {
         self.start += additional;
     }
 
-    /// Overwrites bytes from `offset` on, for headers completed late.
+    /// Overwrites bytes from `offset` on, for headers whose values are known late.
     ///
     /// # Panics
     /// When the span lies outside the message.
@@ -255,8 +257,8 @@ impl OutBuf {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The head's end as a growable `Vec`, for encoders that write to one. What stands
-    /// before the current end must not be touched.
+    /// The head as a growable `Vec`, for encoders that append to one. Bytes before the current end
+    /// must not be touched.
     #[inline]
     pub fn as_vec_mut(&mut self) -> &mut Vec<u8> {
         &mut self.bytes

@@ -1,7 +1,7 @@
 //! Parts of an outgoing message that are not copied into it: spans of registered or shared memory.
 //!
-//! Owns a handle of the memory from the moment the part is made until its WRs have completed, so
-//! that the bytes cannot be reused under a transfer. Never changes them.
+//! Owns a handle of the memory until the part's WRs have completed, so that the bytes cannot be
+//! reused during a transfer. Never changes them.
 
 use std::any::Any;
 use std::fmt;
@@ -22,19 +22,20 @@ pub struct OutPart {
     len: u64,
 }
 
-/// Where the bytes of a part lie.
+/// The memory of a part.
 #[derive(Clone)]
 pub(crate) enum PartSource {
-    /// Registered memory: written from where it lies, if it is of the connection's domain.
+    /// Registered memory: sent in place, if it is of the connection's domain.
     Region { region: MemoryRegion, _owner: Option<UserOwner> },
-    /// Private memory: staged, where the device needs registered memory.
+    /// Private memory: copied into a staging buffer, where the device needs registered memory.
     Shared(SharedBytes),
 }
 
 impl OutPart {
     /// `len` bytes of registered memory from `start` on. `owner` is dropped when the transfer no
-    /// longer needs the bytes. They are read by devices and by atomic copies alone, so nothing worse
-    /// comes of bytes that a peer changes until then than a message with a mixture of both.
+    /// longer needs the bytes. They are read only by devices and by atomic copies, so if a peer
+    /// changes them until then, the message has a mixture of old and new bytes, and nothing worse
+    /// happens.
     ///
     /// # Panics
     /// When the span lies outside the region.
@@ -58,7 +59,7 @@ impl OutPart {
         }
     }
 
-    /// All bytes of a buffer, which goes home when the transfer no longer needs them.
+    /// All bytes of a buffer, which returns to its pool when the transfer no longer needs them.
     #[must_use]
     pub fn buffer(buffer: Arc<Buffer>) -> Self {
         let (start, len) = (buffer.region_offset() as u64, buffer.len() as u64);

@@ -1,7 +1,7 @@
-//! Received large bytes: the tail of a message, wherever its pieces lie.
+//! Received tails: the large bytes of a message, wherever its pieces lie.
 //!
-//! Owns the pieces, and with them the lease of the arena chunks that hold them: when the last
-//! handle is gone the chunks go back to the peer. Never lends as `&[u8]` what a peer can write.
+//! Owns the pieces, and with them the lease of their arena chunks: when the last handle is dropped,
+//! the chunks go back to the peer. Memory that a peer can write is never lent as `&[u8]`.
 //!
 //! Invariants:
 //! 1. `start + len` is within the rope; pieces are in order and without gap.
@@ -15,12 +15,12 @@ use std::sync::Arc;
 use crate::memory::region::MemoryRegion;
 use crate::message::part::OutPart;
 
-/// What is given back when a piece is no longer held.
+/// Gives memory back when it is dropped with the last user of a piece.
 pub(crate) type Lease = Box<dyn Send + Sync>;
 
 /// A run of bytes.
 pub(crate) enum Piece {
-    /// Of this process alone.
+    /// Memory that only this process can write.
     Private(Arc<Vec<u8>>),
     /// In memory that the peer may write.
     Remote {
@@ -58,7 +58,7 @@ impl Piece {
     }
 }
 
-/// Pieces, one behind the other.
+/// Consecutive pieces.
 pub(crate) struct Rope {
     /// Each with the offset of its first byte.
     pieces: Vec<(u64, Piece)>,
@@ -76,8 +76,8 @@ impl Rope {
         rope
     }
 
-    /// The piece that has `len` bytes from `offset` on, and where in it; `None` where they lie in
-    /// several.
+    /// The piece that holds all `len` bytes from `offset` on, and the position in it; `None` if
+    /// they are spread over several.
     #[inline]
     fn within(&self, offset: u64, len: usize) -> Option<(&Piece, usize)> {
         let behind = self.pieces.partition_point(|(at, _)| *at <= offset);
@@ -86,7 +86,7 @@ impl Rope {
         (start.checked_add(len)? <= piece.len()).then_some((piece, start))
     }
 
-    /// The pieces that `range` touches, each with the part of it that is meant.
+    /// The pieces that `range` touches, each with the part of it inside the range.
     fn cut(&self, range: Range<u64>) -> impl Iterator<Item = (&Piece, Range<usize>)> {
         let first =
             self.pieces.partition_point(|(at, piece)| at + piece.len() as u64 <= range.start);
@@ -117,7 +117,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Bytes that are private already.
+    /// A payload of private bytes.
     #[must_use]
     pub fn private(bytes: Vec<u8>) -> Self {
         Self::from_pieces([Piece::Private(Arc::new(bytes))])
@@ -229,7 +229,7 @@ impl Payload {
         }
     }
 
-    /// Whether no peer can write the bytes.
+    /// Whether the bytes are private: no peer can write them.
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.all().all(|(piece, _)| matches!(piece, Piece::Private(_)))
@@ -251,7 +251,7 @@ impl Payload {
         self.all().find(|(_, range)| !range.is_empty())
     }
 
-    /// The region and the span in it of a remote payload that lies in one run.
+    /// The region and the span of a remote payload that is contiguous.
     pub(crate) fn as_remote_span(&self) -> Option<(&MemoryRegion, usize, usize)> {
         let mut run: Option<(&MemoryRegion, usize, usize)> = None;
         for (piece, range) in self.all() {
@@ -268,15 +268,15 @@ impl Payload {
         run
     }
 
-    /// A payload that no peer can write: itself if it is one, else a copy, and what this handle held
-    /// goes back to the peer.
+    /// A payload that no peer can write: itself if it is private, else a copy, and the memory that
+    /// this handle held goes back to the peer.
     #[must_use]
     pub fn detach(self) -> Self {
         if self.is_private() { self } else { Self::private(self.to_vec()) }
     }
 
-    /// The payload as parts of an outgoing message, without a copy. What it holds is given back
-    /// when they have been sent.
+    /// The payload as parts of an outgoing message, without a copy. The memory that it holds is
+    /// given back when they have been sent.
     #[must_use]
     pub fn to_parts(&self) -> Vec<OutPart> {
         let part = |(piece, range): (&Piece, Range<usize>)| match piece {

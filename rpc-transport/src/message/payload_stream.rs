@@ -1,14 +1,16 @@
-//! A tail that is taken while it arrives: too long to be put together.
+//! Streamed tails: read while they arrive, as they are too long to be put together.
 //!
-//! Owns the segments that have arrived and have not been taken, which hold their chunks: who does
-//! not read lets the sender wait, and nobody else. Never copies.
+//! Owns the segments that have arrived and have not been read, which hold their chunks. A slow
+//! reader blocks only the sender of this tail. Never copies.
 //!
 //! Invariants:
-//! 1. Segments come out in order and without gap; after the last one, or an error, nothing more.
-//! 2. Private bytes that wait are bounded by `assembly_bytes`. Where the sender can be told how far it
-//!    was read (`StreamHome`) it obeys; else what is beyond fails the stream, not the connection.
+//! 1. Segments are returned in order and without gap; after the last one, or an error, nothing
+//!    more.
+//! 2. Unread private bytes are bounded by `assembly_bytes`. A sender that can be told how far it
+//!    was read (`StreamHome`) must keep to the bound; with any other, going beyond it fails the
+//!    stream, not the connection.
 //! 3. The sender is told whenever half of that bound has been read, so it never waits for a reader
-//!    who has read all there is; who drops the stream takes everything.
+//!    that has read everything; dropping the stream counts as reading everything.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,48 +30,48 @@ use crate::message::payload::Payload;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The sender gave the message up.
+    /// The sender cancelled the message.
     #[error("the sender gave the message up after {0} bytes")]
     Aborted(u64),
     /// The connection ended.
     #[error("the connection ended after {0} bytes of the message")]
     ConnectionLost(u64),
-    /// It was read too slowly, and the peer knows neither arenas nor how to wait for its reader.
+    /// It was read too slowly, and the peer supports neither arenas nor waiting for its reader.
     #[error(
         "{waiting} bytes wait to be read, assembly_bytes = {max} may; read faster, raise that knob, \
          or let arenas hold them"
     )]
     TooSlow {
-        /// Bytes that wait.
+        /// Unread bytes.
         waiting: u64,
         /// The limit.
         max: u64,
     },
-    /// There is no memory for what arrives.
+    /// There is no memory for the segments that arrive.
     #[error("no memory for what arrives: {0}; read faster, or raise that budget")]
     OverBudget(BudgetExhausted),
 }
 
-/// Where readers tell how much they take; called from any thread, without a lock that is held there.
+/// Receives how much readers have read; called from any thread, never under the stream's mutex.
 pub(crate) trait StreamHome: Send + Sync {
-    /// Frames may carry so many bytes of the tail of this message, all told.
+    /// Frames may carry `max_bytes` of the tail of this message, in total.
     fn on_read(&self, message: u32, max_bytes: u64);
 }
 
-/// What of a tail may travel in frames, as its sender knows it.
+/// How many bytes of a tail may be sent in frames, as the sender was last told.
 struct Allowance {
     home: Arc<dyn StreamHome>,
     message: u32,
     max_bytes: u64,
-    /// Bytes that came in frames, and that were read of them.
+    /// Bytes that came in frames, and how many of them were read.
     arrived: u64,
     read: u64,
-    /// Most that may wait.
+    /// Most unread bytes.
     window: u64,
 }
 
 impl Allowance {
-    /// So many bytes more were read; the home, if the sender is to be told.
+    /// `bytes` more were read. Returns the update, if it is time to tell the sender.
     fn on_read(&mut self, bytes: u64) -> Option<Told> {
         self.read += bytes;
         let max_bytes = self.read.saturating_add(self.window);
@@ -83,7 +85,7 @@ impl Allowance {
     }
 }
 
-/// News for the sender, to be told without a lock.
+/// An update for the sender, to be told without holding the mutex.
 struct Told {
     home: Arc<dyn StreamHome>,
     message: u32,
@@ -98,7 +100,7 @@ impl Told {
 
 #[derive(Default)]
 struct Inner {
-    /// Each with what it takes of a budget while it waits.
+    /// Unread segments, each with its share of a memory budget.
     segments: VecDeque<(Payload, Option<Reservation>)>,
     /// Bytes that have arrived.
     arrived: u64,
@@ -106,12 +108,12 @@ struct Inner {
     end: Option<Result<(), StreamError>>,
     reader: Option<Waker>,
     is_dropped: bool,
-    /// None where the sender cannot be told.
+    /// `None` where the sender cannot be told.
     allowance: Option<Allowance>,
 }
 
 impl Inner {
-    /// The news of a change to what the reader takes, if its sender still sends.
+    /// Applies a change to the allowance; returns the update for the sender, if it still sends.
     fn news(&mut self, change: impl FnOnce(&mut Allowance) -> Option<Told>) -> Option<Told> {
         if self.end.is_some() { None } else { self.allowance.as_mut().and_then(change) }
     }
@@ -119,7 +121,7 @@ impl Inner {
 
 type Shared = Arc<Mutex<Inner>>;
 
-/// The receiving end of a long tail: an [`AsyncRead`], or its segments one by one.
+/// The receiving end of a streamed tail: an [`AsyncRead`], or its segments one by one.
 pub struct PayloadStream {
     shared: Shared,
     len: u64,
@@ -151,8 +153,8 @@ impl PayloadStream {
         if let Some((segment, read)) = self.current.take() {
             return Poll::Ready(Some(Ok(segment.slice(read..segment.len()))));
         }
-        // Wakers are the reader's code: cloned and dropped outside of the mutex, which whoever feeds
-        // the stream takes under the lock of its shard.
+        // Wakers are user code, so they are cloned and dropped outside of the mutex: the feeding
+        // side takes the mutex under the lock of its shard.
         let waker = cx.waker().clone();
         let mut inner = self.shared.lock();
         if let Some((segment, _charge)) = inner.segments.pop_front() {
@@ -231,7 +233,7 @@ impl fmt::Debug for PayloadStream {
     }
 }
 
-/// The sending half: what arrives goes in here.
+/// The feeding half: the link pushes arriving segments in here.
 pub(crate) struct StreamFeed {
     shared: Shared,
     max_private_bytes: u64,
@@ -244,7 +246,7 @@ impl StreamFeed {
         (Self { shared, max_private_bytes }, stream)
     }
 
-    /// From now on the sender of the message is told how far it was read, and is bound to it.
+    /// From now on the sender of the message is told how far it was read, and must keep to that.
     pub(crate) fn tell_sender(&self, message: u32, home: Arc<dyn StreamHome>) {
         let window = self.max_private_bytes;
         let (max_bytes, arrived, read) = (window, 0, 0);
@@ -252,10 +254,10 @@ impl StreamFeed {
         self.shared.lock().allowance = Some(allowance);
     }
 
-    /// So many bytes of the tail have come in a frame.
+    /// `bytes` of the tail have come in a frame.
     ///
     /// # Errors
-    /// What has come so, all told, and what may.
+    /// The total that has come in frames and the total that was allowed, if it is exceeded.
     pub(crate) fn on_framed(&self, bytes: u64) -> Result<(), (u64, u64)> {
         let mut inner = self.shared.lock();
         let Some(allowance) = &mut inner.allowance else { return Ok(()) };
@@ -264,7 +266,7 @@ impl StreamFeed {
         if arrived > max_bytes { Err((arrived, max_bytes)) } else { Ok(()) }
     }
 
-    /// Appends a segment. The waker is to be woken outside of any lock.
+    /// Appends a segment. The caller must wake the waker outside of any lock.
     pub(crate) fn push(&self, segment: Payload, charge: Option<Reservation>) -> Option<Waker> {
         let mut inner = self.shared.lock();
         inner.arrived += segment.len();
@@ -283,9 +285,9 @@ impl StreamFeed {
         inner.reader.take()
     }
 
-    /// There is no memory for what follows, which is dropped.
+    /// There is no memory for the rest, which is dropped.
     pub(crate) fn refuse(&self, reason: BudgetExhausted) -> Option<Waker> {
-        // What follows counts for nothing, so nothing keeps the sender.
+        // The rest is dropped and not counted, so the sender may send all of it.
         let told = self.shared.lock().news(|allowance| Some(allowance.tell(u64::MAX)));
         told.into_iter().for_each(Told::tell);
         self.end(|_| Err(StreamError::OverBudget(reason)))

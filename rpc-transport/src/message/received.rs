@@ -1,8 +1,8 @@
-//! Received bytes: a message that the layers above own, wherever its bytes lie.
+//! Received messages, owned by the layers above, wherever their bytes lie.
 //!
-//! Owns the choice between private memory (copied out, RECV reposted at once) and a lent RECV
-//! buffer (zero-copy, comes home when the message is dropped). Readers see `&[u8]` either way. What
-//! was sent as a tail is beside it, as a [`Payload`].
+//! Owns the choice between private memory (copied, RECV reposted at once) and a lent RECV buffer
+//! (zero-copy, returned when the message is dropped). Readers see `&[u8]` either way. A tail is
+//! kept separately, as a [`Payload`].
 //!
 //! Invariants:
 //! 1. `start <= end <= length of the storage`.
@@ -26,27 +26,27 @@ enum Storage {
 
 /// A received message. Dereferences to the bytes not yet consumed.
 pub struct Message {
-    // Both are dropped by `drop`, which knows what most messages have: the fields' own would have to
-    // be called to find that there is nothing to do.
+    // Both are dropped in `drop`, which skips the fields' own drop code for the many messages that
+    // have nothing to drop.
     storage: ManuallyDrop<Storage>,
     start: usize,
     end: usize,
-    // Boxed: most messages have none, and all are moved around.
+    // Boxed: most messages have none, and every message is moved around.
     beside: ManuallyDrop<Option<Box<Beside>>>,
 }
 
-/// What came beside the head.
+/// Everything of a message except its head.
 #[derive(Debug, Default)]
 struct Beside {
     tail: Option<Tail>,
     /// Memory that the sender offers for the answer.
     slot: Option<PeerSlot>,
-    /// What the message takes of a budget.
+    /// The message's share of a memory budget.
     charge: Option<Reservation>,
     refusal: Option<Refusal>,
 }
 
-/// Why a message was dropped as it arrived, but for the beginning of its head.
+/// Why a message was dropped on arrival; only the beginning of its head was kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
     /// The budget that has no room for it.
@@ -57,7 +57,7 @@ pub struct Refusal {
     pub tail_bytes: u64,
 }
 
-/// What came behind the head.
+/// The tail of a received message.
 #[derive(Debug)]
 enum Tail {
     Payload(Payload),
@@ -65,7 +65,7 @@ enum Tail {
 }
 
 impl Message {
-    /// Copies `bytes` out; storage comes from a per-thread list.
+    /// Copies `bytes`; storage comes from a per-thread list.
     #[inline(always)]
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
@@ -89,7 +89,7 @@ impl Message {
         Self::new(Storage::Private(bytes), end)
     }
 
-    /// Takes bytes that are private already.
+    /// Makes a message of private bytes, without a copy.
     #[must_use]
     pub fn private(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
@@ -126,7 +126,7 @@ impl Message {
         self
     }
 
-    /// The beginning of a message that there was no memory for.
+    /// Makes a message of its beginning only, as there was no memory for all of it.
     #[must_use]
     pub fn refused(beginning: Vec<u8>, refusal: Refusal) -> Self {
         let mut message = Self::private(beginning);
@@ -134,13 +134,14 @@ impl Message {
         message
     }
 
-    /// Why only the beginning is there, if so.
+    /// Why the message was cut to its beginning, if it was.
     #[must_use]
     pub fn refusal(&self) -> Option<&Refusal> {
         self.beside.as_deref()?.refusal.as_ref()
     }
 
-    /// The message with what it takes of a budget, until it is dropped or the charge is taken.
+    /// The message with its share of a memory budget, held until it is dropped or the charge is
+    /// taken.
     #[must_use]
     pub fn with_charge(mut self, charge: Option<Reservation>) -> Self {
         if charge.is_some() {
@@ -149,19 +150,19 @@ impl Message {
         self
     }
 
-    /// Takes what it takes of a budget: to be held for as long as what is made of the message.
+    /// Takes its share of a memory budget, to be held as long as whatever is made of the message.
     pub fn take_charge(&mut self) -> Option<Reservation> {
         self.beside.as_deref_mut()?.charge.take()
     }
 
-    /// Whether there is nothing beside the bytes: neither a tail nor memory for the answer.
+    /// Whether there is nothing but the head: neither a tail nor memory for the answer.
     #[inline]
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.beside.is_none()
     }
 
-    /// What was sent as the message's tail, if it has arrived as a whole.
+    /// The message's tail, if it has arrived completely.
     #[inline]
     #[must_use]
     pub fn tail(&self) -> Option<&Payload> {
@@ -183,7 +184,7 @@ impl Message {
         }
     }
 
-    /// Takes the tail away, if it has arrived as a whole.
+    /// Takes the tail, if it has arrived completely.
     pub fn take_tail(&mut self) -> Option<Payload> {
         let tail = &mut self.beside.as_deref_mut()?.tail;
         match tail.take_if(|tail| matches!(tail, Tail::Payload(_)))? {
@@ -192,8 +193,8 @@ impl Message {
         }
     }
 
-    /// Takes the tail away, if it is longer than the receiver's `assembly_bytes`: it arrives while
-    /// it is read.
+    /// Takes the tail as a stream, if it is longer than the receiver's `assembly_bytes`: it arrives
+    /// while it is read.
     pub fn take_stream(&mut self) -> Option<PayloadStream> {
         let tail = &mut self.beside.as_deref_mut()?.tail;
         match tail.take_if(|tail| matches!(tail, Tail::Stream(_)))? {
@@ -222,7 +223,7 @@ impl Message {
         matches!(*self.storage, Storage::Lent(_))
     }
 
-    /// Drops the first `count` bytes (a header that has been read).
+    /// Skips the first `count` bytes (a header that has been read).
     ///
     /// # Panics
     /// When fewer bytes are left.
@@ -277,7 +278,7 @@ impl Drop for Message {
     }
 }
 
-// Not inlined for the sake of the others.
+// Not inlined, to keep `drop` small for the other messages.
 #[inline(never)]
 fn drop_lent(buffer: Buffer) {
     drop(buffer);
@@ -315,7 +316,7 @@ mod tests {
         assert_eq!(message.into_vec(), b"body");
     }
 
-    /// Storage keeps some bytes of its last use, which are no part of a message.
+    /// Reused storage holds some bytes of its last use, which must not show in a message.
     #[test]
     fn a_short_message_ends_where_it_ends() {
         drop(Message::copied(&[7; 200]));

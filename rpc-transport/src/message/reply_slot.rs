@@ -1,11 +1,10 @@
 //! Reply slots: memory of a caller that the answer's tail is written into, without an arena.
 //!
-//! Owns the handles of both ends. The caller's link keeps the memory until the answerer says that it
-//! will write it no more, or until the QP is destroyed: neither a cancelled call nor a timer frees
-//! it.
+//! Owns the handles of both ends. The caller's link keeps the memory until the answerer says that
+//! it is done writing, or until the QP is destroyed: neither a cancelled call nor a timer frees it.
 //!
-//! Invariant: a [`PeerSlot`] is told done exactly once, behind the last WRITE to it: by the frame of
-//! that WRITE, or when it is dropped.
+//! Invariant: a [`PeerSlot`] is reported done exactly once, after the last WRITE to it: by the
+//! frame of that WRITE, or when it is dropped.
 
 use std::any::Any;
 use std::fmt;
@@ -25,8 +24,8 @@ pub struct SlotOffer {
 }
 
 impl SlotOffer {
-    /// `len` bytes of a region from `start` on. `owner` is dropped when the peer writes them no
-    /// more and no payload lies there.
+    /// `len` bytes of a region from `start` on. `owner` is dropped when the peer is done writing
+    /// and no payload uses the bytes any more.
     ///
     /// # Panics
     /// When the span is empty or lies outside the region, or peers may not write it.
@@ -63,14 +62,14 @@ impl fmt::Debug for SlotOffer {
     }
 }
 
-/// Where slots that are done are told; called from any thread, without a lock that is held there.
+/// Receives the slots that are done; called from any thread, without a lock that is held there.
 pub(crate) trait SlotHome: Send + Sync {
-    /// The slot will be written no more.
+    /// This end will not write the slot any more.
     fn done(&self, slot: u32);
 }
 
-/// A slot of the peer, for the tail of one answer (see [`OutBuf::place_in`]). Dropping it lets the
-/// peer have its memory back.
+/// A slot of the peer, for the tail of one answer (see [`OutBuf::place_in`]). Dropping it gives the
+/// memory back to the peer.
 ///
 /// [`OutBuf::place_in`]: crate::message::outgoing::OutBuf::place_in
 pub struct PeerSlot {

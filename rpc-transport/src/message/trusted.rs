@@ -1,6 +1,6 @@
-//! The ways to a remote payload's bytes that no copy stands between.
+//! Access to a remote payload's bytes without a copy.
 //!
-//! Owns the one reference that trusts the peer, and the pointer that a system call reads through.
+//! Owns the only reference that trusts the peer, and the pointer that a system call reads through.
 #![allow(unsafe_code, reason = "memory that a peer may write")]
 
 use std::io;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use crate::message::payload::{Payload, Piece};
 
 impl Payload {
-    /// The bytes, when they lie in one run, private or not.
+    /// The bytes, if they are contiguous, private or not.
     ///
     /// # Safety
     /// The peer must not write them while the slice lives. A peer that keeps to the protocol never
@@ -27,8 +27,8 @@ impl Payload {
         Some(unsafe { std::slice::from_raw_parts(start, len) })
     }
 
-    /// Writes bytes from `offset` on to a file, pipe or socket, straight from where they lie; how
-    /// many were taken, at least one unless the rest is empty. Blocks as the file does.
+    /// Writes bytes from `offset` on to a file, pipe or socket, without a copy; returns how many
+    /// were written, at least one unless no bytes are left. Blocks as the file does.
     ///
     /// # Errors
     /// That of `write(2)`.
