@@ -34,14 +34,14 @@ const _: () = assert!(
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Isolation {
-    /// All connections of a channel, or of a server on one device. A peer that knows key and address
-    /// of another connection's arena or slot can write there, and so change payloads on their way:
-    /// for peers that trust each other.
+    /// All connections of a channel, or of a server on one device. A peer that knows key and
+    /// address of another connection's arena or slot can write there, and so change payloads on
+    /// their way: for peers that trust each other.
     #[default]
     Shared,
     /// Nobody: a domain for each connection. A peer that learned the keys of another connection's
-    /// memory could not use them: its own connection ends when it tries. Costs a device object for each connection, and a copy of what was
-    /// registered for all of them.
+    /// memory could not use them: its own connection ends when it tries. Costs a device object for
+    /// each connection, and a copy of what was registered for all of them.
     PerConnection,
 }
 

@@ -3,8 +3,9 @@
 //! **Owns** the counters of one end: the credits it may spend at the peer, the credits it owes the
 //! peer, the free slots of its send queue, and the choice of which WR is signaled.
 //!
-//! **Never** posts, polls, waits, allocates or reads a clock: `on_*` takes an event, [`Credits::send`]
-//! and `poll_*` say what may be posted now. It does not see messages, only how many slots they take.
+//! **Never** posts, polls, waits, allocates or reads a clock: `on_*` takes an event,
+//! [`Credits::send`] and `poll_*` say what may be posted now. It does not see messages, only how
+//! many slots they take.
 //!
 //! Two classes, each a *window* of receives that the receiver offers: data (`D`) and acks (`I`). A
 //! send spends one credit of its class. The receiver reposts the RECV, then owes the credit, and
@@ -24,22 +25,24 @@
 //! - **Rule 6** about to sleep: [`Credits::poll_idle_ack`], which never spends the last ack credit.
 //! - **Rule 7** a grant or a message beyond its window is a [`CreditError`]: close the connection.
 //!
-//! Invariants (`I3` and `I7` need the queues and are kept by the link, which sizes and drains them):
+//! Invariants (`I3` and `I7` need the queues and are kept by the link, which sizes and drains
+//! them):
 //!
 //! - **I1** per class, credits held + messages in flight + owed + grants in flight = the window.
 //! - **I2** the RECVs posted are never fewer than the messages that the peer may have sent: no RNR.
 //! - **I3** SQ slots used never pass the budget, unpolled completions never pass SQ + RQ.
-//! - **I4** after a pump nothing is owed at its threshold, unless no ack credit or ack slot is left.
+//! - **I4** after a pump nothing is owed at its threshold, unless no ack credit or ack slot is
+//!   left.
 //! - **I5** with nothing in flight and all completions polled, at least `D - T + 1` data credits
 //!   are held and the largest message fits the SQ, whatever the peer's application does.
 //! - **I6** at most `D / T` unread Acks were sent because of the data threshold.
 //! - **I7** both queues are first in, first out.
-//! - **I8** while the largest message cannot be sent, a signaled WR is or was behind all data posted,
-//!   so that its completion frees every data slot and every send buffer.
+//! - **I8** while the largest message cannot be sent, a signaled WR is or was behind all data
+//!   posted, so that its completion frees every data slot and every send buffer.
 //!
 //! Why the thresholds are what they are, and why grants ride in data headers: with grants in Acks
-//! only, both ends can get stuck for ever iff `I <= D / T`, each waiting for an ack credit that only
-//! an Ack could bring; and Acks below the threshold (rule 6) get stuck even with a larger `I`.
+//! only, both ends can get stuck for ever iff `I <= D / T`, each waiting for an ack credit that
+//! only an Ack could bring; and Acks below the threshold (rule 6) get stuck even with a larger `I`.
 
 #[cfg(any(test, feature = "model"))]
 mod rules;
@@ -199,8 +202,8 @@ impl Credits {
 
     /// Whether a message of `slots` WRs (its WRITEs + 1 SEND) may be posted now.
     ///
-    /// Always false for 0 slots and for more than [`SendQueueBudget::message_slots`]: such a message
-    /// has to be split.
+    /// Always false for 0 slots and for more than [`SendQueueBudget::message_slots`]: such a
+    /// message has to be split.
     #[inline]
     #[must_use]
     pub const fn can_send(&self, slots: u16) -> bool {

@@ -1,34 +1,35 @@
 //! The link: messages over one QP, as a state machine.
 //!
-//! **Owns** what one end of a connection may send now and what a received frame means: credits,
-//! lanes, segments, keep-alive and the orderly close.
+//! **Owns** the decision what one end of a connection may send now, and the meaning of a received
+//! frame: credits, lanes, segments, keep-alive and the orderly close.
 //!
 //! **Never** posts, polls, waits or reads a clock: `on_*` takes an event, `poll_*` says what to
-//! post, time is an argument. It does not look at messages.
+//! post, time is an argument. It does not look inside messages.
 //!
 //! How to drive it, per connection and under one lock:
 //!
 //! 1. *Received.* Repost the RECV **first** (credit rule 2: the credit counted here may leave with
 //!    the next frame and be spent at once), then [`Link::on_frame`], in the order of completions.
 //! 2. *Sent.* [`Link::on_send_completion`] for the token of every *signaled* WR that completes.
-//! 3. *Pump.* After any of these, and after [`Link::submit`], [`Link::revoke`], [`Link::close`] and
-//!    [`Link::on_timeout`]: [`Link::poll_transmit`] until it gives `None`. Every [`Transmit`] **must**
-//!    be posted, in order, as one SEND: its credit and its slot are spent.
+//! 3. *Transmit.* After any of these, and after [`Link::submit`], [`Link::revoke`], [`Link::close`]
+//!    and [`Link::on_timeout`]: call [`Link::poll_transmit`] until it gives `None`. Every
+//!    [`Transmit`] **must** be posted, in order, as one SEND: its credit and its slot are spent.
 //! 4. *About to sleep.* [`Link::poll_idle_ack`] once, and a timer for [`Link::next_deadline`].
 //!
 //! Invariants:
 //! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
-//!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never delivered,
-//!    one revoked with [`Revoked::Begun`] once, with a tail that ends early.
+//!    its lane; a message revoked with [`Revoked::Whole`] or [`Revoked::Aborted`] is never
+//!    delivered, one revoked with [`Revoked::Begun`] once, with a tail that ends early.
 //! 2. No frame is longer than either end's receive buffer, and none leaves without its credit.
 //! 3. Close leaves once, spends no credit, and is the last frame.
 //! 4. What a peer can make this end hold is bounded: one assembly (twice what has arrived), the
 //!    arenas within their budget, one Pong, counters.
 //! 5. A message that waits for chunks holds no credit and keeps no other lane waiting.
-//! 6. What leaves between two slices of a segment is no frame of the bulk lane; once its message is
-//!    revoked nothing does, so that what the session then says of it never overtakes it.
-//! 7. Messages with tails, whose memory may be the user's, are never dropped in here: they are handed
-//!    back or come out as [`Freed`].
+//! 6. Frames sent between two slices of a segment are never of the bulk lane. Once the message of
+//!    the segment is revoked, no frame is sent between them, so that a later frame of the session
+//!    about that message never overtakes it.
+//! 7. A message with a tail, whose memory may be the user's, is never dropped in here: it is handed
+//!    back or comes out as [`Freed`].
 
 mod bulk;
 mod fast_path;
@@ -71,53 +72,54 @@ const FRAME_SLOTS: u16 = 1;
 /// Marks the token of the Close frame; the lower 32 bits are a [`SendQueueMark`].
 const CLOSE_TOKEN: u64 = 1 << 32;
 
-/// A queue of messages. Lanes order only between calls: what must arrive in order takes one lane.
+/// A queue of messages. Order is kept within a lane only: messages that must arrive in order have
+/// to take the same lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lane {
-    /// Control of the session: leaves before all else.
+    /// Control messages of the session; sent before the other lanes.
     Urgent,
-    /// Messages of one frame.
+    /// Messages that fit one frame.
     Small,
-    /// Messages of any size, one at a time; never holds more than about half of the credits.
+    /// Messages of any size, sent one at a time; holds at most about half of the credits.
     Bulk,
 }
 
-/// What waits to leave on a connection.
+/// Messages that wait to be sent on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Waiting {
     /// Small messages, bytes.
     pub small_bytes: u64,
-    /// Large ones, bytes: one counts in full until its last byte has been posted.
+    /// Large messages, bytes. Each counts in full until its last byte has been posted.
     pub large_bytes: u64,
-    /// The longest message that is small, bytes.
+    /// The longest message that counts as small, bytes.
     pub longest_small: usize,
 }
 
 impl Waiting {
-    /// All that waits, bytes.
+    /// Small and large messages together, bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.small_bytes.saturating_add(self.large_bytes)
     }
 }
 
-/// What became of a message that the session wants back. `M`: the message, or `()` for who must not
-/// hold it.
+/// The result of revoking a message. `M` is the message, or `()` for a caller that must not hold
+/// it.
 #[derive(Debug)]
 pub enum Revoked<M = OutBuf> {
-    /// Nothing of it was sent; here it is.
+    /// Nothing of it was sent; the message is returned.
     Whole(M),
-    /// A part was sent; the rest is not, and the peer's link drops what it has: it never delivers
+    /// A part was sent and the rest will not be. The peer's link drops that part and never delivers
     /// the message.
     Aborted,
-    /// The peer's link delivers it, or has: its tail is a stream there, which ends early.
+    /// The peer's link delivers it, or already has: there its tail is a stream, which ends early.
     Begun,
     /// All of it was sent, or no such message was submitted.
     TooLate,
 }
 
 impl<M> Revoked<M> {
-    /// The answer without the message, which goes to `keep`.
+    /// The same result without the message, which is passed to `keep`.
     pub fn without_message(self, keep: impl FnOnce(M)) -> Revoked<()> {
         match self {
             Self::Whole(message) => {
@@ -131,35 +133,35 @@ impl<M> Revoked<M> {
     }
 }
 
-/// What a link is done with, to be let go of outside of any lock: its memory may be the user's.
+/// Something the link no longer needs. Drop it outside of any lock: its memory may be the user's.
 #[derive(Debug)]
 pub enum Freed {
-    /// Memory of a slot that is free again.
+    /// Memory of a reply slot that is free again.
     Slot(SlotOffer),
-    /// A message with a tail: sent, given up or refused.
+    /// A message with a tail that was sent, abandoned or refused.
     Message(Arc<OutBuf>),
 }
 
-/// What a received frame brought.
+/// The result of a received frame.
 #[derive(Debug)]
 #[must_use]
 #[non_exhaustive]
 pub enum Inbound {
     /// Nothing for the session.
     None,
-    /// A message: the received one, its header passed.
+    /// The frame is a whole message; the received buffer was advanced past its header.
     Message,
     /// A message put together from segments.
     Assembled(Message),
-    /// The peer closed in order; no further frame of it is valid.
+    /// The peer sent Close; any further frame from it is an error.
     Closed(CloseReason),
 }
 
-/// Why a message was not taken. Everything else lives on.
+/// Why a message was not queued. The link itself stays usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// The peer does not take messages of this size.
+    /// The message is longer than the peer accepts.
     #[error("message of {len} bytes exceeds the peer's max_message_bytes = {max}")]
     TooLarge {
         /// Its length, bytes.
@@ -167,16 +169,16 @@ pub enum SubmitError {
         /// The peer's limit, bytes.
         max: u64,
     },
-    /// The link is closed, or about to be.
+    /// The link is closed or closing.
     #[error("the link is closed")]
     Closed,
 }
 
-/// Why this end gives the connection up.
+/// Why this end ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// The peer is silent.
+    /// The peer did not answer a Ping in time.
     #[error("the peer did not answer a ping within {0:?}")]
     PingTimeout(Duration),
 }
@@ -218,7 +220,7 @@ pub struct Link {
     message_slots: u16,
     /// Longest message of one frame, bytes.
     eager_bytes: usize,
-    /// Bytes of a head that fit the frame of a written segment.
+    /// Bytes of a head that fit the frame of a segment whose other bytes are sent by WRITE.
     room: usize,
     /// The peer's `max_message_bytes`.
     max_message_bytes: u64,
@@ -235,8 +237,8 @@ enum Source {
 }
 
 impl Link {
-    /// Starts with the full window that the peer offers. `config` is this end's own, and must be
-    /// the one that was offered in the handshake.
+    /// Starts with the full window that the peer offers. `config` is this end's configuration, and
+    /// must be the one that was offered in the handshake.
     ///
     /// # Errors
     /// [`WindowError`] if a window or the SQ budget is out of range; never for a valid config and
@@ -297,19 +299,19 @@ impl Link {
         self.frame_bytes
     }
 
-    /// Longest message that leaves as one frame, bytes; longer ones take the bulk lane.
+    /// Longest message that is sent as one frame, bytes; longer ones take the bulk lane.
     #[must_use]
     pub fn eager_bytes(&self) -> usize {
         self.eager_bytes
     }
 
-    /// Queues a message. `tag` is the caller's name for it, to [`Link::revoke`] it by; with equal
-    /// tags the first is revoked. A message longer than [`Link::eager_bytes`], or with a tail, is
-    /// queued in the bulk lane whatever lane is asked for: what has to stay in order behind it must
-    /// take that lane too.
+    /// Queues a message. `tag` identifies it for [`Link::revoke`]; of equal tags the first is
+    /// revoked. A message longer than [`Link::eager_bytes`], or with a tail, always goes to the
+    /// bulk lane: messages that must arrive after it have to take the bulk lane too.
     ///
     /// # Errors
-    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; the message is [`Freed`].
+    /// [`SubmitError::TooLarge`], [`SubmitError::Closed`]; a message with a tail then comes out as
+    /// [`Freed`].
     #[inline]
     pub fn submit(&mut self, lane: Lane, tag: u64, message: OutBuf) -> Result<(), SubmitError> {
         if self.is_closing() {
@@ -329,8 +331,8 @@ impl Link {
         Ok(())
     }
 
-    /// Takes a message back, as far as that is possible. Then pump: an abort may be due.
-    /// Also after [`Link::close`], to learn what never left.
+    /// Takes a message back, if that is still possible. Then transmit: an abort may be due. May
+    /// also be called after [`Link::close`], to learn which messages were never sent.
     pub fn revoke(&mut self, tag: u64) -> Revoked {
         self.slices.on_revoked(tag);
         if self.segmenter.current_tag() == Some(tag) {
@@ -339,7 +341,7 @@ impl Link {
         self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
     }
 
-    /// [`Link::poll_transmit`], when there may be something.
+    /// [`Link::poll_transmit`] after its fast path found that there may be something to send.
     pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
         if let Some(sent) = self.segmenter.reap() {
             self.freed.push(Freed::Message(sent));
@@ -356,12 +358,12 @@ impl Link {
             Source::Slice => self.send_slice(),
             Source::Release => self.send_release(),
             Source::KeepAlive(due) => self.send_keep_alive(due),
-            // Credit rule 5: messages first, as their headers carry grants for nothing.
+            // Credit rule 5: messages first, as their headers carry grants at no cost.
             Source::Nothing => self.credits.poll_ack().map(|stamp| self.ack(stamp)),
         }
     }
 
-    /// Credit rule 6: an Ack below its threshold, for when this end is about to sleep with
+    /// Credit rule 6: an Ack below its threshold. Call it when this end is about to sleep with
     /// nothing left to transmit.
     pub fn poll_idle_ack(&mut self) -> Option<Transmit<'_>> {
         if self.is_closing() {
@@ -370,7 +372,7 @@ impl Link {
         self.credits.poll_idle_ack().map(|stamp| self.ack(stamp))
     }
 
-    /// A signaled WR completed: frees its slot and those before it. Then pump.
+    /// A signaled WR completed: frees its slot and those before it. Then transmit.
     #[inline]
     pub fn on_send_completion(&mut self, token: u64) {
         if token & CLOSE_TOKEN != 0 && matches!(self.phase, Phase::CloseSent) {
@@ -383,10 +385,10 @@ impl Link {
     }
 
     /// A frame was received, and its RECV **has been reposted**. `imm` is the immediate of its
-    /// completion. Then pump.
+    /// completion. Then transmit.
     ///
-    /// For [`Inbound::Message`] the message that was passed in is the payload, in place; in all
-    /// other cases it may be dropped.
+    /// For [`Inbound::Message`], `message` now is the payload, in place; in all other cases it may
+    /// be dropped.
     ///
     /// # Errors
     /// [`ProtocolError`]: the peer broke a rule; close the connection.
@@ -425,7 +427,7 @@ impl Link {
 
     fn on_other_frame(&mut self, frame: Frame, payload: &[u8]) -> Result<Inbound, ProtocolError> {
         match frame {
-            // Dealt with before.
+            // `on_frame` has handled these.
             Frame::Blocks(..) | Frame::Release(..) => {}
             Frame::Data(grant) => self.credits.on_data(grant)?,
             Frame::Segment(grant, segment) => {
@@ -450,18 +452,18 @@ impl Link {
         Ok(Inbound::None)
     }
 
-    /// When [`Link::on_timeout`] wants to be called; moves later with each frame received.
+    /// When to call [`Link::on_timeout`]; each received frame moves it later.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.is_closing() { None } else { self.keep_alive.next_deadline() }
     }
 
-    /// Time has passed. Then pump: a Ping may be due. Take in first what has arrived already: after
-    /// a pause of this process it is the proof that the peer lives. `traffic` is what the device says
-    /// of this connection, if it can tell.
+    /// Handles timers. Then transmit: a Ping may be due. Poll and process received frames first:
+    /// after a pause of this process they are the proof that the peer is alive. `traffic` is the
+    /// device's traffic counters of this connection, if it has them.
     ///
     /// # Errors
-    /// [`LinkError::PingTimeout`]: the peer is dead; end the connection.
+    /// [`LinkError::PingTimeout`]: the peer is considered dead; end the connection.
     pub fn on_timeout(&mut self, now: Instant, traffic: Option<Traffic>) -> Result<(), LinkError> {
         if self.is_closing() {
             return Ok(());
@@ -473,8 +475,9 @@ impl Link {
         self.keep_alive.on_timeout(now, moves)
     }
 
-    /// Ends this direction: Close is the next and last frame. What is queued stays behind, to be
-    /// revoked; drain first ([`Link::is_idle`]) to have it sent. Only the first reason counts.
+    /// Ends this direction: Close is the next and last frame. Queued messages are not sent and can
+    /// be revoked; to have them sent, wait for [`Link::is_idle`] first. Only the first reason
+    /// counts.
     pub fn close(&mut self, reason: CloseReason) {
         if !self.is_closing() {
             self.phase = Phase::CloseDue(reason);
@@ -494,7 +497,7 @@ impl Link {
         matches!(self.phase, Phase::CloseCompleted)
     }
 
-    /// Messages that wait to be sent, the one being sent in segments not counted.
+    /// Number of messages that wait to be sent, without the one being sent in segments.
     #[inline]
     #[must_use]
     pub fn queued_count(&self) -> usize {
@@ -503,7 +506,7 @@ impl Link {
             + self.lanes.count(Lane::Bulk)
     }
 
-    /// What waits to be sent.
+    /// Bytes that wait to be sent.
     #[must_use]
     pub fn waiting(&self) -> Waiting {
         let [urgent, small, large] =
@@ -516,12 +519,12 @@ impl Link {
         }
     }
 
-    /// What arrives is taken from this budget from now on.
+    /// From now on, memory for messages that arrive is reserved from this budget.
     pub fn set_memory_budget(&mut self, budget: MemoryBudget) {
         self.assembly.set_budget(budget);
     }
 
-    /// Whether all that was submitted has been handed out for posting.
+    /// Whether every submitted message has been handed out for posting.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.lanes.is_empty()
@@ -559,7 +562,7 @@ impl Link {
             match self.choose_lane() {
                 None => return Source::Nothing,
                 Some(Lane::Bulk) => {
-                    // Else it waits for chunks, which may have to be told.
+                    // `None`: it waits for chunks. A Release frame may be due to tell the peer.
                     if let Some(source) = self.next_bulk() {
                         return source;
                     }
@@ -591,7 +594,7 @@ impl Link {
         })
     }
 
-    /// Spends the credit of a data frame; `next_source` has seen that it is there.
+    /// Spends the credit of a data frame; `next_source` has checked that there is one.
     #[inline]
     fn spend(&mut self) -> Option<Stamp> {
         let stamp = self.credits.send(FRAME_SLOTS)?;
@@ -639,7 +642,7 @@ impl Link {
         };
         let frame = FrameBytes::Message(frame::close_frame(reason));
         self.phase = Phase::CloseSent;
-        // In order behind all that was posted, so its completion frees all of that.
+        // Posted after everything else, so its completion frees all slots.
         let token = CLOSE_TOKEN | u64::from(self.credits.counters().posted.to_bits());
         Some(Transmit { writes: Vec::new(), frame, imm: None, signaled: true, token })
     }

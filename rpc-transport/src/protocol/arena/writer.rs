@@ -2,9 +2,9 @@
 //!
 //! Owns the state of every chunk at the sending end. Never writes: it says where.
 //!
-//! Invariants: an arena that is given up keeps its numbers until the owner was told, so no more than
-//! fit wait to be told; a chunk that is not `Free` belongs to one allocation, or to one announced message;
-//! only chunks of arenas that are not asked back are allocated.
+//! Invariants: an arena that is given up keeps its numbers until the owner was told, so no more
+//! than fit wait to be told; a chunk that is not `Free` belongs to one allocation, or to one
+//! announced message; only chunks of arenas that are not asked back are allocated.
 
 use std::collections::VecDeque;
 use std::ops::Range;

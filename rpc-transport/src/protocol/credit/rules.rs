@@ -1,7 +1,7 @@
 //! Broken rules: what the model checker breaks to show that each rule of [`Credits`] is needed.
 //!
-//! Owns the switches and what a broken rule does instead. Never part of a production build: compiled
-//! for tests and with the feature `model` only, and all rules hold by default.
+//! Owns the switches and what a broken rule does instead. Never part of a production build:
+//! compiled for tests and with the feature `model` only, and all rules hold by default.
 
 use super::{Credits, Grant, Limits, SendQueueBudget, SendQueueMark, Window};
 

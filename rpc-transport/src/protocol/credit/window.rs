@@ -3,7 +3,8 @@
 //! Owns what is negotiated once per connection, its ranges, the thresholds and queue lengths that
 //! follow from it. Never changes after the handshake; what moves is in [`Credits`](super::Credits).
 //!
-//! Invariants: **W1** a window that passed [`Window::validate`] has `1 <= T <= D` and `2 <= Tb <= I`;
+//! Invariants: **W1** a window that passed [`Window::validate`] has `1 <= T <= D` and `2 <= Tb <=
+//! I`;
 //! **W2** a budget that passed [`SendQueueBudget::validate`] can hold any one message and an Ack.
 
 use thiserror::Error;
@@ -101,7 +102,8 @@ impl SendQueueBudget {
         Ok(self)
     }
 
-    /// Length of the send queue, in WRs: the budget + 2, for CLOSE and for the drain WR of teardown.
+    /// Length of the send queue, in WRs: the budget + 2, for CLOSE and for the drain WR of
+    /// teardown.
     #[inline]
     #[must_use]
     pub const fn sq_len(self) -> u32 {

@@ -1,15 +1,16 @@
-//! The short ways: what most pumps and most messages get by with.
+//! Fast paths: return early when there is nothing to send, and send a small message when nothing is
+//! queued, without building a [`Transmit`].
 //!
-//! Owns the looks that find out that nothing is to be done, and the way of a small message that
-//! nothing is ahead of. Never does anything else than the long way would; the invariants are those of
-//! [`link`](super).
+//! Each has the same effect as the slow path in [`link`](super); the invariants are those of that
+//! module.
 
 use super::{FRAME_SLOTS, FrameBytes, Lane, Link, SubmitError, Transmit};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::credit::Stamp;
 use crate::protocol::frame::SLOT_BLOCK_BYTES;
 
-/// A [`Transmit`] of a whole small message: the same in fewer words, as it is moved around.
+/// A [`Transmit`] of a whole small message. It holds only the fields that such a message needs, as
+/// it is moved by value.
 #[derive(Debug)]
 #[must_use = "its credit and its slot are spent, so the frame has to be posted"]
 pub struct Whole {
@@ -39,8 +40,8 @@ impl Link {
         self.poll_queued()
     }
 
-    /// [`Link::submit`] and [`Link::poll_transmit`] in one, for a message that nothing is ahead of and
-    /// that may leave now; `None` when it was queued.
+    /// [`Link::submit`] and [`Link::poll_transmit`] in one: gives the message to post if nothing is
+    /// queued and it may be sent now, `None` if it was queued.
     ///
     /// # Errors
     /// Those of [`Link::submit`].
@@ -63,7 +64,7 @@ impl Link {
         Ok(None)
     }
 
-    /// What [`Link::send_whole`] does, outside the bulk lane.
+    /// [`Link::send_whole`] for the lanes other than bulk.
     #[inline]
     fn stamped(&mut self, mut message: OutBuf) -> Option<Whole> {
         let stamp = self.spend()?;
@@ -73,8 +74,8 @@ impl Link {
         Some(Whole { message, signaled, token: mark.to_bits().into() })
     }
 
-    /// Whether [`Link::poll_transmit`] would give nothing, for being idle: the cheap look that most
-    /// pumps get by with.
+    /// Whether [`Link::poll_transmit`] would give `None` because the link is idle. Most calls of
+    /// `poll_transmit` end with this cheap check.
     #[inline(always)]
     pub(crate) fn has_nothing_to_transmit(&mut self) -> bool {
         !self.is_closing()
@@ -83,7 +84,7 @@ impl Link {
             && !self.credits.is_ack_due()
     }
 
-    /// What most pumps find; spares them the choice between lanes.
+    /// Whether no message or control frame waits; the choice between lanes can then be skipped.
     #[inline(always)]
     pub(super) fn has_nothing_queued(&mut self) -> bool {
         self.lanes.is_empty()
@@ -93,7 +94,7 @@ impl Link {
             && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())
     }
 
-    /// Whether a message leaves as one plain frame.
+    /// Whether a message is sent as one plain frame.
     #[inline]
     pub(super) fn is_eager(&self, message: &OutBuf) -> bool {
         message.len() <= self.eager_bytes

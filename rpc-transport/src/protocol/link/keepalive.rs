@@ -4,19 +4,19 @@
 //! Never reads a clock and sends nothing.
 //!
 //! Invariants:
-//! 1. A frame that was received is a sign of life, and so are bytes that arrive in the midst of one.
-//!    What the peer's end takes of what was sent here is one until the Ping has arrived there, as it
-//!    may wait behind megabytes, and so is that arrival, as much may wait once more in a relay between
-//!    the two. From then on the answer alone counts, or a host that acknowledges for a stopped process
-//!    would do as well as a peer.
+//! 1. A frame that was received is a sign of life, and so are bytes that arrive in the midst of
+//!    one. What the peer's end takes of what was sent here is one until the Ping has arrived there,
+//!    as it may wait behind megabytes, and so is that arrival, as much may wait once more in a
+//!    relay between the two. From then on the answer alone counts, or a host that acknowledges for
+//!    a stopped process would do as well as a peer.
 //! 2. At most one Ping of each direction is unanswered, so a peer can make us owe one Pong.
 //! 3. The wait starts when the ping becomes due, not when it leaves: a live peer returns credits
 //!    without help of its application, so a ping that cannot leave is a silent peer as well.
 //! 4. Silence is counted in looks: `LOOKS` in a row, each at its time, that find no sign of life. A
 //!    look that comes late says that this end did not listen itself: the count begins anew.
-//! 5. A peer that dies is found within twice the interval, the timeout and one look, counted from the
-//!    last byte that moved or the last late look; within once the interval and the timeout if no
-//!    message was under way.
+//! 5. A peer that dies is found within twice the interval, the timeout and one look, counted from
+//!    the last byte that moved or the last late look; within once the interval and the timeout if
+//!    no message was under way.
 
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,8 @@ struct Suspicion {
 struct Awaited {
     /// Posted SQ slots up to the Ping, modulo 2^16.
     slot: u16,
-    /// What [`Traffic::accepted`] is when the Ping has arrived, or more; unknown until somebody looks.
+    /// What [`Traffic::accepted`] is when the Ping has arrived, or more; unknown until somebody
+    /// looks.
     end: Option<u64>,
     is_looked_at: bool,
     has_arrived: bool,

@@ -1,6 +1,6 @@
-//! What a link wants posted: one frame, and how its WR is to be marked.
+//! [`Transmit`]: one frame that the link wants posted, with the flags of its WR.
 //!
-//! Owns the shapes in which a frame's bytes are handed out. Never copies a payload.
+//! Owns the forms in which a frame's bytes are handed out. Never copies a payload.
 
 use crate::device::RemoteSlice;
 use crate::message::outgoing::OutBuf;
@@ -11,14 +11,14 @@ use crate::protocol::frame::{HEADER_BYTES, SEGMENT_HEADER_BYTES};
 /// A WRITE into the peer's memory.
 #[derive(Debug)]
 pub struct RemoteWrite {
-    /// The bytes, which stay as they are until the WR has completed.
+    /// The bytes; they must not change until the WR has completed.
     pub part: OutPart,
-    /// Where they go.
+    /// Where to write them.
     pub to: RemoteSlice,
 }
 
 impl RemoteWrite {
-    /// Cuts it to `bytes` bytes, if it has more, and gives the rest.
+    /// If it has more than `bytes` bytes, cuts it there and returns the rest.
     pub(super) fn split_off(&mut self, bytes: u64) -> Option<Self> {
         let len = self.part.len();
         if len <= bytes {
@@ -36,12 +36,12 @@ impl RemoteWrite {
 #[derive(Debug)]
 #[must_use = "its credit and its slot are spent, so the frame has to be posted"]
 pub struct Transmit<'a> {
-    /// WRITEs to post before the SEND, in the same list, unsignaled. Each takes one SQ slot.
-    /// Without a SEND ([`FrameBytes::Later`]) the last of them takes its place.
+    /// WRITEs to post before the SEND, in the same list, unsignaled. Each takes one SQ slot. If
+    /// there is no SEND ([`FrameBytes::Later`]), `signaled` and `token` apply to the last WRITE.
     pub writes: Vec<RemoteWrite>,
-    /// The bytes.
+    /// The bytes of the frame.
     pub frame: FrameBytes<'a>,
-    /// Post as SEND_WITH_IMM with this immediate; `None` as SEND.
+    /// `Some`: post as SEND_WITH_IMM with this immediate. `None`: post as SEND.
     pub imm: Option<u32>,
     /// Whether the WR must be signaled. Signaling more is harmless.
     pub signaled: bool,
@@ -57,27 +57,27 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// Where the bytes of a frame lie.
+/// The bytes of a frame.
 #[derive(Debug)]
 pub enum FrameBytes<'a> {
     /// A whole message with its header in front, or a Close frame.
     Message(OutBuf),
     /// A part of a message that stays queued.
     Segment {
-        /// Goes first.
+        /// First bytes of the frame.
         header: [u8; SEGMENT_HEADER_BYTES],
-        /// Follows; empty for an abort.
+        /// Bytes after the header; empty for an abort.
         payload: &'a [u8],
     },
     /// An Ack, Ping or Pong.
     Control([u8; HEADER_BYTES]),
-    /// None yet: the WRITEs are a part of what a later frame announces.
+    /// No frame yet: a later frame announces what these WRITEs have written.
     Later,
 }
 
 impl FrameBytes<'_> {
-    /// The bytes as two slices to gather; the second may be empty, the first is where there is no
-    /// frame yet.
+    /// The bytes as two slices to gather. The second may be empty; the first is empty only for
+    /// [`FrameBytes::Later`].
     #[inline]
     #[must_use]
     pub fn parts(&self) -> (&[u8], &[u8]) {

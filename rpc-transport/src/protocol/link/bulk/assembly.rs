@@ -4,12 +4,13 @@
 //!
 //! Invariants:
 //! 1. A total above the limit is refused before anything is allocated. What is longer than
-//!    `assembly_bytes` is not put together: its tail becomes a stream, unless it is written into a slot
-//!    of this end's own, all of it.
+//!    `assembly_bytes` is not put together: its tail becomes a stream, unless it is written into a
+//!    slot of this end's own, all of it.
 //! 2. Memory reserved is at most twice what has arrived: what a peer announces and never sends
 //!    costs nothing.
-//! 3. What is reserved is taken from the budget. A message that there is no room for is dropped while
-//!    it arrives, but for [`BEGINNING_BYTES`] of its head, by which the layer above can refuse it.
+//! 3. What is reserved is taken from the budget. A message that there is no room for is dropped
+//!    while it arrives, but for [`BEGINNING_BYTES`] of its head, by which the layer above can
+//!    refuse it.
 //! 4. Segments are contiguous and in order; messages are numbered one by one.
 
 use std::mem;
@@ -63,7 +64,8 @@ struct Partial {
     charge: Option<Reservation>,
     /// There is no room for it.
     refused: Option<BudgetExhausted>,
-    /// Longer than what is put together, and all of its tail is written into the receiver's own slot.
+    /// Longer than what is put together, and all of its tail is written into the receiver's own
+    /// slot.
     is_placed: bool,
     /// It was delivered as refused, and the rest of it is dropped.
     is_delivered: bool,
@@ -202,7 +204,8 @@ impl Assembly {
         Ok(())
     }
 
-    /// Where in the tail the written bytes of a segment, which has passed [`Assembly::check`], start.
+    /// Where in the tail the written bytes of a segment, which has passed [`Assembly::check`],
+    /// start.
     pub(in crate::protocol::link) fn tail_offset(
         &self,
         segment: Segment,
@@ -216,9 +219,9 @@ impl Assembly {
         Ok(segment.offset + payload.len() as u64 - head_end)
     }
 
-    /// Whether the written bytes of a segment, which has passed [`Assembly::check`], are better left
-    /// where they are: those of a stream, and those of a tail that fits what the application may
-    /// hold. A longer one is put together in one piece. Decided once a message.
+    /// Whether the written bytes of a segment, which has passed [`Assembly::check`], are better
+    /// left where they are: those of a stream, and those of a tail that fits what the application
+    /// may hold. A longer one is put together in one piece. Decided once a message.
     pub(in crate::protocol::link) fn leave(
         &mut self,
         segment: Segment,

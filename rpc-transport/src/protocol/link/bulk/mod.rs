@@ -1,7 +1,8 @@
 //! The bulk lane of a link, and both directions of its arenas.
 //!
-//! Owns the choice of the way by which a large message goes, and what blocks of arenas mean. The
-//! invariants are those of [`link`](super).
+//! Owns the choice how a segment is sent ([`SegmentPath`]: in its frame, into the peer's arena, or
+//! into a reply slot of the peer), and the handling of received blocks. The invariants are those of
+//! [`link`](super).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,26 +48,26 @@ use crate::protocol::handshake::Features;
 pub(super) struct Arenas {
     landing: Landing,
     slots: Slots,
-    /// A slot that came with a whole message, until that is given out.
+    /// A slot that arrived with a whole message, until that message is handed out.
     pub(super) arrived: Option<PeerSlot>,
     writer: ArenaWriter,
     /// The current message waits for chunks, or for its reader.
     blocked: bool,
-    /// Messages from this size on are written, bytes.
+    /// Messages of this size and more are sent by WRITE, bytes.
     threshold_bytes: u64,
     /// Most bytes of one segment.
     segment_bytes: u64,
-    /// Most WRITEs of one segment; none if the SQ is too short for one and its SEND.
+    /// Most WRITEs of one segment; 0 if the SQ is too short for a WRITE and its SEND.
     max_writes: usize,
 }
 
-/// How the next segment goes.
+/// How the next segment is sent.
 pub(super) enum SegmentPath {
-    /// All in the frame.
+    /// All bytes in the frame.
     Inline,
-    /// Into these chunks.
+    /// Written into these chunks of the peer's arena.
     Written(Allocation),
-    /// So many bytes into a slot.
+    /// This many bytes written into a reply slot of the peer.
     Placed(u64),
 }
 
@@ -94,7 +95,7 @@ impl Arenas {
         (self.landing.owner(), &self.writer)
     }
 
-    /// Where readers of streams tell how far they are.
+    /// Where readers of streams report how far they have read.
     pub(super) fn home(&self) -> Arc<ReturnQueue> {
         self.landing.home()
     }
@@ -122,16 +123,16 @@ impl Arenas {
         }
     }
 
-    /// Bytes that the next segment of a message for a slot writes there.
+    /// Bytes that the next segment writes into the slot of its message, if the message has one.
     fn placeable(&self, segmenter: &Segmenter, room: usize) -> Option<u64> {
         segmenter.message().filter(|_| self.max_writes > 0)?.place()?;
-        // A head that does not fit a frame goes first, in the usual way.
+        // A head that does not fit a frame is sent first, as without a slot.
         segmenter.tail_offset(room)?;
         let bytes = segmenter.writable(room, self.segment_bytes, self.max_writes);
         (bytes > 0).then_some(bytes)
     }
 
-    /// The peer writes slots no more.
+    /// The peer will not write these slots again.
     fn on_done(&mut self, done: &[u32], freed: &mut Vec<Freed>) -> Result<(), ProtocolError> {
         for slot in done {
             freed.push(Freed::Slot(self.slots.close(*slot)?));
@@ -139,8 +140,7 @@ impl Arenas {
         Ok(())
     }
 
-    /// Puts the header in front of a whole message, with its slot, and with releases if there is
-    /// room.
+    /// Prepends the header to a whole message, with its slot, and with releases if there is room.
     #[cold]
     fn prepend_blocks(&mut self, message: &mut OutBuf, stamp: &Stamp, frame_bytes: usize) {
         let slot = message.offer().and_then(|offer| self.slots.open(offer));
@@ -151,7 +151,7 @@ impl Arenas {
         message.prepend(&blocks.to_prefix(Kind::Data, stamp.grant));
     }
 
-    /// What is to be told without a message.
+    /// The blocks of a Release frame: everything the peer must be told and no message carries.
     fn release_blocks(&mut self) -> Blocks {
         let given_up = self.writer.poll_given_up().map(ArenaBlock::GivenUp);
         Blocks {
@@ -166,24 +166,24 @@ impl Arenas {
 }
 
 impl Link {
-    /// Bytes of the arena that this end should allocate now, for its device's remote WRITEs. Answer
-    /// with [`Link::add_arena`] or [`Link::decline_arena`].
+    /// Size of the arena that this end should allocate now for remote WRITEs, bytes. Answer with
+    /// [`Link::add_arena`] or [`Link::decline_arena`].
     #[inline]
     #[must_use]
     pub fn wanted_arena(&self) -> Option<u64> {
         self.arenas.as_ref().and_then(|arenas| arenas.landing.wanted_bytes())
     }
 
-    /// Adds an arena of the size that was wanted. Then pump: it is to be advertised.
+    /// Adds an arena of the size that was wanted. Then transmit: it has to be advertised.
     ///
     /// # Errors
-    /// [`ArenaError`] if none was wanted, or its address cannot be.
+    /// [`ArenaError`] if none was wanted, or its address is out of range.
     pub fn add_arena(&mut self, region: MemoryRegion) -> Result<(), ArenaError> {
         let arenas = self.arenas.as_mut().ok_or(ArenaError::TooManyArenas)?;
         arenas.landing.add(region)
     }
 
-    /// There is no memory for the arena that was wanted.
+    /// Reports that there is no memory for the arena that was wanted.
     pub fn decline_arena(&mut self) {
         if let Some(arenas) = &mut self.arenas {
             arenas.landing.decline();
@@ -199,32 +199,33 @@ impl Link {
             || !self.lanes.is_empty_lane(Lane::Bulk)
     }
 
-    /// How much of a large message is posted at once, which matters for a device that copies while
-    /// it posts. Until then [`SliceBytes::WHOLE`].
+    /// Sets how much of a large message is posted at once; this matters for a device that copies
+    /// while it posts. Default [`SliceBytes::WHOLE`].
     pub fn set_slices(&mut self, bytes: SliceBytes) {
         self.slices.set_bytes(bytes);
     }
 
-    /// Whether slices of large messages may be polled from now on though small messages are about.
-    /// Without a turn they have to be polled again with one, if [`Link::awaits_turn`].
+    /// Whether slices of large messages may be polled from now on although small messages are being
+    /// sent. After polling without a turn, poll again with one if [`Link::awaits_turn`].
     pub fn set_turn(&mut self, turn: bool) {
         self.slices.set_turn(turn);
     }
 
-    /// Whether large messages wait for nothing but their turn, as far as known.
+    /// Whether large messages wait only for their turn, as far as this end knows.
     #[must_use]
     pub fn awaits_turn(&self) -> bool {
         self.has_large() && !self.slices.allow()
     }
 
-    /// Has `on_return` called when payloads that were dropped make it worth to pump.
+    /// Sets the function that is called when enough payloads were dropped to call
+    /// [`Link::poll_transmit`].
     pub fn set_on_return(&mut self, on_return: OnReturn) {
         if let Some(arenas) = &self.arenas {
             arenas.landing.set_on_return(on_return);
         }
     }
 
-    /// What the bulk lane sends next; `None` if it waits for chunks, or for a reader.
+    /// What the bulk lane sends next; `None` if it waits for chunks or for the peer's reader.
     #[inline(never)]
     pub(super) fn next_bulk(&mut self) -> Option<Source> {
         if self.slices.has_begun() {
@@ -252,7 +253,7 @@ impl Link {
         }
         let max_parts = arenas.max_writes.div_ceil(2);
         let bytes = self.segmenter.writable(self.room, arenas.segment_bytes, max_parts);
-        // Without an arena one is asked for once a message, and nothing waits for it.
+        // Without an arena, each message asks for one once and is sent without waiting for it.
         let is_hopeless = arenas.writer.usable_count() == 0;
         if bytes == 0 || (is_hopeless && !self.segmenter.is_fresh()) {
             return self.in_frame();
@@ -267,7 +268,7 @@ impl Link {
         }
     }
 
-    /// The next segment goes in a frame, when its reader takes it.
+    /// Sends the next segment in a frame, or waits until the peer's reader accepts more.
     fn in_frame(&mut self) -> Option<Source> {
         if self.segmenter.may_frame() {
             return Some(Source::Segment(SegmentPath::Inline));
@@ -314,14 +315,14 @@ impl Link {
         self.send_slice()
     }
 
-    /// WRITEs of the segment that has begun, and its frame with the last of them.
+    /// The next WRITEs of the segment that has begun; with the last of them its frame.
     #[inline(never)]
     pub(super) fn send_slice(&mut self) -> Option<Transmit<'_>> {
         let arenas = self.arenas.as_mut()?;
         let (writes, ended) = self.slices.next(arenas.max_writes)?;
         let slots = u16::try_from(writes.len()).unwrap_or(u16::MAX);
         let written = writes.iter().map(|put| put.part.len()).sum();
-        // `next_source` has seen that the largest message fits.
+        // `next_source` has checked that the largest message fits.
         let Some(Begun { segment, mut blocks, payload, message, .. }) = ended else {
             let mut stamp = self.credits.write(slots)?;
             stamp.signaled |= self.bulk_window.on_written(stamp.mark, slots, written);
@@ -336,7 +337,7 @@ impl Link {
         let mut frame = blocks.to_prefix(Kind::Data, stamp.grant);
         frame.extend_from_slice(&payload);
         self.bulk_window.on_sent(number, stamp.mark, slots + 1, written);
-        // The memory of the parts waits for it.
+        // The memory of the parts is held until the completion.
         stamp.signaled = true;
         Some(Transmit { writes, ..Transmit::data(FrameBytes::Message(frame), stamp) })
     }
@@ -372,7 +373,7 @@ impl Link {
         Some(Transmit::data(FrameBytes::Message(frame), stamp))
     }
 
-    /// Puts the header in front of a whole message, with releases if any wait and there is room.
+    /// Prepends the header to a whole message, with releases if any wait and there is room.
     #[inline]
     pub(super) fn prepend_header(&mut self, message: &mut OutBuf, stamp: &Stamp) {
         match &mut self.arenas {
@@ -383,7 +384,7 @@ impl Link {
         }
     }
 
-    /// A Data or Release frame with blocks has been received; its grant is counted.
+    /// Handles a received Data or Release frame with blocks; its grant is already counted.
     pub(super) fn on_blocks(
         &mut self,
         now: Instant,
@@ -450,13 +451,13 @@ impl Link {
         outcome.map(|outcome| self.on_outcome(outcome))
     }
 
-    /// What the link is done with, to be let go of outside of any lock.
+    /// Takes something the link no longer needs; drop it outside of any lock.
     #[inline]
     pub fn take_freed(&mut self) -> Option<Freed> {
         self.freed.pop()
     }
 
-    /// Takes back all that waits to be sent; nothing is sent any more.
+    /// Gives up every message that waits to be sent; those with a tail become [`Freed`].
     pub fn abandon_messages(&mut self) {
         let (begun, current) = (self.slices.take(), self.segmenter.take());
         self.freed.extend(begun.into_iter().chain(current).map(Freed::Message));
@@ -465,7 +466,7 @@ impl Link {
         }
     }
 
-    /// Lets go of a message that is not sent.
+    /// Drops a message that is not sent; one with a tail becomes [`Garbage`].
     #[cold]
     pub(super) fn throw_away(&mut self, message: OutBuf) {
         if !message.tail().is_empty() {
@@ -473,8 +474,8 @@ impl Link {
         }
     }
 
-    /// The message that was arriving when the connection ended, to be let go of outside of any lock:
-    /// who reads it as a stream is told.
+    /// The message that was arriving when the connection ended. Drop it outside of any lock: if it
+    /// is read as a stream, the drop tells the reader.
     pub fn take_unfinished(&mut self) -> Option<Box<dyn Send>> {
         self.assembly.take_unfinished().map(|unfinished| Box::new(unfinished) as _)
     }
@@ -485,13 +486,13 @@ impl Link {
         self.arenas.as_ref().map_or(0, |arenas| arenas.slots.open_count())
     }
 
-    /// Keeps who is to be woken, gives what is to be delivered.
+    /// Keeps the reader to be woken, returns the message to be delivered.
     pub(super) fn on_outcome(&mut self, outcome: Outcome) -> Inbound {
         self.readers.extend(outcome.reader);
         outcome.message.map_or(Inbound::None, Inbound::Assembled)
     }
 
-    /// Readers of streams, to be woken outside of any lock.
+    /// Takes the waker of a stream's reader; wake it outside of any lock.
     #[inline]
     pub fn take_reader(&mut self) -> Option<Waker> {
         self.readers.pop()
@@ -520,7 +521,7 @@ impl Link {
     }
 }
 
-/// Matches runs of the peer's memory with the parts that go there.
+/// Matches runs of the peer's memory with the parts that are written there.
 fn puts(
     runs: impl Iterator<Item = (RemoteSlice, Range<u64>)>,
     parts: Vec<OutPart>,
@@ -542,7 +543,7 @@ fn puts(
     puts
 }
 
-/// A segment of the tail, copied: for a peer without an arena.
+/// A frame with a segment of the tail, copied: for a peer without an arena.
 fn gathered(header: &[u8], message: &OutBuf, range: Range<u64>) -> OutBuf {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(header);

@@ -1,12 +1,12 @@
-//! ReturnQueue: where chunks come back to when the application drops what lies in them.
+//! [`ReturnQueue`]: takes chunks back when the application drops the payloads that lie in them.
 //!
-//! Owns what was given back and not yet taken in by the link. Any thread gives back; the link,
-//! under its lock, takes in.
+//! Owns what was returned and not yet consumed by the link. Any thread returns; the link consumes
+//! under its lock.
 //!
 //! Invariants:
-//! 1. What was lent comes back exactly once: a [`Lease`] is not `Clone`, and gives back on drop.
-//! 2. The connection is told once for each time that the link has looked, and only when as much
-//!    has come back as the link waits for.
+//! 1. What was lent is returned exactly once: a [`Lease`] is not `Clone`, and returns on drop.
+//! 2. Between two times that the link consumes, returned chunks notify the connection at most once,
+//!    and only when as many have been returned as the link waits for; slots, at the first one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::protocol::arena::Landed;
 use crate::protocol::frame::MaxStreamData;
 use crate::sync::{AtomicU32, Mutex};
 
-/// Called when the link should look, from whatever thread drops a payload. Must not lock what is
-/// held there.
+/// Notifies the connection that the link should consume. Called by any thread that drops a payload;
+/// it must not take a lock that such a thread may hold.
 pub type OnReturn = Box<dyn Fn() + Send + Sync>;
 
 pub(in crate::protocol::link) struct ReturnQueue {
@@ -31,23 +31,23 @@ pub(in crate::protocol::link) struct ReturnQueue {
 struct Inner {
     back: Vec<Landed>,
     chunks: u32,
-    /// Slots of the peer that are done.
+    /// Slots of the peer that this end will not write again.
     done: Vec<u32>,
-    /// Whether the link was told of them.
+    /// Whether the link was notified of them.
     told_done: bool,
-    /// What the reader of a stream takes now.
+    /// How much the reader of a stream accepts now.
     max_stream_data: Option<MaxStreamData>,
-    /// Chunks at which the link wants to be told; 0 if it was told.
+    /// Number of returned chunks at which to notify the link; 0 if it was notified.
     tell_at: u32,
     on_return: Option<Arc<OnReturn>>,
 }
 
-/// What has come back since the link has looked.
+/// What was returned since the link last consumed.
 pub(super) struct Back {
     pub(super) landed: Vec<Landed>,
-    /// Slots of the peer that are done.
+    /// Slots of the peer that this end will not write again.
     pub(super) done: Vec<u32>,
-    /// What the reader of a stream takes now.
+    /// How much the reader of a stream accepts now.
     pub(super) max_stream_data: Option<MaxStreamData>,
 }
 
@@ -71,7 +71,7 @@ impl ReturnQueue {
         self.inner.lock().on_return = Some(Arc::new(on_return));
     }
 
-    /// Takes in what has come back, and what readers have told.
+    /// Takes everything that was returned, and the progress that readers of streams reported.
     pub(super) fn take(&self) -> Back {
         let mut inner = self.inner.lock();
         inner.told_done = false;
@@ -84,14 +84,14 @@ impl ReturnQueue {
         }
     }
 
-    /// Asks to be told when so many chunks have come back; false if they have already.
+    /// Asks for a notification once `chunks` chunks are returned; false if they already are.
     pub(in crate::protocol::link) fn tell_at(&self, chunks: u32) -> bool {
         let mut inner = self.inner.lock();
         inner.tell_at = chunks.max(1);
         inner.chunks < inner.tell_at
     }
 
-    /// Whether something has come back.
+    /// Whether anything was returned.
     #[inline]
     pub(in crate::protocol::link) fn has_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
@@ -136,7 +136,7 @@ impl StreamHome for ReturnQueue {
     fn on_read(&self, number: u32, bytes: u64) {
         let told = {
             let mut inner = self.inner.lock();
-            // One message arrives at a time: what is here is of it, or of one before.
+            // One message arrives at a time, so an older value is of it or of an earlier one.
             inner.max_stream_data = Some(MaxStreamData { number, bytes });
             self.count.fetch_add(1, Ordering::Relaxed);
             inner.on_return.clone()
@@ -153,7 +153,7 @@ impl fmt::Debug for ReturnQueue {
     }
 }
 
-/// Chunks that the application holds; dropping it gives them back.
+/// Chunks that the application holds; dropping the lease returns them.
 pub(in crate::protocol::link) struct Lease {
     landed: Option<Landed>,
     home: Arc<ReturnQueue>,
@@ -181,8 +181,8 @@ mod loom_tests {
     use super::*;
     use crate::sync::AtomicBool;
 
-    /// Two threads give one slot back each, while the link takes in until it need not look again.
-    /// Returns what has come home once whoever was told has looked once more.
+    /// Two threads return one slot each while the link consumes. Returns how many slots it got,
+    /// counting one more `take` if it was notified and `obeys`.
     fn come_home(obeys: bool) -> usize {
         let home = Arc::new(ReturnQueue::default());
         let told = Arc::new(AtomicBool::new(false));
@@ -196,7 +196,7 @@ mod loom_tests {
         if home.has_any() {
             done += home.take().done.len();
         }
-        // The link looks on its way as well; one that does not obey forgets that it was told.
+        // A link that does not obey ignores the notification.
         for giver in givers {
             giver.join().unwrap();
         }
@@ -223,19 +223,19 @@ mod loom_tests {
         });
     }
 
-    /// One message is given back while the link asks to be told.
+    /// One message is returned while the link asks for a notification.
     fn released(asks_first: bool) -> usize {
         let home = Arc::new(ReturnQueue::default());
         let told = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&told);
         home.set_on_return(Box::new(move || tell.store(true, Ordering::Release)));
-        // It was told before, and not looked since.
+        // The link was notified before and has not consumed since.
         drop(Lease::new(Landed::of_one_chunk(), &home));
         told.store(false, Ordering::Release);
         let lease = Lease::new(Landed::of_one_chunk(), &home);
         let giver = thread::spawn(move || drop(lease));
         let mut back = home.take().landed.len();
-        // What `Landing::consume` does: look again if the answer is that enough has come.
+        // As `Landing::consume`: take again if enough chunks were already returned.
         if !home.tell_at(1) && asks_first {
             back += home.take().landed.len();
         }

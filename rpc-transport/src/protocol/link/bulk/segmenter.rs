@@ -8,7 +8,8 @@
 //!    before.
 //! 2. A message whose bytes have all been lent stays until [`Segmenter::reap`], as the frame
 //!    still borrows them.
-//! 3. What the peer takes as a stream has no more bytes of its tail in frames than its reader takes.
+//! 3. What the peer takes as a stream has no more bytes of its tail in frames than its reader
+//!    takes.
 //! 4. No frame has bytes of the tail in its payload beside bytes of the head, nor bytes of both
 //!    written.
 
@@ -158,7 +159,8 @@ impl Segmenter {
         self.current.as_ref().map(|current| &*current.message)
     }
 
-    /// The next segment and its bytes, all in the frame, which has `less` bytes for them than usual.
+    /// The next segment and its bytes, all in the frame, which has `less` bytes for them than
+    /// usual.
     pub(in crate::protocol::link) fn next(&mut self, less: usize) -> Option<(Segment, Cut<'_>)> {
         if let Some(abort) = self.abort.take() {
             return Some((abort, Cut::Head(&[])));
@@ -232,8 +234,8 @@ impl Segmenter {
         current.writable(room).start.checked_sub(current.head_len())
     }
 
-    /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written, into a
-    /// slot or into arenas.
+    /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written, into
+    /// a slot or into arenas.
     pub(in crate::protocol::link) fn next_written(
         &mut self,
         room: usize,

@@ -1,15 +1,15 @@
-//! Slices: the WRITEs of one segment, handed out a little at a time.
+//! Slices: the WRITEs of one segment, handed out in limited batches.
 //!
-//! Owns the segment whose WRITEs have begun, and how much of it goes at once. A device that copies
-//! what is posted, while it is posted, keeps everybody waiting meanwhile; so small messages leave
-//! between two slices. Never spends a credit.
+//! Owns the segment whose WRITEs have begun, and how many bytes of it are posted at once. Some
+//! devices copy the bytes while posting, and nothing else can be sent meanwhile; small messages are
+//! therefore sent between two slices. Never spends a credit.
 //!
 //! Invariants:
-//! 1. The frame of a segment leaves with its last slice, and no other segment starts before.
-//! 2. While small messages are about, bulk leaves only when it is given a turn; it is not when
-//!    they are not.
-//! 3. Once the message of the segment has been revoked, nothing leaves before its frame: what the
-//!    session says of the message must not arrive before it.
+//! 1. The frame of a segment is sent with its last slice, and no other segment starts before that.
+//! 2. While small messages are being sent, bulk is sent only when it is given a turn; otherwise it
+//!    needs none.
+//! 3. Once the message of the segment has been revoked, no other frame is sent before the segment's
+//!    frame: a frame of the session about that message must not arrive before it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,38 +18,39 @@ use crate::message::outgoing::OutBuf;
 use crate::protocol::frame::{Blocks, Segment};
 use crate::protocol::link::transmit::RemoteWrite;
 
-/// Most bytes that are posted of a large message at once.
+/// Most bytes of a large message that are posted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceBytes {
-    /// While small messages leave.
+    /// While small messages are being sent too.
     pub beside_small: u64,
-    /// While none do.
+    /// While none are.
     pub alone: u64,
 }
 
 impl SliceBytes {
-    /// For devices that post without copying: as much as a segment has.
+    /// For devices that post without copying: a whole segment.
     pub const WHOLE: Self = Self { beside_small: u64::MAX, alone: u64::MAX };
-    /// For devices that copy while they post. Beside small messages about as much as takes as long
-    /// as one of them there and back.
+    /// For devices that copy while they post. Beside small messages, copying a slice takes about as
+    /// long as one round trip of a small message.
     pub const COPIED: Self = Self { beside_small: 16 << 10, alone: 256 << 10 };
 }
 
-/// Slices for which a small message that has left counts.
+/// For how many slices after a small message was sent `beside_small` applies.
 const SMALL_COUNTS: u8 = 64;
 
-/// A segment of which not all has been written.
+/// A segment whose WRITEs have not all been handed out.
 #[derive(Debug)]
 pub(in crate::protocol::link) struct Begun {
-    /// What the message was submitted as.
+    /// The tag that the message was submitted with.
     pub(in crate::protocol::link) tag: u64,
     pub(in crate::protocol::link) segment: Segment,
     pub(in crate::protocol::link) blocks: Blocks,
-    /// The end of the head, which goes in the frame.
+    /// The end of the head, which is sent in the frame.
     pub(in crate::protocol::link) payload: Vec<u8>,
     /// What is still to be written.
     pub(in crate::protocol::link) puts: VecDeque<RemoteWrite>,
-    /// What the bytes are of: a slot that they go to is done only after their last WRITE.
+    /// The message, kept until the last WRITE: a slot that it is written to is done only after
+    /// that.
     pub(in crate::protocol::link) message: Arc<OutBuf>,
 }
 
@@ -57,11 +58,11 @@ pub(in crate::protocol::link) struct Begun {
 pub(in crate::protocol::link) struct Slices {
     begun: Option<Begun>,
     bytes: SliceBytes,
-    /// Slices until small messages are forgotten.
+    /// Slices left for which `beside_small` applies.
     small: u8,
-    /// Bulk may leave though small messages are about.
+    /// Bulk may be sent although small messages are being sent.
     turn: bool,
-    /// The segment that has begun goes before all else.
+    /// The segment that has begun is sent before anything else.
     first: bool,
 }
 
@@ -74,7 +75,7 @@ impl Slices {
         self.bytes = bytes;
     }
 
-    /// A small message leaves.
+    /// A small message is sent.
     #[inline]
     pub(in crate::protocol::link) fn on_small(&mut self) {
         self.small = SMALL_COUNTS;
@@ -84,18 +85,18 @@ impl Slices {
         self.turn = turn;
     }
 
-    /// Whether bulk may leave now (invariant 2).
+    /// Whether bulk may be sent now (invariant 2).
     #[inline]
     pub(in crate::protocol::link) fn allow(&self) -> bool {
         self.first || self.turn || self.small == 0 || self.bytes == SliceBytes::WHOLE
     }
 
-    /// The message is revoked: what has begun of it goes first (invariant 3).
+    /// The message is revoked: its segment that has begun is sent first (invariant 3).
     pub(in crate::protocol::link) fn on_revoked(&mut self, tag: u64) {
         self.first |= self.begun.as_ref().is_some_and(|begun| begun.tag == tag);
     }
 
-    /// Whether what has begun goes before all else.
+    /// Whether the segment that has begun is sent before anything else.
     #[inline]
     pub(in crate::protocol::link) fn is_first(&self) -> bool {
         self.first
@@ -107,7 +108,7 @@ impl Slices {
         self.begun.is_some()
     }
 
-    /// Bytes of it that are not written.
+    /// Bytes of that segment for which no WRITE was handed out.
     pub(in crate::protocol::link) fn unsent_bytes(&self) -> u64 {
         let puts = self.begun.iter().flat_map(|begun| &begun.puts);
         puts.map(|put| put.part.len()).sum()
@@ -118,12 +119,12 @@ impl Slices {
         self.begun = Some(begun);
     }
 
-    /// Gives away what the segment that has begun is of: nothing is written any more.
+    /// Abandons the segment that has begun and returns its message; nothing more is written.
     pub(in crate::protocol::link) fn take(&mut self) -> Option<Arc<OutBuf>> {
         self.begun.take().map(|begun| begun.message)
     }
 
-    /// The next WRITEs, at most `max_writes`, and the segment if they are its last.
+    /// The next WRITEs, at most `max_writes`, and the segment if these are its last ones.
     pub(in crate::protocol::link) fn next(
         &mut self,
         max_writes: usize,

@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! 1. A number is used once in 2^32 slots, so that what is late names no other slot.
-//! 2. At most [`MAX_OPEN`] are open, of so many bytes as the budget says, or one: those of calls that
-//!    were given up count until their DONE. What is offered beyond comes back through the arena.
+//! 2. At most [`MAX_OPEN`] are open, of so many bytes as the budget says, or one: those of calls
+//!    that were given up count until their DONE. What is offered beyond comes back through the
+//!    arena.
 
 use std::collections::HashMap;
 

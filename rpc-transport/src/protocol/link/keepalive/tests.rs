@@ -1,5 +1,5 @@
-//! Two ends, a slow wire and two machines, under virtual time. A healthy pair is never ended, a dead
-//! peer always within the bound of invariant 5.
+//! Two ends, a slow wire and two machines, under virtual time. A healthy pair is never ended, a
+//! dead peer always within the bound of invariant 5.
 #![allow(clippy::cast_possible_truncation, reason = "small numbers")]
 
 use std::collections::VecDeque;
