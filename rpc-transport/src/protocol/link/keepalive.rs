@@ -1,22 +1,23 @@
-//! Keep-alive: who is silent for too long, and the Ping and Pong that find out.
+//! Keep-alive: finds out with Ping and Pong whether a silent peer is dead.
 //!
-//! Owns the times of one end, what counts as a sign of life, and which of the two frames is due.
-//! Never reads a clock and sends nothing.
+//! Owns the deadlines of one end, the rule what counts as a sign of life, and which of the two
+//! frames is due. Never reads a clock and sends nothing.
 //!
 //! Invariants:
-//! 1. A frame that was received is a sign of life, and so are bytes that arrive in the midst of
-//!    one. What the peer's end takes of what was sent here is one until the Ping has arrived there,
-//!    as it may wait behind megabytes, and so is that arrival, as much may wait once more in a
-//!    relay between the two. From then on the answer alone counts, or a host that acknowledges for
-//!    a stopped process would do as well as a peer.
-//! 2. At most one Ping of each direction is unanswered, so a peer can make us owe one Pong.
-//! 3. The wait starts when the ping becomes due, not when it leaves: a live peer returns credits
-//!    without help of its application, so a ping that cannot leave is a silent peer as well.
-//! 4. Silence is counted in looks: `LOOKS` in a row, each at its time, that find no sign of life. A
-//!    look that comes late says that this end did not listen itself: the count begins anew.
-//! 5. A peer that dies is found within twice the interval, the timeout and one look, counted from
-//!    the last byte that moved or the last late look; within once the interval and the timeout if
-//!    no message was under way.
+//! 1. These are signs of life: a received frame; bytes of a frame that is still arriving; bytes of
+//!    this end that the peer's host accepts before it has the Ping, as the Ping may wait behind
+//!    megabytes; and the arrival of the Ping there, as a relay between the two may hold as much
+//!    again. After that, bytes that the host accepts no longer count, only those that the peer
+//!    sends: otherwise a host that acknowledges for a stopped process would pass for a live peer.
+//! 2. At most one Ping of each direction is unanswered, so a peer can make this end owe one Pong.
+//! 3. The timeout starts when the Ping becomes due, not when it is sent: a live peer returns
+//!    credits without help of its application, so if the Ping cannot be sent the peer is silent.
+//! 4. Silence is counted in checks ("looks"): the peer is dead after `LOOKS` checks in a row, each
+//!    on time, without a sign of life. A late check means that this end itself did not listen: the
+//!    count starts again.
+//! 5. A peer that dies is found within twice the interval, the timeout and one check, counted from
+//!    the last byte that moved or the last late check; within once the interval and the timeout if
+//!    no message was being sent.
 
 use std::time::{Duration, Instant};
 
@@ -25,15 +26,16 @@ use crate::protocol::config::LinkConfig;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::link::LinkError;
 
-/// Looks at a silent peer before it counts as dead, spread evenly over the timeout.
+/// Checks of a silent peer before it counts as dead, spread evenly over the timeout.
 const LOOKS: u32 = 8;
-/// What schedulers and timers may take of a look's time, apart from one part of the timeout.
+/// A check is late if it is later than one `LOOKS`-th of the timeout plus this: what schedulers and
+/// timers may take.
 const SCHEDULING: Duration = Duration::from_millis(100);
 
-/// How far the bytes of a link have got.
+/// Progress of the bytes of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Moves {
-    /// What the device says, if it can tell.
+    /// The device's counters, if it has them.
     pub(super) device: Option<Traffic>,
     /// SQ slots completed, modulo 2^16.
     pub(super) completed: u16,
@@ -45,10 +47,10 @@ pub(super) struct KeepAlive {
     timeout: Duration,
     /// When the last sign of life was seen.
     alive_at: Instant,
-    /// The peer's silence is suspicious.
+    /// Set while the peer is silent for longer than the interval.
     suspicion: Option<Suspicion>,
     ping_due: bool,
-    /// A Ping has left and its Pong has not arrived.
+    /// A Ping was sent and its Pong has not arrived.
     awaited: Option<Awaited>,
     pong_due: bool,
     seen: Moves,
@@ -57,24 +59,24 @@ pub(super) struct KeepAlive {
 #[derive(Debug)]
 struct Suspicion {
     looked_at: Instant,
-    /// Looks in a row, each at its time, that found no sign of life.
+    /// Checks in a row, each on time, without a sign of life.
     looks: u32,
 }
 
-/// The Ping that is out.
+/// A Ping that was sent and not answered.
 #[derive(Debug)]
 struct Awaited {
     /// Posted SQ slots up to the Ping, modulo 2^16.
     slot: u16,
-    /// What [`Traffic::accepted`] is when the Ping has arrived, or more; unknown until somebody
-    /// looks.
+    /// A value that [`Traffic::accepted`] has reached only if the Ping has arrived; set by the
+    /// first check.
     end: Option<u64>,
     is_looked_at: bool,
     has_arrived: bool,
 }
 
 impl Awaited {
-    /// How far the Ping is, for a look at a peer that is under suspicion.
+    /// Where the Ping is, for a check of a silent peer.
     fn look(&mut self, moves: Moves) -> Ping {
         let by_completion = moves.completed.wrapping_sub(self.slot) <= u16::MAX / 2;
         let by_device = moves.device.is_some_and(|traffic| {
@@ -91,11 +93,11 @@ impl Awaited {
     }
 }
 
-/// How far a Ping is.
+/// Where a Ping is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ping {
     UnderWay,
-    /// It was under way at the last look.
+    /// It arrived since the last check.
     Arrives,
     Arrived,
 }
@@ -158,8 +160,8 @@ impl KeepAlive {
         None
     }
 
-    /// The Ping that was due leaves; `slot` is the number of SQ slots posted up to it, modulo 2^16.
-    /// Its completion must be asked for.
+    /// The Ping that was due is sent; `slot` is the number of SQ slots posted up to it, modulo
+    /// 2^16. It must be signaled.
     pub(super) fn on_ping_sent(&mut self, slot: u16) {
         self.awaited = Some(Awaited { slot, end: None, is_looked_at: false, has_arrived: false });
     }
@@ -172,12 +174,12 @@ impl KeepAlive {
         }
     }
 
-    /// Time between two looks.
+    /// Time between two checks.
     fn patience(&self) -> Duration {
         self.timeout / LOOKS
     }
 
-    /// Looks, if it is time to.
+    /// Checks the peer, if it is time to.
     ///
     /// # Errors
     /// [`LinkError::PingTimeout`]: the peer is dead.
@@ -203,7 +205,7 @@ impl KeepAlive {
         Ok(())
     }
 
-    /// Whether anything has moved since the last look that only moves while the peer lives.
+    /// Whether there was a sign of life since the last check (invariant 1).
     fn is_alive(&mut self, moves: Moves) -> bool {
         let ping = self.awaited.as_mut().map_or(Ping::UnderWay, |awaited| awaited.look(moves));
         let (now, seen) = (moves.device.unwrap_or_default(), self.seen.device.unwrap_or_default());
@@ -214,7 +216,7 @@ impl KeepAlive {
     }
 }
 
-/// What keep-alive has to send.
+/// The frame that keep-alive has to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
     Ping,

@@ -1,18 +1,18 @@
-//! Lanes: what waits to be sent, and which goes next.
+//! Lanes: the three queues of messages that wait to be sent, and the choice of the next one.
 //!
-//! Owns the three queues. Never spends a credit; whether bulk may go at all it is told.
+//! Never spends a credit. The caller decides whether a bulk frame may be sent at all.
 //!
 //! Invariants:
-//! 1. A lane is first in, first out; lanes order only between calls.
-//! 2. Urgent goes first, then small, then bulk; but a bulk frame that may go waits for at most
-//!    [`BULK_TURN`] small ones, so that a flood of small messages cannot starve it.
+//! 1. A lane is first in, first out; there is no order between messages of different lanes.
+//! 2. Urgent goes first, then small, then bulk. But a bulk frame that may be sent waits for at most
+//!    [`BULK_TURN`] small messages, so that a flood of them cannot starve it.
 
 use std::collections::VecDeque;
 
 use super::Lane;
 use crate::message::outgoing::OutBuf;
 
-/// Small messages that may overtake a bulk frame which could leave.
+/// How many small messages may overtake a bulk frame that could be sent.
 const BULK_TURN: u8 = 16;
 
 /// A message that waits.
@@ -25,9 +25,9 @@ pub(super) struct Queued {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     queues: [VecDeque<Queued>; 3],
-    /// Of what each queue holds.
+    /// Bytes of the messages in each queue.
     bytes: [u64; 3],
-    /// Small messages sent since a bulk frame could leave and did not.
+    /// Small messages sent while a bulk frame could have been sent.
     overtaken: u8,
 }
 
@@ -38,8 +38,8 @@ impl Lanes {
         self.queues[lane as usize].push_back(queued);
     }
 
-    /// The lane that goes next; `bulk` says whether a bulk frame could leave, and is asked only
-    /// when it matters.
+    /// The lane to send from next. `bulk` says whether a bulk frame could be sent; it is called
+    /// only when that matters.
     #[inline]
     pub(super) fn choose(&mut self, bulk: impl FnOnce(&Self) -> bool) -> Option<Lane> {
         if !self.is_empty_lane(Lane::Urgent) {
@@ -91,8 +91,8 @@ impl Lanes {
         std::mem::take(&mut self.queues).into_iter().flatten().map(|queued| queued.message)
     }
 
-    /// Takes a message out of its queue. Linear in what waits before it, and the oldest are
-    /// revoked first when many time out.
+    /// Takes a message out of its queue. Linear in the messages before it; when many calls time
+    /// out, the oldest are revoked first, so that is short.
     pub(super) fn remove(&mut self, tag: u64) -> Option<OutBuf> {
         self.queues.iter_mut().zip(&mut self.bytes).find_map(|(queue, bytes)| {
             let at = queue.iter().position(|queued| queued.tag == tag)?;

@@ -1,6 +1,4 @@
-//! What a link holds, for metrics and tests.
-//!
-//! Owns nothing, changes nothing.
+//! A snapshot of a link's counters, for metrics and tests. Changes nothing.
 
 use super::{Lane, Link};
 use crate::protocol::arena::{ArenaOwner, ArenaWriter};
@@ -20,9 +18,9 @@ pub struct LinkMetrics {
     pub bulk_count: usize,
     /// Bytes left of the bulk message being sent.
     pub bulk_unsent_bytes: u64,
-    /// All else waits for the end of a segment whose message was revoked.
+    /// All other frames wait for the end of a segment whose message was revoked.
     pub is_segment_first: bool,
-    /// Data credits that bulk frames hold, as of the last bulk frame.
+    /// Data credits of bulk frames not yet returned, as of the last bulk frame.
     pub bulk_credits_out: usize,
     /// Bytes held of a message that is arriving in segments.
     pub assembly_bytes: u64,

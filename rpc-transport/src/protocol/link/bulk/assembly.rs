@@ -1,17 +1,17 @@
-//! Assembly: segments put together to the message they are parts of.
+//! Assembly: puts the received segments of a message together.
 //!
-//! Owns the one message that is arriving in segments. Never looks at its bytes.
+//! Owns the one message that is arriving in segments. Never interprets its bytes.
 //!
 //! Invariants:
-//! 1. A total above the limit is refused before anything is allocated. What is longer than
-//!    `assembly_bytes` is not put together: its tail becomes a stream, unless it is written into a
-//!    slot of this end's own, all of it.
-//! 2. Memory reserved is at most twice what has arrived: what a peer announces and never sends
-//!    costs nothing.
-//! 3. What is reserved is taken from the budget. A message that there is no room for is dropped
-//!    while it arrives, but for [`BEGINNING_BYTES`] of its head, by which the layer above can
-//!    refuse it.
-//! 4. Segments are contiguous and in order; messages are numbered one by one.
+//! 1. A total above the limit is refused before anything is allocated. A message longer than
+//!    `assembly_bytes` is not put together: its tail becomes a stream, unless all of the tail is
+//!    written into a reply slot of this end.
+//! 2. Memory reserved is at most twice what has arrived: bytes that a peer announces and never
+//!    sends cost nothing.
+//! 3. Reserved memory is taken from the budget. If the budget has no room for a message, its bytes
+//!    are dropped as they arrive. Only the first [`BEGINNING_BYTES`] of its head are kept, which
+//!    the layer above needs to refuse it.
+//! 4. Segments are contiguous and in order; messages are numbered consecutively.
 
 use std::mem;
 
@@ -31,15 +31,15 @@ pub(in crate::protocol::link) struct Assembly {
     max_message_bytes: u64,
     /// Messages up to this length are put together.
     assembly_bytes: u64,
-    /// Where readers of streams tell how far they are, if the peer can be told.
+    /// Where readers of streams report how far they have read, if the peer can be told.
     home: Option<Arc<ReturnQueue>>,
-    /// The number that the next first segment must have.
+    /// The number of the message that is arriving, or of the next one.
     due: u32,
     partial: Option<Partial>,
     budget: MemoryBudget,
 }
 
-/// What is kept of the head of a message that is refused: any fixed header, bytes.
+/// Bytes kept of the head of a refused message: enough for the fixed header of the layer above.
 const BEGINNING_BYTES: usize = 256;
 
 struct Partial {
@@ -47,49 +47,49 @@ struct Partial {
     received: u64,
     /// Length of the head, once it has ended.
     head_end: Option<u64>,
-    /// The head once it has ended, and then `bytes` are the tail's.
+    /// The head once it has ended; from then on `bytes` are of the tail.
     head: Option<Vec<u8>>,
-    /// Private bytes that are not in `pieces` yet.
+    /// Bytes in private memory that are not in `pieces` yet.
     bytes: Vec<u8>,
-    /// What the tail has before `bytes`.
+    /// The tail before `bytes`.
     pieces: Vec<Piece>,
-    /// What lies in the arena may stay there.
+    /// Bytes in the arena may stay there.
     lend: bool,
-    /// The message has been delivered, and this is where its tail goes.
+    /// Set once the message has been delivered as a stream: takes its tail.
     feed: Option<StreamFeed>,
-    /// For the answer.
+    /// The peer's slot for the reply.
     slot: Option<PeerSlot>,
     budget: MemoryBudget,
-    /// What it takes of the budget.
+    /// What this message has reserved of the budget.
     charge: Option<Reservation>,
-    /// There is no room for it.
+    /// Set if the budget has no room for it.
     refused: Option<BudgetExhausted>,
-    /// Longer than what is put together, and all of its tail is written into the receiver's own
-    /// slot.
+    /// Longer than `assembly_bytes`, but not a stream: all of its tail is written into a slot of
+    /// this end.
     is_placed: bool,
-    /// It was delivered as refused, and the rest of it is dropped.
+    /// It was delivered as refused; the rest of it is dropped.
     is_delivered: bool,
 }
 
-/// Where the bytes are that a segment brings beside its payload.
+/// Where the bytes lie that the peer wrote for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::protocol::link) enum Written {
-    /// In memory that is wanted back: they are copied. Or there are none.
+    /// There are none, or they are copied because their memory has to be released at once.
     No,
-    /// In an arena, where they stay.
+    /// In an arena, and they stay there.
     Left,
-    /// In a slot that the receiver has offered, where they stay.
+    /// In a slot that the receiver has offered, and they stay there.
     Placed,
 }
 
-/// How written bytes are to be left to the application.
+/// Whether written bytes stay in the arena for the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::protocol::link) enum Leave {
-    /// Not at all: they are copied.
+    /// They are copied.
     No,
-    /// Where they lie, within the application's share.
+    /// They stay, counted against the application's share of the arenas.
     Lent,
-    /// Where they lie until they are read: the sender waits for it.
+    /// They stay until they are read; the sender waits for that.
     Streamed,
 }
 
@@ -98,7 +98,7 @@ pub(in crate::protocol::link) enum Leave {
 pub(in crate::protocol::link) struct Outcome {
     /// A message to deliver.
     pub(in crate::protocol::link) message: Option<Message>,
-    /// Who reads a stream, to be woken outside of any lock.
+    /// Waker of a stream's reader; wake it outside of any lock.
     pub(in crate::protocol::link) reader: Option<Waker>,
 }
 
@@ -129,7 +129,7 @@ impl Assembly {
         }
     }
 
-    /// Takes a segment whose bytes are all in its frame; gives the message that it completes.
+    /// Adds a segment whose bytes are all in its frame; returns the message that it completes.
     pub(in crate::protocol::link) fn on_segment(
         &mut self,
         segment: Segment,
@@ -139,7 +139,7 @@ impl Assembly {
         self.on_checked(segment, payload, Vec::new(), Written::No)
     }
 
-    /// Takes a segment that [`Assembly::check`] has passed. `pieces` are the written bytes.
+    /// Adds a segment that passed [`Assembly::check`]. `pieces` are the written bytes.
     pub(in crate::protocol::link) fn on_checked(
         &mut self,
         segment: Segment,
@@ -166,7 +166,7 @@ impl Assembly {
         if segment.head_end {
             partial.head_end = Some(partial.received);
             partial.head = Some(mem::take(&mut partial.bytes));
-            // What lies in the receiver's own slot needs no other memory.
+            // A tail in a slot of this end needs no other memory.
             partial.is_placed = written == Written::Placed && segment.total > max;
             if segment.total > max && !partial.is_placed {
                 let home = self.home.as_ref().map(|home| (number, Arc::clone(home)));
@@ -190,7 +190,7 @@ impl Assembly {
         Ok(outcome)
     }
 
-    /// A slot is advertised with a segment, which has passed [`Assembly::check`].
+    /// A slot is advertised with a segment that passed [`Assembly::check`].
     pub(in crate::protocol::link) fn on_slot(
         &mut self,
         segment: Segment,
@@ -204,8 +204,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// Where in the tail the written bytes of a segment, which has passed [`Assembly::check`],
-    /// start.
+    /// Offset in the tail of the written bytes of a segment that passed [`Assembly::check`].
     pub(in crate::protocol::link) fn tail_offset(
         &self,
         segment: Segment,
@@ -240,7 +239,7 @@ impl Assembly {
         }
     }
 
-    /// Checks a segment against those before it; `written` counts its bytes in the arena.
+    /// Checks a segment against those before it; `written`: bytes that were written for it.
     pub(in crate::protocol::link) fn check(
         &self,
         segment: Segment,
@@ -272,7 +271,7 @@ impl Assembly {
             (false, 0, 0) if !head_end => return Err(ProtocolError::EmptySegment),
             (false, ..) => {}
         }
-        // No overflow: `offset` is what has arrived.
+        // No overflow: `offset` equals the bytes that have arrived.
         let head = offset + payload.len() as u64;
         let end = head.saturating_add(written);
         if end > total {
@@ -288,8 +287,8 @@ impl Assembly {
         Ok(())
     }
 
-    /// The payload comes first and what was written behind it: only where the head ends can a
-    /// segment have both.
+    /// The payload comes before the written bytes. Only a segment in which the head ends can have
+    /// both.
     fn check_order(
         &self,
         segment: Segment,
@@ -302,7 +301,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// What was arriving.
+    /// Takes the message that was arriving.
     pub(in crate::protocol::link) fn take_unfinished(&mut self) -> Option<impl Send + use<>> {
         self.partial.take()
     }
@@ -340,14 +339,14 @@ impl Partial {
         }
     }
 
-    /// Takes bytes of a frame.
+    /// Adds bytes of a frame.
     fn append(&mut self, payload: &[u8]) -> Result<(), ProtocolError> {
         self.reserve(payload.len())?;
         self.received += payload.len() as u64;
         let kept = if self.refused.is_none() {
             payload.len()
         } else {
-            // Of the tail nothing is kept.
+            // Nothing of the tail is kept.
             let room = if self.head_end.is_some() { 0 } else { BEGINNING_BYTES };
             payload.len().min(room.saturating_sub(self.bytes.len()))
         };
@@ -355,7 +354,7 @@ impl Partial {
         Ok(())
     }
 
-    /// There is no room for it: gives up what has arrived, but for the beginning of the head.
+    /// The budget has no room: frees what has arrived, except the beginning of the head.
     #[cold]
     fn refuse(&mut self, reason: BudgetExhausted) {
         self.refused = Some(reason);
@@ -369,7 +368,7 @@ impl Partial {
         self.charge = None;
     }
 
-    /// Takes so much more of the budget; what there is no room for is refused.
+    /// Reserves `bytes` more of the budget; refuses the message if there is no room.
     fn take(&mut self, bytes: u64) {
         let taken = match &mut self.charge {
             Some(charge) => charge.grow(bytes),
@@ -380,8 +379,8 @@ impl Partial {
         }
     }
 
-    /// The message, which is longer than what is put together, where its head has ended: its sender
-    /// takes it for delivered then.
+    /// The message to deliver when the head of one longer than `assembly_bytes` has ended. Its
+    /// sender treats it as delivered from then on.
     fn deliver_early(
         &mut self,
         max_private_bytes: u64,
@@ -390,7 +389,7 @@ impl Partial {
         let Some(reason) = self.refused else { return self.start_stream(max_private_bytes, home) };
         self.is_delivered = true;
         if let Some((number, home)) = home {
-            // Nobody reads it, so nobody would let the sender go on.
+            // Nobody reads this stream, so let the sender send all of it.
             home.on_read(number, u64::MAX);
         }
         self.take_refused(reason)
@@ -403,7 +402,7 @@ impl Partial {
         Message::refused(beginning, refusal)
     }
 
-    /// The message, to be delivered now; its tail follows.
+    /// The message to deliver now, with its tail as a stream.
     fn start_stream(
         &mut self,
         max_private_bytes: u64,
@@ -419,7 +418,7 @@ impl Partial {
         Message::private(head).with_stream(stream).with_slot(self.slot.take())
     }
 
-    /// Hands what has arrived to who reads the stream, if it is one.
+    /// Passes what has arrived to the stream's reader, if the message is a stream.
     fn feed_stream(&mut self) -> Option<Waker> {
         self.feed.as_ref()?;
         self.close_run();
@@ -453,14 +452,14 @@ impl Partial {
         Ok(())
     }
 
-    /// Makes a piece of the private bytes that have arrived.
+    /// Turns the private bytes that have arrived into a piece.
     fn close_run(&mut self) {
         if !self.bytes.is_empty() {
             self.pieces.push(Piece::Private(Arc::new(mem::take(&mut self.bytes))));
         }
     }
 
-    /// Room for `more` private bytes: at most twice what has arrived (invariant 2).
+    /// Reserves room for `more` private bytes: at most twice what has arrived (invariant 2).
     fn reserve(&mut self, more: usize) -> Result<(), ProtocolError> {
         let needed = self.bytes.len() + more;
         if needed > self.bytes.capacity() && self.refused.is_none() {
@@ -483,7 +482,7 @@ impl Partial {
     }
 
     fn into_message(mut self) -> Message {
-        // What lies in the arenas is the message's too: its reader makes something of it.
+        // Bytes in the arenas are charged too: the reader will decode them into memory.
         let charged = self.charge.as_ref().map_or(0, Reservation::bytes);
         if self.refused.is_none() {
             self.take(self.total.saturating_sub(charged));

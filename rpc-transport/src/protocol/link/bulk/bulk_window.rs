@@ -1,21 +1,22 @@
 //! The bulk window: how much of the credits and of the SQ the bulk lane may hold at once.
 //!
-//! Owns the list of bulk frames whose credit or SQ slot is out. Never looks at the queue.
+//! Owns the list of bulk frames whose credit or SQ slot is in use. Never looks at the queue.
 //!
 //! Invariants:
-//! 1. At most `T = D / 2 + 1` data credits of the peer are spent on bulk and not returned: what is
-//!    left lets small messages through. Not fewer, or bulk could wait for ever: with nothing in
+//! 1. At most `T = D / 2 + 1` data credits of the peer are spent on bulk and not returned; the rest
+//!    is left for small messages. Not fewer, or bulk could wait for ever: with nothing in
 //!    flight a peer may keep up to `T - 1` credits (credit rule I5), and all of them may be bulk.
 //! 2. At most half of the SQ's data slots and `max_bytes` hold bulk frames, but two frames always
-//!    fit: a small message waits behind no more than that.
+//!    fit. A small message waits behind no more than that.
 //! 3. The frame after which the SQ has no room for another bulk frame is signaled: no bulk frame
-//!    ever waits for a completion that nobody asked for.
+//!    ever waits for a completion that no WR generates.
 
 use std::collections::VecDeque;
 
 use crate::protocol::credit::{SendQueueBudget, SendQueueMark, Window};
 
-/// Segments in flight that no byte budget forbids: with one alone the wire would idle between two.
+/// Segments that may be in flight whatever the byte budget: with just one, the wire would be idle
+/// between two segments.
 const MIN_FRAMES: usize = 2;
 
 #[derive(Debug)]
@@ -25,13 +26,14 @@ pub(in crate::protocol::link) struct BulkWindow {
     max_slots: usize,
     max_bytes: u64,
     max_frame_bytes: u64,
-    /// Numbers of bulk frames (of all data frames sent) whose credit is out, oldest first.
+    /// Numbers of bulk frames (of all data frames sent) whose credit was not returned yet,
+    /// oldest first.
     uncredited: VecDeque<u32>,
     /// SQ mark, slots and size of bulk frames not known to be complete, oldest first.
     unswept: VecDeque<(u16, u16, u64)>,
     unswept_slots: usize,
     unswept_bytes: u64,
-    /// Slots of the largest frame with its WRITEs.
+    /// SQ slots of the largest frame with its WRITEs.
     max_frame_slots: usize,
 }
 
@@ -57,7 +59,7 @@ impl BulkWindow {
         }
     }
 
-    /// Whether a bulk frame of any size may leave; `returned` is how many of all data frames sent
+    /// Whether a bulk frame of any size may be sent; `returned` is how many of all data frames sent
     /// have had their credit returned, modulo 2^32.
     pub(in crate::protocol::link) fn allows(&mut self, returned: u32) -> bool {
         // Credits come back in the order in which they were spent: receivers repost in order.
@@ -74,7 +76,7 @@ impl BulkWindow {
         frames < self.min_frames || (has_slots && has_bytes)
     }
 
-    /// A bulk frame leaves; `true` if it must be signaled (invariant 3).
+    /// Records a bulk frame that is sent; `true` if it must be signaled (invariant 3).
     pub(in crate::protocol::link) fn on_sent(
         &mut self,
         number: u32,
@@ -86,7 +88,8 @@ impl BulkWindow {
         self.on_written(mark, slots, bytes)
     }
 
-    /// WRITEs leave ahead of their frame; `true` if the last must be signaled (invariant 3).
+    /// Records WRITEs that are sent ahead of their frame; `true` if the last must be signaled
+    /// (invariant 3).
     pub(in crate::protocol::link) fn on_written(
         &mut self,
         mark: SendQueueMark,
@@ -112,7 +115,7 @@ impl BulkWindow {
         }
     }
 
-    /// Credits out for bulk frames, as far as known; for metrics and tests.
+    /// Credits of bulk frames not known to be returned; for metrics and tests.
     pub(in crate::protocol::link) fn credits_out(&self) -> usize {
         self.uncredited.len()
     }
@@ -144,7 +147,7 @@ mod tests {
         SendQueueMark { data, ack: 0 }
     }
 
-    /// Sends frames of 100 bytes from `first` on until the window is shut; how many.
+    /// Sends frames of 100 bytes from `first` on until the window is shut; returns how many.
     fn fill(window: &mut BulkWindow, first: u32, returned: u32) -> u32 {
         let mut number = first;
         while window.allows(returned) {
@@ -160,7 +163,7 @@ mod tests {
         let mut window = window(64, 1 << 20);
         assert_eq!(fill(&mut window, 0, 0), 5);
         assert_eq!(fill(&mut window, 5, 2), 2);
-        // A return of other frames' credits is none of ours.
+        // Returned credits of other frames do not open the window.
         assert_eq!(fill(&mut window, 7, 2), 0);
     }
 

@@ -1,9 +1,9 @@
-//! The landing zone: this end's own arenas and the memory behind them.
+//! The landing zone: the arenas of this end and the memory behind them.
 //!
-//! Owns the regions that the peer writes into, and what the application holds of them. Never
-//! allocates a region: it says when one is wanted.
+//! Owns the regions that the peer writes into, and the record of what the application holds of
+//! them. Never allocates a region: it says when one is wanted.
 //!
-//! Invariant: a region is let go of only after the peer has given its arena up, or with the link.
+//! Invariant: a region is dropped only after the peer has given up its arena, or with the link.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ use crate::protocol::frame::{DONE_SLOTS, MaxStreamData, SlotBlock, Written};
 #[derive(Debug)]
 pub(in crate::protocol::link) struct Landing {
     owner: ArenaOwner,
-    /// By arena number.
+    /// Regions with their arena numbers.
     regions: Vec<(u16, MemoryRegion)>,
     home: Arc<ReturnQueue>,
     news: VecDeque<ArenaBlock>,
-    /// Slots of the peer that are done and were not told.
+    /// Slots of the peer that are done and whose DONE was not sent yet.
     done: VecDeque<u32>,
-    /// Slots of the peer, from their advertisement until they are told done.
+    /// Number of slots of the peer, each from its advertisement until its DONE is sent.
     taken_slots: usize,
-    /// What the reader of a stream takes now, until it is told.
+    /// How much the reader of a stream accepts now; `None` once it was sent to the peer.
     max_stream_data: Option<MaxStreamData>,
-    /// Releases are to leave though few wait.
+    /// Send releases even though few wait.
     flush: bool,
 }
 
-/// What a segment brought into the arenas.
+/// The bytes that were written into the arenas for a segment.
 pub(in crate::protocol::link) enum Arrival {
-    /// The application holds it where it lies.
+    /// The application holds them in place.
     Left(Vec<Piece>),
-    /// It has to be copied out; then give it to [`Landing::release`].
+    /// They have to be copied out; then call [`Landing::release`].
     ToCopy(Vec<Piece>, Landed),
 }
 
@@ -87,7 +87,8 @@ impl Landing {
     }
 
     pub(in crate::protocol::link) fn on_given_up(&mut self, arena: u16) -> Result<(), ArenaError> {
-        // Else a peer that guesses could have arenas come and go, and the news of them pile up.
+        // The AskBack was not sent yet. Accepting would let a peer that guesses make arenas come
+        // and go, and `news` grow without bound.
         if self.news.contains(&ArenaBlock::AskBack(arena)) {
             return Err(ArenaError::NotAskedBack(arena));
         }
@@ -96,7 +97,7 @@ impl Landing {
         Ok(())
     }
 
-    /// Bytes were written, as a frame says, and are to be left as `leave` says.
+    /// A frame says that bytes were written; `leave` says whether they stay there.
     pub(in crate::protocol::link) fn on_written(
         &mut self,
         now: Instant,
@@ -134,17 +135,17 @@ impl Landing {
         self.owner.release(landed);
     }
 
-    /// A tail of so many bytes is copied, as the application holds too much.
+    /// A tail of `bytes` bytes is copied because the application holds too much.
     pub(in crate::protocol::link) fn on_unlendable(&mut self, bytes: u64) {
         self.owner.on_unlendable(bytes);
     }
 
-    /// Bytes that the application may hold beside what it holds now.
+    /// How many more bytes the application may hold.
     pub(in crate::protocol::link) fn lendable_bytes(&self) -> u64 {
         self.owner.lendable_bytes()
     }
 
-    /// Takes in what the application has given back.
+    /// Consumes what the application has returned.
     #[inline]
     pub(in crate::protocol::link) fn collect(&mut self) {
         if self.home.has_any() {
@@ -166,7 +167,7 @@ impl Landing {
         }
     }
 
-    /// Whether a frame should be sent for this alone.
+    /// Whether a Release frame should be sent if no message carries the blocks.
     #[inline(always)]
     pub(in crate::protocol::link) fn is_due(&self) -> bool {
         !self.news.is_empty()
@@ -191,7 +192,8 @@ impl Landing {
     /// A slot that the peer advertises.
     ///
     /// # Errors
-    /// [`ProtocolError::TooManySlots`]: those that wait to be told done would grow without bound.
+    /// [`ProtocolError::TooManySlots`]: without this limit, the slots whose DONE waits to be sent
+    /// would grow without bound.
     pub(in crate::protocol::link) fn peer_slot(
         &mut self,
         block: SlotBlock,
@@ -209,7 +211,7 @@ impl Landing {
         self.news.pop_front()
     }
 
-    /// Releases for the frame that leaves now.
+    /// Releases for the frame that is sent now.
     #[inline]
     pub(in crate::protocol::link) fn take_releases(&mut self) -> Extents {
         let releases = self.owner.take_releases();
@@ -222,7 +224,7 @@ impl Landing {
         self.owner.releasing_count() > 0
     }
 
-    /// Time has passed: what lies idle is given back, to the peer and by it.
+    /// Handles timers: releases idle chunks to the peer, and asks an idle arena back from it.
     pub(in crate::protocol::link) fn on_timeout(&mut self, now: Instant) {
         self.consume();
         self.flush = self.has_releases();

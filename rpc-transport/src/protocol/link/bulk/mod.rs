@@ -466,7 +466,7 @@ impl Link {
         }
     }
 
-    /// Drops a message that is not sent; one with a tail becomes [`Garbage`].
+    /// Drops a message that is not sent; one with a tail becomes [`Freed`].
     #[cold]
     pub(super) fn throw_away(&mut self, message: OutBuf) {
         if !message.tail().is_empty() {

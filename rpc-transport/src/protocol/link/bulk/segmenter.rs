@@ -1,17 +1,17 @@
-//! The segmenter: a message larger than the peer's receive buffer, cut into frames.
+//! The segmenter: cuts a message larger than the peer's receive buffer into segments.
 //!
 //! Owns the one message of this direction that is being sent in segments, and the abort that is
-//! due for one that was revoked. Never decides when a segment may leave.
+//! due for a revoked one. Never decides when a segment may be sent.
 //!
 //! Invariants:
 //! 1. One message at a time: the next starts after the last segment, or the abort, of the one
 //!    before.
-//! 2. A message whose bytes have all been lent stays until [`Segmenter::reap`], as the frame
+//! 2. A message whose last bytes were handed out is kept until [`Segmenter::reap`], as the frame
 //!    still borrows them.
-//! 3. What the peer takes as a stream has no more bytes of its tail in frames than its reader
-//!    takes.
-//! 4. No frame has bytes of the tail in its payload beside bytes of the head, nor bytes of both
-//!    written.
+//! 3. If the peer takes the message as a stream, frames carry no more bytes of the tail than its
+//!    reader accepts (MAX_STREAM_DATA).
+//! 4. The payload of a frame never has bytes of both head and tail; nor do the bytes that are
+//!    written for a frame.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use crate::protocol::link::lanes::Queued;
 #[derive(Debug)]
 pub(in crate::protocol::link) struct Segmenter {
     segment_bytes: usize,
-    /// The peer takes longer messages as streams.
+    /// Longer messages are streams at the peer.
     assembly_bytes: u64,
-    /// The peer tells how far it has read.
+    /// The peer reports how far streams are read.
     is_told: bool,
     next_number: u32,
     current: Option<Current>,
@@ -37,57 +37,58 @@ pub(in crate::protocol::link) struct Segmenter {
 #[derive(Debug)]
 struct Current {
     tag: u64,
-    // Shared with the WRs that write parts of it.
+    // Shared with the WRs that WRITE parts of it.
     message: Arc<OutBuf>,
-    /// Given when the first segment leaves.
+    /// Assigned with the first segment.
     number: Option<u32>,
     sent: u64,
     /// The peer was told that the head ends.
     head_ended: bool,
-    /// The tail began in the peer's slot, so the peer puts the message together, however long.
+    /// The tail is written into the peer's slot, so the message is never a stream, however long.
     is_placed: bool,
-    /// Bytes of the tail that went in frames, and that may.
+    /// Bytes of the tail sent in frames.
     framed: u64,
+    /// Bytes of the tail that frames may carry in all.
     max_framed: u64,
 }
 
-/// The bytes of a segment without an arena.
+/// The bytes of a segment that is sent in its frame.
 #[derive(Debug)]
 pub(in crate::protocol::link) enum Cut<'a> {
-    /// Of the head, in one piece.
+    /// Contiguous bytes of the head.
     Head(&'a [u8]),
-    /// Of the tail: which part of it, gathered from its parts.
+    /// A range of the tail, to be gathered from the message's parts.
     Tail(&'a OutBuf, Range<u64>),
 }
 
-/// A segment of which bytes are written.
+/// A segment whose bytes are sent by WRITE.
 #[derive(Debug)]
 pub(in crate::protocol::link) struct WrittenSegment<'a> {
-    /// What the message was submitted as.
+    /// The tag that the message was submitted with.
     pub(in crate::protocol::link) tag: u64,
     pub(in crate::protocol::link) segment: Segment,
-    /// The end of the head, which goes in the frame.
+    /// The end of the head, which is sent in the frame.
     pub(in crate::protocol::link) payload: &'a [u8],
-    /// What is written, in order.
+    /// The parts to WRITE, in order.
     pub(in crate::protocol::link) parts: Vec<OutPart>,
-    /// What they are of.
+    /// The message that they belong to.
     pub(in crate::protocol::link) message: Arc<OutBuf>,
 }
 
-/// What became of a message that was given up.
+/// The result of giving up a message.
 #[derive(Debug)]
 pub(in crate::protocol::link) enum GivenUp {
     /// Nothing of it was sent.
     Whole(OutBuf),
-    /// An abort is due, for what the peer keeps to itself. The message is shared with WRs.
+    /// An abort is due; the peer has not delivered the message. It may be shared with WRs.
     Aborted(Option<Arc<OutBuf>>),
-    /// An abort is due, for what was delivered where its head ended; likewise.
+    /// An abort is due; the peer delivered the message when its head ended. Shared likewise.
     Begun(Arc<OutBuf>),
 }
 
 impl Segmenter {
     /// `segment_bytes`: payload of a full segment; `assembly_bytes`: the peer's; `is_told`: whether
-    /// it tells how far its streams are read.
+    /// the peer reports how far its streams are read.
     pub(in crate::protocol::link) fn new(
         segment_bytes: usize,
         assembly_bytes: u64,
@@ -108,12 +109,12 @@ impl Segmenter {
         self.current.is_none() && self.abort.is_none()
     }
 
-    /// Whether it is an abort.
+    /// Whether an abort is to be sent next.
     pub(in crate::protocol::link) fn is_abort_due(&self) -> bool {
         self.abort.is_some()
     }
 
-    /// Gives away a message whose last segment has left.
+    /// Takes a message whose last segment was handed out.
     #[inline]
     pub(in crate::protocol::link) fn reap(&mut self) -> Option<Arc<OutBuf>> {
         if !self.current.as_ref().is_some_and(Current::is_sent) {
@@ -122,12 +123,12 @@ impl Segmenter {
         self.current.take().map(|current| current.message)
     }
 
-    /// Gives away the current message, sent or not: nothing is sent any more.
+    /// Takes the current message, sent or not; nothing more of it is sent.
     pub(in crate::protocol::link) fn take(&mut self) -> Option<Arc<OutBuf>> {
         self.current.take().map(|current| current.message)
     }
 
-    /// Starts on a message; none is being sent.
+    /// Starts a message. None may be in progress.
     pub(in crate::protocol::link) fn start(&mut self, queued: Queued) {
         debug_assert!(!self.has_work(), "invariant 1");
         let Queued { tag, message } = queued;
@@ -159,8 +160,8 @@ impl Segmenter {
         self.current.as_ref().map(|current| &*current.message)
     }
 
-    /// The next segment and its bytes, all in the frame, which has `less` bytes for them than
-    /// usual.
+    /// The next segment and its bytes, all in its frame. `less`: bytes of the frame that other
+    /// blocks take.
     pub(in crate::protocol::link) fn next(&mut self, less: usize) -> Option<(Segment, Cut<'_>)> {
         if let Some(abort) = self.abort.take() {
             return Some((abort, Cut::Head(&[])));
@@ -188,13 +189,14 @@ impl Segmenter {
         Some((segment, cut))
     }
 
-    /// Whether the next segment may go in a frame: its reader may have to read first.
+    /// Whether the next segment may be sent in a frame. If not, the peer's reader has to read
+    /// first.
     pub(in crate::protocol::link) fn may_frame(&self) -> bool {
         let may = |current: &Current| !current.head_ended || current.framed < current.max_framed;
         self.abort.is_some() || self.current.as_ref().is_none_or(may)
     }
 
-    /// The reader of a stream takes more of it.
+    /// The peer's reader of a stream accepts more of it.
     ///
     /// # Errors
     /// The message was never begun.
@@ -205,15 +207,15 @@ impl Segmenter {
         if number.wrapping_sub(self.next_number) < 1 << 31 {
             return Err(ProtocolError::StreamDataOfNoMessage(number));
         }
-        // Of a message that has ended it comes late.
+        // For a message that has ended it comes too late and is ignored.
         if let Some(current) = self.current.as_mut().filter(|it| it.number == Some(number)) {
             current.max_framed = current.max_framed.max(bytes);
         }
         Ok(())
     }
 
-    /// What the next segment could write, bytes: at most `max_bytes`, of at most `max_parts` parts.
-    /// `room` is what its frame has for the end of the head. 0 if there is nothing to write.
+    /// How many bytes the next segment could WRITE: at most `max_bytes`, of at most `max_parts`
+    /// parts. `room`: bytes of its frame for the end of the head. 0 if there is nothing to write.
     pub(in crate::protocol::link) fn writable(
         &self,
         room: usize,
@@ -228,14 +230,14 @@ impl Segmenter {
         max_bytes.min(end)
     }
 
-    /// Where in the tail the next written bytes start, if they are the tail's.
+    /// Offset in the tail of the next bytes to WRITE, if they are of the tail.
     pub(in crate::protocol::link) fn tail_offset(&self, room: usize) -> Option<u64> {
         let current = self.current.as_ref()?;
         current.writable(room).start.checked_sub(current.head_len())
     }
 
-    /// The next segment, of which `bytes` bytes, at most [`Segmenter::writable`], are written, into
-    /// a slot or into arenas.
+    /// The next segment, with `bytes` bytes, at most [`Segmenter::writable`], sent by WRITE into a
+    /// slot (`is_placed`) or into arenas.
     pub(in crate::protocol::link) fn next_written(
         &mut self,
         room: usize,
@@ -260,13 +262,13 @@ impl Segmenter {
         })
     }
 
-    /// The tag of the message that is not wholly sent.
+    /// The tag of the message in progress, if not all of it was handed out.
     pub(in crate::protocol::link) fn current_tag(&self) -> Option<u64> {
         let current = self.current.as_ref().filter(|current| !current.is_sent());
         current.map(|current| current.tag)
     }
 
-    /// Gives up the message that is not wholly sent.
+    /// Gives up the message in progress.
     pub(in crate::protocol::link) fn give_up(&mut self) -> GivenUp {
         let Some(current) = self.current.take() else { return GivenUp::Aborted(None) };
         let Some(number) = current.number else {
@@ -292,7 +294,8 @@ impl Segmenter {
         }
     }
 
-    /// Length of the current message, which is held as a whole until all of it has left.
+    /// Length of the current message, bytes: all of it is held until its last segment was handed
+    /// out.
     pub(in crate::protocol::link) fn held_bytes(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| current.message.total_len())
     }
@@ -325,7 +328,8 @@ impl Current {
         Segment { number, last: end == total, abort: false, head_end, offset, total }
     }
 
-    /// What could be written next: of the head as long as its end does not fit the frame.
+    /// The range that could be written next: of the head, as long as the rest of the head does not
+    /// fit the frame; then of the tail.
     fn writable(&self, room: usize) -> Range<u64> {
         let (head, total) = (self.head_len(), self.message.total_len());
         if self.head_ended {
@@ -334,7 +338,7 @@ impl Current {
         if head - self.sent > room as u64 { self.sent..head } else { head..total }
     }
 
-    /// The parts that a range of the message touches, cut to it.
+    /// The parts of the message that a range covers, cut to that range.
     fn parts(&self, range: Range<u64>) -> impl Iterator<Item = OutPart> + '_ {
         let head = (!self.message.is_empty() && range.start < self.head_len())
             .then(|| OutPart::shared(Arc::clone(&self.message)));

@@ -1,13 +1,13 @@
-//! The slots that this end has offered for replies.
+//! The reply slots that this end has offered: buffers into which the peer may WRITE replies.
 //!
 //! Owns their memory from the frame that advertises a slot to the DONE that frees it. Never frees
 //! one on a timer.
 //!
 //! Invariants:
-//! 1. A number is used once in 2^32 slots, so that what is late names no other slot.
-//! 2. At most [`MAX_OPEN`] are open, of so many bytes as the budget says, or one: those of calls
-//!    that were given up count until their DONE. What is offered beyond comes back through the
-//!    arena.
+//! 1. A number is used once in 2^32 slots, so a late frame never names another slot.
+//! 2. At most [`MAX_OPEN`] slots are open, and their bytes are within the budget; one slot of any
+//!    length is always allowed. Slots of calls that were given up count until their DONE. If no
+//!    slot can be opened, the reply comes through the arena.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::message::reply_slot::SlotOffer;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::frame::{Placed, SlotBlock};
 
-/// Most slots that a peer may keep open, and that this end takes of it.
+/// Most slots that this end has open at a peer, and that it accepts from a peer.
 pub(super) const MAX_OPEN: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -25,17 +25,17 @@ pub(in crate::protocol::link) struct Slots {
     open_bytes: u64,
     max_bytes: u64,
     next: u32,
-    /// The handshake agreed on them.
+    /// The handshake agreed on reply slots.
     agreed: bool,
 }
 
 impl Slots {
-    /// `max_bytes`: the budget; 0 opens none.
+    /// `max_bytes`: the budget; with 0 no slot is opened.
     pub(in crate::protocol::link) fn new(agreed: bool, max_bytes: u64) -> Self {
         Self { agreed, max_bytes, ..Self::default() }
     }
 
-    /// Advertises a slot from now on; `None` if too much is open, or the peer knows none.
+    /// Opens a slot to be advertised; `None` if the limits are reached or slots were not agreed on.
     pub(in crate::protocol::link) fn open(&mut self, offer: &SlotOffer) -> Option<SlotBlock> {
         let fits = self.open_bytes.saturating_add(offer.len) <= self.max_bytes;
         let may_open = self.agreed && self.max_bytes > 0 && self.open.len() < MAX_OPEN;
@@ -51,7 +51,7 @@ impl Slots {
         Some(SlotBlock { slot, rkey: region.rkey(), address, len: *len })
     }
 
-    /// Bytes `at..at + placed.bytes` of a tail were written into a slot.
+    /// The piece of a tail, at offset `at`, that was written into a slot.
     pub(in crate::protocol::link) fn piece(
         &self,
         placed: Placed,
@@ -73,7 +73,7 @@ impl Slots {
         })
     }
 
-    /// The peer writes a slot no more.
+    /// The peer will not write a slot again.
     pub(in crate::protocol::link) fn close(
         &mut self,
         slot: u32,
