@@ -1,4 +1,4 @@
-//! `rdma://`: through the verbs device, or a text that says why not.
+//! `rdma://`: served by the verbs device; without it, an error that says why not.
 
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
@@ -24,7 +24,8 @@ pub(crate) async fn listen(_address: &Address) -> Result<Box<dyn Listener>, List
 
 #[cfg(feature = "verbs")]
 pub(crate) async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
-    // Whoever connects has a limit of its own, which may be longer than this provider's.
+    // The caller of connect has its own time limit, which may be longer than this provider's
+    // default.
     let connect_timeout = std::time::Duration::from_secs(3600);
     let options = crate::device::verbs::SetupOptions { connect_timeout, ..Default::default() };
     let outgoing = crate::device::verbs::VerbsConnector::new(options).resolve(address).await?;

@@ -1,15 +1,15 @@
-//! What an address leads to.
+//! The outcome of resolving an address.
 
 use crate::connect::address::Address;
 use crate::device::Outgoing;
 
-/// A connection on its way out, and how it came to be this one.
+/// A connection to be made, and why this transport was chosen.
 #[derive(Debug)]
 pub struct Resolved {
     /// The connection to be.
     pub outgoing: Box<dyn Outgoing>,
-    /// The address that is being connected; for `auto://` the one that was chosen.
+    /// The address to connect to; for `auto://` the chosen one.
     pub address: Address,
-    /// Why this way, for people.
+    /// Why this transport was chosen, for people to read.
     pub reason: String,
 }

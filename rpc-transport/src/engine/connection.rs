@@ -15,9 +15,9 @@
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    nothing more is accepted from it.
 //! 6. A pump writes at most one slice of a large message, as a device may copy it synchronously:
-//!    small messages, here and on other connections, go between two slices. A pump that sends small
-//!    messages writes one slice after them. While large messages must wait for small ones, any
-//!    other pump writes none unless it was given a turn.
+//!    small messages, here and on other connections, go between two slices. While this connection
+//!    sends small messages, a pump that sends some writes a slice after them, and any other pump
+//!    writes none unless it was given a turn.
 //! 7. Whoever posts a send WR rings its doorbell before returning: user code that runs next may
 //!    take long.
 //! 8. User values (bodies, owners, wakers) are never dropped in here: they are [`Deferred`] until

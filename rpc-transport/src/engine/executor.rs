@@ -1,4 +1,4 @@
-//! What the driver asks of the layer above: to run what must run outside the lock.
+//! The interface by which the driver has the layer above run actions outside the lock.
 
 use crate::engine::shard::{ConnectionKey, State};
 use crate::engine::upper::Protocol;
@@ -9,14 +9,15 @@ pub trait Executor<P: Protocol>: Send + 'static {
     /// the driver yields to it soon.
     fn execute(&mut self, key: ConnectionKey, action: P::Action) -> bool;
 
-    /// The driver is going away: the action must not run user code any more, but waiters must be
+    /// The driver is being dropped: the action must not run user code any more, but waiters must be
     /// woken.
     fn discard(&mut self, action: P::Action);
 
     /// Feeds results of executed actions back. Runs under the lock: no user code here.
     fn apply(&mut self, state: &mut State<P>);
 
-    /// Called outside the lock, after [`Executor::apply`]: drops what must not be dropped under it.
+    /// Called outside the lock, after [`Executor::apply`], to drop values that must not be dropped
+    /// under it.
     fn applied(&mut self) {}
 
     /// Whether [`Executor::apply`] has something to feed back.

@@ -1,11 +1,11 @@
-//! Memory that the allocator keeps though nobody uses it.
+//! Returns freed memory from the allocator to the system.
 //!
-//! Owns one call. glibc keeps the memory of large `Vec`s that were freed, in each of its arenas, for
-//! the next ones: after a burst of large messages that can be all that the burst has taken.
+//! Owns one call. glibc keeps the memory of freed large `Vec`s, in each of its arenas, for later
+//! allocations: after a burst of large messages that can be as much as the burst took.
 #![allow(unsafe_code, reason = "the allocator is asked through libc")]
 
-/// Has glibc give freed memory back to the system, which may take milliseconds; does nothing with
-/// another libc. What another global allocator keeps is its own business.
+/// Has glibc give freed memory back to the system, which may take milliseconds. Does nothing with
+/// another libc, nor for memory of another global allocator.
 pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `malloc_trim` may be called at any time from any thread (malloc_trim(3): MT-Safe) and

@@ -1,14 +1,14 @@
-//! A budget of memory: how many bytes may be held at once, by all who share it.
+//! Memory budgets: how many bytes may be held at once by all that share one.
 //!
-//! Owns two counters and no memory. Asked at the edges only, where something large comes in or is to
-//! go out: a small message never gets here.
+//! Owns counters, not memory. Used only where something large arrives or is to be sent: small
+//! messages do not touch it.
 //!
 //! Invariants:
-//! 1. What is reserved comes back exactly once: a [`Reservation`] is not `Clone`, and gives back
-//!    when it is dropped, whatever ended its owner.
+//! 1. Reserved bytes are given back exactly once: a [`Reservation`] is not `Clone`, and gives them
+//!    back when it is dropped, however its owner ended.
 //! 2. A budget without a parent never has more reserved than its limit.
-//! 3. A share never has more reserved than its limit, but for a single reservation: one large
-//!    message is always as welcome as the whole budget has room for it.
+//! 3. A share never has more reserved than its limit, except for a single reservation: one large
+//!    message may take whatever the whole budget has left.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,26 +31,26 @@ pub struct MemoryBudget(Arc<Inner>);
 struct Inner {
     limit: u64,
     used: AtomicU64,
-    /// What this is a share of.
+    /// The budget that this is a share of.
     whole: Option<MemoryBudget>,
 }
 
-/// There is no room in a budget.
+/// A budget has no room for a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{bytes} bytes more than the {used} in use would exceed the memory budget of {limit} bytes"
 )]
 pub struct BudgetExhausted {
-    /// What was asked for.
+    /// The bytes that were requested.
     pub bytes: u64,
-    /// What was in use.
+    /// The bytes that were in use.
     pub used: u64,
-    /// The budget.
+    /// The limit of the budget.
     pub limit: u64,
 }
 
 impl MemoryBudget {
-    /// A budget of so many bytes.
+    /// A budget of `limit_bytes` bytes.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
         Self(Arc::new(Inner { limit: limit_bytes, used: AtomicU64::new(0), whole: None }))
@@ -62,8 +62,8 @@ impl MemoryBudget {
         Self::new(u64::MAX)
     }
 
-    /// A budget of its own for one of those who share this one: at most half of it, so that nobody
-    /// uses all of it up alone.
+    /// A share of this budget for one of its users: at most half of it, so that no single user
+    /// takes all of it.
     #[must_use]
     pub fn share(&self) -> Self {
         let (limit, used) = (self.0.limit / 2, AtomicU64::new(0));
@@ -76,7 +76,7 @@ impl MemoryBudget {
         self.0.limit
     }
 
-    /// What is reserved now, bytes.
+    /// Bytes reserved now.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.0.used.load(Ordering::Relaxed)
@@ -85,22 +85,24 @@ impl MemoryBudget {
     /// Reserves bytes until the reservation is dropped.
     ///
     /// # Errors
-    /// [`BudgetExhausted`] when so many are not left.
+    /// [`BudgetExhausted`] when fewer bytes are left.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, BudgetExhausted> {
         self.take(bytes, 1)?;
         Ok(Reservation { budget: self.clone(), bytes })
     }
 
-    /// The same for what can be done without: as long as no more than half is in use then.
+    /// Like [`MemoryBudget::reserve`], for optional memory: fails if more than half would be in use
+    /// then.
     ///
     /// # Errors
-    /// [`BudgetExhausted`], with the half as its limit.
+    /// [`BudgetExhausted`], with half the budget as its limit.
     pub fn reserve_spare(&self, bytes: u64) -> Result<Reservation, BudgetExhausted> {
         self.take(bytes, 2)?;
         Ok(Reservation { budget: self.clone(), bytes })
     }
 
-    /// Counts bytes as used, here and in the whole, within one `part`th of each.
+    /// Counts bytes as used, here and in the budget it is a share of, within 1/`part` of each
+    /// limit.
     fn take(&self, bytes: u64, part: u64) -> Result<(), BudgetExhausted> {
         let Inner { limit, used, whole } = &*self.0;
         let limit = limit / part;
@@ -140,7 +142,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// What is reserved, bytes.
+    /// Bytes reserved.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -149,7 +151,7 @@ impl Reservation {
     /// Reserves more.
     ///
     /// # Errors
-    /// [`BudgetExhausted`]; what was reserved before still is.
+    /// [`BudgetExhausted`]; what was reserved before stays reserved.
     pub fn grow(&mut self, bytes: u64) -> Result<(), BudgetExhausted> {
         self.budget.take(bytes, 1)?;
         self.bytes += bytes;
@@ -205,7 +207,7 @@ mod tests {
         assert!(greedy.reserve(1).is_err());
         assert_eq!(whole.used_bytes(), 50);
         let others = modest.reserve(40).unwrap();
-        // Within its share, beyond the whole: nothing of it is left behind.
+        // Within its share, but beyond the whole budget: nothing stays counted.
         assert_eq!(whole.share().reserve(20).unwrap_err().used, 90);
         assert_eq!((modest.used_bytes(), whole.used_bytes()), (40, 90));
         drop((held, others));

@@ -1,8 +1,8 @@
-//! Copies of memory that somebody else may be writing or reading at this moment.
+//! Copies of memory that a peer may be writing or reading at the same time.
 //!
 //! Owns how such bytes are read and written. A peer's engine may be a thread of this process, so a
-//! plain copy of what it writes would be a data race: undefined behaviour, whatever the bytes mean.
-//! Never lends bytes and never orders anything: what a copy sees of a write that it races with is any
+//! plain copy of bytes that it writes would be a data race: undefined behaviour, whatever the bytes
+//! mean. Never lends bytes and never orders anything: a copy that races with a write gets any
 //! mixture of old and new bytes.
 //!
 //! To the compiler, each copy is relaxed atomic accesses of single bytes, in no particular order.

@@ -28,15 +28,16 @@ unsafe impl Send for MappedFile {}
 unsafe impl Sync for MappedFile {}
 
 impl MappedFile {
-    /// Maps `range` of a file; where it starts and ends need not fit pages.
+    /// Maps `range` of a file; its ends need not be page-aligned.
     ///
     /// # Safety
-    /// Until this value and all that was made of it are dropped, nobody changes these bytes of the
-    /// file, and nobody makes it shorter than the range's end: reading beyond the end of a file is a
+    /// Until this value and everything made of it are dropped, nobody changes these bytes of the
+    /// file, and nobody truncates it below the range's end: reading beyond the end of a file raises
     /// SIGBUS, which ends the process.
     ///
     /// # Errors
-    /// That of `mmap(2)`; `InvalidInput` for a range that is none or that memory cannot hold.
+    /// That of `mmap(2)`; `InvalidInput` for a range that ends before it starts or exceeds the
+    /// address space.
     ///
     /// # Example
     /// ```
@@ -59,10 +60,10 @@ impl MappedFile {
         let page = rustix::param::page_size() as u64;
         let before = usize::try_from(range.start % page).map_err(|_| invalid())?;
         let mapping_bytes = len.checked_add(before).ok_or_else(invalid)?;
-        // Writable, since devices register no other memory; private, so nothing reaches the file.
+        // Writable, as devices register only writable memory; private, so nothing reaches the file.
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let (flags, offset) = (MapFlags::PRIVATE, range.start - before as u64);
-        // SAFETY: a new mapping at an address of the kernel's choice takes nobody's memory.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory in use.
         let mapping = unsafe {
             mmap(std::ptr::null_mut(), mapping_bytes, protection, flags, file.as_fd(), offset)
         }?;

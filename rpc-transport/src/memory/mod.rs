@@ -1,4 +1,4 @@
-//! Memory that devices read and write: regions, buffers and their pools, memory of the user's.
+//! Memory that devices read and write: regions, buffers and their pools, and user memory.
 
 pub mod allocator;
 pub mod budget;

@@ -1,7 +1,7 @@
-//! Memory of the user's, handed over to be registered.
+//! User memory, handed over to be registered.
 //!
-//! Owns the promise of who else may use it: nobody ([`OwnedMemory::from_raw`]), or everybody, to read
-//! ([`OwnedMemory::from_raw_shared`]). Never touches the bytes.
+//! Owns the contract of who else may use it: nobody ([`OwnedMemory::from_raw`]), or anybody, for
+//! reading only ([`OwnedMemory::from_raw_shared`]). Never touches the bytes.
 #![allow(unsafe_code, reason = "addresses of memory that somebody else keeps")]
 
 use std::any::Any;
@@ -11,7 +11,8 @@ use std::ptr::NonNull;
 use crate::device::error::ProviderError;
 use crate::memory::region::{Access, MemoryRegion};
 
-/// User memory handed over for registration: stable address, and an owner that keeps it.
+/// User memory handed over for registration: its address is stable, and it owns what keeps the
+/// bytes alive.
 pub struct OwnedMemory {
     base: NonNull<u8>,
     len: usize,
@@ -20,13 +21,13 @@ pub struct OwnedMemory {
 }
 
 // SAFETY: `base` points into `owner`, which is Send + Sync and keeps the bytes; who may use them is
-// in the contracts of the two ways to make one.
+// in the contracts of the two constructors.
 unsafe impl Send for OwnedMemory {}
 // SAFETY: as above; shared access gives no access to the bytes.
 unsafe impl Sync for OwnedMemory {}
 
 impl OwnedMemory {
-    /// Hands over memory of any kind that belongs to nobody else.
+    /// Hands over memory of any kind that nobody else uses.
     ///
     /// # Safety
     /// `base..base+len` is initialised, readable and writable, stays where it is until `owner` is
@@ -39,8 +40,8 @@ impl OwnedMemory {
         Self { base, len, writable: true, owner }
     }
 
-    /// Hands over memory of any kind (a mapped file, say) to be sent from only: neither the device of
-    /// this process nor a peer may write it, so others may read it at the same time.
+    /// Hands over memory of any kind (a mapped file, say) that is only sent from: neither the
+    /// device of this process nor a peer may write it, so others may read it at the same time.
     ///
     /// # Safety
     /// `base..base+len` is initialised and readable, stays where it is until `owner` is dropped, and
@@ -60,10 +61,10 @@ impl OwnedMemory {
         Self { base: region.base(), len: region.len(), writable: false, owner }
     }
 
-    /// The memory, for a provider that registers it for such an access.
+    /// The parts of the memory, for a provider that registers it with `access`.
     ///
     /// # Errors
-    /// [`ProviderError::Unsupported`] when peers were to write what may only be read.
+    /// [`ProviderError::Unsupported`] when the access lets peers write read-only memory.
     pub fn into_parts(self, access: Access) -> Result<OwnedParts, ProviderError> {
         let Self { base, len, writable, owner } = self;
         if access.remote_write && !writable {
@@ -75,7 +76,7 @@ impl OwnedMemory {
     }
 }
 
-/// What [`OwnedMemory`] is made of.
+/// The parts of an [`OwnedMemory`].
 #[derive(Debug)]
 pub struct OwnedParts {
     /// First byte.
@@ -84,7 +85,7 @@ pub struct OwnedParts {
     pub len: usize,
     /// Whether the device may write it. If not, it is registered without that right.
     pub writable: bool,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     pub owner: Box<dyn Any + Send + Sync>,
 }
 

@@ -1,16 +1,16 @@
 //! Registered memory: protection domains, memory regions, and the pools that carve regions into
 //! buffers.
 //!
-//! Owns the rule of who may touch which bytes when. Never posts anything.
+//! Owns the rules of who may read and write which bytes when. Never posts anything.
 //!
 //! Invariants:
-//! 1. A [`Buffer`] is the only safe path to its bytes (so its region is not handed out), its region
-//!    has no remote access, and it is not `Clone`: whoever holds it may read and write. A posted buffer is inside the queue, so
-//!    nobody else can.
-//! 2. Bytes of a region that a peer may write are never lent as `&[u8]`. Whoever writes them is a
+//! 1. A [`Buffer`] is the only safe access to its bytes (so its region is not handed out), its
+//!    region has no remote access, and it is not `Clone`: its holder alone may read and write. A
+//!    posted buffer is owned by the queue, so nobody else can use it.
+//! 2. Bytes of a region that a peer may write are never lent as `&[u8]`. They may be written by a
 //!    device, the kernel, or an engine of this process on any thread; so this process reads and
-//!    writes them by the atomic copies of `copy` alone ([`MemoryRegion::copy_out`]), and they race
-//!    with nothing.
+//!    writes them only by the atomic copies of `copy` ([`MemoryRegion::copy_out`]), which race with
+//!    none of these.
 //! 3. A region's memory outlives every handle, and the device's guard is dropped (deregistration)
 //!    before the memory is freed.
 //! 4. A buffer returns to its pool exactly once, by `Drop`.
@@ -55,7 +55,7 @@ impl Access {
     }
 }
 
-/// What a device does for a protection domain.
+/// The operations of a device on a protection domain.
 pub trait DomainOps: Send + Sync + fmt::Debug {
     /// Allocates and registers `len_bytes` of zeroed, page-aligned memory.
     ///
@@ -97,8 +97,8 @@ impl ProtectionDomain {
         self.0.allocate(len_bytes, access)
     }
 
-    /// Registers memory that the caller owns; it is given back to the allocator when the last
-    /// handle of the region is gone.
+    /// Registers memory that the caller owns; its owner is dropped when the last handle of the
+    /// region is gone.
     ///
     /// # Errors
     /// See [`DomainOps::register`].
@@ -117,7 +117,7 @@ impl ProtectionDomain {
     }
 }
 
-/// The facts of a region, as a provider states them.
+/// The properties of a region, as its provider reports them.
 #[derive(Debug)]
 pub struct RegionParts {
     /// First byte.
@@ -138,7 +138,7 @@ pub struct RegionParts {
 
 struct RegionInner {
     parts: RegionParts,
-    /// What it takes of a budget, until it is gone.
+    /// Its share of a memory budget, held until the region is gone.
     charge: OnceLock<Reservation>,
     // Field order is drop order: deregister first, free the memory after (invariant 3).
     _registration: Box<dyn Any + Send + Sync>,
@@ -173,7 +173,7 @@ impl MemoryRegion {
         Self(Arc::new(RegionInner { parts, charge, _registration: registration, _memory: memory }))
     }
 
-    /// Keeps a reservation for as long as the memory, whoever holds that in the end. Once only.
+    /// Holds a reservation for as long as the memory exists. At most once.
     pub fn charge(&self, charge: Reservation) {
         let kept = self.0.charge.set(charge);
         debug_assert!(kept.is_ok(), "a region is charged once");
@@ -227,7 +227,7 @@ impl MemoryRegion {
         self.0.parts.base
     }
 
-    /// Copies bytes out, as they are at this moment; a peer may be writing them (invariant 2).
+    /// Copies bytes to `to`; a peer may be writing them meanwhile (invariant 2).
     ///
     /// # Panics
     /// When the span lies outside the region.
@@ -250,8 +250,7 @@ impl MemoryRegion {
         unsafe { copy::from_shared(from, to, len) };
     }
 
-    /// Appends `len` bytes to `to`, as they are at this moment; a peer may be writing them
-    /// (invariant 2).
+    /// Appends `len` bytes to `to`; a peer may be writing them meanwhile (invariant 2).
     ///
     /// # Panics
     /// When the span lies outside the region.
@@ -266,7 +265,7 @@ impl MemoryRegion {
         unsafe { to.set_len(end + len) };
     }
 
-    /// Plays the device of a peer: writes as its DMA would, for models that have no device.
+    /// Writes as the DMA of a peer's device would, for models that have no device.
     ///
     /// # Safety
     /// Nobody has been promised that the peer does not write these bytes, as
@@ -285,14 +284,14 @@ impl MemoryRegion {
         unsafe { copy::to_shared(from.as_ptr(), to, from.len()) };
     }
 
-    /// Handles that share the registration.
+    /// Number of handles that share the registration.
     #[cfg(any(test, feature = "model"))]
     #[must_use]
     pub fn handle_count(&self) -> usize {
         Arc::strong_count(&self.0)
     }
 
-    /// Whether both are handles of one registration.
+    /// Whether both are handles of the same registration.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -337,17 +336,17 @@ struct PoolInner {
     buffer_bytes: u32,
     count: u32,
     free: Mutex<Vec<u32>>,
-    /// Called when a buffer has come home, without any lock of the pool's.
+    /// Called when a buffer returns to the pool, without holding the pool's lock.
     on_home: Option<OnHome>,
 }
 
-/// What is to be done when a buffer has come home, on whatever thread dropped it.
+/// A callback for a buffer's return to its pool, on whatever thread dropped it.
 pub type OnHome = Box<dyn Fn() + Send + Sync>;
 
 /// A region carved into buffers of one size. Cloning shares the pool.
 ///
-/// Send and receive memory never share a pool: senders that take everything must not keep
-/// RECVs from being reposted.
+/// Send and receive memory never share a pool: senders that take every buffer must not keep RECVs
+/// from being reposted.
 #[derive(Clone)]
 pub struct BufferPool(Arc<PoolInner>);
 
@@ -365,7 +364,7 @@ impl BufferPool {
         Self::allocate_watched(domain, buffer_bytes, count, None)
     }
 
-    /// The same, and `on_home` is called for each buffer that comes home.
+    /// Like [`BufferPool::allocate`], and calls `on_home` for each buffer that returns to the pool.
     ///
     /// # Errors
     /// [`ProviderError::Resources`] from the allocation.
@@ -401,13 +400,13 @@ impl BufferPool {
         self.0.region.domain()
     }
 
-    /// Buffers in all.
+    /// Total number of buffers.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.0.count
     }
 
-    /// Buffers at home.
+    /// Number of free buffers.
     #[must_use]
     pub fn free_count(&self) -> usize {
         self.0.free.lock().len()
@@ -420,21 +419,21 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A uniquely owned registered buffer of a [`BufferPool`]; goes home on drop.
+/// A uniquely owned registered buffer of a [`BufferPool`]; returns to it on drop.
 pub struct Buffer {
     pool: Arc<PoolInner>,
     index: u32,
 }
 
 impl Buffer {
-    /// The region that the buffer lies in, for its keys. Not for users: a handle of the region is a
-    /// way around the buffers to their bytes.
+    /// The region of the buffer, for its keys. Not for users: a handle of the region would bypass
+    /// the buffers.
     #[must_use]
     pub(crate) fn region(&self) -> &MemoryRegion {
         &self.pool.region
     }
 
-    /// Local key of the region that the buffer lies in, for providers.
+    /// Local key of the buffer's region, for providers.
     #[must_use]
     pub fn lkey(&self) -> u32 {
         self.pool.region.lkey()

@@ -1,7 +1,7 @@
-//! Registered private memory: bytes of this process that its device may read where they lie.
+//! Registered private memory: bytes of this process that its device can read in place.
 //!
-//! Owns the registration beside the bytes, for senders that use the same memory many times. Never
-//! writes, and lets no peer near: the registration is for local access.
+//! Owns the registration together with the bytes, for senders that use the same memory many times.
+//! Never writes, and gives peers no access: the registration is local only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::memory::shared::SharedBytes;
 use crate::message::part::OutPart;
 
 /// Bytes of an owner of any type, registered in a protection domain. Cloning shares both; the
-/// registration ends, and the owner is dropped, with the last clone and the last part on its way.
+/// registration ends, and the owner is dropped, with the last clone and the last part in flight.
 #[derive(Clone)]
 pub struct RegisteredBytes {
     region: MemoryRegion,
@@ -20,7 +20,7 @@ pub struct RegisteredBytes {
 }
 
 impl RegisteredBytes {
-    /// Registers what `owner` gives as its bytes now.
+    /// Registers the bytes that `owner.as_ref()` returns now.
     ///
     /// # Errors
     /// [`ProviderError::Resources`]: the device has no room, or the memory cannot be registered

@@ -1,10 +1,10 @@
-//! Shared private memory: bytes of this process that stay as they are while anybody holds them.
+//! Shared private memory: bytes of this process that do not change while anybody holds them.
 //!
 //! Owns the pointer to the bytes of an owner behind an `Arc`, so that they can be sliced, sent and
 //! kept without naming the owner's type. Never writes.
 //!
 //! Invariants:
-//! 1. `base..base+len` is what `AsRef` gave once, of an owner that the `Arc` pins: nobody has
+//! 1. `base..base+len` is what `AsRef` returned once, of an owner that the `Arc` pins: nobody has
 //!    exclusive access to it while this handle lives, so the bytes neither move nor change.
 #![allow(unsafe_code, reason = "keeps the address of the owner's bytes beside the owner")]
 
@@ -29,7 +29,7 @@ unsafe impl Send for SharedBytes {}
 unsafe impl Sync for SharedBytes {}
 
 impl SharedBytes {
-    /// Shares what `owner` gives as its bytes now.
+    /// Shares the bytes that `owner.as_ref()` returns now.
     #[must_use]
     pub fn new<T: AsRef<[u8]> + Send + Sync + 'static>(owner: Arc<T>) -> Self {
         let bytes = (*owner).as_ref();

@@ -1,5 +1,5 @@
-//! Copies by relaxed atomic accesses of single bytes: what every copy of shared memory means, written
-//! so that miri can judge it, and for machines whose assembly is not known here.
+//! Copies by relaxed atomic accesses of single bytes: the meaning of every copy of shared memory,
+//! in a form that miri can check, and for targets without an assembly version.
 #![allow(unsafe_code, reason = "memory that others use at the same time")]
 
 use std::sync::atomic::{AtomicU8, Ordering};

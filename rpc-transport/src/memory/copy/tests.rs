@@ -7,7 +7,7 @@ use super::*;
 
 type Copy = unsafe fn(*const u8, *mut u8, usize);
 
-/// Every way there is, on this machine and on others.
+/// Every implementation, for this target and for others.
 const COPIES: [Copy; 6] =
     [from_shared, to_shared, between_shared, bytewise::from, bytewise::to, bytewise::between];
 
@@ -71,7 +71,7 @@ impl Shared {
     }
 }
 
-/// What miri is for: with plain copies this is a data race.
+/// For miri: with plain copies this is a data race.
 #[test]
 fn copies_that_race_give_each_byte_as_somebody_wrote_it() {
     let (here, there) = (Shared::new(), Shared::new());
