@@ -13,7 +13,7 @@ use crate::device::{ProviderError, Status};
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The address is not one.
+    /// The address is not valid.
     #[error(transparent)]
     Address(#[from] AddressError),
     /// Nothing listens there.
@@ -21,23 +21,23 @@ pub enum ConnectError {
         "nothing is listening at {address}: {reason}; start the server there, or correct the address"
     )]
     Refused {
-        /// Where.
+        /// The address.
         address: Address,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
     /// The host cannot be found or reached.
     #[error("cannot reach {address}: {reason}")]
     Unreachable {
-        /// Where.
+        /// The address.
         address: Address,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
     /// No answer in time.
     #[error("{address} did not answer within {after:?}")]
     TimedOut {
-        /// Where.
+        /// The address.
         address: Address,
         /// The limit.
         after: std::time::Duration,
@@ -45,7 +45,7 @@ pub enum ConnectError {
     /// The peer refused, with a reason.
     #[error("{address} refused the connection: {reason}")]
     Rejected {
-        /// Where.
+        /// The address.
         address: Address,
         /// The device's reason: the application refused, or its listener dropped the request.
         reason: String,
@@ -57,7 +57,7 @@ pub enum ConnectError {
     /// The peer's answer does not follow the protocol.
     #[error("{address} does not speak this protocol: {reason}")]
     Protocol {
-        /// Where.
+        /// The address.
         address: Address,
         /// What was wrong.
         reason: String,
@@ -82,23 +82,23 @@ pub enum ConnectError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// The address is not one.
+    /// The address is not valid.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// Somebody else listens there.
+    /// Another listener has the address.
     #[error("{address} is in use: {reason}")]
     InUse {
-        /// Where.
+        /// The address.
         address: Address,
-        /// What the system said, and what to do.
+        /// The error of the system, and what to do.
         reason: String,
     },
     /// The system refused.
     #[error("cannot listen at {address}: {reason}")]
     Failed {
-        /// Where.
+        /// The address.
         address: Address,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
     /// The scheme needs something that is not here.

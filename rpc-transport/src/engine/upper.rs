@@ -1,7 +1,7 @@
 //! The interface to the layer above: a pure state machine per connection.
 //!
 //! Owns the boundary between messages (here) and calls (`rpc-core`). The driver feeds a
-//! [`Protocol`] under the shard's lock and takes what must happen outside of it as *actions*:
+//! [`Protocol`] under the shard's lock and takes work that must run outside of it as *actions*:
 //! waking, running handlers, dropping user values. No user code runs inside a `Protocol`.
 
 use std::sync::Arc;

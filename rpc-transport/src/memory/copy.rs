@@ -5,12 +5,13 @@
 //! mean. Never lends bytes and never orders anything: a copy that races with a write gets any
 //! mixture of old and new bytes.
 //!
-//! To the compiler, each copy is relaxed atomic accesses of single bytes, in no particular order.
-//! On x86-64 and aarch64 the C library's `memcpy` does it, called from an assembly block through
-//! which the compiler cannot see: its loads and stores are what relaxed atomics compile to there. So
-//! it is as fast as [`std::ptr::copy_nonoverlapping`], which calls the same function. Elsewhere, and
-//! under miri, which finds races, bytes are copied one at a time. (Not by words: atomic accesses of
-//! different sizes may not race either, and two copies need not agree on where words begin.)
+//! In the memory model each copy is a series of relaxed atomic accesses of single bytes, in no
+//! particular order. On x86-64 and aarch64 the C library's `memcpy` does it, called from an
+//! assembly block that is opaque to the compiler: its loads and stores are what relaxed atomics
+//! compile to there. So it is as fast as [`std::ptr::copy_nonoverlapping`], which calls the same
+//! function. Elsewhere, and under miri, which finds races, bytes are copied one at a time. (Not by
+//! words: racing atomic accesses must have the same size, and two copies need not agree on where
+//! words begin.)
 //!
 //! Invariants:
 //! 1. While anybody may write memory, it is touched only by these functions, by atomics, and by the

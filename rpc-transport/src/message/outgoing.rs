@@ -108,7 +108,7 @@ pub struct OutBuf {
     tail: ManuallyDrop<Option<Box<Tail>>>,
 }
 
-/// The tail, and what belongs to it.
+/// The tail, its destination, and the offer of memory for the answer.
 #[derive(Default)]
 struct Tail {
     parts: Vec<OutPart>,

@@ -32,7 +32,7 @@ pub(super) enum InFlight {
 }
 
 impl InFlight {
-    /// The WRITE has completed: what must be dropped outside the lock.
+    /// The WRITE has completed: returns memory that must be dropped outside the lock.
     pub(super) fn complete(self) -> Option<Deferred> {
         match self {
             Self::Part(_part) => Some(Deferred::Part { _part }),

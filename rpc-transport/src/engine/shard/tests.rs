@@ -106,7 +106,7 @@ fn park(shard: &Shard<Simple>) -> Arc<Wakes> {
 async fn a_caller_that_spends_the_armed_event_wakes_the_sleeping_driver() {
     let (shard, key, qp) = shard("shard-spent").await;
     let wakes = park(&shard);
-    // The RECV is flushed: a completion that is not what the caller waits for.
+    // The RECV is flushed: a completion other than the one that the caller waits for.
     shard.lock().cq().modify_to_error(qp).unwrap();
     let waited = shard.with_progress(key, |_| (), |_, ()| Progress::<()>::Wait);
     assert!(matches!(waited, Some(((), None))));

@@ -59,7 +59,7 @@ proptest! {
 #[derive(Clone, Copy)]
 struct Shared(NonNull<u8>);
 
-// SAFETY: the tests use what it points to through the copies alone.
+// SAFETY: the tests access the pointed-to bytes by the copies alone.
 unsafe impl Send for Shared {}
 
 impl Shared {

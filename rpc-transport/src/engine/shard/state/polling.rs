@@ -141,7 +141,8 @@ impl<P: Protocol> State<P> {
         count
     }
 
-    /// Events wait until no completion is left: what arrived before a disconnect is delivered.
+    /// Handles all events. Called only when no completion is left, so that messages that arrived
+    /// before a disconnect are delivered.
     #[cold]
     fn on_events(&mut self, first: QpEvent) -> usize {
         let mut count = 1;
