@@ -16,7 +16,7 @@ pub enum CodecErrorKind {
         id: u8,
     },
     /// The codec is known, this build lacks it.
-    #[error("codec {} is not compiled in; enable the cargo feature `{}` of rpc-core",
+    #[error("codec {} is not compiled in; enable the cargo feature `{}` of rpc-over-rdma",
         .codec.name(), .codec.name())]
     NotCompiledIn {
         /// The codec.

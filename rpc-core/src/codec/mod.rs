@@ -56,7 +56,7 @@ pub use self::source::Tail;
 use self::source::{Cursor, Plain};
 
 #[cfg(not(any(feature = "bincode", feature = "postcard")))]
-compile_error!("rpc-core needs a codec: enable the feature `bincode` or `postcard`");
+compile_error!("rpc-over-rdma needs a codec: enable the feature `bincode` or `postcard`");
 
 /// Deepest nesting of containers (structs, enums, options, sequences, maps) in a message. Bounds
 /// the stack that a peer can make a decoder of recursive types use.
