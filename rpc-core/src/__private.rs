@@ -1,4 +1,4 @@
-//! What generated code is made of: `rpc_core::__private`.
+//! Support for the code that `#[service]` generates: `rpc_core::__private`.
 //!
 //! Owns the contract between `#[service]` and this crate. Public because generated code lives in
 //! the user's crate; not part of the API, and changes with the macro's version, which is pinned to
@@ -116,24 +116,24 @@ impl<E> PutError<E> for Missing {
 pub struct Incoming {
     message: Message,
     codec: Codec,
-    /// What arguments borrow that cannot be borrowed from the message.
-    // This and the last are dropped by `drop`, which finds at once that there is nothing: the fields'
-    // own would have to be called for that.
+    /// Memory for arguments that borrow, but cannot borrow from the message.
+    // `ManuallyDrop` here and on `extras`, because both are mostly empty: `drop` checks that
+    // inline, without a call to drop glue.
     scratch: ManuallyDrop<Scratch>,
     min_part_bytes: usize,
     extras: ManuallyDrop<Option<Box<Mutex<Extras>>>>,
 }
 
-/// What few requests bring, until it is used.
+/// Parts that few requests have, kept until they are used.
 #[derive(Debug, Default)]
 struct Extras {
-    /// The tail, for the arguments: an owner among them has it without a copy.
+    /// The tail, for the arguments: an argument that owns its bytes takes it without a copy.
     tail: Option<Payload>,
     /// A tail that is still arriving, for the arguments.
     stream: Option<PayloadStream>,
-    /// Memory of the caller's, for the tail of the reply.
+    /// The caller's memory for the tail of the reply.
     slot: Option<PeerSlot>,
-    /// What a large request takes of the server's budget, until its handler is done.
+    /// The memory that a large request takes from the server's budget until its handler is done.
     _charge: Option<Reservation>,
 }
 
@@ -146,12 +146,13 @@ fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
     any.then(|| Box::new(Mutex::new(extras)))
 }
 
-/// Copies what cannot be shared into a registered buffer of the connection whose handler runs.
+/// Copies bytes that cannot be shared into a registered buffer of the connection whose handler
+/// runs.
 fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
     Context::current().bulk_pool()?.copy_of(bytes)
 }
 
-/// Parts a request between the handler and its future.
+/// Splits a request into the handler's context and the part that its future owns.
 #[inline]
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
@@ -163,7 +164,7 @@ pub fn split(request: Request) -> (Context, Incoming) {
     (context, Incoming { message, codec, scratch, min_part_bytes, extras })
 }
 
-/// The handler for a position that no method has.
+/// The handler for a position that is out of range.
 pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Handler {
     let text = format!("service {} has no method at position {method}", service.name);
     Handler::ready(Reply::Status(Status::unimplemented(text)))
@@ -234,8 +235,8 @@ impl Incoming {
         shape.reply(self, method, error)
     }
 
-    /// Takes a large body from the server's budget, until it has left, and puts its tail on the way to
-    /// the caller's slot, if there is both.
+    /// Charges a large body to the server's budget until it has been sent. If it has a tail and the
+    /// caller gave a slot for one, the tail is written there.
     #[cold]
     fn large(&self, body: &mut OutBuf) -> Result<(), BudgetExhausted> {
         let bytes = body.total_len();
@@ -280,7 +281,8 @@ impl Incoming {
     }
 }
 
-/// What to do about bytes that are no value of the type: names of types are compared, not contents.
+/// Advice for bytes that are not a value of the type. The signature check does not find this: it
+/// compares the names of types, not their contents.
 const TYPES_DIFFER: &str = "; where the types of the two ends differ, bring both up to date";
 
 #[cold]
@@ -300,7 +302,7 @@ fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -
     })
 }
 
-/// The handler has run, so the caller must not just try again.
+/// Not marked as retryable: the handler has run.
 #[cold]
 fn no_memory(method: &'static MethodDescriptor, bytes: u64, reason: &BudgetExhausted) -> Reply {
     Reply::Status(Status::resource_exhausted(format!(
@@ -324,7 +326,7 @@ where
     decode_plain::<T, H>
 }
 
-/// The same for a method with an error type of its own.
+/// The same for a method with its own error type.
 #[inline]
 pub fn result<T, E, H, F>(_shape: H, _error: F) -> fn(ReplyParts) -> Result<T, CallError<E>>
 where
@@ -349,7 +351,7 @@ where
     }
 }
 
-/// Decodes the reply of a method with an error type of its own.
+/// Decodes the reply of a method with its own error type.
 ///
 /// # Errors
 /// That error, or the status that the call ended with.
@@ -385,7 +387,7 @@ where
     let tail = if into.is_some() || !message.is_plain() {
         take_tail(&mut message, into)
     } else {
-        // None, as was seen.
+        // `None` in this branch; `forget` spares the drop glue.
         std::mem::forget(into);
         None
     };
@@ -407,7 +409,7 @@ fn take_tail<'de>(message: &mut Message, into: Option<Box<BulkMut>>) -> Option<T
     }
 }
 
-/// What arrived, in the buffer that it was to arrive in, if it has room.
+/// The tail, copied into the caller's buffer if there is one that is large enough.
 #[cold]
 fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
     match (into, usize::try_from(tail.len())) {

@@ -1,12 +1,11 @@
-//! What a handler may know about the call it serves.
+//! The context of a call: what its handler may ask about it.
 //!
-//! Owns the context of the running handler: deadline, metadata, peer, method. It is current only
-//! while the handler is polled, on whatever thread that happens; calls made meanwhile inherit the
-//! deadline.
+//! Owns the context of the running handler: deadline, metadata, peer, method. It is thread-local
+//! and set only while the handler is polled; calls made meanwhile inherit the deadline.
 //!
 //! Invariants:
-//! 1. [`Scoped`] makes its context current for exactly the time of a poll and puts back what was
-//!    current before, also when the poll panics; so handlers may nest.
+//! 1. [`Scoped`] makes its context current for exactly the time of a poll, then restores the
+//!    previous one, also when the poll panics; so handlers may nest.
 //! 2. A context is two reference counts at most: making, moving and dropping one never allocates.
 
 use std::cell::RefCell;
@@ -29,16 +28,16 @@ thread_local! {
     static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
 }
 
-/// What calls of a connection may use of it.
+/// What a connection offers to the calls on it.
 #[derive(Debug)]
 pub(crate) struct ConnectionContext {
-    /// Who is at the other end.
+    /// The peer's identity.
     pub(crate) identity: Arc<PeerIdentity>,
     /// Registered buffers.
     pub(crate) bulk: BulkPool,
-    /// Byte strings of at least so many bytes travel beside the body.
+    /// Byte strings of at least this many bytes are sent beside the body.
     pub(crate) min_part_bytes: usize,
-    /// What large messages of the connection are taken from.
+    /// The memory budget that large messages of the connection are charged to.
     pub(crate) memory: MemoryBudget,
 }
 
@@ -51,7 +50,7 @@ pub struct Context {
     method: Option<&'static MethodDescriptor>,
 }
 
-/// What is known of the caller.
+/// What is known about the caller.
 #[derive(Clone, Default)]
 enum Caller {
     #[default]
@@ -70,7 +69,7 @@ impl Context {
 
     /// The context of the handler that is being polled on this thread.
     ///
-    /// A task that a handler spawns has none of its own: hand one to it with [`Context::scope`].
+    /// A task that a handler spawns has no context unless it is run in [`Context::scope`].
     #[must_use]
     pub fn try_current() -> Option<Self> {
         Self::peek(Self::clone)
@@ -85,7 +84,7 @@ impl Context {
 
     #[inline]
     fn peek<T>(look: impl FnOnce(&Self) -> T) -> Option<T> {
-        // A thread that is being torn down has no context.
+        // A thread whose thread-locals are already destroyed has no context.
         CURRENT.try_with(|current| current.borrow().as_ref().map(look)).ok().flatten()
     }
 
@@ -118,7 +117,7 @@ impl Context {
         self
     }
 
-    /// What a server knows of a call.
+    /// The context of a call that a server has received.
     #[inline]
     pub(crate) fn of_call(
         deadline: Option<Instant>,
@@ -142,7 +141,7 @@ impl Context {
         self
     }
 
-    /// When the caller stops waiting; `None`: never.
+    /// When the caller stops waiting. `None`: never.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
@@ -160,7 +159,7 @@ impl Context {
         &self.metadata
     }
 
-    /// Who calls, as far as the transport knows.
+    /// The caller, as far as the transport knows it.
     #[must_use]
     pub fn peer(&self) -> Option<&Arc<PeerIdentity>> {
         match &self.caller {
@@ -170,8 +169,8 @@ impl Context {
         }
     }
 
-    /// Registered buffers of the connection that the call came over: a [`Bulk`](crate::Bulk) in the
-    /// reply that was filled in one of them goes out without a copy. `None` outside a handler.
+    /// Registered buffers of the connection that the call came over. A [`Bulk`](crate::Bulk) in the
+    /// reply that was filled in one of them is sent without a copy. `None` outside a handler.
     ///
     /// ```
     /// use rpc_core::{Bulk, Context};
@@ -198,10 +197,10 @@ impl Context {
         }
     }
 
-    /// From how many bytes on a byte string of the reply travels beside its body.
+    /// From this length on, bytes, a byte string of the reply is sent beside its body.
     #[inline]
-    /// Takes bytes of what there is for large messages of the connection whose handler is being
-    /// polled on this thread; `None` outside of one.
+    /// Reserves bytes of the memory budget of the connection whose handler is being polled on this
+    /// thread; `None` outside a handler.
     pub(crate) fn reserve(bytes: u64) -> Option<Result<Reservation, BudgetExhausted>> {
         Self::peek(|context| match &context.caller {
             Caller::Connected(connection) => Some(connection.memory.reserve(bytes)),
@@ -254,12 +253,12 @@ pin_project_lite::pin_project! {
     pub struct Scoped<F> {
         #[pin]
         future: F,
-        // Its own, except while `future` is polled: then the one that was current before.
+        // The task's context; while `future` is polled, the one that was current before.
         context: Option<Context>,
     }
 }
 
-/// Puts the previous context back, and this one into its place, however the poll ends.
+/// Drop guard: swaps the two contexts back, also when the poll panics.
 struct Restore<'a>(&'a mut Option<Context>);
 
 impl Drop for Restore<'_> {
@@ -269,8 +268,8 @@ impl Drop for Restore<'_> {
     }
 }
 
-/// Makes a context current and leaves the one before in its place; without effect on a thread that
-/// is being torn down.
+/// Swaps `context` with the current one. Does nothing on a thread whose thread-locals are already
+/// destroyed.
 #[inline]
 fn swap(context: &mut Option<Context>) {
     let _ = CURRENT.try_with(|current| std::mem::swap(&mut *current.borrow_mut(), context));

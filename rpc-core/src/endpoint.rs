@@ -1,7 +1,8 @@
-//! A session under the transport's driver, and the actions that leave it.
+//! Adapts a session to the transport's driver.
 //!
 //! Owns the translation between [`Session`] (pure, `rpc-core`) and [`Protocol`] (the transport's
-//! view of the layer above). Lives under the shard's lock: no user code here.
+//! view of the layer above). Runs under the shard's lock, so it never calls user code: work for
+//! outside the lock leaves as an [`Action`].
 
 pub(crate) mod room;
 
@@ -34,54 +35,55 @@ pub(crate) type RpcShard = Shard<RpcEndpoint>;
 pub(crate) struct RpcEndpoint {
     pub(crate) session: Session<Waker, AbortHandle>,
     connection_context: Arc<ConnectionContext>,
-    /// Largest message that the other end takes, bytes.
+    /// Largest message that the peer accepts, bytes.
     max_message_bytes: u64,
     pub(crate) room: Room,
     when_full: WhenFull,
-    /// There may be an action that is not the session's.
+    /// `poll_news` may have an action (one that does not come from the session).
     has_news: bool,
-    /// The connection has ended and nobody has been told.
+    /// The connection has ended, and no action has reported it yet.
     ended: bool,
-    /// Why a connection that was set up has ended, until that is told.
+    /// Why an established connection has ended, until an action has reported it.
     cause: Option<CloseCause>,
     is_established: bool,
-    /// Its place among the server's connections.
+    /// Permit that counts against the server's `max_connections`.
     place: Option<OwnedSemaphorePermit>,
-    /// Its QP is gone.
+    /// The QP has been destroyed.
     released: bool,
 }
 
-/// Longest header of a request without metadata, bytes: deadline, signature, metadata's length.
+/// Longest header of a request, bytes: fixed header, deadline, signature, length of the metadata.
 const REQUEST_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 8 + 8 + 2;
-/// Longest header of a response, bytes: the length of a status's details.
+/// Longest header of a response, bytes: fixed header and length of a status's details.
 const RESPONSE_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 4;
 
-/// What must happen outside the shard's lock.
+/// Work to be done outside the shard's lock.
 pub(crate) enum Action {
-    /// A caller's outcome is there.
+    /// Wake a waiting task: a call has its outcome, or there is room for a reply.
     Wake(Waker),
     /// A call has arrived.
     Request(Incoming, Arc<ConnectionContext>),
-    /// A running handler's caller is gone.
+    /// Stop a handler: its caller is gone.
     Abort(AbortHandle),
-    /// The connection has nothing in flight any more after a go-away, or its queue pair is gone: its
-    /// place then is free, and who waits for one is woken where it is dropped.
+    /// After a go-away nothing is in flight any more, or the queue pair is gone. In the latter case
+    /// the permit is here; dropping it wakes a task that waits for one, so it is dropped outside
+    /// the lock.
     Settled(Option<OwnedSemaphorePermit>),
-    /// The connection has ended.
+    /// An established connection has ended.
     Ended(Box<Ended>),
 }
 
-/// The end of a connection that was set up.
+/// How an established connection ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     peer: Arc<PeerIdentity>,
     cause: CloseCause,
-    /// Its place, if its queue pair is gone by then.
+    /// The connection's permit, if its queue pair is gone already.
     _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Ended {
-    /// Logs it: what somebody has wished for less loudly than what was lost.
+    /// Logs the end: a close that either side asked for at a lower level than a failure.
     pub(crate) fn log(&self) {
         let Self { peer, cause, .. } = self;
         match cause {
@@ -89,7 +91,7 @@ impl Ended {
             CloseCause::Peer(_) | CloseCause::DriverGone => {
                 tracing::info!(?peer, %cause, "connection ended");
             }
-            // The shard has logged which rule it was.
+            // The shard has already logged which rule was broken.
             CloseCause::Protocol(_) => tracing::debug!(?peer, %cause, "connection ended"),
             _ => tracing::warn!(?peer, %cause, "connection ended"),
         }
@@ -126,7 +128,7 @@ impl RpcEndpoint {
         }
     }
 
-    /// Who is at the other end.
+    /// The peer's identity.
     pub(crate) fn identity(&self) -> &Arc<PeerIdentity> {
         &self.connection_context.identity
     }
@@ -143,14 +145,14 @@ impl RpcEndpoint {
         }
     }
 
-    /// Holds a place until the QP has been destroyed.
+    /// Holds a connection permit until the QP has been destroyed.
     pub(crate) fn holding(mut self, place: OwnedSemaphorePermit) -> Self {
         self.place = Some(place);
         self
     }
 
-    /// Says why a request with so many bytes of metadata and arguments cannot be sent to this peer,
-    /// if it cannot.
+    /// Why a request with this many bytes of metadata and arguments is too large for this peer;
+    /// `None` if it is not.
     pub(crate) fn request_too_large(&self, metadata: usize, body: u64) -> Option<String> {
         if body.saturating_add(REQUEST_HEADER_BYTES + metadata as u64) <= self.max_message_bytes {
             return None;
@@ -159,7 +161,8 @@ impl RpcEndpoint {
         Some(too_large(body, takes, "server"))
     }
 
-    /// Says why a reply of `body` bytes cannot be sent to this peer, if it cannot. Its client reads it.
+    /// Why a reply of `body` bytes is too large for this peer; `None` if it is not. The text is
+    /// sent to the client.
     #[cold]
     pub(crate) fn reply_too_large(&self, body: u64) -> Option<String> {
         if body.saturating_add(RESPONSE_HEADER_BYTES) <= self.max_message_bytes {
@@ -168,7 +171,7 @@ impl RpcEndpoint {
         Some(too_large(body, self.max_message_bytes, "client"))
     }
 
-    /// Whether a reply of `body` bytes needs no closer look than that it does not.
+    /// Fast path: whether a reply of `body` bytes can be sent without checking size and queue.
     #[inline]
     pub(crate) fn reply_passes(&self, body: u64) -> bool {
         self.room.passes(body.saturating_add(RESPONSE_HEADER_BYTES))
@@ -180,18 +183,18 @@ impl RpcEndpoint {
         self.room.passes(body.saturating_add(REQUEST_HEADER_BYTES + metadata as u64))
     }
 
-    /// What becomes of a message that finds the queue full.
+    /// What to do with a message that finds the queue full.
     pub(crate) fn when_full(&self) -> WhenFull {
         self.when_full
     }
 
-    /// What large messages of the connection are taken from.
+    /// The memory budget that large messages of the connection are charged to.
     pub(crate) fn memory(&self) -> &MemoryBudget {
         &self.connection_context.memory
     }
 
-    /// A reply has left the hands of its handler, or never will. Gives a waker to be dropped outside
-    /// of the lock.
+    /// The reply no longer waits for room: it was queued, or never will be. Returns its waker, to
+    /// be dropped outside the lock.
     pub(crate) fn forget_waiting(&mut self, id: IncomingId) -> Option<Waker> {
         let waker = self.room.forget(id);
         self.has_news |= self.room.has_wakes();
@@ -204,18 +207,18 @@ impl RpcEndpoint {
             return Some(Action::Wake(waker));
         }
         self.has_news = false;
-        // Not `then_some`, which would make and drop an action each time.
+        // Not `then_some`, which would make and drop an action every time.
         if std::mem::take(&mut self.ended) { Some(self.told_of_end()) } else { None }
     }
 
-    /// Bytes that a reply to this peer may have.
+    /// Longest body of a reply to this peer, bytes.
     pub(crate) fn reply_room(&self) -> usize {
         let room = self.max_message_bytes.saturating_sub(RESPONSE_HEADER_BYTES);
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 }
 
-/// `end` is who would have to take it.
+/// The text for a message that is too large. `end` is the side that would receive it.
 #[cold]
 fn too_large(body: u64, takes: u64, end: &str) -> String {
     format!(
@@ -255,8 +258,8 @@ impl Protocol for RpcEndpoint {
     }
 
     fn on_refused(&mut self, tag: u64, error: &SubmitError) {
-        // Sizes are checked before (`request_too_large`, `reply_room`), so what remains is a link
-        // that is closing, which ends every call anyhow.
+        // Sizes were checked before (`request_too_large`, `reply_room`), so the link must be
+        // closing, which ends every call anyhow.
         tracing::debug!(tag, %error, "the link did not take a message");
     }
 
@@ -319,7 +322,7 @@ impl Protocol for RpcEndpoint {
     }
 }
 
-/// The link's answer in the session's words.
+/// Converts the link's answer to the session's type.
 pub(crate) fn revoked(answer: link::Revoked<()>) -> Revoked {
     match answer {
         link::Revoked::Whole(()) => Revoked::Whole,

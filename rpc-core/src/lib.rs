@@ -16,31 +16,31 @@
 //!     }
 //! }
 //!
-//! let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://docs").await?;
-//! tokio::spawn(server.serve());
-//! let greeter = GreeterClient::connect("mem://docs").await?;
+//! let server =
+//! Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://docs").await?;
+//! tokio::spawn(server.serve()); let greeter = GreeterClient::connect("mem://docs").await?;
 //! assert_eq!(greeter.greet("Ada").await?, "Good day, Ada");
 //! # Ok(()) }
 //! ```
 //!
 //! # Addresses
 //!
-//! `auto://host:port` (the best way to that host), `shm://name`, `shm:///path`, `tcp://host:port`,
-//! `rdma://host:port` (feature `verbs`), `mem://name` (this process). The program is the same on all
-//! of them; [`Channel::path`] says which way `auto://` took, and why.
+//! `auto://host:port` (the best transport to that host), `shm://name`, `shm:///path`,
+//! `tcp://host:port`, `rdma://host:port` (feature `verbs`), `mem://name` (this process). A program
+//! works the same on all of them; [`Channel::path`] says which one `auto://` chose, and why.
 //!
 //! # What the macro makes
 //!
-//! From a trait `Greeter`, [`macro@service`] makes `GreeterServer` (`new`, `from_arc`), `GreeterClient`
-//! (`connect`, `new` and `From<Channel>`, `channel`, and the methods) and `GreeterBlockingClient` for
-//! programs without a runtime. A method's call is a future with a builder: [`Call::timeout`],
-//! [`Call::metadata`], [`Call::into`], [`Call::start`].
+//! From a trait `Greeter`, [`macro@service`] makes `GreeterServer` (`new`, `from_arc`),
+//! `GreeterClient` (`connect`, `new` and `From<Channel>`, `channel`, and the methods) and
+//! `GreeterBlockingClient` for programs without a runtime. A method's call is a future with a
+//! builder: [`Call::timeout`], [`Call::metadata`], [`Call::into`], [`Call::start`].
 //!
 //! # Errors
 //!
 //! A method `-> T` gives its caller `Result<T, Status>`; `-> Result<T, E>` gives
-//! `Result<T, CallError<E>>`, which is the user's own error or a [`Status`]. A status has one of gRPC's
-//! codes, a text that says what to do, and says whether the call may be tried again
+//! `Result<T, CallError<E>>`, which is the user's own error or a [`Status`]. A status has one of
+//! gRPC's codes, a text that says what to do, and says whether the call may be tried again
 //! ([`Status::is_retryable`]). A handler that panics answers `Internal`, and the connection lives.
 //!
 //! # Deadlines and cancellation
@@ -65,21 +65,21 @@
 //!
 //! # Large payloads
 //!
-//! Byte strings of 8 KiB and more ([`Bulk`], [`bytes::Bytes`], `Vec<u8>`, `&[u8]`) travel beside the
-//! message, by one-sided WRITE into memory that the receiver has announced. [`BulkReader`] reads a
-//! payload of any length while it arrives. [`BulkPool`] gives memory that is sent from where it lies.
+//! Byte strings of 8 KiB and more ([`Bulk`], [`bytes::Bytes`], `Vec<u8>`, `&[u8]`) are sent beside
+//! the message, by RDMA WRITE into memory that the receiver has announced. [`BulkReader`] reads a
+//! payload of any length while it arrives. [`BulkPool`] gives memory that is sent without a copy.
 //!
 //! # Layers
 //!
 //! A server takes anything that implements [`service::Dispatch`], so a layer is a `Dispatch` around
-//! another: it looks at the request's [`Context`], answers by itself or calls the inner one. An
+//! another: it reads the request's [`Context`], and replies itself or calls the inner one. An
 //! example is at [`service::Dispatch`].
 //!
 //! # Testing
 //!
-//! `mem://name` connects a client and a server inside one process, over the same engine. A handler
-//! alone is tested with [`Context::scope`], which gives it the deadline, metadata and peer of your
-//! choice.
+//! `mem://name` connects a client and a server inside one process, over the same engine. To test a
+//! handler without a connection, use [`Context::scope`], which gives it the deadline, metadata and
+//! peer of your choice.
 //!
 //! # Features
 //!
@@ -92,13 +92,13 @@
 //!
 //! # Limits
 //!
-//! Linux only. A message has at most 64 MiB unless [`LinkConfig::max_message_bytes`] says otherwise,
-//! and needs room in `assembly_bytes` unless it is read as a [`BulkReader`]. Types are compared by
-//! name, not by content: change a struct by a new method, or a new version of the method. No sequence
-//! of safe calls, and no peer, causes undefined behaviour; what a hostile process of the same user can
-//! do over shared memory stands in `docs/design.md`, section 8.
+//! Linux only. A message has at most 64 MiB unless [`LinkConfig::max_message_bytes`] says
+//! otherwise, and needs room in `assembly_bytes` unless it is read as a [`BulkReader`]. Types are
+//! compared by name, not by content: when you change a struct, add a method or raise the method's
+//! version. No sequence of safe calls, and no peer, causes undefined behaviour; `docs/design.md`,
+//! section 8, says what a hostile process of the same user can do over shared memory.
 
-// The macro's paths in this crate's own tests.
+// Generated code names `rpc_core`; this makes it resolve in this crate's own tests.
 #[cfg(test)]
 extern crate self as rpc_core;
 
@@ -179,5 +179,5 @@ pub use rpc_macros::service;
 
 /// Byte strings that are cheap to clone, as arguments and results.
 pub use bytes;
-/// What argument and result types implement.
+/// The traits that argument and result types implement.
 pub use serde;

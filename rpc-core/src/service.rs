@@ -1,7 +1,7 @@
-//! What a service looks like from outside: its methods, and how a request becomes a reply.
+//! The interface of a service: its methods, and how a request becomes a reply.
 //!
-//! Owns the identity of methods and the seam between generated dispatch and the server. Never
-//! knows connections: a [`Request`] comes from a session or from a test.
+//! Owns the interface between generated dispatch and the server. Knows nothing of connections: a
+//! [`Request`] comes from a session or from a test.
 
 pub(crate) mod method;
 
@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::server::handler::Handler;
 use crate::status::Status;
 
-/// What both sides know of a service. Lives in a `static` of the generated code.
+/// Describes a service to both sides. Lives in a `static` of the generated code.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ServiceDescriptor {
@@ -47,8 +47,9 @@ impl ServiceDescriptor {
 /// When two have the same.
 #[doc(hidden)]
 pub const fn assert_distinct_ids<const N: usize>(names: [&str; N]) {
-    // A hash table, so that a thousand methods stay within what compilers evaluate: of each bucket
-    // the position behind its first method, and of each method that of the next in its bucket.
+    // A hash table with chaining, so that a thousand methods stay within the compiler's limit for
+    // constant evaluation. Positions are stored plus one; 0 ends a chain. `first` has the first
+    // method of each bucket, `next` the next method in the same bucket.
     let (mut first, mut next, mut ids) = ([0; N], [0; N], [0; N]);
     let mut at = 0;
     while at < N {
@@ -104,7 +105,7 @@ pub const fn assert_distinct_ids<const N: usize>(names: [&str; N]) {
 /// # Ok(()) }
 /// ```
 pub trait Dispatch: Send + Sync + 'static {
-    /// What the service offers.
+    /// The service's name and methods.
     fn descriptor(&self) -> &'static ServiceDescriptor;
 
     /// Starts the method at that position of the descriptor's list. Decoding happens when the
@@ -118,21 +119,21 @@ pub trait Dispatch: Send + Sync + 'static {
 pub struct Request {
     /// The encoded arguments.
     pub message: Message,
-    /// What they are encoded with; the reply uses the same.
+    /// The codec of the arguments; the reply uses the same.
     pub codec: Codec,
-    /// What the handler may know.
+    /// The call's deadline, metadata, peer and method.
     pub context: Context,
 }
 
 impl Request {
-    /// Puts a request together.
+    /// Makes a request.
     #[must_use]
     pub fn new(message: Message, codec: Codec, context: Context) -> Self {
         Self { message, codec, context }
     }
 }
 
-/// What kind of body a reply has, and so how it is read.
+/// The kind of body that a reply has, which decides how to decode it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyKind {
     /// The body is the result.
@@ -141,7 +142,7 @@ pub enum ReplyKind {
     UserError,
 }
 
-/// What a handler ends with.
+/// The outcome of a handler.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Reply {
@@ -156,13 +157,13 @@ pub enum Reply {
 /// A reply as a client sees it.
 #[non_exhaustive]
 pub struct ReplyParts {
-    /// What the body is encoded with.
+    /// The codec of the body.
     pub codec: Codec,
     /// The method that was called.
     pub method: &'static MethodDescriptor,
     /// The reply, or why there is none.
     pub outcome: Result<(ReplyKind, Message), Status>,
-    /// Where the reply's payload shall lie.
+    /// The buffer to receive the reply's payload in.
     pub(crate) into: Option<Box<BulkMut>>,
 }
 
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn hashes_are_fnv_1a() {
-        // The published test values of the function.
+        // Published test values of FNV-1a.
         assert_eq!(method_id(""), 0x811c_9dc5);
         assert_eq!(method_id("a"), 0xe40c_292c);
         assert_eq!(method_id("foobar"), 0xbf9c_f968);

@@ -1,14 +1,15 @@
 //! Large byte strings: [`Bulk`], which travels by reference.
 //!
 //! Owns the type that users put into their argument and result types, whatever memory is behind
-//! it: a `Vec` or [`Bytes`], a buffer of a connection's [`BulkPool`], memory that was registered
-//! once, or what arrived from a peer. Never copies on the way out; where the device writes from
-//! other memory than this, the transport stages it.
+//! it: a `Vec` or [`Bytes`], a buffer of a connection's [`BulkPool`], memory that the user
+//! registered, or bytes that arrived from a peer. Never copies when sending; if the device can send
+//! only from registered memory, the transport copies into a staging buffer.
 //!
 //! Invariants:
-//! 1. The bytes of a *private* one do not change while any handle of it lives.
-//! 2. The bytes of a *remote* one lie in memory that its sender can still write. They are copied
-//!    out, never lent: what was copied does not change, what is copied later may differ.
+//! 1. The bytes of a *private* `Bulk` do not change while any handle of it lives.
+//! 2. The bytes of a *remote* `Bulk` lie in memory that its sender can still write. They are copied
+//!    out, never lent: what was copied does not change, but a second copy may differ from the
+//!    first.
 
 pub(crate) mod handoff;
 mod pool;
@@ -40,18 +41,18 @@ pub use self::slot::{Landing, ReplySlot};
 
 /// An owned string of bytes of any length that is cheap to clone, to slice and to send.
 ///
-/// It may stand anywhere in an argument or result type. Below the channel's
-/// [`min_part_bytes`](crate::ChannelBuilder::min_part_bytes) its bytes travel with the others of
-/// the message, above it they go from where they lie into memory that the receiver has announced.
-/// The encoding is the one of a byte string, whichever way it travels: `Bulk`, `Vec<u8>`, `&[u8]`
-/// and [`Bytes`] are one to the other side.
+/// It may be used anywhere in an argument or result type. Below the channel's
+/// [`min_part_bytes`](crate::ChannelBuilder::min_part_bytes) its bytes are copied into the message;
+/// from that length on they are sent without a copy into memory that the receiver has announced.
+/// Either way it is encoded as a byte string: to the other side `Bulk`, `Vec<u8>`, `&[u8]` and
+/// [`Bytes`] are the same.
 ///
 /// In other serde formats a `Bulk` is plain bytes.
 ///
 /// # Private and remote
-/// One that was made here is *private*: [`as_slice`](Bulk::as_slice) gives its bytes. One that
-/// arrived may be *remote*: it lies in memory that its sender could still write, and holds part of
-/// what the peer needs to send on. Copy from it ([`read_at`](Bulk::read_at),
+/// A `Bulk` made in this process is *private*: [`as_slice`](Bulk::as_slice) gives its bytes. One
+/// that arrived may be *remote*: it lies in memory that its sender could still write, and that the
+/// peer needs back to send more. Copy from it ([`read_at`](Bulk::read_at),
 /// [`copy_to`](Bulk::copy_to), [`to_vec`](Bulk::to_vec), [`reader`](Bulk::reader),
 /// [`write_to`](Bulk::write_to)), and drop it soon; to keep it, [`detach`](Bulk::detach) it.
 ///
@@ -82,7 +83,7 @@ enum Memory {
 }
 
 impl Bulk {
-    /// One without bytes.
+    /// An empty one.
     #[must_use]
     pub const fn new() -> Self {
         Self(Memory::Shared(Bytes::new()))
@@ -119,7 +120,7 @@ impl Bulk {
         let Range { start: from, end } = range;
         let len = self.len();
         assert!(from <= end && end <= len, "slice {from}..{end} of a bulk of {len}");
-        // What lies in one piece of memory has lengths that fit.
+        // The length of a single piece of memory fits a `usize`.
         let part = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
         Self(match &self.0 {
             Memory::Shared(bytes) => Memory::Shared(bytes.slice(part(from)..part(end))),
@@ -141,8 +142,8 @@ impl Bulk {
         matches!(&self.0, Memory::Received(payload) if !payload.is_private())
     }
 
-    /// The bytes, if they are private and in one piece; what was made here or
-    /// [detached](Bulk::detach) is.
+    /// The bytes, if they are private and contiguous. They are if the `Bulk` was made in this
+    /// process or [detached](Bulk::detach).
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         match &self.0 {
@@ -153,8 +154,8 @@ impl Bulk {
         }
     }
 
-    /// What arrived, as the transport knows it: with an unsafe way to a remote one's bytes that
-    /// needs no copy, for peers that are trusted as this process is.
+    /// The transport's [`Payload`], if this arrived from a peer. It has an unsafe method that lends
+    /// a remote one's bytes without a copy, for peers that are trusted as much as this process.
     #[must_use]
     pub fn as_payload(&self) -> Option<&Payload> {
         match &self.0 {
@@ -173,7 +174,8 @@ impl Bulk {
         self.read_at(0, to);
     }
 
-    /// Copies bytes from `offset` on, as many as there are and `to` takes; how many, 0 at the end.
+    /// Copies bytes from `offset` on into `to`. Returns how many: less than `to.len()` near the
+    /// end, 0 at it.
     pub fn read_at(&self, offset: u64, to: &mut [u8]) -> usize {
         let left = self.len().saturating_sub(offset);
         let count = usize::try_from(left).map_or(to.len(), |left| left.min(to.len()));
@@ -201,7 +203,7 @@ impl Bulk {
         }
     }
 
-    /// All bytes as a `Vec`; free of copying when they are private and nobody else holds them.
+    /// All bytes as a `Vec`; without a copy if they are private and there is no other handle.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
@@ -211,7 +213,7 @@ impl Bulk {
         }
     }
 
-    /// All bytes as [`Bytes`]: a copy of a remote one, else without one.
+    /// All bytes as [`Bytes`]; copied only if remote.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         match &self.0 {
@@ -237,8 +239,8 @@ impl Bulk {
         }
     }
 
-    /// A private one in one piece, to be kept: itself, or a copy, and what this handle held of the
-    /// peer's room is given back at once.
+    /// A private, contiguous `Bulk` to keep: itself, or a copy if it is remote. After a copy this
+    /// handle no longer holds memory that the peer needs to send more.
     #[must_use]
     pub fn detach(self) -> Self {
         if self.as_slice().is_some() { self } else { Self::from(self.to_vec()) }
@@ -269,10 +271,10 @@ impl Bulk {
         Ok(())
     }
 
-    /// The buffer to fill anew, if this is all of one from a pool and nobody else holds it.
+    /// The pool's buffer, to be filled again, if this is all of one and there is no other handle.
     ///
     /// # Errors
-    /// Itself, if it is not.
+    /// This `Bulk`, unchanged, otherwise.
     pub fn try_into_mut(self) -> Result<BulkMut, Self> {
         let Memory::Pooled { buffer, start: 0, len } = self.0 else { return Err(self) };
         match Arc::try_unwrap(buffer) {
@@ -281,7 +283,7 @@ impl Bulk {
         }
     }
 
-    /// Makes the bytes the next of the message's tail.
+    /// Appends the bytes to the message's tail.
     pub(crate) fn push_to(&self, out: &mut OutBuf) {
         match &self.0 {
             Memory::Shared(bytes) => out.push_tail(OutPart::shared(Arc::new(bytes.clone()))),
@@ -302,7 +304,7 @@ impl Bulk {
     }
 }
 
-/// One whose `as_slice` gives something.
+/// A `Bulk` whose `as_slice` is `Some`.
 struct Private(Bulk);
 
 impl AsRef<[u8]> for Private {
@@ -366,7 +368,7 @@ impl From<MappedFile> for Bulk {
     }
 }
 
-/// What arrived beside a message.
+/// Wraps the tail of a received message.
 impl From<Payload> for Bulk {
     fn from(payload: Payload) -> Self {
         Self(Memory::Received(payload))
@@ -380,7 +382,7 @@ impl From<RegisteredBytes> for Bulk {
     }
 }
 
-/// By the bytes; those of a remote one are copied for it.
+/// Compares the bytes; those of a remote one are copied first.
 impl PartialEq for Bulk {
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.contiguous() == other.contiguous()

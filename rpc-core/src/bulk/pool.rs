@@ -1,14 +1,16 @@
-//! Registered buffers of a connection, to fill and send from where they lie.
+//! Registered buffers of a connection, to fill and to send without a copy.
 //!
-//! Owns the memory that [`BulkMut`]s are carved from, in sizes of powers of two, and keeps it for
-//! the next one: registering memory and touching its pages for the first time costs more than
-//! sending it. Never shrinks below what is in use.
+//! Owns the memory of [`BulkMut`]s, in sizes of powers of two, and keeps it for reuse: registering
+//! memory and touching its pages for the first time costs more than sending it. Never frees memory
+//! that is in use.
+//!
+//! "Home" is the pool that a buffer goes back to: a buffer at home is idle.
 //!
 //! Invariants:
-//! 1. A buffer has one writer or any number of readers: [`BulkMut`] is not `Clone`, and what it
-//!    freezes to is only read until the last handle is gone.
-//! 2. Buffers at home take at most [`MAX_IDLE_BYTES`], and for about [`IDLE_TIME`]: what comes home
-//!    sees to the first, a task that lives as long as there is something at home to the second.
+//! 1. A buffer has one writer or any number of readers: [`BulkMut`] is not `Clone`, and the
+//!    [`Bulk`] that it freezes to is only read until its last handle is gone.
+//! 2. Idle buffers take at most [`MAX_IDLE_BYTES`], and stay for about [`IDLE_TIME`]. The first
+//!    limit is enforced when a buffer comes back, the second by a task that runs while any is idle.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -29,23 +31,23 @@ use super::{Bulk, Memory};
 const MIN_BUFFER_BYTES: u32 = 64 * 1024;
 /// Buffers above this are not rounded up to a power of two, nor kept, bytes.
 const MAX_KEPT_BYTES: u32 = 64 << 20;
-/// Most memory that is kept for later, bytes.
+/// Most idle memory that is kept for reuse, bytes.
 const MAX_IDLE_BYTES: u64 = 128 << 20;
 
-/// How long memory is kept for later.
+/// How long idle memory is kept for reuse.
 const IDLE_TIME: Duration = Duration::from_secs(5);
 
-/// A pool has no buffer to give.
+/// Why a pool cannot give a buffer.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// Longer than one buffer can be.
     #[error("a buffer of {bytes} bytes is longer than the {max} that one can have", max = u32::MAX)]
     TooLong {
-        /// What was asked for.
+        /// The requested length.
         bytes: u64,
     },
-    /// The device has no memory, or does not register it.
+    /// The device has no memory, or cannot register it.
     #[error(transparent)]
     Device(#[from] ProviderError),
 }
@@ -73,20 +75,20 @@ struct Inner {
     domain: ProtectionDomain,
     slabs: Mutex<Slabs>,
     slots: Arc<SlotHome>,
-    /// Where the trimming task runs; without a runtime nothing is trimmed by time.
+    /// The runtime of the trimming task; without one, nothing is trimmed by time.
     runtime: Option<Handle>,
 }
 
 #[derive(Default)]
 struct Slabs {
-    /// Each has one buffer.
+    /// One buffer each.
     all: Vec<Slab>,
     trimmer: Option<AbortHandle>,
 }
 
 struct Slab {
     pool: BufferPool,
-    /// Since when its buffer is at home, as far as somebody has looked.
+    /// Since when its buffer is idle; set when a check first finds it so.
     idle_since: Option<Instant>,
 }
 
@@ -147,13 +149,13 @@ impl BulkPool {
         ReplySlot::take(&self.0.slots, &self.0.domain, len)
     }
 
-    /// Whether slots of `home` are this pool's.
+    /// Whether `home` is this pool's home for slots.
     pub(super) fn is_home(&self, home: &Arc<SlotHome>) -> bool {
         Arc::ptr_eq(&self.0.slots, home)
     }
 
-    /// Registers memory of the caller's, once for many calls: slices and clones of what it gives
-    /// are sent from where they lie. The memory is given back when the last of them is gone.
+    /// Registers the caller's memory, once for many calls: the returned [`Bulk`], its slices and
+    /// its clones are sent without a copy. The memory is given back when the last of them is gone.
     ///
     /// # Errors
     /// [`PoolError::Device`]: the device cannot register it.
@@ -164,20 +166,20 @@ impl BulkPool {
         Ok(RegisteredBytes::register(&self.0.domain, Arc::new(memory))?.into())
     }
 
-    /// Gives the memory of all buffers that nobody uses back to the system.
+    /// Frees the memory of all idle buffers.
     pub fn trim(&self) {
         let idle = self.0.slabs.lock().take_out(Slab::is_idle);
         drop(idle);
         self.0.slots.trim();
     }
 
-    /// Memory of the pool's buffers, used or kept for later, bytes; slots are not counted.
+    /// Memory of the pool's buffers, in use or idle, bytes; slots are not counted.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.0.slabs.lock().all.iter().map(Slab::bytes).sum()
     }
 
-    /// A copy of `bytes` in a buffer; `None` when there is none.
+    /// A copy of `bytes` in a buffer; `None` when no buffer can be had.
     pub(crate) fn copy_of(&self, bytes: &[u8]) -> Option<Bulk> {
         let mut buffer = self.take(bytes.len()).ok()?;
         buffer.copy_from_slice(bytes);
@@ -185,7 +187,7 @@ impl BulkPool {
     }
 }
 
-/// What a buffer or a slot does when it comes home.
+/// The callback for a buffer or a slot that comes back to the pool.
 fn on_home(pool: &Weak<Inner>) -> OnHome {
     let pool = Weak::clone(pool);
     Box::new(move || {
@@ -196,7 +198,8 @@ fn on_home(pool: &Weak<Inner>) -> OnHome {
 }
 
 impl Inner {
-    /// Something has come home: no more than may be is kept, and not for ever.
+    /// A buffer or slot has come back: frees idle memory above the limit, and starts the trimming
+    /// task if it does not run.
     fn on_home(self: &Arc<Self>) {
         let excess = {
             let mut slabs = self.slabs.lock();
@@ -211,7 +214,8 @@ impl Inner {
         drop(excess);
     }
 
-    /// Gives back what was at home at `since` already. Returns whether to look again.
+    /// Frees buffers and slots that have been idle since `since` or longer. Returns whether any
+    /// idle ones are left.
     fn trim_idle(&self, since: Instant) -> bool {
         let keeps_slots = self.slots.trim_idle(since);
         let (gone, goes_on) = {
@@ -236,7 +240,7 @@ impl Drop for Inner {
     }
 }
 
-/// Runs as long as something is at home.
+/// The trimming task: runs while a buffer or slot is idle.
 async fn trim_by_time(pool: Weak<Inner>) {
     loop {
         let since = Instant::now();
@@ -258,7 +262,8 @@ impl Slabs {
         })
     }
 
-    /// What is at home beyond what may be, oldest first, to be dropped outside of the lock.
+    /// Takes out idle memory above [`MAX_IDLE_BYTES`], oldest first, to be dropped outside the
+    /// lock.
     fn take_excess(&mut self, now: Instant) -> Vec<Slab> {
         let mut idle = 0;
         for slab in self.all.iter_mut().filter(|slab| slab.is_idle()) {
@@ -287,8 +292,8 @@ impl fmt::Debug for BulkPool {
     }
 }
 
-/// A registered buffer that one owner fills; then [`freeze`](BulkMut::freeze) it to send it. Goes
-/// back to its pool when it, or the last handle of what it was frozen to, is dropped.
+/// A registered buffer with one owner, who fills it and then [`freeze`](BulkMut::freeze)s it to
+/// send it. Goes back to its pool when it, or the last handle of the frozen [`Bulk`], is dropped.
 pub struct BulkMut {
     buffer: Buffer,
     len: usize,
@@ -304,13 +309,13 @@ impl BulkMut {
         self.len = self.len.min(len);
     }
 
-    /// Bytes that it can have at most.
+    /// The largest length that it can have, bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Makes it `len` bytes long; what is new has arbitrary content.
+    /// Makes it `len` bytes long; added bytes have arbitrary content.
     ///
     /// # Panics
     /// When that is more than its [`capacity`](BulkMut::capacity).
@@ -320,7 +325,7 @@ impl BulkMut {
         self.len = len;
     }
 
-    /// Ends the filling.
+    /// Makes it an immutable [`Bulk`], without a copy.
     #[must_use]
     pub fn freeze(self) -> Bulk {
         let Self { buffer, len } = self;

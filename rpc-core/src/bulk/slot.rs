@@ -2,8 +2,8 @@
 //!
 //! Owns the regions that peers may write, apart from all others, and keeps them for the next reply.
 //!
-//! Invariant: a region is home, in one slot that a caller holds, or with the link; it leaves the link
-//! only when the peer writes it no more and no payload lies there.
+//! Invariant: a region is home, in one slot that a caller holds, or with the link; it leaves the
+//! link only when the peer writes it no more and no payload lies there.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -99,8 +99,8 @@ impl Drop for Region {
 /// writes the large part of its reply straight into it, and what the call gives lies there.
 ///
 /// That is memory which the server could write at any time, so such a [`Bulk`](crate::Bulk) is
-/// remote: it is read by copying. The memory goes back to the pool, for the next slot, when the last
-/// handle of the reply is gone and the server has said that it writes there no more, whatever
+/// remote: it is read by copying. The memory goes back to the pool, for the next slot, when the
+/// last handle of the reply is gone and the server has said that it writes there no more, whatever
 /// becomes of the call.
 pub struct ReplySlot {
     region: Region,

@@ -1,4 +1,4 @@
-//! Channels: connections that calls go through.
+//! Channels: client connections.
 //!
 //! Owns connecting, and the one connection behind a [`Channel`]. Generated clients wrap a channel.
 //!
@@ -35,7 +35,7 @@ use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::{Role, SessionLimits};
 use crate::status::{Code, Status};
 
-/// Byte strings of at least so many bytes travel beside the body, unless configured otherwise.
+/// Default length, bytes, from which on byte strings are sent beside the body.
 pub(crate) const DEFAULT_MIN_PART_BYTES: usize = 8 * 1024;
 
 /// One connection, as calls see it.
@@ -50,7 +50,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Why nothing can be sent any more.
+    /// The status of calls on a connection that has ended.
     #[cold]
     pub(crate) fn unavailable(&self) -> Status {
         let cause = self.shard.close_cause(self.key).unwrap_or(CloseCause::DriverGone);
@@ -66,7 +66,7 @@ impl Drop for Connection {
     }
 }
 
-/// The way that a channel took to its peer, and why.
+/// The transport that a channel uses to reach its peer, and why it was chosen.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Path {
@@ -74,9 +74,9 @@ pub struct Path {
     pub address: Address,
     /// The device, for instance `soft-shm`.
     pub device: String,
-    /// Why this way and no other.
+    /// Why this transport was chosen.
     pub reason: String,
-    /// Who answered.
+    /// The peer that answered.
     pub peer: PeerIdentity,
 }
 
@@ -128,7 +128,7 @@ impl Channel {
         ChannelBuilder::default()
     }
 
-    /// The way that the connection took, and why.
+    /// The transport that the connection uses, and why.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.connection.path
@@ -223,8 +223,8 @@ impl Default for ChannelBuilder {
 }
 
 impl ChannelBuilder {
-    /// Codec of arguments and results. Default [`Codec::Bincode`]; servers take all that they
-    /// were compiled with.
+    /// Codec of arguments and results. Default [`Codec::Bincode`]; a server accepts every codec
+    /// that it was compiled with.
     #[must_use]
     pub fn codec(mut self, codec: Codec) -> Self {
         self.codec = codec;
@@ -267,10 +267,10 @@ impl ChannelBuilder {
         self
     }
 
-    /// From how many bytes on a byte string in an argument ([`Bulk`](crate::Bulk), `Vec<u8>`,
-    /// `&[u8]`, [`Bytes`](bytes::Bytes)) travels beside the request's body, into memory that the
-    /// server has announced, instead of in it. Default 8,192: below, copying is cheaper than the
-    /// bookkeeping. What arrives is the same either way.
+    /// Byte strings in an argument ([`Bulk`](crate::Bulk), `Vec<u8>`, `&[u8]`,
+    /// [`Bytes`](bytes::Bytes)) of at least this many bytes are not copied into the request's body,
+    /// but written beside it, into memory that the server has announced. Default 8,192: below that,
+    /// a copy is cheaper than the bookkeeping. The server gets the same value either way.
     #[must_use]
     pub fn min_part_bytes(mut self, bytes: usize) -> Self {
         self.min_part_bytes = bytes;

@@ -1,19 +1,19 @@
 //! Shapes: how the generated code encodes and decodes one argument or result.
 //!
-//! Owns the choice between what serde does with a type by itself ([`Plain`]) and what this crate
-//! does with byte strings ([`Blob`]): in one piece, and borrowed from the message where the type
-//! can borrow. Both give the same bytes, so the choice is never part of a signature.
+//! Owns the choice between serde's own encoding of a type ([`Plain`]) and this crate's encoding of
+//! byte strings ([`Blob`]), which handles them in one piece and borrows them from the message where
+//! the type can borrow. Both give the same bytes, so the choice is never part of a signature.
 //!
-//! A type's shape is found by the compiler, not by its name: [`Probe`] has an inherent method for
-//! types that [`Blob`] knows, which method lookup prefers to the same method of a trait that serde's
-//! types have, and that to the one of a trait that every type has, one reference further away. That
-//! works only where the type is known, which in generated code it is.
+//! The compiler finds a type's shape by method lookup on [`Probe`] (autoref specialization), not by
+//! the type's name. In order of preference: an inherent method, for types that [`Blob`] supports; a
+//! trait method, for types that serde supports; and the method of a trait on `&Probe`, for every
+//! type. This works only where the type is concrete, which it is in generated code.
 //!
-//! Which types [`Blob`] knows is the business of [`crate::codec::blob`]. A method whose error type is
-//! [`Status`] is told from others in the same way: [`StatusShape`].
+//! [`crate::codec::blob`] lists the types that [`Blob`] supports. A method whose error type is
+//! [`Status`] is found in the same way: [`StatusShape`].
 //!
-//! A type that serde does not know has the shape [`Missing`], so that generated code is right
-//! wherever it names that type, and the one check of the type ([`Lacking`]) says what is wrong.
+//! A type that serde does not support has the shape [`Missing`]. So generated code type-checks
+//! wherever it names that type, and the only error comes from the check of the type ([`Lacking`]).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,11 +25,11 @@ use serde::{Deserialize, Serialize};
 use crate::codec::blob::{OwnedBytes, PutBlob, TakeBlob, TakeOwnedBlob};
 use crate::status::Status;
 
-/// serde's own way with a type.
+/// serde's own encoding of a type.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Plain;
 
-/// Byte strings in one piece.
+/// Byte strings in one piece, borrowed where the type can borrow.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Blob;
 
@@ -37,12 +37,12 @@ pub struct Blob;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OwnedBlob;
 
-/// A [`Status`] as a method's own error: it travels as what it is, not as a body.
+/// A [`Status`] as a method's own error: sent as the call's status, not as an encoded body.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StatusShape;
 
-/// A type that serde does not know. A check in the generated code fails to compile where it is met,
-/// so that this is never used.
+/// A type that serde does not support. A check in the generated code makes such a type a compile
+/// error, so the methods of this shape never run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Missing;
 
@@ -128,7 +128,7 @@ impl<T: ?Sized, H: PutShape<T>> Serialize for Put<'_, T, H> {
     }
 }
 
-/// A value that is the encoder's own, with the shape to encode it in.
+/// A value owned by the encoder, with the shape to encode it in.
 #[derive(Debug)]
 pub struct Owned<T, H>(T, H);
 
@@ -174,7 +174,7 @@ impl<'de, T, H: TakeShape<'de, T>> DeserializeSeed<'de> for Take<T, H> {
     }
 }
 
-/// A value to be encoded in shape `shape`.
+/// Pairs a value with the shape to encode it in.
 #[inline]
 pub fn put<'a, T: ?Sized, H: PutShape<T>>(
     value: &'a T,
@@ -202,7 +202,7 @@ impl<T: ?Sized> Probe<T> {
         Self(PhantomData)
     }
 
-    /// A probe of the value's type.
+    /// A probe of the type of a value.
     #[inline]
     #[must_use]
     pub fn of(_: &T) -> Self {
@@ -232,7 +232,7 @@ impl<T: PutBlob + ?Sized> Probe<T> {
 }
 
 impl Probe<Vec<u8>> {
-    /// The vector, to be sent without a copy if it is large.
+    /// Takes the vector, so that it is sent without a copy if it is large.
     #[inline]
     #[must_use]
     pub fn own(&self, bytes: Vec<u8>) -> Owned<OwnedBytes, Blob> {
@@ -241,7 +241,7 @@ impl Probe<Vec<u8>> {
 }
 
 impl Probe<Option<Vec<u8>>> {
-    /// The vector, likewise.
+    /// The same for an optional vector.
     #[inline]
     #[must_use]
     pub fn own(&self, bytes: Option<Vec<u8>>) -> Owned<Option<OwnedBytes>, Blob> {
@@ -286,7 +286,7 @@ impl<T: TakeOwnedBlob> Probe<T> {
     }
 }
 
-/// What [`Probe`] answers for types that serde can encode, and [`Blob`] does not know.
+/// [`Probe`]'s methods for types that serde can encode and [`Blob`] does not support.
 pub trait ProbePut {
     /// The shape to encode in.
     #[inline]
@@ -294,7 +294,8 @@ pub trait ProbePut {
         Plain
     }
 
-    /// The value as it is; of whatever type, as a user's may have any name.
+    /// The value as it is. Generic, because the macro goes by the name `Vec<u8>`, which may be a
+    /// type of the user's.
     #[inline]
     fn own<T>(&self, value: T) -> Owned<T, Plain> {
         Owned(value, Plain)
@@ -309,7 +310,7 @@ pub trait ProbePut {
 
 impl<T: Serialize + ?Sized> ProbePut for Probe<T> {}
 
-/// What [`Probe`] answers for types that serde can decode, and [`Blob`] does not know.
+/// [`Probe`]'s methods for types that serde can decode and [`Blob`] does not support.
 pub trait ProbeTake {
     /// The shape to decode in, borrowing.
     #[inline]
@@ -320,7 +321,7 @@ pub trait ProbeTake {
 
 impl<'de, T: Deserialize<'de>> ProbeTake for Probe<T> {}
 
-/// The same for types that own what they hold.
+/// The same for types that borrow nothing.
 pub trait ProbeTakeOwned {
     /// The shape to decode in, owning.
     #[inline]
@@ -337,7 +338,7 @@ pub trait ProbeTakeOwned {
 
 impl<T: DeserializeOwned> ProbeTakeOwned for Probe<T> {}
 
-/// What a reference to a [`Probe`] answers for all other types.
+/// The methods of a reference to a [`Probe`], for all other types.
 pub trait ProbeMissing {
     /// No shape to encode in.
     fn put_shape(&self) -> Missing {
@@ -349,7 +350,7 @@ pub trait ProbeMissing {
         Owned(value, Missing)
     }
 
-    /// No way for this error to the caller.
+    /// This error cannot be sent to the caller.
     fn put_error_shape(&self) -> Missing {
         Missing
     }
@@ -364,7 +365,7 @@ pub trait ProbeMissing {
         Missing
     }
 
-    /// No way for this error from the server.
+    /// This error cannot be received from the server.
     fn take_error_shape(&self) -> Missing {
         Missing
     }
@@ -393,7 +394,7 @@ impl<'de, T: TakeBlob<'de>> Probe<T> {
 }
 
 impl<T: DeserializeOwned> Probe<T> {
-    /// serde can decode it, and it owns what it holds.
+    /// serde can decode it, and it borrows nothing.
     pub const DESERIALIZES_OWNED: bool = true;
 }
 
@@ -402,8 +403,8 @@ impl<T: TakeOwnedBlob> Probe<T> {
     pub const TAKES_OWNED: bool = true;
 }
 
-/// What [`Probe`] says of a type that lacks it. An inherent constant is preferred to a trait's, if the
-/// type has what the inherent one asks for.
+/// Defaults of [`Probe`]'s constants: the type lacks the ability. The compiler prefers an inherent
+/// constant, where the type meets its bounds.
 pub trait Lacking {
     /// serde cannot encode it.
     const SERIALIZES: bool = false;
@@ -427,7 +428,7 @@ impl<T: ?Sized> Lacking for Probe<T> {}
 #[derive(Debug, Clone)]
 pub struct Seeds<S>(pub S);
 
-/// Tuples of shapes are the shapes of tuples.
+/// A tuple of shapes is the shape of a tuple.
 macro_rules! tuples {
     ($($len:literal: $($type:ident $shape:ident $at:tt),*;)*) => {$(
         impl<'de, $($type: DeserializeSeed<'de>),*> DeserializeSeed<'de> for Seeds<($($type,)*)> {

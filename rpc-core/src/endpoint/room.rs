@@ -1,13 +1,13 @@
-//! Room in the queue of a connection: what may be handed to the link now.
+//! Backpressure: whether a connection's queue has room for one more message.
 //!
-//! Owns the count of what waits to leave, and who waits until there is room. Wakes nobody itself:
-//! wakers come out, to be woken outside of the shard's lock.
+//! Owns the count of bytes that wait in the link, and the wakers of replies that wait for room.
+//! Wakes nobody itself: wakers are returned, to be woken outside the shard's lock.
 //!
 //! Invariants:
-//! 1. What waits in the link is at most the limit and one message more, of small messages as of all:
-//!    small ones pass large ones by, so they wait for small ones only.
-//! 2. Whoever waits is woken when there is room, or when the connection has ended, unless it has
-//!    been forgotten: then the next one is.
+//! 1. At most the limit plus one message waits in the link. This holds for all messages together
+//!    and for small ones alone: small ones overtake large ones, so they wait for small ones only.
+//! 2. Every waiter is woken when there is room or the connection has ended. If a waiter was
+//!    forgotten meanwhile, the next one is woken instead.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -17,23 +17,22 @@ use rpc_transport::protocol::link::Waiting;
 
 use crate::session::IncomingId;
 
-/// Messages up to this length are let through without being counted, as long as nothing waits that
-/// would hold them up, bytes.
+/// Messages up to this length, bytes, are let through uncounted while the queue is below its limit.
 pub(crate) const UNCOUNTED_BYTES: u64 = 16 * 1024;
 
 pub(crate) struct Room {
     limit: QueueLimit,
-    /// The longest message that the other side takes, bytes.
+    /// The longest message that the peer accepts, bytes.
     max_message_bytes: u64,
-    /// What waits, as the link said last.
+    /// What waits in the link, by its last report.
     waiting: Waiting,
-    /// What was let through since then, bytes.
+    /// Bytes let through since that report.
     admitted: u64,
-    /// Messages up to this length pass without a closer look, bytes.
+    /// Fast path: messages up to this length, bytes, need no further check.
     passes: u64,
-    /// Whose replies wait, with their lengths.
+    /// Replies that wait for room: call, length in bytes, waker.
     waiters: VecDeque<(IncomingId, u64, Waker)>,
-    /// What may be woken for: bytes of room.
+    /// Free bytes that waiters may still be woken for.
     to_wake: u64,
     is_closed: bool,
 }
@@ -59,20 +58,20 @@ impl Room {
         self.on_waiting(self.waiting);
     }
 
-    /// Whether a message of `bytes` bytes, with its header, leaves or waits like any other.
+    /// Whether a message of `bytes` bytes, header included, may be sent without further checks.
     #[inline(always)]
     pub(crate) fn passes(&self, bytes: u64) -> bool {
         bytes <= self.passes
     }
 
-    /// So much waits in the link, which has been given all that was admitted.
+    /// Takes the link's report of what waits in it. The link has everything admitted so far.
     pub(crate) fn on_waiting(&mut self, waiting: Waiting) {
         self.waiting = waiting;
         self.admitted = 0;
         let passes = if waiting.small_bytes >= self.limit.bytes {
             0
         } else if waiting.total_bytes() >= self.limit.bytes {
-            // What is small to the link passes by what waits.
+            // Small messages overtake the large ones that fill the queue.
             waiting.longest_small as u64
         } else {
             UNCOUNTED_BYTES
@@ -85,7 +84,7 @@ impl Room {
         self.waiting.total_bytes().saturating_add(self.admitted) >= self.limit.bytes
     }
 
-    /// Counts a message that does not just pass; false if it has to wait.
+    /// Counts a message for which [`Room::passes`] is false. Returns false if it has to wait.
     pub(crate) fn admit(&mut self, bytes: u64) -> bool {
         if self.is_full() && !self.is_closed {
             return false;
@@ -94,17 +93,17 @@ impl Room {
         true
     }
 
-    /// The same for one that is not made to wait.
+    /// Counts a message that is sent even if the queue is full.
     pub(crate) fn count(&mut self, bytes: u64) {
         self.admitted = self.admitted.saturating_add(bytes);
     }
 
-    /// The waker of a reply that was not admitted.
+    /// Registers the waker of a reply that was not admitted.
     pub(crate) fn wait(&mut self, id: IncomingId, bytes: u64, waker: Waker) {
         self.waiters.push_back((id, bytes, waker));
     }
 
-    /// The reply waits no more, for whatever reason. Gives its waker, to be dropped outside of any
+    /// Removes a waiting reply, whatever the reason. Returns its waker, to be dropped outside any
     /// lock.
     pub(crate) fn forget(&mut self, id: IncomingId) -> Option<Waker> {
         if self.waiters.is_empty() {
@@ -121,18 +120,18 @@ impl Room {
         self.to_wake = self.limit.bytes.saturating_sub(taken);
     }
 
-    /// The connection has ended: nobody waits any more.
+    /// The connection has ended: from now on nothing waits.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
         self.passes = self.max_message_bytes;
     }
 
-    /// Whether [`Room::poll_wake`] gives something.
+    /// Whether [`Room::poll_wake`] would return a waker.
     pub(crate) fn has_wakes(&self) -> bool {
         !self.waiters.is_empty() && (self.to_wake > 0 || self.is_closed)
     }
 
-    /// Who is to try again now.
+    /// The next waiter that may try again.
     pub(crate) fn poll_wake(&mut self) -> Option<Waker> {
         if !self.has_wakes() {
             return None;
@@ -213,7 +212,7 @@ mod tests {
         (0..3).for_each(|slot| wait(&mut room, slot, 64 << 20));
         room.on_waiting(waiting(0, 0));
         assert_eq!(woken(&mut room), 1);
-        // It was stopped before it ran.
+        // Its task was aborted before it ran.
         assert!(room.forget(IncomingId::of(0, 1)).is_none());
         assert_eq!(woken(&mut room), 1);
         assert!(room.forget(IncomingId::of(2, 1)).is_some());

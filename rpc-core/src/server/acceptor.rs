@@ -1,13 +1,14 @@
-//! The acceptor: from connection requests to connections on shards, and their end.
+//! The acceptor: turns connection requests into connections on shards, and drains them at shutdown.
 //!
-//! Owns the shards of a server, and which of them a connection goes to. Never looks into a message.
+//! Owns the shards of a server and the choice of a shard for each connection. Never reads a
+//! message.
 //!
 //! Invariants:
 //! 1. A peer that misbehaves during set-up costs its own connection only.
-//! 2. There are never more than `max_connections`: each holds its place from before its set-up
-//!    until its QP has been destroyed.
+//! 2. There are never more than `max_connections`: each holds a permit from before its set-up until
+//!    its QP has been destroyed.
 //! 3. A shard is given no more set-ups at once than its CQ has room for.
-//! 4. Once the server has ended no shard is opened.
+//! 4. No shard is opened after the server has ended.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,38 +37,38 @@ use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::server::executor::{Handlers, Router};
 use crate::session::Role;
 
-/// Connections that one CQ is made for.
+/// Number of connections that a CQ is sized for.
 pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
-/// Longest time for one set-up, while there is room for others.
+/// Longest time for one set-up, while there is room for others; see `set_ups` when there is none.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Set-ups that a shard may count at once: more than its CQ can ever have room for.
 const MOST_SET_UPS: usize = 1 << 20;
-/// Time without any connection after which memory is given back.
+/// Time without any connection after which memory is given back to the system.
 const QUIET_TIME: Duration = Duration::from_secs(2);
-/// Longest time for the close frames of a shutdown to leave.
+/// Longest time to wait in a shutdown until the close frames have been sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 type Shards = HashMap<String, Vec<ServedShard>>;
 
-/// A shard with the buffers that its handlers use, which are registered in its domain.
+/// A shard with the buffer pool for its handlers, registered in the shard's protection domain.
 #[derive(Debug, Clone)]
 pub(super) struct ServedShard {
     shard: Arc<RpcShard>,
     bulk: BulkPool,
-    /// One permit less for each connection that is being set up here.
+    /// Each connection that is being set up here holds one permit.
     set_ups: Arc<Semaphore>,
 }
 
 impl ServedShard {
-    /// Whether another connection of so many CQ entries fits beside those that are being set up,
-    /// which may not have taken theirs yet.
+    /// Whether the CQ has room for another connection of `entries` entries. Connections that are
+    /// being set up count in full, as they may not have taken their entries yet.
     fn has_room(&self, entries: u32) -> bool {
         let under_way = MOST_SET_UPS - self.set_ups.available_permits();
         let count = u32::try_from(under_way + 1).unwrap_or(u32::MAX);
         self.shard.has_room_for(count, entries)
     }
 
-    /// Counts as a set-up until the place is dropped.
+    /// Reserves a place; it counts as a set-up until it is dropped.
     fn place(self, permit: OwnedSemaphorePermit) -> Result<Place, String> {
         let under_way = Arc::clone(&self.set_ups).try_acquire_owned();
         let under_way =
@@ -84,11 +85,11 @@ impl Deref for ServedShard {
     }
 }
 
-/// Where a connection goes.
+/// The shard for a new connection.
 pub(super) struct Place {
     pub(super) shard: ServedShard,
     permit: OwnedSemaphorePermit,
-    /// Until the connection is up, and counts itself.
+    /// Held until the connection is up and is counted by the CQ.
     under_way: OwnedSemaphorePermit,
 }
 
@@ -96,11 +97,11 @@ pub(super) struct Place {
 pub(super) struct Acceptor {
     /// By device; `None` once the server has ended.
     shards: Mutex<Option<Shards>>,
-    /// One permit for each connection that there may still be.
+    /// One permit for each further connection that is allowed.
     places: Arc<Semaphore>,
     router: Arc<Router>,
     settled: Arc<Notify>,
-    /// For large messages of all connections.
+    /// The budget for large messages of all connections.
     pub(super) memory: MemoryBudget,
     config: Config,
 }
@@ -120,7 +121,7 @@ impl Acceptor {
         }
     }
 
-    /// Accepts until the server is stopped; `Some` when the listener dies before.
+    /// Accepts until the server is stopped; returns `Some` if the listener dies before that.
     pub(super) async fn accept_loop(
         self: Arc<Self>,
         listener: Box<dyn Listener>,
@@ -252,8 +253,8 @@ impl Acceptor {
         self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
     }
 
-    /// Gives memory back to the system when the last connection has been gone for a while: what the
-    /// pools keep, and what the allocator does. Never ends.
+    /// Gives memory back to the system (idle buffers of the pools, and freed memory of the
+    /// allocator) when there has been no connection for [`QUIET_TIME`]. Never ends.
     pub(super) async fn keep_house(self: Arc<Self>) {
         let mut is_tidy = true;
         loop {
@@ -266,14 +267,14 @@ impl Acceptor {
                 is_tidy = false;
             } else if tokio::time::timeout(QUIET_TIME, settled).await.is_err() {
                 self.all_shards().iter().for_each(|shard| shard.bulk.trim());
-                // Takes its time where there is much.
+                // Blocking, because it takes long if there is much freed memory.
                 let _ = tokio::task::spawn_blocking(return_freed_memory).await;
                 is_tidy = true;
             }
         }
     }
 
-    /// The shards, which there will be no more of.
+    /// Takes all shards; from now on none is opened.
     pub(super) fn end(&self) -> Vec<ServedShard> {
         self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
     }
@@ -313,12 +314,12 @@ impl Acceptor {
                 settled.await;
             }
         };
-        // Peers that do not read any more are left behind.
+        // Do not wait for peers that no longer read.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     }
 }
 
-/// Waits until a set-up has ended, if need be by ending one.
+/// Waits until a set-up has ended, and evicts one if necessary.
 async fn make_room(under_way: &mut SetUps<AbortHandle>, setups: &mut JoinSet<()>) {
     let later = match under_way.to_give_way(Instant::now()) {
         Ok(set_up) => {
@@ -341,7 +342,7 @@ async fn make_room(under_way: &mut SetUps<AbortHandle>, setups: &mut JoinSet<()>
     }
 }
 
-/// A task of set-up has ended.
+/// Removes the set-up of a task that has ended.
 fn forget(under_way: &mut SetUps<AbortHandle>, ended: &Result<(Id, ()), JoinError>) {
     let id = match ended {
         Ok((id, ())) => *id,

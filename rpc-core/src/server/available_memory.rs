@@ -1,21 +1,21 @@
-//! What memory is available to this process, to size a budget by.
+//! The memory available to this process, from which the default budget is computed.
 //!
-//! Owns the reading of what the kernel says. Never fails: what cannot be read limits nothing.
+//! Owns reading the kernel's limits. Never fails: a limit that cannot be read is ignored.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Of what is available.
+/// The budget is this fraction (1/4) of the available memory.
 const SHARE: u64 = 4;
-/// The budget where nothing is known, bytes.
+/// The budget if no limit can be read, bytes.
 const UNKNOWN: u64 = 1 << 30;
 
-/// The budget of a server that names none, bytes.
+/// The budget of a server that sets none, bytes.
 pub(super) fn default_budget() -> u64 {
     available().map_or(UNKNOWN, |available| available / SHARE)
 }
 
-/// Bytes that this process may still take, by the strictest limit that is known.
+/// Bytes that this process may still allocate, by the strictest limit that is known.
 fn available() -> Option<u64> {
     let read = |path: &str| fs::read_to_string(path).ok();
     let machine = read("/proc/meminfo").and_then(|text| kilobytes(&text, "MemAvailable:"));
@@ -47,7 +47,7 @@ fn group_of(text: &str) -> Option<PathBuf> {
     Some(Path::new("/sys/fs/cgroup").join(path))
 }
 
-/// What a control group may still take, bytes; `None` without a limit.
+/// What a control group may still allocate, bytes; `None` without a limit.
 fn left_in_group(group: &Path) -> Option<u64> {
     let number = |file: &str| -> Option<u64> {
         fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()

@@ -1,13 +1,14 @@
-//! Runs what a session asks for outside its shard's lock: handlers first of all.
+//! Carries out a session's events outside the shard's lock; above all it runs handlers.
 //!
-//! Owns the way from a request to its reply: find the method, check its signature, poll the
-//! handler inline, spawn it when it does not finish at once. Never holds the shard's lock while
-//! user code runs.
+//! Owns the steps from a request to its reply: find the method, check its signature, poll the
+//! handler inline, and spawn it as a task if that first poll leaves it pending. Never holds the
+//! shard's lock while user code runs.
 //!
 //! Invariants:
 //! 1. Every request gets exactly one reply or `handler_ended`, the latter when its handler has been
 //!    dropped.
-//! 2. A handler that is pending, or whose method is marked `#[rpc(spawn)]`, runs as a task of its own.
+//! 2. A handler that is pending, or whose method is marked `#[rpc(spawn)]`, runs as a separate
+//!    task.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -38,7 +39,7 @@ use crate::session::{self, Answer, Gone, Incoming, IncomingId, RAISE};
 use crate::status::Status;
 use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
-/// Method ids are hashes already.
+/// Hasher for method ids, which are FNV-1a hashes already.
 #[derive(Default)]
 pub(crate) struct IdHasher(u64);
 
@@ -70,7 +71,7 @@ struct Route {
 #[derive(Default)]
 pub(crate) struct Router {
     routes: Vec<Route>,
-    /// Where in `routes` the method with that id is.
+    /// From method id to index in `routes`.
     by_id: HashMap<u32, usize, BuildHasherDefault<IdHasher>>,
 }
 
@@ -78,7 +79,7 @@ impl Router {
     /// Adds a service.
     ///
     /// # Errors
-    /// The names of two methods with one id.
+    /// Two methods have the same id: their names.
     pub(crate) fn add(&mut self, service: Arc<dyn Dispatch>) -> Result<(), String> {
         for (position, method) in service.descriptor().methods.iter().enumerate() {
             let service = Arc::clone(&service);
@@ -96,8 +97,8 @@ impl Router {
         Ok(())
     }
 
-    /// The method with that id. `last` is what was found before: most callers call one method many
-    /// times in a row.
+    /// Looks a method up by id. `last` caches the previous result, because most callers call one
+    /// method many times in a row.
     #[inline]
     fn find(&self, id: u32, last: &mut usize) -> Result<&Route, Status> {
         if let Some(route) = self.routes.get(*last).filter(|route| route.method.id == id) {
@@ -123,7 +124,7 @@ impl Router {
 }
 
 impl Route {
-    /// The codec of a call, whose signature is the method's if it brings one.
+    /// The codec of a call, after a check of the signature if the call carries one.
     #[inline]
     fn accept(&self, signature: Option<u64>, codec: u8) -> Result<Codec, Status> {
         if signature.is_some_and(|theirs| theirs != self.method.signature_hash) {
@@ -143,18 +144,18 @@ fn signatures_differ(method: &MethodDescriptor) -> Status {
     .with_details(SIGNATURES_DIFFER)
 }
 
-/// A result on its way back under the lock.
+/// A result to be handed to the session under the lock.
 enum Done {
     Reply { call: Call, reply: Reply },
     Attach { call: Call, handle: tokio::task::AbortHandle },
 }
 
-/// What became of a reply that was given to the session.
+/// Whether the session has accepted a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replied {
-    /// It is on its way, or nobody wants it.
+    /// Queued to be sent, or dropped because the caller has gone.
     Done,
-    /// It has to wait until there is room in the connection's queue.
+    /// Not accepted: it must wait until the connection's queue has room.
     MustWait,
 }
 
@@ -162,14 +163,15 @@ pub(crate) enum Replied {
 pub(crate) struct Handlers {
     shard: Arc<RpcShard>,
     router: Arc<Router>,
-    /// The route that was found last.
+    /// Index of the route that was found last.
     last: usize,
     done: VecDeque<Done>,
-    /// What is left of replies that were given: of the user's making, so dropped outside the lock.
+    /// Remains of replies that the session has taken. They may hold values of the user's, so they
+    /// are dropped outside the lock.
     spent: Vec<Reply>,
-    /// Handlers that have replied: dropped when the replies are on their way.
+    /// Handlers that have replied; dropped once their replies are queued.
     finished: Vec<Handler>,
-    /// Replies that have to wait, each in a task.
+    /// Replies that must wait for room; each gets a task.
     waiting: Vec<(Call, Reply)>,
     settled: Arc<Notify>,
 }
@@ -186,7 +188,7 @@ impl Handlers {
         Self { shard, router, last: 0, done, spent, finished, waiting: Vec::new(), settled }
     }
 
-    /// What a handler that ended at once has replied waits in a task, like that of any other.
+    /// Spawns a task for each reply of an inline handler that must wait for room.
     #[cold]
     fn spawn_waiting(&mut self) {
         for (call, reply) in self.waiting.drain(..) {
@@ -196,7 +198,7 @@ impl Handlers {
         }
     }
 
-    // In pieces, so that nothing is moved that is not needed.
+    // Takes the request apart in the parameter list, so that only the needed fields are moved.
     #[inline(always)]
     fn on_request(
         &mut self,
@@ -224,14 +226,14 @@ impl Handlers {
     }
 }
 
-/// A call of the peer, for its answer.
+/// What is needed to answer a call of the peer.
 #[derive(Clone, Copy)]
 struct Call {
     key: ConnectionKey,
     id: IncomingId,
-    /// Its signature is the method's.
+    /// The call carried a signature, and it matches the method's.
     accepted: bool,
-    /// What is called, if it is known.
+    /// The method, unless its id is unknown.
     method: Option<&'static MethodDescriptor>,
 }
 
@@ -251,9 +253,8 @@ impl Call {
     }
 }
 
-/// Polls a handler where it stands, and spawns it when it has not finished by that. If it is
-/// pending, the task that takes it over polls it again at once, so the waker of the first poll need
-/// not wake anybody.
+/// Polls a handler once inline, and spawns it as a task if it is pending. The task polls it again
+/// at once, so the first poll uses a waker that does nothing.
 #[inline(always)]
 fn run(
     shard: &Arc<RpcShard>,
@@ -288,7 +289,8 @@ fn run(
     }
 }
 
-/// Without a handler it was the dispatcher.
+/// Logs a panic, and replies if the handler had not. `handler` is `None` if the dispatcher itself
+/// panicked.
 #[cold]
 fn on_panic(
     panic: Box<dyn Any + Send>,
@@ -312,21 +314,22 @@ impl Origin {
 
 #[cold]
 fn spawn(shard: &Arc<RpcShard>, call: Call, handler: Handler, yields: bool) -> Done {
-    // Made here, not in the task: an abort before the task's first poll must be told too.
+    // Made here, not in the task: an abort before the task's first poll must be reported too.
     let ended = HandlerEnded::new(shard, call);
     let task = tokio::spawn(Spawned { handler, reply: None, ended, yields });
     call.attach(task.abort_handle())
 }
 
-/// A handler as a task. Its fields are dropped in their order: when the session hears that a handler
-/// has ended, nothing of it runs any more.
+/// A handler as a task. Field order matters: the handler is dropped before `ended` tells the
+/// session, so by then none of its code runs any more.
 struct Spawned {
     handler: Handler,
-    /// Its reply, while that waits for room.
+    /// The reply, while it waits for room.
     reply: Option<Reply>,
     ended: HandlerEnded,
-    /// Lets others go first, once. A runtime starts a fresh task on the worker that spawned it, here
-    /// the driver's; one that has yielded waits in the queue that all workers take from.
+    /// Whether to yield once before the first poll. Tokio starts a new task on the worker that
+    /// spawned it, here the driver's; a task that has yielded waits in the queue that all workers
+    /// take from.
     yields: bool,
 }
 
@@ -369,7 +372,7 @@ impl HandlerEnded {
         replied
     }
 
-    /// Ready when the reply is on its way.
+    /// Ready when the session has accepted the reply.
     fn poll_reply(&mut self, reply: &mut Option<Reply>, cx: &TaskContext<'_>) -> Poll<()> {
         match self.reply(reply) {
             Replied::Done => Poll::Ready(()),
@@ -377,7 +380,7 @@ impl HandlerEnded {
         }
     }
 
-    /// Tries once more, and waits for room under the same lock if there is none.
+    /// Tries once more and, under the same lock, registers `waker` if there is still no room.
     #[cold]
     fn wait(&mut self, reply: &mut Option<Reply>, waker: Waker) -> Poll<()> {
         let mut waker = Some(waker);
@@ -401,7 +404,7 @@ impl HandlerEnded {
     }
 }
 
-/// A reply that waits for room in its connection's queue, when its handler has ended.
+/// A task that sends the reply of a finished handler when its connection's queue has room.
 struct WaitingReply {
     reply: Option<Reply>,
     ended: HandlerEnded,
@@ -419,10 +422,10 @@ impl Future for WaitingReply {
 impl Drop for HandlerEnded {
     fn drop(&mut self) {
         if !self.replied {
-            // Panics are replies, and a cancelled call's caller waits for none: what remains is the
-            // end of the runtime.
+            // A panic is turned into a reply, and the caller of a cancelled call waits for none. So
+            // a handler that is dropped without a reply means that the runtime shuts down.
             let status = Status::unavailable("the handler was dropped: its runtime has shut down");
-            // That never waits.
+            // A status never has to wait for room.
             self.reply(&mut Some(Reply::Status(status)));
         }
     }
@@ -438,8 +441,9 @@ fn metadata(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Statu
 }
 
 impl RpcEndpoint {
-    /// Answers a call; what is too large for the caller becomes an error that says so. What is not
-    /// sent, a status for one, is left where it is, as it is the user's own to drop.
+    /// Answers a call. A reply that is too large for the caller becomes an error that says so.
+    /// Takes only a body that is sent: anything else, such as a status, stays in `reply`, because
+    /// it may hold values of the user's, which must be dropped outside the lock.
     #[inline(always)]
     pub(crate) fn reply(
         &mut self,
@@ -465,7 +469,8 @@ impl RpcEndpoint {
         Replied::Done
     }
 
-    /// `None`: it has to wait.
+    /// Slow path of [`RpcEndpoint::reply`]: error replies, large ones, and full queues. `None`: the
+    /// reply must wait for room.
     #[cold]
     fn reply_rarely(
         &mut self,
@@ -473,7 +478,7 @@ impl RpcEndpoint {
         method: Option<&'static MethodDescriptor>,
         reply: &mut Option<Reply>,
     ) -> Option<Result<(), Gone>> {
-        // Of a task of this crate's, so its waker may be dropped here.
+        // The waker belongs to a task of this crate, so it may be dropped under the lock.
         drop(self.forget_waiting(id));
         match reply {
             None => return Some(Ok(())),
@@ -494,7 +499,7 @@ impl RpcEndpoint {
         }
     }
 
-    /// What is to be done with a large reply, or one that finds the queue full.
+    /// Decides about a reply that is large or finds the queue full.
     fn look_at(&mut self, body: &mut OutBuf, method: Option<&'static MethodDescriptor>) -> Look {
         let bytes = body.total_len();
         let refuse = |text| Look::Refuse(Status::resource_exhausted(text));
@@ -525,7 +530,7 @@ impl RpcEndpoint {
         }
     }
 
-    /// The reply was not admitted: `waker` is woken when there may be room.
+    /// Registers `waker` for a reply that was not admitted; it is woken when there may be room.
     fn wait_for_room(&mut self, id: IncomingId, reply: Option<&Reply>, waker: Waker) {
         let bytes = match reply {
             Some(Reply::Ok(body) | Reply::UserError(body)) => body.total_len(),
@@ -542,11 +547,11 @@ impl RpcEndpoint {
     }
 }
 
-/// What is to be done with a reply.
+/// The decision about a reply.
 enum Look {
     Send,
     Wait,
-    /// Send this instead.
+    /// Send this status instead.
     Refuse(Status),
 }
 
@@ -629,7 +634,7 @@ impl Executor<RpcEndpoint> for Handlers {
     }
 
     fn applied(&mut self) {
-        // These do not panic when dropped, what users made may, each by itself.
+        // Dropping a `Handler` never panics. Dropping a reply may, as it can hold user values.
         self.finished.clear();
         while let Some(spent) = self.spent.pop() {
             caught(|| drop(spent));

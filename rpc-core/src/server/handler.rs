@@ -1,11 +1,11 @@
-//! A running handler: what a service's dispatch hands to the server.
+//! A running handler, as a service's dispatch hands it to the server.
 //!
-//! Owns the rule that nothing a handler does reaches the peer but its reply: a panic becomes an
-//! `Internal` status, its text goes to the log.
+//! Owns the rule that the peer sees nothing of a handler except its reply: a panic becomes an
+//! `Internal` status, and its text goes to the log only.
 //!
 //! Invariants:
-//! 1. The future is not polled again once it has finished or panicked. It is dropped when its reply
-//!    has been given to the session.
+//! 1. The future is not polled again once it has finished or panicked. It is dropped after its
+//!    reply was given to the session.
 //! 2. Dropping a handler never panics.
 
 use std::any::Any;
@@ -23,7 +23,7 @@ use crate::server::pooled_future::PooledFuture;
 use crate::service::Reply;
 use crate::status::Status;
 
-/// A handler at work. Dropping it cancels it.
+/// A running handler. Dropping it cancels it.
 #[must_use = "a handler does nothing unless polled"]
 pub struct Handler {
     stage: Stage,
@@ -33,15 +33,15 @@ pub struct Handler {
 
 enum Stage {
     Running(PooledFuture<Reply>),
-    // Boxed: that is rare, and handlers are moved around.
+    // Boxed, because it is rare and would make every handler larger to move.
     Ready(Box<Reply>),
     Gone,
 }
 
 impl Handler {
-    /// A handler that runs `future` with `context` current. What the future still holds when it has
-    /// finished is dropped right after its reply was sent, so the caller may have the reply first; an
-    /// `async` block holds nothing by then.
+    /// A handler that runs `future` with `context` current. Values that the future still holds when
+    /// it has finished are dropped right after its reply was sent, so the caller may get the reply
+    /// first. An `async` block holds none by then.
     #[inline]
     pub fn new<F>(context: Context, future: F) -> Self
     where
@@ -64,7 +64,7 @@ impl Handler {
         self.poll_of(cx, Origin::default)
     }
 
-    /// [`Handler::poll_caught`], of a call that the log shall name.
+    /// [`Handler::poll_caught`], with the call's origin for the log.
     pub(crate) fn poll_of(
         &mut self,
         cx: &mut task::Context<'_>,
@@ -81,8 +81,8 @@ impl Handler {
         reply.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Polls, and lets panics through. Does not drop what has finished: its reply need not wait for
-    /// that.
+    /// Polls, and lets panics through. Does not drop a future that has finished, so that the reply
+    /// does not wait for the drop.
     ///
     /// # Panics
     /// As the handler does, and when polled after it was ready.
@@ -90,7 +90,7 @@ impl Handler {
     pub(crate) fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
         assert!(!self.is_over, "a handler was polled after it had finished");
         if let Stage::Running(future) = &mut self.stage {
-            // Also when that panics.
+            // Set before the poll, so that it holds also if the poll panics.
             self.is_over = true;
             match Pin::new(future).poll(cx) {
                 Poll::Ready(given) => *reply = Some(given),
@@ -110,7 +110,8 @@ impl Handler {
         }
     }
 
-    /// What is to be done when [`Handler::poll_to`] has panicked: gives a reply, if there is none.
+    /// To be called when [`Handler::poll_to`] has panicked: logs it, and sets a reply if there is
+    /// none.
     #[cold]
     pub(crate) fn after_panic(
         &mut self,
@@ -140,7 +141,7 @@ impl Handler {
     }
 }
 
-/// Whose handler it is, as far as that is known.
+/// The method and peer of a handler, for the log, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Origin {
     pub(crate) method: Option<&'static str>,
@@ -148,7 +149,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The call that the layer serves which polls a handler.
+    /// The origin from the current context: the call whose handler polls this one (in a layer).
     #[cold]
     fn of_context() -> Self {
         let context = Context::current();
@@ -165,13 +166,14 @@ pub(crate) fn log_panic(panic: Box<dyn Any + Send>, origin: &Origin) {
         .unwrap_or("(not a text)");
     let peer = origin.peer.as_ref().map(tracing::field::debug);
     tracing::error!(method = origin.method, peer, panic = text, "a handler panicked");
-    // What was thrown may itself panic when dropped; it is of no further use.
+    // The panic payload may itself panic when dropped.
     if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(second);
     }
 }
 
-/// As [`Handler::poll_caught`]: what wraps a handler sees its panic as the reply that the caller gets.
+/// As [`Handler::poll_caught`]: a layer around a handler sees a panic as the reply that the caller
+/// gets.
 impl Future for Handler {
     type Output = Reply;
 
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!(polled(), "a handler was polled after it had finished");
     }
 
-    /// The panic went through the layer, whose tally took the call for a cancelled one.
+    /// Regression: a panic unwound through a layer, which then counted the call as cancelled.
     #[test]
     fn a_layer_that_awaits_a_handler_sees_its_panic_as_a_reply() {
         let seen = std::sync::Arc::new(std::sync::Mutex::new(None));

@@ -1,11 +1,11 @@
 //! Servers: services bound to addresses.
 //!
-//! Owns the configuration, the listeners, and the order of a shutdown; what becomes of a connection
-//! request is the acceptor's (`acceptor.rs`).
+//! Owns the configuration, the listeners, and the order of a shutdown. Connection requests are
+//! handled in `acceptor.rs`.
 //!
 //! Invariants:
-//! 1. Shutdown ends: calls in flight get a grace period, then their connections are closed.
-//! 2. A listener that dies ends the server in the same order, and its address is named.
+//! 1. Shutdown always ends: calls in flight get a grace period, then their connections are closed.
+//! 2. If a listener dies, the server shuts down in the same order, and the error names its address.
 
 mod acceptor;
 mod available_memory;
@@ -126,8 +126,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Completion queues, each with a driver task of its own, that connections are spread over, per
-    /// device. Default 1: handlers that finish at once then run on one core.
+    /// Completion queues per device, over which connections are spread; each has its own driver
+    /// task. Default 1: handlers that finish at once then run on one core.
     #[must_use]
     pub fn shards(mut self, count: usize) -> Self {
         self.config.shards = count;
@@ -141,7 +141,7 @@ impl ServerBuilder {
         self
     }
 
-    /// From how many bytes on a byte string in a result travels beside the reply's body: see
+    /// Byte strings in a result of at least this many bytes are sent beside the reply's body: see
     /// [`ChannelBuilder::min_part_bytes`](crate::ChannelBuilder::min_part_bytes). Default 8,192.
     #[must_use]
     pub fn min_part_bytes(mut self, bytes: usize) -> Self {
@@ -149,13 +149,14 @@ impl ServerBuilder {
         self
     }
 
-    /// Memory for large messages of all connections, bytes: those that arrive, until their handlers
-    /// are done; replies, until they have left; arenas, which take half of it at most; streams that
-    /// are not read. One connection uses half of it at most, but for a single message. When it is used
-    /// up large calls fail with [`Code::ResourceExhausted`](crate::Code::ResourceExhausted), large
-    /// requests before they have run, and small ones go on.
+    /// Memory for large messages of all connections, bytes. It covers requests until their handlers
+    /// are done, replies until they have been sent, arenas (at most half of it), and streams that
+    /// are not read. One connection uses at most half of it, unless a single message needs more.
+    /// When it is used up, large calls fail with
+    /// [`Code::ResourceExhausted`](crate::Code::ResourceExhausted), large requests before their
+    /// handlers run; small calls go on.
     ///
-    /// It counts messages, not what handlers make of them: decoding one may take as much again.
+    /// It counts messages, not the values decoded from them, which may take as much memory again.
     /// Default: a quarter of what is available to this process when the server is bound, by the
     /// machine, its control group and its address space limit.
     #[must_use]
@@ -221,9 +222,10 @@ impl fmt::Debug for ServerBuilder {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use rpc_core::Server;
 ///
-/// let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://server").await?;
-/// let serving = tokio::spawn(server.serve_until(async { /* a signal */ }));
-/// serving.await??; // calls in flight have had their grace
+/// let server =
+/// Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://server").await?; let
+/// serving = tokio::spawn(server.serve_until(async { /* a signal */ })); serving.await??; // calls
+/// in flight have had their grace
 /// # Ok(()) }
 /// ```
 pub struct Server {
@@ -288,12 +290,12 @@ impl Server {
     /// Serves until shut down. Dropping the future ends all connections at once.
     ///
     /// # Errors
-    /// [`ListenError`] when a listener dies: the others are then closed, and the connections get the
-    /// end of a shutdown.
+    /// [`ListenError`] when a listener dies: the others are then closed, and the connections get
+    /// the end of a shutdown.
     pub async fn serve(self) -> Result<(), ListenError> {
         let Self { listeners, acceptor, stop } = self;
         let _end = EndShards(Arc::clone(&acceptor));
-        // Ends with this future.
+        // The task ends with this future.
         let mut house = JoinSet::new();
         house.spawn(Arc::clone(&acceptor).keep_house());
         let mut accepting = JoinSet::new();
@@ -303,7 +305,7 @@ impl Server {
             let looping = Arc::clone(&acceptor).accept_loop(listener, stop.subscribe());
             addresses.insert(accepting.spawn(looping).id(), address);
         }
-        // Without any listener there is nothing that could end but by the handle.
+        // Without a listener, only the shutdown handle can end this.
         let mut stopped = stop.subscribe();
         let mut died = tokio::select! {
             _ = stopped.wait_for(|stop| *stop) => None,
@@ -313,7 +315,7 @@ impl Server {
         while let Some(ended) = accepting.join_next_with_id().await {
             died = died.or_else(|| death(ended, &addresses));
         }
-        // All listeners are closed and no set-up is under way: the connections are all there are.
+        // All listeners are closed and no set-up is in progress, so no connection can be added.
         acceptor.drain().await;
         died.map_or(Ok(()), Err)
     }
@@ -340,7 +342,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Why an accept loop ended, when it was not told to, with the address.
+/// Why an accept loop ended without having been stopped, with its address.
 fn death(
     ended: Result<(task::Id, Option<ListenError>), JoinError>,
     addresses: &HashMap<task::Id, Address>,
@@ -357,7 +359,7 @@ fn death(
     Some(ListenError::Failed { address, reason })
 }
 
-/// Ends every connection of a server whose `serve` is over.
+/// Drop guard: ends every connection when the future of `serve` ends.
 struct EndShards(Arc<Acceptor>);
 
 impl Drop for EndShards {

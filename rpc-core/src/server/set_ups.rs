@@ -1,12 +1,13 @@
-//! Set-ups under way: which of them gives way when there is no room for another.
+//! Connection set-ups in progress, and which one to evict when a new one finds no room.
 //!
-//! Owns who asked and since when. Never a clock, a task or a connection: time is an argument, and
-//! the acceptor ends what is named here.
+//! Owns the source and the start time of each set-up. Has no clock, task or connection: time is an
+//! argument, and the acceptor ends the set-up that is named here.
 //!
 //! Invariants:
-//! 1. Whoever stalls costs a listener at most [`MIN_TIME`]: when all slots are taken, one that has
-//!    had that time gives way.
-//! 2. That one is the oldest of the source with the most, so a single source cannot keep others out.
+//! 1. A peer that stalls costs a listener at most [`MIN_TIME`]: when all slots are taken, a set-up
+//!    that has had that time is evicted.
+//! 2. The evicted one is the oldest of the source with the most set-ups, so a single source cannot
+//!    keep others out.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -20,7 +21,7 @@ pub(super) const SLOTS: usize = 256;
 /// Time that every set-up gets, however many others wait. An honest peer takes milliseconds.
 pub(super) const MIN_TIME: Duration = Duration::from_secs(1);
 
-/// Where a request comes from, as far as the device knows.
+/// The origin of a connection request, as far as the device knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Source {
     Address(IpAddr),
@@ -41,7 +42,7 @@ impl From<&PeerIdentity> for Source {
 /// The set-ups of one listener; `K` names one.
 #[derive(Debug)]
 pub(super) struct SetUps<K> {
-    /// By age.
+    /// Oldest first.
     under_way: Vec<(K, Source, Instant)>,
 }
 
@@ -54,7 +55,7 @@ impl<K> SetUps<K> {
         self.under_way.push((key, peer.into(), now));
     }
 
-    /// It has come to its end, whatever that was.
+    /// Removes a set-up that has ended, successfully or not.
     pub(super) fn end(&mut self, is_it: impl Fn(&K) -> bool) {
         self.under_way.retain(|(key, ..)| !is_it(key));
     }
@@ -63,10 +64,10 @@ impl<K> SetUps<K> {
         self.under_way.len() >= SLOTS
     }
 
-    /// The set-up that has to make room now.
+    /// The set-up to evict now.
     ///
     /// # Errors
-    /// When to ask again: none has had its time.
+    /// No set-up has had [`MIN_TIME`] yet: when to ask again.
     pub(super) fn to_give_way(&self, now: Instant) -> Result<&K, Instant> {
         let mut counts: HashMap<Source, usize> = HashMap::new();
         for (_, source, _) in &self.under_way {
@@ -74,7 +75,7 @@ impl<K> SetUps<K> {
         }
         let has_had_its_time = |since: Instant| now.saturating_duration_since(since) >= MIN_TIME;
         let aged = self.under_way.iter().filter(|(.., since)| has_had_its_time(*since));
-        // The first of equals, which is the oldest.
+        // `max_by_key` returns the last of equals, which in reverse order is the oldest.
         let chosen = aged.rev().max_by_key(|(_, source, _)| counts.get(source));
         let oldest = self.under_way.first().map_or(now, |(.., since)| *since);
         chosen.map(|(key, ..)| key).ok_or(oldest + MIN_TIME)
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn a_source_that_stalls_gives_way_before_all_others() {
         let start = Instant::now();
-        // Older than all of the greedy one's.
+        // The first ten are older than all set-ups of the greedy source.
         let set_ups = full(|key| if key < 10 { u8::try_from(key).unwrap() } else { 77 }, start);
         assert_eq!(set_ups.to_give_way(start + MIN_TIME), Ok(&10));
     }

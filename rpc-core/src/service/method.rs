@@ -36,7 +36,7 @@ pub const fn signature_hash(signature: &str) -> u64 {
     hash
 }
 
-/// What both sides know of a method. Lives in a `static` of the generated code.
+/// Describes a method to both sides. Lives in a `static` of the generated code.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct MethodDescriptor {
@@ -54,7 +54,7 @@ pub struct MethodDescriptor {
     pub idempotent: bool,
     /// Runs to its end even when the caller has gone away.
     pub no_cancel: bool,
-    /// Runs as a task of its own from the start, because it works long before its first await.
+    /// Runs as a separate task from the start, because it works long before its first await.
     /// Milliseconds of work still belong in `spawn_blocking`: see `#[service]`.
     pub spawn: bool,
     /// 0: not assigned yet.

@@ -1,5 +1,5 @@
-//! The words in which a session is spoken to: calls started, their outcomes, calls that arrived,
-//! their answers, and what is to be done.
+//! The types of a session's interface: calls started, their outcomes, calls that arrived, their
+//! answers, and events.
 //!
 //! Owns plain data only; the rules are in the session's other files.
 
@@ -17,8 +17,8 @@ use crate::wire::{self, ReplyKind};
 pub struct SessionLimits {
     /// Calls of this end that may exist at once, waiting ones included. Default 65,536.
     pub max_outgoing_calls: u32,
-    /// Calls of the peer that this end has in flight at once; announced in the hello. 0: this end
-    /// takes no calls. Default 1,024.
+    /// Calls of the peer that this end accepts in flight at once; announced in the hello. 0: this
+    /// end takes no calls. Default 1,024.
     pub max_incoming_calls: u32,
 }
 
@@ -46,7 +46,7 @@ pub struct Deadline {
     pub now: Instant,
 }
 
-/// What a call is, but for its body.
+/// Everything about a call except its body.
 #[derive(Debug, Clone, Copy)]
 pub struct StartCall<'a> {
     /// Stable id of the method: hash of "Service.method".
@@ -58,9 +58,9 @@ pub struct StartCall<'a> {
     pub signature: u64,
     /// Codec of the body.
     pub codec: u8,
-    /// When the call ends unanswered; `None`: never.
+    /// When the call fails if it has no answer yet; `None`: never.
     pub deadline: Option<Deadline>,
-    /// Dropping the call neither takes it back nor cancels its handler.
+    /// Dropping the call neither takes the request back nor cancels its handler.
     pub no_cancel: bool,
     /// Encoded metadata, at most 65,535 bytes; empty costs nothing on the wire.
     pub metadata: &'a [u8],
@@ -73,7 +73,7 @@ pub struct CallId {
     pub(super) generation: u32,
 }
 
-/// Why a call was not started. Nothing of it exists.
+/// Why a call was not started. The session keeps nothing of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -144,7 +144,7 @@ pub enum Failure {
 /// A peer's answer.
 #[derive(Debug)]
 pub struct Reply {
-    /// What the message is.
+    /// What the body is.
     pub kind: ReplyKind,
     /// The body: of a status, its details and then its text; of others with a tail, the PARTS
     /// block and then the encoded value.
@@ -194,7 +194,7 @@ impl IncomingId {
 /// A call that arrived.
 #[derive(Debug)]
 pub struct Incoming {
-    /// For everything that is said about it later.
+    /// Names the call in everything that is reported about it later.
     pub id: IncomingId,
     /// Hash of "Service.method".
     pub method: u32,
@@ -229,7 +229,7 @@ impl Incoming {
     }
 }
 
-/// What a handler answers.
+/// A handler's answer.
 #[derive(Debug)]
 pub enum Answer<'a> {
     /// The encoded result; with a tail, behind its PARTS block.
@@ -242,9 +242,9 @@ pub enum Answer<'a> {
         code: u8,
         /// Trying again can help.
         retryable: bool,
-        /// For people.
+        /// Text for people.
         text: &'a str,
-        /// For programs; empty costs nothing on the wire.
+        /// Details for programs; empty ones take no bytes on the wire.
         details: &'a [u8],
     },
 }
@@ -254,22 +254,22 @@ pub enum Answer<'a> {
 #[error("the caller is gone")]
 pub struct Gone;
 
-/// What became of a message that was to be taken back from the link.
+/// The result of an attempt to take a message back from the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Revoked {
     /// All of it was still queued: nothing was sent.
     Whole,
     /// Parts were sent; the peer's link drops them, so its session never sees the message.
     Aborted,
-    /// The peer's session sees the message, or has: what was taken back is the end of a tail that
-    /// it reads as a stream.
+    /// The peer's session sees the message, or has seen it: only the end of a tail that it reads as
+    /// a stream was taken back.
     Begun,
-    /// It is on the wire, or unknown.
+    /// The message is on the wire, or the tag is unknown.
     TooLate,
 }
 
 impl Revoked {
-    /// Whether the peer's session never sees the message.
+    /// Whether it is certain that the peer's session never sees the message.
     #[must_use]
     pub fn is_unsent(self) -> bool {
         matches!(self, Self::Whole | Self::Aborted)
@@ -279,23 +279,23 @@ impl Revoked {
 /// A frame for the link.
 #[derive(Debug)]
 pub struct Transmit {
-    /// Goes ahead of frames that wait for room.
+    /// Overtakes frames that wait for room.
     pub urgent: bool,
-    /// Names the frame when it is to be taken back; 0: it never is.
+    /// Names the frame if it is to be taken back; 0: it never is.
     pub tag: u64,
     /// The frame, with room in front for the link's header.
     pub frame: OutBuf,
 }
 
-/// Something to be done outside the session. None of it may be done under the session's lock.
+/// Work to be done outside the session, and never under its lock.
 pub enum Event<W, H> {
-    /// A call's outcome is there: wake who waits for it.
+    /// A call has its outcome: wake its waiter.
     Wake(W),
     /// Run a handler.
     Request(Incoming),
     /// Stop a handler, then report `handler_ended`.
     CancelHandler(H),
-    /// Drop a body that is not sent after all: its memory may be the user's.
+    /// Drop a body that is not going to be sent: its memory may be the user's.
     Discard(Box<OutBuf>),
     /// The peer takes no new calls; those in flight go on.
     PeerGoingAway,

@@ -1,12 +1,12 @@
 //! This end as a callee: requests in, handlers run and stopped, answers out.
 //!
-//! Owns the meeting of the peer's calls and their deadlines. Never runs a handler: it hands out
-//! events and is told what became of them.
+//! Owns the coordination of the peer's calls with their deadlines. Never runs a handler: it hands
+//! out events and is told the results.
 //!
 //! Invariants:
-//! 1. A request that is not refused becomes one event, unless its caller is gone before it is
-//!    taken.
-//! 2. The proof of a call goes out when its handler has ended, never before (`incoming`).
+//! 1. A request that is not refused becomes one event, unless its caller is gone before the event
+//!    is taken.
+//! 2. The proof of a call is sent when its handler has ended, never before (`incoming`).
 
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,12 @@ use super::{
 };
 use crate::wire::{self, ReplyKind, RequestHead, ResponseHead, WireId, code};
 
-/// What to do about a budget that is used up.
+/// Advice in errors about a memory budget that is used up.
 pub(crate) const RAISE: &str = "send less at once, or raise the server's `memory_budget`";
-/// Longest remaining time that is believed.
+/// Longest remaining time that is accepted from a peer; longer ones are reduced to it.
 const MAX_REMAINING: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// A request's bytes on their way to its handler.
+/// The bytes of a request, for its handler.
 pub(super) struct RequestBytes {
     pub(super) head_bytes: usize,
     pub(super) metadata_bytes: usize,
@@ -34,7 +34,8 @@ pub(super) struct RequestBytes {
 
 /// Requests and cancels.
 impl<W, H> Session<W, H> {
-    // So that the plain head of most requests leaves out all that it lacks.
+    // Inlined, so that for the plain header of most requests the compiler drops the optional
+    // blocks.
     #[inline(always)]
     pub(super) fn on_request(
         &mut self,
@@ -54,7 +55,7 @@ impl<W, H> Session<W, H> {
         if let Some(micros) = head.remaining_micros {
             let now = now();
             deadline = now.checked_add(Duration::from_micros(micros).min(MAX_REMAINING));
-            // A handler that must not be cancelled only gets to know its deadline.
+            // A `no_cancel` handler only sees its deadline; no timer stops it.
             if let Some(at) = deadline.filter(|_| !head.no_cancel) {
                 let timer = self.deadlines.insert(at, now, Timer::Incoming(head.id.slot));
                 self.incoming.set_timer(head.id, timer);
@@ -74,7 +75,7 @@ impl<W, H> Session<W, H> {
         Ok(())
     }
 
-    /// A request that there was no memory for: it never runs, so the caller may try again.
+    /// Answers a request that there was no memory for: it never runs, so the caller may try again.
     #[cold]
     pub(super) fn refuse_unread(
         &mut self,
@@ -92,7 +93,7 @@ impl<W, H> Session<W, H> {
         Ok(())
     }
 
-    /// Why a request is answered without running.
+    /// Why a request is refused without running its handler.
     #[inline]
     fn refusal(&mut self, head: &RequestHead) -> Option<Answer<'static>> {
         let (code, retryable, text) = if self.incoming.in_flight() > self.limits.max_incoming_calls
@@ -170,18 +171,18 @@ impl<W, H> Session<W, H> {
 
 /// Towards the handlers.
 impl<W, H> Session<W, H> {
-    /// The next thing to do, outside the lock.
+    /// The next event, to be handled outside the lock.
     pub fn poll_event(&mut self) -> Option<Event<W, H>> {
         self.poll_notice().map(Event::from).or_else(|| self.poll_request().map(Event::Request))
     }
 
-    /// The next event that is no request.
+    /// The next event that is not a request.
     #[inline]
     pub(crate) fn poll_notice(&mut self) -> Option<SessionEvent<W, H>> {
         self.notices.pop_front()
     }
 
-    /// The next request: what is left of the events when there is no notice.
+    /// The next request. The other events come first.
     #[inline]
     pub(crate) fn poll_request(&mut self) -> Option<Incoming> {
         while !self.incoming.take_arrived(self.requests.front()?.id.0) {
@@ -190,21 +191,21 @@ impl<W, H> Session<W, H> {
         self.requests.pop_front()
     }
 
-    /// What was cancelled or expired while it waited in here is answered already.
+    /// Skips requests that were cancelled or expired while they waited here: they are answered.
     #[cold]
     fn drop_request(&mut self) {
         self.requests.pop_front();
     }
 
-    /// The call's signature is the method's: calls of that method need not carry it any more on
-    /// this connection. To be called before the call is answered.
+    /// Notes that the call's signature matches the method's: later calls of that method on this
+    /// connection need not carry it. Call this before the call is answered.
     pub fn accept_signature(&mut self, id: IncomingId) {
         if let Some(method) = self.incoming.accept_signature(id.0) {
             self.accepted_here.insert(method);
         }
     }
 
-    /// Names the handler of a call, so that a cancel or deadline can stop it.
+    /// Attaches the handle of a call's handler, so that a cancel or deadline can stop it.
     ///
     /// # Errors
     /// The handle, when the caller is gone: stop the handler, then report `handler_ended`.
@@ -215,14 +216,14 @@ impl<W, H> Session<W, H> {
     /// Answers a call; its handler has ended.
     ///
     /// # Errors
-    /// The caller is gone, or the call was answered before: the answer comes out as an event, to be
-    /// dropped.
+    /// The caller is gone, or the call was answered before: the answer comes out as
+    /// [`Event::Discard`].
     pub fn reply(&mut self, id: IncomingId, answer: Answer<'_>) -> Result<(), Gone> {
         let (kind, body) = answer_body(answer);
         self.reply_with(id, kind, body)
     }
 
-    /// The same with a body that is of that kind.
+    /// The same for a reply with a body, of the given kind.
     #[inline(always)]
     pub(crate) fn reply_with(
         &mut self,
@@ -258,8 +259,8 @@ impl<W, H> Session<W, H> {
         self.check_drained();
     }
 
-    /// Returns whether the signature was accepted with the call, if the caller still waits; else
-    /// gives the proof that it waits for.
+    /// If the caller still waits, returns whether the signature was accepted with the call.
+    /// Otherwise queues the proof that the peer waits for.
     #[inline(always)]
     fn end_handler(&mut self, id: WireId) -> Option<bool> {
         match self.incoming.end(id) {

@@ -1,10 +1,10 @@
-//! This end as a caller: start, wait, give up; requests out, responses in.
+//! This end as a caller: start, wait, cancel; requests out, responses in.
 //!
-//! Owns the meeting of calls, slots and deadlines on the calling side. Never decides who may call:
-//! that is `shutdown` and the limits.
+//! Owns the coordination of calls, slots and deadlines on the calling side. Does not decide whether
+//! a call may start: that is up to `shutdown` and the limits.
 //!
 //! Invariants:
-//! 1. Every call that leaves the table of calls before its proof has come leaves its slot in
+//! 1. A sent call that leaves the table of calls before its proof has arrived leaves its slot in
 //!    quarantine.
 //! 2. A cancel never overtakes its request: it is sent only once the link says that the request
 //!    cannot be taken back.
@@ -26,8 +26,8 @@ use crate::wire::{self, ResponseHead, WireId};
 
 /// Calls of this end.
 impl<W, H> Session<W, H> {
-    /// Starts a call. It goes out by `poll_transmit`, at once or when the peer takes one more:
-    /// until its hello has arrived it is believed to take [`INITIAL_CALLS`](super::INITIAL_CALLS).
+    /// Starts a call. `poll_transmit` sends it, at once or when the peer's limit allows one more.
+    /// Until the peer's hello has arrived the limit is [`INITIAL_CALLS`](super::INITIAL_CALLS).
     ///
     /// # Errors
     /// Why nothing was started, with the body.
@@ -42,7 +42,7 @@ impl<W, H> Session<W, H> {
         started.map_err(|error| NotStarted { error, body: body.unwrap_or_default() })
     }
 
-    /// The same with the body where it lies, and where it stays when nothing was started.
+    /// The same, but takes the body out of `body` only if the call is started.
     #[inline]
     pub(crate) fn start_from(
         &mut self,
@@ -97,18 +97,18 @@ impl<W, H> Session<W, H> {
         Ok(())
     }
 
-    /// Takes a call's outcome, if it is there; the id then names nothing.
+    /// Takes a call's outcome, if it has one; the id then names nothing.
     pub fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
         self.calls.take_outcome(id)
     }
 
-    /// Takes a call's outcome, if it is a result: what most are, for less.
+    /// Fast path of [`take_outcome`](Self::take_outcome): takes the outcome only if it is a result.
     #[inline(always)]
     pub(crate) fn take_result(&mut self, id: CallId) -> Option<Message> {
         self.calls.take_result(id)
     }
 
-    /// Whether `take_outcome` would give something.
+    /// Whether `take_outcome` would return an outcome.
     #[inline]
     #[must_use]
     pub fn has_outcome(&self, id: CallId) -> bool {
@@ -122,8 +122,8 @@ impl<W, H> Session<W, H> {
         self.accepted_by_peer.contains(method_index)
     }
 
-    /// Takes a call's outcome, or registers who waits for it. Drops who did before: see
-    /// [`set_waiter`](Self::set_waiter) for waiters that must not be dropped under a lock.
+    /// Takes a call's outcome, or registers a waiter and drops the previous one. For waiters that
+    /// must not be dropped under a lock see [`set_waiter`](Self::set_waiter).
     pub fn poll_call(&mut self, id: CallId, waiter: impl FnOnce() -> W) -> Option<Outcome> {
         let outcome = self.take_outcome(id);
         if outcome.is_none() {
@@ -132,23 +132,23 @@ impl<W, H> Session<W, H> {
         outcome
     }
 
-    /// Registers who waits for a call that has no outcome yet. Gives back who did before, or
-    /// `waiter` itself when there is nothing to wait for, to be dropped outside the lock.
+    /// Registers a waiter for a call that has no outcome yet. Returns the previous one, or `waiter`
+    /// itself when there is nothing to wait for, to be dropped outside the lock.
     pub fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
         self.calls.set_waiter(id, waiter)
     }
 
-    /// Who waits for a call now.
+    /// The registered waiter of a call.
     #[must_use]
     #[inline]
     pub fn waiter(&self, id: CallId) -> Option<&W> {
         self.calls.waiter(id)
     }
 
-    /// Gives a call up. What never reached the wire is taken back and its slot is free at once;
-    /// else the peer is told, and the slot stays in quarantine until its proof arrives. A call
-    /// that must not be cancelled goes on, and its answer is dropped. Gives back who waited; a body
-    /// that never left comes out as an event.
+    /// Cancels a call. If the request never reached the wire it is taken back, and its slot is free
+    /// at once. Otherwise a cancel is sent, and the slot stays in quarantine until its proof
+    /// arrives. A `no_cancel` call goes on, and its answer is dropped. Returns the waiter; a body
+    /// that was not sent comes out as [`Event::Discard`](super::Event::Discard).
     pub fn cancel(&mut self, id: CallId, revoke: Revoke<'_>) -> Option<W> {
         if !self.calls.contains(id) {
             return None;
@@ -173,7 +173,8 @@ impl<W, H> Session<W, H> {
         taken.waiter
     }
 
-    /// Nobody waits for the slot's call any more. Returns whether the peer never saw it.
+    /// Gives up the slot of a call that nobody waits for. Returns whether the peer never saw the
+    /// call.
     fn give_up_slot(&mut self, slot: u32, send_cancel: bool, revoke: Revoke<'_>) -> bool {
         let id = self.slots.id(slot);
         if revoke(tag(Side::Request, id)).is_unsent() {
@@ -216,16 +217,16 @@ impl<W, H> Session<W, H> {
     }
 }
 
-/// Towards the peer.
+/// Output to the peer.
 impl<W, H> Session<W, H> {
-    /// Whether `poll_transmit` may give something: a cheap look that spares most calls of it.
+    /// Cheap check, to avoid most calls of `poll_transmit`: whether it may return a frame.
     #[inline]
     #[must_use]
     pub fn may_transmit(&self) -> bool {
         !self.frames.is_empty() || self.calls.unsent_len() != 0
     }
 
-    /// The next frame for the link. `now` is asked only for a call with a deadline.
+    /// The next frame for the link. `now` is called only for a request with a deadline.
     #[inline]
     pub fn poll_transmit(&mut self, now: impl FnOnce() -> Instant) -> Option<Transmit> {
         if !self.may_speak {
@@ -280,8 +281,8 @@ impl<W, H> Session<W, H> {
         Some(Transmit { urgent: false, tag: tag(Side::Request, id), frame })
     }
 
-    /// The most session frames that a correct peer can make wait in this end's link at once. More
-    /// means that the peer answers or asks faster than it reads.
+    /// The most session frames that a correct peer can cause to wait in this end's link at once.
+    /// More means that the peer sends calls or answers faster than it reads.
     #[must_use]
     pub fn most_queued_frames(&self) -> usize {
         // A request and a cancel per slot of ours, an answer per slot of the peer's; hello,
@@ -290,7 +291,7 @@ impl<W, H> Session<W, H> {
     }
 }
 
-/// Answers, and deadlines that passed without one.
+/// Responses, and deadlines that passed without one.
 impl<W, H> Session<W, H> {
     #[inline(always)]
     pub(super) fn on_response(
@@ -328,7 +329,7 @@ impl<W, H> Session<W, H> {
             }
             _ => true,
         };
-        // The timer has fired: nothing to remove.
+        // The timer has fired, so it need not be removed.
         let failed = self.calls.fail(index, Failure::DeadlineExceeded, never_sent);
         self.tell_failed(failed.waiter, failed.request);
     }

@@ -1,7 +1,6 @@
 //! Calls of the peer: which run, which are being stopped, which were answered.
 //!
-//! Owns the callee's half of the slot table. Whether and what is sent is decided by the session
-//! from what the table says.
+//! Owns the callee's half of the slot table. The session decides from its answers what is sent.
 //!
 //! Invariants:
 //! 1. A call is answered exactly once: by a response, or by a cancelled frame after a cancel.
@@ -26,7 +25,7 @@ enum Stage<H> {
     Stopping {
         cancelled: bool,
     },
-    /// The answer is with the link or on its way.
+    /// The answer is queued or handed to the link.
     Answered,
 }
 
@@ -40,27 +39,27 @@ struct Entry<H> {
     stage: Stage<H>,
 }
 
-/// What a cancel, a passed deadline or the end of the connection does to a call.
+/// The effect of a cancel, a passed deadline or the end of the connection on a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stopped<H> {
     /// No handler has seen it: it can be answered at once.
     NeverRan,
-    /// The handler's handle, to stop it by; none if it is not attached yet.
+    /// The handle to stop the handler with; `None` if it is not attached yet.
     Handler(Option<H>),
     /// Was being stopped already.
     Already,
-    /// Was answered already; the answer may still be with the link.
+    /// Was answered already; the link may not have sent the answer yet.
     Answered,
     /// No call of that id, or it must not be stopped.
     Nothing,
 }
 
-/// What the end of a handler means.
+/// What to send when a handler has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// The caller still waits: answer.
     Reply { signature_accepted: bool },
-    /// It cancelled: confirm.
+    /// The caller cancelled: confirm.
     Cancelled,
     /// The deadline passed: say so.
     DeadlineExceeded,
@@ -87,7 +86,7 @@ impl<H> IncomingCalls<H> {
         self.in_flight
     }
 
-    /// Slots are below this.
+    /// Slot numbers are below this.
     pub(super) fn limit(&self) -> u32 {
         self.limit
     }
@@ -95,7 +94,7 @@ impl<H> IncomingCalls<H> {
     /// Takes a request's slot.
     ///
     /// # Errors
-    /// The slot is out of range or in use, or the generation is the one before.
+    /// The slot is out of range or in use, or the generation is that of the previous call.
     #[inline(always)]
     pub(super) fn admit(&mut self, head: &RequestHead) -> Result<(), SessionError> {
         let WireId { slot, generation } = head.id;
@@ -144,18 +143,18 @@ impl<H> IncomingCalls<H> {
         }
     }
 
-    /// The timer, which has fired or is to be removed.
+    /// Takes the call's timer, which has fired or is to be removed.
     #[inline]
     pub(super) fn take_timer(&mut self, slot: u32) -> Option<TimerKey> {
         self.entries.get_mut(slot as usize)?.timer.take()
     }
 
-    /// The id of the slot's present call.
+    /// The id of the slot's current call.
     pub(super) fn id(&self, slot: u32) -> WireId {
         WireId { slot, generation: self.entries[slot as usize].generation }
     }
 
-    /// Whether the request still wants a handler; it then counts as running.
+    /// Whether the request still needs a handler; if so, it now counts as running.
     #[inline]
     pub(super) fn take_arrived(&mut self, id: WireId) -> bool {
         match self.find(id) {
@@ -167,7 +166,7 @@ impl<H> IncomingCalls<H> {
         }
     }
 
-    /// Names the handler of a running call.
+    /// Attaches the handle of a running call's handler.
     ///
     /// # Errors
     /// The handle, when the call is not running any more.
@@ -181,14 +180,14 @@ impl<H> IncomingCalls<H> {
         }
     }
 
-    /// The method's signature was accepted with this call. Returns the method.
+    /// Notes that this call's signature was accepted. Returns the method.
     pub(super) fn accept_signature(&mut self, id: WireId) -> Option<u32> {
         let entry = self.find(id)?;
         entry.signature_accepted = true;
         Some(entry.method)
     }
 
-    /// Whether the call was declared not to be cancelled.
+    /// Whether the call is marked `no_cancel`.
     pub(super) fn is_no_cancel(&mut self, id: WireId) -> bool {
         self.find(id).is_some_and(|entry| entry.no_cancel)
     }
@@ -230,8 +229,8 @@ impl<H> IncomingCalls<H> {
         ended
     }
 
-    /// The connection is gone: forgets every call but those that must not be stopped, which end
-    /// by themselves. Returns the handlers to stop.
+    /// The connection is gone: forgets every call except those marked `no_cancel`, whose handlers
+    /// run to their end. Returns the handlers to stop.
     pub(super) fn clear(&mut self) -> impl Iterator<Item = H> {
         let in_flight = &mut self.in_flight;
         self.entries.iter_mut().filter_map(move |entry| {

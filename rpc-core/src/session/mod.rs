@@ -1,24 +1,28 @@
 //! The session: calls over messages, for one end of a connection. Both ends may call.
 //!
-//! Owns which call waits for what: slots and their quarantine, deadlines, cancellation, orderly
-//! shutdown. Never does anything itself: no clock, no I/O, no thread, no async; time is an
-//! argument, peer input is [`Session::on_message`]; what is to be done comes out of
-//! [`Session::poll_transmit`] and [`Session::poll_event`], which are to be drained after every
-//! other call. Knows methods only as numbers and bodies only as bytes.
+//! Owns the state of every call: slots and their quarantine, deadlines, cancellation, orderly
+//! shutdown. Pure (sans-I/O): no clock, no I/O, no thread, no async. Time is an argument, input of
+//! the peer goes to [`Session::on_message`], and work to be done comes out of
+//! [`Session::poll_transmit`] and [`Session::poll_event`]; drain both after every other call. Knows
+//! methods only as numbers and bodies only as bytes.
 //!
 //! The contract with the callee's dispatch: every [`Event::Request`] is answered by exactly one
 //! [`Session::reply`] or [`Session::handler_ended`], also after [`Event::CancelHandler`] and after
-//! a refused [`Session::attach_handler`]; only then does the call's slot go home.
+//! a refused [`Session::attach_handler`]; only then is the call's slot free for the caller again.
+//!
+//! The *proof* of a call is what shows that the peer sends nothing more for it: its response, its
+//! cancelled frame, or that the request was never sent. A slot whose caller has gone is in
+//! *quarantine* until its proof arrives.
 //!
 //! Invariants:
-//! 1. A started call has exactly one outcome, whatever races: its reply, or one failure.
+//! 1. A started call has exactly one outcome in every race: its reply, or one failure.
 //! 2. A slot is reused only after its proof, so no old answer reaches a new call (`slots`).
 //! 3. A call of the peer is answered exactly once, after its handler has ended (`incoming`).
-//! 4. Waiters are never dropped in here: they are handed back or come out as events. So do the
-//!    handles of handlers that are to be stopped; that of a handler that replied, and so needs it
-//!    no more, is dropped by `reply`.
-//! 5. Bodies with a tail, whose memory may be the user's, are never dropped in here either: they are
-//!    handed back or come out as events.
+//! 4. Waiters are never dropped here: they are returned or come out as events. The same holds for
+//!    the handles of handlers that are to be stopped. The handle of a handler that has replied is
+//!    no longer needed and is dropped by `reply`.
+//! 5. Bodies with a tail, whose memory may be the user's, are never dropped here either: they are
+//!    returned or come out as events.
 
 mod call;
 mod callee;
@@ -64,7 +68,7 @@ const MAX_CALLS: u32 = 1 << 24;
 /// Takes a message back from the link, by its tag.
 pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked;
 
-/// Whose deadline it is.
+/// The call that a deadline belongs to.
 #[derive(Debug, Clone, Copy)]
 enum Timer {
     /// A call of this end, by its index.
@@ -101,12 +105,12 @@ impl<W, H> From<SessionEvent<W, H>> for Event<W, H> {
     }
 }
 
-/// One end of a session. `W`: who waits for a call; `H`: handle of a running handler.
+/// One end of a session. `W`: a call's waiter (such as a waker); `H`: handle of a running handler.
 #[derive(Debug)]
 pub struct Session<W, H> {
     role: Role,
     limits: SessionLimits,
-    /// The hello is on its way or sent: other frames may follow.
+    /// The hello is queued or sent: other frames may follow.
     may_speak: bool,
     peer: Option<Hello>,
     calls: Calls<W>,
@@ -114,7 +118,7 @@ pub struct Session<W, H> {
     incoming: IncomingCalls<H>,
     deadlines: Deadlines<Timer>,
     frames: FrameQueue,
-    /// What is to be done, but for handlers to be run: these take far more room.
+    /// Events other than requests, which are kept apart because they are much larger.
     notices: VecDeque<SessionEvent<W, H>>,
     /// Calls of the peer whose handlers are to be run.
     requests: VecDeque<Incoming>,
@@ -126,7 +130,7 @@ pub struct Session<W, H> {
 }
 
 impl<W, H> Session<W, H> {
-    /// A session on a fresh connection. Limits above 2^24 count as that.
+    /// A session on a new connection. Limits above 2^24 are reduced to it.
     #[must_use]
     pub fn new(role: Role, limits: SessionLimits) -> Self {
         let limits = SessionLimits {
@@ -157,7 +161,7 @@ impl<W, H> Session<W, H> {
         session
     }
 
-    /// Lets go of a body that is not sent (invariant 5).
+    /// Discards a body that is not sent (invariant 5).
     #[cold]
     fn discard(&mut self, body: OutBuf) {
         if !body.tail().is_empty() {
@@ -175,12 +179,12 @@ impl<W, H> Session<W, H> {
         }));
     }
 }
-/// From the peer.
+/// Input from the peer.
 impl<W, H> Session<W, H> {
     /// Takes a message of the peer. `now` is asked only when a deadline starts to run.
     ///
     /// # Errors
-    /// The rule that the peer broke: close the connection. After `on_closed` messages are dropped.
+    /// The rule that the peer broke: close the connection. After `on_closed`, messages are dropped.
     #[inline]
     pub fn on_message(
         &mut self,
@@ -191,7 +195,7 @@ impl<W, H> Session<W, H> {
         if self.closed.is_some() {
             return Ok(());
         }
-        // Nearly every message is one of these two.
+        // Fast path: nearly every message is a plain request or a plain response.
         if self.peer.is_some() && message.is_plain() {
             if let Some(head) = wire::plain_response(&message) {
                 return self.on_response(head, wire::HEADER_BYTES, message);
@@ -205,7 +209,7 @@ impl<W, H> Session<W, H> {
         self.on_parsed(message, now, revoke)
     }
 
-    /// There was no memory for the message: its call ends, and nothing else.
+    /// There was no memory for the message: its call ends, the connection goes on.
     #[cold]
     fn on_refused(&mut self, beginning: &[u8], refusal: Refusal) -> Result<(), SessionError> {
         if self.peer.is_none() {
@@ -271,18 +275,18 @@ impl<W, H> Session<W, H> {
     }
 }
 
-/// Time, and things to do.
+/// Timers.
 impl<W, H> Session<W, H> {
-    /// When to call `on_timeout` next: not before anything is due by more than a tick's rounding,
-    /// possibly earlier.
+    /// When to call `on_timeout` next: at most one tick after the earliest deadline, possibly
+    /// before it.
     #[inline]
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.next()
     }
 
-    /// Time has come to `now`: calls of this end whose deadline has passed fail, handlers of the
-    /// peer's are stopped. At most 256 µs late.
+    /// Advances the time to `now`: calls of this end whose deadline has passed fail, and handlers
+    /// of such calls of the peer are stopped. At most 256 µs late.
     pub fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>) {
         while let Some(timer) = self.deadlines.poll_expired(now) {
             match timer {
@@ -294,7 +298,7 @@ impl<W, H> Session<W, H> {
     }
 }
 
-/// What there is, for gauges and tests.
+/// Counts, for gauges and tests.
 impl<W, H> Session<W, H> {
     /// Calls of this end: waiting, in flight, or finished and not taken yet.
     #[must_use]
@@ -308,7 +312,7 @@ impl<W, H> Session<W, H> {
         self.slots.busy()
     }
 
-    /// Slots of this end whose caller has gone and whose proof is missing.
+    /// Slots of this end in quarantine: the caller has gone, the proof has not arrived.
     #[must_use]
     pub fn quarantined_slots(&self) -> u32 {
         self.slots.zombies()
@@ -320,7 +324,7 @@ impl<W, H> Session<W, H> {
         self.incoming.in_flight()
     }
 
-    /// Deadlines that run.
+    /// Deadlines in the timer wheel.
     #[must_use]
     pub fn running_deadlines(&self) -> usize {
         self.deadlines.len()

@@ -1,13 +1,13 @@
-//! Calls of this end: who waits for what.
+//! The table of calls that this end makes.
 //!
 //! Owns each call from `start` to its one outcome, and the queue of those that wait for a slot.
-//! Knows slots only by index; what a slot is worth is in `slots`.
+//! Knows slots only by index; their states are in `slots`.
 //!
 //! Invariants:
-//! 1. A call gets exactly one outcome: a sent call's slot is settled once, and `fail` on a call
+//! 1. A call gets exactly one outcome: a sent call's slot is released once, and `fail` on a call
 //!    that has its outcome does nothing.
 //! 2. An index is reused only with another generation, so an old id never finds a new call.
-//! 3. A detached call has nobody who waits; it leaves the table when it is sent or fails.
+//! 3. Nobody waits for a detached call; it leaves the table when it is sent or fails.
 //! 4. The queue holds every unsent call once, and at most as many stale ids as live ones + 64.
 
 use std::collections::VecDeque;
@@ -23,31 +23,31 @@ use crate::wire::{self, ReplyKind, RequestHead, WireId};
 /// Stale ids that the queue may hold before it is cleaned.
 const STALE_SLACK: usize = 64;
 
-/// A call's deadline while it is in the wheel.
+/// A call's deadline and its entry in the timer wheel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timed {
     pub(super) at: Instant,
     pub(super) key: TimerKey,
 }
 
-/// Where a call is.
+/// The stage of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Stage {
     Free,
-    /// Waits for a slot, or just for `poll_transmit`.
+    /// Waits for a free slot or for `poll_transmit`.
     Unsent,
-    /// With the link, under this slot.
+    /// Handed to the link, under this slot.
     Sent(u32),
-    /// Waits to be taken.
+    /// The reply waits to be taken.
     Replied(ReplyKind),
-    /// Waits to be taken.
+    /// The failure waits to be taken.
     Failed {
         reason: Failure,
         never_sent: bool,
     },
 }
 
-/// What a request's header is made of, and what the answer needs to know.
+/// The fields of a request's header, and those needed when its reply arrives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CallHead {
     pub(super) method: u32,
@@ -58,8 +58,8 @@ pub(super) struct CallHead {
     pub(super) has_metadata: bool,
 }
 
-/// Request and reply lie beside the stage, not in it: each is moved once in and once out, which is
-/// what a small call spends its time on.
+/// Request and reply are kept beside the stage, not in it, so that each is moved once in and once
+/// out: a small call spends most of its time on such moves.
 #[derive(Debug)]
 struct Call<W> {
     generation: u32,
@@ -72,13 +72,13 @@ struct Call<W> {
     reply: Option<Message>,
 }
 
-/// A call that may go out now.
+/// A call that may be sent now.
 pub(super) struct Ready {
     pub(super) id: CallId,
     pub(super) deadline: Option<Timed>,
 }
 
-/// Where a call was when it was taken out of the table.
+/// The stage of a call when it was taken out of the table.
 #[must_use = "waiter and request are not dropped in the session"]
 pub(super) struct Taken<W> {
     pub(super) stage: Stage,
@@ -87,14 +87,14 @@ pub(super) struct Taken<W> {
     pub(super) request: Option<OutBuf>,
 }
 
-/// What is left of a call that failed.
+/// What the caller must release after a call has failed.
 #[must_use = "waiter and request are not dropped in the session"]
 pub(super) struct Failed<W> {
-    /// To be removed.
+    /// To be removed from the timer wheel.
     pub(super) deadline: Option<Timed>,
-    /// To be woken.
+    /// The waiter to wake.
     pub(super) waiter: Option<W>,
-    /// Unsent.
+    /// The request, if it was never sent.
     pub(super) request: Option<OutBuf>,
 }
 
@@ -177,9 +177,9 @@ impl<W> Calls<W> {
         None
     }
 
-    /// Hands over the request of the call that [`next_unsent`](Self::next_unsent) named, with its
-    /// head in front, and says whether the call is detached: it is then gone, and its deadline the
-    /// caller's to remove.
+    /// Takes the request of the call that [`next_unsent`](Self::next_unsent) named, with its header
+    /// in front, and says whether the call is detached. A detached call is then out of the table,
+    /// and the caller must remove its deadline.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -242,7 +242,8 @@ impl<W> Calls<W> {
         self.find(id).is_some()
     }
 
-    /// Registers who waits; gives back who waited before, or who would wait for nothing.
+    /// Registers a waiter. Returns the previous one, or `waiter` itself if there is nothing to wait
+    /// for.
     pub(super) fn set_waiter(&mut self, id: CallId, waiter: W) -> Option<W> {
         match self.find_mut(id) {
             Some(Call { stage: Stage::Replied(_) | Stage::Failed { .. }, .. }) | None => {
@@ -268,7 +269,8 @@ impl<W> Calls<W> {
         message
     }
 
-    /// Takes the outcome, and the call out of the table. What names no call has failed.
+    /// Takes the outcome, and the call out of the table. An id that names no call gives
+    /// [`Failure::NoSuchCall`].
     pub(super) fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
         let Some(call) = self.find_mut(id) else {
             return Some(Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false });
@@ -282,8 +284,8 @@ impl<W> Calls<W> {
         Some(outcome)
     }
 
-    /// The reply to a sent call, without its head. Returns the call's deadline, to be removed, and
-    /// who waits, to be woken.
+    /// Stores the reply to a sent call, without its header. Returns the call's deadline, to be
+    /// removed, and its waiter, to be woken.
     #[inline]
     pub(super) fn reply(
         &mut self,
@@ -334,7 +336,7 @@ impl<W> Calls<W> {
         Some(taken)
     }
 
-    /// Lets an unsent call go on without anybody who waits (invariant 3).
+    /// Detaches an unsent call: it will be sent, but nobody waits for it (invariant 3).
     pub(super) fn detach(&mut self, id: CallId) -> Option<W> {
         let call = self.find_mut(id)?;
         debug_assert!(matches!(call.stage, Stage::Unsent), "only unsent calls are detached");
@@ -361,7 +363,7 @@ impl<W> Calls<W> {
         self.free.push(index);
     }
 
-    /// Keeps invariant 4 at constant cost per call.
+    /// Removes stale ids (invariant 4), at amortised constant cost per call.
     #[inline]
     fn clean_queue(&mut self) {
         if self.unsent.len() > 2 * self.unsent_live + STALE_SLACK {

@@ -1,20 +1,21 @@
 //! Slots: the ids of this end's calls on the wire, and their quarantine.
 //!
-//! Owns which slot and generation a call goes out under and what a frame that comes back for it
-//! proves. Knows nothing of callers: a slot names its call by index, or nobody.
+//! Owns the slot and generation that a call is sent under, and what a frame that comes back for it
+//! proves. Knows callers only by index: a slot has the index of its call, or none.
 //!
 //! Invariants:
 //! 1. A slot is reused only after its proof: the call's response, its cancelled frame after a
-//!    cancel, or the link's word that the request never reached the peer.
-//! 2. Each use of a slot has a generation other than the one before, and never 0.
+//!    cancel, or the link's report that the request never reached the peer.
+//! 2. Each use of a slot has another generation than the previous use, and never 0.
 //! 3. Slots lie below the limit that the peer announced, and below [`INITIAL_CALLS`] before it did.
 //! 4. A proof frees a slot exactly once; a second one is a protocol error of the peer.
 
 use super::SessionError;
 use crate::wire::WireId;
 
-/// Calls that either end may have in flight before it has seen the other's hello. One: every end
-/// that takes calls at all takes it, so that no caller is refused for not knowing the limit yet.
+/// Calls that either end may have in flight before it has seen the other's hello. It is one because
+/// every end that takes calls takes at least one, so no caller is refused for not knowing the
+/// limit.
 pub const INITIAL_CALLS: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +23,7 @@ enum Holder {
     Free,
     /// The call waits for its response.
     Call(u32),
-    /// Nobody waits any more; only the proof is missing.
+    /// Quarantine: the caller has gone, and the proof has not arrived.
     Zombie {
         cancel_sent: bool,
     },
@@ -61,7 +62,7 @@ impl Slots {
         self.busy
     }
 
-    /// Slots that were ever used.
+    /// Number of slots that were ever used.
     pub(super) fn made(&self) -> usize {
         self.slots.len()
     }
@@ -80,10 +81,10 @@ impl Slots {
     pub(super) fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
         self.free.retain(|slot| *slot < limit);
-        // Slots that were out of the limit before have never been made.
+        // Nothing else to do: slots above the old limit were never made.
     }
 
-    /// Takes a slot for the call, if the peer takes another one now.
+    /// Takes a slot for the call, if the peer's limit allows another call now.
     #[inline]
     pub(super) fn take(&mut self, call: u32) -> Option<WireId> {
         let index = match self.free.pop() {
@@ -111,12 +112,12 @@ impl Slots {
         !self.free.is_empty() || self.slots.len() < self.limit as usize
     }
 
-    /// The id under which a slot's present call went out.
+    /// The id that the slot's current call was sent with.
     pub(super) fn id(&self, index: u32) -> WireId {
         WireId { slot: index, generation: self.slots[index as usize].generation }
     }
 
-    /// The call has no caller any more, and its request is on the wire: quarantine.
+    /// Puts a slot in quarantine: its caller has gone, and its request may be on the wire.
     pub(super) fn abandon(&mut self, index: u32, cancel_sent: bool) {
         let slot = &mut self.slots[index as usize];
         debug_assert!(matches!(slot.holder, Holder::Call(_)), "only a waiting call is abandoned");
@@ -130,7 +131,7 @@ impl Slots {
         self.release(index);
     }
 
-    /// Takes the proof for a call: who waited for it, if anybody still does.
+    /// Takes the proof for a call. Returns the call's index, unless its caller has gone.
     ///
     /// # Errors
     /// The frame answers no call, or confirms a cancel that was never sent.
@@ -157,7 +158,7 @@ impl Slots {
         Ok(owner)
     }
 
-    /// The connection is gone, and with it all that could still come back.
+    /// The connection is gone: no more proofs will arrive.
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.free.clear();

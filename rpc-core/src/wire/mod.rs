@@ -1,16 +1,17 @@
 //! The session's bytes: a 16-byte header, optional blocks behind flags, then the body.
 //!
-//! Owns encoding and parsing of every session frame; `docs/wire-format.md` has the tables. Knows
-//! nothing of what a frame means to a call: that is `session`.
+//! Owns encoding and parsing of every session frame; `docs/wire-format.md` has the tables. What a
+//! frame means for a call is decided in `session`.
 //!
 //! Invariants:
 //! 1. All integers are little-endian; blocks follow the header in the order of their flag bits.
 //! 2. [`parse`] reads no byte outside the message, allocates nothing and cannot panic.
-//! 3. Unknown kinds, unknown flags and non-zero reserved fields are refused, each by its own
+//! 3. Unknown kinds, unknown flags and non-zero reserved fields are refused, each with its own
 //!    [`WireError`]: an extension needs a feature bit that both hellos carried. Only a hello may
-//!    be longer than this version knows.
+//!    be longer than in this version.
 //! 4. Generation 0 names no call.
-//! 5. Every frame but a hello has one encoding: what [`parse`] takes, encoding gives back.
+//! 5. Every frame but a hello has one encoding: encoding what [`parse`] accepted gives the same
+//!    bytes.
 
 mod error;
 mod parts;
@@ -40,7 +41,7 @@ pub mod code {
     pub const DEADLINE_EXCEEDED: u8 = 4;
     /// More calls in flight than were announced.
     pub const RESOURCE_EXHAUSTED: u8 = 8;
-    /// A call of a method whose signature was never checked.
+    /// The signature was never checked: the call carries none, and none was accepted before.
     pub const FAILED_PRECONDITION: u8 = 9;
     /// The handler ended without a reply.
     pub const INTERNAL: u8 = 13;
@@ -66,7 +67,7 @@ mod response_flag {
     pub(super) const ALL: u8 = USER_ERROR | RETRYABLE | DETAILS | ACCEPTED | PARTS;
 }
 
-/// Both kinds that may have a tail have it behind the same flag.
+/// Requests and responses use the same flag for PARTS.
 const PARTS: u8 = request_flag::PARTS;
 const _: () = assert!(PARTS == response_flag::PARTS);
 
@@ -74,7 +75,7 @@ mod go_away_flag {
     pub(super) const DRAINED: u8 = 0x01;
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -153,7 +154,7 @@ pub struct RequestHead {
     pub method: u32,
     /// Codec of the body, and of the answer's.
     pub codec: u8,
-    /// The handler runs to its end whatever happens to the caller.
+    /// The handler runs to its end even if the caller goes away.
     pub no_cancel: bool,
     /// Time left when the frame was made, µs; 0 has expired.
     pub remaining_micros: Option<u64>,
@@ -217,7 +218,7 @@ pub enum Frame {
         /// The sender has no calls left towards the receiver and starts none.
         drained: bool,
     },
-    /// One of the reserved stream kinds; its flags and fields are not looked at.
+    /// One of the reserved stream kinds; its flags and fields are not checked.
     Stream(Kind),
 }
 
@@ -260,7 +261,7 @@ pub fn parse_with_tail(bytes: &[u8], tail_bytes: u64) -> Result<(Frame, usize), 
     }
 }
 
-/// What the beginning of a frame says whose rest was dropped.
+/// The fixed header of a frame whose remaining bytes were dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beginning {
     /// A request; its blocks are unknown.
@@ -269,7 +270,7 @@ pub enum Beginning {
     Response(WireId),
 }
 
-/// Reads the fixed header of a long frame: only requests and responses are.
+/// Reads the fixed header of a long frame; only requests and responses are ever long.
 ///
 /// # Errors
 /// The first rule that it breaks.
@@ -297,7 +298,7 @@ pub fn parse_beginning(bytes: &[u8]) -> Result<Beginning, WireError> {
     }
 }
 
-/// The header's fields, still unjudged.
+/// The header's fields, not validated yet.
 struct Header {
     kind: Kind,
     flags: u8,
@@ -453,7 +454,7 @@ fn parse_status(
     Ok(ReplyKind::Status { code, retryable: flags & response_flag::RETRYABLE != 0, details_bytes })
 }
 
-/// Cancel and cancelled: a header that names a call, and nothing else.
+/// Cancel and cancelled frames: a header that names a call, and nothing else.
 fn parse_bare(header: &Header, rest: &[u8]) -> Result<WireId, WireError> {
     header.check_flags(0)?;
     header.check_unused(header.method == 0 && header.codec_or_status == 0)?;
@@ -486,7 +487,7 @@ fn parse_hello(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError
         let (min, max) = (hello.min_version, hello.max_version);
         return Err(WireError::HelloVersionRange { min, max });
     }
-    // A longer hello is a later version's: its tail is taken and ignored (invariant 3).
+    // A longer hello comes from a later version: the extra bytes are ignored (invariant 3).
     Ok((Frame::Hello(hello), HEADER_BYTES + rest.len()))
 }
 
@@ -520,8 +521,9 @@ fn header(
     [kind, flags, codec_or_status, 0, m0, m1, m2, m3, s0, s1, s2, s3, g0, g1, g2, g3]
 }
 
-/// Puts the METADATA block in front of a request's PARTS block and body. Comes before [`prepend_request`], which
-/// must then be told so. The caller has checked [`MAX_METADATA_BYTES`]; what is beyond is cut.
+/// Puts the METADATA block in front of a request's PARTS block and body. Comes before
+/// [`prepend_request`], which must then be told so. The caller has checked [`MAX_METADATA_BYTES`];
+/// what is beyond is cut.
 pub fn prepend_metadata(body: &mut OutBuf, metadata: &[u8]) {
     let len = u16::try_from(metadata.len()).unwrap_or(u16::MAX);
     body.prepend(&metadata[..usize::from(len)]);

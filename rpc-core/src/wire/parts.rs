@@ -1,19 +1,20 @@
 //! The PARTS block: which bytes of a body travel in the message's tail.
 //!
-//! A body may have byte strings taken out of it that travel beside it, where large payloads go
-//! (`rpc-transport`). The block says where each belongs. Put back, the parts and the rest are
-//! exactly what the codec gives by itself, so a receiver need not know what the sender chose.
+//! Byte strings may be taken out of a body and sent beside it, as the message's tail, which is how
+//! large payloads are sent (`rpc-transport`). The block says where in the body each belongs. With
+//! the parts put back, the body is exactly what the codec alone gives, so a receiver need not know
+//! what the sender chose.
 //!
 //! Invariants:
-//! 1. `check` has seen every block that [`Parts::split`] reads: parts are not empty, stand in the order
-//!    of their places, lie within the body, and together are the whole tail.
+//! 1. `check` has seen every block that [`Parts::split`] reads: parts are not empty, stand in the
+//!    order of their places, lie within the body, and together are the whole tail.
 //! 2. The block costs nothing on messages without a tail.
 
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::{Kind, WireError};
 
-/// Most parts of one message. What more a sender has stays in the body.
+/// Most parts of one message. Further byte strings stay in the body.
 pub const MAX_PARTS: u16 = 4096;
 
 /// Size of one entry, bytes: u32 place, u64 length.
@@ -26,7 +27,7 @@ const COUNT_BYTES: usize = 2;
 pub struct Part {
     /// Where in the body, as it is sent, the bytes belong.
     pub at: u32,
-    /// How many they are.
+    /// Length, bytes.
     pub len: u64,
 }
 
@@ -45,7 +46,7 @@ pub fn prepend_parts(body: &mut OutBuf, parts: impl DoubleEndedIterator<Item = P
     body.prepend(&count.to_le_bytes());
 }
 
-/// Judges the block at the start of `rest`, which is followed by the body.
+/// Validates the block at the start of `rest`, which is followed by the body.
 pub(super) fn check(kind: Kind, rest: &[u8], tail_bytes: u64) -> Result<(), WireError> {
     let (count, entries) = rest.split_first_chunk().ok_or(WireError::PartsTruncated)?;
     let count = u16::from_le_bytes(*count);
@@ -92,8 +93,8 @@ pub struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Splits what starts with a PARTS block into the block and the body behind it. What holds no
-    /// whole block is all body.
+    /// Splits bytes that start with a PARTS block into the block and the body behind it. If there
+    /// is no complete block, all of it is body.
     #[must_use]
     pub fn split(bytes: &'a [u8]) -> (Self, &'a [u8]) {
         let count = bytes.first_chunk().map_or(0, |count| usize::from(u16::from_le_bytes(*count)));

@@ -1,11 +1,12 @@
-//! Plain frames: heads without flags, read by a short way.
+//! Fast path for plain frames: headers without flags.
 //!
-//! Owns no rule: what is read here [`parse`](super::parse) reads the same, and nothing is refused.
+//! Owns no rule: a frame read here gives the same as [`parse`](super::parse), and every other frame
+//! is left to it.
 
 use super::{Kind, ReplyKind, RequestHead, ResponseHead, WireId};
 
-/// A response that carries a result and no flags, which nearly all are: what [`parse`](super::parse) would give,
-/// for less. Its body starts behind the header.
+/// Reads a response that carries a result and no flags, as nearly all do. Gives the same as
+/// [`parse`](super::parse) at less cost. The body starts behind the header.
 #[inline]
 #[must_use]
 pub fn plain_response(bytes: &[u8]) -> Option<ResponseHead> {
@@ -19,8 +20,8 @@ pub fn plain_response(bytes: &[u8]) -> Option<ResponseHead> {
     })
 }
 
-/// A request without flags, and so without any block: what [`parse`](super::parse) would give, for less. Its body
-/// starts behind the header.
+/// Reads a request without flags, and so without blocks. Gives the same as
+/// [`parse`](super::parse) at less cost. The body starts behind the header.
 #[inline]
 #[must_use]
 pub fn plain_request(bytes: &[u8]) -> Option<RequestHead> {
@@ -38,7 +39,7 @@ pub fn plain_request(bytes: &[u8]) -> Option<RequestHead> {
     })
 }
 
-/// The header as its first eight bytes and the id.
+/// Splits the header into its first eight bytes and the id.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the id's halves are 32 bits each")]
 fn words(bytes: &[u8]) -> Option<(u64, WireId)> {

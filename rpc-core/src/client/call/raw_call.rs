@@ -1,7 +1,7 @@
-//! A call but for the type of its result.
+//! A call before its result is decoded.
 //!
-//! Owns the caller's side of one call, from the encoded arguments to the encoded outcome, once for
-//! all methods. Never touches a byte below the session.
+//! Owns the caller's side of one call, from the encoded arguments to the encoded outcome. It is not
+//! generic over the method, so it is compiled once. Never touches a byte below the session.
 //!
 //! Invariants:
 //! 1. The arguments are encoded when the call is made, so it borrows nothing but the channel.
@@ -31,7 +31,8 @@ use crate::session::{self, CallId, Deadline, Failure, Outcome, StartCall, StartE
 use crate::status::{Code, Status};
 use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
-/// The channel that a call goes through: borrowed until the call is started on its own.
+/// The channel that a call goes through: borrowed, until [`RawCall::start`] makes the call
+/// independent of it.
 enum Via<'a> {
     Borrowed(&'a Arc<Connection>),
     Owned(Arc<Connection>),
@@ -47,25 +48,26 @@ impl Via<'_> {
     }
 }
 
-/// Where a call is. What belongs to a stage lies beside it, so that each is moved once.
+/// The stage of a call. The data of a stage is kept beside it, not in it, so that it is moved only
+/// once.
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// Encoded, nothing sent: `body` is there.
+    /// Encoded, nothing sent: `body` is `Some`.
     Ready,
     /// Sent; the session knows it.
     InFlight(CallId),
-    /// Over before anybody waited: the extras have the outcome.
+    /// Ended before anybody waited: the outcome is in the extras.
     Over,
     /// The outcome has been taken.
     Done,
 }
 
-/// What few calls have.
+/// State that few calls need.
 #[derive(Default)]
 struct Extras {
     metadata: Metadata,
     into: Option<Box<BulkMut>>,
-    /// The outcome, when it was there before anybody waited.
+    /// The outcome of a call in [`State::Over`].
     found: CallOutcome,
 }
 
@@ -87,8 +89,8 @@ pub(super) struct RawCall<'a> {
     method: &'static MethodDescriptor,
     state: State,
     deadline: Option<Instant>,
-    // These are dropped by `drop`, which mostly finds none: the fields' own would have to be called
-    // for that.
+    // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, without a call to
+    // drop glue.
     body: ManuallyDrop<Option<OutBuf>>,
     extras: ManuallyDrop<Option<Box<Extras>>>,
 }
@@ -135,22 +137,22 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// The call has failed, and sends nothing.
+    /// Ends the call with an error; nothing is sent.
     #[cold]
     pub(super) fn fail(&mut self, status: Status) {
         self.over(CallOutcome::Failed(status));
     }
 
-    /// The call is over, and the first who waits gets the outcome.
+    /// Ends the call; the first poll gets the outcome.
     #[cold]
     fn over(&mut self, found: CallOutcome) {
-        // Of the user's making in part, and so dropped here, outside the lock.
+        // The body may hold memory of the user's, so it is dropped here, outside the lock.
         *self.body = None;
         self.extras.get_or_insert_default().found = found;
         self.state = State::Over;
     }
 
-    /// Sends the request, and gives the call away.
+    /// Sends the request and moves the call out, detached from the channel borrow.
     pub(super) fn start(&mut self) -> RawCall<'static> {
         if let State::Ready = self.state {
             let mut found = CallOutcome::Nothing;
@@ -169,8 +171,8 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// Hands the request to the session. Afterwards the state is not `Ready`. Gives the outcome if
-    /// it came at once.
+    /// Hands the request to the session. Afterwards the state is not `Ready`. Sets `found` if the
+    /// outcome came at once.
     fn send(&mut self, may_wait: bool, found: &mut CallOutcome) {
         let Self { via, method, state, body, deadline, extras } = self;
         *state = State::Done;
@@ -187,7 +189,7 @@ impl<'a> RawCall<'a> {
         };
         let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
         let mut outcome = None;
-        // A call that is alone polls for itself; where others wait too, the driver serves them all.
+        // A single outstanding call polls for its own reply. With several, the driver polls.
         let wanted = |peer: &mut RpcEndpoint, started: &Result<CallId, Refused>| {
             let Ok(call) = started else { return Progress::GiveUp };
             if peer.session.has_outcome(*call) {
@@ -211,7 +213,7 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// Nothing was sent; without a reason: the connection is gone.
+    /// Ends a call of which nothing was sent. `None`: the connection is gone.
     #[cold]
     fn refused(&mut self, refused: Option<&Refused>) {
         let status = match refused {
@@ -249,7 +251,7 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// What most outcomes are not.
+    /// Slow path: any outcome but a result that was already taken on the fast path.
     #[cold]
     fn rarely_found(&self, outcome: Outcome) -> CallOutcome {
         match outcome {
@@ -277,8 +279,9 @@ impl<'a> RawCall<'a> {
             .with_retryable(retryable)
     }
 
-    /// What to say when the server refused the method as such. Until it has accepted the signature,
-    /// nothing of the user's has run there, so the marks cannot be details of the user's own.
+    /// The error text when the server does not know the method or its signature differs. The server
+    /// marks these statuses in their details. Until it has accepted the signature no user code has
+    /// run there, so the marks cannot be details that the user made.
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
         let text = match (code, reply.details()) {
             (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
@@ -321,17 +324,18 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// Ready when the outcome was found.
+    /// Ready when `found` has the outcome.
     ///
     /// # Panics
-    /// When it was found before.
+    /// When polled after that.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
         if let State::Ready = self.state {
-            // A loop of calls that are answered at once must not starve its thread.
+            // Tokio's coop budget: a loop of calls that are answered at once must not starve the
+            // other tasks of its thread.
             let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
             self.send(true, found);
             if let State::InFlight(call) = self.state {
-                // Nobody waits for it yet.
+                // Just sent, so no waker is registered yet.
                 return self.poll_with_waker(call, cx, found);
             }
             if let State::Done = self.state {
@@ -384,7 +388,7 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// Registers a new waker. Wakers are the caller's code: they are cloned and dropped outside
+    /// Registers a new waker. Wakers are the caller's code, so they are cloned and dropped outside
     /// the shard's lock.
     fn poll_with_waker(
         &mut self,
@@ -410,7 +414,7 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// The session knows the call no more.
+    /// Marks the call as one that the session no longer knows.
     #[inline]
     fn found(&mut self, outcome: Option<Outcome>, found: &mut CallOutcome) -> Poll<()> {
         self.state = State::Done;
@@ -420,7 +424,7 @@ impl<'a> RawCall<'a> {
         Poll::Ready(())
     }
 
-    /// What the decoder gets.
+    /// The input of the reply's decoder.
     #[inline]
     pub(super) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
@@ -436,16 +440,17 @@ impl<'a> RawCall<'a> {
     }
 }
 
-/// What a look at a call in flight shows.
+/// The result of checking a call in flight.
 enum Looked {
     CallOutcome,
-    /// Nothing, and the same task waits already.
+    /// No outcome yet, and this task's waker is registered already.
     Waits,
-    /// Nothing, and another task waits, or none.
+    /// No outcome yet, and another waker is registered, or none.
     Unknown,
 }
 
-/// Takes an outcome that is there: a result into its place, others as they are.
+/// Takes an outcome that has arrived: a result goes straight into `found`, any other outcome is
+/// returned.
 #[inline(always)]
 fn take(
     peer: &mut RpcEndpoint,
@@ -459,10 +464,10 @@ fn take(
     }
 }
 
-/// How a call ends that the shard has forgotten with its connection.
+/// The outcome of a call whose connection the shard no longer has.
 const CONNECTION_GONE: Outcome = Outcome::Failed { reason: Failure::Closed, never_sent: false };
 
-/// Metadata as it is sent; none costs nothing.
+/// Encodes metadata for sending; empty metadata takes no bytes.
 #[cold]
 fn encoded(metadata: &Metadata) -> Option<OutBuf> {
     if metadata.is_empty() {
@@ -473,7 +478,7 @@ fn encoded(metadata: &Metadata) -> Option<OutBuf> {
     Some(encoded)
 }
 
-/// The earliest of the call's own, the channel's and the surrounding handler's deadline.
+/// The earliest of three deadlines: the call's, the channel's and the surrounding handler's.
 #[inline(always)]
 fn effective_deadline(own: Option<Instant>, default: Option<Duration>) -> Option<Deadline> {
     let inherited = CallContext::current_deadline();
@@ -494,7 +499,7 @@ enum Refused {
 }
 
 impl RpcEndpoint {
-    /// Starts a call; what is refused stays where it is.
+    /// Starts a call. A refused body stays in its place.
     #[inline]
     fn start(
         &mut self,
@@ -508,7 +513,7 @@ impl RpcEndpoint {
         self.session.start_from(call, body, None).map_err(Refused::Start)
     }
 
-    /// A large request, or one that finds the queue full.
+    /// Slow path: a large request, or one that finds the queue full.
     #[cold]
     fn look_closer(&mut self, metadata: usize, body: u64) -> Result<(), Refused> {
         if let Some(why) = self.request_too_large(metadata, body) {
@@ -518,7 +523,7 @@ impl RpcEndpoint {
             if self.when_full() == WhenFull::Refuse {
                 return Err(Refused::QueueFull);
             }
-            // It waits with its call.
+            // Queued all the same: its call waits.
             self.room.count(body);
         }
         Ok(())
@@ -555,7 +560,7 @@ fn drop_extras(extras: Box<Extras>) {
 
 #[cold]
 fn cancel(connection: &Connection, call: CallId) {
-    // The waker comes out, to be dropped outside the lock.
+    // The waker is returned, to be dropped outside the lock.
     let _waker = connection.shard.with_revoke(connection.key, |peer, revoke| {
         peer.session.cancel(call, &mut |tag| revoked(revoke(tag)))
     });
