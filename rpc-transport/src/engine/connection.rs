@@ -11,7 +11,7 @@
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
 //! 3. An orderly close ends: it waits as long as frames are sent or the peer accepts bytes of them,
 //!    and gives up after `CLOSE_LIMIT` without either.
-//! 4. The protocol hears of the end exactly once.
+//! 4. The protocol is told of the end exactly once.
 //! 5. A peer that breaks a rule is told which, as far as that is possible within `CLOSE_LIMIT`, and
 //!    nothing more is accepted from it.
 //! 6. A pump writes at most one slice of a large message, as a device may copy it synchronously:

@@ -130,7 +130,7 @@ impl<P: Protocol> Shard<P> {
     /// place of the driver for a few hundred nanoseconds, so that a single outstanding call needs
     /// no task switch. Does not spin when spinning is disabled, nor when others wait for the lock.
     ///
-    /// `None` when the connection is gone; the inner `None` when `wanted` gave nothing.
+    /// `None` when the connection is gone; the inner `None` when `wanted` returned nothing.
     pub fn with_progress<R, T>(
         &self,
         key: ConnectionKey,
@@ -165,7 +165,7 @@ impl<P: Protocol> Shard<P> {
         })
     }
 
-    /// Like [`Shard::with`], but hands the step the connection, so that it can revoke messages.
+    /// Like [`Shard::with`], and also hands the step a function that revokes submitted messages.
     pub fn with_revoke<R>(
         &self,
         key: ConnectionKey,
@@ -284,7 +284,7 @@ impl<P: Protocol> Shard<P> {
         result
     }
 
-    /// Ends a visit: everything is sent, and the driver woken if it must look.
+    /// Ends a visit: sends everything, and wakes the driver if it must poll.
     pub(crate) fn finish(&self, state: Locked<'_, P>) {
         state.leave().run();
     }

@@ -369,7 +369,8 @@ mod tests {
         assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_COUNT);
     }
 
-    /// Storage of any size went round, and each piece grew several times until all were warm.
+    /// A regression: storage of any size was reused, and each piece grew several times until all
+    /// were large enough.
     #[test]
     fn small_messages_never_grow_storage() {
         keep_storage(Vec::with_capacity(8));

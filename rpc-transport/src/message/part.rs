@@ -86,7 +86,7 @@ impl OutPart {
         self.len == 0
     }
 
-    /// A part of the part.
+    /// A sub-range of the part.
     ///
     /// # Panics
     /// When the range lies outside.

@@ -52,7 +52,8 @@ pub enum StreamError {
     OverBudget(BudgetExhausted),
 }
 
-/// Receives how much readers have read; called from any thread, never under the stream's mutex.
+/// Receives how much readers have read; called from any thread, holding no lock that it takes
+/// itself.
 pub(crate) trait StreamHome: Send + Sync {
     /// Frames may carry `max_bytes` of the tail of this message, in total.
     fn on_read(&self, message: u32, max_bytes: u64);
@@ -293,7 +294,7 @@ impl StreamFeed {
         self.end(|_| Err(StreamError::OverBudget(reason)))
     }
 
-    /// All has arrived.
+    /// The whole tail has arrived.
     pub(crate) fn finish(self) -> Option<Waker> {
         self.end(|_| Ok(()))
     }

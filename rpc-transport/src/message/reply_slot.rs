@@ -62,7 +62,7 @@ impl fmt::Debug for SlotOffer {
     }
 }
 
-/// Receives the slots that are done; called from any thread, without a lock that is held there.
+/// Receives the slots that are done; called from any thread, holding no lock that it takes itself.
 pub(crate) trait SlotHome: Send + Sync {
     /// This end will not write the slot any more.
     fn done(&self, slot: u32);
