@@ -1,7 +1,7 @@
-//! Configuration of a link: the knobs of one end, their ranges, and what is derived from them.
+//! Configuration of a link: the settings of one end, their ranges, and the sizes derived from them.
 //!
-//! Owns the defaults and the words that a person reads when a value is out of range. Never
-//! changes once a connection is set up.
+//! Owns the defaults and the error texts for values out of range. Never changes once a connection
+//! is set up.
 //!
 //! Invariant: after [`LinkConfig::validate`] every derived size ([`LinkConfig::window`],
 //! [`LinkConfig::send_queue_budget`]) passes the checks of [`crate::protocol::credit`].
@@ -12,11 +12,12 @@ use std::time::Duration;
 use crate::protocol::arena::ArenaConfig;
 use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window};
 
-/// SQ slots for Acks, WRs. More than one only lets Acks leave before earlier ones complete.
+/// SQ slots for Acks, WRs. More than one only lets an Ack be posted before earlier ones complete.
 const ACK_SLOTS: u16 = 4;
 /// Most WRs of one message: 7 WRITEs and a SEND.
 const MAX_MESSAGE_SLOTS: u16 = 8;
-/// Smallest receive buffer, bytes: holds every control frame and a segment worth its header.
+/// Smallest receive buffer, bytes: holds every control frame, and a segment with enough payload to
+/// be worth its header.
 pub const MIN_RECEIVE_BUFFER_BYTES: u32 = 256;
 /// Largest receive buffer, bytes.
 pub const MAX_RECEIVE_BUFFER_BYTES: u32 = 16 << 20;
@@ -27,45 +28,45 @@ const _: () = assert!(
     MIN_RECEIVE_BUFFER_BYTES as usize >= 2 * crate::protocol::frame::CONTROL_FRAME_MAX_BYTES
 );
 
-/// Who shares a protection domain: the device refuses keys of another domain.
+/// Which connections share a protection domain (PD): the device refuses keys of another PD.
 ///
-/// Only a connection's arenas and reply slots can be written by a peer at all, and their keys are
-/// told to that connection's peer alone. But keys travel in clear, and can be guessed.
+/// A peer can write only to a connection's arenas and reply slots, and only that connection's peer
+/// is told their keys. But keys are sent unencrypted and can be guessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Isolation {
     /// All connections of a channel, or of a server on one device. A peer that knows key and
-    /// address of another connection's arena or slot can write there, and so change payloads on
-    /// their way: for peers that trust each other.
+    /// address of another connection's arena or slot can write there, and so change payloads in
+    /// transit. For peers that trust each other.
     #[default]
     Shared,
-    /// Nobody: a domain for each connection. A peer that learned the keys of another connection's
-    /// memory could not use them: its own connection ends when it tries. Costs a device object for
-    /// each connection, and a copy of what was registered for all of them.
+    /// Each connection has its own PD. A peer that learned the keys of another connection's memory
+    /// cannot use them: its own connection ends when it tries. Costs a device object for each
+    /// connection, and a copy of payloads from memory that was registered for all connections.
     PerConnection,
 }
 
-/// What becomes of a message when [`LinkConfig::queued_bytes`] wait to leave before it.
+/// What happens to a message when [`LinkConfig::queued_bytes`] already wait to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhenFull {
     /// It waits: a reply with the handler that made it, a request with its call.
     #[default]
     Wait,
-    /// Its call fails with `ResourceExhausted`.
+    /// The call fails with `ResourceExhausted`.
     Refuse,
 }
 
-/// What may wait to leave on a connection, and what becomes of more.
+/// How much may wait to be sent on a connection, and what happens to more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueLimit {
-    /// Bytes.
+    /// The limit, bytes.
     pub bytes: u64,
-    /// What becomes of more.
+    /// What happens to messages beyond the limit.
     pub when_full: WhenFull,
 }
 
-/// The knobs of one end of a link. The default works; setters take and return the value.
+/// The settings of one end of a link. The default works; setters take and return the value.
 ///
 /// ```
 /// use std::time::Duration;
@@ -117,16 +118,16 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Messages that the peer may have unreturned at this end (`D`), credits. Default 64, 1 to
-    /// 4095. Each costs a receive buffer; more hide a longer round trip.
+    /// Messages that the peer may send before this end returns credits (`D`), credits. Default 64,
+    /// 1 to 4095. Each costs a receive buffer; more hide a longer round trip.
     #[must_use]
     pub fn data_credits(mut self, credits: u16) -> Self {
         self.data_credits = credits;
         self
     }
 
-    /// Acks that the peer may have unreturned at this end (`I`), credits. Default 2, 2 to
-    /// 4095. There is no reason to raise it but tests.
+    /// Acks that the peer may send before this end returns credits (`I`), credits. Default 2, 2 to
+    /// 4095. Only tests have a reason to raise it.
     #[must_use]
     pub fn ack_credits(mut self, credits: u16) -> Self {
         self.ack_credits = credits;
@@ -142,8 +143,8 @@ impl LinkConfig {
         self
     }
 
-    /// Largest message that this end takes, bytes. Default 64 MiB, at least the receive buffer, at
-    /// most 1 TiB. The peer refuses to send more, and breaking the limit closes the connection.
+    /// Largest message that this end accepts, bytes. Default 64 MiB, at least the receive buffer,
+    /// at most 1 TiB. The peer refuses to send more, and breaking the limit closes the connection.
     #[must_use]
     pub fn max_message_bytes(mut self, bytes: u64) -> Self {
         self.max_message_bytes = bytes;
@@ -159,32 +160,32 @@ impl LinkConfig {
         self
     }
 
-    /// Send queue slots for messages, WRs. Default 64, 1 to 4095. Fewer than the peer's data
-    /// credits bounds what is in flight before it does.
+    /// Send queue slots for messages, WRs. Default 64, 1 to 4095. If fewer than the peer's data
+    /// credits, they limit the messages in flight before the credits do.
     #[must_use]
     pub fn send_queue_slots(mut self, slots: u16) -> Self {
         self.send_queue_slots = slots;
         self
     }
 
-    /// Bytes of segments that may lie in the send queue at once, so that a small message never
-    /// waits behind more. Default 1 MiB, at least 1; two segments are always allowed.
+    /// Bytes of segments that may be in the send queue at once: a small message never waits behind
+    /// more. Default 1 MiB, at least 1; two segments are always allowed.
     #[must_use]
     pub fn bulk_queue_bytes(mut self, bytes: u32) -> Self {
         self.bulk_queue_bytes = bytes;
         self
     }
 
-    /// Bytes that may wait to leave on the connection before further messages do what
-    /// [`LinkConfig::when_full`] says. Default 16 MiB, 1 byte to 1 TiB; the last that is queued may
-    /// be of any length. Small messages wait for small ones only.
+    /// Bytes that may wait to be sent on the connection; once they do, [`LinkConfig::when_full`]
+    /// applies to further messages. Default 16 MiB, 1 byte to 1 TiB. The last message queued below
+    /// the limit may be of any length. Small messages wait for small ones only.
     #[must_use]
     pub fn queued_bytes(mut self, bytes: u64) -> Self {
         self.queue_limit.bytes = bytes;
         self
     }
 
-    /// What becomes of a message that finds [`LinkConfig::queued_bytes`] waiting. Default
+    /// What happens to a message when [`LinkConfig::queued_bytes`] already wait. Default
     /// [`WhenFull::Wait`].
     #[must_use]
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
@@ -192,7 +193,7 @@ impl LinkConfig {
         self
     }
 
-    /// What [`LinkConfig::queued_bytes`] and [`LinkConfig::when_full`] say.
+    /// The values of [`LinkConfig::queued_bytes`] and [`LinkConfig::when_full`].
     #[must_use]
     pub const fn queue_limit(&self) -> QueueLimit {
         self.queue_limit
@@ -200,8 +201,8 @@ impl LinkConfig {
 
     /// The landing zone that this end gives its peer for large messages: see [`ArenaConfig`].
     /// Nothing is allocated before the first large message; by default arenas of 4 MiB are added on
-    /// demand up to 64 MiB. `max_chunks` 0 gives none, and large messages then arrive through
-    /// receive buffers.
+    /// demand up to 64 MiB. With `max_chunks` 0 there are none, and large messages then arrive
+    /// through receive buffers.
     #[must_use]
     pub fn arena(mut self, arena: ArenaConfig) -> Self {
         self.arena = arena;
@@ -209,9 +210,8 @@ impl LinkConfig {
     }
 
     /// Messages of this size and more are written into the peer's arena, bytes. Default 16 KiB;
-    /// smaller ones travel through receive buffers, as do all that fit one. In CPU time both ways
-    /// cost the same at 10 KiB over shared memory and at 16 KiB over tcp; at 64 KiB the frames cost
-    /// 1.8 and 1.4 times as much.
+    /// smaller ones are sent in frames through receive buffers, as is every message that fits one
+    /// frame. The default is about where both cost the same CPU time (`docs/performance.md`).
     #[must_use]
     pub fn arena_threshold_bytes(mut self, bytes: u32) -> Self {
         self.arena_threshold_bytes = bytes;
@@ -219,56 +219,57 @@ impl LinkConfig {
     }
 
     /// Most bytes that are written into the peer's arena at once. Default 256 KiB, 4 KiB to 1 GiB.
-    /// A longer message is written in several segments, and small messages leave between two; over
-    /// shared memory, where posting copies, also within one.
+    /// A longer message is written in several segments, and small messages are sent between two of
+    /// them; over shared memory, where posting copies, also within one.
     #[must_use]
     pub fn arena_segment_bytes(mut self, bytes: u32) -> Self {
         self.arena_segment_bytes = bytes;
         self
     }
 
-    /// Memory of this end that the peer may write outside of the arenas, as answers that were asked
-    /// for in buffers of the caller, bytes. Default 256 MiB, at most 1 TiB; one buffer is always
-    /// allowed, and 0 allows none. A buffer whose call was cancelled counts, and stays as it is,
-    /// until the peer has proved that it writes it no more: this is the budget of that quarantine.
-    /// Answers that are asked for in buffers beyond it come through the arenas, and are copied.
+    /// Memory of this end that the peer may write outside of the arenas, bytes: the buffers of
+    /// callers that asked for a reply in their own buffer. Default 256 MiB, at most 1 TiB; one
+    /// buffer is always allowed, and 0 allows none. The buffer of a cancelled call is in
+    /// quarantine: it stays allocated and counts until the peer has confirmed that it will not
+    /// write it again. Replies beyond this limit come through the arenas and are copied.
     #[must_use]
     pub fn reply_slot_bytes(mut self, bytes: u64) -> Self {
         self.reply_slot_bytes = bytes;
         self
     }
 
-    /// Who shares a protection domain. Default [`Isolation::Shared`]; where the peers of a server
-    /// do not trust each other, [`Isolation::PerConnection`].
+    /// Which connections share a protection domain. Default [`Isolation::Shared`]; where the peers
+    /// of a server do not trust each other, [`Isolation::PerConnection`].
     #[must_use]
     pub fn isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = isolation;
         self
     }
 
-    /// Silence after which the peer is pinged. Default 15 s; `None` never pings, and then a peer
-    /// that vanished is found only by sending to it. At least 1 ms.
+    /// Time without a sign of life after which the peer is pinged. Default 15 s, at least 1 ms.
+    /// With `None` there are no Pings, and a peer that vanished is found only by sending to it.
     ///
-    /// A frame of the peer ends the silence, and so do bytes that arrive in the midst of one, and
-    /// bytes ahead of the ping that the peer's host takes: a slow link is a live one. A peer that
-    /// dies is found after the interval and the timeout, in the midst of a message at the latest
-    /// after twice the interval and the timeout.
+    /// Signs of life are a frame of the peer, bytes of a frame that is still arriving, and bytes
+    /// ahead of the Ping that the peer's host accepts: a slow link is a live one. A peer that dies
+    /// is found after the interval plus the timeout; if it dies during a message, after at most
+    /// twice the interval plus the timeout.
     #[must_use]
     pub fn keep_alive(mut self, interval: Option<Duration>) -> Self {
         self.keep_alive = interval;
         self
     }
 
-    /// Silence after a ping that ends the connection. Default 5 s, at least 1 ms. This end looks
-    /// eight times meanwhile; when it looks late (100 ms and an eighth of the timeout), as it was
-    /// stopped or had too much to do, it judges nobody, and the time begins anew.
+    /// Time without a sign of life after a Ping that ends the connection. Default 5 s, at least
+    /// 1 ms. This end checks eight times in that time. If a check is late by more than 100 ms plus
+    /// an eighth of the timeout, because this process was stopped or overloaded, the time starts
+    /// again.
     #[must_use]
     pub fn keep_alive_timeout(mut self, timeout: Duration) -> Self {
         self.keep_alive_timeout = timeout;
         self
     }
 
-    /// Checks every knob.
+    /// Checks every setting.
     ///
     /// # Errors
     /// [`ConfigError`] for the first one out of range.
@@ -340,14 +341,14 @@ impl LinkConfig {
         check_time("keep_alive_timeout", self.keep_alive_timeout, mill, "5 s suits most links")
     }
 
-    /// What this end offers as a receiver: `D` and `I`.
+    /// The window that this end offers as a receiver: `D` and `I`.
     #[must_use]
     #[doc(hidden)]
     pub const fn window(&self) -> Window {
         Window { data: self.data_credits, ack: self.ack_credits }
     }
 
-    /// The share of the SQ that credits govern; its `sq_len` is what the QP is created with.
+    /// The part of the SQ that credits govern; the QP is created with its `sq_len`.
     #[must_use]
     #[doc(hidden)]
     pub const fn send_queue_budget(&self) -> SendQueueBudget {
@@ -361,8 +362,8 @@ impl LinkConfig {
     }
 }
 
-/// WRs of the largest message: WRITEs and the SEND behind them. In a short queue large messages
-/// leave two others room, or are not written.
+/// WRs of the largest message: WRITEs and the SEND after them. At most half of the queue, so
+/// that two fit; 1 means that large messages are not sent by WRITE.
 const fn message_slots(queue_slots: u16) -> u16 {
     match queue_slots / 2 {
         0 | 1 => 1,
@@ -371,15 +372,15 @@ const fn message_slots(queue_slots: u16) -> u16 {
     }
 }
 
-/// A knob out of range: which, its value, what is allowed, and what to do.
+/// A setting is out of range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {value}, allowed is {allowed}; {advice}")]
 pub struct ConfigError {
-    /// The knob.
+    /// The setting.
     pub field: &'static str,
     /// Its value.
     pub value: String,
-    /// The range.
+    /// The allowed range.
     pub allowed: String,
     /// What to do.
     pub advice: &'static str,

@@ -1,19 +1,19 @@
-//! The handshake: what two ends tell each other in the private data of connection set-up.
+//! The handshake: what two ends exchange in the private data of connection set-up (RDMA CM).
 //!
 //! Owns the byte formats of request, reply and reject, and the rules by which two offers become
 //! one agreement. Never sends anything, and knows no addresses.
 //!
 //! The client sends its [`Offer`] with the connection request; the server answers with its own,
-//! or with a [`Reject`]. Window, buffer, message limit and arena are each end's own as a
-//! *receiver*: it offers, the other end obeys. Features are intersected; the version is the
+//! or with a [`Reject`]. Each end offers window, buffer size, message limit and arena as a
+//! *receiver*, and the other end must keep to them. Features are intersected; the version is the
 //! smaller of the two maxima, if both minima allow it. Both ends compute the same [`Agreed`].
 //!
 //! Invariants:
-//! 1. A request fits 56 bytes, a reply 196, a reject 148, with spare room; the receiver sees them
-//!    zero-padded, so each names its own length, and what follows must be zero.
-//! 2. The first 8 bytes and all of a reject are frozen for every version, so that ends without
-//!    a common version can still say so.
-//! 3. A later version may append fields: what is beyond the fields known here is skipped.
+//! 1. A request fits 56 bytes, a reply 196, a reject 148, with spare room. The receiver sees them
+//!    zero-padded, so each states its length, and all bytes after that must be zero.
+//! 2. The first 8 bytes and the whole reject are the same in every version, so that ends without a
+//!    common version can still report that.
+//! 3. A later version may append fields: bytes after the known fields are skipped.
 
 mod reject;
 #[cfg(test)]
@@ -25,7 +25,7 @@ use crate::protocol::arena::{Advertisement, CHUNK_LOG2, MAX_ARENA_CHUNKS};
 use crate::protocol::config::{self, ConfigError, LinkConfig};
 use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, Window};
 
-/// First bytes of all private data: `RPCr`.
+/// The first bytes of all private data, `RPCr`.
 pub const MAGIC: [u8; 4] = *b"RPCr";
 /// Versions that this end speaks.
 pub const VERSIONS: Versions = Versions { min: 1, max: 1 };
@@ -34,14 +34,14 @@ pub const OFFER_BYTES: usize = 55;
 /// Bytes of a u48.
 const U48_BYTES: usize = 6;
 
-/// Magic, length, what, versions: frozen for all versions.
+/// Length of the prefix, bytes: magic, length, kind, versions. The same in every version.
 const PREFIX_BYTES: usize = 8;
 
 const _: () = assert!(OFFER_BYTES <= REQ_PRIVATE_DATA_BYTES);
 const _: () = assert!(OFFER_BYTES <= REP_PRIVATE_DATA_BYTES);
 const _: () = assert!(reject::REJECT_MAX_BYTES <= REJ_PRIVATE_DATA_BYTES);
 
-/// What private data is.
+/// The kind of private data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum What {
@@ -65,35 +65,35 @@ impl std::fmt::Display for Versions {
     }
 }
 
-/// A set of optional abilities; both ends must have one for it to be used.
+/// A set of optional features. A feature is used only if both ends have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features(u16);
 
 impl Features {
-    /// No ability.
+    /// No feature.
     pub const NONE: Self = Self(0);
-    /// Acks are SEND_WITH_IMM.
+    /// Acks are sent as SEND_WITH_IMM.
     pub const ACK_IMMEDIATE: Self = Self(1);
-    /// Large messages by one-sided WRITE into the receiver's arena.
+    /// Large messages are sent by one-sided WRITE into the receiver's arena.
     pub const ARENA: Self = Self(1 << 1);
-    /// Replies by one-sided WRITE into slots of the caller.
+    /// Replies are sent by one-sided WRITE into slots of the caller.
     pub const REPLY_SLOTS: Self = Self(1 << 2);
-    /// A checksum over headers.
+    /// Headers carry a checksum.
     pub const CRC32C: Self = Self(1 << 3);
 
-    /// Both sets together.
+    /// The features of either set.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// What both sets have.
+    /// The features that both sets have.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Whether every ability of `other` is in this set.
+    /// Whether every feature of `other` is in this set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -103,13 +103,13 @@ impl Features {
 /// A landing zone for one-sided WRITEs of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaDescriptor {
-    /// First byte, in the owner's terms.
+    /// Address of the first byte, as the owner's device knows it.
     pub address: u64,
     /// Remote key.
     pub rkey: u32,
     /// Size of a chunk, as a power of two, 12 to 26.
     pub log2_chunk: u8,
-    /// Chunks, 1 to 4096.
+    /// Number of chunks, 1 to 4096.
     pub chunks: u16,
 }
 
@@ -121,80 +121,80 @@ impl From<ArenaDescriptor> for Advertisement {
     }
 }
 
-/// What one end tells the other.
+/// What one end tells the other in the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Versions it speaks.
+    /// Protocol versions of this end.
     pub versions: Versions,
-    /// Abilities it has.
+    /// Features of this end.
     pub features: Features,
-    /// Messages and Acks that it takes unreturned.
+    /// How many messages and Acks this end accepts before it has returned their credits.
     pub window: Window,
-    /// Size of its receive buffers, bytes.
+    /// Size of this end's receive buffers, bytes.
     pub receive_buffer_bytes: u32,
-    /// Largest message that it takes, bytes.
+    /// Largest message that this end accepts, bytes.
     pub max_message_bytes: u64,
-    /// Messages up to this length it puts together; the tail of a longer one it takes as a stream,
-    /// of which so many bytes may wait in its memory. At most 1 TiB.
+    /// This end puts messages up to this length together, bytes. The tail of a longer one is a
+    /// stream, of which at most this many bytes may wait in its memory. At most 1 TiB.
     pub assembly_bytes: u64,
-    /// Names this connection attempt.
+    /// Identifies this connection attempt.
     pub nonce: u64,
-    /// Its landing zone, if it has one from the start.
+    /// This end's landing zone, if it has one from the start.
     pub arena: Option<ArenaDescriptor>,
 }
 
-/// What holds for a connection.
+/// The agreement of both ends for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
     /// The protocol version.
     pub version: u8,
-    /// What both ends can.
+    /// Features of both ends.
     pub features: Features,
-    /// What the peer takes.
+    /// The peer's offer.
     pub remote: Offer,
 }
 
-/// Private data that is no handshake, or a bad one.
+/// Private data is not a handshake, or a malformed one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// Not this protocol.
+    /// It is not of this protocol.
     #[error("private data does not start with the magic of this protocol")]
     BadMagic,
-    /// Shorter than it must be.
+    /// It is too short.
     #[error("private data of {len} bytes is cut off: {need} are needed")]
     Truncated {
-        /// Bytes there are.
+        /// Bytes received.
         len: usize,
-        /// Bytes there must be.
+        /// Bytes needed.
         need: usize,
     },
-    /// The length that it names cannot be.
+    /// It states an impossible length.
     #[error("private data names a length of {named} bytes: it must be at least {need}")]
     BadLength {
-        /// What it names.
+        /// The length that it states, bytes.
         named: usize,
-        /// The least.
+        /// The smallest valid length, bytes.
         need: usize,
     },
-    /// Bytes behind the named length.
+    /// There are bytes other than 0 after the stated length.
     #[error("private data is not zero behind its length of {0} bytes")]
     TrailingBytes(usize),
-    /// A request where a reply was due, or the like.
+    /// It is of the wrong kind, such as a request where a reply was expected.
     #[error("private data is of kind {found}, {expected} is due")]
     WrongKind {
-        /// The kind.
+        /// The kind received.
         found: u8,
-        /// What was due.
+        /// The kind expected.
         expected: u8,
     },
-    /// The oldest version is newer than the newest.
+    /// The version range is empty or contains 0.
     #[error("version range {0} is empty or holds 0")]
     BadVersions(Versions),
-    /// A value out of its range.
+    /// A value is out of its range.
     #[error("the peer offers a bad value: {0}")]
     BadValue(ConfigError),
-    /// A reject text is UTF-8 of at most 100 bytes.
+    /// The text of a reject is not UTF-8 of at most 100 bytes.
     #[error("the peer's reject text is malformed")]
     BadText,
 }
@@ -230,7 +230,7 @@ impl Offer {
     /// Reads a connection request.
     ///
     /// # Errors
-    /// [`HandshakeError`]; [`Reject::malformed`] makes the answer of it.
+    /// [`HandshakeError`]; [`Reject::malformed`] turns it into the reject to answer with.
     pub fn from_request(bytes: &[u8]) -> Result<Self, HandshakeError> {
         Self::decode(bytes, What::Request)
     }
@@ -243,7 +243,7 @@ impl Offer {
         Self::decode(bytes, What::Reply)
     }
 
-    /// Settles what holds between this end, the server, and a client.
+    /// Computes the agreement between this end, the server, and a client.
     ///
     /// # Errors
     /// The [`Reject`] to answer with.
@@ -251,10 +251,10 @@ impl Offer {
         self.agree(client, self.versions, client.versions)
     }
 
-    /// Settles what holds between this end, the client, and a server that accepted.
+    /// Computes the agreement between this end, the client, and a server that accepted.
     ///
     /// # Errors
-    /// [`Reject`], as this end's own verdict; a server that keeps the rules never causes it.
+    /// [`Reject`], made by this end; a server that keeps the rules never causes it.
     pub fn agree_as_client(&self, server: &Self) -> Result<Agreed, Reject> {
         self.agree(server, server.versions, self.versions)
     }
@@ -348,7 +348,7 @@ impl Offer {
     }
 }
 
-/// The frozen first bytes; `len` counts them too.
+/// The prefix that is the same in every version; `len` includes it.
 fn prefix(len: usize, what: What, versions: Versions) -> [u8; PREFIX_BYTES] {
     let [m0, m1, m2, m3] = MAGIC;
     // All private data is shorter than 256 bytes (asserted above).
@@ -356,7 +356,7 @@ fn prefix(len: usize, what: What, versions: Versions) -> [u8; PREFIX_BYTES] {
     [m0, m1, m2, m3, len, what as u8, versions.max, versions.min]
 }
 
-/// Checks the frozen first bytes; gives the versions and the rest, padding cut off.
+/// Checks the prefix; returns the versions and the rest, without the padding.
 fn read_prefix(
     bytes: &[u8],
     what: What,
@@ -391,7 +391,7 @@ fn read_prefix(
     Ok((versions, Fields { all: own, at: PREFIX_BYTES }))
 }
 
-/// Reads fields one after the other.
+/// Reads fields in sequence.
 struct Fields<'a> {
     all: &'a [u8],
     at: usize,

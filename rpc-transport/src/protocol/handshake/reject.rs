@@ -1,7 +1,7 @@
-//! Rejects: why a server refuses a connection, for programs and for people.
+//! Rejects: why a server refuses a connection, as a code for programs and a text for people.
 //!
-//! Owns the codes and the byte format, which is frozen for all versions: a client that shares no
-//! version with the server must still be able to read why.
+//! Owns the codes and the byte format, which is the same in every version: a client that shares no
+//! version with the server must still be able to read the reason.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use crate::protocol::frame::truncated;
 
 /// Longest text of a reject, bytes.
 pub const REJECT_TEXT_MAX_BYTES: usize = 100;
-/// Prefix, code, text length.
+/// Length of a reject without text, bytes: prefix, code, text length.
 const REJECT_MIN_BYTES: usize = PREFIX_BYTES + 3;
-/// A reject with the longest text, bytes.
+/// Length of a reject with the longest text, bytes.
 pub(super) const REJECT_MAX_BYTES: usize = REJECT_MIN_BYTES + REJECT_TEXT_MAX_BYTES;
 
 /// Why a connection is refused.
@@ -23,11 +23,11 @@ pub enum RejectCode {
     VersionMismatch,
     /// A value of the request is out of range, or the request is malformed.
     BadConfig,
-    /// No room for another connection now; later may do.
+    /// No room for another connection now; there may be later.
     Busy,
-    /// The server shuts down.
+    /// The server is shutting down.
     ShuttingDown,
-    /// The server does not have the service asked for.
+    /// The server does not have the requested service.
     WrongService,
     /// The application refused.
     Application,
@@ -50,7 +50,7 @@ impl RejectCode {
         }
     }
 
-    /// Reads a number; every one is a code.
+    /// Reads a number; every number is a valid code.
     #[must_use]
     pub const fn from_wire(code: u16) -> Self {
         match code {
@@ -85,26 +85,26 @@ impl fmt::Display for RejectCode {
     }
 }
 
-/// A refusal: what the client's error shows.
+/// The reason for a refused connection, as the client's error shows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {text}")]
 pub struct Reject {
-    /// For programs.
+    /// The code, for programs.
     pub code: RejectCode,
-    /// For people; at most [`REJECT_TEXT_MAX_BYTES`] of it travel.
+    /// The text, for people; at most [`REJECT_TEXT_MAX_BYTES`] bytes of it are sent.
     pub text: String,
 }
 
 impl Reject {
-    /// A refusal; what of the text is beyond the limit is cut off when written.
+    /// A reject. Text beyond the limit is cut off when it is written.
     pub fn new(code: RejectCode, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
 
-    /// The answer to a request that could not be read, or holds a bad value.
+    /// The answer to a request that could not be read or has a value out of range.
     #[must_use]
     pub fn malformed(error: &HandshakeError) -> Self {
-        // Read by the client, and with little room.
+        // The client shows this text, and there is little room.
         let text = match error {
             HandshakeError::BadValue(bad) => {
                 format!("offered {} is {}, allowed is {}", bad.field, bad.value, bad.allowed)
@@ -114,7 +114,7 @@ impl Reject {
         Self::new(RejectCode::BadConfig, text)
     }
 
-    /// No version suits both.
+    /// The ends have no common version.
     #[must_use]
     pub fn version_mismatch(server: Versions, client: Versions) -> Self {
         let text =
@@ -145,7 +145,7 @@ impl Reject {
         Ok(Self::new(code, text))
     }
 
-    /// The text: all that is left, within its limit.
+    /// The text: all remaining bytes, within its limit.
     fn text<'a>(fields: &Fields<'a>, len: usize) -> Option<&'a str> {
         let text = fields.rest();
         if len > REJECT_TEXT_MAX_BYTES || len != text.len() {
