@@ -2,31 +2,31 @@
 //!
 //! An arena belongs to the *receiver* of the messages, per connection and direction; the *sender*
 //! allocates in it, so that no round trip is needed before a write. The owner adds whole arenas on
-//! demand and asks them back when they lie idle; chunks are numbered through all of them.
+//! demand and asks them back when they are idle; chunk numbers run through all arenas.
 //!
 //! ```text
 //! writer:  Free -> Writing -> Announced -> Free          owner:  Free -> Held -> Releasing -> Free
 //!            allocate  announce     on_release                    on_message  release  take_releases
 //! ```
 //!
-//! **Owns** who may touch which chunk now: [`ArenaWriter`] at the sender, [`ArenaOwner`] at the
-//! receiver. **Never** holds memory, posts or reads a clock: time is an argument, and the bytes are
-//! for the caller to write, read and register.
+//! **Owns** the state of each chunk, and so which end may access it now: [`ArenaWriter`] at the
+//! sender, [`ArenaOwner`] at the receiver. **Never** holds memory, posts or reads a clock: time is
+//! an argument, and the caller writes, reads and registers the bytes.
 //!
 //! Rules, between the two ends (`docs/wire-format.md` has the bytes):
 //!
 //! 1. A chunk belongs to at most one message, from `allocate` to the arrival of its release.
 //! 2. A message, or a segment of one, takes at most half of the chunks (one, if there is just one)
 //!    in at most [`MAX_EXTENTS`] extents; an extent lies in one arena.
-//! 3. The application holds at most half of the chunks; what comes above that is copied out and
-//!    released by the transport itself. So the other half always returns without the
+//! 3. The application holds at most half of the chunks; messages beyond that are copied out and
+//!    released by the transport itself. So the other half is always released without the
 //!    application, and a writer that waits for chunks waits only for the transport.
 //! 4. A writer waits only while chunks are missing, never because the free ones are scattered (it
 //!    then sends a part), and never without an arena (it then sends without one).
 //! 5. An arena goes away in two steps: the owner asks it back, and the writer gives it up once all
 //!    its chunks are free. Only then may the owner deregister it.
-//! 6. Whatever breaks a rule is an [`ArenaError`] and changes nothing; what a peer can make an end
-//!    hold is bounded by [`MAX_ARENAS`] and by the 2^16 chunk numbers.
+//! 6. Breaking a rule is an [`ArenaError`] and changes nothing. [`MAX_ARENAS`] and the 2^16 chunk
+//!    numbers bound what a peer can make an end hold.
 
 mod block;
 mod error;
@@ -71,7 +71,7 @@ impl Extent {
         [f0, f1, c0, c1]
     }
 
-    /// Reads what [`Extent::to_bytes`] wrote; [`ArenaOwner`] and [`ArenaWriter`] judge it.
+    /// Reads what [`Extent::to_bytes`] wrote; [`ArenaOwner`] and [`ArenaWriter`] check it.
     #[must_use]
     pub const fn from_bytes([f0, f1, c0, c1]: [u8; 4]) -> Self {
         Self { first: u16::from_le_bytes([f0, f1]), count: u16::from_le_bytes([c0, c1]) }
@@ -98,7 +98,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// Takes a list over.
+    /// Copies a list.
     ///
     /// # Errors
     /// [`ArenaError::TooManyExtents`].
@@ -118,7 +118,7 @@ impl Extents {
         self.iter().map(|extent| u32::from(extent.count)).sum()
     }
 
-    /// False if there is no room.
+    /// Adds an extent; returns false if there is no room.
     fn push(&mut self, extent: Extent) -> bool {
         let Some(slot) = self.list.get_mut(self.len) else { return false };
         *slot = extent;
@@ -143,7 +143,7 @@ impl PartialEq for Extents {
 
 impl Eq for Extents {}
 
-/// An arena, as its owner makes it known to the writer.
+/// An arena, as its owner advertises it to the writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Advertisement {
     /// Its number among the arenas of this direction.
@@ -156,7 +156,7 @@ pub struct Advertisement {
     pub log2_chunk: u8,
     /// Remote key.
     pub rkey: u32,
-    /// Address of the first chunk, in the owner's terms.
+    /// Address of the first chunk, as the owner's device knows it.
     pub address: u64,
 }
 
@@ -171,7 +171,7 @@ impl Advertisement {
     }
 }
 
-/// Rule 2: what one message may take of so many chunks.
+/// Rule 2: how many of `chunks` chunks one message may take.
 fn half(chunks: u32) -> u32 {
     (chunks / 2).max(1)
 }

@@ -1,26 +1,28 @@
 //! Credits: the flow control of one end of a connection.
 //!
 //! **Owns** the counters of one end: the credits it may spend at the peer, the credits it owes the
-//! peer, the free slots of its send queue, and the choice of which WR is signaled.
+//! peer, the free slots of its send queue, and the choice which WR is signaled.
 //!
 //! **Never** posts, polls, waits, allocates or reads a clock: `on_*` takes an event,
 //! [`Credits::send`] and `poll_*` say what may be posted now. It does not see messages, only how
 //! many slots they take.
 //!
-//! Two classes, each a *window* of receives that the receiver offers: data (`D`) and acks (`I`). A
-//! send spends one credit of its class. The receiver reposts the RECV, then owes the credit, and
-//! gives it back by a [`Grant`], which rides in every data header or in an explicit Ack.
+//! There are two classes of credits, data (`D`) and acks (`I`), each a *window* of receives that
+//! the receiver offers. A send spends one credit of its class. The receiver reposts the RECV, then
+//! owes the credit, and returns it in a [`Grant`]: part of every data header, and of an explicit
+//! Ack.
 //!
 //! The rules, which `rpc-transport/tests/credit_model` checks by exhaustive search:
 //!
 //! - **Rule 1** send: one data credit and all SQ slots of the message at once; the header carries
 //!   everything owed. The WR that takes the last credit, or leaves fewer slots than the largest
-//!   message needs, is signaled: else nothing would ever sweep the SQ. (To signal just the WR that
-//!   takes the last slot is not enough: with one slot left, a message of two waits for ever.)
-//! - **Rule 2** data received: repost, then [`Credits::on_data`], then pump.
-//! - **Rule 3** Ack received: repost, then [`Credits::on_ack`], then pump.
-//! - **Rule 4** send completion: [`Credits::on_send_completion`], then pump.
-//! - **Rule 5** pump: queued messages first, as their headers carry grants for nothing; then
+//!   message needs, is signaled: otherwise no completion would ever free the SQ. (Signaling only
+//!   the WR that takes the last slot is not enough: with one slot left, a message of two waits for
+//!   ever.)
+//! - **Rule 2** data received: repost, then [`Credits::on_data`], then transmit.
+//! - **Rule 3** Ack received: repost, then [`Credits::on_ack`], then transmit.
+//! - **Rule 4** send completion: [`Credits::on_send_completion`], then transmit.
+//! - **Rule 5** transmit: queued messages first, as their headers carry grants at no cost; then
 //!   [`Credits::poll_ack`].
 //! - **Rule 6** about to sleep: [`Credits::poll_idle_ack`], which never spends the last ack credit.
 //! - **Rule 7** a grant or a message beyond its window is a [`CreditError`]: close the connection.
@@ -31,7 +33,7 @@
 //! - **I1** per class, credits held + messages in flight + owed + grants in flight = the window.
 //! - **I2** the RECVs posted are never fewer than the messages that the peer may have sent: no RNR.
 //! - **I3** SQ slots used never pass the budget, unpolled completions never pass SQ + RQ.
-//! - **I4** after a pump nothing is owed at its threshold, unless no ack credit or ack slot is
+//! - **I4** after rule 5 nothing owed is at its threshold, unless no ack credit or ack slot is
 //!   left.
 //! - **I5** with nothing in flight and all completions polled, at least `D - T + 1` data credits
 //!   are held and the largest message fits the SQ, whatever the peer's application does.
@@ -40,9 +42,9 @@
 //! - **I8** while the largest message cannot be sent, a signaled WR is or was behind all data
 //!   posted, so that its completion frees every data slot and every send buffer.
 //!
-//! Why the thresholds are what they are, and why grants ride in data headers: with grants in Acks
-//! only, both ends can get stuck for ever iff `I <= D / T`, each waiting for an ack credit that
-//! only an Ack could bring; and Acks below the threshold (rule 6) get stuck even with a larger `I`.
+//! Why data headers carry grants, and why the thresholds are as they are: with grants in Acks only,
+//! both ends can deadlock iff `I <= D / T`, each waiting for an ack credit that only an Ack could
+//! bring; and with Acks below the threshold (rule 6) they can deadlock even with a larger `I`.
 
 #[cfg(any(test, feature = "model"))]
 mod rules;
@@ -54,10 +56,10 @@ use thiserror::Error;
 pub use self::rules::Rules;
 pub use self::window::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Side, Window, WindowError};
 
-/// Ack credits that an optional Ack must leave untouched (rule 6).
+/// Ack credits that an optional Ack must not spend (rule 6).
 const IDLE_ACK_RESERVE: u16 = 1;
 
-/// Credits given back to the peer: in every data header, and the whole content of an Ack.
+/// Credits returned to the peer: part of every data header, and the whole content of an Ack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Grant {
     /// Data credits (`a`).
@@ -74,7 +76,7 @@ impl Grant {
         (self.ack as u32) << 16 | self.data as u32
     }
 
-    /// Reads what [`Grant::to_imm`] wrote; every value is a grant, [`Credits`] judges it.
+    /// Reads what [`Grant::to_imm`] wrote. Every value is a grant; [`Credits`] checks it.
     #[inline]
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "each half of the immediate is a u16")]
@@ -90,9 +92,9 @@ impl Grant {
 
 /// A position in the send queue: all slots ever posted up to and including one WR, modulo 2^16.
 ///
-/// It travels in the `wr_id`, so that one signaled completion frees its own slots and those of the
-/// unsignaled WRs before it, without a list of what was posted. Unambiguous, as a budget is less
-/// than 2^16 slots.
+/// It is stored in the `wr_id`, so that one signaled completion frees its own slots and those of
+/// the unsignaled WRs before it, without a list of what was posted. Unambiguous, as a budget is
+/// less than 2^16 slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct SendQueueMark {
     /// Data slots.
@@ -118,7 +120,7 @@ impl SendQueueMark {
     }
 }
 
-/// What a message or an Ack must be posted with; the credit and the slots are already spent.
+/// How to post a message or an Ack whose credit and slots are already spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[must_use = "the credit and the slots are spent, so the message has to be posted"]
 pub struct Stamp {
@@ -157,7 +159,7 @@ pub struct Credits {
     now: Counters,
 }
 
-/// What stays as negotiated.
+/// The values that were negotiated and do not change.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Limits {
     local: Window,
@@ -214,7 +216,7 @@ impl Credits {
     }
 
     /// Rule 1: spends one data credit and `slots` SQ slots, or `None` if [`Credits::can_send`] is
-    /// false. The message must be posted, as one list of WRs, before anything else is stamped.
+    /// false. The message must be posted, as one list of WRs, before the next `Stamp` is taken.
     #[inline]
     pub fn send(&mut self, slots: u16) -> Option<Stamp> {
         if !self.can_send(slots) {
@@ -229,9 +231,9 @@ impl Credits {
         Some(self.stamp(grant, slots, sweep))
     }
 
-    /// Spends `slots` SQ slots, and no credit, for WRITEs of a message whose SEND follows later, or
-    /// `None` if [`Credits::can_send`] is false: the SEND could follow at once, so that no slot is
-    /// taken for what waits. The last of the WRITEs is signaled as a SEND in its place were (I8).
+    /// Spends `slots` SQ slots, and no credit, for WRITEs of a message whose SEND follows later.
+    /// `None` if [`Credits::can_send`] is false: slots are taken only while the SEND itself could
+    /// be posted too. The last WRITE is signaled whenever a SEND in its place would be (I8).
     pub fn write(&mut self, slots: u16) -> Option<Stamp> {
         if !self.can_send(slots) {
             return None;
@@ -246,7 +248,7 @@ impl Credits {
     /// Rule 2: a data message with this grant in its header was received.
     ///
     /// Call it *after* the RECV was reposted: the credit counted here may leave with the next
-    /// message, and the peer may spend it at once. Then pump (rule 5).
+    /// message, and the peer may spend it at once. Then transmit (rule 5).
     ///
     /// # Errors
     /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
@@ -260,7 +262,7 @@ impl Credits {
         Ok(())
     }
 
-    /// Rule 3: an Ack was received. Call it *after* the RECV was reposted, then pump (rule 5).
+    /// Rule 3: an Ack was received. Call it *after* the RECV was reposted, then transmit (rule 5).
     ///
     /// # Errors
     /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
@@ -279,7 +281,7 @@ impl Credits {
 
     /// Rule 4: a signaled WR completed; frees its slots and those of every WR before it.
     ///
-    /// Then pump (rule 5), though nothing arrived: an owed Ack may have waited for a slot.
+    /// Then transmit (rule 5), although nothing arrived: an owed Ack may have waited for a slot.
     #[inline]
     pub fn on_send_completion(&mut self, mark: SendQueueMark) {
         let (sq, now) = (&self.limits.sq, &mut self.now);
@@ -287,12 +289,12 @@ impl Credits {
         let ack_behind = now.posted.ack.wrapping_sub(mark.ack);
         debug_assert!(data_behind <= sq.data_slots - now.data_slots, "I3: mark of no posted WR");
         debug_assert!(ack_behind <= sq.ack_slots - now.ack_slots, "I3: mark of no posted WR");
-        // `max`: a stale mark frees nothing, and can never take slots away.
+        // `max`: a stale mark frees nothing, and never reduces the free slots.
         now.data_slots = now.data_slots.max(sq.data_slots.saturating_sub(data_behind));
         now.ack_slots = now.ack_slots.max(sq.ack_slots.saturating_sub(ack_behind));
     }
 
-    /// Rule 5: the Ack that has to be posted now, if one is due and has a credit and a slot.
+    /// Rule 5: the Ack to post now, if one is due and there is a credit and a slot for it.
     ///
     /// Call it after queued messages were sent, whenever [`Credits::on_data`], [`Credits::on_ack`]
     /// or [`Credits::on_send_completion`] was called. Once is enough: an Ack leaves nothing owed.
@@ -301,7 +303,7 @@ impl Credits {
         if self.is_ack_due() && self.now.ack_credits != 0 { self.post_ack() } else { None }
     }
 
-    /// Whether [`Credits::poll_ack`] would give an Ack, had it a credit and a slot.
+    /// Whether an Ack is due, whether or not there is a credit and a slot for it.
     #[inline]
     #[must_use]
     pub const fn is_ack_due(&self) -> bool {
@@ -311,15 +313,15 @@ impl Credits {
 
     /// Rule 6: an Ack below the threshold, for when this end is about to sleep.
     ///
-    /// Only for owed *data* (else idle ends would answer each other's Acks for ever), and never
-    /// with the last ack credit, which belongs to rule 5.
+    /// Only for owed *data* credits, otherwise idle ends would answer each other's Acks for ever.
+    /// Never with the last ack credit, which is reserved for rule 5.
     #[inline]
     pub fn poll_idle_ack(&mut self) -> Option<Stamp> {
         let spare = self.now.ack_credits > self.idle_ack_reserve();
         if spare && self.now.owed.data != 0 { self.post_ack() } else { None }
     }
 
-    /// A snapshot of all that moves, for metrics and tests.
+    /// A snapshot of all counters, for metrics and tests.
     #[inline]
     #[must_use]
     pub const fn counters(&self) -> Counters {
@@ -340,11 +342,11 @@ impl Credits {
         self.limits.remote
     }
 
-    /// Adds a grant, all of it or nothing (rule 7).
+    /// Adds a grant, or nothing of it if it breaks rule 7.
     #[inline]
     fn credit(&mut self, grant: Grant) -> Result<(), CreditError> {
         let Window { data: data_cap, ack: ack_cap } = self.limits.remote;
-        // Compared this way round, nothing that a peer sends can overflow.
+        // Compared in this order, no value of the peer can cause an overflow.
         let (data_held, ack_held) = (self.now.data_credits, self.now.ack_credits);
         if grant.data > data_cap - data_held {
             return Err(CreditError::DataCreditAboveCap {
@@ -376,8 +378,8 @@ impl Credits {
         Some(self.stamp(grant, 1, sweep))
     }
 
-    /// Decides on the signal. `sweep`: this end may not be able to post another WR of this class
-    /// before a completion frees slots, so this WR has to bring that completion.
+    /// Decides whether a WR is signaled. `sweep`: this end may not be able to post another WR of
+    /// this class before a completion frees slots, so this WR has to bring that completion.
     #[inline]
     fn stamp(&mut self, grant: Grant, slots: u16, sweep: bool) -> Stamp {
         let unsignaled = self.now.unsignaled.saturating_add(slots);
@@ -396,8 +398,9 @@ impl Credits {
         std::mem::take(owed)
     }
 
-    /// The last credit: a sender that waits for the peer holds no buffer without need. Too few
-    /// slots for the largest message: it would wait for a completion that nobody asked for.
+    /// Signaled at the last credit, so that a sender that waits for the peer holds no buffer
+    /// longer than needed. Signaled when too few slots are left for the largest message, which
+    /// would otherwise wait for a completion that no WR generates.
     #[inline]
     fn data_send_must_sweep(&self) -> bool {
         let now = &self.now;

@@ -1,7 +1,7 @@
-//! The rules of the link protocol, as the errors of a peer that broke one.
+//! [`ProtocolError`]: the peer broke a rule of the link protocol.
 //!
-//! Owns one variant per rule, so that a log line and a test can name it. Never holds bytes of the
-//! peer beyond the number that broke the rule. After any of them the connection is closed.
+//! One variant per rule, so that a log line and a test can name it. Never holds data of the peer
+//! beyond the number that broke the rule. After any of these errors the connection is closed.
 
 use crate::protocol::arena::ArenaError;
 use crate::protocol::credit::CreditError;
@@ -19,7 +19,7 @@ pub enum ProtocolError {
         /// Bytes that the header asks for.
         need: usize,
     },
-    /// The kind is none of this version.
+    /// The kind is not known in this version.
     #[error("unknown frame kind {0}")]
     UnknownKind(u8),
     /// A flag, a block or a kind belongs to a feature that the handshake did not agree on.
@@ -55,13 +55,13 @@ pub enum ProtocolError {
         /// The payload.
         payload: u32,
     },
-    /// A segment's flag is none of this version.
+    /// A segment flag is not known in this version.
     #[error("unknown segment flags {0:#010x}")]
     UnknownSegmentFlags(u32),
     /// A segment that gives its message up has no other flag.
     #[error("segment with both LAST or HEAD_END and ABORT")]
     LastAndAbort,
-    /// A message larger than this end takes.
+    /// A message is larger than this end accepts.
     #[error(
         "message of {total} bytes exceeds max_message_bytes = {max}; raise that knob on the \
          receiving side or send less"
@@ -72,7 +72,7 @@ pub enum ProtocolError {
         /// This end's `max_message_bytes`.
         max: u64,
     },
-    /// A head that this end does not put together.
+    /// A head is longer than this end puts together.
     #[error(
         "message with a head of more than {received} bytes exceeds assembly_bytes = {max}; raise that \
          knob on the receiving side or send less"
@@ -119,7 +119,7 @@ pub enum ProtocolError {
     /// The head of a message ends once.
     #[error("segment with HEAD_END where the head has ended at {0} bytes")]
     HeadEndedTwice(u64),
-    /// A head that is the whole message has no end apart.
+    /// HEAD_END is not set where the head is the whole message.
     #[error("segment with HEAD_END at the total of {0} bytes")]
     HeadEndsAtTotal(u64),
     /// A segment reaches past the total.
@@ -140,8 +140,8 @@ pub enum ProtocolError {
         /// The total.
         total: u64,
     },
-    /// This machine has no memory for the bytes that arrived; not the peer's fault, but the end of
-    /// the connection all the same.
+    /// This machine has no memory for the bytes that arrived. Not the peer's fault, but the
+    /// connection ends too.
     #[error("no memory for a message of which {received} bytes arrived")]
     OutOfMemory {
         /// Bytes received so far, this segment included.
@@ -173,21 +173,21 @@ pub enum ProtocolError {
     /// A Pong that answers nothing.
     #[error("Pong without a Ping")]
     PongUnasked,
-    /// What lies in the arena belongs to a segment.
+    /// Bytes in the arena belong to a segment.
     #[error("arena extents without a SEGMENT block")]
     WrittenWithoutSegment,
-    /// Payload and written bytes of a frame belong to head and tail.
+    /// If a frame has both payload and written bytes, these are of the head and of the tail.
     #[error("segment with a payload beside arena extents, and no HEAD_END between them")]
     PayloadBesideWritten,
-    /// A tail above the receiver's `assembly_bytes` that began in a slot goes on elsewhere.
+    /// A tail above the receiver's `assembly_bytes` that began in a slot must stay in it.
     #[error("a long tail began in a slot of the receiver's, and went on elsewhere")]
     TailBesideSlot,
-    /// More of a stream in frames than its reader has room for.
+    /// More of a stream arrived in frames than its reader accepts.
     #[error("{end} bytes of a stream arrive in frames, its reader takes {max}")]
     BeyondMaxStreamData {
         /// Bytes of the tail in frames.
         end: u64,
-        /// What may be, all told.
+        /// Bytes of the tail that frames may carry in all.
         max: u64,
     },
     /// A MAX_STREAM_DATA block names a message that was sent.
@@ -196,7 +196,7 @@ pub enum ProtocolError {
     /// A MAX_STREAM_DATA block stands in Release frames only.
     #[error("a MAX_STREAM_DATA block in a frame with a message")]
     StreamDataBesideMessage,
-    /// Slots advertised and not told done are bounded, whatever waits to be told.
+    /// The number of slots advertised and not yet reported done is bounded.
     #[error("more than {0} reply slots are open at once")]
     TooManySlots(usize),
     /// A slot that was never advertised, or is done.
@@ -230,7 +230,7 @@ pub enum ProtocolError {
     /// A Release frame carries no message.
     #[error("Release frame with a SEGMENT block or arena extents")]
     MessageInRelease,
-    /// A Release frame has something to say.
+    /// A Release frame carries at least one block or flag.
     #[error("Release frame without a release, an ARENA block or STARVED")]
     EmptyRelease,
     /// A rule of the arena.

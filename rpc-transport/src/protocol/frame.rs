@@ -1,7 +1,7 @@
-//! Frames: the bytes of the link protocol, written and read.
+//! Frames: writing and reading the bytes of the link protocol.
 //!
-//! Owns the byte formats of everything that one link sends to the other (`docs/wire-format.md` is
-//! the table; the tests hold golden vectors). Never decides what may be sent, and keeps no state.
+//! Owns the byte formats of all frames (`docs/wire-format.md` has the table; the tests have golden
+//! vectors). Never decides what may be sent, and keeps no state.
 //!
 //! Every frame starts with the same 8 bytes, little-endian like all numbers here (as are the
 //! machines, so that a header is one 64-bit load or store):
@@ -15,7 +15,7 @@
 //! 2. [`parse`] reads only what lies inside the frame; each broken rule is its own
 //!    [`ProtocolError`]; nothing is allocated except a close text of at most
 //!    [`CLOSE_TEXT_MAX_BYTES`].
-//! 3. What is written here parses to the same values.
+//! 3. Every frame written here parses to the same values.
 
 mod blocks;
 #[cfg(test)]
@@ -34,7 +34,7 @@ pub const HEADER_BYTES: usize = 8;
 pub const SEGMENT_BLOCK_BYTES: usize = 24;
 /// Header and SEGMENT block together, bytes.
 pub const SEGMENT_HEADER_BYTES: usize = HEADER_BYTES + SEGMENT_BLOCK_BYTES;
-/// Code, text length and reserved byte behind the header of a Close frame, bytes.
+/// Code, text length and reserved byte after the header of a Close frame, bytes.
 pub const CLOSE_BLOCK_BYTES: usize = 4;
 /// Longest text of a Close frame, bytes.
 pub const CLOSE_TEXT_MAX_BYTES: usize = 100;
@@ -45,7 +45,7 @@ const _: () = assert!(SEGMENT_HEADER_BYTES == 32);
 const _: () = assert!(CONTROL_FRAME_MAX_BYTES == 112);
 const _: () = assert!(SEGMENT_HEADER_BYTES < crate::message::outgoing::HEADROOM_BYTES);
 
-/// What a frame is. The discriminant is the byte on the wire; 0 is never valid, so that zeroed
+/// The kind of a frame. The discriminant is the byte on the wire; 0 is never valid, so that zeroed
 /// memory is not a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -53,16 +53,17 @@ const _: () = assert!(SEGMENT_HEADER_BYTES < crate::message::outgoing::HEADROOM_
 pub enum Kind {
     /// A message, or a segment of one. Spends a data credit.
     Data = 1,
-    /// Grants alone. Spends an ack credit.
+    /// A grant and nothing else. Spends an ack credit.
     Ack = 2,
-    /// News of arenas without a message: chunks given back, STARVED, an ARENA block. Spends a data
+    /// Blocks without a message, such as released chunks, STARVED or an ARENA block. Spends a data
     /// credit.
     Release = 3,
     /// Asks for a Pong. Spends a data credit.
     Ping = 4,
     /// Answers a Ping. Spends a data credit.
     Pong = 5,
-    /// The last frame of its direction. Spends no credit: it has a RECV and an SQ slot of its own.
+    /// The last frame of its direction. Spends no credit: a RECV and an SQ slot are reserved for
+    /// it.
     Close = 6,
 }
 
@@ -103,7 +104,7 @@ pub mod flags {
 
 /// Segment flag: the segment completes its message.
 const SEGMENT_LAST: u32 = 1;
-/// Segment flag: the message is given up, and never delivered.
+/// Segment flag: the sender gives the message up; it is not completed.
 const SEGMENT_ABORT: u32 = 2;
 /// Segment flag: the head of the message ends with the payload of this frame.
 const SEGMENT_HEAD_END: u32 = 4;
@@ -113,30 +114,30 @@ const SEGMENT_HEAD_END: u32 = 4;
 pub struct Segment {
     /// Segmented messages of one direction count up from 0, modulo 2^32.
     pub number: u32,
-    /// Whether it completes the message.
+    /// Whether the segment completes the message.
     pub last: bool,
-    /// Whether it gives the message up; it then carries no bytes.
+    /// Whether the segment gives the message up; it then carries no bytes.
     pub abort: bool,
-    /// Whether the head of the message ends with the payload of this frame; all that follows is its
-    /// tail. Never set: there is no tail.
+    /// Whether the head of the message ends with the payload of this frame; all bytes after that
+    /// are its tail. A message without a segment with this flag has no tail.
     pub head_end: bool,
-    /// Where its bytes belong; for an abort, how many bytes were sent.
+    /// Offset of the segment in the message; for an abort, how many bytes were sent.
     pub offset: u64,
     /// Length of the whole message, bytes.
     pub total: u64,
 }
 
-/// Why a link is closed in order.
+/// Why a link is closed by a Close frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CloseCode {
-    /// Done.
+    /// It is no longer needed.
     Normal,
-    /// The process or service shuts down.
+    /// The process or service is shutting down.
     ShuttingDown,
     /// The other side broke the protocol; the text names the rule.
     Protocol,
-    /// The application decided so.
+    /// The application closed it.
     Application,
     /// This side failed.
     Internal,
@@ -158,7 +159,7 @@ impl CloseCode {
         }
     }
 
-    /// Reads a number; every one is a code.
+    /// Reads a number; every number is a valid code.
     #[must_use]
     pub const fn from_wire(code: u16) -> Self {
         match code {
@@ -175,14 +176,14 @@ impl CloseCode {
 /// The content of a Close frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloseReason {
-    /// For programs.
+    /// The code, for programs.
     pub code: CloseCode,
-    /// For people; at most [`CLOSE_TEXT_MAX_BYTES`] of it travel.
+    /// The text, for people; at most [`CLOSE_TEXT_MAX_BYTES`] bytes of it are sent.
     pub text: String,
 }
 
 impl CloseReason {
-    /// A reason; what of the text is beyond the limit is cut off when written.
+    /// A reason. Text beyond the limit is cut off when it is written.
     pub fn new(code: CloseCode, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
@@ -198,7 +199,8 @@ impl std::fmt::Display for CloseReason {
     }
 }
 
-/// A frame as received. The bytes of Data and Segment start at the second value of [`parse`].
+/// A frame as received. The payload of Data and Segment starts at the second value that [`parse`]
+/// returns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Frame {
@@ -206,17 +208,17 @@ pub enum Frame {
     Data(Grant),
     /// A part of a message.
     Segment(Grant, Segment),
-    /// A message or a part of one, with blocks beside SEGMENT.
+    /// A message or a part of one, with blocks other than SEGMENT.
     Blocks(Grant, Box<Blocks>),
-    /// Blocks alone.
+    /// Blocks without a message.
     Release(Grant, Box<Blocks>),
-    /// Grants alone.
+    /// A grant and nothing else.
     Ack(Grant),
     /// Asks for a Pong.
     Ping(Grant),
     /// Answers a Ping.
     Pong(Grant),
-    /// The end of the direction.
+    /// The last frame of its direction.
     Close(CloseReason),
 }
 
@@ -291,12 +293,12 @@ pub(crate) fn truncated(text: &str, max: usize) -> &str {
     &text[..end]
 }
 
-/// Reads a frame; `imm` is the immediate of its completion, `features` is what was agreed. The
-/// number is where the payload of a Data frame starts.
+/// Reads a frame. `imm` is the immediate of its completion, `features` are the agreed ones. The
+/// returned number is the offset of the payload of a Data frame.
 ///
 /// # Errors
-/// A [`ProtocolError`] for each rule that the bytes break. Whether the values fit the state of the
-/// link is for the link to judge.
+/// A [`ProtocolError`] for each rule that the bytes break. The link checks the values against its
+/// state.
 #[inline]
 pub fn parse(
     bytes: &[u8],
@@ -307,7 +309,7 @@ pub fn parse(
         return Err(ProtocolError::Truncated { len: bytes.len(), need: HEADER_BYTES });
     };
     let head = u64::from_le_bytes(*head);
-    // Kind Data, no flags, no counts: nearly every frame.
+    // Fast path: kind Data, no flags, no counts, as most frames are.
     if head & 0xffff_0000_0000_ffff == Kind::Data as u64 && imm.is_none() {
         return Ok((Frame::Data(grant_of(head)), HEADER_BYTES));
     }
@@ -361,7 +363,7 @@ fn parse_other(
     Ok((frame, HEADER_BYTES))
 }
 
-/// A frame with blocks, as its simplest variant.
+/// A frame with blocks, as the simplest variant of [`Frame`] that can hold it.
 fn with_blocks(kind: Kind, grant: Grant, blocks: Blocks) -> Frame {
     match blocks.segment {
         _ if kind == Kind::Release => Frame::Release(grant, Box::new(blocks)),

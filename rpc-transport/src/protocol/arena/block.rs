@@ -9,14 +9,14 @@ const ADVERTISE: u8 = 0;
 const ASK_BACK: u8 = 1;
 const GIVEN_UP: u8 = 2;
 
-/// What an ARENA block says.
+/// The content of an ARENA block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArenaBlock {
     /// The sender of the block has a new arena for the receiver to write to.
     Advertise(Advertisement),
     /// The sender wants its arena back.
     AskBack(u16),
-    /// The sender writes the receiver's arena no more.
+    /// The sender will not write the receiver's arena again.
     GivenUp(u16),
 }
 
@@ -49,7 +49,7 @@ impl ArenaBlock {
     }
 
     /// Reads a block; [`ArenaWriter`](super::ArenaWriter) and [`ArenaOwner`](super::ArenaOwner)
-    /// judge its values.
+    /// check its values.
     ///
     /// # Errors
     /// [`ArenaError::UnknownOperation`], [`ArenaError::ReservedNotZero`].

@@ -35,7 +35,7 @@ pub enum ArenaError {
     /// Memory does not wrap around.
     #[error("arena at {0:#x} passes the end of the address space")]
     BeyondAddressSpace(u64),
-    /// The owner has no more memory to give.
+    /// The arena would exceed the owner's budget.
     #[error("arena of {chunks} chunks is beyond the budget: {used} of {max} are in use")]
     OverBudget {
         /// Chunks asked for.
@@ -99,7 +99,7 @@ pub enum ArenaError {
         /// Chunk size.
         log2_chunk: u8,
     },
-    /// The operation is none of this version.
+    /// The operation is not known in this version.
     #[error("unknown arena operation {0}")]
     UnknownOperation(u8),
     /// Fields that an operation does not use are 0.

@@ -1,6 +1,6 @@
 //! The layout: which arenas a direction has, and where their chunks lie.
 //!
-//! Owns the list of arenas, alike at both ends. Never knows what a chunk holds.
+//! Owns the list of arenas; both ends use it. Never knows what a chunk holds.
 //!
 //! Invariants: arenas share no chunk number and no arena number, all have one chunk size, and no
 //! extent that [`Layout::locate`] accepts leaves its arena.
@@ -12,7 +12,7 @@ use super::{
 
 #[derive(Debug, Default)]
 pub(super) struct Layout {
-    /// By first chunk.
+    /// Sorted by first chunk.
     arenas: Vec<Placed>,
 }
 
@@ -108,7 +108,7 @@ impl Layout {
         Ok(arena)
     }
 
-    /// Whether each extent lies in an arena, and none names a chunk of another.
+    /// Checks that each extent lies in an arena, and that no two extents share a chunk.
     pub(super) fn check(&self, extents: &Extents) -> Result<(), ArenaError> {
         for (index, extent) in extents.iter().enumerate() {
             self.locate(*extent)?;
@@ -119,7 +119,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Numbers for a new arena of so many chunks: the lowest that are unused.
+    /// The lowest unused arena number and first chunk number for a new arena of `chunks` chunks.
     pub(super) fn vacant(&self, chunks: u16) -> Option<(u16, u16)> {
         let mut first = 0_u32;
         for placed in &self.arenas {

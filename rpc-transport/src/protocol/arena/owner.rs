@@ -1,7 +1,7 @@
 //! The owner: the receiver's view of its own arenas.
 //!
-//! Owns the state of every chunk at the receiving end, what the application may hold, and when to
-//! grow and to shrink. Never holds memory.
+//! Owns the state of every chunk at the receiving end, the limit of what the application may hold,
+//! and the decision when to add an arena and when to ask one back. Never holds memory.
 //!
 //! Invariants: `held` chunks are `Held`, of which the application holds `lent`; `releasing` chunks
 //! are `Releasing`; what is lent never passes half of the chunks when it is lent (rule 3).
@@ -59,13 +59,13 @@ impl ArenaConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Chunk {
     Absent,
-    /// The writer's, or on its way to it.
+    /// The writer may use it, or will once the release arrives.
     Free,
     Held,
     Releasing,
 }
 
-/// A message, or a part of one, that lies in the arenas. Goes back by [`ArenaOwner::release`].
+/// A message, or a part of one, that lies in the arenas. Return it with [`ArenaOwner::release`].
 #[derive(Debug)]
 #[must_use = "its chunks are held"]
 pub struct Landed {
@@ -75,7 +75,7 @@ pub struct Landed {
 }
 
 impl Landed {
-    /// Of nobody's arena, for a test of the way home.
+    /// One chunk that belongs to no arena, to test the return queue.
     #[cfg(all(test, rpc_loom))]
     pub(crate) fn of_one_chunk() -> Self {
         let extents = Extents::from_slice(&[super::Extent { first: 0, count: 1 }]);
@@ -111,12 +111,12 @@ pub struct Piece {
 pub struct ArenaOwner {
     config: ArenaConfig,
     layout: Layout,
-    /// By chunk number.
+    /// Indexed by chunk number.
     chunks: Vec<Chunk>,
     held: u32,
     lent: u32,
     releasing: u32,
-    /// The writer waits, and has got nothing since it said so.
+    /// The writer reported that it waits for chunks, and nothing was released to it since.
     starved: bool,
     /// The writer waits, or the application holds its share, and no arena was added or declined
     /// since.
@@ -164,8 +164,8 @@ impl ArenaOwner {
         u64::from(self.config.arena_chunks) << self.config.log2_chunk
     }
 
-    /// Adds an arena of [`ArenaOwner::arena_bytes`]; what to advertise. Wanted or not, so that a
-    /// connection may start with one.
+    /// Adds an arena of [`ArenaOwner::arena_bytes`]; returns what to advertise. Allowed even if
+    /// none is wanted, so that a connection may start with one.
     ///
     /// # Errors
     /// [`ArenaError::OverBudget`], [`ArenaError::TooManyArenas`],
@@ -194,7 +194,7 @@ impl ArenaOwner {
         Ok(())
     }
 
-    /// There is no memory for the wanted arena: the writer makes do with what it has.
+    /// There is no memory for the wanted arena: the writer has to work with those it has.
     pub fn decline(&mut self) {
         self.wants_arena = false;
     }
@@ -208,7 +208,7 @@ impl ArenaOwner {
     /// A frame announces a message of `bytes` bytes in `extents`.
     ///
     /// # Errors
-    /// [`ArenaError`] if it cannot be.
+    /// [`ArenaError`] if the extents break a rule.
     pub fn on_message(
         &mut self,
         now: Instant,
@@ -233,8 +233,8 @@ impl ArenaOwner {
             }
         }
         let chunks = extents.chunk_count();
-        // Never less than what the writer knew of: its view of an arena begins later and ends
-        // earlier than ours.
+        // Never less than the share that the writer computed: it learns of a new arena later and
+        // gives one up earlier than this end.
         let share = half(self.layout.chunk_count());
         if chunks > share {
             return Err(ArenaError::BeyondShare { chunks, share });
@@ -256,7 +256,7 @@ impl ArenaOwner {
     }
 
     /// Rule 3: whether the application may hold the message where it lies. If not, copy it out and
-    /// release it at once; an arena more would help the next one.
+    /// release it at once; another arena would help the next message.
     #[must_use]
     pub fn lend(&mut self, landed: &mut Landed) -> bool {
         let chunks = landed.extents.chunk_count();
@@ -272,22 +272,22 @@ impl ArenaOwner {
         true
     }
 
-    /// A message of so many bytes, all told, is copied because of what the application holds
-    /// already: an arena more would help the next one. One that is longer than the share of the
-    /// arenas that there are is copied whatever they hold.
+    /// A message of `bytes` bytes in all is copied because of what the application already holds:
+    /// another arena would help the next message. A message longer than the application's share of
+    /// the present arenas is copied in any case.
     pub fn on_unlendable(&mut self, bytes: u64) {
         let chunks = bytes.div_ceil(1 << self.config.log2_chunk);
         self.wants_arena |= chunks <= u64::from(self.layout.usable_chunk_count() / 2);
     }
 
-    /// What the application may hold beside what it holds now, bytes.
+    /// How much more the application may hold, bytes.
     #[must_use]
     pub fn lendable_bytes(&self) -> u64 {
         let lendable = (self.layout.usable_chunk_count() / 2).saturating_sub(self.lent);
         u64::from(lendable) << self.config.log2_chunk
     }
 
-    /// The message is read, or dropped: its chunks go back with the next frame.
+    /// The message was read or dropped: its chunks are released with the next frame.
     pub fn release(&mut self, landed: Landed) {
         let chunks = landed.extents.chunk_count();
         self.set(&landed.extents, Chunk::Releasing);
@@ -298,15 +298,15 @@ impl ArenaOwner {
         }
     }
 
-    /// Whether a frame should be sent for the releases alone: half of the chunks wait, or the
-    /// writer does. An end that is about to sleep sends what there is.
+    /// Whether a frame should be sent just for the releases: half of the chunks wait for release,
+    /// or the writer waits for chunks. An end that is about to sleep sends any release that waits.
     #[inline]
     #[must_use]
     pub fn is_release_due(&self) -> bool {
         self.releasing > 0 && (self.starved || self.releasing >= half(self.layout.chunk_count()))
     }
 
-    /// Chunks that have to come back before [`ArenaOwner::is_release_due`] says so.
+    /// How many more chunks have to be released until [`ArenaOwner::is_release_due`] is true.
     #[must_use]
     pub fn release_due_in(&self) -> u32 {
         if self.starved {
@@ -316,8 +316,8 @@ impl ArenaOwner {
         }
     }
 
-    /// Releases for the header of a frame that leaves now, neighbours joined; empty if there are
-    /// none.
+    /// Releases for the header of a frame that is sent now, adjacent chunks joined; empty if there
+    /// are none.
     pub fn take_releases(&mut self) -> Extents {
         let mut extents = Extents::default();
         if self.releasing == 0 {
@@ -340,7 +340,7 @@ impl ArenaOwner {
         self.releasing
     }
 
-    /// An arena to ask back, if all have lain idle for long; tell the writer.
+    /// An arena to ask back from the writer, if all have been idle for long enough.
     pub fn poll_ask_back(&mut self, now: Instant) -> Option<u16> {
         let is_idle = self.held == 0 && self.releasing == 0 && self.asked_back.is_none();
         if !is_idle || self.next_deadline().is_none_or(|deadline| now < deadline) {
@@ -352,7 +352,7 @@ impl ArenaOwner {
         self.asked_back
     }
 
-    /// When [`ArenaOwner::poll_ask_back`] wants to be called.
+    /// When to call [`ArenaOwner::poll_ask_back`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let left = self.layout.chunk_count().checked_sub(u32::from(self.config.arena_chunks))?;
@@ -362,7 +362,7 @@ impl ArenaOwner {
         self.last_used.checked_add(self.config.idle)
     }
 
-    /// The writer gives an arena up: after this it may be deregistered.
+    /// The writer gives an arena up. After this it may be deregistered.
     ///
     /// # Errors
     /// [`ArenaError::UnknownArena`], [`ArenaError::NotAskedBack`], [`ArenaError::GivenUpInUse`].
@@ -406,8 +406,8 @@ impl ArenaOwner {
     }
 }
 
-/// Moves the runs of releasing chunks within an arena to `extents`, of which there are `releasing`
-/// in all; false if there is no more room, or no more chunk.
+/// Moves the runs of releasing chunks within an arena to `extents`; `releasing` counts all such
+/// chunks. False if there is no more room, or no more such chunk.
 fn take_runs(
     chunks: &mut [Chunk],
     arena: Extent,
@@ -435,7 +435,7 @@ fn take_runs(
             chunks[extent.chunks()].fill(Chunk::Free);
             *releasing -= u32::from(run);
         }
-        // The chunk behind a run is not releasing.
+        // The chunk after a run is not releasing.
         let step = run.saturating_add(1).min(left);
         number = number.wrapping_add(step);
         left -= step;

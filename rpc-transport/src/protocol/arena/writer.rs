@@ -1,10 +1,10 @@
 //! The writer: the sender's view of the peer's arenas.
 //!
-//! Owns the state of every chunk at the sending end. Never writes: it says where.
+//! Owns the state of every chunk at the sending end. Never posts a WRITE: it says where to write.
 //!
-//! Invariants: an arena that is given up keeps its numbers until the owner was told, so no more
-//! than fit wait to be told; a chunk that is not `Free` belongs to one allocation, or to one
-//! announced message; only chunks of arenas that are not asked back are allocated.
+//! Invariants: an arena that is given up keeps its numbers until the owner was told, which bounds
+//! the arenas that wait to be reported; a chunk that is not `Free` belongs to one allocation, or to
+//! one announced message; only chunks of arenas that are not asked back are allocated.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,7 +19,7 @@ enum Chunk {
     Announced,
 }
 
-/// What the writer has told about its want of chunks.
+/// Whether the writer needs chunks, and whether it has told the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Want {
     None,
@@ -27,8 +27,8 @@ enum Want {
     Told,
 }
 
-/// Chunks taken for one message or a part of it. Goes back by [`ArenaWriter::announce`], when its
-/// WRITEs are posted, or by [`ArenaWriter::abandon`], when none is.
+/// Chunks taken for one message or a part of it. Return it with [`ArenaWriter::announce`] when its
+/// WRITEs are posted, or with [`ArenaWriter::abandon`] when none is.
 #[derive(Debug)]
 #[must_use = "its chunks are taken"]
 pub struct Allocation {
@@ -37,13 +37,13 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Bytes of the message that it holds: all that was asked for, or a part.
+    /// Bytes of the message that fit: all that were requested, or a part.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// For the header that announces it.
+    /// The extents, for the frame that announces them.
     #[must_use]
     pub fn extents(&self) -> &Extents {
         &self.extents
@@ -53,7 +53,7 @@ impl Allocation {
 /// One WRITE.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArenaWrite {
-    /// Where to, in the owner's terms.
+    /// Where to write, as the owner's device knows it.
     pub address: u64,
     /// Remote key.
     pub rkey: u32,
@@ -65,7 +65,7 @@ pub struct ArenaWrite {
 #[derive(Debug)]
 pub struct ArenaWriter {
     layout: Layout,
-    /// By chunk number.
+    /// Indexed by chunk number.
     chunks: Vec<Chunk>,
     want: Want,
     given_up: VecDeque<u16>,
@@ -107,14 +107,14 @@ impl ArenaWriter {
     /// Takes chunks for `bytes` bytes, or for a first part of them if they exceed the share of
     /// one message (rule 2) or the free chunks are too scattered (rule 4).
     ///
-    /// `None`: tell the owner ([`ArenaWriter::take_starved`]) and wait for releases; but with no
-    /// [`ArenaWriter::usable_count`] do not wait, as the owner may have no memory to give: send the
+    /// `None`: tell the owner ([`ArenaWriter::take_starved`]) and wait for releases. But if
+    /// [`ArenaWriter::usable_count`] is 0 do not wait, as the owner may have no memory: send the
     /// rest without the arena.
     pub fn allocate(&mut self, bytes: u64) -> Option<Allocation> {
         self.allocate_within(bytes, MAX_EXTENTS)
     }
 
-    /// Like [`ArenaWriter::allocate`], in at most so many extents, at least 1.
+    /// Like [`ArenaWriter::allocate`], in at most `max_extents` extents, at least 1.
     pub fn allocate_within(&mut self, bytes: u64, max_extents: usize) -> Option<Allocation> {
         let allocation = self.try_allocate(bytes, max_extents.clamp(1, MAX_EXTENTS));
         let is_news = self.want == Want::None || self.usable_count() == 0;
@@ -140,9 +140,9 @@ impl ArenaWriter {
         Some(Allocation { extents, bytes })
     }
 
-    /// Chooses `wanted` free chunks, fewer only if they are too scattered; `None` if there are not
-    /// as many: the first run that fits, so that the same memory is used again soon, else the
-    /// largest ones, at most `max_extents`.
+    /// Chooses `wanted` free chunks, fewer only if they are too scattered; `None` if fewer are
+    /// free. Takes the first run that fits, so that the same memory is used again soon; otherwise
+    /// the largest runs, at most `max_extents`.
     fn choose(&self, wanted: u32, max_extents: usize) -> Option<Extents> {
         let mut free = 0;
         let mut fits = false;
@@ -174,7 +174,7 @@ impl ArenaWriter {
         Some(extents)
     }
 
-    /// Goes through the free runs, as long as `with` wants to.
+    /// Calls `with` for each free run until it returns false.
     fn for_free_runs(&self, mut with: impl FnMut(Extent) -> bool) {
         for placed in self.layout.iter().filter(|placed| !placed.retiring) {
             let mut run = Extent { first: placed.arena.first_chunk, count: 0 };
@@ -195,7 +195,7 @@ impl ArenaWriter {
         }
     }
 
-    /// The WRITEs that put the bytes in place.
+    /// The WRITEs for an allocation.
     pub fn writes(&self, allocation: &Allocation) -> impl Iterator<Item = ArenaWrite> {
         let log2_chunk = self.layout.log2_chunk().unwrap_or(0);
         cut(&allocation.extents, log2_chunk, allocation.bytes).filter_map(|(extent, bytes)| {
@@ -205,8 +205,8 @@ impl ArenaWriter {
         })
     }
 
-    /// The WRITEs are posted, and the frame that names the extents follows them. The chunks are
-    /// the owner's until it releases them.
+    /// The WRITEs are posted, and the frame that names the extents follows them. The chunks belong
+    /// to the owner until it releases them.
     pub fn announce(&mut self, allocation: Allocation) -> Extents {
         self.set(&allocation.extents, Chunk::Announced);
         allocation.extents
@@ -218,10 +218,10 @@ impl ArenaWriter {
         self.give_up_idle();
     }
 
-    /// The owner gives chunks back.
+    /// The owner releases chunks.
     ///
     /// # Errors
-    /// [`ArenaError`] if it cannot.
+    /// [`ArenaError`] if the release breaks a rule.
     pub fn on_release(&mut self, extents: &Extents) -> Result<(), ArenaError> {
         self.layout.check(extents)?;
         for number in extents.iter().flat_map(|extent| extent.chunks()) {
@@ -252,21 +252,22 @@ impl ArenaWriter {
         Ok(())
     }
 
-    /// Whether the owner is to be told something.
+    /// Whether there is something to tell the owner.
     #[inline]
     #[must_use]
     pub fn has_news(&self) -> bool {
         self.want == Want::ToTell || !self.given_up.is_empty()
     }
 
-    /// An arena to give up: tell the owner.
+    /// An arena that is given up; tell the owner.
     pub fn poll_given_up(&mut self) -> Option<u16> {
         let arena = self.given_up.pop_front()?;
         self.layout.remove(arena);
         Some(arena)
     }
 
-    /// Whether to tell the owner that chunks are missing: once, until something comes.
+    /// Whether to tell the owner that chunks are missing. True once, until chunks are released or
+    /// an arena is added.
     pub fn take_starved(&mut self) -> bool {
         let is_due = self.want == Want::ToTell;
         if is_due {

@@ -1,7 +1,8 @@
-//! Broken rules: what the model checker breaks to show that each rule of [`Credits`] is needed.
+//! Broken rules: variants of [`Credits`] that break one rule each, so that the model checker can
+//! show that each rule is needed.
 //!
-//! Owns the switches and what a broken rule does instead. Never part of a production build:
-//! compiled for tests and with the feature `model` only, and all rules hold by default.
+//! Owns the switches and the behaviour of each broken rule. Never part of a production build: it is
+//! compiled for tests and with the feature `model` only, and by default all rules hold.
 
 use super::{Credits, Grant, Limits, SendQueueBudget, SendQueueMark, Window};
 
@@ -40,7 +41,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// What a header takes of `owed`, or `None` for all of it.
+    /// The part of `owed` that a header carries, or `None` for all of it.
     pub(super) fn take_part(&self, owed: &mut Grant) -> Option<Grant> {
         if self.piggyback_data && self.piggyback_acks {
             return None;
@@ -50,8 +51,8 @@ impl Rules {
         Some(Grant { data, ack })
     }
 
-    /// Whether a WR that leaves so many credits and slots is signaled, or `None` for the rule;
-    /// `reserve` is what the rule keeps in `slot_reserve`.
+    /// Whether a WR after which `credits` and `slots` are left is signaled; `None` for the unbroken
+    /// rule. `reserve` is the `slot_reserve` of that rule.
     pub(super) fn sweep(&self, credits: u16, slots: u16, reserve: u16) -> Option<bool> {
         if self.signal_last_credit && self.slot_reserve.is_none() {
             return None;
@@ -62,7 +63,7 @@ impl Rules {
 }
 
 impl Credits {
-    /// Starts with some rules broken and with windows that [`Credits::new`] refuses.
+    /// Starts with some rules broken; also allows windows that [`Credits::new`] refuses.
     #[must_use]
     pub fn with_rules(local: Window, remote: Window, sq: SendQueueBudget, rules: Rules) -> Self {
         let due = Grant {

@@ -1,7 +1,8 @@
 //! Windows and the send queue budget: the sizes that credits are counted against.
 //!
-//! Owns what is negotiated once per connection, its ranges, the thresholds and queue lengths that
-//! follow from it. Never changes after the handshake; what moves is in [`Credits`](super::Credits).
+//! Owns the values that are negotiated once per connection, their ranges, and the thresholds and
+//! queue lengths derived from them. Never changes after the handshake; the counters are in
+//! [`Credits`](super::Credits).
 //!
 //! Invariants: **W1** a window that passed [`Window::validate`] has `1 <= T <= D` and `2 <= Tb <=
 //! I`;
@@ -12,10 +13,12 @@ use thiserror::Error;
 /// Largest data or ack window, in credits: keeps every sum of two windows within a `u16`.
 pub const MAX_WINDOW: u16 = 4095;
 
-/// Smallest ack window, in credits: with one, each Ack would at once be answered by an Ack.
+/// Smallest ack window, in credits: with one, each Ack would be answered by an Ack at
+/// once.
 pub const MIN_ACK_WINDOW: u16 = 2;
 
-/// What one end offers as a receiver: how many messages of each class may be unreturned at it.
+/// What one end offers as a receiver: how many messages of each class it accepts before it returns
+/// their credits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Window {
     /// Data messages (`D`), in credits, `1..=4095`.
@@ -25,7 +28,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Checks both classes; `side` only says in the message whose window this is.
+    /// Checks both classes; `side` is only used in the error, to say whose window it is.
     ///
     /// # Errors
     /// [`WindowError::Data`] or [`WindowError::Ack`] if a class is out of its range.
@@ -50,7 +53,7 @@ impl Window {
 
     /// Owed ack credits at which an Ack is due: `I / 2 + 1`.
     ///
-    /// At least two, so that every exchange of Acks about Acks dies out.
+    /// At least two, so that Acks that answer Acks come to an end.
     #[inline]
     #[must_use]
     pub const fn ack_threshold(self) -> u16 {
@@ -66,7 +69,7 @@ impl Window {
     }
 }
 
-/// The share of the send queue that credits govern.
+/// The part of the send queue that credits govern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SendQueueBudget {
     /// Slots for data messages (WRITEs and SENDs), in WRs, at least `message_slots`.
@@ -129,7 +132,7 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// A window or a send queue budget that no connection can live with.
+/// A window or a send queue budget with which no connection can work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WindowError {

@@ -1,6 +1,6 @@
 //! Blocks: what Data and Release frames carry between header and payload.
 //!
-//! Owns the bytes of the optional blocks and their order. Never judges their values against the
+//! Owns the bytes of the optional blocks and their order. Never checks their values against the
 //! state of a link.
 
 use super::{Grant, HEADER_BYTES, Kind, SEGMENT_BLOCK_BYTES, Segment, flags};
@@ -18,7 +18,7 @@ const PLACED_BLOCK_BYTES: usize = 16;
 const DONE_BYTES: usize = 4;
 const DONE_SLOT_BYTES: usize = 4;
 const MAX_STREAM_DATA_BYTES: usize = 16;
-/// Most slots that a DONE block names, and that this end puts into one.
+/// Most slots of a DONE block, received or sent.
 const MAX_DONE: u16 = 64;
 pub(crate) const DONE_SLOTS: usize = 16;
 /// Most bytes that this end's header and blocks of a segment take together: SEGMENT, SLOT, PLACED,
@@ -53,20 +53,20 @@ pub struct Written {
     pub extents: Extents,
 }
 
-/// A reply slot, as its owner makes it known.
+/// A reply slot, as its owner advertises it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotBlock {
-    /// Its number, unused since its DONE.
+    /// Its number; it is not in use by another slot.
     pub slot: u32,
     /// Remote key.
     pub rkey: u32,
-    /// Its first byte, in the owner's terms.
+    /// Address of its first byte, as the owner's device knows it.
     pub address: u64,
-    /// Bytes.
+    /// Its length, bytes.
     pub len: u64,
 }
 
-/// What was written into a slot of the receiver for this frame: where the tail has got to.
+/// What was written into a slot of the receiver for this frame: the next bytes of the tail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
     /// The slot.
@@ -75,10 +75,10 @@ pub struct Placed {
     pub bytes: u64,
 }
 
-/// How far a stream has been read: what its sender may put into frames, as in RFC 9000.
+/// How much of a stream its sender may send in frames, as in RFC 9000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxStreamData {
-    /// The segmented message.
+    /// The number of the segmented message.
     pub number: u32,
     /// Bytes of its tail that frames may carry in all.
     pub bytes: u64,
@@ -89,21 +89,21 @@ pub struct MaxStreamData {
 pub struct Blocks {
     /// Which bytes of which message the frame carries.
     pub segment: Option<Segment>,
-    /// News of an arena.
+    /// An arena is advertised, asked back or given up.
     pub arena: Option<ArenaBlock>,
-    /// A slot for the answer.
+    /// A slot for the reply.
     pub slot: Option<SlotBlock>,
-    /// Bytes of the message that lie in a slot of the receiver, behind the payload.
+    /// Bytes of the message, after the payload, that lie in a slot of the receiver.
     pub placed: Option<Placed>,
     /// Slots of the receiver that the sender will never write again.
     pub done: Vec<u32>,
-    /// Of a stream that the receiver sends; in Release frames only.
+    /// Limit of a stream that the receiver of the frame sends; in Release frames only.
     pub max_stream_data: Option<MaxStreamData>,
     /// The sender is out of chunks.
     pub starved: bool,
-    /// Chunks given back.
+    /// Chunks that are released.
     pub releases: Extents,
-    /// Bytes of the message that lie in the receiver's arenas, behind the payload.
+    /// Bytes of the message, after the payload, that lie in the receiver's arenas.
     pub written: Option<Written>,
 }
 
@@ -172,7 +172,7 @@ impl Blocks {
         }
     }
 
-    /// The first block that only `Features::ARENA` allows.
+    /// The first block present that only `Features::ARENA` allows.
     fn of_arena(flags: u8, releases: u8, extents: u8) -> Option<&'static str> {
         let used = [
             (flags & flags::ARENA != 0, "ARENA block"),
@@ -191,7 +191,7 @@ fn put_extents(out: &mut OutBuf, extents: &Extents) {
     }
 }
 
-/// Reads the blocks of a Data or a Release frame; gives where the payload starts.
+/// Reads the blocks of a Data or a Release frame; returns the offset of the payload too.
 pub(super) fn parse(
     kind: Kind,
     flags: u8,
@@ -252,7 +252,7 @@ pub(super) fn parse(
     Ok((blocks, fields.at))
 }
 
-/// What each kind of frame may and must have.
+/// Checks which blocks each kind of frame may and must have.
 fn check_kind(kind: Kind, blocks: &Blocks, payload: &[u8]) -> Result<(), ProtocolError> {
     if kind == Kind::Data {
         return match blocks {
@@ -284,7 +284,7 @@ fn check_kind(kind: Kind, blocks: &Blocks, payload: &[u8]) -> Result<(), Protoco
     Ok(())
 }
 
-/// Reads blocks one after the other.
+/// Reads blocks in sequence.
 struct Fields<'a> {
     rest: &'a [u8],
     /// Bytes of the frame that are read.
