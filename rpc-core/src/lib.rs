@@ -16,9 +16,9 @@
 //!     }
 //! }
 //!
-//! let server =
-//! Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://docs").await?;
-//! tokio::spawn(server.serve()); let greeter = GreeterClient::connect("mem://docs").await?;
+//! let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://docs").await?;
+//! tokio::spawn(server.serve());
+//! let greeter = GreeterClient::connect("mem://docs").await?;
 //! assert_eq!(greeter.greet("Ada").await?, "Good day, Ada");
 //! # Ok(()) }
 //! ```

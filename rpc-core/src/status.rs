@@ -1,12 +1,11 @@
 //! How a call fails.
 //!
-//! Owns the codes, the status that a failed call ends with, and the error
-//! type of methods that have errors of their own. Never knows a codec, nor the wire: the session
-//! writes its code, text and details.
+//! Owns the codes, the status that a failed call ends with, and the error type of methods that have
+//! their own errors. Knows neither codecs nor the wire: the session writes code, text and details.
 //!
 //! Invariants:
-//! 1. What travels is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
-//!    [`MAX_DETAILS_BYTES`] stay at home.
+//! 1. What is sent is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
+//!    [`MAX_DETAILS_BYTES`] are not sent.
 //! 2. A status without text and details allocates nothing and is 16 bytes.
 
 use std::borrow::Cow;
@@ -221,7 +220,7 @@ impl Status {
         Arc::make_mut(self.rest.get_or_insert_default())
     }
 
-    /// Text and details as they travel where there is room for `room` bytes: the text at most
+    /// Text and details as they are sent if there is room for `room` bytes: the text at most
     /// [`MAX_MESSAGE_BYTES`], cut at a character; no details when they are longer than
     /// [`MAX_DETAILS_BYTES`] or do not fit beside the text.
     #[must_use]
@@ -251,7 +250,7 @@ impl From<Code> for Status {
     }
 }
 
-/// Compares what travels: code, text, details, retryable.
+/// Compares what is sent: code, text, details, retryable.
 impl PartialEq for Status {
     fn eq(&self, other: &Self) -> bool {
         self.code == other.code
@@ -293,7 +292,7 @@ impl Error for Status {
     }
 }
 
-/// How a call to a method with an error type of its own fails.
+/// How a call to a method with its own error type fails.
 ///
 /// `?` turns a [`Status`] into it; for `?` on the method's own error, see [`CallError::user`].
 ///

@@ -34,7 +34,7 @@ fn allowed() -> TokenStream {
     }
 }
 
-/// What finds the shape of a type, for a function's body.
+/// The imports that let a function's body find the shape of a type.
 fn probes(krate: &Path) -> TokenStream {
     quote! {
         #[allow(unused_imports)]
@@ -133,7 +133,7 @@ fn signature_and_future(krate: &Path, method: &Method) -> (syn::Signature, Token
     (signature, future)
 }
 
-/// An implementation in an `Arc` is one too, wherever the user's supertraits allow.
+/// Implements the trait for an `Arc` of an implementation, if the user's supertraits allow it.
 fn for_arcs(service: &Service) -> TokenStream {
     let Service { krate, ident, supertraits, methods, .. } = service;
     let given = supertraits.iter();

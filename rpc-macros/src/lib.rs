@@ -24,7 +24,7 @@ use proc_macro::TokenStream;
 ///
 /// # Options of a service
 /// - `name = "Other"`: the name on the wire, in place of the trait's.
-/// - `version = 2`: the version of all methods that have none of their own.
+/// - `version = 2`: the version of all methods that set none.
 /// - `crate = path::to::rpc_core`: where `rpc-core` is, when it is renamed or re-exported.
 ///
 /// # Options of a method: `#[rpc(..)]`
@@ -32,24 +32,24 @@ use proc_macro::TokenStream;
 /// - `version = 2`: part of the signature; change it when the content of a type changes.
 /// - `idempotent`: may be carried out more than once, so a failed call may be retried.
 /// - `no_cancel`: runs to its end although the caller has gone away.
-/// - `spawn`: runs as a task of its own from the start; see below.
+/// - `spawn`: runs as a separate task from the start; see below.
 /// - `result`: the return type is an alias of a `Result`.
 /// - `plain`: the return type is a value, although it is called `Result`.
 ///
 /// # Handlers that work long
 /// A handler is first polled by the connection's driver, on the driver's thread. One that finishes
-/// there costs no task; one that is pending after that becomes a task. What it does before its first
-/// wait holds up every connection of that driver: their acks, pings, deadlines and calls. A method
-/// whose first poll takes longer than 1 ms is named once in a warning, as far as it is seen: the first
-/// of every 64 calls is timed.
+/// there costs no task; one that is pending after that becomes a task. What it does before its
+/// first wait holds up every connection of that driver: their acks, pings, deadlines and calls. A
+/// method whose first poll takes longer than 1 ms is named once in a warning, as far as it is seen:
+/// the first of every 64 calls is timed.
 ///
 /// A method marked `spawn` is a task from the start, so its handlers hold up no driver as long as
 /// another worker of the runtime is free. But they share the workers with the drivers: when all of
-/// them are in long polls, or there is only one, a driver waits for the next to end. And tokio keeps a
-/// task that a running task wakes for the worker of that one: a handler that makes a call may so wake
-/// the driver of that call's connection, and if it then computes on without awaiting anything, the
-/// driver stands still for just as long. So `spawn` suits polls of up to about a millisecond. What
-/// computes or blocks for longer belongs in `tokio::task::spawn_blocking` or on threads of its own,
+/// them are in long polls, or there is only one, a driver waits for the next to end. And tokio
+/// keeps a task that is woken by a running task on the same worker. So a handler that makes a call
+/// may wake the driver of that call's connection, and if it then computes without awaiting
+/// anything, that driver stands still as long. So `spawn` suits polls of up to about a millisecond.
+/// Longer computing or blocking belongs in `tokio::task::spawn_blocking` or on separate threads,
 /// awaited by the handler.
 ///
 /// # Arguments and results

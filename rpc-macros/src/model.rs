@@ -184,7 +184,7 @@ fn select(attributes: &[Attribute], names: &[&str]) -> Vec<Attribute> {
 fn client_attributes(attributes: &[Attribute]) -> Vec<Attribute> {
     const CARRIED: [&str; 7] = ["doc", "cfg", "cfg_attr", "deprecated", "allow", "warn", "deny"];
     let mut carried = select(attributes, &CARRIED);
-    // What the trait's method is expected to trip over the client's need not.
+    // An `expect`ed lint may not fire on the client's method, so it becomes an `allow`.
     for mut attribute in select(attributes, &["expect"]) {
         if let syn::Meta::List(list) = &mut attribute.meta {
             list.path = Ident::new("allow", Span::call_site()).into();
@@ -401,7 +401,7 @@ impl Checker<'_> {
     }
 }
 
-/// Then the return type's own complaint says what is wrong.
+/// Whether the method returns `impl Trait`; then the error about the return type is enough.
 fn returns_impl_trait(output: &ReturnType) -> bool {
     matches!(output, ReturnType::Type(_, ty) if matches!(types::bare(ty), Type::ImplTrait(_)))
 }

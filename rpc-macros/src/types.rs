@@ -1,4 +1,4 @@
-//! What types may stand in a signature, and what becomes of them.
+//! Which types a signature may have, and how they are decoded.
 //!
 //! Owns the rules for argument and result types: which references, lifetimes and kinds of types
 //! are refused, how an argument is decoded, and what the client sees of a result.
@@ -15,9 +15,9 @@ use syn::{
 
 use crate::parse::Errors;
 
-/// How the server comes by an argument.
+/// How the server gets an argument.
 pub(crate) struct Decoded {
-    /// What is decoded.
+    /// The type that is decoded.
     pub(crate) ty: Type,
     /// Whether the method gets a reference to it.
     pub(crate) lent: bool,
@@ -60,7 +60,7 @@ fn is_byte_slice(ty: &Type) -> bool {
     matches!(bare(ty), Type::Slice(slice) if is_ident(&slice.elem, "u8"))
 }
 
-/// `Vec<u8>`, also as an option: what can be handed to the encoder for good, instead of lent.
+/// `Vec<u8>` or an option of it: moved into the encoder instead of lent to it.
 fn is_byte_vector(ty: &Type) -> bool {
     let Some(segment) = last_segment(ty) else { return false };
     match (&*segment.ident.to_string(), &*type_arguments(segment)) {
@@ -70,7 +70,7 @@ fn is_byte_vector(ty: &Type) -> bool {
     }
 }
 
-/// `&str` and `&[u8]`: what can lie in a message as it is.
+/// `&str` and `&[u8]`: types that can be borrowed from a message.
 fn is_borrowable(reference: &TypeReference) -> bool {
     is_ident(&reference.elem, "str") || is_byte_slice(&reference.elem)
 }
@@ -268,8 +268,8 @@ pub(crate) fn shape(ty: &Type, how: &str, krate: &Path) -> TokenStream {
     probe(ty, how, krate, &TokenStream::new())
 }
 
-/// The expression that makes a value of type `ty` ready to be encoded. The value is the encoder's
-/// own from there on where that spares a copy.
+/// The expression that makes a value of type `ty` ready to be encoded. The encoder takes ownership
+/// of the value where that saves a copy.
 pub(crate) fn put(value: &TokenStream, ty: &Type, krate: &Path) -> TokenStream {
     let span = span_of(ty);
     if is_byte_vector(ty) {
@@ -294,8 +294,8 @@ fn probe(ty: &Type, how: &str, krate: &Path, argument: &TokenStream) -> TokenStr
     quote_spanned!(span=> (&#krate::__private::Probe::<#ty>::new()).#how(#argument))
 }
 
-/// Where the user wrote something, for what is generated on its account: errors point there, and
-/// names are out of the user's reach all the same.
+/// A span for code generated from the user's `tokens`: errors point to them, but user code cannot
+/// see the generated names.
 pub(crate) fn span_of(tokens: &impl Spanned) -> Span {
     tokens.span().resolved_at(Span::mixed_site())
 }

@@ -1,9 +1,9 @@
 //! How a payload passes between its own serde code and the codec's wrapper.
 //!
-//! Owns the one place on each thread where a payload lies between the two: serde's traits carry
-//! values of any type, but only as data. Whoever puts one here calls the other side at once, under
-//! the private [`NAME`], and clears the place when that returns; so what is found here is always
-//! the payload that was just named.
+//! Owns a thread-local place for one payload, needed because serde's traits can carry a value only
+//! as data. The side that puts a payload here calls the other one at once, with the private
+//! [`NAME`], and clears the place when that call returns. So the payload found here is always the
+//! one that was just named.
 
 use std::cell::Cell;
 
@@ -39,7 +39,7 @@ impl Drop for Clear {
 /// Runs `call` with the payload in its place.
 pub(crate) fn pass<T>(payload: Handed, call: impl FnOnce() -> T) -> T {
     let _clear = Clear;
-    // A thread that is being torn down has no place: the payload then goes as plain bytes.
+    // If the thread's locals are already destroyed, the payload is encoded as plain bytes.
     let _ = PLACE.try_with(|place| place.set(Some(payload)));
     call()
 }

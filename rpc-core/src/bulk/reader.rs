@@ -15,12 +15,12 @@ const STEP_BYTES: usize = 64 * 1024;
 /// Reads a payload from its first byte to its last, as [`AsyncRead`] or, where it does not have to
 /// wait, as [`Read`].
 ///
-/// [`Bulk::reader`] makes one; it may also stand in the place of a [`Bulk`] in an argument or result
-/// type. The sender then passes `bulk.reader()`, and the receiver can take payloads of any length:
-/// one that is longer than its [`assembly_bytes`](crate::LinkConfig::assembly_bytes) is read while it
-/// arrives, through the little memory that both ends agreed on. Who does not read it lets the sender
-/// of large messages wait, so drop it early rather than keep it. Such a payload must be the only
-/// large one of its message.
+/// [`Bulk::reader`] makes one; it may also stand in the place of a [`Bulk`] in an argument or
+/// result type. The sender then passes `bulk.reader()`, and the receiver can take payloads of any
+/// length: one that is longer than its [`assembly_bytes`](crate::LinkConfig::assembly_bytes) is
+/// read while it arrives, through the little memory that both ends agreed on. While it is not read,
+/// the peer's large messages wait, so drop it early rather than keep it. Such a payload must be the
+/// only large one of its message.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! A [`Bulk`] in serde's eyes: bytes, in a newtype that the crate's own codecs know by its name.
+//! serde support for [`Bulk`]: bytes, in a newtype that this crate's codecs recognise by its name.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! Memory that a reply is written into by the peer itself.
+//! Memory that the peer writes a reply into directly (RDMA WRITE).
 //!
-//! Owns the regions that peers may write, apart from all others, and keeps them for the next reply.
+//! Owns the regions that peers may write, apart from all other memory, and keeps them for reuse.
 //!
 //! Invariant: a region is home, in one slot that a caller holds, or with the link; it leaves the
 //! link only when the peer writes it no more and no payload lies there.
@@ -18,7 +18,7 @@ use super::{BulkMut, BulkPool, PoolError};
 
 /// Smallest region, bytes.
 const MIN_SLOT_BYTES: usize = 64 * 1024;
-/// Most memory that is kept for later, bytes.
+/// Most idle memory that is kept for reuse, bytes.
 const MAX_IDLE_BYTES: usize = 64 << 20;
 
 /// Regions at home, and since when.
@@ -81,7 +81,7 @@ impl fmt::Debug for SlotHome {
     }
 }
 
-/// A region on its way: goes home when it is dropped.
+/// A region in use: goes back to its home when dropped.
 struct Region {
     region: Option<MemoryRegion>,
     home: Weak<SlotHome>,
@@ -136,8 +136,8 @@ impl ReplySlot {
         self.len == 0
     }
 
-    /// Offers it with a request over the connection whose pool is `pool`. One of another connection
-    /// means nothing to that peer, and goes home.
+    /// Offers it with a request over the connection whose pool is `pool`. A slot of another
+    /// connection is of no use to that peer, and goes back to its own pool.
     pub(crate) fn offer_with(self, body: &mut OutBuf, pool: &BulkPool) {
         let Self { region, len } = self;
         let is_of_pool = region.home.upgrade().is_some_and(|home| pool.is_home(&home));

@@ -1,7 +1,7 @@
 //! A call: a future that is sent when first polled, and cancelled when dropped.
 //!
-//! Owns what a user does with a call, and the decoding of its result. All else is the same for every
-//! type of result (`untyped`).
+//! Owns the options of a call and the decoding of its result. Everything that does not depend on
+//! the type of the result is in `raw_call`.
 
 mod raw_call;
 
@@ -22,7 +22,7 @@ use crate::client::Connection;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 
-/// A call that has been started on its own ([`Call::start`]).
+/// A call that was started without awaiting it ([`Call::start`]).
 pub type StartedCall<O> = Call<'static, O>;
 
 /// A call of a method, made by a generated client. Awaiting it sends the request and waits for the
@@ -67,9 +67,9 @@ impl<'a, O> Call<'a, O> {
         }
     }
 
-    /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) at `deadline`, at both
-    /// ends. The earliest of several deadlines counts. Deadlines go by tokio's clock: where a test has
-    /// paused it, take `tokio::time::Instant::now().into_std()` for now.
+    /// Ends the call with [`DeadlineExceeded`](crate::Code::DeadlineExceeded) at `deadline`, at
+    /// both ends. The earliest of several deadlines counts. Deadlines go by tokio's clock: where a
+    /// test has paused it, take `tokio::time::Instant::now().into_std()` for now.
     pub fn deadline(mut self, deadline: Instant) -> Self {
         self.call.bring_forward(deadline);
         self
@@ -85,9 +85,9 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
-    /// Has the large part of the reply land in memory of the caller's choice: the
-    /// [`Bulk`](crate::Bulk)s of the result that travel beside its body then lie there, in the
-    /// reply's order. A reply that needs more room, or has nothing large, arrives as without this.
+    /// Chooses the memory for the large part of the reply: the [`Bulk`](crate::Bulk)s of the result
+    /// that are sent beside its body are then placed there, in the reply's order. If the reply
+    /// needs more room, or has nothing large, this has no effect.
     ///
     /// Into a [`BulkMut`](crate::BulkMut) it is copied once. It is private there, and
     /// [`Bulk::try_into_mut`](crate::Bulk::try_into_mut) gives the buffer back for the next call.
@@ -121,8 +121,8 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
-    /// Sends the request now and detaches from the channel's borrow: a call to spawn, or to wait
-    /// for beside others.
+    /// Sends the request now and ends the borrow of the channel, so that the call can be spawned,
+    /// or awaited together with others.
     pub fn start(mut self) -> Call<'static, O> {
         Call { call: self.call.start(), decode: self.decode }
     }

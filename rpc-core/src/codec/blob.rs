@@ -6,10 +6,10 @@
 //! copy.
 //!
 //! Invariants:
-//! 1. The bytes are those that serde's own way with the type gives (an array has no length on the
-//!    wire, whatever its size), so two sides need not agree on who chose which way.
-//! 2. Room is made for at most [`MAX_RESERVED`] elements and [`MAX_RESERVED_BYTES`] before they have
-//!    been seen.
+//! 1. The encoding is the same as serde's own for the type (an array has no length on the wire,
+//!    whatever its size), so the two sides need not choose the same one.
+//! 2. Memory is reserved for at most [`MAX_RESERVED`] elements and [`MAX_RESERVED_BYTES`] before
+//!    the elements have been decoded.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,17 +22,18 @@ use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
 use crate::bulk::handoff::{self, Handed};
 use crate::codec::shape::{Blob, OwnedBlob, Put, Take, TakeShape};
 
-/// Most elements that room is made for on the strength of an announced count.
+/// Most elements that memory is reserved for because of an announced count.
 const MAX_RESERVED: usize = 1024;
 /// Most memory that is reserved likewise, bytes.
 const MAX_RESERVED_BYTES: usize = 64 << 10;
-/// From so many bytes on [`Bytes`] are passed by reference count, where the codec can use it.
+/// From this length on, bytes, [`Bytes`] are passed by reference count, where the codec supports
+/// it.
 const SHARED_BYTES: usize = 4096;
 
-/// From so many bytes on a `Vec<u8>` that is the encoder's own is sent from where it lies, instead
-/// of being copied to a registered buffer. That is where common allocators map each block afresh.
-/// Below, a vector that lives until it has been sent costs more than the copy: the next one then
-/// lies in new memory, whose pages have to be touched for the first time.
+/// From this length on, bytes, a `Vec<u8>` that the encoder owns is sent without a copy instead of
+/// being copied to a registered buffer. From about this size common allocators map every block
+/// anew. For shorter vectors the copy is cheaper: a vector that must live until it has been sent
+/// makes the allocator use new memory for the next one, with page faults on first touch.
 const OWNED_BYTES: usize = 32 << 20;
 
 /// Types that [`Blob`] encodes.
@@ -120,7 +121,7 @@ impl PutBlob for Bytes {
     }
 }
 
-/// A vector that is the encoder's own.
+/// A vector owned by the encoder.
 #[derive(Debug)]
 pub enum OwnedBytes {
     /// Copied.
@@ -146,10 +147,10 @@ impl PutBlob for OwnedBytes {
     }
 }
 
-/// Visits bytes, and hands what it gets to `Self::Value`'s constructor.
+/// Visits bytes and makes a `T` of them.
 struct BytesVisitor<T>(PhantomData<fn() -> T>);
 
-/// What can be made from bytes that live for `'de`.
+/// Types that can be made from bytes that live for `'de`.
 trait FromBytes<'de>: Sized {
     const EXPECTED: &'static str = "bytes";
     fn from_borrowed(bytes: &'de [u8]) -> Option<Self>;
@@ -269,7 +270,7 @@ take_bytes! {
     Bytes => deserialize_byte_buf,
 }
 
-/// Arrays have no length on the wire: serde's way, for any length.
+/// Arrays have no length on the wire, as serde encodes them, whatever their size.
 impl<const N: usize> PutBlob for [u8; N] {
     fn put_blob<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut tuple = serializer.serialize_tuple(N)?;

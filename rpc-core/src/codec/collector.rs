@@ -1,10 +1,10 @@
 //! Byte strings that an encoder takes out of the body.
 //!
-//! Owns the choice between body and tail, by size alone, and the list of what was taken with its
-//! places. Never sends anything.
+//! Owns the choice between body and tail, by size alone, and the list of byte strings that were
+//! taken, with their places. Never sends anything.
 //!
-//! Both formats write a byte string as its length, in the way of a u64, and then its bytes; so the
-//! length is written as a u64, and the bytes belong where the output then ends.
+//! Both formats encode a byte string as its length, encoded like a u64, and then its bytes. So only
+//! the length is written, as a u64, and the bytes belong where the output then ends.
 //!
 //! Invariant: places grow, since the output does, and no part is empty.
 
@@ -15,21 +15,21 @@ use rpc_transport::message::outgoing::OutBuf;
 use crate::bulk::{Bulk, BulkPool};
 use crate::wire::{self, MAX_PARTS, Part};
 
-/// Where byte strings of a body go.
+/// The rule for where the byte strings of a body go.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Placement<'a> {
-    /// Byte strings of at least so many bytes become parts.
+    /// Byte strings of at least this many bytes become parts.
     pub(crate) min_part_bytes: usize,
-    /// Where those are copied to that cannot be shared.
+    /// The pool for copies of byte strings that cannot be shared.
     pub(crate) pool: Pool<'a>,
 }
 
-/// Registered buffers, or where to ask for some when they are needed.
+/// Registered buffers, or a function that copies into one when needed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pool<'a> {
     None,
     Of(&'a BulkPool),
-    /// Asked only when there is something to copy: which pool it is, the caller knows.
+    /// Called only when there is something to copy; the function finds the pool.
     Ask(fn(&[u8]) -> Option<Bulk>),
 }
 
@@ -48,14 +48,14 @@ impl Placement<'_> {
     pub(crate) const INLINE: Self = Self { min_part_bytes: usize::MAX, pool: Pool::None };
 }
 
-/// What one encoding takes out of its body.
+/// The byte strings that one encoding takes out of its body.
 pub(super) struct Collector<'a> {
     placement: Placement<'a>,
     /// Length of the output when the value began.
     start: usize,
-    /// Length of the output, as the writers tell it.
+    /// Length of the output, as reported by the writers.
     written: Cell<usize>,
-    // Boxed: nearly all bodies have none, and each has a collector.
+    // Boxed, because nearly no body needs it, and there is a collector for every body.
     taken: RefCell<Option<Box<Taken>>>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Collector<'a> {
         Self { placement, start, written: Cell::new(start), taken: RefCell::new(None) }
     }
 
-    /// To be told by the writer after each write.
+    /// The writer calls this after each write.
     #[inline]
     pub(super) fn on_written(&self, output_bytes: usize) {
         self.written.set(output_bytes);
@@ -85,7 +85,7 @@ impl<'a> Collector<'a> {
         count < usize::from(MAX_PARTS) && self.place().is_some()
     }
 
-    /// Where the next byte goes; one byte of room is left for the length to be written first.
+    /// The place of the next byte; leaves room for one byte, as the length is written first.
     fn place(&self) -> Option<u32> {
         const LONGEST_LENGTH: usize = 10;
         let at = self.written.get() - self.start;

@@ -1,4 +1,4 @@
-//! The wrapper round a format's deserializer: counts, depth, borrowing.
+//! The wrapper around a format's deserializer: counts, depth, borrowing.
 //!
 //! Owns the decoding half of the codec's invariants 2, 3, 5 and 7. Leaves everything else to the
 //! format: scalars pass straight through, only containers are wrapped.
@@ -172,8 +172,8 @@ impl<'de, D: Deserializer<'de>, P: Source<'de>> Deserializer<'de> for Guarded<'_
         inner.deserialize_option(contents)
     }
 
-    // A payload, which may travel beside the body, is a newtype under a private name. It is bytes
-    // and no container.
+    // A payload, which may be sent beside the body, is a newtype with a private name. It counts as
+    // bytes, not as a container.
     #[inline]
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
@@ -271,7 +271,7 @@ impl<'g, V, P: Copy> Contents<'g, V, P> {
     #[inline]
     fn elements<A>(&self, inner: A, announced: Option<usize>) -> Elements<'g, A, P> {
         let Self { source, guard, depth, naming, counted, .. } = *self;
-        // What is not counted lies within what holds it.
+        // An uncounted container (a tuple, say) is counted with the one that holds it.
         let announced = if counted { announced.unwrap_or(0) } else { 0 };
         Elements { inner, source, guard, depth, naming, announced, index: 0 }
     }

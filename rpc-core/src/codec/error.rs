@@ -1,4 +1,4 @@
-//! What can be wrong with a value or its bytes, and where in it.
+//! Errors of encoding and decoding: which rule was broken, and where in the value.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use super::{Codec, MAX_DEPTH};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecErrorKind {
-    /// The peer uses a codec that nobody here has heard of.
+    /// The peer uses a codec id that this version does not know.
     #[error("codec {id} is unknown")]
     UnknownCodec {
         /// The id on the wire.
         id: u8,
     },
-    /// The codec is known, this build lacks it.
+    /// The codec is known, but not compiled into this build.
     #[error("codec {} is not compiled in; enable the cargo feature `{}` of rpc-over-rdma",
         .codec.name(), .codec.name())]
     NotCompiledIn {
@@ -25,7 +25,7 @@ pub enum CodecErrorKind {
     /// Bytes are left over: the two sides disagree about the type.
     #[error("{count} bytes are left over after the value")]
     TrailingBytes {
-        /// How many.
+        /// Number of bytes left over.
         count: usize,
     },
     /// Sequences and maps have more elements than the message has bytes.
@@ -70,7 +70,7 @@ pub enum CodecErrorKind {
          one is not"
     )]
     NotSelfDescribing,
-    /// A payload too long to be put together, and not taken as a reader.
+    /// A payload too long to be held in memory whole, in a type that does not read it as a stream.
     #[error(
         "payloads of {bytes} bytes are longer than the `assembly_bytes` of the end that receives them, \
          which therefore takes them only as one `BulkReader`; take them as that, or raise that end's \
@@ -83,19 +83,19 @@ pub enum CodecErrorKind {
     /// The value's own `Serialize` failed.
     #[error("{reason}")]
     Unencodable {
-        /// What it said.
+        /// Its message.
         reason: String,
     },
-    /// The bytes are no encoding of the type.
+    /// The bytes are not an encoding of the type.
     #[error("{reason}")]
     Malformed {
-        /// What the format said.
+        /// The format's message.
         reason: String,
     },
 }
 
 impl CodecErrorKind {
-    /// Whether the cause may be that the two ends have different types of one name.
+    /// Whether the cause may be that the two ends have different types of the same name.
     pub(crate) fn may_come_from_other_types(&self) -> bool {
         match self {
             Self::TrailingBytes { .. }
@@ -114,13 +114,13 @@ impl CodecErrorKind {
         }
     }
 
-    /// Whether it is a limit of the end that decodes.
+    /// Whether the decoding end refused it because of one of its limits.
     pub(crate) fn is_limit(&self) -> bool {
         matches!(self, Self::TooMuchStack | Self::TooMuchMemory { .. } | Self::StillArriving { .. })
     }
 }
 
-/// One step from a value into it.
+/// One step of a path into a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Field(&'static str),
@@ -149,7 +149,7 @@ impl CodecError {
         &self.0.kind
     }
 
-    /// The way from the value to what failed in it: `[1].items[3].name`; empty when it is the
+    /// The path from the value to the part that failed: `[1].items[3].name`; empty if it is the
     /// value itself.
     #[must_use]
     pub fn path(&self) -> String {

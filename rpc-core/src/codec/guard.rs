@@ -1,30 +1,30 @@
-//! What one encoding or decoding keeps count of.
+//! The limits of one encoding or decoding.
 //!
-//! Owns the budgets of elements, memory and stack and, once something has failed, which rule it broke
-//! and where. Lives on the stack of one call, where its address marks how deep decoding has gone;
-//! allocates only on failure.
+//! Owns the budgets of elements, memory and stack and, after a failure, which rule was broken and
+//! where. Lives on the stack of one call: stack use is measured from its address. Allocates only on
+//! failure.
 
 use std::cell::Cell;
 
 use super::error::{CodecErrorKind, Step};
 
 /// Most stack that decoding a message may have used when a container opens, bytes. Half of what a
-/// thread has that others than its program's main function run on (2 MiB) is left to the caller, and a
-/// quarter to the container.
+/// thread has that others than its program's main function run on (2 MiB) is left to the caller,
+/// and a quarter to the container.
 pub(super) const MAX_STACK_BYTES: usize = 512 << 10;
-/// Memory that the elements of a message may take for each of its bytes, bytes: an empty `String` of
-/// one byte takes 24.
+/// Memory that the elements of a message may take for each of its bytes, bytes: an empty `String`
+/// of one byte takes 24.
 const MEMORY_PER_BYTE: usize = 64;
-/// Memory that they may take in any case, bytes.
+/// Memory that elements may take however short the message is, bytes.
 const FREE_MEMORY_BYTES: usize = 16 << 20;
 
 /// Budget and diagnosis of one encoding or decoding.
 pub(super) struct Guard {
     limit: usize,
     claimed: Cell<usize>,
-    /// Bytes of memory that elements take, apart from what they hold elsewhere.
+    /// Bytes of memory that elements take, without what they own on the heap.
     memory: Cell<usize>,
-    // Boxed: nearly all need none, and each is made and dropped with its message.
+    // Boxed, because nearly no message needs it, and a guard is made for every message.
     diagnosis: Cell<Option<Box<Diagnosis>>>,
 }
 
@@ -37,13 +37,13 @@ struct Diagnosis {
 }
 
 impl Guard {
-    /// The budget is known only at the end: the number of bytes written.
+    /// A guard for encoding: the budget, the number of bytes written, is known only at the end.
     #[inline]
     pub(super) fn for_encoding() -> Self {
         Self::for_decoding(usize::MAX)
     }
 
-    /// At most as many elements as the message has bytes.
+    /// A guard for decoding: at most as many elements as the message has bytes.
     #[inline]
     pub(super) fn for_decoding(message_bytes: usize) -> Self {
         let (claimed, memory) = (Cell::new(0), Cell::new(0));
@@ -56,7 +56,7 @@ impl Guard {
         self.claimed.get()
     }
 
-    /// Takes `count` elements from the budget; false when it does not hold them.
+    /// Takes `count` elements from the budget; false if that exceeds it.
     #[inline]
     pub(super) fn claim(&self, count: usize) -> bool {
         match self.claimed.get().checked_add(count) {
@@ -71,8 +71,8 @@ impl Guard {
         }
     }
 
-    /// Takes the memory of `count` elements of `size` bytes from the budget; false when it does not
-    /// hold them.
+    /// Takes the memory of `count` elements of `size` bytes from the budget; false if that exceeds
+    /// it.
     #[inline]
     pub(super) fn claim_memory(&self, count: usize, size: usize) -> bool {
         let limit = self.limit.saturating_mul(MEMORY_PER_BYTE).saturating_add(FREE_MEMORY_BYTES);
@@ -85,8 +85,8 @@ impl Guard {
         false
     }
 
-    /// Whether there is stack for one container more. How much decoding has used is seen by the
-    /// addresses of its variables, and this lives where it began.
+    /// Whether there is stack for one more container. The stack used is the distance between a
+    /// local variable's address and this guard's, which was made where decoding began.
     #[inline]
     pub(super) fn has_stack(&self) -> bool {
         let here = 0_u8;
@@ -104,19 +104,19 @@ impl Guard {
         self.diagnosis.set(Some(diagnosis));
     }
 
-    /// Notes which rule is broken.
+    /// Records which rule was broken.
     #[cold]
     pub(super) fn note(&self, kind: CodecErrorKind) {
         self.diagnose(|diagnosis| diagnosis.broken = Some(kind));
     }
 
-    /// Notes one step of the way to what failed, from the inside out.
+    /// Records one step of the path to what failed, from the inside out.
     #[cold]
     pub(super) fn step(&self, step: Step) {
         self.diagnose(|diagnosis| diagnosis.path.push(step));
     }
 
-    /// The rule noted, if any; and the way to what failed, outermost step first.
+    /// The recorded rule, if any, and the path to what failed, outermost step first.
     #[cold]
     pub(super) fn into_diagnosis(self) -> (Option<CodecErrorKind>, Vec<Step>) {
         let Diagnosis { broken, mut path } = *self.diagnosis.into_inner().unwrap_or_default();

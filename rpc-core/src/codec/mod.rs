@@ -1,30 +1,30 @@
 //! Codecs: values to bytes and back, for any format that serde drives.
 //!
 //! Owns the choice of format, its id on the wire, and the rules that hold for all of them. This is
-//! the only file that names a format's crate. Never knows methods or frames: callers add the
+//! the only file that names a format's crate. Knows nothing of methods or frames: callers add the
 //! method to an error ([`CodecError::describe`]).
 //!
-//! Both formats run behind the same two wrappers (`encode`, `decode`), which hold the
-//! invariants. There byte strings also leave the body for the message's tail and come back from it
-//! (`collector`, `source`); put together, body and tail are always what the format alone gives.
+//! Both formats run behind the same two wrappers (`encode`, `decode`), which enforce the
+//! invariants. The wrappers also move byte strings from the body to the message's tail and back
+//! (`collector`, `source`); joined, body and tail are always what the format alone gives.
 //!
 //! Invariants:
 //! 1. A message is decoded to its last byte: trailing bytes are refused.
 //! 2. The elements of all sequences and maps of a message together never outnumber its bytes, on
 //!    either side. So a count is refused before anything is allocated for it or looped over, and
 //!    elements that take no bytes (`Vec<()>`) are refused when they are encoded.
-//! 3. Containers nest at most [`MAX_DEPTH`] deep, on either side; and no deeper than 512 KiB of stack
-//!    take them where they are decoded.
+//! 3. Containers nest at most [`MAX_DEPTH`] deep, on either side. No container opens once decoding
+//!    has used 512 KiB of stack.
 //! 4. A failed encoding leaves the output as it was.
 //! 5. Strings and byte strings are borrowed from the message and copied by the type that wants to
 //!    own them, after their length has been checked.
 //! 6. Which byte strings the sender took out of the body makes no difference to the value, only to
 //!    how often its bytes are copied.
-//! 7. The elements of all sequences and maps of a message take at most 64 bytes of memory for each of
-//!    its bytes, and 16 MiB, apart from what they own elsewhere: an element of one byte on the wire may
-//!    be a kilobyte here.
+//! 7. The elements of all sequences and maps of a message take at most 64 bytes of memory for each
+//!    of its bytes, plus 16 MiB, not counting what they own on the heap. Without this limit an
+//!    element of one byte on the wire could take a kilobyte of memory.
 
-// So that nothing is said but the one error below.
+// Without any codec, only the one error below is reported, not the warnings that follow from it.
 #![cfg_attr(
     not(any(feature = "bincode", feature = "postcard")),
     allow(unused, unreachable_code, reason = "there is no codec")
@@ -137,8 +137,8 @@ impl Codec {
         self.encode_body(value, out, Placement::INLINE)
     }
 
-    /// Encodes `value` as the body of a message, which `out` is to become. Large byte strings become
-    /// its tail, with a PARTS block in front of the body.
+    /// Encodes `value` as the body of a message, which `out` is to become. Large byte strings
+    /// become its tail, with a PARTS block in front of the body.
     ///
     /// # Errors
     /// As [`Codec::encode`].
@@ -259,7 +259,7 @@ impl Codec {
     }
 }
 
-/// `limit` is what the elements outnumber when nothing else is wrong.
+/// Makes the error. `limit` is the element budget, which was exceeded if no other rule was broken.
 #[cold]
 fn unencodable(guard: Guard, failed: Result<(), String>, limit: usize) -> CodecError {
     let (broken, path) = guard.into_diagnosis();
@@ -332,8 +332,8 @@ mod with_bincode {
         }
     }
 
-    /// The decoder of owned values, as only that one takes a reader: what is borrowed comes from the
-    /// cursor itself.
+    /// The decoder of owned values, as only that one takes a reader: what is borrowed comes from
+    /// the cursor itself.
     pub(super) fn decode_parts<'a, S>(seed: S, cursor: &Cursor<'a>) -> Result<S::Value, String>
     where
         S: DeserializeSeed<'a>,

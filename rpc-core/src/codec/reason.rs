@@ -1,7 +1,7 @@
 //! Why a type's own `Serialize` refuses a value, whether or not the format's error keeps it.
 //!
-//! Owns the text of the last such refusal on this thread. An error type as large as the format's own:
-//! it costs nothing where nothing is refused.
+//! Owns the text of the last such refusal on this thread. The error type here is as large as the
+//! format's own, so it costs nothing where nothing is refused.
 
 use std::cell::Cell;
 use std::fmt;
@@ -35,7 +35,7 @@ impl<E: Error> Error for Noted<E> {
     fn custom<T: fmt::Display>(reason: T) -> Self {
         let text = reason.to_string();
         let error = E::custom(&text);
-        // A thread that is being torn down has nobody who asks.
+        // If the thread's locals are already destroyed, nobody reads the text.
         let _ = LAST.try_with(|last| last.set(Some(text)));
         Self(error)
     }

@@ -1,9 +1,9 @@
 //! Private copies that a decoded value may borrow from.
 //!
 //! Owns them for as long as the message's owner lives. Grows under a shared borrow, so that the
-//! value can be decoded piece by piece while it borrows from what is here already.
+//! value can be decoded piece by piece while it borrows from copies made earlier.
 //!
-//! Invariant: a copy never moves once it is here; there are at most [`MAX_COPIES`] and one, and the tail.
+//! Invariant: a copy never moves; there are at most [`MAX_COPIES`] + 1 copies, and the tail.
 
 use std::sync::OnceLock;
 

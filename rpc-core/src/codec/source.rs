@@ -1,13 +1,13 @@
 //! Where a decoder's bytes come from: the body alone, or the body with parts put back.
 //!
-//! Owns the two ways to take a byte string out of a message. [`Plain`] leaves it to the format.
-//! [`Cursor`] feeds the format the body, and gives byte strings itself: what is a whole part is
-//! handed on as it lies, without the format ever seeing it.
+//! Owns the two methods of taking a byte string out of a message. [`Plain`] leaves it to the
+//! format. [`Cursor`] feeds the format the body, and reads byte strings itself: a byte string that
+//! is a whole part is passed on without a copy, and the format never sees it.
 //!
 //! Invariants of a cursor:
-//! 1. Each byte of body and tail is given once, in the order that it has when put together.
-//! 2. Whatever reads part of a part, or across the edge of one, fails, and is noted: the decoder
-//!    then starts again on all bytes put together ([`Cursor::must_join`]). So the result never
+//! 1. Each byte of body and tail is given once, in the order of the joined bytes.
+//! 2. A read of only a piece of a part, or across the edge of one, fails and is recorded: the
+//!    decoder then starts again on the joined bytes ([`Cursor::must_join`]). So the result never
 //!    depends on which byte strings the sender took out.
 
 use std::cell::Cell;
@@ -102,7 +102,7 @@ impl<'de> Source<'de> for Plain {
 pub enum Tail<'de> {
     /// Kept by the message.
     Kept(&'de Payload),
-    /// The decoder's own: bytes that are private already can go to their owner without a copy.
+    /// Owned by the decoder: private bytes can be moved into the value without a copy.
     Given(Bulk),
     /// Still arriving, because it is too long to be put together: for a
     /// [`BulkReader`](crate::BulkReader), if it is one part.
@@ -197,12 +197,12 @@ impl<'de> Cursor<'de> {
         usize::try_from(tail).unwrap_or(usize::MAX).saturating_add(body)
     }
 
-    /// Whether a read failed that would not have on the bytes put together.
+    /// Whether a read failed that would succeed on the joined bytes.
     pub(super) fn must_join(&self) -> bool {
         self.must_join.get()
     }
 
-    /// Whether a read failed that would not have if the tail were there.
+    /// Whether a read failed because the tail is still arriving.
     pub(super) fn must_arrive(&self) -> bool {
         self.must_arrive.get()
     }
@@ -298,7 +298,7 @@ impl<'de> Cursor<'de> {
         Some(seen)
     }
 
-    /// Bytes of a part that live as long as the message: where they lie, or a private copy.
+    /// Bytes of a part that live as long as the message: lent in place, or a private copy.
     fn borrow(&self, start: u64, len: u64) -> Option<&'de [u8]> {
         let range = start..start + len;
         self.keep_what_was_given();

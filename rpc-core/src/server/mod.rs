@@ -222,10 +222,9 @@ impl fmt::Debug for ServerBuilder {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use rpc_core::Server;
 ///
-/// let server =
-/// Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://server").await?; let
-/// serving = tokio::spawn(server.serve_until(async { /* a signal */ })); serving.await??; // calls
-/// in flight have had their grace
+/// let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://server").await?;
+/// let serving = tokio::spawn(server.serve_until(async { /* a signal */ }));
+/// serving.await??; // calls in flight have had their grace
 /// # Ok(()) }
 /// ```
 pub struct Server {

@@ -1,14 +1,14 @@
-//! Finds handlers that compute or block where they hold others up.
+//! Finds handlers whose first poll computes or blocks for long, which delays others.
 //!
-//! Owns the one warning per method. Never changes how a handler is run: that is the user's to say,
-//! with `#[rpc(spawn)]`.
+//! Owns the one warning per method. Never changes how a handler is run: the user decides that, with
+//! `#[rpc(spawn)]`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// An inline poll that takes longer is worth a warning.
 const LONG_POLL: Duration = Duration::from_millis(1);
-/// The first of so many polls is timed.
+/// Of this many polls, the first is timed.
 const TIMED_POLLS: u32 = 64;
 
 /// The watch over a method's inline polls.
@@ -19,7 +19,7 @@ pub(crate) struct PollWatch {
 }
 
 impl PollWatch {
-    /// Runs the first poll of a handler of `method`, which a driver waits for.
+    /// Runs the first (inline) poll of a handler of `method`, during which the driver stands still.
     #[inline]
     pub(crate) fn poll<R>(&self, method: &str, poll: impl FnOnce() -> R) -> R {
         if !self.is_timed() {
@@ -31,8 +31,8 @@ impl PollWatch {
         polled
     }
 
-    /// Counts a poll. What several threads count at once may be lost: a locked instruction for each
-    /// call would cost more than the count is worth.
+    /// Counts a poll. Concurrent counts of several threads may be lost: an atomic read-modify-write
+    /// for each call would cost more than the count is worth.
     #[inline]
     fn is_timed(&self) -> bool {
         let polls = self.polls.load(Ordering::Relaxed);

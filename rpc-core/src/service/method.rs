@@ -1,4 +1,4 @@
-//! What both sides know of a method.
+//! The description of a method, which both sides have.
 //!
 //! # Identity
 //!

@@ -1,13 +1,13 @@
-//! The end of a session: in order by go-away, or by the loss of the connection.
+//! The end of a session: an orderly one by go-away, or the loss of the connection.
 //!
-//! Owns who may still start calls and when everything has come home.
+//! Owns whether calls may still be started, and when the session has drained.
 //!
 //! Invariants:
 //! 1. A peer that said go-away is sent no request that was not with the link already.
 //! 2. The answer to a go-away is sent once no call of this end is in flight, so it needs no order
 //!    between frames.
 //! 3. After the loss of the connection each pending call has its one outcome, nothing is sent,
-//!    and what a late handler says is dropped.
+//!    and the replies of handlers that end later are dropped.
 
 use rpc_transport::connect::error::CloseCause;
 
@@ -33,9 +33,10 @@ pub(super) struct Shutdown {
 }
 
 impl<W, H> Session<W, H> {
-    /// Tells the peer to start no calls. Those in flight end as always, and [`Event::Drained`](super::Event::Drained)
-    /// comes when none is left in either direction. This end may still call, for the handlers
-    /// that are finishing: see [`stop_calls`](Self::stop_calls).
+    /// Tells the peer to start no calls. Those in flight end as always, and
+    /// [`Event::Drained`](super::Event::Drained) comes when none is left in either direction. This
+    /// end may still call, for the handlers that are finishing: see
+    /// [`stop_calls`](Self::stop_calls).
     pub fn go_away(&mut self) {
         if self.closed.is_none() && !self.shutdown.sent {
             self.shutdown.sent = true;

@@ -1,7 +1,7 @@
-//! Frames on their way to the link, but for requests, which wait with their calls.
+//! The queue of frames for the link, except requests, which wait with their calls.
 //!
-//! Owns their order: control before responses. A frame that is still here is taken back without a
-//! trace.
+//! Owns their order: control frames before responses. A frame that is still queued here can be
+//! removed without the peer or the link knowing.
 //!
 //! Invariants:
 //! 1. At most one control frame or response is here per slot and direction, so a correct peer

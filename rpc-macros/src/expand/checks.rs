@@ -1,5 +1,5 @@
-//! Writes the checks that the types of a service can be sent: one error for each that cannot, at the
-//! user's own token, whatever it lacks and however many methods name it.
+//! Writes the checks that the types of a service can be sent: one error for each that cannot, at
+//! the user's own token, whatever it lacks and however many methods name it.
 //!
 //! Owns what is said about such types. Elsewhere generated code takes any type (see `rpc-core`'s
 //! `shape.rs`), so that nothing else is said about them.
@@ -28,9 +28,9 @@ enum Role {
 /// A type that stands in a signature, by itself or in another, as the server has it.
 struct Check {
     ty: Type,
-    /// All uses of the types that it stands in.
+    /// All uses of the types that contain it.
     roles: Vec<Role>,
-    /// Where in the list the types are that it stands in by themselves; itself among them if it does so.
+    /// Indices of the types in the signature that contain it, itself included if it is one.
     wholes: Vec<usize>,
     cfgs: TokenStream,
 }
@@ -108,8 +108,8 @@ impl Checks {
         }
     }
 
-    /// A type is to blame if one that it stands in lacks something, and so does it, but nothing that
-    /// stands in it.
+    /// Reports the innermost type: an error is for a type if it and a type that contains it lack
+    /// something, but no type inside it does.
     fn expand(&self, check: &Check, krate: &Path) -> TokenStream {
         let Check { ty, roles, wholes, cfgs } = check;
         let has_all = |ty: &Type, roles: &[Role]| {
@@ -222,7 +222,7 @@ fn parts(ty: &Type) -> Vec<&Type> {
 
 fn collect<'a>(ty: &'a Type, found: &mut Vec<&'a Type>) {
     found.extend(parts(ty));
-    // What has no size is decoded by what holds it.
+    // An unsized type is decoded by the type that holds it.
     if matches!(bare(ty), Type::Path(_)) && !is_ident(ty, "str") {
         found.push(ty);
     }
