@@ -168,7 +168,7 @@ fn releases_wait_for_half_or_for_a_writer_that_waits() {
     land(&mut owner, 5, 1);
     assert!(owner.is_release_due());
     land(&mut owner, 3, 1);
-    // Neighbours are joined.
+    // Adjacent chunks are joined.
     assert_eq!(*owner.take_releases(), [extent(0, 4), extent(5, 1)]);
     assert!(owner.take_releases().is_empty());
     owner.on_starved();

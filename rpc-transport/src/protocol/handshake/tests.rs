@@ -201,7 +201,7 @@ fn features_are_intersected() {
     let agreed = offer().agree_as_server(&other).unwrap();
     assert_eq!(agreed.features, Features::ARENA);
     assert!(!agreed.features.contains(Features::ACK_IMMEDIATE));
-    // A bit of a later version is just not ours.
+    // An unknown feature bit of a later version is ignored.
     let later = Offer { features: Features(0x8000), ..offer() };
     assert_eq!(offer().agree_as_server(&later).unwrap().features, Features::NONE);
 }

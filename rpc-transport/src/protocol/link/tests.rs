@@ -15,7 +15,7 @@ use crate::protocol::handshake::Offer;
 struct Pair {
     now: Instant,
     ends: [Link; 2],
-    /// Frames on their way *to* the end.
+    /// Frames in flight *to* the end.
     wires: [VecDeque<(Option<u32>, Vec<u8>)>; 2],
     delivered: [Vec<Vec<u8>>; 2],
     tails: [Vec<Payload>; 2],
@@ -40,7 +40,7 @@ impl Pair {
         }
     }
 
-    /// Time passes up to `until`, and the end looks whenever it wants to.
+    /// Advances time to `until`, calling `on_timeout` at each deadline of the end.
     fn look(&mut self, end: usize, until: Instant) -> Result<(), LinkError> {
         while let Some(at) = self.ends[end].next_deadline().filter(|at| *at <= until) {
             self.ends[end].on_timeout(at, None)?;
@@ -48,7 +48,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Pumps one end; signaled sends complete at once.
+    /// Transmits all frames of one end; signaled sends complete at once.
     fn pump(&mut self, end: usize) {
         let mut tokens = Vec::new();
         loop {
@@ -84,7 +84,7 @@ impl Pair {
         Some(inbound)
     }
 
-    /// Until nothing moves.
+    /// Transmits in both directions until nothing is left to send.
     fn run(&mut self) {
         loop {
             self.pump(0);
@@ -206,7 +206,7 @@ fn a_message_beyond_the_peers_limit_is_refused_and_the_rest_lives_on() {
     assert_eq!(pair.delivered[1], [pattern(2, 1000)]);
 }
 
-/// What a frame is posted with.
+/// The parameters with which a frame is posted.
 fn posted(transmit: Transmit<'_>) -> (Vec<u8>, Option<u32>, bool, u64) {
     let (first, second) = transmit.frame.parts();
     ([first, second].concat(), transmit.imm, transmit.signaled, transmit.token)
@@ -294,7 +294,7 @@ fn a_silent_peer_is_pinged_then_dead() {
     pair.pump(0);
     assert_eq!(pair.wires[1].len(), 1);
     assert_eq!(pair.look(0, after(19)), Ok(()));
-    // Answered: life goes on.
+    // The Ping was answered, so the connection lives on.
     pair.now = after(16);
     pair.run();
     assert_eq!(pair.ends[0].next_deadline(), Some(after(31)));
@@ -322,7 +322,7 @@ fn life_without_a_pong_is_life_but_then_silence_is_death() {
     pair.ends[0].on_timeout(after(30), None).unwrap();
     pair.ends[0].on_timeout(after(31), None).unwrap();
     pair.pump(0);
-    // No second Ping while one is unanswered, but the clock runs.
+    // No second Ping while one is unanswered, but the timeout runs.
     assert_eq!(pair.wires[1].len(), 1);
     assert_eq!(pair.look(0, after(35)), Ok(()));
     pair.look(0, after(36)).unwrap_err();
@@ -403,7 +403,7 @@ fn what_a_peer_announces_and_never_sends_costs_no_memory() {
     }
 }
 
-/// What was put together was counted by nobody.
+/// Regression test: messages that were being put together did not count against any budget.
 #[test]
 fn a_message_that_there_is_no_memory_for_is_dropped_but_for_its_beginning() {
     let budget = MemoryBudget::new(1000);
@@ -435,7 +435,7 @@ fn a_message_that_there_is_no_memory_for_is_dropped_but_for_its_beginning() {
         assert_eq!(message.tail_bytes(), if head_end { 1200 } else { 0 });
         assert!(message[..256] == [1; 256] && message.len() <= 400);
     }
-    // What there is room for takes it until it is dropped.
+    // A message that fits the budget is charged until it is dropped.
     let whole = Segment { total: 900, ..segment(2, 0, false, true) };
     let message = assembly.on_segment(whole, &[4; 900]).unwrap().message.unwrap();
     assert_eq!((message.len(), budget.used_bytes()), (900, 900));
@@ -456,7 +456,7 @@ fn a_connection_that_ends_gives_back_what_was_arriving() {
     assert_eq!(budget.used_bytes(), 0);
 }
 
-/// Its sender takes it for delivered with its head, and waits for its reader.
+/// Its sender treats it as delivered once the head was sent, and waits for its reader.
 #[test]
 fn a_stream_that_is_refused_with_its_head_is_delivered_then_and_lets_its_sender_go_on() {
     let home = Arc::new(ReturnQueue::default());
@@ -531,7 +531,7 @@ fn close_needs_no_credit_and_is_the_last_frame() {
     assert_eq!(error, ProtocolError::AfterClose(Kind::Ping));
 }
 
-/// Feeds frames to a fresh end; the error of the first that is refused.
+/// Feeds frames to a fresh end; returns the error of the first one that is refused.
 fn refusal(frames: &[&[u8]]) -> ProtocolError {
     let now = Instant::now();
     let config = small_config().max_message_bytes(1000);
@@ -619,7 +619,7 @@ fn a_peer_that_breaks_a_rule_is_told_which() {
 }
 
 proptest! {
-    /// Whatever a peer sends, in whatever state: a named error at worst, and bounded memory.
+    /// Any frames of a peer in any state cause a named error at worst, and bounded memory.
     #[test]
     fn a_hostile_peer_is_harmless(
         frames in prop::collection::vec((0_u8..8, 0_u16..4, 0_u16..3, 0_u8..8, 0_usize..120), 1..60),

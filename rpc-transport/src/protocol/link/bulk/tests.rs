@@ -223,7 +223,7 @@ fn without_the_feature_a_block_of_arenas_is_refused() {
     }
 }
 
-/// Large messages wait, and can be taken back; everything else goes on.
+/// Large messages wait and can be revoked; small ones are sent meanwhile.
 #[test]
 fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
     let mut end = end(Instant::now());
@@ -352,8 +352,8 @@ fn broken_rules_of_reply_slots_have_their_names() {
     }
 }
 
-/// What lies in the receiver's own slot needs no other memory, so it is not bound to what is put
-/// together; but a peer that begins there has to end there.
+/// A tail in the receiver's own slot needs no other memory, so `assembly_bytes` does not limit it;
+/// but all of such a tail must be written into the slot.
 #[test]
 fn a_tail_above_what_is_put_together_may_fill_a_slot_and_go_nowhere_else() {
     let config = config().assembly_bytes(1000);
@@ -408,7 +408,7 @@ fn a_list_of_sixteen_runs_is_the_longest() {
 }
 
 proptest! {
-    /// Whatever blocks a peer makes up: a named error at worst, and every chunk accounted for.
+    /// Any blocks of a peer cause a named error at worst, and every chunk stays accounted for.
     #[test]
     fn made_up_blocks_are_harmless(
         frames in prop::collection::vec(
@@ -475,7 +475,7 @@ fn next_kind(end: &mut Link) -> Option<Option<u8>> {
         (transmit.frame.parts().0.first().copied(), transmit.signaled, transmit.token)
     });
     let Some((kind, signaled, token)) = next else {
-        // What is let go of outside may have news for the peer.
+        // Dropping freed memory may give the end something to tell the peer.
         return if end.take_freed().is_some() { next_kind(end) } else { None };
     };
     if signaled {
@@ -541,7 +541,8 @@ fn a_slot_is_done_only_behind_the_last_slice() {
     assert_eq!(kinds, [SLICE, DATA, Some(Some(Kind::Release as u8))]);
 }
 
-/// Feeds rounds of frames to an end whose sends never get a credit back; the rule that ends it.
+/// Feeds rounds of frames to an end whose peer never returns a credit; returns the rule that ends
+/// the connection.
 fn flooded(
     end: &mut Link,
     rounds: u32,
@@ -569,7 +570,8 @@ fn flooded(
     None
 }
 
-/// Each was answered by nobody, and the list of those to be told done grew by 4 bytes a frame.
+/// Regression test: nobody replied into the slots, and the list of slots whose DONE waits to be
+/// sent grew by 4 bytes a frame.
 #[test]
 fn a_peer_that_grants_no_data_credits_cannot_grow_the_slots_to_be_done() {
     let offer = Offer::new(&config(), Features::ARENA.with(Features::REPLY_SLOTS), 7);
@@ -582,7 +584,8 @@ fn a_peer_that_grants_no_data_credits_cannot_grow_the_slots_to_be_done() {
     assert_eq!(error, Some(ProtocolError::TooManySlots(1024)));
 }
 
-/// Each came and went, and the list of those to be told given up grew with every one.
+/// Regression test: each arena came and went, and the list of given up arenas to report grew with
+/// each.
 #[test]
 fn a_peer_that_grants_no_data_credits_cannot_grow_the_arenas_to_be_given_up() {
     let arena = |number: u32| Advertisement {
@@ -603,7 +606,8 @@ fn a_peer_that_grants_no_data_credits_cannot_grow_the_arenas_to_be_given_up() {
     assert!(matches!(error, Some(ProtocolError::Arena(ArenaError::ArenaExists(_)))), "{error:?}");
 }
 
-/// An arena that was to be asked back went before it had been, and so did the news of it.
+/// Regression test: a peer could give an arena up before the AskBack was sent, which then still was
+/// queued.
 #[test]
 fn an_arena_is_not_given_up_before_it_was_asked_back() {
     let now = Instant::now();

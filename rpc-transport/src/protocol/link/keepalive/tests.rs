@@ -9,7 +9,7 @@ use super::*;
 const STEP: Duration = Duration::from_millis(25);
 const INTERVAL: Duration = Duration::from_secs(15);
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes that a host takes for a process that does not read.
+/// Bytes that a host buffers for a process that does not read.
 const HOST_BYTES: u64 = 128 << 10;
 const SEGMENT: u64 = 256 << 10;
 const SECOND: fn(u64) -> Duration = Duration::from_secs;
@@ -24,7 +24,7 @@ enum Kind {
 /// One end, its process, and its host's half of the wire.
 struct End {
     keep: KeepAlive,
-    /// Frames that have not left the host in full, with the bytes that are left of each.
+    /// Frames that the host has not sent in full, with the remaining bytes of each.
     out: VecDeque<(Kind, u64)>,
     posted: u64,
     accepted: u64,
@@ -60,7 +60,7 @@ impl End {
         self.posted += bytes;
     }
 
-    /// Something in between takes `relay` bytes before the peer's host does.
+    /// A relay between the hosts buffers `relay` bytes.
     fn moves(&self, tells: bool, relay: u64) -> Moves {
         let accepted = self.posted.min(self.accepted + relay);
         let device = Traffic { received: self.received, accepted, pending: self.posted - accepted };
@@ -75,9 +75,9 @@ struct World {
     /// Bytes a second.
     rate: u64,
     cut: bool,
-    /// The device says how far bytes have got.
+    /// Whether the device has traffic counters.
     tells: bool,
-    /// Bytes that something between the hosts takes ahead of them.
+    /// Bytes that a relay between the hosts buffers.
     relay: u64,
 }
 
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// The process of an end does what a driver does: takes in, looks, sends.
+    /// The process of an end acts as a driver: consumes frames, handles timers, sends.
     fn drive(&mut self, at: usize) {
         let (now, tells, relay) = (self.start + self.now, self.tells, self.relay);
         let passed = self.now;
