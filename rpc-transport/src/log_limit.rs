@@ -3,7 +3,7 @@
 //! Owns the count of one kind of fault at one place. Never a clock: time is an argument.
 //!
 //! Invariants:
-//! 1. Of each interval the first [`LINES`] faults are logged in full, and what follows is counted.
+//! 1. Of each interval the first five faults are logged in full, and what follows is counted.
 //! 2. What was counted is said in one line, ahead of the first fault of a later interval.
 
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@
 //! 5. It yields to other tasks. On a single-threaded runtime all of them run before it is polled
 //!    again, the main future and `LocalSet`s among them, and I/O is polled. On a multi-threaded one
 //!    other threads can steal it, so a task that blocks holds up only its own thread. How late
-//!    timers and other tasks can be is bounded: see [`tempo`].
+//!    timers and other tasks can be is bounded: see `driver/tempo.rs`.
 
 mod tempo;
 

@@ -32,7 +32,7 @@ pub type Revoke<'a> = &'a mut dyn FnMut(u64) -> Revoked<()>;
 /// Work that must be done outside the shard's lock.
 #[derive(Debug)]
 pub enum Outside<E> {
-    /// To be run by the [`Executor`], on the driver's task.
+    /// To be run by the [`Executor`](crate::engine::executor::Executor), on the driver's task.
     Action(E),
     /// A message that will not be sent. Dropped by the thread that held the lock, right after it is
     /// released: its memory may be the user's.

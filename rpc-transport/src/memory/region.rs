@@ -269,7 +269,7 @@ impl MemoryRegion {
     ///
     /// # Safety
     /// Nobody has been promised that the peer does not write these bytes, as
-    /// [`Payload::as_slice`](crate::payload::Payload::as_slice) demands.
+    /// [`Payload::as_slice`](crate::message::payload::Payload::as_slice) demands.
     ///
     /// # Panics
     /// When the span lies outside the region, or peers may not write it.

@@ -75,9 +75,18 @@ async fn connect_with_one_dropped(wire: &str, client_is_dropped: bool, polls: u3
     };
     let done = if client_is_dropped {
         let connect = dropped_after(polls, connect, || watch(&client));
-        // The server notices, or has accepted and loses its peer.
-        let accepting = tokio::time::timeout(Duration::from_millis(20), accept);
-        let (connected, _) = tokio::join!(connect, accepting);
+        let mut accept = std::pin::pin!(accept);
+        let mut connect = std::pin::pin!(connect);
+        let (connected, is_accepted) = tokio::select! {
+            connected = &mut connect => (connected, false),
+            _ = &mut accept => (connect.await, true),
+        };
+        match (&connected, is_accepted) {
+            (_, true) => {}
+            (Some(_), false) => drop(accept.await),
+            // The server notices, or loses its peer, or never hears of it: it is dropped, too.
+            (None, false) => drop(tokio::time::timeout(Duration::from_millis(20), accept).await),
+        }
         if let Some(connected) = &connected {
             client.release(connected.as_ref().unwrap().key);
         }

@@ -373,7 +373,7 @@ impl<'a> RawCall<'a> {
         let looked = connection.shard.look(connection.key, |peer| {
             if peer.session.has_outcome(call) {
                 take(peer, call, found, &mut outcome);
-                return Looked::CallOutcome;
+                return Looked::Over;
             }
             match peer.session.waiter(call) {
                 Some(waiter) if waiter.will_wake(cx.waker()) => Looked::Waits,
@@ -381,7 +381,7 @@ impl<'a> RawCall<'a> {
             }
         });
         match looked {
-            Some(Looked::CallOutcome) => self.found(outcome, found),
+            Some(Looked::Over) => self.found(outcome, found),
             Some(Looked::Waits) => Poll::Pending,
             Some(Looked::Unknown) => self.poll_with_waker(call, cx, found),
             None => self.found(Some(CONNECTION_GONE), found),
@@ -442,7 +442,8 @@ impl<'a> RawCall<'a> {
 
 /// The result of checking a call in flight.
 enum Looked {
-    CallOutcome,
+    /// There is an outcome.
+    Over,
     /// No outcome yet, and this task's waker is registered already.
     Waits,
     /// No outcome yet, and another waker is registered, or none.
