@@ -88,7 +88,8 @@ impl Ended {
         let Self { peer, cause, .. } = self;
         match cause {
             CloseCause::Local => tracing::debug!(?peer, %cause, "connection ended"),
-            CloseCause::Peer(_) | CloseCause::DriverGone => {
+            // Peers come and go; whoever waits for an answer is told by its call.
+            CloseCause::Peer(_) | CloseCause::Disconnected | CloseCause::DriverGone => {
                 tracing::info!(?peer, %cause, "connection ended");
             }
             // The shard has already logged which rule was broken.
