@@ -41,7 +41,7 @@ impl MappedFile {
     ///
     /// # Example
     /// ```
-    /// use rpc_transport::mapped::MappedFile;
+    /// use rpc_transport::memory::mapped::MappedFile;
     ///
     /// let file = std::fs::File::open("/proc/self/exe")?;
     /// // SAFETY: nobody changes the program that runs.

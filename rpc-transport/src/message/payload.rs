@@ -103,7 +103,7 @@ impl Rope {
 /// The tail of a received message. Cheap to clone and to slice; all clones share the memory.
 ///
 /// ```
-/// use rpc_transport::payload::Payload;
+/// use rpc_transport::message::payload::Payload;
 ///
 /// let payload = Payload::private(b"large bytes".to_vec());
 /// let word = payload.slice(6..11);

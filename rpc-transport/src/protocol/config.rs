@@ -70,11 +70,11 @@ pub struct QueueLimit {
 ///
 /// ```
 /// use std::time::Duration;
-/// use rpc_transport::config::LinkConfig;
+/// use rpc_transport::LinkConfig;
 ///
 /// let config = LinkConfig::default().data_credits(128).keep_alive(Some(Duration::from_secs(5)));
 /// config.validate()?;
-/// # Ok::<(), rpc_transport::config::ConfigError>(())
+/// # Ok::<(), rpc_transport::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
