@@ -41,7 +41,8 @@
 //! A method `-> T` gives its caller `Result<T, Status>`; `-> Result<T, E>` gives
 //! `Result<T, CallError<E>>`, which is the user's own error or a [`Status`]. A status has one of
 //! gRPC's codes, a text that says what to do, and says whether the call may be tried again
-//! ([`Status::is_retryable`]). A handler that panics answers `Internal`, and the connection lives.
+//! ([`Status::is_retryable`]). A method `-> Result<T, CallError<E>>` may end with either, so that `?`
+//! works through whole chains of services: see [`CallError`]. A handler that panics answers `Internal`, and the connection lives.
 //!
 //! # Deadlines and cancellation
 //!

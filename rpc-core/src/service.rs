@@ -180,7 +180,7 @@ impl fmt::Debug for ReplyParts {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use super::method::NEXT_INDEX;
+    use super::method::{NEXT_INDEX, method_in_use};
     use super::*;
 
     #[test]
@@ -208,6 +208,9 @@ mod tests {
         assert_eq!(seen, [a, b, c, c, b, a, a, c]);
         assert!(a != b && b != c && c != a, "{seen:?}");
         assert!(seen.iter().all(|&index| index < NEXT_INDEX.load(Ordering::Relaxed)));
+        for (index, method) in [a, b, c].into_iter().zip(&METHODS) {
+            assert_eq!(method_in_use(index).map(|found| found.name), Some(method.name));
+        }
     }
 
     #[test]

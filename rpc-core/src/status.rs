@@ -7,6 +7,9 @@
 //! 1. What is sent is bounded: the text is cut to [`MAX_MESSAGE_BYTES`], details longer than
 //!    [`MAX_DETAILS_BYTES`] are not sent.
 //! 2. A status without text and details allocates nothing and is 16 bytes.
+//! 3. A status that a handler passes on, having got it from a call of its own, keeps code and
+//!    details, and its text names that call. It stays retryable only where the handler's own method
+//!    may be carried out again, or the handler says so.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -14,6 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+
+use crate::service::method::{MethodDescriptor, method_in_use};
 
 /// Longest text of a status on the wire, bytes. Longer ones are cut at a character.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
@@ -120,6 +125,11 @@ impl fmt::Display for Code {
 pub struct Status {
     code: Code,
     retryable: bool,
+    /// What `retryable` says is this end's own word, not that of the call in `call`.
+    own_word: bool,
+    /// The dense index, plus one, of the method whose call ended with this status; 0: made here.
+    /// A number, not a reference: it lies where there would be padding.
+    call: u32,
     rest: Option<Arc<Rest>>,
 }
 
@@ -179,9 +189,12 @@ impl Status {
     }
 
     /// Says whether the same call may succeed when it is made again, later.
+    ///
+    /// A handler that passes a status on from a call of its own says it anew, if it should hold for
+    /// its own caller: see [`CallError`].
     #[must_use]
     pub fn with_retryable(mut self, retryable: bool) -> Self {
-        self.retryable = retryable;
+        (self.retryable, self.own_word) = (retryable, true);
         self
     }
 
@@ -220,6 +233,32 @@ impl Status {
         Arc::make_mut(self.rest.get_or_insert_default())
     }
 
+    /// Marks this as the end of a call to `method`.
+    pub(crate) fn of_call(mut self, method: &'static MethodDescriptor) -> Self {
+        (self.call, self.own_word) = (method.dense_index() + 1, false);
+        self
+    }
+
+    /// The method whose call ended with this status, if it was not made here.
+    fn called(&self) -> Option<&'static MethodDescriptor> {
+        method_in_use(self.call.checked_sub(1)?)
+    }
+
+    /// The status that the caller of `method` gets when its handler ends with this one.
+    pub(crate) fn passed_on(&self, method: Option<&MethodDescriptor>) -> Cow<'_, Self> {
+        let Some(called) = self.called() else { return Cow::Borrowed(self) };
+        let mut status = self.clone();
+        let text = self.message();
+        if text.is_empty() {
+            status.rest_mut().message = Cow::Borrowed(called.name);
+        } else if !text.starts_with(called.name) {
+            status.rest_mut().message = Cow::Owned(format!("{}: {text}", called.name));
+        }
+        status.retryable &= self.own_word || method.is_some_and(|method| method.idempotent);
+        status.call = 0;
+        Cow::Owned(status)
+    }
+
     /// Text and details as they are sent if there is room for `room` bytes: the text at most
     /// [`MAX_MESSAGE_BYTES`], cut at a character; no details when they are longer than
     /// [`MAX_DETAILS_BYTES`] or do not fit beside the text.
@@ -246,7 +285,7 @@ fn cut(text: &str, max: usize) -> &str {
 
 impl From<Code> for Status {
     fn from(code: Code) -> Self {
-        Self { code, retryable: false, rest: None }
+        Self { code, retryable: false, own_word: false, call: 0, rest: None }
     }
 }
 
@@ -279,6 +318,9 @@ impl fmt::Debug for Status {
             debug.field("details", &self.details().len());
         }
         debug.field("retryable", &self.retryable);
+        if let Some(called) = self.called() {
+            debug.field("call", &called.name);
+        }
         if let Some(source) = self.source() {
             debug.field("source", &source);
         }
@@ -294,7 +336,73 @@ impl Error for Status {
 
 /// How a call to a method with its own error type fails.
 ///
-/// `?` turns a [`Status`] into it; for `?` on the method's own error, see [`CallError::user`].
+/// # In handlers
+/// A handler may end in the same way: a method `async fn f(&self) -> Result<T, CallError<E>>` ends
+/// with its own error or with a status. Its callers see what they see of `Result<T, E>`, so a method
+/// can be changed from the one to the other at any time.
+///
+/// | the call inside gives | the handler ends with | how |
+/// |---|---|---|
+/// | `Status` | `Status` or `CallError<E>` | `?` |
+/// | `CallError<E>` | `CallError<E>` | `?` |
+/// | `CallError<E>` | `Status`, where `Status: From<E>` | `?` |
+/// | `CallError<E>` | `CallError<F>`, where `F: From<E>` | `.map_err(CallError::user_into)?` |
+/// | `CallError<E>` | `CallError<F>`, where `Status: From<E>` | `.map_err(Status::from)?` |
+///
+/// A status that is passed on like this keeps its code and details, and its text says which call it
+/// comes from: `Orders.place: Stock.reserve: the shelf is full` is what a shop's customer reads. It is
+/// no longer [retryable](Status::is_retryable), since this handler has begun, unless its method is
+/// `#[rpc(idempotent)]` or the handler says so by [`Status::with_retryable`].
+///
+/// ```
+/// use rpc_core::serde::{Deserialize, Serialize};
+/// use rpc_core::{CallError, Status};
+///
+/// #[derive(Debug, Serialize, Deserialize)]
+/// #[serde(crate = "rpc_core::serde")]
+/// pub struct Empty;
+///
+/// #[rpc_core::service]
+/// pub trait Stock {
+///     async fn reserve(&self, article: &str) -> Result<u32, CallError<Empty>>;
+/// }
+///
+/// #[rpc_core::service]
+/// pub trait Orders {
+///     async fn place(&self, article: &str) -> Result<u32, CallError<Empty>>;
+/// }
+///
+/// struct Shelves;
+/// impl Stock for Shelves {
+///     async fn reserve(&self, article: &str) -> Result<u32, CallError<Empty>> {
+///         match article {
+///             "apple" => Ok(7),
+///             "pear" => Err(CallError::User(Empty)),
+///             _ => Err(Status::unavailable("closed"))?,
+///         }
+///     }
+/// }
+///
+/// struct Desk(StockClient);
+/// impl Orders for Desk {
+///     async fn place(&self, article: &str) -> Result<u32, CallError<Empty>> {
+///         Ok(self.0.reserve(article).await? + 1)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = rpc_core::Server::builder().add_service(StockServer::new(Shelves)).bind("mem://chain-of-two-a").await?;
+/// # tokio::spawn(server.serve());
+/// # let stock = StockClient::connect("mem://chain-of-two-a").await?;
+/// # let server = rpc_core::Server::builder().add_service(OrdersServer::new(Desk(stock))).bind("mem://chain-of-two-b").await?;
+/// # tokio::spawn(server.serve());
+/// # let orders = OrdersClient::connect("mem://chain-of-two-b").await?;
+/// assert!(matches!(orders.place("apple").await, Ok(8)));
+/// assert!(matches!(orders.place("pear").await, Err(CallError::User(Empty))));
+/// let Err(CallError::Status(status)) = orders.place("fig").await else { panic!() };
+/// assert_eq!(status.to_string(), "unavailable: Stock.reserve: closed");
+/// # Ok(()) }
+/// ```
 ///
 /// # Example
 /// ```
@@ -349,6 +457,12 @@ impl<E> CallError<E> {
             Self::Status(status) => CallError::Status(status),
         }
     }
+
+    /// Converts the method's own error by `From`, for `?` in a method with another error type:
+    /// `.map_err(CallError::user_into)?`.
+    pub fn user_into<F: From<E>>(self) -> CallError<F> {
+        self.map_user(F::from)
+    }
 }
 
 impl<E> From<Status> for CallError<E> {
@@ -357,11 +471,13 @@ impl<E> From<Status> for CallError<E> {
     }
 }
 
-/// A method that returns `Result<T, Status>` has no other errors than statuses.
-impl From<CallError<Status>> for Status {
-    fn from(error: CallError<Status>) -> Self {
+/// For `?` in a method that ends with a [`Status`]: the own error of the method that was called
+/// says by `impl From<E> for Status` what it means there.
+impl<E: Into<Status>> From<CallError<E>> for Status {
+    fn from(error: CallError<E>) -> Self {
         match error {
-            CallError::User(status) | CallError::Status(status) => status,
+            CallError::User(error) => error.into(),
+            CallError::Status(status) => status,
         }
     }
 }
@@ -429,6 +545,67 @@ mod tests {
         assert_eq!(status.sent_within(16), ("größe", &[][..]));
         assert_eq!(status.sent_within(3), ("gr", &[][..]));
         assert_eq!(status.sent_within(0), ("", &[][..]));
+    }
+
+    #[test]
+    fn a_status_that_is_passed_on_names_its_call_and_is_retryable_only_where_that_is_true() {
+        static ONCE: MethodDescriptor = MethodDescriptor::new("Orders.place", "() -> ()", &[]);
+        static AGAIN: MethodDescriptor =
+            MethodDescriptor::new("Orders.look", "() -> ()", &[]).idempotent();
+        static STOCK: MethodDescriptor = MethodDescriptor::new("Stock.reserve", "() -> ()", &[]);
+        let full = Status::resource_exhausted("full").with_details(vec![9]).with_retryable(true);
+        assert_eq!(*full.passed_on(Some(&ONCE)), full, "made here");
+        let called = full.clone().of_call(&STOCK);
+        assert_eq!(called, full, "who calls sees it as it is");
+        assert!(format!("{called:?}").contains("call: \"Stock.reserve\""), "{called:?}");
+        let told = Status::resource_exhausted("Stock.reserve: full").with_details(vec![9]);
+        assert_eq!(*called.passed_on(Some(&ONCE)), told);
+        assert_eq!(*called.passed_on(Some(&AGAIN)), told.clone().with_retryable(true));
+        assert_eq!(
+            *called.clone().with_retryable(true).passed_on(Some(&ONCE)),
+            told.clone().with_retryable(true)
+        );
+        let bare = Status::from(Code::NotFound).of_call(&STOCK);
+        assert_eq!(*bare.passed_on(None), Status::not_found("Stock.reserve"));
+        let names_it = Status::deadline_exceeded("Stock.reserve: the deadline passed");
+        assert_eq!(*names_it.clone().of_call(&STOCK).passed_on(None), names_it);
+        let twice = told.of_call(&ONCE).passed_on(None).into_owned();
+        assert_eq!(twice.message(), "Orders.place: Stock.reserve: full");
+    }
+
+    #[test]
+    fn errors_convert_along_a_chain() {
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        struct Inner;
+        #[derive(Debug, PartialEq)]
+        struct Wide;
+        impl From<Inner> for Wide {
+            fn from(_: Inner) -> Self {
+                Self
+            }
+        }
+        impl From<Inner> for Status {
+            fn from(_: Inner) -> Self {
+                Self::aborted("inner")
+            }
+        }
+        type Given = Result<u8, CallError<Inner>>;
+        fn same(given: Given) -> Given {
+            Ok(given? + 1)
+        }
+        fn wide(given: Given) -> Result<u8, CallError<Wide>> {
+            Ok(given.map_err(CallError::user_into)? + 1)
+        }
+        fn plain(given: Given) -> Result<u8, Status> {
+            Ok(given? + 1)
+        }
+        let (own, gone) = (CallError::User(Inner), Status::unavailable("gone"));
+        assert_eq!(same(Ok(1)), Ok(2));
+        assert_eq!(wide(Err(own.clone())), Err(CallError::User(Wide)));
+        assert_eq!(wide(Err(gone.clone().into())), Err(CallError::Status(gone.clone())));
+        assert_eq!(plain(Err(own)), Err(Status::aborted("inner")));
+        assert_eq!(plain(Err(gone.clone().into())), Err(gone));
+        assert_eq!(Status::from(CallError::User(Status::aborted(""))), Status::aborted(""));
     }
 
     #[derive(Debug, thiserror::Error)]

@@ -58,7 +58,9 @@ use proc_macro::TokenStream;
 /// `&[u8]`, `Cow<str>`, `Cow<[u8]>` and `Foo<'_>` are decoded from the request's message without a
 /// copy, `&Foo` and `&[Foo]` are decoded and lent. Byte strings travel in one piece. Results own
 /// what they hold, except `Cow<str>` and `Cow<[u8]>`, which a server may borrow from `&self`. A
-/// method that returns `Result<T, Status>` ends its call with that status.
+/// method that returns `Result<T, Status>` ends its call with that status, and one that returns
+/// `Result<T, CallError<E>>` with its own error or a status, whatever the calls that it makes itself
+/// ended with.
 #[proc_macro_attribute]
 pub fn service(options: TokenStream, item: TokenStream) -> TokenStream {
     let result = parse::parse(options.into(), item.into()).and_then(model::check);

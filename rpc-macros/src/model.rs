@@ -71,6 +71,8 @@ pub(crate) enum Returns {
     Plain(Type),
     /// `-> Result<T, E>`.
     Result { ok: Box<Type>, error: Box<Type> },
+    /// `-> Result<T, CallError<E>>`: the method may also end with a status. `error` is `E`.
+    OrStatus { ok: Box<Type>, error: Box<Type> },
     /// `-> Alias<..>`, marked as a result.
     Alias(Type),
 }
@@ -263,7 +265,10 @@ impl Checker<'_> {
         let arguments: Vec<&Type> = arguments.iter().map(|argument| &argument.ty).collect();
         let (result, error) = match returns {
             Returns::Plain(ty) | Returns::Alias(ty) => (ty, None),
-            Returns::Result { ok, error } => (&**ok, Some(&**error)),
+            // A caller sees no difference between the two.
+            Returns::Result { ok, error } | Returns::OrStatus { ok, error } => {
+                (&**ok, Some(&**error))
+            }
         };
         signature::text(&arguments, Some(result), error, version)
     }
@@ -379,7 +384,11 @@ impl Checker<'_> {
             Some([ok, error]) => {
                 types::result(ok, &mut self.errors);
                 types::result(error, &mut self.errors);
-                Returns::Result { ok: Box::new((*ok).clone()), error: Box::new((*error).clone()) }
+                let ok = Box::new((*ok).clone());
+                match types::inside_call_error(error) {
+                    Some(error) => Returns::OrStatus { ok, error: Box::new(error.clone()) },
+                    None => Returns::Result { ok, error: Box::new((*error).clone()) },
+                }
             }
             Some([_]) if options.result.is_none() => {
                 self.errors.at(

@@ -52,6 +52,15 @@ pub(crate) fn type_arguments(segment: &PathSegment) -> Vec<&Type> {
     types.collect()
 }
 
+/// The `E` of a `CallError<E>`.
+pub(crate) fn inside_call_error(ty: &Type) -> Option<&Type> {
+    let segment = last_segment(ty).filter(|segment| segment.ident == "CallError")?;
+    match *type_arguments(segment) {
+        [error] => Some(error),
+        _ => None,
+    }
+}
+
 pub(crate) fn is_ident(ty: &Type, name: &str) -> bool {
     matches!(bare(ty), Type::Path(path) if path.qself.is_none() && path.path.is_ident(name))
 }

@@ -6,6 +6,7 @@
 //! | `probe` | the trait that the tests call, and its types |
 //! | `service` | its implementation, which tells what became of each handler |
 //! | `journal` | gates that handlers wait at, and marks that they leave |
+//! | `chain` | three services that call each other |
 //! | `versions` | two traits of one name with different methods |
 //! | `raw` | a service without a macro, for statuses with details |
 //! | `limit` | a test's own runtime, with a hard end |
@@ -17,6 +18,7 @@
 //! | `resources` | what a process holds: fds, memory, tasks, CPU time |
 
 pub mod agent;
+pub mod chain;
 pub mod hostile;
 pub mod journal;
 pub mod limit;

@@ -23,7 +23,7 @@ use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::blob::{OwnedBytes, PutBlob, TakeBlob, TakeOwnedBlob};
-use crate::status::Status;
+use crate::status::{CallError, Status};
 
 /// serde's own encoding of a type.
 #[derive(Debug, Clone, Copy, Default)]
@@ -268,6 +268,11 @@ impl Probe<Status> {
     }
 }
 
+impl<E> Probe<CallError<E>> {
+    /// It is a [`CallError`], which the macro takes apart where it sees one.
+    pub const IS_CALL_ERROR: bool = true;
+}
+
 impl<'de, T: TakeBlob<'de>> Probe<T> {
     /// The shape to decode in, borrowing.
     #[inline]
@@ -420,6 +425,8 @@ pub trait Lacking {
     const TAKES_OWNED: bool = false;
     /// It is no [`Status`].
     const IS_STATUS: bool = false;
+    /// It is no [`CallError`].
+    const IS_CALL_ERROR: bool = false;
 }
 
 impl<T: ?Sized> Lacking for Probe<T> {}

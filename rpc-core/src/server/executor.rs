@@ -485,9 +485,9 @@ impl RpcEndpoint {
             Some(Reply::Ok(body) | Reply::UserError(body)) => match self.look_at(body, method) {
                 Look::Send => {}
                 Look::Wait => return None,
-                Look::Refuse(status) => return Some(self.reply_status(id, &status)),
+                Look::Refuse(status) => return Some(self.reply_status(id, method, &status)),
             },
-            Some(Reply::Status(status)) => return Some(self.reply_status(id, status)),
+            Some(Reply::Status(status)) => return Some(self.reply_status(id, method, status)),
         }
         match reply.take() {
             Some(Reply::Ok(body)) => Some(self.session.reply(id, Answer::Ok(body))),
@@ -540,7 +540,13 @@ impl RpcEndpoint {
     }
 
     #[cold]
-    fn reply_status(&mut self, id: IncomingId, status: &Status) -> Result<(), Gone> {
+    fn reply_status(
+        &mut self,
+        id: IncomingId,
+        method: Option<&'static MethodDescriptor>,
+        status: &Status,
+    ) -> Result<(), Gone> {
+        let status = status.passed_on(method);
         let (text, details) = status.sent_within(self.reply_room());
         let (code, retryable) = (status.code().number(), status.is_retryable());
         self.session.reply(id, Answer::Status { code, retryable, text, details })

@@ -63,6 +63,15 @@ pub struct MethodDescriptor {
 
 pub(super) static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
 
+/// The methods in use, by their dense index.
+static IN_USE: parking_lot::Mutex<Vec<&MethodDescriptor>> = parking_lot::Mutex::new(Vec::new());
+
+/// The method with that [dense index](MethodDescriptor::dense_index).
+#[cold]
+pub(crate) fn method_in_use(dense_index: u32) -> Option<&'static MethodDescriptor> {
+    IN_USE.lock().get(dense_index as usize).copied()
+}
+
 impl MethodDescriptor {
     /// A method without options.
     #[must_use]
@@ -118,12 +127,12 @@ impl MethodDescriptor {
 
     #[cold]
     fn assign_index(&'static self) -> u32 {
-        static ASSIGNING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
-        let _one_at_a_time = ASSIGNING.lock();
+        let mut in_use = IN_USE.lock();
         let assigned = self.index.load(Ordering::Acquire);
         if assigned != 0 {
             return assigned;
         }
+        in_use.push(self);
         let index = NEXT_INDEX.fetch_add(1, Ordering::Relaxed);
         self.index.store(index, Ordering::Release);
         index

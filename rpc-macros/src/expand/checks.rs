@@ -58,7 +58,7 @@ impl Checks {
         }
         match &method.returns {
             Returns::Plain(ty) => self.add(method, ty, Role::Result),
-            Returns::Result { ok, error } => {
+            Returns::Result { ok, error } | Returns::OrStatus { ok, error } => {
                 self.add(method, ok, Role::Result);
                 self.add(method, error, Role::Error);
             }
@@ -177,8 +177,17 @@ fn verdict(ty: &Type, roles: &[Role], krate: &Path) -> TokenStream {
     let span = span_of(ty);
     let krate = located(krate, span);
     let panic = |text: String| quote_spanned!(span=> #krate::__private::panic!(#text));
+    let hidden = roles.contains(&Role::Error).then(|| {
+        let text = panic(
+            "this error type is a `CallError` behind another name: write `Result<T, CallError<E>>` \
+             out in the trait, so that the client can be given its `E`"
+                .to_owned(),
+        );
+        quote_spanned!(span=> if #krate::__private::Probe::<#ty>::IS_CALL_ERROR { #text })
+    });
     let (neither, serialize, deserialize) = (panic(neither), panic(serialize), panic(deserialize));
     quote_spanned! {span=>
+        #hidden
         match (#sent, #received) {
             (true, true) => {}
             (false, false) => #neither,

@@ -21,7 +21,7 @@ fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStr
                 quote_spanned!(span=> #there::__private::plain::<#ty, _>(#shape)),
             )
         }
-        Returns::Result { ok, error } => {
+        Returns::Result { ok, error } | Returns::OrStatus { ok, error } => {
             let ok = types::client_result(ok);
             let error = types::client_result(error);
             result_parts(krate, &ok, &error)

@@ -114,12 +114,15 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
         let put = types::put(&value, ty, krate);
         quote!(incoming.reply(&#descriptor, &#put))
     };
-    let split = |output: TokenStream, ok: TokenStream, error: &Type, span: Span| {
+    let reply_error = |error: &Type, span: Span| {
         let shape = types::shape_of_error(error, "put_error_shape", krate);
         let krate = located(krate, span);
-        let reply = quote_spanned! {span=>
+        quote_spanned! {span=>
             #krate::__private::Incoming::reply_error(&incoming, &#descriptor, &error, #shape)
-        };
+        }
+    };
+    let split = |output: TokenStream, ok: TokenStream, error: &Type, span: Span| {
+        let reply = reply_error(error, span);
         quote! {
             match #output {
                 #krate::__private::Result::Ok(value) => #ok,
@@ -132,6 +135,21 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
         Returns::Result { ok, error } => {
             let ok = value(quote!(value), ok);
             split(quote!(output), ok, error, span_of(error))
+        }
+        Returns::OrStatus { ok, error } => {
+            let ok = value(quote!(value), ok);
+            let reply = reply_error(error, span_of(error));
+            quote! {
+                match output {
+                    #krate::__private::Result::Ok(value) => #ok,
+                    #krate::__private::Result::Err(#krate::__private::CallError::User(error)) => {
+                        #reply
+                    }
+                    #krate::__private::Result::Err(
+                        #krate::__private::CallError::Status(status)
+                    ) => #krate::__private::Reply::Status(status),
+                }
+            }
         }
         Returns::Alias(ty) => {
             let span = span_of(ty);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rpc_core::{Isolation, LinkConfig, PollMode, Server};
+use tests::chain::{Chain, OrdersServer, ShopServer, StockServer};
 use tests::journal::Journal;
 use tests::probe::ProbeServer;
 use tests::process::{self, OPEN, READY, SHUTDOWN, STOPPED};
@@ -111,7 +112,11 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     if let Some(interval) = options.keep_alive_ms.map(Duration::from_millis) {
         link = link.keep_alive(Some(interval)).keep_alive_timeout(interval);
     }
+    let chain = Arc::new(Chain::new(options.next.clone()));
     let mut builder = Server::builder()
+        .add_service(StockServer::from_arc(Arc::clone(&chain)))
+        .add_service(OrdersServer::from_arc(Arc::clone(&chain)))
+        .add_service(ShopServer::from_arc(chain))
         .add_service(ProbeServer::new(ProbeService::new(journal, options.next.clone())))
         .add_service(old::LedgerServer::new(OldLedger))
         .add_service(RawService)

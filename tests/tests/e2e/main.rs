@@ -71,6 +71,7 @@ mod budgets;
 mod bulk;
 mod calls;
 mod cancellation;
+mod chains;
 mod context;
 mod crowds;
 mod cycles;

@@ -140,7 +140,7 @@ impl<'a> RawCall<'a> {
     /// Ends the call with an error; nothing is sent.
     #[cold]
     pub(super) fn fail(&mut self, status: Status) {
-        self.over(CallOutcome::Failed(status));
+        self.over(CallOutcome::Failed(status.of_call(self.method)));
     }
 
     /// Ends the call; the first poll gets the outcome.
@@ -259,11 +259,12 @@ impl<'a> RawCall<'a> {
                 session::ReplyKind::Ok => CallOutcome::Ok(reply.message),
                 session::ReplyKind::UserError => CallOutcome::UserError(reply.message),
                 session::ReplyKind::Status { code, retryable, .. } => {
-                    CallOutcome::Failed(self.received(&reply, code, retryable))
+                    let status = self.received(&reply, code, retryable);
+                    CallOutcome::Failed(status.of_call(self.method))
                 }
             },
             Outcome::Failed { reason, never_sent } => {
-                CallOutcome::Failed(self.failed(reason, never_sent))
+                CallOutcome::Failed(self.failed(reason, never_sent).of_call(self.method))
             }
         }
     }

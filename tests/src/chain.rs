@@ -1,0 +1,125 @@
+//! Three services in a row, each of which calls the next: what becomes of an error on its way back.
+
+use rpc_core::{CallError, Channel, Code, PollMode, Status};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
+
+/// Why nothing was reserved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum StockError {
+    /// As it says.
+    #[error("nothing is left of {0}")]
+    Empty(String),
+}
+
+impl From<StockError> for Status {
+    fn from(error: StockError) -> Self {
+        Self::failed_precondition(error.to_string())
+    }
+}
+
+/// Why nothing was bought.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum ShopError {
+    /// An article is not there.
+    #[error("sold out: {0}")]
+    SoldOut(String),
+}
+
+impl From<StockError> for ShopError {
+    fn from(StockError::Empty(article): StockError) -> Self {
+        Self::SoldOut(article)
+    }
+}
+
+/// The last of the three.
+#[rpc_core::service]
+pub trait Stock {
+    /// Reserves an article, or fails as its name says.
+    async fn reserve(&self, article: &str) -> Result<u32, CallError<StockError>>;
+}
+
+/// The second.
+#[rpc_core::service]
+pub trait Orders {
+    /// Calls [`Stock::reserve`].
+    async fn place(&self, article: &str) -> Result<u32, CallError<StockError>>;
+    /// The same, and may be done again.
+    #[rpc(idempotent)]
+    async fn quote(&self, article: &str) -> Result<u32, CallError<StockError>>;
+}
+
+/// The first.
+#[rpc_core::service]
+pub trait Shop {
+    /// Calls [`Orders::place`] and has no error of its own.
+    async fn buy(&self, article: &str) -> Result<u32, Status>;
+    /// Calls [`Orders::place`] and has another error.
+    async fn basket(&self, article: &str) -> Result<u32, CallError<ShopError>>;
+    /// Calls [`Orders::quote`], and may be done again.
+    #[rpc(idempotent)]
+    async fn price(&self, article: &str) -> Result<u32, Status>;
+}
+
+/// All three services of one process; the next process has those that it calls.
+#[derive(Debug, Default)]
+pub struct Chain {
+    next: Option<String>,
+    channel: OnceCell<Channel>,
+}
+
+impl Chain {
+    /// Services that call those at `next`.
+    #[must_use]
+    pub fn new(next: Option<String>) -> Self {
+        Self { next, channel: OnceCell::new() }
+    }
+
+    async fn next(&self) -> Result<Channel, Status> {
+        let address = self.next.as_ref().ok_or_else(|| Status::internal("there is no next"))?;
+        let connect = || Channel::builder().poll_mode(PollMode::Event).connect(address);
+        let channel = self.channel.get_or_try_init(connect).await;
+        channel.cloned().map_err(|error| Status::unavailable(error.to_string()))
+    }
+}
+
+impl Stock for Chain {
+    async fn reserve(&self, article: &str) -> Result<u32, CallError<StockError>> {
+        match article {
+            "apple" => Ok(7),
+            "full" => {
+                let status = Status::resource_exhausted("the shelf is full");
+                Err(status.with_details(b"shelf 9".to_vec()).with_retryable(true))?
+            }
+            "bare" => Err(Status::from(Code::NotFound))?,
+            "slow" => std::future::pending().await,
+            "bug" => panic!("on purpose"),
+            _ => Err(CallError::User(StockError::Empty(article.to_owned()))),
+        }
+    }
+}
+
+impl Orders for Chain {
+    async fn place(&self, article: &str) -> Result<u32, CallError<StockError>> {
+        Ok(StockClient::from(self.next().await?).reserve(article).await? + 1)
+    }
+
+    async fn quote(&self, article: &str) -> Result<u32, CallError<StockError>> {
+        self.place(article).await
+    }
+}
+
+impl Shop for Chain {
+    async fn buy(&self, article: &str) -> Result<u32, Status> {
+        Ok(OrdersClient::from(self.next().await?).place(article).await? + 1)
+    }
+
+    async fn basket(&self, article: &str) -> Result<u32, CallError<ShopError>> {
+        let orders = OrdersClient::from(self.next().await?);
+        Ok(orders.place(article).await.map_err(CallError::user_into)? + 1)
+    }
+
+    async fn price(&self, article: &str) -> Result<u32, Status> {
+        Ok(OrdersClient::from(self.next().await?).quote(article).await? + 1)
+    }
+}
