@@ -1,6 +1,6 @@
 //! Benchmarks: ratios against a floor and against peers, measured in one run.
 //!
-//!     cargo run --release -p benches -- echo
+//!     cargo run --profile lto -p benches -- echo
 //!
 //! The server runs on core 1 in a process of its own, the client on core 0. Numbers of one run are
 //! comparable, numbers of two runs are not: the machine drifts.

@@ -1,15 +1,78 @@
 //! The log: to stderr, so that stdout holds results only.
 
+use std::env::{self, VarError};
 use std::io::{self, IsTerminal};
+use std::process;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging. `RUST_LOG` says what is shown; the default is warnings and errors.
+/// Says what is logged.
+const VARIABLE: &str = "RUST_LOG";
+
+/// Starts logging. `RUST_LOG` says what is shown: a level, or levels of modules such as
+/// `info,rpc_core::server=debug`. The default is warnings and errors. Ends the process with an error
+/// where the variable cannot be read as that.
 pub fn init() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let filter = filter(env::var(VARIABLE)).unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        process::exit(2);
+    });
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .init();
+        .with_ansi(io::stderr().is_terminal());
+    tracing_subscriber::registry().with(lines).with(filter).init();
+}
+
+fn filter(said: Result<String, VarError>) -> Result<Targets, String> {
+    let said = match said {
+        Ok(said) => said,
+        Err(VarError::NotPresent) => String::new(),
+        Err(error @ VarError::NotUnicode(_)) => return Err(format!("{VARIABLE}: {error}")),
+    };
+    if said.trim().is_empty() {
+        return Ok(Targets::new().with_default(LevelFilter::WARN));
+    }
+    said.parse().map_err(|error| {
+        format!(
+            "{VARIABLE}={said:?}: {error}; it takes off, error, warn, info, debug or trace, alone or for \
+             a module, in a list: info,rpc_core::server=debug"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    fn said(text: &str) -> Result<Targets, String> {
+        filter(Ok(text.to_owned()))
+    }
+
+    #[test]
+    fn warnings_are_shown_unless_something_else_is_said() {
+        for filter in [filter(Err(VarError::NotPresent)), said(""), said(" ")] {
+            let filter = filter.unwrap();
+            assert!(filter.would_enable("rpc_core::server", &Level::WARN));
+            assert!(!filter.would_enable("rpc_core::server", &Level::INFO));
+        }
+    }
+
+    #[test]
+    fn a_level_and_levels_of_modules_are_taken() {
+        let filter = said("info,rpc_core::server=debug").unwrap();
+        assert!(filter.would_enable("rpc_core::server::acceptor", &Level::DEBUG));
+        assert!(!filter.would_enable("rpc_core::client", &Level::DEBUG));
+        assert!(filter.would_enable("rpc_core::client", &Level::INFO));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_with_what_can() {
+        let error = said("rpc_core=loud").unwrap_err();
+        assert!(error.starts_with("RUST_LOG=\"rpc_core=loud\": "), "{error}");
+        assert!(error.contains("info,rpc_core::server=debug"), "{error}");
+    }
 }

@@ -210,9 +210,16 @@ pub fn say(word: &str, text: impl std::fmt::Display) {
     let _ = writeln!(stdout, "{word} {text}").and_then(|()| stdout.flush());
 }
 
-/// In a child: logs to stderr what `RUST_LOG` asks for.
+/// In a child: logs to stderr what `RUST_LOG` asks for, by default errors.
+///
+/// # Panics
+///
+/// If `RUST_LOG` cannot be read.
 pub fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::from_default_env();
-    let _ =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::util::SubscriberInitExt;
+    let said = std::env::var("RUST_LOG").unwrap_or_else(|_| "error".to_owned());
+    let filter: tracing_subscriber::filter::Targets = said.parse().expect("RUST_LOG");
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
 }
