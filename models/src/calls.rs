@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
-    Answer, CallId, Deadline, Event, Incoming, IncomingId, Outcome, Revoked, Role, Session,
-    SessionLimits, StartCall,
+    Answer, CallId, CallStreams, Deadline, Event, Incoming, IncomingId, Outcome, Revoked, Role,
+    Session, SessionLimits, StartCall,
 };
 use rpc_core::wire::{Part, prepend_parts};
 use rpc_transport::connect::error::CloseCause;
@@ -125,6 +125,7 @@ impl World {
         let limits = SessionLimits {
             max_outgoing_calls: 40,
             max_incoming_calls: u32::try_from(rng.pick(&[1_u64, 2, 8])).expect("small"),
+            ..SessionLimits::default()
         };
         let short = SliceBytes { beside_small: 1000, alone: 3000 };
         let slices = rng.pick(&[SliceBytes::WHOLE, short]);
@@ -176,6 +177,7 @@ impl World {
             deadline,
             no_cancel: rng.chance(10),
             metadata: &[],
+            streams: CallStreams::NONE,
         };
         let body = body(number, rng.pick(&[0, 0, 200, 5000, 30_000, 60_000]));
         if let Ok(id) = self.sides[at].session.start(call, body, Some(number)) {

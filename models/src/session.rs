@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
-    Answer, CallId, Deadline, Event, Failure, Incoming, IncomingId, Outcome, ReplyKind, Revoked,
-    Role, Session, SessionLimits, StartCall, StartError, Transmit,
+    Answer, CallId, CallStreams, Deadline, Event, Failure, Incoming, IncomingId, Outcome,
+    ReplyKind, Revoked, Role, Session, SessionLimits, StartCall, StartError, Transmit,
 };
 use rpc_core::wire::{Frame, WireId, code, parse};
 use rpc_transport::connect::error::CloseCause;
@@ -102,6 +102,7 @@ impl<'a> World<'a> {
         let mut limits = || SessionLimits {
             max_outgoing_calls: [3, 20, 100][rng.index(3)],
             max_incoming_calls: [1, 2, 8, 64, 80][rng.index(5)],
+            ..SessionLimits::default()
         };
         let limits = [limits(), limits()];
         Self {
@@ -142,6 +143,7 @@ impl<'a> World<'a> {
             deadline,
             no_cancel,
             metadata,
+            streams: CallStreams::NONE,
         };
         let waiter = self.rng.chance(50).then_some(number);
         let waits = waiter.is_some();

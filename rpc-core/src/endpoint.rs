@@ -109,8 +109,10 @@ impl RpcEndpoint {
         memory: MemoryBudget,
     ) -> Self {
         let identity = Arc::new(PeerIdentity::SameProcess);
+        let mut session = Session::new(role, limits);
+        session.set_item_room(queue.bytes);
         Self {
-            session: Session::new(role, limits),
+            session,
             connection_context: Arc::new(ConnectionContext {
                 identity,
                 bulk,
@@ -248,6 +250,8 @@ impl Protocol for RpcEndpoint {
 
     fn on_waiting(&mut self, waiting: Waiting) {
         self.room.on_waiting(waiting);
+        self.session.set_longest_small(waiting.longest_small);
+        self.session.set_item_room(self.room.limit_bytes().saturating_sub(waiting.total_bytes()));
         self.has_news |= self.room.has_wakes();
     }
 

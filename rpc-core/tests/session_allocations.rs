@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
-    Answer, Deadline, Event, Outcome, Revoked, Role, Session, SessionLimits, StartCall,
+    Answer, CallStreams, Deadline, Event, Outcome, Revoked, Role, Session, SessionLimits, StartCall,
 };
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
@@ -29,6 +29,7 @@ fn round(client: &mut End, server: &mut End, now: Instant) {
             deadline,
             no_cancel: false,
             metadata: &[],
+            streams: CallStreams::NONE,
         };
         let mut body = OutBuf::new();
         body.extend_from_slice(b"some arguments");

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
-    Answer, CallId, Deadline, Event, Failure, INITIAL_CALLS, Incoming, Outcome, ReplyKind, Revoked,
-    Role, Session, SessionError, SessionLimits, StartCall, StartError,
+    Answer, CallId, CallStreams, Deadline, Event, Failure, INITIAL_CALLS, Incoming, Outcome,
+    ReplyKind, Revoked, Role, Session, SessionError, SessionLimits, StartCall, StartError,
 };
-use rpc_core::wire::{self, Frame, Hello, Kind, RequestHead, ResponseHead, WireId, code};
+use rpc_core::wire::{self, Frame, Hello, RequestHead, ResponseHead, WireId, code};
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
@@ -34,6 +34,7 @@ fn call(method: u32) -> StartCall<'static> {
         deadline: None,
         no_cancel: false,
         metadata: &[],
+        streams: CallStreams::NONE,
     }
 }
 
@@ -241,7 +242,8 @@ fn calls_before_the_hello_are_bounded_and_wait_for_it() {
     }
     let answer = parsed(&mut server);
     assert!(matches!(answer[..], [Frame::Hello(_), Frame::Request { .. }]));
-    let hello = Hello { min_version: 1, max_version: 1, max_calls: 70, features: 0 };
+    let hello =
+        Hello { min_version: 1, max_version: 1, max_calls: 70, features: 0, stream_window: None };
     take(&mut client, &wire::hello(&hello)).expect("a correct peer");
     assert_eq!(carry(&mut client, &mut server), 69, "up to the announced limit");
     let incoming = request(&mut server);
@@ -545,6 +547,7 @@ fn request_frame(id: WireId, no_cancel: bool) -> Vec<u8> {
         remaining_micros: None,
         signature: Some(0x51),
         has_parts: false,
+        streams: CallStreams::NONE,
     };
     let mut frame = OutBuf::new();
     wire::prepend_request(&mut frame, &head, false);
@@ -553,8 +556,14 @@ fn request_frame(id: WireId, no_cancel: bool) -> Vec<u8> {
 
 fn response_frame(id: WireId) -> Vec<u8> {
     let mut frame = OutBuf::new();
-    let head =
-        ResponseHead { id, kind: ReplyKind::Ok, signature_accepted: false, has_parts: false };
+    let head = ResponseHead {
+        id,
+        kind: ReplyKind::Ok,
+        signature_accepted: false,
+        has_parts: false,
+        items: 0,
+        is_reset: false,
+    };
     wire::prepend_response(&mut frame, &head);
     frame.to_vec()
 }
@@ -568,7 +577,8 @@ fn each_rule_of_a_hello_has_its_own_error() {
     let mut server = End::new(Role::Server, SessionLimits::default());
     let first = request_frame(wire_id(0, 1), false);
     assert_eq!(error(&mut server, &first), SessionError::HelloMissing);
-    let newer = Hello { min_version: 2, max_version: 3, max_calls: 1, features: 0 };
+    let newer =
+        Hello { min_version: 2, max_version: 3, max_calls: 1, features: 0, stream_window: None };
     let refused = SessionError::NoCommonVersion { min: 2, max: 3, ours: wire::VERSION };
     assert_eq!(error(&mut server, &wire::hello(&newer)), refused);
     let hello = wire::hello(&Hello { min_version: 0, ..newer });
@@ -595,9 +605,6 @@ fn each_rule_of_a_caller_has_its_own_error() {
     take(&mut server, &request_frame(again, false)).expect("correct");
     take(&mut server, &wire::cancel(id)).expect("a stale cancel is nobody's fault");
     assert_eq!(server.stale_cancels(), 1);
-    let stream = [&[6][..], &[0xff; 20]].concat();
-    let unimplemented = SessionError::StreamsUnimplemented(Kind::StreamData);
-    assert_eq!(error(&mut server, &stream), unimplemented);
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
-    Answer, CallId, Deadline, Event, Failure, IncomingId, Outcome, ReplyKind, Revoked, Role,
-    Session, SessionLimits, StartCall,
+    Answer, CallId, CallStreams, Deadline, Event, Failure, IncomingId, Outcome, ReplyKind, Revoked,
+    Role, Session, SessionLimits, StartCall,
 };
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
@@ -143,6 +143,7 @@ impl World {
             deadline: Some(deadline).filter(|_| self.variant.deadline && number == 0),
             no_cancel: self.variant.no_cancel,
             metadata: &[],
+            streams: CallStreams::NONE,
         };
         let mut body = OutBuf::new();
         body.extend_from_slice(&[u8::try_from(number).expect("0 or 1")]);

@@ -2,7 +2,8 @@
 
 use rpc_core::session::{Revoked, Role, Session, SessionError, SessionLimits};
 use rpc_core::wire::{
-    self, Frame, Hello, Kind, Part, Parts, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
+    self, CallStreams, Frame, Hello, ItemHead, Kind, Part, Parts, ReplyKind, RequestHead,
+    ResponseHead, StreamWindow, WireError, WireId,
 };
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
@@ -25,12 +26,24 @@ fn request(head: &RequestHead, metadata: &[u8], bytes: &[u8]) -> Vec<u8> {
 }
 
 fn response_head(kind: ReplyKind, signature_accepted: bool) -> ResponseHead {
-    ResponseHead { id: ID, kind, signature_accepted, has_parts: false }
+    ResponseHead { id: ID, kind, signature_accepted, has_parts: false, items: 0, is_reset: false }
 }
 
 fn response(kind: ReplyKind, signature_accepted: bool, bytes: &[u8]) -> Vec<u8> {
+    response_of(&response_head(kind, signature_accepted), bytes)
+}
+
+fn response_of(head: &ResponseHead, bytes: &[u8]) -> Vec<u8> {
     let mut frame = body(bytes);
-    wire::prepend_response(&mut frame, &response_head(kind, signature_accepted));
+    wire::prepend_response(&mut frame, head);
+    frame.to_vec()
+}
+
+const ITEM: ItemHead = ItemHead { id: ID, results: false, number: 0x3132_3334, has_parts: false };
+
+fn item(head: &ItemHead, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = body(bytes);
+    wire::prepend_item(&mut frame, head);
     frame.to_vec()
 }
 
@@ -42,6 +55,7 @@ const PLAIN: RequestHead = RequestHead {
     remaining_micros: None,
     signature: None,
     has_parts: false,
+    streams: CallStreams::NONE,
 };
 
 /// Every kind of frame that is sent, with its bytes in hexadecimal and its head.
@@ -52,15 +66,41 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
         signature: Some(0x2122_2324_2526_2728),
         ..PLAIN
     };
-    let hello = Hello { min_version: 1, max_version: 2, max_calls: 1024, features: 0x80 };
+    // The previous version's, which knows of no streams, and this one's.
+    let old_hello = Hello {
+        min_version: 1,
+        max_version: 2,
+        max_calls: 1024,
+        features: 0x80,
+        stream_window: None,
+    };
+    let window = StreamWindow { items: 16, bytes: 65_536 };
+    let hello = Hello { features: 0x81, stream_window: Some(window), ..old_hello };
+    let streamed = RequestHead {
+        remaining_micros: Some(1),
+        streams: CallStreams { arguments: true, results: true, idle_deadline: true },
+        ..PLAIN
+    };
+    let counted = ResponseHead { items: 0x3132_3334, ..response_head(ReplyKind::Ok, false) };
     let status = ReplyKind::Status { code: 14, retryable: true, details_bytes: 0 };
     let detailed = ReplyKind::Status { code: 5, retryable: false, details_bytes: 2 };
     let head = |kind, signature_accepted| Frame::Response(response_head(kind, signature_accepted));
     vec![
         (
-            wire::hello(&hello).to_vec(),
+            wire::hello(&old_hello).to_vec(),
             "01000000 00000000 00000000 00000000 0100 0200 00040000 8000000000000000",
+            Frame::Hello(old_hello),
+        ),
+        (
+            wire::hello(&hello).to_vec(),
+            "01000000 00000000 00000000 00000000 0100 0200 00040000 8100000000000000 10000000 \
+             00000100",
             Frame::Hello(hello),
+        ),
+        (
+            request(&streamed, b"", b"args"),
+            "02e10900 a4a3a2a1 04030201 08070605 0100000000000000 61726773",
+            Frame::Request { head: streamed, metadata_bytes: 0 },
         ),
         (
             request(&PLAIN, b"", b"args"),
@@ -91,6 +131,57 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
             response(detailed, false, b"\xff\x00no"),
             "03040500 00000000 04030201 08070605 02000000 ff00 6e6f",
             head(detailed, false),
+        ),
+        (
+            response_of(&counted, b"r"),
+            "03200000 34333231 04030201 08070605 72",
+            Frame::Response(counted),
+        ),
+        (
+            response_of(&ResponseHead { kind: status, is_reset: true, ..counted }, b"no"),
+            "03620e00 34333231 04030201 08070605 6e6f",
+            Frame::Response(ResponseHead { kind: status, is_reset: true, ..counted }),
+        ),
+        (item(&ITEM, b"item"), "06000000 34333231 04030201 08070605 6974656d", Frame::Item(ITEM)),
+        (
+            item(&ItemHead { results: true, ..ITEM }, b"item"),
+            "06010000 34333231 04030201 08070605 6974656d",
+            Frame::Item(ItemHead { results: true, ..ITEM }),
+        ),
+        (
+            wire::half_close(ID, 0x3132_3334).to_vec(),
+            "07000000 34333231 04030201 08070605",
+            Frame::HalfClose { id: ID, items: 0x3132_3334 },
+        ),
+        (
+            wire::reset(ID, 1).to_vec(),
+            "08000100 00000000 04030201 08070605",
+            Frame::Reset { id: ID, code: 1 },
+        ),
+        (
+            wire::credit(ID, true, 0x3132_3334, 0x4142_4344_4546_4748).to_vec(),
+            "09010000 34333231 04030201 08070605 4847464544434241",
+            Frame::Credit {
+                id: ID,
+                results: true,
+                items: 0x3132_3334,
+                bytes: 0x4142_4344_4546_4748,
+            },
+        ),
+        (
+            wire::opened(ID, false).to_vec(),
+            "0b000000 00000000 04030201 08070605",
+            Frame::Opened { id: ID, accepted: false },
+        ),
+        (
+            wire::opened(ID, true).to_vec(),
+            "0b010000 00000000 04030201 08070605",
+            Frame::Opened { id: ID, accepted: true },
+        ),
+        (
+            wire::stop(ID, true, 8).to_vec(),
+            "0c010800 00000000 04030201 08070605",
+            Frame::Stop { id: ID, results: true, code: 8 },
         ),
         (wire::cancel(ID).to_vec(), "04000000 00000000 04030201 08070605", Frame::Cancel(ID)),
         (wire::cancelled(ID).to_vec(), "05000000 00000000 04030201 08070605", Frame::Cancelled(ID)),
@@ -139,6 +230,11 @@ fn golden_with_tail() -> Vec<(Vec<u8>, String, Frame)> {
             response.to_vec(),
             format!("03180000 00000000 04030201 08070605 {PARTS_BLOCK} 61726773"),
             Frame::Response(reply),
+        ),
+        (
+            item(&ItemHead { has_parts: true, ..ITEM }, &parted()),
+            format!("06100000 34333231 04030201 08070605 {PARTS_BLOCK} 61726773"),
+            Frame::Item(ItemHead { has_parts: true, ..ITEM }),
         ),
     ]
 }
@@ -253,7 +349,15 @@ fn encode_again(frame: &Frame, rest: &[u8]) -> Option<Vec<u8>> {
         Frame::Cancel(id) => wire::cancel(*id).to_vec(),
         Frame::Cancelled(id) => wire::cancelled(*id).to_vec(),
         Frame::GoAway { drained } => wire::go_away(*drained).to_vec(),
-        Frame::Hello(_) | Frame::Stream(_) => return None,
+        Frame::Item(head) => item(head, rest),
+        Frame::HalfClose { id, items } => wire::half_close(*id, *items).to_vec(),
+        Frame::Reset { id, code } => wire::reset(*id, *code).to_vec(),
+        Frame::Credit { id, results, items, bytes } => {
+            wire::credit(*id, *results, *items, *bytes).to_vec()
+        }
+        Frame::Opened { id, accepted } => wire::opened(*id, *accepted).to_vec(),
+        Frame::Stop { id, results, code } => wire::stop(*id, *results, *code).to_vec(),
+        Frame::Hello(_) => return None,
     })
 }
 
@@ -344,16 +448,16 @@ fn each_broken_rule_has_its_own_error() {
     let plain = request(&PLAIN, b"", b"");
     let ok = response(ReplyKind::Ok, false, b"");
     let cancel = wire::cancel(ID).to_vec();
-    let hello = Hello { min_version: 1, max_version: 1, max_calls: 1, features: 0 };
+    let hello =
+        Hello { min_version: 1, max_version: 1, max_calls: 1, features: 0, stream_window: None };
     let hello = wire::hello(&hello).to_vec();
     let zero = |bytes: &[u8]| [&bytes[..12], &[0; 4][..], &bytes[16..]].concat();
 
     assert_eq!(error(&plain[..15]), WireError::HeaderTruncated(15));
     assert_eq!(error(&changed(&plain, 0, 0)), WireError::UnknownKind(0));
-    assert_eq!(error(&changed(&plain, 0, 11)), WireError::UnknownKind(11));
+    assert_eq!(error(&changed(&plain, 0, 13)), WireError::UnknownKind(13));
     let flags = |kind, flags| WireError::UnknownFlags { kind, flags };
-    assert_eq!(error(&changed(&plain, 1, 0x20)), flags(Kind::Request, 0x20));
-    assert_eq!(error(&changed(&ok, 1, 0xc0)), flags(Kind::Response, 0xc0));
+    assert_eq!(error(&changed(&ok, 1, 0x80)), flags(Kind::Response, 0x80));
     assert_eq!(error(&changed(&plain, 1, 0x10)), WireError::PartsTruncated);
     assert_eq!(error(&changed(&cancel, 1, 1)), flags(Kind::Cancel, 1));
     assert_eq!(error(&changed(&plain, 3, 1)), WireError::UnusedFieldSet(Kind::Request));

@@ -80,6 +80,11 @@ impl Room {
         self.hand_out();
     }
 
+    /// The limit, bytes.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit.bytes
+    }
+
     fn is_full(&self) -> bool {
         self.waiting.total_bytes().saturating_add(self.admitted) >= self.limit.bytes
     }

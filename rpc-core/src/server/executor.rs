@@ -203,7 +203,7 @@ impl Handlers {
     fn on_request(
         &mut self,
         key: ConnectionKey,
-        Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message }: Incoming,
+        Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message, .. }: Incoming,
         connection_context: Arc<ConnectionContext>,
     ) {
         let Self { shard, router, last, done, finished, .. } = self;

@@ -10,7 +10,8 @@ use rpc_transport::memory::budget::BudgetExhausted;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
-use crate::wire::{self, ReplyKind};
+use super::streams::StreamLimits;
+use crate::wire::{self, CallStreams, ReplyKind};
 
 /// Bounds of one end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,11 +21,17 @@ pub struct SessionLimits {
     /// Calls of the peer that this end accepts in flight at once; announced in the hello. 0: this
     /// end takes no calls. Default 1,024.
     pub max_incoming_calls: u32,
+    /// Bounds of streams; `None`: this end speaks none.
+    pub streams: Option<StreamLimits>,
 }
 
 impl Default for SessionLimits {
     fn default() -> Self {
-        Self { max_outgoing_calls: 65_536, max_incoming_calls: 1024 }
+        Self {
+            max_outgoing_calls: 65_536,
+            max_incoming_calls: 1024,
+            streams: Some(StreamLimits::default()),
+        }
     }
 }
 
@@ -64,6 +71,8 @@ pub struct StartCall<'a> {
     pub no_cancel: bool,
     /// Encoded metadata, at most 65,535 bytes; empty costs nothing on the wire.
     pub metadata: &'a [u8],
+    /// Its streams.
+    pub streams: CallStreams,
 }
 
 /// Names a call of this end, from `start` until its outcome was taken or it was cancelled.
@@ -95,6 +104,21 @@ pub enum StartError {
     /// The metadata is longer than its block can be.
     #[error("metadata of {0} bytes, the longest is {max}", max = wire::MAX_METADATA_BYTES)]
     MetadataTooLong(usize),
+    /// The peer is of a version without streams, or offers none.
+    #[error(
+        "the peer does not speak streams: it runs an older version; upgrade it, or call a \
+             method without streams"
+    )]
+    PeerHasNoStreams,
+    /// This end offers no streams.
+    #[error("this end is set up without streams")]
+    NoStreams,
+    /// A call that cannot be cancelled has streams.
+    #[error("a call with streams cannot be marked as not to be cancelled")]
+    NoCancelWithStreams,
+    /// A deadline that starts anew with each item, but no deadline, or no stream.
+    #[error("an idle deadline needs a stream and a deadline")]
+    IdleWithoutDeadline,
     /// The deadline had passed already.
     #[error("the deadline had passed before the call was started")]
     DeadlineExceeded,
@@ -135,6 +159,8 @@ pub enum Failure {
     PeerGoingAway,
     /// The peer's hello said that it takes no calls while the call was waiting.
     PeerTakesNoCalls,
+    /// The peer's hello said that it speaks no streams while the call was waiting.
+    PeerHasNoStreams,
     /// The id names no call: its outcome was taken or it was cancelled before.
     NoSuchCall,
     /// There was no memory for the answer, which has been dropped.
@@ -149,6 +175,9 @@ pub struct Reply {
     /// The body: of a status, its details and then its text; of others with a tail, the PARTS
     /// block and then the encoded value.
     pub message: Message,
+    /// The stream of results did not come to its own end: the status takes the place of what was
+    /// not sent.
+    pub is_reset: bool,
 }
 
 impl Reply {
@@ -204,6 +233,8 @@ pub struct Incoming {
     pub signature: Option<u64>,
     /// When the caller stops waiting.
     pub deadline: Option<Instant>,
+    /// Its streams, to be compared with the method's own. An idle deadline has no point in time.
+    pub streams: CallStreams,
     pub(crate) metadata_bytes: usize,
     pub(crate) message: Message,
 }

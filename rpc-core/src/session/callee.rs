@@ -14,6 +14,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::{Message, Refusal};
 
 use super::incoming::{Ended, Stopped};
+use super::streams::Idle;
 use super::transmit::{Control, Side, tag};
 use super::{
     Answer, Event, Gone, Incoming, IncomingId, Revoke, Session, SessionError, SessionEvent, Timer,
@@ -32,6 +33,15 @@ pub(super) struct RequestBytes {
     pub(super) message: Message,
 }
 
+/// What the response of a call with streams says of its results.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StreamTail {
+    /// Items that were sent, modulo 2^32.
+    pub(super) items: u32,
+    /// The call has a stream of results.
+    pub(super) has_results: bool,
+}
+
 /// Requests and cancels.
 impl<W, H> Session<W, H> {
     // Inlined, so that for the plain header of most requests the compiler drops the optional
@@ -46,20 +56,33 @@ impl<W, H> Session<W, H> {
         if self.shutdown.peer_drained {
             return Err(SessionError::CallAfterDrained);
         }
+        if head.streams.any() && !self.streams.are_agreed() {
+            return Err(SessionError::StreamsNotAgreed(wire::Kind::Request));
+        }
         self.incoming.admit(&head)?;
         if let Some(refusal) = self.refusal(&head) {
             self.refuse(head.id, &refusal);
+            self.refuse_streams(head.streams);
             return Ok(());
         }
         let mut deadline = None;
+        let mut idle = None;
         if let Some(micros) = head.remaining_micros {
             let now = now();
-            deadline = now.checked_add(Duration::from_micros(micros).min(MAX_REMAINING));
+            let remaining = Duration::from_micros(micros).min(MAX_REMAINING);
+            deadline = now.checked_add(remaining);
             // A `no_cancel` handler only sees its deadline; no timer stops it.
             if let Some(at) = deadline.filter(|_| !head.no_cancel) {
                 let timer = self.deadlines.insert(at, now, Timer::Incoming(head.id.slot));
                 self.incoming.set_timer(head.id, timer);
             }
+            if head.streams.idle_deadline {
+                idle = Some(Idle { period: remaining, since: now });
+                deadline = None;
+            }
+        }
+        if head.streams.any() {
+            self.open_incoming(head.id, head.streams, idle);
         }
         let RequestBytes { head_bytes, metadata_bytes, mut message } = bytes;
         message.advance(head_bytes);
@@ -69,6 +92,7 @@ impl<W, H> Session<W, H> {
             codec: head.codec,
             signature: head.signature,
             deadline,
+            streams: head.streams,
             metadata_bytes,
             message,
         });
@@ -85,7 +109,11 @@ impl<W, H> Session<W, H> {
         if self.shutdown.peer_drained {
             return Err(SessionError::CallAfterDrained);
         }
+        if head.streams.any() && !self.streams.are_agreed() {
+            return Err(SessionError::StreamsNotAgreed(wire::Kind::Request));
+        }
         self.incoming.admit(head)?;
+        self.refuse_streams(head.streams);
         let Refusal { reason, total_bytes, .. } = refusal;
         let text = format!("no memory for a request of {total_bytes} bytes: {reason}; {RAISE}");
         let (code, retryable, details) = (code::RESOURCE_EXHAUSTED, true, &[][..]);
@@ -118,6 +146,7 @@ impl<W, H> Session<W, H> {
                 id,
                 signature_accepted,
                 Answer::Status { code, retryable, text, details },
+                StreamTail::default(),
             );
         }
     }
@@ -133,11 +162,17 @@ impl<W, H> Session<W, H> {
         match self.incoming.stop(id, true) {
             Stopped::NeverRan => {
                 self.remove_incoming_timer(id.slot);
+                if self.streams.live_incoming != 0 {
+                    self.remove_incoming_streams(id);
+                }
                 self.confirm_cancel(id);
             }
             Stopped::Handler(handler) => {
                 self.remove_incoming_timer(id.slot);
                 self.notices.extend(handler.map(SessionEvent::CancelHandler));
+                if self.streams.live_incoming != 0 {
+                    self.stop_streams(id, Some(revoke));
+                }
             }
             Stopped::Answered => {
                 let here = self.frames.revoke_response(id);
@@ -231,11 +266,27 @@ impl<W, H> Session<W, H> {
         kind: ReplyKind,
         body: OutBuf,
     ) -> Result<(), Gone> {
+        if self.streams.live_incoming != 0 {
+            return self.reply_stream(id, kind, body, false);
+        }
+        self.reply_now(id, kind, body, false)
+    }
+
+    /// Answers a call whose items, if it has any, have all left.
+    #[inline(always)]
+    pub(super) fn reply_now(
+        &mut self,
+        id: IncomingId,
+        kind: ReplyKind,
+        body: OutBuf,
+        is_reset: bool,
+    ) -> Result<(), Gone> {
         let ended = self.end_handler(id.0);
         self.check_drained();
         match ended {
-            Some(signature_accepted) if self.closed.is_none() => {
-                self.send_body(id.0, signature_accepted, kind, body);
+            Some((signature_accepted, tail)) if self.closed.is_none() => {
+                let is_reset = is_reset && tail.has_results;
+                self.send_body(id.0, signature_accepted, kind, body, tail.items, is_reset);
                 Ok(())
             }
             _ => {
@@ -249,31 +300,38 @@ impl<W, H> Session<W, H> {
     /// waits gets Internal; a call that was answered before is left alone.
     #[cold]
     pub fn handler_ended(&mut self, id: IncomingId) {
+        if self.streams.live_incoming != 0 && self.has_held_reply(id.0) {
+            return;
+        }
         let ended = self.end_handler(id.0).filter(|_| self.closed.is_none());
-        if let Some(signature_accepted) = ended {
+        if let Some((signature_accepted, tail)) = ended {
             let text = "the handler ended without a reply";
             let (code, retryable, details) = (code::INTERNAL, false, &[][..]);
             let answer = Answer::Status { code, retryable, text, details };
-            self.send_answer(id.0, signature_accepted, answer);
+            self.send_answer(id.0, signature_accepted, answer, tail);
         }
         self.check_drained();
     }
 
-    /// If the caller still waits, returns whether the signature was accepted with the call.
-    /// Otherwise queues the proof that the peer waits for.
+    /// If the caller still waits, returns whether the signature was accepted with the call, and
+    /// what its response says of streams. Otherwise queues the proof that the peer waits for.
     #[inline(always)]
-    fn end_handler(&mut self, id: WireId) -> Option<bool> {
+    fn end_handler(&mut self, id: WireId) -> Option<(bool, StreamTail)> {
+        let tail = match self.streams.live_incoming {
+            0 => StreamTail::default(),
+            _ => self.remove_incoming_streams(id),
+        };
         match self.incoming.end(id) {
             Ended::Reply { signature_accepted } => {
                 self.remove_incoming_timer(id.slot);
-                Some(signature_accepted)
+                Some((signature_accepted, tail))
             }
             Ended::Cancelled => {
                 self.confirm_cancel(id);
                 None
             }
             Ended::DeadlineExceeded => {
-                self.answer_expired(id);
+                self.answer_expired(id, tail);
                 None
             }
             Ended::Nothing => None,
@@ -281,16 +339,22 @@ impl<W, H> Session<W, H> {
     }
 
     #[cold]
-    fn answer_expired(&mut self, id: WireId) {
+    fn answer_expired(&mut self, id: WireId, tail: StreamTail) {
         let text = "the deadline passed before the handler replied";
         let (code, retryable, details) = (code::DEADLINE_EXCEEDED, false, &[][..]);
-        self.send_answer(id, false, Answer::Status { code, retryable, text, details });
+        self.send_answer(id, false, Answer::Status { code, retryable, text, details }, tail);
     }
 
     #[cold]
-    fn send_answer(&mut self, id: WireId, signature_accepted: bool, answer: Answer<'_>) {
+    fn send_answer(
+        &mut self,
+        id: WireId,
+        signature_accepted: bool,
+        answer: Answer<'_>,
+        tail: StreamTail,
+    ) {
         let (kind, body) = answer_body(answer);
-        self.send_body(id, signature_accepted, kind, body);
+        self.send_body(id, signature_accepted, kind, body, tail.items, tail.has_results);
     }
 
     #[inline(always)]
@@ -300,23 +364,32 @@ impl<W, H> Session<W, H> {
         signature_accepted: bool,
         kind: ReplyKind,
         mut frame: OutBuf,
+        items: u32,
+        is_reset: bool,
     ) {
         let has_parts = frame.tail_len() != 0;
         wire::prepend_response(
             &mut frame,
-            &ResponseHead { id, kind, signature_accepted, has_parts },
+            &ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset },
         );
         self.frames.push_response(id, frame);
     }
 
-    pub(super) fn expire_incoming(&mut self, slot: u32) {
+    pub(super) fn expire_incoming(&mut self, slot: u32, now: Instant) {
+        if self.streams.live_incoming != 0 && self.restart_incoming(slot, now) {
+            return;
+        }
         // The timer has fired: nothing to remove.
         self.incoming.take_timer(slot);
         let id = self.incoming.id(slot);
         match self.incoming.stop(id, false) {
-            Stopped::NeverRan => self.answer_expired(id),
+            Stopped::NeverRan => {
+                let tail = self.remove_incoming_streams(id);
+                self.answer_expired(id, tail);
+            }
             Stopped::Handler(handler) => {
-                self.notices.extend(handler.map(SessionEvent::CancelHandler))
+                self.notices.extend(handler.map(SessionEvent::CancelHandler));
+                self.stop_streams(id, None);
             }
             Stopped::Already | Stopped::Answered | Stopped::Nothing => {}
         }
@@ -324,7 +397,7 @@ impl<W, H> Session<W, H> {
 }
 
 #[inline]
-fn answer_body(answer: Answer<'_>) -> (ReplyKind, OutBuf) {
+pub(super) fn answer_body(answer: Answer<'_>) -> (ReplyKind, OutBuf) {
     match answer {
         Answer::Ok(body) => (ReplyKind::Ok, body),
         Answer::UserError(body) => (ReplyKind::UserError, body),

@@ -17,12 +17,13 @@ use rpc_transport::message::received::Message;
 use super::deadlines::micros;
 use super::outgoing::{CallHead, Failed, Stage, Timed};
 use super::slots::Proof;
+use super::streams::{Idle, Key, Response};
 use super::transmit::{Control, Side, tag};
 use super::{
     CallId, Deadline, Failure, NotStarted, Outcome, Revoke, Session, SessionError, SessionEvent,
     StartCall, StartError, Timer, Transmit,
 };
-use crate::wire::{self, ResponseHead, WireId};
+use crate::wire::{self, CallStreams, ResponseHead, WireId};
 
 /// Calls of this end.
 impl<W, H> Session<W, H> {
@@ -62,8 +63,12 @@ impl<W, H> Session<W, H> {
             codec: call.codec,
             has_metadata,
             signature: call.signature,
+            streams: call.streams,
         };
         let id = self.calls.insert(head, body.take(), waiter);
+        if call.streams.any() {
+            self.open_outgoing(id, call);
+        }
         if let Some(Deadline { at, now }) = call.deadline {
             let key = self.deadlines.insert(at, now, Timer::Outgoing(id.index));
             self.calls.set_deadline(id, Timed { at, key });
@@ -94,18 +99,62 @@ impl<W, H> Session<W, H> {
         if call.deadline.is_some_and(|deadline| deadline.at <= deadline.now) {
             return Err(StartError::DeadlineExceeded);
         }
+        if call.streams == CallStreams::NONE { Ok(()) } else { self.may_start_streams(call) }
+    }
+
+    #[cold]
+    fn may_start_streams(&self, call: &StartCall<'_>) -> Result<(), StartError> {
+        if call.no_cancel {
+            return Err(StartError::NoCancelWithStreams);
+        }
+        if call.streams.idle_deadline && (call.deadline.is_none() || !call.streams.any()) {
+            return Err(StartError::IdleWithoutDeadline);
+        }
+        if !self.streams.are_offered() {
+            return Err(StartError::NoStreams);
+        }
+        if self.peer.is_some() && !self.streams.are_agreed() {
+            return Err(StartError::PeerHasNoStreams);
+        }
         Ok(())
+    }
+
+    #[cold]
+    fn open_outgoing(&mut self, id: CallId, call: &StartCall<'_>) {
+        let idle = call.deadline.filter(|_| call.streams.idle_deadline).map(|deadline| Idle {
+            period: deadline.at.saturating_duration_since(deadline.now),
+            since: deadline.now,
+        });
+        self.streams.insert(Key::Call(id.index), id.generation, None, call.streams, idle);
     }
 
     /// Takes a call's outcome, if it has one; the id then names nothing.
     pub fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
-        self.calls.take_outcome(id)
+        let outcome = self.calls.take_outcome(id);
+        if self.streams.live_calls != 0 && outcome.is_some() {
+            return self.take_stream_outcome(id, outcome);
+        }
+        outcome
+    }
+
+    /// The call's streams go with its outcome.
+    #[cold]
+    fn take_stream_outcome(&mut self, id: CallId, mut outcome: Option<Outcome>) -> Option<Outcome> {
+        if let Some(Outcome::Reply(reply)) = &mut outcome {
+            reply.is_reset = self.streams.was_reset(id);
+        }
+        self.remove_stream_call(id);
+        outcome
     }
 
     /// Fast path of [`take_outcome`](Self::take_outcome): takes the outcome only if it is a result.
     #[inline(always)]
     pub(crate) fn take_result(&mut self, id: CallId) -> Option<Message> {
-        self.calls.take_result(id)
+        let result = self.calls.take_result(id);
+        if self.streams.live_calls != 0 && result.is_some() {
+            self.remove_stream_call(id);
+        }
+        result
     }
 
     /// Whether `take_outcome` would return an outcome.
@@ -169,14 +218,25 @@ impl<W, H> Session<W, H> {
             }
             Stage::Free | Stage::Unsent | Stage::Replied(_) | Stage::Failed { .. } => {}
         }
+        if self.streams.live_calls != 0 {
+            self.remove_stream_call(id);
+        }
         self.check_drained();
         taken.waiter
     }
 
     /// Gives up the slot of a call that nobody waits for. Returns whether the peer never saw the
     /// call.
-    fn give_up_slot(&mut self, slot: u32, send_cancel: bool, revoke: Revoke<'_>) -> bool {
+    pub(super) fn give_up_slot(
+        &mut self,
+        slot: u32,
+        send_cancel: bool,
+        revoke: Revoke<'_>,
+    ) -> bool {
         let id = self.slots.id(slot);
+        if self.streams.live_calls != 0 {
+            return self.give_up_stream_slot(slot, send_cancel, revoke);
+        }
         if revoke(tag(Side::Request, id)).is_unsent() {
             self.slots.release_unsent(slot);
             return true;
@@ -188,10 +248,33 @@ impl<W, H> Session<W, H> {
         false
     }
 
+    /// The same while calls with streams exist.
+    #[cold]
+    fn give_up_stream_slot(&mut self, slot: u32, send_cancel: bool, revoke: Revoke<'_>) -> bool {
+        let id = self.slots.id(slot);
+        let streams = self.give_up_streams(id, revoke);
+        if streams.is_proven {
+            self.slots.release_proven(slot);
+        } else if revoke(tag(Side::Request, id)).is_unsent() {
+            self.slots.release_unsent(slot);
+            return true;
+        } else {
+            self.slots.abandon(slot, send_cancel);
+            if send_cancel {
+                self.frames.push_control(Control::Cancel(id));
+            }
+        }
+        self.expect_late(streams.late);
+        false
+    }
+
     pub(super) fn fail(&mut self, index: u32, reason: Failure, never_sent: bool) {
         let Failed { deadline, waiter, request } = self.calls.fail(index, reason, never_sent);
         self.remove_deadline(deadline);
         self.tell_failed(waiter, request);
+        if self.streams.live_calls != 0 {
+            self.stream_call_ended(index);
+        }
     }
 
     fn tell_failed(&mut self, waiter: Option<W>, request: Option<OutBuf>) {
@@ -205,6 +288,17 @@ impl<W, H> Session<W, H> {
         for index in self.calls.pending() {
             if matches!(self.calls.stage(index), Stage::Unsent) {
                 self.fail(index, reason, true);
+            }
+        }
+    }
+
+    /// The peer's hello says that it speaks no streams.
+    #[cold]
+    pub(super) fn fail_unsent_streams(&mut self) {
+        for index in self.calls.pending() {
+            let is_unsent = matches!(self.calls.stage(index), Stage::Unsent);
+            if is_unsent && self.calls.head(index).streams.any() {
+                self.fail(index, Failure::PeerHasNoStreams, true);
             }
         }
     }
@@ -223,7 +317,7 @@ impl<W, H> Session<W, H> {
     #[inline]
     #[must_use]
     pub fn may_transmit(&self) -> bool {
-        !self.frames.is_empty() || self.calls.unsent_len() != 0
+        !self.frames.is_empty() || self.calls.unsent_len() != 0 || self.streams.has_work()
     }
 
     /// The next frame for the link. `now` is called only for a request with a deadline.
@@ -235,10 +329,12 @@ impl<W, H> Session<W, H> {
         if let Some(transmit) = self.frames.pop() {
             return Some(transmit);
         }
-        if self.calls.unsent_len() == 0 {
-            return None;
+        if self.calls.unsent_len() != 0
+            && let Some(request) = self.next_request(now)
+        {
+            return Some(request);
         }
-        self.next_request(now)
+        if self.streams.has_work() { self.next_stream_frame() } else { None }
     }
 
     #[inline]
@@ -247,6 +343,11 @@ impl<W, H> Session<W, H> {
         let mut now = None;
         while self.slots.has_room() {
             let ready = self.calls.next_unsent()?;
+            let streams = self.calls.head(ready.id.index).streams;
+            if streams.any() && self.peer.is_none() {
+                // Whether the peer speaks streams is not known yet.
+                return None;
+            }
             let mut remaining_micros = None;
             if let Some(timed) = ready.deadline {
                 now = now.or_else(|| clock.take().map(|clock| clock()));
@@ -274,6 +375,9 @@ impl<W, H> Session<W, H> {
         let id = self.slots.take(call.index)?;
         let accepted = self.accepted_by_peer.contains(self.calls.head(call.index).method_index);
         let (frame, detached) = self.calls.send(call, id, remaining_micros, accepted)?;
+        if self.streams.live_calls != 0 {
+            self.stream_request_left(call.index, id, &frame);
+        }
         if detached {
             self.slots.abandon(id.slot, false);
             self.remove_deadline(deadline);
@@ -287,7 +391,8 @@ impl<W, H> Session<W, H> {
     pub fn most_queued_frames(&self) -> usize {
         // A request and a cancel per slot of ours, an answer per slot of the peer's; hello,
         // go-away and its answer.
-        2 * self.slots.made() + self.incoming.limit() as usize + 3
+        let calls = 2 * self.slots.made() + self.incoming.limit() as usize + 3;
+        calls + self.streams.most_queued_frames()
     }
 }
 
@@ -301,6 +406,22 @@ impl<W, H> Session<W, H> {
         mut message: Message,
     ) -> Result<(), SessionError> {
         message.advance(head_bytes);
+        if self.streams.live_calls != 0 || head.items != 0 || head.is_reset {
+            match self.on_stream_response(head, message)? {
+                Response::Take(taken) => message = taken,
+                Response::Held => return Ok(()),
+            }
+        }
+        self.settle_response(head, message)
+    }
+
+    /// A response whose items are all here.
+    #[inline(always)]
+    pub(super) fn settle_response(
+        &mut self,
+        head: ResponseHead,
+        message: Message,
+    ) -> Result<(), SessionError> {
         if let Some(call) = self.slots.on_proof(head.id, Proof::Response)? {
             let (deadline, waiter) = self.calls.reply(call, head.kind, message);
             if head.signature_accepted {
@@ -309,6 +430,9 @@ impl<W, H> Session<W, H> {
             self.remove_deadline(deadline);
             if let Some(waiter) = waiter {
                 self.notices.push_back(SessionEvent::Wake(waiter));
+            }
+            if self.streams.live_calls != 0 {
+                self.stream_call_answered(call, head.is_reset);
             }
         }
         self.check_drained();
@@ -321,7 +445,10 @@ impl<W, H> Session<W, H> {
         Ok(())
     }
 
-    pub(super) fn expire_outgoing(&mut self, index: u32, revoke: Revoke<'_>) {
+    pub(super) fn expire_outgoing(&mut self, index: u32, now: Instant, revoke: Revoke<'_>) {
+        if self.streams.live_calls != 0 && self.restart_outgoing(index, now) {
+            return;
+        }
         let never_sent = match self.calls.stage(index) {
             Stage::Sent(slot) => {
                 let send_cancel = !self.calls.head(index).no_cancel;
@@ -332,6 +459,9 @@ impl<W, H> Session<W, H> {
         // The timer has fired, so it need not be removed.
         let failed = self.calls.fail(index, Failure::DeadlineExceeded, never_sent);
         self.tell_failed(failed.waiter, failed.request);
+        if self.streams.live_calls != 0 {
+            self.stream_call_ended(index);
+        }
     }
 }
 

@@ -28,9 +28,43 @@ pub enum SessionError {
         /// This end's.
         ours: u16,
     },
-    /// A stream frame, though no feature for streams was offered.
-    #[error("frames of kind {0:?} are not implemented in this version")]
-    StreamsUnimplemented(Kind),
+    /// A frame about streams, though the hellos did not agree on them.
+    #[error("a frame of kind {0:?} about streams, which were not agreed on")]
+    StreamsNotAgreed(Kind),
+    /// A frame for a stream that never was, or one frame more for streams that have ended than can
+    /// have been on their way.
+    #[error("a frame for no stream: slot {}, generation {}", .0.slot, .0.generation)]
+    UnknownStream(WireId),
+    /// A frame for a direction in which the call has no stream.
+    #[error("a frame for a stream that the call in slot {} does not have", .0.slot)]
+    StreamNotOpen(WireId),
+    /// An item behind the announced end of its stream.
+    #[error("an item after the end of its stream, slot {}", .0.slot)]
+    ItemAfterEnd(WireId),
+    /// An item that was sent without credit.
+    #[error("an item beyond the credits of its stream, slot {}", .0.slot)]
+    ItemBeyondCredit(WireId),
+    /// An item with the number of another one.
+    #[error("an item with a number that was used, slot {}", .0.slot)]
+    ItemRepeated(WireId),
+    /// The end of a stream announces fewer items than have come, or more than there is credit for.
+    #[error("the end of a stream does not count its items, slot {}", .0.slot)]
+    ItemsMiscounted(WireId),
+    /// A stream ended a second time.
+    #[error("a second end of a stream, slot {}", .0.slot)]
+    StreamEndedTwice(WireId),
+    /// Credit beyond what its sender can ever take.
+    #[error("more stream credit than can be counted, slot {}", .0.slot)]
+    GrantOverflow(WireId),
+    /// A grant though fewer items were sent than grants were made.
+    #[error("stream credit for items that were never sent, slot {}", .0.slot)]
+    GrantUnasked(WireId),
+    /// The callee said twice that it has a call.
+    #[error("a call opened twice, slot {}", .0.slot)]
+    OpenedTwice(WireId),
+    /// A receiver stopped a stream twice.
+    #[error("a stream stopped twice, slot {}", .0.slot)]
+    StopTwice(WireId),
     /// A slot at or above the announced limit.
     #[error("slot {slot} is not below the limit of {limit}")]
     SlotOutOfRange {

@@ -180,6 +180,28 @@ impl<H> IncomingCalls<H> {
         }
     }
 
+    /// The handle is no longer needed: the handler has ended, though its answer has to wait.
+    pub(super) fn drop_handler(&mut self, id: WireId) {
+        if let Some(Entry { stage: Stage::Running(handler), .. }) = self.find(id) {
+            *handler = None;
+        }
+    }
+
+    /// Whether the call was not answered yet.
+    #[inline]
+    pub(super) fn is_live(&self, id: WireId) -> bool {
+        let entry = self.entries.get(id.slot as usize);
+        entry.filter(|entry| entry.generation == id.generation).is_some_and(|entry| {
+            matches!(entry.stage, Stage::Arrived | Stage::Running(_) | Stage::Stopping { .. })
+        })
+    }
+
+    /// Whether no handler has taken the request yet.
+    pub(super) fn is_arrived(&self, id: WireId) -> bool {
+        let entry = self.entries.get(id.slot as usize);
+        entry.is_some_and(|entry| matches!(entry.stage, Stage::Arrived))
+    }
+
     /// Notes that this call's signature was accepted. Returns the method.
     pub(super) fn accept_signature(&mut self, id: WireId) -> Option<u32> {
         let entry = self.find(id)?;

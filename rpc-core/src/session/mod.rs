@@ -34,6 +34,7 @@ mod outgoing;
 mod shutdown;
 mod signatures;
 mod slots;
+mod streams;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -49,7 +50,10 @@ pub use self::call::{
 };
 pub use self::error::SessionError;
 pub use self::slots::INITIAL_CALLS;
-pub use crate::wire::ReplyKind;
+#[cfg(any(test, feature = "model"))]
+pub use self::streams::{Broken, Rules as StreamRules};
+pub use self::streams::{NotSent, ReadItem, SendError, StreamEnd, StreamId, StreamLimits};
+pub use crate::wire::{CallStreams, ReplyKind};
 
 pub(crate) use self::callee::RAISE;
 use self::callee::RequestBytes;
@@ -59,6 +63,7 @@ use self::outgoing::Calls;
 use self::shutdown::Shutdown;
 use self::signatures::{AcceptedByPeer, AcceptedHere};
 use self::slots::{Proof, Slots};
+use self::streams::Streams;
 use self::transmit::{Control, FrameQueue};
 use crate::wire::{self, Beginning, Frame, Hello};
 
@@ -124,6 +129,8 @@ pub struct Session<W, H> {
     requests: VecDeque<Incoming>,
     accepted_by_peer: AcceptedByPeer,
     accepted_here: AcceptedHere,
+    /// Streams of calls that have any.
+    streams: Streams<W>,
     shutdown: Shutdown,
     stale_cancels: u64,
     closed: Option<CloseCause>,
@@ -136,6 +143,7 @@ impl<W, H> Session<W, H> {
         let limits = SessionLimits {
             max_outgoing_calls: limits.max_outgoing_calls.min(MAX_CALLS),
             max_incoming_calls: limits.max_incoming_calls.min(MAX_CALLS),
+            streams: limits.streams,
         };
         let mut session = Self {
             role,
@@ -151,6 +159,7 @@ impl<W, H> Session<W, H> {
             requests: VecDeque::new(),
             accepted_by_peer: AcceptedByPeer::default(),
             accepted_here: AcceptedHere::default(),
+            streams: Streams::new(limits.streams),
             shutdown: Shutdown::default(),
             stale_cancels: 0,
             closed: None,
@@ -176,6 +185,7 @@ impl<W, H> Session<W, H> {
             max_version: wire::VERSION,
             max_calls: self.limits.max_incoming_calls,
             features: 0,
+            stream_window: self.streams.window(),
         }));
     }
 }
@@ -211,13 +221,22 @@ impl<W, H> Session<W, H> {
 
     /// There was no memory for the message: its call ends, the connection goes on.
     #[cold]
-    fn on_refused(&mut self, beginning: &[u8], refusal: Refusal) -> Result<(), SessionError> {
+    fn on_refused(
+        &mut self,
+        beginning: &[u8],
+        refusal: Refusal,
+        revoke: Revoke<'_>,
+    ) -> Result<(), SessionError> {
         if self.peer.is_none() {
             return Err(SessionError::HelloMissing);
         }
         match wire::parse_beginning(beginning)? {
             Beginning::Request(head) => self.refuse_unread(&head, refusal),
+            Beginning::Item(head) => self.on_refused_item(head, refusal.reason, revoke),
             Beginning::Response(id) => {
+                if self.streams.live_calls != 0 {
+                    self.stream_answer_lost(id);
+                }
                 if let Some(call) = self.slots.on_proof(id, Proof::Response)? {
                     self.fail(call, Failure::NoMemory(refusal.reason), false);
                 }
@@ -234,7 +253,7 @@ impl<W, H> Session<W, H> {
         revoke: Revoke<'_>,
     ) -> Result<(), SessionError> {
         if let Some(refusal) = message.refusal() {
-            return self.on_refused(&message, *refusal);
+            return self.on_refused(&message, *refusal, revoke);
         }
         let (frame, head_bytes) = wire::parse_with_tail(&message, message.tail_bytes())?;
         if self.peer.is_none() && !matches!(frame, Frame::Hello(_)) {
@@ -251,7 +270,12 @@ impl<W, H> Session<W, H> {
             Frame::GoAway { drained: false } => self.on_go_away(),
             Frame::GoAway { drained: true } => self.on_drained(),
             Frame::Hello(hello) => self.on_hello(hello),
-            Frame::Stream(kind) => Err(SessionError::StreamsUnimplemented(kind)),
+            Frame::Item(head) => self.on_item(head, message, head_bytes, now),
+            Frame::HalfClose { .. }
+            | Frame::Reset { .. }
+            | Frame::Credit { .. }
+            | Frame::Opened { .. }
+            | Frame::Stop { .. } => self.on_stream_control(frame),
         }
     }
 
@@ -264,9 +288,13 @@ impl<W, H> Session<W, H> {
             return Err(SessionError::NoCommonVersion { min, max, ours: wire::VERSION });
         }
         self.peer = Some(hello);
+        self.streams.on_hello(&hello);
         self.slots.set_limit(hello.max_calls.min(MAX_CALLS));
         if hello.max_calls == 0 {
             self.fail_unsent(Failure::PeerTakesNoCalls);
+        }
+        if !self.streams.are_agreed() && self.streams.live_calls != 0 {
+            self.fail_unsent_streams();
         }
         if self.role == Role::Server {
             self.say_hello();
@@ -290,8 +318,8 @@ impl<W, H> Session<W, H> {
     pub fn on_timeout(&mut self, now: Instant, revoke: Revoke<'_>) {
         while let Some(timer) = self.deadlines.poll_expired(now) {
             match timer {
-                Timer::Outgoing(index) => self.expire_outgoing(index, revoke),
-                Timer::Incoming(slot) => self.expire_incoming(slot),
+                Timer::Outgoing(index) => self.expire_outgoing(index, now, revoke),
+                Timer::Incoming(slot) => self.expire_incoming(slot, now),
             }
         }
         self.check_drained();

@@ -18,7 +18,7 @@ use rpc_transport::message::received::Message;
 
 use super::call::{CallId, Failure, Outcome, Reply};
 use super::deadlines::TimerKey;
-use crate::wire::{self, ReplyKind, RequestHead, WireId};
+use crate::wire::{self, CallStreams, ReplyKind, RequestHead, WireId};
 
 /// Stale ids that the queue may hold before it is cleaned.
 const STALE_SLACK: usize = 64;
@@ -56,6 +56,7 @@ pub(super) struct CallHead {
     pub(super) codec: u8,
     pub(super) no_cancel: bool,
     pub(super) has_metadata: bool,
+    pub(super) streams: CallStreams,
 }
 
 /// Request and reply are kept beside the stage, not in it, so that each is moved once in and once
@@ -165,6 +166,11 @@ impl<W> Calls<W> {
         self.calls[id.index as usize].deadline = Some(deadline);
     }
 
+    /// The deadline of a call starts anew; it has fired or was none.
+    pub(super) fn restart_deadline(&mut self, index: u32, deadline: Timed) {
+        self.calls[index as usize].deadline = Some(deadline);
+    }
+
     /// The call that has waited longest.
     #[inline]
     pub(super) fn next_unsent(&mut self) -> Option<Ready> {
@@ -201,6 +207,7 @@ impl<W> Calls<W> {
             remaining_micros,
             signature: if signature_accepted { None } else { Some(head.signature) },
             has_parts: request.as_ref().is_some_and(|request| request.tail_len() != 0),
+            streams: head.streams,
         };
         let mut frame = request.take()?;
         wire::prepend_request(&mut frame, &head, has_metadata);
@@ -276,7 +283,9 @@ impl<W> Calls<W> {
             return Some(Outcome::Failed { reason: Failure::NoSuchCall, never_sent: false });
         };
         let outcome = match call.stage {
-            Stage::Replied(kind) => Outcome::Reply(Reply { kind, message: call.reply.take()? }),
+            Stage::Replied(kind) => {
+                Outcome::Reply(Reply { kind, message: call.reply.take()?, is_reset: false })
+            }
             Stage::Failed { reason, never_sent } => Outcome::Failed { reason, never_sent },
             Stage::Free | Stage::Unsent | Stage::Sent(_) => return None,
         };
@@ -387,6 +396,7 @@ mod tests {
         codec: 0,
         no_cancel: false,
         has_metadata: false,
+        streams: CallStreams::NONE,
     };
 
     #[test]

@@ -120,6 +120,7 @@ impl<W, H> Session<W, H> {
             };
             self.fail(index, Failure::Closed, never_sent);
         }
+        self.close_incoming_streams();
         self.notices.extend(self.incoming.clear().map(SessionEvent::CancelHandler));
         self.slots.clear();
         for unsent in self.frames.clear() {

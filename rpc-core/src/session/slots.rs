@@ -117,6 +117,21 @@ impl Slots {
         WireId { slot: index, generation: self.slots[index as usize].generation }
     }
 
+    /// The call that waits for its response under this id.
+    #[inline]
+    pub(super) fn call_of(&self, id: WireId) -> Option<u32> {
+        let slot = self.slots.get(id.slot as usize)?;
+        match slot.holder {
+            Holder::Call(call) if slot.generation == id.generation => Some(call),
+            _ => None,
+        }
+    }
+
+    /// The proof of the slot's call has arrived before the call was given up.
+    pub(super) fn release_proven(&mut self, index: u32) {
+        self.release(index);
+    }
+
     /// Puts a slot in quarantine: its caller has gone, and its request may be on the wire.
     pub(super) fn abandon(&mut self, index: u32, cancel_sent: bool) {
         let slot = &mut self.slots[index as usize];

@@ -4,8 +4,8 @@
 //! removed without the peer or the link knowing.
 //!
 //! Invariants:
-//! 1. At most one control frame or response is here per slot and direction, so a correct peer
-//!    bounds the queue by the limits in the hellos.
+//! 1. At most one control frame or response is here per slot and direction, with streams at most
+//!    five, so a correct peer bounds the queue by the limits in the hellos.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,25 @@ pub(super) enum Control {
     Hello(Hello),
     Cancel(WireId),
     Cancelled(WireId),
-    GoAway { drained: bool },
+    GoAway {
+        drained: bool,
+    },
+    /// The callee has the request, or has accepted the call.
+    Opened {
+        id: WireId,
+        accepted: bool,
+    },
+    /// The arguments end abnormally.
+    Reset {
+        id: WireId,
+        code: u8,
+    },
+    /// A receiver gives up.
+    Stop {
+        id: WireId,
+        results: bool,
+        code: u8,
+    },
 }
 
 /// Who a frame belongs to.
@@ -34,6 +52,13 @@ pub(super) enum Side {
 #[inline]
 pub(super) fn tag(side: Side, id: WireId) -> u64 {
     u64::from(id.generation) << 32 | u64::from(id.slot) << 1 | side as u64
+}
+
+/// Names all items of a stream to the link, and the end that follows the request. Never a
+/// [`tag`]: slots are below 2^24.
+#[inline]
+pub(super) fn item_tag(side: Side, id: WireId) -> u64 {
+    1 << 31 | tag(side, id)
 }
 
 /// The queue.
@@ -95,6 +120,9 @@ fn transmit_control(control: Control) -> Transmit {
         Control::Cancel(id) => wire::cancel(id),
         Control::Cancelled(id) => wire::cancelled(id),
         Control::GoAway { drained } => wire::go_away(drained),
+        Control::Opened { id, accepted } => wire::opened(id, accepted),
+        Control::Reset { id, code } => wire::reset(id, code),
+        Control::Stop { id, results, code } => wire::stop(id, results, code),
     };
     Transmit { urgent: true, tag: 0, frame }
 }

@@ -85,6 +85,16 @@ pub enum WireError {
         /// The code.
         code: u8,
     },
+    /// A deadline that restarts but is not there or has no stream to restart it, or a call with
+    /// streams that cannot be cancelled.
+    #[error("request flags {0:#04x} contradict each other")]
+    RequestFlagsConflict(u8),
+    /// A frame about streams is shorter than its fields.
+    #[error("a frame of kind {0:?} is cut short")]
+    StreamFrameTruncated(Kind),
+    /// A grant of nothing.
+    #[error("a grant of neither items nor bytes")]
+    EmptyGrant,
     /// A status text that is not UTF-8.
     #[error("a status text is not utf-8")]
     StatusTextNotUtf8,

@@ -17,17 +17,23 @@ mod error;
 mod parts;
 mod plain;
 pub(crate) mod refusal;
+mod stream;
 
 use rpc_transport::message::outgoing::OutBuf;
 
 pub use self::error::WireError;
 pub use self::parts::{MAX_PARTS, Part, Parts, prepend_parts};
 pub use self::plain::{plain_request, plain_response};
+pub use self::stream::{ItemHead, credit, half_close, opened, prepend_item, reset, stop};
 
 /// Size of the header that every frame starts with, bytes.
 pub const HEADER_BYTES: usize = 16;
-/// Size of a hello's body in this version, bytes.
+/// Size of a hello's body without streams, bytes.
 pub const HELLO_BODY_BYTES: usize = 16;
+/// Size of the stream window that follows in a hello with the feature, bytes.
+const STREAM_WINDOW_BYTES: usize = 8;
+/// Feature bit of a hello: its sender speaks streams, and its stream window follows.
+pub const FEATURE_STREAMS: u64 = 1;
 /// Longest metadata block, bytes.
 pub const MAX_METADATA_BYTES: usize = u16::MAX as usize;
 /// The session version that this code speaks, and the only one.
@@ -55,7 +61,11 @@ mod request_flag {
     pub(super) const METADATA: u8 = 0x04;
     pub(super) const NO_CANCEL: u8 = 0x08;
     pub(super) const PARTS: u8 = 0x10;
-    pub(super) const ALL: u8 = DEADLINE | SIGNATURE | METADATA | NO_CANCEL | PARTS;
+    pub(super) const ARGUMENTS: u8 = 0x20;
+    pub(super) const RESULTS: u8 = 0x40;
+    pub(super) const IDLE: u8 = 0x80;
+    /// Of calls with streams, which nobody may be told to finish without their caller.
+    pub(super) const STREAMS: u8 = ARGUMENTS | RESULTS | IDLE;
 }
 
 mod response_flag {
@@ -64,7 +74,9 @@ mod response_flag {
     pub(super) const DETAILS: u8 = 0x04;
     pub(super) const ACCEPTED: u8 = 0x08;
     pub(super) const PARTS: u8 = 0x10;
-    pub(super) const ALL: u8 = USER_ERROR | RETRYABLE | DETAILS | ACCEPTED | PARTS;
+    pub(super) const ITEMS: u8 = 0x20;
+    pub(super) const RESET: u8 = 0x40;
+    pub(super) const ALL: u8 = USER_ERROR | RETRYABLE | DETAILS | ACCEPTED | PARTS | ITEMS | RESET;
 }
 
 /// Requests and responses use the same flag for PARTS.
@@ -89,16 +101,20 @@ pub enum Kind {
     Cancel = 4,
     /// The proof that nothing more will be sent for a cancelled call.
     Cancelled = 5,
-    /// Reserved for streaming: an item.
+    /// An item of a stream.
     StreamData = 6,
-    /// Reserved for streaming: the sender has no more items.
+    /// The caller has no more items.
     StreamHalfClose = 7,
-    /// Reserved for streaming: the stream ends abnormally.
+    /// The caller's items end abnormally.
     StreamReset = 8,
-    /// Reserved for streaming: the receiver takes more items.
+    /// The receiver of a stream takes more items.
     StreamCredit = 9,
     /// The sender takes no new calls; or, as an answer, has none left.
     GoAway = 10,
+    /// The callee has the request of a call with streams, or has accepted the call.
+    StreamOpened = 11,
+    /// The receiver of a stream takes no items any more.
+    StreamStop = 12,
 }
 
 impl Kind {
@@ -114,6 +130,8 @@ impl Kind {
             8 => Self::StreamReset,
             9 => Self::StreamCredit,
             10 => Self::GoAway,
+            11 => Self::StreamOpened,
+            12 => Self::StreamStop,
             _ => return None,
         })
     }
@@ -141,8 +159,44 @@ pub struct Hello {
     pub max_version: u16,
     /// Calls that the sender takes at once; slots of its peer are below this.
     pub max_calls: u32,
-    /// Feature bits that the sender offers; what both offer is used. None exist yet.
+    /// Feature bits that the sender offers; what both offer is used. [`FEATURE_STREAMS`] is here
+    /// exactly if there is a stream window.
     pub features: u64,
+    /// What the sender takes of every stream before it has granted more.
+    pub stream_window: Option<StreamWindow>,
+}
+
+/// How much of a stream its receiver takes: one item may be sent whenever `items` and `bytes` are
+/// both above 0, however long it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamWindow {
+    /// Items.
+    pub items: u32,
+    /// Bytes: bodies and tails of items.
+    pub bytes: u32,
+}
+
+/// Which streams a call has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CallStreams {
+    /// From the caller to the callee.
+    pub arguments: bool,
+    /// From the callee to the caller.
+    pub results: bool,
+    /// The deadline is a period that starts anew with each item, of either direction.
+    pub idle_deadline: bool,
+}
+
+impl CallStreams {
+    /// Those of a unary call.
+    pub const NONE: Self = Self { arguments: false, results: false, idle_deadline: false };
+
+    /// Whether there is a stream.
+    #[inline]
+    #[must_use]
+    pub const fn any(self) -> bool {
+        self.arguments | self.results
+    }
 }
 
 /// A request's head: everything but metadata and body.
@@ -162,6 +216,8 @@ pub struct RequestHead {
     pub signature: Option<u64>,
     /// The body starts with a PARTS block: some of it is in the message's tail.
     pub has_parts: bool,
+    /// The call's streams.
+    pub streams: CallStreams,
 }
 
 /// What a response carries in its body.
@@ -193,6 +249,10 @@ pub struct ResponseHead {
     pub signature_accepted: bool,
     /// The body starts with a PARTS block: some of it is in the message's tail.
     pub has_parts: bool,
+    /// Items of the results' stream that were sent, modulo 2^32.
+    pub items: u32,
+    /// The stream of results did not come to its own end.
+    pub is_reset: bool,
 }
 
 /// A parsed frame.
@@ -218,8 +278,49 @@ pub enum Frame {
         /// The sender has no calls left towards the receiver and starts none.
         drained: bool,
     },
-    /// One of the reserved stream kinds; its flags and fields are not checked.
-    Stream(Kind),
+    /// [`Kind::StreamData`].
+    Item(ItemHead),
+    /// [`Kind::StreamHalfClose`].
+    HalfClose {
+        /// The call.
+        id: WireId,
+        /// Items of the stream, modulo 2^32.
+        items: u32,
+    },
+    /// [`Kind::StreamReset`].
+    Reset {
+        /// The call.
+        id: WireId,
+        /// A status code, 1 to 16.
+        code: u8,
+    },
+    /// [`Kind::StreamCredit`].
+    Credit {
+        /// The call.
+        id: WireId,
+        /// Of the results, else of the arguments.
+        results: bool,
+        /// Items more.
+        items: u32,
+        /// Bytes more.
+        bytes: u64,
+    },
+    /// [`Kind::StreamOpened`].
+    Opened {
+        /// The call.
+        id: WireId,
+        /// The callee has accepted the call; otherwise the request has just arrived.
+        accepted: bool,
+    },
+    /// [`Kind::StreamStop`].
+    Stop {
+        /// The call.
+        id: WireId,
+        /// Of the results, else of the arguments.
+        results: bool,
+        /// A status code, 0 to 16.
+        code: u8,
+    },
 }
 
 /// Reads the head of a frame that has no tail: see [`parse_with_tail`].
@@ -244,7 +345,7 @@ pub fn parse_with_tail(bytes: &[u8], tail_bytes: u64) -> Result<(Frame, usize), 
         return Err(WireError::UnknownKind(header[0]));
     };
     let header = Header::new(kind, header);
-    let may_have_tail = matches!(kind, Kind::Request | Kind::Response);
+    let may_have_tail = matches!(kind, Kind::Request | Kind::Response | Kind::StreamData);
     if tail_bytes != 0 && !(may_have_tail && header.flags & PARTS != 0) {
         return Err(WireError::UnexpectedTail(kind));
     }
@@ -255,9 +356,12 @@ pub fn parse_with_tail(bytes: &[u8], tail_bytes: u64) -> Result<(Frame, usize), 
         Kind::Cancelled => parse_bare(&header, rest).map(|id| (Frame::Cancelled(id), HEADER_BYTES)),
         Kind::Hello => parse_hello(&header, rest),
         Kind::GoAway => parse_go_away(&header, rest),
-        Kind::StreamData | Kind::StreamHalfClose | Kind::StreamReset | Kind::StreamCredit => {
-            Ok((Frame::Stream(kind), HEADER_BYTES))
-        }
+        Kind::StreamData => stream::parse_item(&header, rest, tail_bytes),
+        Kind::StreamHalfClose
+        | Kind::StreamReset
+        | Kind::StreamCredit
+        | Kind::StreamOpened
+        | Kind::StreamStop => stream::parse_control(&header, rest),
     }
 }
 
@@ -268,9 +372,11 @@ pub enum Beginning {
     Request(RequestHead),
     /// The response to this call.
     Response(WireId),
+    /// An item.
+    Item(ItemHead),
 }
 
-/// Reads the fixed header of a long frame; only requests and responses are ever long.
+/// Reads the fixed header of a long frame; only requests, responses and items are ever long.
 ///
 /// # Errors
 /// The first rule that it breaks.
@@ -292,8 +398,10 @@ pub fn parse_beginning(bytes: &[u8]) -> Result<Beginning, WireError> {
             remaining_micros: None,
             signature: None,
             has_parts: header.flags & PARTS != 0,
+            streams: header.streams(),
         })),
         Kind::Response => Ok(Beginning::Response(id)),
+        Kind::StreamData => Ok(Beginning::Item(stream::item_head(&header, id))),
         other => Err(WireError::UnexpectedTail(other)),
     }
 }
@@ -351,6 +459,16 @@ impl Header {
         Ok(self.id)
     }
 
+    /// Of a request.
+    #[inline]
+    fn streams(&self) -> CallStreams {
+        CallStreams {
+            arguments: self.flags & request_flag::ARGUMENTS != 0,
+            results: self.flags & request_flag::RESULTS != 0,
+            idle_deadline: self.flags & request_flag::IDLE != 0,
+        }
+    }
+
     fn names_nothing(&self) -> bool {
         self.id == WireId::NONE && self.method == 0 && self.codec_or_status == 0
     }
@@ -362,8 +480,10 @@ fn parse_request(
     mut rest: &[u8],
     tail_bytes: u64,
 ) -> Result<(Frame, usize), WireError> {
-    header.check_flags(request_flag::ALL)?;
     header.check_unused(true)?;
+    if header.flags & request_flag::STREAMS != 0 {
+        stream::check_request(header)?;
+    }
     let mut head = RequestHead {
         id: header.call()?,
         method: header.method,
@@ -372,6 +492,7 @@ fn parse_request(
         remaining_micros: None,
         signature: None,
         has_parts: header.flags & PARTS != 0,
+        streams: header.streams(),
     };
     let mut taken = HEADER_BYTES;
     let mut metadata_bytes = 0;
@@ -406,12 +527,13 @@ fn parse_response(
     tail_bytes: u64,
 ) -> Result<(Frame, usize), WireError> {
     header.check_flags(response_flag::ALL)?;
-    header.check_unused(header.method == 0)?;
-    let id = header.call()?;
     let (flags, code) = (header.flags, header.codec_or_status);
+    // The number of items takes the place of the method, and is there only if it is not 0.
+    header.check_unused((flags & response_flag::ITEMS != 0) == (header.method != 0))?;
+    let id = header.call()?;
     let signature_accepted = flags & response_flag::ACCEPTED != 0;
     let conflict = match code {
-        0 => flags & (response_flag::RETRYABLE | response_flag::DETAILS),
+        0 => flags & (response_flag::RETRYABLE | response_flag::DETAILS | response_flag::RESET),
         1..=code::MAX => flags & (response_flag::USER_ERROR | PARTS),
         _ => return Err(WireError::UnknownStatus(code)),
     };
@@ -428,7 +550,9 @@ fn parse_response(
     if has_parts {
         parts::check(Kind::Response, rest, tail_bytes)?;
     }
-    Ok((Frame::Response(ResponseHead { id, kind, signature_accepted, has_parts }), taken))
+    let (items, is_reset) = (header.method, flags & response_flag::RESET != 0);
+    let head = ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset };
+    Ok((Frame::Response(head), taken))
 }
 
 #[cold]
@@ -477,11 +601,16 @@ fn parse_hello(header: &Header, rest: &[u8]) -> Result<(Frame, usize), WireError
         return Err(WireError::HelloTruncated);
     };
     let [a0, a1, b0, b1, c0, c1, c2, c3, f0, f1, f2, f3, f4, f5, f6, f7] = *body;
+    let features = u64::from_le_bytes([f0, f1, f2, f3, f4, f5, f6, f7]);
     let hello = Hello {
         min_version: u16::from_le_bytes([a0, a1]),
         max_version: u16::from_le_bytes([b0, b1]),
         max_calls: u32::from_le_bytes([c0, c1, c2, c3]),
-        features: u64::from_le_bytes([f0, f1, f2, f3, f4, f5, f6, f7]),
+        features,
+        stream_window: match features & FEATURE_STREAMS {
+            0 => None,
+            _ => Some(stream::parse_window(&rest[HELLO_BODY_BYTES..])?),
+        },
     };
     if hello.min_version > hello.max_version {
         let (min, max) = (hello.min_version, hello.max_version);
@@ -551,6 +680,9 @@ pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool
         flags |= request_flag::DEADLINE;
         body.prepend(&micros.to_le_bytes());
     }
+    if head.streams != CallStreams::NONE {
+        flags |= stream::request_flags(head.streams);
+    }
     body.prepend(&header(Kind::Request, flags, head.codec, head.method, head.id));
 }
 
@@ -577,7 +709,13 @@ pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
             }
         }
     }
-    body.prepend(&header(Kind::Response, flags, status, 0, head.id));
+    if head.items != 0 {
+        flags |= response_flag::ITEMS;
+    }
+    if head.is_reset {
+        flags |= response_flag::RESET;
+    }
+    body.prepend(&header(Kind::Response, flags, status, head.items, head.id));
 }
 
 /// A hello frame.
@@ -588,7 +726,12 @@ pub fn hello(hello: &Hello) -> OutBuf {
     frame.extend_from_slice(&hello.min_version.to_le_bytes());
     frame.extend_from_slice(&hello.max_version.to_le_bytes());
     frame.extend_from_slice(&hello.max_calls.to_le_bytes());
-    frame.extend_from_slice(&hello.features.to_le_bytes());
+    let streams = if hello.stream_window.is_some() { FEATURE_STREAMS } else { 0 };
+    frame.extend_from_slice(&(hello.features & !FEATURE_STREAMS | streams).to_le_bytes());
+    if let Some(StreamWindow { items, bytes }) = hello.stream_window {
+        frame.extend_from_slice(&items.to_le_bytes());
+        frame.extend_from_slice(&bytes.to_le_bytes());
+    }
     frame
 }
 

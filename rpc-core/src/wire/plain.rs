@@ -3,7 +3,7 @@
 //! Owns no rule: a frame read here gives the same as [`parse`](super::parse), and every other frame
 //! is left to it.
 
-use super::{Kind, ReplyKind, RequestHead, ResponseHead, WireId};
+use super::{CallStreams, Kind, ReplyKind, RequestHead, ResponseHead, WireId};
 
 /// Reads a response that carries a result and no flags, as nearly all do. Gives the same as
 /// [`parse`](super::parse) at less cost. The body starts behind the header.
@@ -17,6 +17,8 @@ pub fn plain_response(bytes: &[u8]) -> Option<ResponseHead> {
         kind: ReplyKind::Ok,
         signature_accepted: false,
         has_parts: false,
+        items: 0,
+        is_reset: false,
     })
 }
 
@@ -36,6 +38,7 @@ pub fn plain_request(bytes: &[u8]) -> Option<RequestHead> {
         remaining_micros: None,
         signature: None,
         has_parts: false,
+        streams: CallStreams::NONE,
     })
 }
 

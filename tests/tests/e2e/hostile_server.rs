@@ -382,6 +382,12 @@ fn frames_are_bytes_of_the_wire_format() {
     let block =
         Segment { number: 7, last: true, abort: false, head_end: false, offset: 8, total: 9 };
     assert_eq!(bytes::segment(7, 1, 8, 9, b""), segment_header(grant, block));
-    let hello = rpc_core::wire::Hello { min_version: 1, max_version: 1, max_calls: 5, features: 0 };
+    let hello = rpc_core::wire::Hello {
+        min_version: 1,
+        max_version: 1,
+        max_calls: 5,
+        features: 0,
+        stream_window: None,
+    };
     assert_eq!(bytes::hello(5), *rpc_core::wire::hello(&hello));
 }

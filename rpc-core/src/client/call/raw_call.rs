@@ -186,6 +186,7 @@ impl<'a> RawCall<'a> {
             deadline: effective_deadline(*deadline, connection.default_timeout),
             no_cancel: method.no_cancel,
             metadata: metadata.as_deref().unwrap_or_default(),
+            streams: session::CallStreams::NONE,
         };
         let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
         let mut outcome = None;

@@ -1,0 +1,176 @@
+//! Frames of streams: items, and what both ends say about them.
+//!
+//! Invariants:
+//! 1. RESULTS says which of a call's streams is meant, so the frame's sender needs no other mark.
+//! 2. All frames but items are as long as their fields.
+
+use rpc_transport::message::outgoing::OutBuf;
+
+use super::{
+    CallStreams, Frame, HEADER_BYTES, Header, Kind, PARTS, STREAM_WINDOW_BYTES, StreamWindow,
+    WireError, WireId, bare, check_no_body, code, header, parts, request_flag, take,
+};
+
+mod flag {
+    /// The stream of results is meant, not that of arguments.
+    pub(super) const RESULTS: u8 = 0x01;
+    /// Of opened: the callee has accepted the call.
+    pub(super) const ACCEPTED: u8 = 0x01;
+}
+
+/// An item's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemHead {
+    /// The call.
+    pub id: WireId,
+    /// An item of the results, else of the arguments.
+    pub results: bool,
+    /// Items of a stream count from 0, modulo 2^32.
+    pub number: u32,
+    /// The body starts with a PARTS block: some of it is in the message's tail.
+    pub has_parts: bool,
+}
+
+pub(super) fn item_head(header: &Header, id: WireId) -> ItemHead {
+    ItemHead {
+        id,
+        results: header.flags & flag::RESULTS != 0,
+        number: header.method,
+        has_parts: header.flags & PARTS != 0,
+    }
+}
+
+#[inline]
+pub(super) fn parse_item(
+    header: &Header,
+    rest: &[u8],
+    tail_bytes: u64,
+) -> Result<(Frame, usize), WireError> {
+    header.check_flags(flag::RESULTS | PARTS)?;
+    header.check_unused(header.codec_or_status == 0)?;
+    let head = item_head(header, header.call()?);
+    if head.has_parts {
+        parts::check(Kind::StreamData, rest, tail_bytes)?;
+    }
+    Ok((Frame::Item(head), HEADER_BYTES))
+}
+
+/// Reads every frame about streams except items.
+pub(super) fn parse_control(header: &Header, mut rest: &[u8]) -> Result<(Frame, usize), WireError> {
+    let (kind, byte, number) = (header.kind, header.codec_or_status, header.method);
+    let mut taken = HEADER_BYTES;
+    let id = header.call()?;
+    let results = header.flags & flag::RESULTS != 0;
+    // Which flags there are; whether the byte and the number may be other than 0.
+    let (flags, has_code, has_number) = match kind {
+        Kind::StreamHalfClose => (0, false, true),
+        Kind::StreamReset => (0, true, false),
+        Kind::StreamCredit => (flag::RESULTS, false, true),
+        Kind::StreamOpened => (flag::ACCEPTED, false, false),
+        _ => (flag::RESULTS, true, false),
+    };
+    header.check_flags(flags)?;
+    header.check_unused((has_code || byte == 0) && (has_number || number == 0))?;
+    if byte > code::MAX || (kind == Kind::StreamReset && byte == 0) {
+        return Err(WireError::UnknownStatus(byte));
+    }
+    let frame = match kind {
+        Kind::StreamHalfClose => Frame::HalfClose { id, items: number },
+        Kind::StreamReset => Frame::Reset { id, code: byte },
+        Kind::StreamCredit => {
+            let bytes = take(&mut rest, &mut taken).ok_or(WireError::StreamFrameTruncated(kind))?;
+            let bytes = u64::from_le_bytes(bytes);
+            if number == 0 && bytes == 0 {
+                return Err(WireError::EmptyGrant);
+            }
+            Frame::Credit { id, results, items: number, bytes }
+        }
+        Kind::StreamOpened => Frame::Opened { id, accepted: header.flags & flag::ACCEPTED != 0 },
+        _ => Frame::Stop { id, results, code: byte },
+    };
+    check_no_body(kind, rest)?;
+    Ok((frame, taken))
+}
+
+/// Checks a request that has flags of streams.
+#[cold]
+pub(super) fn check_request(header: &Header) -> Result<(), WireError> {
+    let flags = header.flags;
+    let idle = flags & request_flag::IDLE != 0;
+    let has_deadline = flags & request_flag::DEADLINE != 0;
+    if (idle && !has_deadline) || flags & request_flag::NO_CANCEL != 0 || !header.streams().any() {
+        return Err(WireError::RequestFlagsConflict(flags));
+    }
+    Ok(())
+}
+
+#[cold]
+pub(super) fn request_flags(streams: CallStreams) -> u8 {
+    let mut flags = 0;
+    if streams.arguments {
+        flags |= request_flag::ARGUMENTS;
+    }
+    if streams.results {
+        flags |= request_flag::RESULTS;
+    }
+    if streams.idle_deadline {
+        flags |= request_flag::IDLE;
+    }
+    flags
+}
+
+/// Reads the stream window of a hello.
+pub(super) fn parse_window(rest: &[u8]) -> Result<StreamWindow, WireError> {
+    let fields = rest.first_chunk::<STREAM_WINDOW_BYTES>().ok_or(WireError::HelloTruncated)?;
+    let [i0, i1, i2, i3, b0, b1, b2, b3] = *fields;
+    Ok(StreamWindow {
+        items: u32::from_le_bytes([i0, i1, i2, i3]),
+        bytes: u32::from_le_bytes([b0, b1, b2, b3]),
+    })
+}
+
+/// Puts an item's header in front of its body.
+#[inline]
+pub fn prepend_item(body: &mut OutBuf, head: &ItemHead) {
+    let mut flags = if head.results { flag::RESULTS } else { 0 };
+    if head.has_parts {
+        flags |= PARTS;
+    }
+    body.prepend(&header(Kind::StreamData, flags, 0, head.number, head.id));
+}
+
+/// The end of a stream of arguments, of so many items.
+#[must_use]
+pub fn half_close(id: WireId, items: u32) -> OutBuf {
+    bare(header(Kind::StreamHalfClose, 0, 0, items, id))
+}
+
+/// The abnormal end of a stream of arguments.
+#[must_use]
+pub fn reset(id: WireId, code: u8) -> OutBuf {
+    bare(header(Kind::StreamReset, 0, code, 0, id))
+}
+
+/// A grant of items and bytes.
+#[must_use]
+pub fn credit(id: WireId, results: bool, items: u32, bytes: u64) -> OutBuf {
+    let flags = if results { flag::RESULTS } else { 0 };
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(&bytes.to_le_bytes());
+    frame.prepend(&header(Kind::StreamCredit, flags, 0, items, id));
+    frame
+}
+
+/// The request is here; or the call is accepted.
+#[must_use]
+pub fn opened(id: WireId, accepted: bool) -> OutBuf {
+    let flags = if accepted { flag::ACCEPTED } else { 0 };
+    bare(header(Kind::StreamOpened, flags, 0, 0, id))
+}
+
+/// No item of the stream is taken any more.
+#[must_use]
+pub fn stop(id: WireId, results: bool, code: u8) -> OutBuf {
+    let flags = if results { flag::RESULTS } else { 0 };
+    bare(header(Kind::StreamStop, flags, code, 0, id))
+}
