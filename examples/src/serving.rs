@@ -3,6 +3,7 @@
 //! Owns a server from its options until it has ended. Knows nothing of what is served.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -22,6 +23,14 @@ pub struct ServerArgs {
         value_parser = RangedU64ValueParser::<usize>::new().range(1..=256)
     )]
     pub shards: usize,
+
+    /// How long to serve on after a signal to end, before clients are told to go away, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub drain_lead: u32,
+
+    /// How long calls in flight may take to end after that, seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub grace: u32,
 
     /// How to wait for calls
     #[arg(long, value_enum, default_value_t)]
@@ -68,6 +77,8 @@ pub async fn serve(
     let server = builder
         .poll_mode(args.poll.into())
         .shards(args.shards)
+        .drain_lead(Duration::from_secs(args.drain_lead.into()))
+        .grace(Duration::from_secs(args.grace.into()))
         .bind_all(addresses.iter().map(ToString::to_string))
         .await?;
     let mut stdout = io::stdout();

@@ -22,6 +22,7 @@ use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 
 use crate::bulk::BulkPool;
 use crate::metadata::Metadata;
+use crate::server::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
 
 thread_local! {
@@ -29,7 +30,7 @@ thread_local! {
 }
 
 /// What a connection offers to the calls on it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ConnectionContext {
     /// The peer's identity.
     pub(crate) identity: Arc<PeerIdentity>,
@@ -39,6 +40,8 @@ pub(crate) struct ConnectionContext {
     pub(crate) min_part_bytes: usize,
     /// The memory budget that large messages of the connection are charged to.
     pub(crate) memory: MemoryBudget,
+    /// How far the end of the server has come; `None` at a client's end.
+    pub(crate) phase: Option<Watch>,
 }
 
 /// The call that a handler serves. Cheap to clone.
@@ -197,8 +200,52 @@ impl Context {
         }
     }
 
-    /// From this length on, bytes, a byte string of the reply is sent beside its body.
-    #[inline]
+    fn phase(&self) -> Option<&Watch> {
+        match &self.caller {
+            Caller::Connected(connection_context) => connection_context.phase.as_ref(),
+            Caller::Unknown | Caller::Named(_) => None,
+        }
+    }
+
+    /// Waits until the server begins to shut down: at once if it does already, and for ever outside a
+    /// handler of a server. For handlers that work long, so that they come to a good end within
+    /// [`grace`](crate::ServerBuilder::grace).
+    ///
+    /// ```
+    /// use rpc_core::Context;
+    /// use std::time::Duration;
+    ///
+    /// # async fn step() -> bool { true }
+    /// async fn work() -> u64 {
+    ///     let draining = Context::current().draining();
+    ///     tokio::pin!(draining);
+    ///     let mut done = 0;
+    ///     loop {
+    ///         tokio::select! {
+    ///             () = &mut draining => return done, // the caller asks another server for the rest
+    ///             more = step() => done += 1,
+    ///         }
+    ///         # return done;
+    ///     }
+    /// }
+    /// ```
+    pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {
+        let phase = self.phase().cloned();
+        async move {
+            match phase {
+                Some(phase) => phase.reached(Phase::Draining).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Whether the server has begun to shut down; see
+    /// [`drain_lead`](crate::ServerBuilder::drain_lead).
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.phase().is_some_and(|phase| phase.has_reached(Phase::Draining))
+    }
+
     /// Reserves bytes of the memory budget of the connection whose handler is being polled on this
     /// thread; `None` outside a handler.
     pub(crate) fn reserve(bytes: u64) -> Option<Result<Reservation, BudgetExhausted>> {
@@ -209,6 +256,8 @@ impl Context {
         .flatten()
     }
 
+    /// From this length on, bytes, a byte string of the reply is sent beside its body.
+    #[inline]
     pub(crate) fn min_part_bytes(&self) -> usize {
         match &self.caller {
             Caller::Connected(connection_context) => connection_context.min_part_bytes,

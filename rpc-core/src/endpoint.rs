@@ -25,6 +25,7 @@ use tokio::task::AbortHandle;
 use self::room::Room;
 use crate::bulk::BulkPool;
 use crate::context::ConnectionContext;
+use crate::server::phase::Watch;
 use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
 use crate::wire;
 
@@ -118,6 +119,7 @@ impl RpcEndpoint {
                 bulk,
                 min_part_bytes,
                 memory,
+                phase: None,
             }),
             max_message_bytes: u64::MAX,
             room: Room::new(queue),
@@ -151,6 +153,14 @@ impl RpcEndpoint {
     /// Holds a connection permit until the QP has been destroyed.
     pub(crate) fn holding(mut self, place: OwnedSemaphorePermit) -> Self {
         self.place = Some(place);
+        self
+    }
+
+    /// Tells handlers of the server's end.
+    pub(crate) fn watching(mut self, phase: Watch) -> Self {
+        if let Some(context) = Arc::get_mut(&mut self.connection_context) {
+            context.phase = Some(phase);
+        }
         self
     }
 
@@ -234,12 +244,12 @@ impl Protocol for RpcEndpoint {
     type Action = Action;
 
     fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
-        let ConnectionContext { bulk, min_part_bytes, memory, .. } = &*self.connection_context;
-        let (bulk, min_part_bytes, memory) = (bulk.clone(), *min_part_bytes, memory.clone());
-        let identity = Arc::new(peer.clone());
+        let context = ConnectionContext {
+            identity: Arc::new(peer.clone()),
+            ..ConnectionContext::clone(&self.connection_context)
+        };
         self.is_established = true;
-        self.connection_context =
-            Arc::new(ConnectionContext { identity, bulk, min_part_bytes, memory });
+        self.connection_context = Arc::new(context);
         self.max_message_bytes = max_message_bytes;
         self.room.set_max_message_bytes(max_message_bytes);
     }

@@ -137,6 +137,14 @@ impl Child {
         self.signal(Signal::CONT);
     }
 
+    /// Asks it to end, by SIGTERM.
+    ///
+    /// # Panics
+    /// When the child has ended.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
     fn signal(&self, signal: Signal) {
         let sent = match &self.place {
             Place::Here(_) => send_signal(self.pid, signal),

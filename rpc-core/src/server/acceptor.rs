@@ -26,10 +26,11 @@ use rpc_transport::memory::allocator::return_freed_memory;
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::protocol::frame::{CloseCode, CloseReason};
 use rpc_transport::protocol::handshake::{Reject, RejectCode};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
+use super::phase::{Phase, Watch};
 use super::set_ups::SetUps;
 use super::{Config, available_memory};
 use crate::bulk::BulkPool;
@@ -45,6 +46,8 @@ const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 const MOST_SET_UPS: usize = 1 << 20;
 /// Time without any connection after which memory is given back to the system.
 const QUIET_TIME: Duration = Duration::from_secs(2);
+/// Time in which a peer that has no call in flight answers when it is told to go away.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time to wait in a shutdown until the close frames have been sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -103,11 +106,12 @@ pub(super) struct Acceptor {
     settled: Arc<Notify>,
     /// The budget for large messages of all connections.
     pub(super) memory: MemoryBudget,
+    phase: Watch,
     config: Config,
 }
 
 impl Acceptor {
-    pub(super) fn new(router: Router, config: Config) -> Self {
+    pub(super) fn new(router: Router, config: Config, phase: Watch) -> Self {
         let places = config.max_connections.min(Semaphore::MAX_PERMITS);
         Self {
             shards: Mutex::new(Some(Shards::new())),
@@ -117,6 +121,7 @@ impl Acceptor {
             memory: MemoryBudget::new(
                 config.memory_budget.unwrap_or_else(available_memory::default_budget),
             ),
+            phase,
             config,
         }
     }
@@ -125,12 +130,11 @@ impl Acceptor {
     pub(super) async fn accept_loop(
         self: Arc<Self>,
         listener: Box<dyn Listener>,
-        mut stopped: watch::Receiver<bool>,
     ) -> Option<ListenError> {
         let mut setups = JoinSet::new();
         let died = tokio::select! {
             error = self.accept_all(listener, &mut setups) => Some(error),
-            _ = stopped.wait_for(|stop| *stop) => None,
+            () = self.phase.clone().reached(Phase::Closing) => None,
         };
         setups.shutdown().await;
         died
@@ -183,7 +187,7 @@ impl Acceptor {
         let bulk = shard.bulk.clone();
         let (queue, memory) = (self.config.link.queue_limit(), self.memory.share());
         let peer = RpcEndpoint::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
-        let peer = peer.holding(permit);
+        let peer = peer.holding(permit).watching(self.phase.clone());
         let accepting = shard.accept(incoming, &self.config.link, peer);
         match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
             Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
@@ -279,6 +283,11 @@ impl Acceptor {
         self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
     }
 
+    /// [`ServerBuilder::drain_lead`](super::ServerBuilder::drain_lead).
+    pub(super) fn drain_lead(&self) -> Duration {
+        self.config.drain_lead
+    }
+
     /// Lets calls in flight finish, then closes.
     pub(super) async fn drain(&self) {
         let shards = self.all_shards();
@@ -296,7 +305,13 @@ impl Acceptor {
                 settled.await;
             }
         };
-        if tokio::time::timeout(self.config.grace, drained).await.is_err() {
+        let served = async {
+            tokio::select! {
+                () = drained => {}
+                () = no_calls(&shards) => {}
+            }
+        };
+        if tokio::time::timeout(self.config.grace, served).await.is_err() {
             tracing::warn!(grace = ?self.config.grace, "calls were still in flight at shutdown");
         }
         let reason = CloseReason::new(CloseCode::ShuttingDown, "the server has shut down");
@@ -316,6 +331,16 @@ impl Acceptor {
         };
         // Do not wait for peers that no longer read.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+    }
+}
+
+/// Waits until no call is in flight and every answer has left, [`ANSWER_TIMEOUT`] after all were told
+/// to go away: a peer that has not said by then that it will not call any more is stopped or dead.
+async fn no_calls(shards: &[ServedShard]) {
+    tokio::time::sleep(ANSWER_TIMEOUT).await;
+    let is_served = |peer: &RpcEndpoint| peer.session.is_served();
+    while !shards.iter().all(|shard| shard.is_at_rest(is_served)) {
+        tokio::time::sleep(ANSWER_TIMEOUT / 20).await;
     }
 }
 

@@ -4,13 +4,16 @@
 //! handled in `acceptor.rs`.
 //!
 //! Invariants:
-//! 1. Shutdown always ends: calls in flight get a grace period, then their connections are closed.
+//! 1. Shutdown always ends: first handlers are told and everything is served as before for the lead
+//!    time; then nothing new is taken and calls in flight get a grace period; then their connections
+//!    are closed.
 //! 2. If a listener dies, the server shuts down in the same order, and the error names its address.
 
 mod acceptor;
 mod available_memory;
 pub(crate) mod executor;
 pub mod handler;
+pub(crate) mod phase;
 mod poll_watch;
 mod pooled_future;
 mod set_ups;
@@ -29,10 +32,10 @@ use rpc_transport::connect::schemes;
 use rpc_transport::device::Listener;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
-use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 
 use self::acceptor::Acceptor;
+use self::phase::{Phase, Phases};
 use crate::client::DEFAULT_MIN_PART_BYTES;
 use crate::server::executor::Router;
 use crate::service::Dispatch;
@@ -68,6 +71,7 @@ struct Config {
     poll_mode: PollMode,
     shards: usize,
     max_connections: usize,
+    drain_lead: Duration,
     grace: Duration,
     min_part_bytes: usize,
     /// `None`: sized from the machine.
@@ -82,6 +86,7 @@ impl Default for ServerBuilder {
             poll_mode: PollMode::default(),
             shards: 1,
             max_connections: 16_384,
+            drain_lead: Duration::ZERO,
             grace: Duration::from_secs(10),
             min_part_bytes: DEFAULT_MIN_PART_BYTES,
             memory_budget: None,
@@ -134,7 +139,22 @@ impl ServerBuilder {
         self
     }
 
-    /// Time that calls in flight get when the server shuts down. Default 10 s.
+    /// Time from the begin of a shutdown until clients are told to go away. Default 0.
+    ///
+    /// Meanwhile everything is served as before, new connections included; but handlers may ask
+    /// ([`Context::is_draining`](crate::Context::is_draining)), so that a health check can send the
+    /// balancers elsewhere first. Where balancers ask every few seconds, give them twice as long.
+    #[must_use]
+    pub fn drain_lead(mut self, lead: Duration) -> Self {
+        self.config.drain_lead = lead;
+        self
+    }
+
+    /// Time that calls in flight get when the server shuts down, after the
+    /// [lead](Self::drain_lead). Default 10 s. Handlers that run on after it are dropped, and their
+    /// calls end with [`Code::Unavailable`](crate::Code::Unavailable).
+    ///
+    /// Only calls hold a server up: clients that are connected and idle do not.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.config.grace = grace;
@@ -200,9 +220,9 @@ impl ServerBuilder {
             let address: Address = address.as_ref().parse()?;
             listeners.push(schemes::listen(&address).await?);
         }
-        let (stop, _) = watch::channel(false);
-        let acceptor = Acceptor::new(router, self.config);
-        Ok(Server { listeners, acceptor: Arc::new(acceptor), stop: Arc::new(stop) })
+        let phases = Arc::new(Phases::new());
+        let acceptor = Acceptor::new(router, self.config, phases.watch());
+        Ok(Server { listeners, acceptor: Arc::new(acceptor), phases })
     }
 }
 
@@ -230,7 +250,7 @@ impl fmt::Debug for ServerBuilder {
 pub struct Server {
     listeners: Vec<Box<dyn Listener>>,
     acceptor: Arc<Acceptor>,
-    stop: Arc<watch::Sender<bool>>,
+    phases: Arc<Phases>,
 }
 
 /// Shuts a server down, from anywhere.
@@ -248,13 +268,17 @@ pub struct Server {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-pub struct ShutdownHandle(Arc<watch::Sender<bool>>);
+pub struct ShutdownHandle(Arc<Phases>);
 
 impl ShutdownHandle {
-    /// Starts an orderly shutdown: no new connections and calls, calls in flight finish within the
-    /// grace period, then [`Server::serve`] returns.
+    /// Starts an orderly shutdown. Handlers are told
+    /// ([`Context::draining`](crate::Context::draining)); after
+    /// [`drain_lead`](ServerBuilder::drain_lead) no new connections and calls are taken; calls in
+    /// flight finish within [`grace`](ServerBuilder::grace), and their answers are delivered; then
+    /// [`Server::serve`] returns. A client whose call came too late knows that it was not started,
+    /// and can make it elsewhere.
     pub fn shutdown(&self) {
-        self.0.send_replace(true);
+        self.0.advance(Phase::Draining);
     }
 }
 
@@ -283,7 +307,7 @@ impl Server {
     /// A handle to shut the server down with.
     #[must_use]
     pub fn shutdown_handle(&self) -> ShutdownHandle {
-        ShutdownHandle(Arc::clone(&self.stop))
+        ShutdownHandle(Arc::clone(&self.phases))
     }
 
     /// Serves until shut down. Dropping the future ends all connections at once.
@@ -292,7 +316,7 @@ impl Server {
     /// [`ListenError`] when a listener dies: the others are then closed, and the connections get
     /// the end of a shutdown.
     pub async fn serve(self) -> Result<(), ListenError> {
-        let Self { listeners, acceptor, stop } = self;
+        let Self { listeners, acceptor, phases } = self;
         let _end = EndShards(Arc::clone(&acceptor));
         // The task ends with this future.
         let mut house = JoinSet::new();
@@ -301,16 +325,21 @@ impl Server {
         let mut addresses = HashMap::new();
         for listener in listeners {
             let address = listener.local_address();
-            let looping = Arc::clone(&acceptor).accept_loop(listener, stop.subscribe());
+            let looping = Arc::clone(&acceptor).accept_loop(listener);
             addresses.insert(accepting.spawn(looping).id(), address);
         }
         // Without a listener, only the shutdown handle can end this.
-        let mut stopped = stop.subscribe();
         let mut died = tokio::select! {
-            _ = stopped.wait_for(|stop| *stop) => None,
+            () = phases.watch().reached(Phase::Draining) => None,
             Some(ended) = accepting.join_next_with_id() => death(ended, &addresses),
         };
-        stop.send_replace(true);
+        phases.advance(Phase::Draining);
+        let lead = acceptor.drain_lead();
+        if !lead.is_zero() {
+            tracing::info!(?lead, "draining: still serving");
+            tokio::time::sleep(lead).await;
+        }
+        phases.advance(Phase::Closing);
         while let Some(ended) = accepting.join_next_with_id().await {
             died = died.or_else(|| death(ended, &addresses));
         }

@@ -56,6 +56,12 @@ impl<W, H> Session<W, H> {
         self.shutdown.reported && self.frames.is_empty()
     }
 
+    /// Whether no call of the peer is in flight, and no frame waits here.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.closed.is_some() || (self.incoming.in_flight() == 0 && self.frames.is_empty())
+    }
+
     pub(super) fn on_go_away(&mut self) -> Result<(), SessionError> {
         if self.shutdown.peer_sent {
             return Err(SessionError::GoAwayTwice);

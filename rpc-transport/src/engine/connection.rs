@@ -178,6 +178,11 @@ impl<P: Protocol> Connection<P> {
         self.poster.domain()
     }
 
+    /// Nothing waits to leave.
+    pub(crate) fn is_link_idle(&self) -> bool {
+        self.link.as_ref().is_none_or(Link::is_idle)
+    }
+
     pub(crate) fn link_metrics(&self) -> Option<LinkMetrics> {
         self.link.as_ref().map(Link::metrics)
     }

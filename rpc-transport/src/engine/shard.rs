@@ -224,6 +224,14 @@ impl<P: Protocol> Shard<P> {
         state.connections.iter().all(|(_, entry)| !entry.has_qp() || entry.protocol.is_idle())
     }
 
+    /// Whether on all connections nothing waits to leave, and `is_served` agrees for those above.
+    #[must_use]
+    pub fn is_at_rest(&self, is_served: impl Fn(&P) -> bool) -> bool {
+        let state = self.lock();
+        let mut entries = state.connections.iter().filter(|(_, entry)| entry.has_qp());
+        entries.all(|(_, entry)| entry.is_link_idle() && is_served(&entry.protocol))
+    }
+
     /// Runs `step` on every connection's protocol. The step must not run user code.
     pub fn for_each(&self, mut step: impl FnMut(&mut P)) {
         self.visit(|state| {

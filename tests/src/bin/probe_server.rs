@@ -1,7 +1,7 @@
 //! A server process of the end-to-end tests.
 //!
 //! Says `READY address` for each address, then `STOPPED` when `serve` has returned; ends with its
-//! stdin. Commands: `shutdown`, `open TAG`.
+//! stdin. Commands: `shutdown`, `open TAG`. SIGTERM is a `shutdown` too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tests::raw::RawService;
 use tests::resources;
 use tests::service::ProbeService;
 use tests::versions::{OldLedger, old};
+use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -83,10 +84,14 @@ async fn serve(options: Options) {
         Some((OPEN, tag)) => journal.open(tag.parse().expect("a number")),
         _ => panic!("unknown command `{command}`"),
     });
+    let mut terminate = signal(SignalKind::terminate()).expect("a signal can be waited for");
     for address in server.local_addresses() {
         process::say(READY, address);
     }
-    match server.serve().await {
+    let terminated = async move {
+        terminate.recv().await;
+    };
+    match server.serve_until(terminated).await {
         Ok(()) => process::say(STOPPED, "ok"),
         Err(error) => process::say(STOPPED, error),
     }

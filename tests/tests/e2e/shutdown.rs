@@ -22,6 +22,8 @@ between_processes! {
     waiting_calls_are_never_sent,
     a_client_that_is_stopped_does_not_hold_up_the_shutdown,
     handlers_may_still_call_others_during_shutdown,
+    a_server_that_is_terminated_under_load_loses_no_call,
+    a_stopped_client_without_calls_does_not_use_up_the_grace,
 }
 
 /// Calls until one is refused.
@@ -127,6 +129,61 @@ async fn handlers_may_still_call_others_during_shutdown(scheme: Scheme) {
     witness.open(1).await.expect("opened");
     assert_eq!(held.await, Ok(1));
     assert_eq!(first.process().expect(STOPPED).await, "ok");
+}
+
+/// Calls of a worker until it is refused: how many were answered.
+async fn work(client: ProbeClient) -> u64 {
+    for number in 0.. {
+        match client.add_slowly(number, 1, 3).await {
+            Ok(sum) => assert_eq!(sum, number + 1),
+            Err(status) => {
+                check_never_sent(&status);
+                return number;
+            }
+        }
+    }
+    0
+}
+
+async fn a_server_that_is_terminated_under_load_loses_no_call(scheme: Scheme) {
+    let mut world = World::start(SERVER, scheme).await;
+    let other = World::start(SERVER, scheme).await;
+    let witness = world.client().await;
+    let held: Vec<_> = (0..20).map(|_| witness.hold(1).start()).collect();
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        workers.push(tokio::spawn(work(world.client().await)));
+    }
+    marked(&witness, 1, Mark::Started, 20).await;
+    world.process().terminate();
+    for worker in workers {
+        let answered = worker.await.expect("each call is answered or was never sent");
+        // The call that was refused is made elsewhere.
+        let elsewhere = other.client().await.add_slowly(answered, 1, 3).await;
+        assert_eq!(elsewhere, Ok(answered + 1));
+    }
+    check_never_sent(&refused(&witness).await);
+    world.process().command(&format!("{OPEN} 1")).await;
+    for held in join_all(held).await {
+        assert_eq!(held, Ok(1));
+    }
+    assert_eq!(world.process().expect(STOPPED).await, "ok");
+    assert!(world.process().wait().await.success());
+}
+
+/// An idle peer that does not answer the go-away held a shutdown up until the end of grace.
+async fn a_stopped_client_without_calls_does_not_use_up_the_grace(scheme: Scheme) {
+    let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "86400000"]).await;
+    let mut silent = tests::process::Child::start(
+        crate::CLIENT,
+        ["--address", &world.address, "idle", "1", "event"],
+    );
+    silent.expect(tests::process::READY).await;
+    silent.stop();
+    world.process().command(SHUTDOWN).await;
+    // Within the test's limit, that is: not at the end of a day of grace.
+    assert_eq!(world.process().expect(STOPPED).await, "ok");
+    silent.resume();
 }
 
 /// A server in this process, for what its own API gives.

@@ -320,7 +320,12 @@ impl<'a> RawCall<'a> {
                 Code::ResourceExhausted,
                 format!("{name}: no memory for the reply: {reason}"),
             ),
-            Failure::Closed => self.via.connection().unavailable().with_retryable(never_sent),
+            // The handler may have run, also to its end.
+            Failure::Closed => self
+                .via
+                .connection()
+                .unavailable()
+                .with_retryable(never_sent || self.method.idempotent),
             other => Status::new(Code::Unavailable, format!("{name}: {}", words(other)))
                 .with_retryable(never_sent),
         }
