@@ -318,8 +318,7 @@ fn create_with_inline(
     pd: &PdGuard,
     capacity: QpCapacity,
 ) -> io::Result<(NonNull<ffi::ibv_qp>, u32)> {
-    let mut inline = capacity.max_inline_bytes;
-    loop {
+    with_less_inline(capacity.max_inline_bytes, |inline| {
         let mut attributes = ffi::ibv_qp_init_attr::zeroed();
         attributes.send_cq = cq.as_ptr();
         attributes.recv_cq = cq.as_ptr();
@@ -334,16 +333,52 @@ fn create_with_inline(
         };
         // SAFETY: live PD and CQ of one context, and a filled-in struct.
         let raw = unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) };
-        let error = match NonNull::new(raw) {
-            // More may be granted than was asked for: only what was asked for is promised (S32).
-            Some(raw) => return Ok((raw, inline.min(attributes.cap.max_inline_data))),
-            None => io::Error::last_os_error(),
-        };
-        // With larger queues a device may grant less than it did in the trial of a QP with small
-        // ones.
-        if inline == 0 || error.kind() != io::ErrorKind::InvalidInput {
-            return Err(error);
+        // More may be granted than was asked for: only what was asked for is promised (S32).
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok((raw, inline.min(attributes.cap.max_inline_data)))
+    })
+}
+
+/// Calls `create` with fewer and fewer inline bytes, and 0 in the end, until it succeeds: with
+/// larger queues a device may grant less than it did in the trial of a QP with small ones. Whatever
+/// the error is: devices do not agree on it (EINVAL on most, ENOSPC on hns).
+fn with_less_inline<T>(
+    mut inline: u32,
+    mut create: impl FnMut(u32) -> io::Result<T>,
+) -> io::Result<T> {
+    loop {
+        match create(inline) {
+            Err(_) if inline > 0 => {
+                inline = if inline < LEAST_INLINE_BYTES { 0 } else { inline / 2 }
+            }
+            result => return result,
         }
-        inline /= 2;
+    }
+}
+
+/// Fewer inline bytes than this are not worth another attempt.
+const LEAST_INLINE_BYTES: u32 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_the_error_a_queue_pair_is_tried_with_less_inline() {
+        for errno in [12, 22, 28] {
+            let mut asked = Vec::new();
+            let granted = with_less_inline(220, |inline| {
+                asked.push(inline);
+                if inline > 96 { Err(io::Error::from_raw_os_error(errno)) } else { Ok(inline) }
+            });
+            assert_eq!((granted.unwrap(), asked), (55, vec![220, 110, 55]));
+        }
+        let mut asked = Vec::new();
+        let refused = with_less_inline::<()>(220, |inline| {
+            asked.push(inline);
+            Err(io::Error::from_raw_os_error(12))
+        });
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(12));
+        assert_eq!(asked, [220, 110, 55, 27, 0]);
     }
 }
