@@ -16,9 +16,11 @@ use std::mem::{MaybeUninit, offset_of};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::device::{self, VerbsDevice};
+use super::failure::Failure;
 use super::ffi::{self, Plain};
 use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
 use super::service::IdKey;
@@ -312,11 +314,10 @@ impl CmId {
     }
 
     /// The device object of this id.
-    pub(super) fn open_device(&self) -> Option<std::sync::Arc<VerbsDevice>> {
-        let context = self.device()?;
-        VerbsDevice::of(context)
-            .inspect_err(|error| tracing::warn!(%error, "a device cannot be used"))
-            .ok()
+    pub(super) fn open_device(&self) -> Result<Arc<VerbsDevice>, Failure> {
+        let none = || Failure::Device("the connection manager has found no device".to_owned());
+        VerbsDevice::of(self.device().ok_or_else(none)?)
+            .map_err(|error| Failure::Device(format!("the RDMA device cannot be used: {error}")))
     }
 
     /// The local address.

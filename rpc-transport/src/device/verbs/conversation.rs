@@ -195,9 +195,7 @@ impl Conversation {
 
 /// Collects what the owner of a resolved id needs to know.
 pub(super) fn resolve_device(id: &CmId, options: &SetupOptions) -> Result<Resolved, Failure> {
-    let device = id.open_device();
-    let device =
-        device.ok_or_else(|| Failure::Device("libibverbs cannot open the device".to_owned()))?;
+    let device = id.open_device()?;
     let init = id
         .init_transition(options.read_depth.min(device.max_reads()) > 0)
         .map_err(|error| Failure::Call { what: "ask for queue pair attributes", error })?;

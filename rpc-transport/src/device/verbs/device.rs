@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use crate::device::{Capabilities, CompletionQueue, Device, DeviceAttributes, ProviderError};
 use crate::memory::region::ProtectionDomain;
@@ -42,14 +43,40 @@ pub(super) struct VerbsDevice {
 /// stable.
 static DEVICES: Mutex<Vec<Arc<VerbsDevice>>> = Mutex::new(Vec::new());
 
-/// All RDMA devices that librdmacm can use, opened. Empty when the machine has none.
+/// All RDMA devices that librdmacm can use and that have RC queue pairs, opened. Empty when the
+/// machine has none.
 ///
 /// # Errors
-/// [`ProviderError::Resources`]: librdmacm cannot be used, or a device refuses to be queried.
+/// [`ProviderError::Resources`]: librdmacm cannot be used, or every device refuses to be queried.
 pub fn devices() -> Result<Vec<Arc<dyn Device>>, ProviderError> {
     let list = DeviceList::take().map_err(|error| limits::refused("list RDMA devices", &error))?;
-    let contexts = list.contexts();
-    contexts.into_iter().map(|raw| Ok(VerbsDevice::of(raw)? as Arc<dyn Device>)).collect()
+    let opened = list.contexts().into_iter().map(VerbsDevice::of);
+    usable(opened.map(|device| Ok(device? as Arc<dyn Device>)))
+}
+
+/// The devices that could be opened. One that cannot, or has no RC queue pairs (EFA), keeps nobody
+/// from the others.
+fn usable<T>(
+    opened: impl Iterator<Item = Result<T, ProviderError>>,
+) -> Result<Vec<T>, ProviderError> {
+    let (mut devices, mut refused) = (Vec::new(), None);
+    for device in opened {
+        match device {
+            Ok(device) => devices.push(device),
+            Err(error @ ProviderError::Unsupported(_)) => {
+                tracing::debug!(%error, "a device is left out");
+            }
+            Err(error) => refused = Some(error),
+        }
+    }
+    match refused {
+        Some(error) if devices.is_empty() => Err(error),
+        Some(error) => {
+            tracing::warn!(%error, "a device is left out");
+            Ok(devices)
+        }
+        None => Ok(devices),
+    }
 }
 
 /// The devices opened so far.
@@ -70,14 +97,17 @@ impl VerbsDevice {
             return Ok(Arc::clone(known));
         }
         let device = Self::open(raw).map_err(|error| limits::refused("open device", &error))?;
+        let device = device.ok_or(ProviderError::Unsupported("an RC queue pair"))?;
         let device = Arc::new(device);
         devices.push(Arc::clone(&device));
         Ok(device)
     }
 
-    fn open(raw: NonNull<ffi::ibv_context>) -> io::Result<Self> {
+    /// `None` for a device without RC queue pairs.
+    fn open(raw: NonNull<ffi::ibv_context>) -> io::Result<Option<Self>> {
         let context = Arc::new(Context::new(raw)?);
         set_nonblocking(&context)?;
+        let Some(max_inline_bytes) = max_inline_bytes(&context)? else { return Ok(None) };
         let limits = query(&context)?;
         let max_cqe = u32::try_from(limits.max_cqe).unwrap_or(0);
         let max_reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, 255);
@@ -85,7 +115,7 @@ impl VerbsDevice {
         let max_qp_wr = u32::try_from(limits.max_qp_wr).unwrap_or(0);
         let attributes = DeviceAttributes {
             name: context.name().to_owned(),
-            max_inline_bytes: max_inline_bytes(&context)?,
+            max_inline_bytes,
             max_message_bytes: max_message_bytes(&context, limits.phys_port_cnt),
             // One slot is reserved for the drain WR (see `queue_pair`).
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
@@ -96,7 +126,7 @@ impl VerbsDevice {
         let comp_vectors = unsafe { raw.as_ref().num_comp_vectors }.max(1);
         tracing::debug!(?attributes, "RDMA device opened");
         let next_vector = AtomicI32::new(0);
-        Ok(Self { context, attributes, max_reads, comp_vectors, next_vector })
+        Ok(Some(Self { context, attributes, max_reads, comp_vectors, next_vector }))
     }
 
     /// The open context.
@@ -194,14 +224,28 @@ fn is_iwarp(context: &Context) -> bool {
     transport == ffi::ibv_transport_type::IBV_TRANSPORT_IWARP
 }
 
-/// The largest inline size that a QP is granted, found by trial: no attribute tells it (S33).
-fn max_inline_bytes(context: &Arc<Context>) -> io::Result<u32> {
+/// The largest inline size that a QP is granted, found by trial: no attribute tells it (S33). `None`
+/// for a device that has no RC QPs at all.
+fn max_inline_bytes(context: &Arc<Context>) -> io::Result<Option<u32>> {
     let pd = PdGuard::allocate(context)?;
     let cq = CqGuard::create(context, 2, 0)?;
-    Ok(INLINE_BYTES.into_iter().find(|bytes| try_qp(&pd, &cq, *bytes)).unwrap_or(0))
+    match try_qp(&pd, &cq, 0) {
+        Err(error) if says_no_such_thing(&error) => return Ok(None),
+        granted => granted?,
+    };
+    let is_granted = |bytes: &u32| try_qp(&pd, &cq, *bytes).is_ok_and(|granted| granted >= *bytes);
+    Ok(Some(INLINE_BYTES.into_iter().find(is_granted).unwrap_or(0)))
 }
 
-fn try_qp(pd: &PdGuard, cq: &CqGuard, max_inline_data: u32) -> bool {
+/// Whether an error of creating a QP means that there is none of its kind, and not that something
+/// has run out.
+fn says_no_such_thing(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
+/// Creates a small QP for a moment; returns the inline bytes granted.
+fn try_qp(pd: &PdGuard, cq: &CqGuard, max_inline_data: u32) -> io::Result<u32> {
     let mut attributes = ffi::ibv_qp_init_attr::zeroed();
     attributes.send_cq = cq.as_ptr();
     attributes.recv_cq = cq.as_ptr();
@@ -216,12 +260,35 @@ fn try_qp(pd: &PdGuard, cq: &CqGuard, max_inline_data: u32) -> bool {
     // SAFETY: live PD and CQ of one context, and a filled-in struct.
     let qp = unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) };
     if qp.is_null() {
-        return false;
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: the QP was created above and nobody else knows it.
     let destroyed = ffi::verbs_result(unsafe { ffi::ibv_destroy_qp(qp) });
     if let Err(error) = destroyed {
         tracing::error!(%error, "a trial queue pair could not be destroyed");
     }
-    attributes.cap.max_inline_data >= max_inline_data
+    Ok(attributes.cap.max_inline_data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_rc_queue_pairs_keeps_nobody_from_the_others() {
+        let no_rc = || Err(ProviderError::Unsupported("an RC queue pair"));
+        let broken = || Err(limits::refused("open device", &io::Error::from_raw_os_error(5)));
+        assert_eq!(usable([no_rc(), Ok(1), no_rc(), Ok(2)].into_iter()).unwrap(), [1, 2]);
+        assert_eq!(usable([broken(), Ok(1)].into_iter()).unwrap(), [1]);
+        assert_eq!(usable::<u8>([no_rc()].into_iter()).unwrap(), []);
+        assert!(usable::<u8>([no_rc(), broken()].into_iter()).is_err());
+    }
+
+    #[test]
+    fn a_queue_pair_that_is_refused_for_want_of_memory_does_not_mean_that_there_are_none() {
+        for (errno, means_none) in [(22, true), (95, true), (38, true), (12, false), (24, false)] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert_eq!(says_no_such_thing(&error), means_none, "{error}");
+        }
+    }
 }
