@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::limits::RAISE_MEMLOCK;
+use super::limits::raise_memlock;
 
 /// A limit on locked memory below this, bytes, is too small for even a few connections: the receive
 /// buffers of one take a quarter of it.
@@ -161,7 +161,8 @@ fn judge(facts: &Report) -> Vec<Finding> {
     if let Some(bytes) = facts.memlock_bytes.filter(|bytes| *bytes < SMALL_MEMLOCK_BYTES) {
         let text = format!(
             "only {bytes} bytes of memory may be locked (RLIMIT_MEMLOCK), and registered memory \
-             is locked: {RAISE_MEMLOCK}"
+             is locked: {}",
+            raise_memlock()
         );
         add(Severity::Problem, text);
     }

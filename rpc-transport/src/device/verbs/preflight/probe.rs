@@ -17,8 +17,6 @@ const KERNEL_DEVICES: &str = "/sys/class/infiniband";
 const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
 const DEVICE_FILES: &str = "/dev/infiniband";
 const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
-/// Bit number within the effective capabilities.
-const CAP_IPC_LOCK: u32 = 14;
 
 /// Collects everything except the findings.
 pub(super) fn facts() -> Report {
@@ -28,7 +26,7 @@ pub(super) fn facts() -> Report {
         kernel_devices: kernel_devices(),
         kernel_can_rdma: kernel_can_rdma(),
         connection_manager_error: connection_manager.err().map(|error| error.to_string()),
-        memlock_bytes: limits::memlock_bytes().filter(|_| !may_lock_all()),
+        memlock_bytes: limits::memlock_bytes(),
         findings: Vec::new(),
     }
 }
@@ -46,14 +44,6 @@ fn kernel_can_rdma() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let modules = Path::new("/lib/modules").join(release.trim());
     [Path::new("/sys/module/ib_core"), &modules].iter().any(|path| path.exists())
-}
-
-/// Whether this process may lock memory beyond the limit.
-fn may_lock_all() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let bits = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    bits.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
 }
 
 fn devices() -> Vec<DeviceReport> {
