@@ -4,6 +4,7 @@
 //! and what to do. Protocol violations are named by the layer that finds them and arrive here as
 //! [`CloseCause::Protocol`].
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::connect::address::{Address, AddressError};
@@ -139,8 +140,8 @@ pub enum CloseCause {
     )]
     OwnSilence(std::time::Duration),
     /// A work request failed.
-    #[error("a work request failed: {0:?}")]
-    WorkRequest(Status),
+    #[error("a work request failed: {0:?}{1}")]
+    WorkRequest(Status, VendorError),
     /// The peer broke the protocol; the text names the rule.
     #[error("the peer broke the protocol: {0}")]
     Protocol(Arc<str>),
@@ -160,4 +161,33 @@ pub enum CloseCause {
     /// The runtime that drove this connection has shut down.
     #[error("the runtime that drove the connection has shut down")]
     DriverGone,
+}
+
+/// The vendor's number for the failure of a work request (`vendor_err`), which its documents and
+/// its support understand; 0 where the device gives none. Displayed behind a status: empty for 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VendorError(pub u32);
+
+impl fmt::Display for VendorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            number => write!(f, " (vendor error {number:#x})"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_work_request_names_the_vendors_number_where_there_is_one() {
+        let cause = |number| CloseCause::WorkRequest(Status::RemoteAccess, VendorError(number));
+        assert_eq!(
+            cause(0x88).to_string(),
+            "a work request failed: RemoteAccess (vendor error 0x88)"
+        );
+        assert_eq!(cause(0).to_string(), "a work request failed: RemoteAccess");
+    }
 }

@@ -558,6 +558,13 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         None
     }
 
+    /// The vendor's number (`vendor_err`) for the first failure of this QP, 0 if there is none: on a
+    /// NIC often the only clue to its cause. Default: 0.
+    fn vendor_error(&self, qp: QpHandle) -> u32 {
+        let _ = qp;
+        0
+    }
+
     /// Inline bytes that the QP was granted; 0 once destroyed.
     fn max_inline_bytes(&self, qp: QpHandle) -> u32;
 

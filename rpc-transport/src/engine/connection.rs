@@ -247,7 +247,8 @@ impl<P: Protocol> Connection<P> {
         let draining = matches!(phase, Phase::Draining { .. });
         let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
         if completion.status != Status::Success {
-            self.fail(cq, &cause_of(completion.status));
+            let cause = cause_of(completion, cq.vendor_error(completion.qp));
+            self.fail(cq, &cause);
             return;
         }
         if phase == Phase::Closing {
@@ -328,7 +329,8 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         if completion.status != Status::Success {
-            self.fail(cq, &cause_of(completion.status));
+            let cause = cause_of(completion, cq.vendor_error(completion.qp));
+            self.fail(cq, &cause);
             return;
         }
         let closed = self.link.as_mut().is_some_and(|link| {

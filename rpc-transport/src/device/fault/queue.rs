@@ -391,6 +391,10 @@ impl CompletionQueue for FaultyCompletionQueue {
         Some(Traffic { pending: traffic.pending.saturating_add(held), ..traffic })
     }
 
+    fn vendor_error(&self, qp: QpHandle) -> u32 {
+        self.inner.vendor_error(qp)
+    }
+
     fn max_inline_bytes(&self, qp: QpHandle) -> u32 {
         self.inner.max_inline_bytes(qp)
     }

@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn a_capability_counts_where_it_is_effective() {
-        let status = |line: &str| format!("Name:\tx\nCapPrm:\t000001ffffffffff\n{line}\nCapBnd:\t0\n");
+        let status =
+            |line: &str| format!("Name:\tx\nCapPrm:\t000001ffffffffff\n{line}\nCapBnd:\t0\n");
         assert!(may_lock_all(&status("CapEff:\t000001ffffffffff")));
         assert!(may_lock_all(&status("CapEff:\t0000000000004000")));
         assert!(!may_lock_all(&status("CapEff:\t0000000000000000")));
@@ -130,7 +131,9 @@ mod tests {
         assert!(!general.contains("This process"), "{general}");
         let pod = "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-ab12.scope\n";
         assert!(raise_memlock_where(pod).contains("systemctl edit containerd"));
-        assert!(raise_memlock_where("12:pids:/docker/0123\n0::/\n").contains("--ulimit memlock=-1"));
+        assert!(
+            raise_memlock_where("12:pids:/docker/0123\n0::/\n").contains("--ulimit memlock=-1")
+        );
         let unit = raise_memlock_where("0::/system.slice/kv.service\n");
         assert!(unit.contains("systemctl edit kv.service"), "{unit}");
         let login = "0::/user.slice/user-7.slice/user@7.service/app.slice/shell.scope\n";

@@ -20,6 +20,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::connect::error::VendorError;
 use crate::device::{
     Capabilities, Completion, CompletionQueue, DeviceAttributes, Opcode, PostError, PostErrorKind,
     ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Status,
@@ -48,6 +49,8 @@ struct Entry {
     queues: WorkQueues,
     /// Entries of the CQ that are reserved for it.
     reserved: u32,
+    /// `vendor_err` of the completion that told of the failure; 0 if none did.
+    vendor_error: u32,
 }
 
 #[derive(Default)]
@@ -137,7 +140,7 @@ impl VerbsCompletionQueue {
         if self.free.pop().is_none() {
             self.slots.push(Slot::default());
         }
-        let entry = Entry { guard: Arc::clone(&guard), queues, reserved };
+        let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error: 0 };
         self.slots[index as usize].qp = Some(Box::new(entry));
         self.reserved += reserved;
         Ok((handle, guard))
@@ -275,7 +278,7 @@ impl VerbsCompletionQueue {
         slot?.qp.as_mut()?.queues.complete_one(key, success(wc))
     }
 
-    /// Only `wr_id`, `status` and `qp_num` are valid in a failed completion (S39).
+    /// Only `wr_id`, `status`, `qp_num` and `vendor_err` are valid in a failed completion (S39).
     fn on_completion(&mut self, wc: &ffi::ibv_wc) {
         let Some(key) = WrKey::decode(wc.wr_id) else { return };
         let slot = self.slots.get_mut(key.qp as usize);
@@ -295,6 +298,9 @@ impl VerbsCompletionQueue {
             tracing::debug!(?key, "completion of a work request that is not posted");
         }
         if wc.status != 0 && entry.queues.state() != QpState::Error {
+            entry.vendor_error = wc.vendor_err;
+            let (qp, vendor_error) = (entry.guard.number(), VendorError(wc.vendor_err));
+            tracing::debug!(qp, "a work request failed: {:?}{vendor_error}", outcome.status);
             self.fail(key.qp);
         }
     }
@@ -516,6 +522,12 @@ impl CompletionQueue for VerbsCompletionQueue {
         }
         // The device may have moved it to ERR while nothing was posted that would report it.
         Some(entry.guard.query_state().unwrap_or(QpState::Error))
+    }
+
+    fn vendor_error(&self, qp: QpHandle) -> u32 {
+        let slot = self.slots.get(qp.index as usize);
+        let slot = slot.filter(|slot| slot.generation == qp.generation);
+        slot.and_then(|slot| slot.qp.as_ref()).map_or(0, |entry| entry.vendor_error)
     }
 
     fn max_inline_bytes(&self, qp: QpHandle) -> u32 {

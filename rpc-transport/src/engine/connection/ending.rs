@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::queue_pair::{Phase, post_drain_wr};
 use super::send_path::InFlight;
 use super::{Connection, OwnSilence, Pressing, take_freed};
-use crate::connect::error::CloseCause;
-use crate::device::{CompletionQueue, QpHandle, Status};
+use crate::connect::error::{CloseCause, VendorError};
+use crate::device::{Completion, CompletionQueue, QpHandle, Status};
 use crate::engine::clock;
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::Protocol;
@@ -203,10 +203,12 @@ pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {
     }
 }
 
-pub(super) fn cause_of(status: Status) -> CloseCause {
-    match status {
+/// What the first failed completion of a QP means.
+#[cold]
+pub(super) fn cause_of(completion: &Completion, vendor_error: u32) -> CloseCause {
+    match completion.status {
         // The device moved the QP to ERR: the peer went away.
         Status::FlushError | Status::RetryExceeded => CloseCause::Disconnected,
-        other => CloseCause::WorkRequest(other),
+        status => CloseCause::WorkRequest(status, VendorError(vendor_error)),
     }
 }
