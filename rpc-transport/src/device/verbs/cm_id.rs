@@ -200,6 +200,16 @@ impl CmId {
         ffi::cm_result(returned)
     }
 
+    /// Sets the traffic class of the connection. Before its address is resolved, or it listens.
+    pub(super) fn set_traffic_class(&self, mut class: u8) -> io::Result<()> {
+        let (level, option) = (ffi::number::OPTION_LEVEL_ID, ffi::number::OPTION_TOS);
+        let value = (&raw mut class).cast();
+        // SAFETY: a live id, and a byte as the option requires.
+        let returned =
+            unsafe { ffi::rdma_set_option(self.0.as_ptr(), level, option, value, size_of::<u8>()) };
+        ffi::cm_result(returned)
+    }
+
     /// Starts to look for a path.
     pub(super) fn resolve_route(&self, timeout: Duration) -> io::Result<()> {
         // SAFETY: a live id.

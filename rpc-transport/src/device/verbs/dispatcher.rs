@@ -237,7 +237,8 @@ impl Dispatcher {
                 return;
             }
         };
-        let started = id.resolve_address(to, options.resolve_timeout);
+        let class = options.traffic_class.map_or(Ok(()), |class| id.set_traffic_class(class));
+        let started = class.and_then(|()| id.resolve_address(to, options.resolve_timeout));
         let mut conversation = Conversation::new(id, State::ResolvingAddress, options);
         conversation.waiting = Waiting::Resolve(answer);
         self.conversations.insert(key, conversation);
@@ -256,6 +257,9 @@ impl Dispatcher {
     ) -> Result<SocketAddr, Failure> {
         let failed = |what| move |error| Failure::Call { what, error };
         let id = CmId::create(&self.channel, key).map_err(failed("create connection id"))?;
+        if let Some(class) = options.traffic_class {
+            id.set_traffic_class(class).map_err(failed("set the traffic class"))?;
+        }
         if let Err(error) = id.bind(at) {
             let error = self.why_not_bound(key, at, error);
             return Err(Failure::Call { what: "bind", error });

@@ -39,6 +39,8 @@ pub(super) use rdma_sys::{
 pub(super) mod number {
     /// `RDMA_OPTION_ID`: the level of the options below.
     pub(in super::super) const OPTION_LEVEL_ID: i32 = 0;
+    /// `RDMA_OPTION_ID_TOS`: the traffic class, a `u8`.
+    pub(in super::super) const OPTION_TOS: i32 = 0;
     /// `RDMA_OPTION_ID_AFONLY`: an IPv6 id accepts no IPv4 peers.
     pub(in super::super) const OPTION_AFONLY: i32 = 2;
     /// `IBV_LINK_LAYER_INFINIBAND`.

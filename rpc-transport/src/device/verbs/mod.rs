@@ -51,6 +51,6 @@ mod wr_key;
 pub use connect::VerbsConnector;
 pub use device::devices;
 pub use listen::listen;
-pub use options::{ACK_TIMEOUT_VARIABLE, SetupOptions};
+pub use options::{ACK_TIMEOUT_VARIABLE, SetupOptions, TRAFFIC_CLASS_VARIABLE};
 pub use preflight::{DeviceReport, Finding, Gid, Port, Report, Severity, preflight};
 pub use reaper::wait_for_teardown;

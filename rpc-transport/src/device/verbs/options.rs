@@ -6,6 +6,9 @@ use std::time::Duration;
 /// Environment variable that overrides [`SetupOptions::ack_timeout`]; read once per process.
 pub const ACK_TIMEOUT_VARIABLE: &str = "RPC_RDMA_ACK_TIMEOUT";
 
+/// Environment variable that overrides [`SetupOptions::traffic_class`]; read once per process.
+pub const TRAFFIC_CLASS_VARIABLE: &str = "RPC_RDMA_TOS";
+
 /// How connections are set up, and when an unresponsive peer is given up. `Default` suits a network
 /// within one building.
 ///
@@ -33,6 +36,11 @@ pub struct SetupOptions {
     /// Most READs in flight per connection in either direction, if the device and the peer agree. 0
     /// turns READ off. Default 4.
     pub read_depth: u8,
+    /// The type of service (IPv4) or traffic class (IPv6) of packets: DSCP in the upper 6 bits, ECN in
+    /// the lower 2. On RoCE it chooses the priority, and so whether switches drop packets or pause the
+    /// sender: networks for RDMA often use 106 (DSCP 26 with ECN). The side that connects decides for
+    /// both directions. Default `None`: the system's, or the value of `RPC_RDMA_TOS` (0 to 255).
+    pub traffic_class: Option<u8>,
     /// Most connection requests that wait at a listener; beyond it requests are refused, and the
     /// client has to try again. Default 1024, the most that Linux allows unless configured
     /// otherwise.
@@ -48,6 +56,7 @@ impl Default for SetupOptions {
             ack_timeout: *ACK_TIMEOUT,
             retry_count: 6,
             read_depth: 4,
+            traffic_class: *TRAFFIC_CLASS,
             backlog: 1024,
         }
     }
@@ -64,6 +73,20 @@ static ACK_TIMEOUT: LazyLock<u8> = LazyLock::new(|| {
         DEFAULT_ACK_TIMEOUT
     })
 });
+
+static TRAFFIC_CLASS: LazyLock<Option<u8>> = LazyLock::new(|| {
+    let text = std::env::var(TRAFFIC_CLASS_VARIABLE).ok()?;
+    let number = text.parse().ok();
+    if number.is_none() {
+        tracing::warn!("{TRAFFIC_CLASS_VARIABLE}={text} is not a number from 0 to 255, ignored");
+    }
+    number
+});
+
+/// The traffic class that connections of this process ask for, from `RPC_RDMA_TOS`.
+pub(super) fn traffic_class() -> Option<u8> {
+    *TRAFFIC_CLASS
+}
 
 fn parse_ack_timeout(text: &str) -> Option<u8> {
     text.parse().ok().filter(|value| (1..=31).contains(value))

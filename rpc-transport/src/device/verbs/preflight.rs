@@ -10,6 +10,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::limits::raise_memlock;
+use super::options::TRAFFIC_CLASS_VARIABLE;
 
 /// A limit on locked memory below this, bytes, is too small for even a few connections: the receive
 /// buffers of one take a quarter of it.
@@ -69,6 +70,9 @@ pub struct Port {
     pub active_mtu_bytes: u32,
     /// Largest RDMA MTU, bytes.
     pub max_mtu_bytes: u32,
+    /// The traffic class that the administrator has set for all connections of this port, if the
+    /// driver has such a setting and it is in force (mlx5).
+    pub traffic_class: Option<u8>,
     /// Addresses.
     pub gids: Vec<Gid>,
 }
@@ -103,6 +107,8 @@ pub struct Report {
     pub connection_manager_error: Option<String>,
     /// Limit on locked memory, bytes; `None` when this process has no limit.
     pub memlock_bytes: Option<u64>,
+    /// The traffic class that connections of this process ask for; `None` for the system's.
+    pub traffic_class: Option<u8>,
     /// What is wrong and what to do, most serious first.
     pub findings: Vec<Finding>,
 }
@@ -244,6 +250,15 @@ impl fmt::Display for Report {
             None => writeln!(f, "locked memory: no limit")?,
             Some(bytes) => writeln!(f, "locked memory: {bytes} bytes")?,
         }
+        match self.traffic_class {
+            Some(class) => writeln!(f, "traffic class: {class}, by {TRAFFIC_CLASS_VARIABLE}")?,
+            None => writeln!(
+                f,
+                "traffic class: the system's, which is 0 unless the administrator has set one; \
+                 {TRAFFIC_CLASS_VARIABLE} sets it (106 where a network has a priority for RDMA at \
+                 DSCP 26)"
+            )?,
+        }
         for found in &self.findings {
             let mark = match found.severity {
                 Severity::Problem => "PROBLEM",
@@ -271,6 +286,9 @@ impl fmt::Display for DeviceReport {
             let layer = if port.is_ethernet { "Ethernet" } else { "InfiniBand" };
             let (number, mtu) = (port.number, port.active_mtu_bytes);
             writeln!(f, "  port {number}: {state}, {layer}, MTU {mtu} of {}", port.max_mtu_bytes)?;
+            if let Some(class) = port.traffic_class {
+                writeln!(f, "    traffic class {class} for all connections, by the administrator")?;
+            }
             for gid in &port.gids {
                 let address = gid.address.to_canonical();
                 write!(f, "    GID {}: {address} {}", gid.index, gid.kind)?;

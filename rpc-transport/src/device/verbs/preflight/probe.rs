@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use super::{DeviceReport, Gid, Port, Report};
 use crate::device::verbs::device::query_port;
 use crate::device::verbs::ffi::{self, Plain, ibv_port_state};
-use crate::device::verbs::limits;
+use crate::device::verbs::{limits, options};
 
 const KERNEL_DEVICES: &str = "/sys/class/infiniband";
 const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
@@ -27,6 +27,7 @@ pub(super) fn facts() -> Report {
         kernel_can_rdma: kernel_can_rdma(),
         connection_manager_error: connection_manager.err().map(|error| error.to_string()),
         memlock_bytes: limits::memlock_bytes(),
+        traffic_class: options::traffic_class(),
         findings: Vec::new(),
     }
 }
@@ -128,8 +129,20 @@ fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<
         is_ethernet: attributes.link_layer == ffi::number::LINK_LAYER_ETHERNET,
         active_mtu_bytes: mtu_bytes(attributes.active_mtu),
         max_mtu_bytes: mtu_bytes(attributes.max_mtu),
+        traffic_class: traffic_class(device, number),
         gids: (0..gid_count).filter_map(|index| gid(device, context, number, index)).collect(),
     })
+}
+
+fn traffic_class(device: &str, port: u8) -> Option<u8> {
+    let path = format!("{KERNEL_DEVICES}/{device}/tc/{port}/traffic_class");
+    global_traffic_class(&fs::read_to_string(path).ok()?)
+}
+
+/// Reads mlx5's `Global tclass=106`; nothing is in force where that line is missing or 0.
+pub(super) fn global_traffic_class(text: &str) -> Option<u8> {
+    let class = text.lines().find_map(|line| line.trim().strip_prefix("Global tclass="))?;
+    class.trim().parse().ok().filter(|class| *class > 0)
 }
 
 /// `enum ibv_mtu`: 1 is 256 bytes, each step doubles it.

@@ -15,6 +15,7 @@ fn port() -> Port {
         is_ethernet: true,
         active_mtu_bytes: 4096,
         max_mtu_bytes: 4096,
+        traffic_class: None,
         gids: vec![gid("fe80::1"), gid("::ffff:10.9.0.1")],
     }
 }
@@ -37,6 +38,7 @@ fn good() -> Report {
         kernel_can_rdma: true,
         connection_manager_error: None,
         memlock_bytes: Some(64 << 20),
+        traffic_class: None,
         findings: Vec::new(),
     }
 }
@@ -114,6 +116,23 @@ fn a_small_mtu_is_advice_and_comes_last() {
     let report = judged(|report| report.devices[0].ports[0].active_mtu_bytes = 1024);
     assert!(report.is_usable());
     assert!(report.to_string().contains("1024"));
+}
+
+#[test]
+fn the_traffic_class_is_shown_and_who_has_set_it() {
+    let text = judged(|_| {}).to_string();
+    assert!(
+        text.contains("traffic class: the system's") && text.contains("RPC_RDMA_TOS"),
+        "{text}"
+    );
+    let text = judged(|report| report.traffic_class = Some(104)).to_string();
+    assert!(text.contains("traffic class: 104, by RPC_RDMA_TOS"), "{text}");
+    let text = judged(|report| report.devices[0].ports[0].traffic_class = Some(106)).to_string();
+    assert!(text.contains("traffic class 106 for all connections"), "{text}");
+    assert_eq!(probe::global_traffic_class("Global tclass=106\n"), Some(106));
+    for none in ["", "Global tclass=0\n", "tclass=106\n", "Global tclass=many\n"] {
+        assert_eq!(probe::global_traffic_class(none), None, "{none}");
+    }
 }
 
 #[test]
