@@ -6,7 +6,10 @@
 //! Invariants:
 //! 1. A guard is the only owner of its object, and destroys it on the reaper's thread. A child
 //!    holds its parent's `Arc`, so it is destroyed first.
-//! 2. Registered memory is freed only after deregistration has succeeded; if the device refuses,
+//! 2. Only memory that is allocated here is registered for relaxed ordering, in which a device's
+//!    writes reach memory in any order before their completion: nobody polls it, and none of it is
+//!    written again before that completion. What users bring may be watched by others.
+//! 3. Registered memory is freed only after deregistration has succeeded; if the device refuses,
 //!    the memory is leaked and that is logged.
 #![allow(unsafe_code, reason = "registers memory with a device")]
 
@@ -107,8 +110,9 @@ impl VerbsDomain {
         writable: bool,
         memory: Box<dyn Any + Send + Sync>,
         access: Access,
+        ordering: u32,
     ) -> Result<MemoryRegion, ProviderError> {
-        let flags = access_flags(access, writable);
+        let flags = access_flags(access, writable) | ordering;
         let mr = MrGuard::register(&self.0, base, len, flags, memory)
             .map_err(|error| limits::registration_refused(len, &error))?;
         let (lkey, rkey) = mr.keys();
@@ -131,7 +135,8 @@ impl DomainOps for VerbsDomain {
     fn allocate(&self, len_bytes: usize, access: Access) -> Result<MemoryRegion, ProviderError> {
         let pages = Pages::map(len_bytes)
             .map_err(|error| limits::registration_refused(len_bytes, &error))?;
-        self.region(pages.base, len_bytes, true, Box::new(pages), access)
+        let relaxed = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+        self.region(pages.base, len_bytes, true, Box::new(pages), access, relaxed)
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
@@ -141,7 +146,7 @@ impl DomainOps for VerbsDomain {
             // help.
             return Err(ProviderError::Unsupported("registering memory of no bytes"));
         }
-        self.region(base, len, writable, owner, access)
+        self.region(base, len, writable, owner, access, 0)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -172,11 +177,14 @@ impl MrGuard {
     ) -> io::Result<Self> {
         // Devices refuse to register empty memory; `Pages` is at least one byte long.
         let len = len.max(1);
-        // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives the
-        // registration (invariant 2). Plain flags need no other entry point.
-        let raw =
-            unsafe { ffi::ibv_reg_mr(pd.as_ptr(), base.as_ptr().cast(), len, flags.cast_signed()) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let (start, address) = (base.as_ptr().cast(), base.as_ptr().expose_provenance() as u64);
+        let raw = without_optional(flags, |flags| {
+            // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives the
+            // registration (invariant 3). This entry point takes optional flags, too, and leaves out
+            // those that the kernel does not know.
+            let raw = unsafe { ffi::ibv_reg_mr_iova2(pd.as_ptr(), start, len, address, flags) };
+            NonNull::new(raw).ok_or_else(io::Error::last_os_error)
+        })?;
         Ok(Self { raw, memory: Some(memory), pd: Arc::clone(pd) })
     }
 
@@ -184,6 +192,21 @@ impl MrGuard {
         // SAFETY: a live MR, never written after registration.
         let mr = unsafe { self.raw.as_ref() };
         (mr.lkey, mr.rkey)
+    }
+}
+
+/// Registers with `flags`, and without the optional ones where a driver refuses them. Want of memory
+/// has another cause.
+fn without_optional<T>(
+    flags: u32,
+    mut register: impl FnMut(u32) -> io::Result<T>,
+) -> io::Result<T> {
+    let plain = flags & !ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+    match register(flags) {
+        Err(error) if plain != flags && error.kind() != io::ErrorKind::OutOfMemory => {
+            register(plain)
+        }
+        result => result,
     }
 }
 
@@ -253,9 +276,36 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this guard, and nothing refers to it any more (invariant
-        // 2).
+        // 3).
         if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!(%error, "pages leaked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_without_relaxed_ordering_registers_without_it() {
+        let relaxed = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+        let plain = access_flags(Access::LOCAL, true);
+        assert_eq!(plain & relaxed, 0);
+        let tried = |flags: u32, errno: Option<i32>| {
+            let mut tried = Vec::new();
+            let result = without_optional(flags, |flags| {
+                tried.push(flags);
+                match errno {
+                    Some(errno) if flags & relaxed != 0 => Err(io::Error::from_raw_os_error(errno)),
+                    _ => Ok(()),
+                }
+            });
+            (result.is_ok(), tried)
+        };
+        assert_eq!(tried(plain | relaxed, None), (true, vec![plain | relaxed]));
+        assert_eq!(tried(plain | relaxed, Some(22)), (true, vec![plain | relaxed, plain]));
+        assert_eq!(tried(plain | relaxed, Some(12)), (false, vec![plain | relaxed]));
+        assert_eq!(tried(plain, Some(22)), (true, vec![plain]));
     }
 }
