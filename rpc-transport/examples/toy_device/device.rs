@@ -51,6 +51,7 @@ impl Toy {
             max_qp_wr: MAX_QP_WR,
             max_cqe: MAX_CQE,
             capabilities: Capabilities::FLUSHES_LATE_RECEIVES
+                .with(Capabilities::FLUSHES_LATE_SENDS)
                 .with(Capabilities::EMPTY_SEND)
                 .with(Capabilities::REGISTER_REMOTE),
         })

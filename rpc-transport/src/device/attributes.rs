@@ -46,6 +46,10 @@ impl Capabilities {
     /// Posting copies the bytes, so posting a large WRITE takes the caller as long as the copy.
     pub const COPIES_ON_POST: Self = Self(1 << 7);
 
+    /// A SEND posted after the QP went to ERR is accepted, and flushed (rule 8; mana and ocrdma refuse
+    /// it).
+    pub const FLUSHES_LATE_SENDS: Self = Self(1 << 8);
+
     /// The union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
@@ -61,7 +65,7 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 8] = [
+        const NAMES: [(&str, Capabilities); 9] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
@@ -70,6 +74,7 @@ impl fmt::Debug for Capabilities {
             ("EMPTY_SEND", Capabilities::EMPTY_SEND),
             ("FREE_REGISTRATION", Capabilities::FREE_REGISTRATION),
             ("COPIES_ON_POST", Capabilities::COPIES_ON_POST),
+            ("FLUSHES_LATE_SENDS", Capabilities::FLUSHES_LATE_SENDS),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

@@ -36,7 +36,9 @@
 //!     (earlier: [`PostErrorKind::InvalidState`]); any state may go to ERR.
 //! 8.  *Flush.* In ERR every WR posted before completes, unsignaled ones too: the one that failed
 //!     with its own status, the rest with [`Status::FlushError`]. A SEND posted in ERR is flushed
-//!     as well; a RECV posted in ERR may never complete, so it must not be waited for
+//!     as well, or refused with [`PostErrorKind::InvalidState`]
+//!     ([`Capabilities::FLUSHES_LATE_SENDS`]); then unsignaled WRs that were done may end with their
+//!     QP, without a completion. A RECV posted in ERR may never complete, so it must not be waited for
 //!     ([`Capabilities::FLUSHES_LATE_RECEIVES`]).
 //! 9.  *RNR.* A SEND that finds no posted RECV is fatal at once (rnr_retry 0): the requester sees
 //!     [`Status::RnrRetryExceeded`]. So a bug in the credit scheme cannot go unnoticed.

@@ -77,6 +77,7 @@ impl SoftDevice {
             .with(Capabilities::READ)
             .with(Capabilities::REGISTER_REMOTE)
             .with(Capabilities::FLUSHES_LATE_RECEIVES)
+            .with(Capabilities::FLUSHES_LATE_SENDS)
             .with(Capabilities::EMPTY_SEND)
             .with(Capabilities::FREE_REGISTRATION)
             .with(wire);

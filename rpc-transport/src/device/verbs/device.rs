@@ -120,7 +120,7 @@ impl VerbsDevice {
             // One slot is reserved for the drain WR (see `queue_pair`).
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
             max_cqe: CqGuard::usable_entries(max_cqe),
-            capabilities: capabilities(&context, max_reads),
+            capabilities: capabilities(&context, max_reads).with(late_sends(limits.vendor_id)),
         };
         // SAFETY: the context is open.
         let comp_vectors = unsafe { raw.as_ref().num_comp_vectors }.max(1);
@@ -214,6 +214,17 @@ fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
     }
     let infiniband = both.with(Capabilities::IMMEDIATE).with(Capabilities::WRITE_WITH_IMM);
     if max_reads > 0 { infiniband.with(Capabilities::READ) } else { infiniband }
+}
+
+/// Whether SENDs in ERR are flushed: by all but the providers of mana and ocrdma, which refuse them.
+/// One that is not known here is found out when it refuses (see `queue`).
+fn late_sends(vendor_id: u32) -> Capabilities {
+    const MICROSOFT: u32 = 0x1414;
+    const EMULEX: u32 = 0x10df;
+    match vendor_id {
+        MICROSOFT | EMULEX => Capabilities::NONE,
+        _ => Capabilities::FLUSHES_LATE_SENDS,
+    }
 }
 
 fn is_iwarp(context: &Context) -> bool {

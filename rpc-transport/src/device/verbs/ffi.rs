@@ -216,6 +216,7 @@ layout! {
     ibv_context: 328 { device = 0, ops = 8, async_fd = 268, num_comp_vectors = 272 }
     ibv_device: 664 { transport_type = 20, name = 24 }
     ibv_device_attr: 232 {
+        vendor_id = 96,
         max_qp_wr = 112, max_cqe = 132, max_qp_rd_atom = 144, max_qp_init_rd_atom = 156,
         phys_port_cnt = 227,
     }

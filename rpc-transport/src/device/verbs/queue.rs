@@ -82,6 +82,8 @@ pub(super) struct VerbsCompletionQueue {
     max_inline_bytes: u32,
     max_message_bytes: u64,
     capabilities: Capabilities,
+    /// The device refuses SENDs in ERR, and so the drain WR.
+    refuses_late_sends: bool,
     // Declared after the slots, so that QPs are dropped first.
     cq: Arc<CqGuard>,
 }
@@ -100,6 +102,7 @@ impl VerbsCompletionQueue {
             max_inline_bytes: attributes.max_inline_bytes,
             max_message_bytes: attributes.max_message_bytes,
             capabilities: attributes.capabilities,
+            refuses_late_sends: !attributes.capabilities.contains(Capabilities::FLUSHES_LATE_SENDS),
             cq,
         }
     }
@@ -222,8 +225,14 @@ impl VerbsCompletionQueue {
                 tracing::debug!(%error, "queue pair not moved to the error state");
             }
             entry.guard.link().disconnect();
-            if let Some(key) = entry.queues.enter_error() {
-                post_drain_wr(index, key, &entry.guard);
+            let drain_wr = entry.queues.enter_error().filter(|_| !self.refuses_late_sends);
+            if let Some(key) = drain_wr
+                && let Err(Refused { error, .. }) = post_drain_wr(index, key, &entry.guard)
+            {
+                // From now on none is posted. Silent WRs end with their QP.
+                self.refuses_late_sends = true;
+                let device = self.cq.context().name();
+                tracing::info!(device, %error, "the device takes no work requests in the error state");
             }
         }
         entry.queues.tell_early(&mut self.ready);
@@ -357,12 +366,10 @@ fn success(wc: &ffi::ibv_wc) -> Outcome {
 }
 
 /// Posts directly: whatever was held back for the QP has been posted by now.
-fn post_drain_wr(index: u32, key: u64, qp: &QpGuard) {
+fn post_drain_wr(index: u32, key: u64, qp: &QpGuard) -> Result<(), Refused> {
     let mut batch = Batch::default();
     batch.push(index, key, Opcode::Send, true, Bytes::None);
-    if let Err(Refused { error, .. }) = batch.post(qp) {
-        tracing::warn!(%error, "no drain_wr: silent work requests end with their queue pair");
-    }
+    batch.post(qp)
 }
 
 fn find(slots: &mut [Slot], handle: QpHandle) -> Option<&mut Entry> {
@@ -447,6 +454,10 @@ impl CompletionQueue for VerbsCompletionQueue {
             let Some(entry) = find(&mut self.slots, qp) else {
                 return Err(PostError { posted, kind: PostErrorKind::UnknownQp });
             };
+            if self.refuses_late_sends && entry.queues.state() == QpState::Error {
+                let kind = PostErrorKind::InvalidState(QpState::Error);
+                return Err(PostError { posted, kind });
+            }
             let result = entry.queues.post_send(wr, &mut self.batch);
             result.map_err(|kind| PostError { posted, kind })?;
         }

@@ -36,6 +36,9 @@ pub(crate) struct ConnectionQp {
     // Send WRs posted and retired, modulo 2^31.
     pub(super) posted_send: u32,
     pub(super) retired_send: u32,
+    /// The device refuses the drain WR: when the silent WRs are done is known only once the QP is
+    /// destroyed.
+    pub(super) ends_undrained: bool,
     /// Memory that WRITEs in flight read, by the sequence number of the SEND behind them.
     pub(super) in_flight: VecDeque<(u32, Vec<InFlight>)>,
     pub(super) phase: Phase,
@@ -75,6 +78,7 @@ impl ConnectionQp {
             spare: None,
             posted_send: 0,
             retired_send: 0,
+            ends_undrained: false,
             in_flight: VecDeque::new(),
             phase: Phase::Setup,
         }
@@ -110,7 +114,8 @@ impl ConnectionQp {
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        self.posted_recv == 0 && self.posted_send == self.retired_send
+        let sends_done = self.ends_undrained || self.posted_send == self.retired_send;
+        self.posted_recv == 0 && sends_done
     }
 }
 
@@ -123,9 +128,9 @@ pub(super) fn post_drain_wr(cq: &mut dyn CompletionQueue, queue_pair: &mut Conne
     let sequence = queue_pair.sequence(1);
     let wr_id = u64::from(sequence) << TOKEN_BITS;
     let wr = SendWr { wr_id, op: SendOp::Send, signaled: true, source: Source::Empty };
-    // If the device refuses it, the QP is destroyed after `DRAIN_LIMIT`.
-    if cq.post_send(queue_pair.qp, &mut [wr]).is_ok() {
-        queue_pair.on_posted(1);
+    match cq.post_send(queue_pair.qp, &mut [wr]) {
+        Ok(()) => queue_pair.on_posted(1),
+        Err(_) => queue_pair.ends_undrained = true,
     }
 }
 
