@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rpc_core::{Channel, CloseCause, PollMode};
+use rpc_core::{Channel, CloseCause, LinkConfig, PollMode};
+use tests::limit::paced;
 use tests::probe::{ProbeClient, Resources};
 use tests::process::{self, CALL, READY};
 use tests::resources;
@@ -76,9 +77,10 @@ async fn connect(address: &str) -> ProbeClient {
 }
 
 async fn connect_with(address: &str, mode: PollMode) -> ProbeClient {
-    // A crowd at an emulated machine takes its time.
-    let builder = Channel::builder().poll_mode(mode).connect_timeout(Duration::from_secs(60));
-    let channel = builder.connect(address).await;
+    // A crowd at an emulated machine takes its time, also to answer a ping.
+    let link = LinkConfig::default().keep_alive_timeout(paced(Duration::from_secs(5)));
+    let builder = Channel::builder().poll_mode(mode).link(link);
+    let channel = builder.connect_timeout(Duration::from_secs(60)).connect(address).await;
     ProbeClient::new(channel.unwrap_or_else(|error| panic!("{error}")))
 }
 

@@ -1,5 +1,8 @@
 //! Many clients at once: 256 channels of four processes, each calling, all answers right.
 
+use std::time::Duration;
+
+use tests::limit::paced;
 use tests::process::{Child, READY};
 use tests::scheme::Scheme;
 use tests::world::World;
@@ -24,7 +27,9 @@ async fn two_hundred_and_fifty_six_clients_on_four_shards(scheme: Scheme) {
 }
 
 async fn crowd(scheme: Scheme, shards: &str) {
-    let world = World::start_with(SERVER, scheme, &["--shards", shards]).await;
+    let patience = paced(Duration::from_secs(15)).as_millis().to_string();
+    let options = ["--shards", shards, "--keep-alive-ms", &patience];
+    let world = World::start_with(SERVER, scheme, &options).await;
     let start = || {
         let arguments = ["--address", &world.address, "many", CHANNELS_EACH, CALLS_EACH];
         Child::start(CLIENT, arguments)
