@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rpc_transport::connect::error::{ConnectError, ListenError};
-use rpc_transport::device::{Device, Incoming, Listener};
+use rpc_transport::device::{Capabilities, Device, Incoming, Listener};
 use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::{AcceptError, completions_per_connection};
 use rpc_transport::log_limit::LogLimit;
@@ -38,8 +38,12 @@ use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::server::executor::{Handlers, Router};
 use crate::session::Role;
 
-/// Number of connections that a CQ is sized for.
+/// Number of connections that a CQ is sized for, at most.
 pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
+/// The same of the first CQ on a NIC, whose memory is locked as soon as it exists: for 1024
+/// connections that is 16 MiB on mlx5, twice of what systemd and container runtimes let a process
+/// lock.
+const FIRST_CONNECTIONS_PER_CQ: u32 = 64;
 /// Longest time for one set-up, while there is room for others; see `set_ups` when there is none.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Set-ups that a shard may count at once: more than its CQ can ever have room for.
@@ -222,18 +226,22 @@ impl Acceptor {
         match least {
             Some(shard) if of_device.len() >= self.config.shards => shard.place(permit),
             _ => {
-                let shard = self.new_shard(device)?;
+                let shard = self.new_shard(device, of_device.len())?;
                 of_device.push(shard.clone());
                 shard.place(permit)
             }
         }
     }
 
-    fn new_shard(&self, device: &Arc<dyn Device>) -> Result<ServedShard, String> {
+    /// A further shard of a device that has `count`.
+    fn new_shard(&self, device: &Arc<dyn Device>, count: usize) -> Result<ServedShard, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let domain = device.allocate_pd().map_err(|error| text(&error))?;
         let needed = completions_per_connection(&self.config.link);
-        let entries = (needed * CONNECTIONS_PER_CQ).min(device.attributes().max_cqe);
+        let locks_queues =
+            !device.attributes().capabilities.contains(Capabilities::FREE_REGISTRATION);
+        let connections = connections_of_cq(locks_queues, count, self.config.shards);
+        let entries = (needed * connections).min(device.attributes().max_cqe);
         if entries < needed {
             return Err(format!(
                 "a connection needs {needed} completion queue entries, {} has {entries}; lower \
@@ -342,6 +350,16 @@ async fn no_calls(shards: &[ServedShard]) {
     while !shards.iter().all(|shard| shard.is_at_rest(is_served)) {
         tokio::time::sleep(ANSWER_TIMEOUT / 20).await;
     }
+}
+
+/// Number of connections for the CQ of a further shard, where there are `count` shards and the server
+/// is to have `shards`. Those that are added when all are full double what there is.
+pub(super) fn connections_of_cq(locks_queues: bool, count: usize, shards: usize) -> u32 {
+    if !locks_queues {
+        return CONNECTIONS_PER_CQ;
+    }
+    let added = (count + 1).saturating_sub(shards.max(1)).min(16);
+    (FIRST_CONNECTIONS_PER_CQ << added).min(CONNECTIONS_PER_CQ)
 }
 
 /// Waits until a set-up has ended, and evicts one if necessary.

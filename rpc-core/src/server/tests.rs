@@ -6,7 +6,9 @@ use rpc_transport::device::{
     CompletionQueue, Device, Established, Incoming, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
 };
+use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::memory::region::ProtectionDomain;
+use rpc_transport::protocol::config::LinkConfig;
 use tokio::sync::Notify;
 
 use super::*;
@@ -72,6 +74,24 @@ async fn set_ups_under_way_take_room_of_their_shard() {
     let others = &places[..places.len() - 1];
     assert!(others.iter().all(|place| !Arc::ptr_eq(&place.shard, last)));
     assert_eq!(acceptor.all_shards().len(), 2);
+}
+
+/// The first client of a server on a NIC cost 16 MiB of locked memory, of the 8 MiB that most
+/// processes may lock.
+#[test]
+fn the_first_client_on_a_nic_costs_a_small_completion_queue() {
+    let sizes =
+        |locks, shards| (0..7).map(move |count| acceptor::connections_of_cq(locks, count, shards));
+    assert!(sizes(true, 1).eq([64, 128, 256, 512, 1024, 1024, 1024]));
+    assert!(sizes(true, 3).eq([64, 64, 64, 128, 256, 512, 1024]));
+    assert!(sizes(false, 1).all(|size| size == acceptor::CONNECTIONS_PER_CQ));
+    // Entries of the default configuration, as mlx5 makes them: half as many again, rounded up to a
+    // power of two, 64 bytes each.
+    let needed = completions_per_connection(&LinkConfig::default());
+    let bytes =
+        |connections: u32| u64::from((needed * connections / 2 * 3).next_power_of_two()) * 64;
+    assert!(bytes(64) <= 1 << 20, "{}", bytes(64));
+    assert!(bytes(1024) > 8 << 20, "{}", bytes(1024));
 }
 
 #[tokio::test]
