@@ -30,6 +30,8 @@ class Settings:
     memory_mib: int = 512
     mtu: int = 4200
     kernel_args: str = ""
+    # How fast its time stamp counter runs (see tsc.py); 0: its kernel finds out.
+    tsc_khz: int = 0
     verbose: bool = False
     node: str = "A"
     # Directory with the sockets of a pair's wire; None for a single machine.
@@ -45,13 +47,14 @@ class Settings:
         return " ".join(f"{name}={value}" for name, value in pairs.items() if value)
 
     def command(self, kernel, initramfs):
+        clock = f"tsc_early_khz={self.tsc_khz}" if self.tsc_khz else ""
         loglevel = "loglevel=7" if self.verbose else "quiet"
         command = [
             host.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", self.cpu_model,
             "-smp", str(self.cpus), "-m", str(self.memory_mib),
             "-kernel", kernel, "-initrd", initramfs,
-            "-append", f"{KERNEL_ARGS} {loglevel} {self.kernel_args} {self.environment()}",
+            "-append", f"{KERNEL_ARGS} {clock} {loglevel} {self.kernel_args} {self.environment()}",
         ]
         if self.wire:
             here, there = (os.path.join(self.wire, f"{node}.sock")
