@@ -14,6 +14,7 @@ pub use std::convert::{AsRef, From};
 pub use std::default::Default;
 pub use std::fmt;
 pub use std::future::Future;
+pub use std::iter::IntoIterator;
 pub use std::marker::{Send, Sync};
 pub use std::option::Option;
 pub use std::panic;
@@ -37,6 +38,7 @@ use serde::de::DeserializeSeed;
 pub use crate::client::Channel;
 pub use crate::client::blocking::BlockingChannel;
 pub use crate::client::call::Call;
+pub use crate::client::call::stream_call::StreamDecoders;
 pub use crate::codec::CodecError;
 pub use crate::codec::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::codec::shape::{
@@ -49,6 +51,8 @@ pub use crate::service::{
     assert_distinct_ids,
 };
 pub use crate::status::{CallError, Status};
+pub use crate::stream::item::item_decoder;
+pub use crate::stream::pump::Port;
 pub use rpc_transport::connect::error::ConnectError;
 
 use crate::bulk::{Bulk, BulkMut};
@@ -148,7 +152,7 @@ fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
 
 /// Copies bytes that cannot be shared into a registered buffer of the connection whose handler
 /// runs.
-fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
+pub(crate) fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
     Context::current().bulk_pool()?.copy_of(bytes)
 }
 
@@ -156,12 +160,21 @@ fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
 #[inline]
 #[must_use]
 pub fn split(request: Request) -> (Context, Incoming) {
-    let Request { mut message, codec, context } = request;
+    let Request { mut message, codec, context, .. } = request;
     let min_part_bytes = context.min_part_bytes();
     let extras = if message.is_plain() { None } else { extras(&mut message) };
     let extras = ManuallyDrop::new(extras);
     let scratch = ManuallyDrop::new(Scratch::new());
     (context, Incoming { message, codec, scratch, min_part_bytes, extras })
+}
+
+/// [`split`] for a method with streams.
+#[must_use]
+pub fn split_stream(mut request: Request) -> (Context, Incoming, Port) {
+    let line = request.line.take().map(|line| *line);
+    let port = Port::new(line, request.codec, request.context.min_part_bytes());
+    let (context, incoming) = split(request);
+    (context, incoming, port)
 }
 
 /// The handler for a position that is out of range.
@@ -289,13 +302,13 @@ const TYPES_DIFFER: &str = "; where the types of the two ends differ, bring both
 fn undecodable(part: &str, method: &MethodDescriptor, what: &str, kind: &CodecErrorKind) -> String {
     let name = method.name;
     let advice = if kind.may_come_from_other_types() { TYPES_DIFFER } else { "" };
-    format!("cannot decode the {part} of {name}: {what}{advice}")
+    format!("cannot decode {part} of {name}: {what}{advice}")
 }
 
 #[cold]
 fn undecodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Reply {
     let what = error.describe(method.arguments);
-    let text = undecodable("arguments", method, &what, error.kind());
+    let text = undecodable("the arguments", method, &what, error.kind());
     Reply::Status(match error.kind().is_limit() {
         true => Status::resource_exhausted(text),
         false => Status::invalid_argument(text),
@@ -423,8 +436,23 @@ fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
 }
 
 #[cold]
+pub(crate) fn undecodable_item(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    let text = undecodable("an item", method, &error.to_string(), error.kind());
+    let status = match error.kind().is_limit() {
+        true => Status::resource_exhausted(text),
+        false => Status::invalid_argument(text),
+    };
+    status.with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
+}
+
+#[cold]
+pub(crate) fn unencodable_item(method: &'static MethodDescriptor, error: CodecError) -> Status {
+    Status::invalid_argument(format!("cannot encode an item of {}: {error}", method.name))
+}
+
+#[cold]
 fn undecodable_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    let text = undecodable("reply", method, &error.to_string(), error.kind());
+    let text = undecodable("the reply", method, &error.to_string(), error.kind());
     let status = match error.kind().is_limit() {
         true => Status::resource_exhausted(text),
         false => Status::internal(text),

@@ -116,6 +116,7 @@ pub mod service;
 #[doc(hidden)]
 pub mod session;
 pub mod status;
+pub mod stream;
 #[doc(hidden)]
 pub mod wire;
 

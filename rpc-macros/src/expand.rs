@@ -7,13 +7,14 @@
 mod checks;
 mod client;
 mod server;
+mod streams;
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::ext::IdentExt;
 use syn::{Path, Type};
 
-use crate::model::{Method, Service};
+use crate::model::{Method, Returns, Service};
 use crate::types::{located, span_of};
 
 /// `quote!` whose own names the user's code cannot see or shadow.
@@ -104,32 +105,42 @@ fn the_trait(service: &Service) -> TokenStream {
 
 fn trait_method(krate: &syn::Path, method: &Method) -> TokenStream {
     let Method { attributes, default, .. } = method;
-    let (signature, future) = signature_and_future(krate, method);
+    let (signature, returned) = signature_and_returned(krate, method);
     match default {
+        Some(body) if streams::is_returned_at_once(method) => {
+            quote! { #(#attributes)* #signature -> #returned #body }
+        }
         Some(body) => quote! {
             #(#attributes)*
             #[allow(clippy::manual_async_fn)]
-            #signature -> #future { async move #body }
+            #signature -> #returned { async move #body }
         },
-        None => quote! { #(#attributes)* #signature -> #future; },
+        None => quote! { #(#attributes)* #signature -> #returned; },
     }
 }
 
-/// A method without what it returns, and the future that it returns.
-fn signature_and_future(krate: &Path, method: &Method) -> (syn::Signature, TokenStream) {
+/// A method without what it returns, and the future or stream that it returns.
+fn signature_and_returned(krate: &Path, method: &Method) -> (syn::Signature, TokenStream) {
     let written = &method.written;
     let output: Type = match &written.output {
         syn::ReturnType::Default => syn::parse_quote!(()),
         syn::ReturnType::Type(_, ty) => (**ty).clone(),
     };
     let span = span_of(&output);
+    let mut signature = written.clone();
+    signature.asyncness = None;
+    signature.output = syn::ReturnType::Default;
+    let output = match &method.returns {
+        Returns::Stream(download) => streams::output(krate, download, &output),
+        _ => output.into_token_stream(),
+    };
+    if streams::is_returned_at_once(method) {
+        return (signature, output);
+    }
     let krate = located(krate, span);
     let future = quote_spanned! {span=>
         impl #krate::__private::Future<Output = #output> + #krate::__private::Send
     };
-    let mut signature = written.clone();
-    signature.asyncness = None;
-    signature.output = syn::ReturnType::Default;
     (signature, future)
 }
 
@@ -140,13 +151,14 @@ fn for_arcs(service: &Service) -> TokenStream {
     let arc = quote!(#krate::__private::Arc<__Service>);
     let methods = methods.iter().map(|method| {
         let Method { cfgs, ident: name, .. } = method;
-        let (signature, future) = signature_and_future(krate, method);
+        let (signature, returned) = signature_and_returned(krate, method);
         let arguments = method.arguments.iter().map(|argument| &argument.ident);
+        let arguments = arguments.chain(method.upload.iter().map(|upload| &upload.ident));
         // The user's own token: another `self` would not be the one of this signature.
         let this = signature.receiver().map(|receiver| &receiver.self_token);
         quote! {
             #(#cfgs)*
-            #signature -> #future {
+            #signature -> #returned {
                 <__Service as #ident>::#name(&**#this, #(#arguments),*)
             }
         }
@@ -225,6 +237,9 @@ fn descriptors(service: &Service) -> TokenStream {
             (method.idempotent, "idempotent"),
             (method.no_cancel, "no_cancel"),
             (method.spawn, "spawn"),
+            (method.upload.is_some(), "streams_arguments"),
+            (matches!(method.returns, Returns::Stream(_)), "streams_results"),
+            (method.idle_deadline, "idle_deadline"),
         ];
         let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| {
             let flag = format_ident!("{flag}", span = Span::mixed_site());

@@ -8,6 +8,7 @@ mod expand;
 mod model;
 mod parse;
 mod signature;
+mod streams;
 mod types;
 
 use proc_macro::TokenStream;
@@ -33,6 +34,7 @@ use proc_macro::TokenStream;
 /// - `idempotent`: may be carried out more than once, so a failed call may be retried.
 /// - `no_cancel`: runs to its end although the caller has gone away.
 /// - `spawn`: runs as a separate task from the start; see below.
+/// - `stream_deadline = "idle"`: a deadline starts anew with each item of the method's streams.
 /// - `result`: the return type is an alias of a `Result`.
 /// - `plain`: the return type is a value, although it is called `Result`.
 ///
@@ -61,6 +63,13 @@ use proc_macro::TokenStream;
 /// method that returns `Result<T, Status>` ends its call with that status, and one that returns
 /// `Result<T, CallError<E>>` with its own error or a status, whatever the calls that it makes itself
 /// ended with.
+///
+/// # Streams
+/// A method gives a stream as `fn f(..) -> impl Stream<Item = T>`; it may end with an error
+/// (`Item = Result<T, E>`), be refused (`async fn f(..) -> Result<impl Stream<Item = T>, E>`), or
+/// have a value after its items (`impl Producer<Item = T, Output = R>`). It takes one as its last
+/// argument, `rows: Streaming<T>`, for which the client's method takes any stream of `T`. Items own
+/// what they hold. See `rpc_core::stream`.
 #[proc_macro_attribute]
 pub fn service(options: TokenStream, item: TokenStream) -> TokenStream {
     let result = parse::parse(options.into(), item.into()).and_then(model::check);

@@ -16,6 +16,7 @@ use syn::{
 
 use crate::parse::{Errors, Input, MethodOptions, ServiceOptions};
 use crate::signature;
+use crate::streams::{self, Download, Upload};
 use crate::types::{self, Decoded};
 
 /// Most arguments of a method: serde's limit for tuples.
@@ -52,10 +53,21 @@ pub(crate) struct Method {
     pub(crate) written: Signature,
     pub(crate) default: Option<Block>,
     pub(crate) arguments: Vec<Argument>,
+    /// The stream of arguments, which is the last argument.
+    pub(crate) upload: Option<Upload>,
     pub(crate) returns: Returns,
     pub(crate) idempotent: bool,
     pub(crate) no_cancel: bool,
     pub(crate) spawn: bool,
+    /// The deadline starts anew with each item.
+    pub(crate) idle_deadline: bool,
+}
+
+impl Method {
+    /// Whether items go in some direction.
+    pub(crate) fn has_stream(&self) -> bool {
+        self.upload.is_some() || matches!(self.returns, Returns::Stream(_))
+    }
 }
 
 /// An argument.
@@ -75,6 +87,8 @@ pub(crate) enum Returns {
     OrStatus { ok: Box<Type>, error: Box<Type> },
     /// `-> Alias<..>`, marked as a result.
     Alias(Type),
+    /// `-> impl Stream<..>`, or a result of it.
+    Stream(Box<Download>),
 }
 
 pub(crate) fn check(input: Input) -> syn::Result<Service> {
@@ -228,12 +242,18 @@ impl Checker<'_> {
         let options = MethodOptions::take(&mut item.attrs, &mut self.errors);
         check_name(&item.sig.ident, &mut self.errors);
         self.check_signature(&item.sig);
-        let arguments = self.arguments(&item.sig);
-        let returns = self.returns(&item.sig.output, &options);
+        let (arguments, upload) = self.arguments(&item.sig);
+        let is_async = item.sig.asyncness.is_some();
+        let download = streams::download(&item.sig.output, is_async, &mut self.errors);
+        let returns = match download {
+            Some(download) => Returns::Stream(Box::new(download)),
+            None => self.returns(&item.sig.output, &options),
+        };
+        self.check_options(&options, upload.is_some(), &returns);
         let method_name = wire_name(&options.name, &item.sig.ident, &mut self.errors);
         let version = options.version.as_ref().or(self.options.version.as_ref());
         Method {
-            signature: self.signature(&arguments, &returns, version),
+            signature: self.signature(&arguments, upload.as_ref(), &returns, version),
             cfgs: select(&item.attrs, &["cfg"]),
             client_attributes: client_attributes(&item.attrs),
             attributes: item.attrs,
@@ -242,16 +262,58 @@ impl Checker<'_> {
             default: item.default,
             written: item.sig,
             arguments,
+            upload,
             returns,
             idempotent: options.idempotent.is_some(),
             no_cancel: options.no_cancel.is_some(),
             spawn: options.spawn.is_some(),
+            idle_deadline: options.stream_deadline.is_some(),
+        }
+    }
+
+    /// Refuses options that do not go with the method's shape.
+    fn check_options(&mut self, options: &MethodOptions, has_upload: bool, returns: &Returns) {
+        let has_download = matches!(returns, Returns::Stream(_));
+        let has_stream = has_upload || has_download;
+        if let Some(value) = &options.stream_deadline {
+            if value.value() != "idle" {
+                self.errors.at(
+                    value,
+                    "there is stream_deadline = \"idle\", where each item starts the time anew; \
+                     without it the deadline is that of the whole call",
+                );
+            } else if !has_stream {
+                self.errors.at(
+                    value,
+                    "this method has no stream, whose items would start the \
+                 time anew",
+                );
+            }
+        }
+        if let Some(flag) = options.no_cancel.as_ref().filter(|_| has_stream) {
+            self.errors.at(
+                flag,
+                "a stream ends with its caller: `no_cancel` is for methods without streams",
+            );
+        }
+        if let Some(flag) = options.idempotent.as_ref().filter(|_| has_stream) {
+            self.errors.at(
+                flag,
+                "a stream is never resumed or made again by itself: `idempotent` is for methods \
+                 without streams",
+            );
+        }
+        for flag in [&options.result, &options.plain].into_iter().flatten() {
+            if has_download {
+                self.errors.at(flag, "this says nothing about a stream; remove it");
+            }
         }
     }
 
     fn signature(
         &mut self,
         arguments: &[Argument],
+        upload: Option<&Upload>,
         returns: &Returns,
         version: Option<&LitInt>,
     ) -> String {
@@ -262,15 +324,26 @@ impl Checker<'_> {
                 None
             }
         });
-        let arguments: Vec<&Type> = arguments.iter().map(|argument| &argument.ty).collect();
-        let (result, error) = match returns {
-            Returns::Plain(ty) | Returns::Alias(ty) => (ty, None),
+        let mut parts = signature::Parts {
+            arguments: arguments.iter().map(|argument| &argument.ty).collect(),
+            upload: upload.map(|upload| &upload.item),
+            version,
+            ..signature::Parts::default()
+        };
+        match returns {
+            Returns::Plain(ty) | Returns::Alias(ty) => parts.result = Some(ty),
             // A caller sees no difference between the two.
             Returns::Result { ok, error } | Returns::OrStatus { ok, error } => {
-                (&**ok, Some(&**error))
+                (parts.result, parts.error) = (Some(&**ok), Some(&**error));
             }
-        };
-        signature::text(&arguments, Some(result), error, version)
+            Returns::Stream(download) => {
+                (parts.result, parts.is_stream) = (Some(&download.item), true);
+                parts.end = download.end.as_ref();
+                parts.error = download.error.as_ref().map(|error| &error.ty);
+                parts.refusal = download.refusal.as_ref().map(|refusal| &refusal.ty);
+            }
+        }
+        signature::text(&parts)
     }
 
     fn check_signature(&mut self, signature: &Signature) {
@@ -306,13 +379,18 @@ impl Checker<'_> {
         }
     }
 
-    fn arguments(&mut self, signature: &Signature) -> Vec<Argument> {
-        let typed = signature.inputs.iter().filter_map(|input| match input {
-            FnArg::Typed(typed) => Some(typed),
-            FnArg::Receiver(_) => None,
-        });
+    fn arguments(&mut self, signature: &Signature) -> (Vec<Argument>, Option<Upload>) {
+        let typed: Vec<&PatType> = signature
+            .inputs
+            .iter()
+            .filter_map(|input| match input {
+                FnArg::Typed(typed) => Some(typed),
+                FnArg::Receiver(_) => None,
+            })
+            .collect();
         let mut arguments = Vec::new();
-        for (at, typed) in typed.enumerate() {
+        let count = typed.len();
+        for (at, typed) in typed.into_iter().enumerate() {
             if at == MAX_ARGUMENTS {
                 self.errors.at(
                     typed,
@@ -322,16 +400,28 @@ impl Checker<'_> {
                     ),
                 );
             }
+            let is_last = at + 1 == count;
+            if let Some(segment) = streams::as_streaming(&typed.ty).filter(|_| is_last) {
+                let ident = self.argument_name(typed);
+                let upload = streams::upload(ident, &typed.ty, segment, &mut self.errors);
+                return (arguments, Some(upload));
+            }
             arguments.push(self.argument(typed));
         }
-        arguments
+        (arguments, None)
     }
 
     fn argument(&mut self, typed: &PatType) -> Argument {
+        let ident = self.argument_name(typed);
+        let decoded = types::argument(&typed.ty, self.krate, &mut self.errors);
+        Argument { ident, ty: (*typed.ty).clone(), decoded }
+    }
+
+    fn argument_name(&mut self, typed: &PatType) -> Ident {
         for attribute in &typed.attrs {
             self.errors.at(attribute, "an argument of a service's method has no attributes");
         }
-        let ident = match &*typed.pat {
+        match &*typed.pat {
             Pat::Ident(pat) => {
                 if let Some(token) = &pat.by_ref {
                     self.errors.at(token, "an argument here is a plain name, without `ref`");
@@ -361,9 +451,7 @@ impl Checker<'_> {
                 );
                 format_ident!("argument")
             }
-        };
-        let decoded = types::argument(&typed.ty, self.krate, &mut self.errors);
-        Argument { ident, ty: (*typed.ty).clone(), decoded }
+        }
     }
 
     fn returns(&mut self, output: &ReturnType, options: &MethodOptions) -> Returns {
@@ -410,9 +498,16 @@ impl Checker<'_> {
     }
 }
 
-/// Whether the method returns `impl Trait`; then the error about the return type is enough.
+/// Whether the method returns `impl Trait`, or a `Result` of it; then the error about the return type
+/// is enough.
 fn returns_impl_trait(output: &ReturnType) -> bool {
-    matches!(output, ReturnType::Type(_, ty) if matches!(types::bare(ty), Type::ImplTrait(_)))
+    let is_impl = |ty: &Type| matches!(types::bare(ty), Type::ImplTrait(_));
+    let ReturnType::Type(_, ty) = output else { return false };
+    let result = types::last_segment(ty).filter(|segment| segment.ident == "Result");
+    is_impl(ty)
+        || result.is_some_and(|segment| {
+            types::type_arguments(segment).first().is_some_and(|ok| is_impl(ok))
+        })
 }
 
 fn check_receiver(receiver: &Receiver, errors: &mut Errors) {

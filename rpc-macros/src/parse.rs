@@ -53,6 +53,7 @@ pub(crate) struct MethodOptions {
     pub(crate) idempotent: Option<Ident>,
     pub(crate) no_cancel: Option<Ident>,
     pub(crate) spawn: Option<Ident>,
+    pub(crate) stream_deadline: Option<LitStr>,
     pub(crate) result: Option<Ident>,
     pub(crate) plain: Option<Ident>,
 }
@@ -116,6 +117,9 @@ impl MethodOptions {
         if meta.path.is_ident("version") {
             return once(&mut self.version, meta, meta.value()?.parse()?);
         }
+        if meta.path.is_ident("stream_deadline") {
+            return once(&mut self.stream_deadline, meta, meta.value()?.parse()?);
+        }
         let Some(flag) = meta.path.get_ident() else { return Err(unknown(meta)) };
         let place = match flag.to_string().as_str() {
             "idempotent" => &mut self.idempotent,
@@ -136,7 +140,7 @@ impl MethodOptions {
 fn unknown(meta: &ParseNestedMeta<'_>) -> Error {
     meta.error(
         "unknown option of #[rpc]; there are name = \"..\", version = N, idempotent, no_cancel, \
-         spawn, result and plain",
+         spawn, stream_deadline = \"idle\", result and plain",
     )
 }
 

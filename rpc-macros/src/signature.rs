@@ -8,30 +8,44 @@
 //! - `[u8]`, `Vec<u8>`, `Bytes`, `Bulk` and `Cow`, `Box`, `Arc`, `Rc` of them are `bytes`;
 //! - other `[T]` and `Vec<T>` are `[T]`; `Box`, `Arc`, `Rc`, `Cow` of any `T` are `T`;
 //! - the whole is `(A, B) -> T`, then ` / E` for a method with an error type, then ` #2` for
-//!   version 2.
+//!   version 2;
+//! - a stream of arguments is its last argument, `stream A`; a stream of results is `stream T`, with
+//!   ` then R` for a value after the items, and ` refused X` for an early refusal's error type.
 
 use quote::ToTokens;
 use syn::{GenericArgument, PathArguments, PathSegment, Type};
 
 use crate::types::{bare, type_arguments};
 
-/// The text for arguments, result, error type and version.
-pub(crate) fn text(
-    arguments: &[&Type],
-    result: Option<&Type>,
-    error: Option<&Type>,
-    version: Option<u64>,
-) -> String {
-    let mut text = format!("({})", list(arguments.iter().copied()));
-    text.push_str(" -> ");
-    text.push_str(&result.map_or("()".to_owned(), normal));
-    if let Some(error) = error {
-        text.push_str(" / ");
-        text.push_str(&normal(error));
+/// The types of a method.
+#[derive(Default)]
+pub(crate) struct Parts<'a> {
+    pub(crate) arguments: Vec<&'a Type>,
+    /// The items of a stream of arguments.
+    pub(crate) upload: Option<&'a Type>,
+    /// The result, or the items of a stream of results.
+    pub(crate) result: Option<&'a Type>,
+    pub(crate) is_stream: bool,
+    /// The value after the items.
+    pub(crate) end: Option<&'a Type>,
+    pub(crate) error: Option<&'a Type>,
+    /// The error type of an early refusal.
+    pub(crate) refusal: Option<&'a Type>,
+    pub(crate) version: Option<u64>,
+}
+
+/// The text for the types of a method.
+pub(crate) fn text(parts: &Parts<'_>) -> String {
+    let mut arguments: Vec<String> = parts.arguments.iter().map(|ty| normal(ty)).collect();
+    arguments.extend(parts.upload.map(|item| format!("stream {}", normal(item))));
+    let result = parts.result.map_or("()".to_owned(), normal);
+    let stream = if parts.is_stream { "stream " } else { "" };
+    let mut text = format!("({}) -> {stream}{result}", arguments.join(", "));
+    let named = [(" then ", parts.end), (" / ", parts.error), (" refused ", parts.refusal)];
+    for (before, ty) in named {
+        text.extend(ty.map(|ty| format!("{before}{}", normal(ty))));
     }
-    if let Some(version) = version {
-        text.push_str(&format!(" #{version}"));
-    }
+    text.extend(parts.version.map(|version| format!(" #{version}")));
     text
 }
 
@@ -137,10 +151,22 @@ mod tests {
     fn the_whole_names_error_and_version() {
         let ty = |text: &str| syn::parse_str::<Type>(text).unwrap();
         let (a, b, t, e) = (ty("&str"), ty("&[u8]"), ty("u64"), ty("KvError"));
-        assert_eq!(
-            text(&[&a, &b], Some(&t), Some(&e), Some(2)),
-            "(str, bytes) -> u64 / KvError #2"
-        );
-        assert_eq!(text(&[], None, None, None), "() -> ()");
+        let (result, error) = (Some(&t), Some(&e));
+        let parts =
+            Parts { arguments: vec![&a, &b], result, error, version: Some(2), ..Parts::default() };
+        assert_eq!(text(&parts), "(str, bytes) -> u64 / KvError #2");
+        assert_eq!(text(&Parts::default()), "() -> ()");
+        let parts = Parts {
+            arguments: vec![&a],
+            upload: Some(&b),
+            result,
+            is_stream: true,
+            end: Some(&a),
+            error,
+            refusal: error,
+            version: None,
+        };
+        let expected = "(str, stream bytes) -> stream u64 then str / KvError refused KvError";
+        assert_eq!(text(&parts), expected);
     }
 }

@@ -14,6 +14,7 @@ use syn::{
 };
 
 use crate::parse::Errors;
+use crate::streams::is_stream_trait;
 
 /// How the server gets an argument.
 pub(crate) struct Decoded {
@@ -113,6 +114,11 @@ pub(crate) fn result(ty: &Type, errors: &mut Errors) {
     Checker { errors, place: Place::Result }.visit_type(ty);
 }
 
+/// Checks the type of a stream's items.
+pub(crate) fn item(ty: &Type, errors: &mut Errors) {
+    Checker { errors, place: Place::Item }.visit_type(ty);
+}
+
 /// What the client sees of a result: a `Cow` that the server may borrow from itself is owned.
 pub(crate) fn client_result(ty: &Type) -> Type {
     let mut ty = ty.clone();
@@ -141,6 +147,8 @@ impl VisitMut for OwnCows {
 enum Place {
     Argument,
     Result,
+    /// Of a stream, in either direction.
+    Item,
 }
 
 /// Visits a type and everything in it.
@@ -175,7 +183,11 @@ fn check_lifetime(lifetime: &Lifetime, place: Place, errors: &mut Errors) {
             "a lifetime of an argument cannot have a name: it is that of the request's message; \
              leave it out or write '_",
         ),
-        Place::Result if lifetime.ident == "static" => {}
+        Place::Result | Place::Item if lifetime.ident == "static" => {}
+        Place::Item => errors.at(
+            lifetime,
+            "an item of a stream cannot borrow: nobody keeps its message; send an owned type",
+        ),
         Place::Result => errors.at(
             lifetime,
             "a result cannot borrow: the client keeps no message to borrow from; return an owned \
@@ -187,7 +199,7 @@ fn check_lifetime(lifetime: &Lifetime, place: Place, errors: &mut Errors) {
 impl Visit<'_> for Checker<'_> {
     fn visit_type(&mut self, ty: &Type) {
         let complaint = match ty {
-            Type::ImplTrait(impl_trait) => impl_trait_complaint(impl_trait),
+            Type::ImplTrait(impl_trait) => impl_trait_complaint(impl_trait, self.place),
             Type::TraitObject(_) => {
                 "a trait object cannot be sent; name a type that implements serde's traits"
             }
@@ -197,6 +209,7 @@ impl Visit<'_> for Checker<'_> {
             Type::Never(_) => "a method has to return; write no type for no result",
             Type::Macro(_) => "a macro cannot stand for a type here; write the type out",
             Type::Slice(_) if self.place == Place::Result => "a slice has no size; return a Vec",
+            Type::Slice(_) if self.place == Place::Item => "a slice has no size; send a Vec",
             _ => return visit::visit_type(self, ty),
         };
         self.errors.at(ty, complaint);
@@ -208,6 +221,14 @@ impl Visit<'_> for Checker<'_> {
                 reference,
                 "a result cannot be a reference: the client keeps no message to borrow from; \
                  return an owned type, such as String or Vec<u8>",
+            );
+            return;
+        }
+        if self.place == Place::Item {
+            self.errors.at(
+                reference,
+                "an item of a stream cannot be a reference: nobody keeps its message to borrow \
+                 from; send an owned type, such as String or Vec<u8>",
             );
             return;
         }
@@ -233,6 +254,10 @@ impl Visit<'_> for Checker<'_> {
                 "Self is the server's type, which the client does not know; name the type",
             );
         }
+        if segment.ident == "Streaming" {
+            self.errors.at(segment, streaming_complaint(self.place));
+            return;
+        }
         if segment.ident == "Cow" && self.place == Place::Result {
             self.visit_result_cow(segment);
         } else {
@@ -255,15 +280,32 @@ impl Checker<'_> {
     }
 }
 
-fn impl_trait_complaint(impl_trait: &TypeImplTrait) -> &'static str {
+fn streaming_complaint(place: Place) -> &'static str {
+    match place {
+        Place::Argument => {
+            "a stream of arguments is an argument of its own, the last one: rows: Streaming<T>"
+        }
+        Place::Result => "a method gives a stream as `impl Stream<Item = T>`, by itself",
+        Place::Item => "a stream has no streams in it; make a call for each",
+    }
+}
+
+fn impl_trait_complaint(impl_trait: &TypeImplTrait, place: Place) -> &'static str {
     let is_stream = impl_trait.bounds.iter().any(|bound| {
         let TypeParamBound::Trait(bound) = bound else { return false };
-        bound.path.segments.last().is_some_and(|segment| segment.ident == "Stream")
+        bound.path.segments.last().is_some_and(is_stream_trait)
     });
-    if is_stream {
-        "streaming is not supported yet; send a Vec, or several calls"
-    } else {
-        "`impl Trait` cannot be sent, since the other side must know the type; name it"
+    match place {
+        Place::Argument if is_stream => {
+            "the server gets a stream of arguments as `Streaming<T>`, as the last argument; the \
+             client's method takes any stream of T"
+        }
+        Place::Result if is_stream => {
+            "a stream of results stands by itself, or in the `Result` of an `async fn` that may \
+             refuse: Result<impl Stream<Item = T>, E>"
+        }
+        Place::Item if is_stream => "a stream has no streams in it; make a call for each",
+        _ => "`impl Trait` cannot be sent, since the other side must know the type; name it",
     }
 }
 

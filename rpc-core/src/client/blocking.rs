@@ -22,7 +22,11 @@ use tokio::task::coop;
 use rpc_transport::connect::error::ConnectError;
 
 use crate::client::Channel;
+use crate::client::call::stream_call::StreamDecoders;
 use crate::service::{MethodDescriptor, ReplyParts};
+use crate::status::Status;
+use crate::stream::BlockingStreaming;
+use crate::stream::upload::Pump;
 
 /// A channel whose calls block. Cheap to clone; clones share one connection and its thread.
 ///
@@ -94,10 +98,57 @@ impl BlockingChannel {
         }
         self.driver.wait(call)
     }
+
+    /// Calls a method that gives a stream, and waits until it was accepted.
+    ///
+    /// # Errors
+    /// Why it was not.
+    ///
+    /// # Panics
+    /// As [`BlockingChannel::call`].
+    pub fn call_stream<T, R, E, X, U>(
+        &self,
+        method: &'static MethodDescriptor,
+        args: &impl Serialize,
+        upload: U,
+        decoders: StreamDecoders<T, R, E, X>,
+    ) -> Result<BlockingStreaming<T, R, E, U>, X>
+    where
+        E: From<Status>,
+        X: From<Status>,
+        U: Pump,
+    {
+        refuse_inside_a_runtime();
+        let mut call = self.channel.call_stream(method, args, upload, decoders);
+        if let Some(timeout) = self.timeout {
+            call = call.timeout(timeout);
+        }
+        let stream = self.driver.wait(call)?;
+        Ok(BlockingStreaming::new(stream, Arc::clone(&self.driver)))
+    }
+
+    /// Calls a method that takes a stream, sends it and waits for the reply.
+    ///
+    /// # Panics
+    /// As [`BlockingChannel::call`].
+    pub fn call_upload<O, U: Pump>(
+        &self,
+        method: &'static MethodDescriptor,
+        args: &impl Serialize,
+        upload: U,
+        decode: fn(ReplyParts) -> O,
+    ) -> O {
+        refuse_inside_a_runtime();
+        let mut call = self.channel.call_upload(method, args, upload, decode);
+        if let Some(timeout) = self.timeout {
+            call = call.timeout(timeout);
+        }
+        self.driver.wait(call)
+    }
 }
 
 /// The thread that drives the connection.
-struct Driver {
+pub(crate) struct Driver {
     runtime: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -116,7 +167,7 @@ impl Driver {
     }
 
     /// Waits on this thread, while the driver's thread serves I/O and timers.
-    fn wait<F: Future>(&self, future: F) -> F::Output {
+    pub(crate) fn wait<F: Future>(&self, future: F) -> F::Output {
         self.runtime.block_on(future)
     }
 }
@@ -143,7 +194,7 @@ impl fmt::Debug for Driver {
 ///
 /// # Panics
 /// On a thread that drives asynchronous tasks.
-fn refuse_inside_a_runtime() {
+pub(crate) fn refuse_inside_a_runtime() {
     assert!(
         Handle::try_current().is_err() || !is_in_a_task(),
         "a blocking RPC client was used inside an async runtime, which it would block: use the \

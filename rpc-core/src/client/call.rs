@@ -3,7 +3,8 @@
 //! Owns the options of a call and the decoding of its result. Everything that does not depend on
 //! the type of the result is in `raw_call`.
 
-mod raw_call;
+pub(crate) mod raw_call;
+pub(crate) mod stream_call;
 
 use std::fmt;
 use std::future::Future;

@@ -28,6 +28,8 @@ use serde::Serialize;
 
 use crate::bulk::BulkPool;
 use crate::client::call::Call;
+use crate::client::call::raw_call::RawCall;
+use crate::client::call::stream_call::{StreamCall, StreamDecoders, UploadCall};
 use crate::codec::{Codec, Placement, Pool};
 use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::server::executor::Handlers;
@@ -56,6 +58,14 @@ impl Connection {
         let cause = self.shard.close_cause(self.key).unwrap_or(CloseCause::DriverGone);
         Status::new(Code::Unavailable, format!("connection to {}: {cause}", self.path.address))
             .with_source(Arc::new(cause) as Arc<dyn std::error::Error + Send + Sync>)
+    }
+}
+
+impl Connection {
+    /// Where the large byte strings of a message go.
+    #[inline]
+    pub(crate) fn placement(&self) -> Placement<'_> {
+        Placement { min_part_bytes: self.min_part_bytes, pool: Pool::Of(&self.bulk) }
     }
 }
 
@@ -162,14 +172,50 @@ impl Channel {
         args: &impl Serialize,
         decode: fn(ReplyParts) -> O,
     ) -> Call<'_, O> {
-        let Connection { codec, bulk, min_part_bytes, .. } = &*self.connection;
-        let placement = Placement { min_part_bytes: *min_part_bytes, pool: Pool::Of(bulk) };
         let mut body = OutBuf::new();
-        match codec.encode_body(args, &mut body, placement) {
+        match self.connection.codec.encode_body(args, &mut body, self.connection.placement()) {
             Ok(()) => Call::new(&self.connection, method, body, decode),
             Err(error) => {
                 let status = crate::__private::unencodable_arguments(method, error);
                 Call::failed_early(&self.connection, method, status, decode)
+            }
+        }
+    }
+}
+
+/// Calls of methods with streams; generated clients make them.
+impl Channel {
+    /// Calls a method that gives a stream.
+    pub fn call_stream<T, R, E, X, U>(
+        &self,
+        method: &'static MethodDescriptor,
+        args: &impl Serialize,
+        upload: U,
+        decoders: StreamDecoders<T, R, E, X>,
+    ) -> StreamCall<'_, T, R, E, X, U> {
+        StreamCall::new(self.raw_call(method, args), upload, decoders)
+    }
+
+    /// Calls a method that takes a stream and gives one result.
+    pub fn call_upload<O, U>(
+        &self,
+        method: &'static MethodDescriptor,
+        args: &impl Serialize,
+        upload: U,
+        decode: fn(ReplyParts) -> O,
+    ) -> UploadCall<'_, O, U> {
+        UploadCall::new(self.raw_call(method, args), upload, decode)
+    }
+
+    fn raw_call(&self, method: &'static MethodDescriptor, args: &impl Serialize) -> RawCall<'_> {
+        let Connection { codec, .. } = &*self.connection;
+        let mut body = OutBuf::new();
+        match codec.encode_body(args, &mut body, self.connection.placement()) {
+            Ok(()) => RawCall::new(&self.connection, method, Some(body)),
+            Err(error) => {
+                let mut call = RawCall::new(&self.connection, method, None);
+                call.fail(crate::__private::unencodable_arguments(method, error));
+                call
             }
         }
     }

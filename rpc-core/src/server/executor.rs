@@ -35,8 +35,9 @@ use crate::metadata::Metadata;
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::poll_watch::PollWatch;
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
-use crate::session::{self, Answer, Gone, Incoming, IncomingId, RAISE};
+use crate::session::{self, Answer, CallStreams, Gone, Incoming, IncomingId, RAISE};
 use crate::status::Status;
+use crate::stream::line::Line;
 use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
 /// Hasher for method ids, which are FNV-1a hashes already.
@@ -130,9 +131,37 @@ impl Route {
         if signature.is_some_and(|theirs| theirs != self.method.signature_hash) {
             return Err(signatures_differ(self.method));
         }
+        self.codec(codec)
+    }
+
+    /// Checks that the call has the streams of the method.
+    #[inline]
+    fn accept_streams(&self, streams: CallStreams) -> Result<(), Status> {
+        let CallStreams { arguments, results, .. } = self.method.streams;
+        if streams.arguments != arguments || streams.results != results {
+            return Err(streams_differ(self.method));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn codec(&self, codec: u8) -> Result<Codec, Status> {
         Codec::from_id(codec)
             .map_err(|error| Status::unimplemented(format!("{}: {error}", self.method.name)))
     }
+}
+
+/// Where the streams of a call are.
+fn line(shard: &Arc<RpcShard>, key: ConnectionKey, id: IncomingId) -> Box<Line> {
+    Box::new(Line { shard: Arc::clone(shard), key, id: id.into() })
+}
+
+#[cold]
+fn streams_differ(method: &MethodDescriptor) -> Status {
+    Status::failed_precondition(format!(
+        "{}: the call has other streams than the method; the server has `{}`",
+        method.name, method.signature
+    ))
 }
 
 #[cold]
@@ -203,13 +232,14 @@ impl Handlers {
     fn on_request(
         &mut self,
         key: ConnectionKey,
-        Incoming { id, method, codec, signature, deadline, metadata_bytes, mut message, .. }: Incoming,
+        Incoming { id, method, codec, signature, deadline, streams, metadata_bytes, mut message }: Incoming,
         connection_context: Arc<ConnectionContext>,
     ) {
         let Self { shard, router, last, done, finished, .. } = self;
         let mut call = Call { key, id, accepted: signature.is_some(), method: None };
         let prepared = router.find(method, last).and_then(|route| {
             let codec = route.accept(signature, codec)?;
+            route.accept_streams(streams)?;
             Ok((route, codec, metadata(route.method, &message[..metadata_bytes])?))
         });
         match prepared {
@@ -219,7 +249,13 @@ impl Handlers {
                 call.method = Some(route.method);
                 let context =
                     Context::of_call(deadline, metadata, connection_context, route.method);
-                let request = || Request::new(message, codec, context);
+                let request = || {
+                    let mut request = Request::new(message, codec, context);
+                    if route.method.has_streams() {
+                        request.line = Some(line(shard, key, id));
+                    }
+                    request
+                };
                 run(shard, call, route, request, done, finished);
             }
         }

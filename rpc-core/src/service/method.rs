@@ -10,6 +10,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::session::CallStreams;
+
 /// FNV-1a, 32 bits: the id of the method named `name` (`Service.method`).
 #[must_use]
 pub const fn method_id(name: &str) -> u32 {
@@ -57,6 +59,8 @@ pub struct MethodDescriptor {
     /// Runs as a separate task from the start, because it works long before its first await.
     /// Milliseconds of work still belong in `spawn_blocking`: see `#[service]`.
     pub spawn: bool,
+    /// Which streams a call of it has.
+    pub(crate) streams: CallStreams,
     /// 0: not assigned yet.
     index: AtomicU32,
 }
@@ -89,6 +93,7 @@ impl MethodDescriptor {
             idempotent: false,
             no_cancel: false,
             spawn: false,
+            streams: CallStreams::NONE,
             index: AtomicU32::new(0),
         }
     }
@@ -112,6 +117,34 @@ impl MethodDescriptor {
     pub const fn spawn(mut self) -> Self {
         self.spawn = true;
         self
+    }
+
+    /// Its last argument is a stream.
+    #[must_use]
+    pub const fn streams_arguments(mut self) -> Self {
+        self.streams.arguments = true;
+        self
+    }
+
+    /// Its result is a stream.
+    #[must_use]
+    pub const fn streams_results(mut self) -> Self {
+        self.streams.results = true;
+        self
+    }
+
+    /// A call's deadline starts anew with each item.
+    #[must_use]
+    pub const fn idle_deadline(mut self) -> Self {
+        self.streams.idle_deadline = true;
+        self
+    }
+
+    /// Whether items go in either direction.
+    #[inline]
+    #[must_use]
+    pub const fn has_streams(&self) -> bool {
+        self.streams.arguments || self.streams.results
     }
 
     /// A small number of this method, unique in this process and assigned on first use: for

@@ -12,6 +12,7 @@ use syn::{GenericArgument, Path, PathArguments, Type};
 
 use super::{alias_parts, quote};
 use crate::model::{Method, Returns, Service};
+use crate::streams::Download;
 use crate::types::{self, bare, is_ident, located, span_of};
 
 /// What a type is used for.
@@ -19,7 +20,7 @@ use crate::types::{self, bare, is_ident, located, span_of};
 enum Role {
     /// The client encodes it, and the server decodes it, borrowing.
     Argument,
-    /// The server encodes it, and the client decodes it, owning.
+    /// One end encodes it, and the other decodes it, owning: a result, or an item of a stream.
     Result,
     /// The same, unless it is a `Status`.
     Error,
@@ -56,6 +57,9 @@ impl Checks {
         for argument in &method.arguments {
             self.add(method, &argument.decoded.ty, Role::Argument);
         }
+        if let Some(upload) = &method.upload {
+            self.add(method, &upload.item, Role::Result);
+        }
         match &method.returns {
             Returns::Plain(ty) => self.add(method, ty, Role::Result),
             Returns::Result { ok, error } | Returns::OrStatus { ok, error } => {
@@ -66,6 +70,15 @@ impl Checks {
                 let (ok, error) = alias_parts(krate, ty);
                 self.add(method, &ok, Role::Result);
                 self.add(method, &error, Role::Error);
+            }
+            Returns::Stream(download) => {
+                let Download { item, end, error, refusal, .. } = &**download;
+                for result in [Some(item), end.as_ref()].into_iter().flatten() {
+                    self.add(method, result, Role::Result);
+                }
+                for error in [error, refusal].into_iter().flatten() {
+                    self.add(method, &error.ty, Role::Error);
+                }
             }
         }
     }

@@ -4,12 +4,12 @@ use proc_macro2::{Ident, TokenStream};
 use quote::quote_spanned;
 use syn::{Attribute, Type};
 
-use super::{alias_parts, method_static, probes, quote};
+use super::{alias_parts, method_static, probes, quote, streams};
 use crate::model::{Argument, Method, Returns, Service};
 use crate::types::{self, located, span_of};
 
 /// What the client's method returns, and the function that decodes it.
-fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStream) {
+pub(super) fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStream) {
     match returns {
         Returns::Plain(ty) => {
             let ty = types::client_result(ty);
@@ -30,6 +30,8 @@ fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStr
             let (ok, error) = alias_parts(krate, &types::client_result(ty));
             result_parts(krate, &ok, &error)
         }
+        // A stream's methods are written in `streams`.
+        Returns::Stream(_) => (TokenStream::new(), TokenStream::new()),
     }
 }
 
@@ -46,32 +48,38 @@ fn result_parts(krate: &syn::Path, ok: &Type, error: &Type) -> (TokenStream, Tok
 }
 
 /// The arguments as a tuple of values with their shapes.
-fn put_arguments(krate: &syn::Path, arguments: &[Argument]) -> TokenStream {
+pub(super) fn put_arguments(krate: &syn::Path, arguments: &[Argument]) -> TokenStream {
     let puts =
         arguments.iter().map(|Argument { ident, ty, .. }| types::put(&quote!(#ident), ty, krate));
     quote!(&(#(#puts,)*))
 }
 
 /// `ident: type` for each argument.
-fn parameters(method: &Method) -> impl Iterator<Item = TokenStream> {
+pub(super) fn parameters(method: &Method) -> impl Iterator<Item = TokenStream> {
     method.arguments.iter().map(|Argument { ident, ty, .. }| quote!(#ident: #ty))
 }
 
-/// The methods of a client. `wrap` makes the return type, `note` is the line of documentation.
+/// The methods of a client. `note` is the line of documentation.
 fn client_methods<'a>(
     service: &'a Service,
     note: &'a str,
-    wrap: impl Fn(TokenStream) -> TokenStream + 'a,
+    is_blocking: bool,
 ) -> impl Iterator<Item = TokenStream> + 'a {
     let Service { krate, visibility, .. } = service;
     let probes = probes(krate);
     service.methods.iter().enumerate().map(move |(at, method)| {
         let Method { client_attributes, ident, wire_name, .. } = method;
+        if method.has_stream() {
+            return streams::client_method(service, at, method, note, is_blocking);
+        }
         let descriptor = method_static(at);
         let parameters = parameters(method);
         let arguments = put_arguments(krate, &method.arguments);
         let (returned, decode) = client_result(krate, &method.returns);
-        let returned = wrap(returned);
+        let returned = match is_blocking {
+            true => returned,
+            false => quote!(#krate::__private::Call<'_, #returned>),
+        };
         let note = format!("{note} `{wire_name}`.");
         let gap = has_docs(client_attributes).then(|| quote!(#[doc = ""]));
         quote! {
@@ -86,14 +94,13 @@ fn client_methods<'a>(
     })
 }
 
-fn has_docs(attributes: &[Attribute]) -> bool {
+pub(super) fn has_docs(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
 }
 
 pub(super) fn client(service: &Service, client: &Ident) -> TokenStream {
     let Service { krate, visibility, .. } = service;
-    let methods =
-        client_methods(service, "Calls", |returned| quote!(#krate::__private::Call<'_, #returned>));
+    let methods = client_methods(service, "Calls", false);
     let connect = quote! {
         /// Connects to a server: `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.
         ///
@@ -123,7 +130,7 @@ pub(super) fn client(service: &Service, client: &Ident) -> TokenStream {
 
 pub(super) fn blocking(service: &Service, blocking: &Ident) -> TokenStream {
     let Service { krate, visibility, .. } = service;
-    let methods = client_methods(service, "Waits for the reply of", |returned| returned);
+    let methods = client_methods(service, "Waits for the reply of", true);
     let connect = quote! {
         /// Starts a thread that drives the connection, and connects to a server:
         /// `auto://host:port`, `rdma://`, `tcp://`, `shm://` or `mem://`.

@@ -7,7 +7,7 @@ use proc_macro2::{Ident, Span, TokenStream};
 use quote::{format_ident, quote_spanned};
 use syn::Type;
 
-use super::{alias_parts, method_static, method_variant, probes, quote};
+use super::{alias_parts, method_static, method_variant, probes, quote, streams};
 use crate::model::{Method, Returns, Service};
 use crate::types::{self, located, span_of};
 
@@ -91,18 +91,30 @@ fn dispatch_arm(service: &Service, at: usize, method: &Method) -> TokenStream {
         if argument.decoded.lent { quote!(&#local) } else { quote!(#local) }
     });
     let name = &method.ident;
-    let reply = reply(krate, &descriptor, method);
+    let rows = method.upload.as_ref().map(|upload| streams::receiver(krate, &descriptor, upload));
+    let called = quote!(<__Service as #the_trait>::#name(&*service, #(#passed,)* #rows));
+    let reply = match &method.returns {
+        Returns::Stream(download) => streams::pump(krate, &descriptor, download, &called),
+        _ => {
+            let reply = reply(krate, &descriptor, method);
+            quote! {
+                let output = #called.await;
+                #reply
+            }
+        }
+    };
+    let split = match method.has_stream() {
+        true => quote!(let (context, incoming, port) = #krate::__private::split_stream(request);),
+        false => quote!(let (context, incoming) = #krate::__private::split(request);),
+    };
     quote! {{
         let service = #krate::__private::Clone::clone(&self.service);
-        let (context, incoming) = #krate::__private::split(request);
+        #split
         #krate::__private::Handler::new(context, async move {
             let seeds = #krate::__private::Seeds((#(#seeds,)*));
             match incoming.arguments(&#descriptor, seeds) {
                 #krate::__private::Result::Err(reply) => reply,
-                #krate::__private::Result::Ok((#(#locals,)*)) => {
-                    let output = <__Service as #the_trait>::#name(&*service, #(#passed),*).await;
-                    #reply
-                }
+                #krate::__private::Result::Ok((#(#locals,)*)) => { #reply }
             }
         })
     }}
@@ -160,5 +172,7 @@ fn reply(krate: &syn::Path, descriptor: &Ident, method: &Method) -> TokenStream 
             };
             split(output, value(quote!(value), &ok), &error, span)
         }
+        // See `streams::pump`.
+        Returns::Stream(_) => TokenStream::new(),
     }
 }

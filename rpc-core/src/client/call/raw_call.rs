@@ -8,6 +8,8 @@
 //! 2. A call yields one outcome. A call dropped before that takes the request back if nothing of
 //!    it was sent, and cancels its handler otherwise.
 
+pub(crate) mod streaming;
+
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -73,7 +75,7 @@ struct Extras {
 
 /// How a call ended.
 #[derive(Default)]
-pub(super) enum CallOutcome {
+pub(crate) enum CallOutcome {
     #[default]
     Nothing,
     /// With a result.
@@ -84,7 +86,7 @@ pub(super) enum CallOutcome {
 }
 
 /// A call.
-pub(super) struct RawCall<'a> {
+pub(crate) struct RawCall<'a> {
     via: Via<'a>,
     method: &'static MethodDescriptor,
     state: State,
@@ -97,7 +99,7 @@ pub(super) struct RawCall<'a> {
 
 impl<'a> RawCall<'a> {
     #[inline]
-    pub(super) fn new(
+    pub(crate) fn new(
         connection: &'a Arc<Connection>,
         method: &'static MethodDescriptor,
         body: Option<OutBuf>,
@@ -112,11 +114,11 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    pub(super) fn bring_forward(&mut self, deadline: Instant) {
+    pub(crate) fn bring_forward(&mut self, deadline: Instant) {
         self.deadline = Some(self.deadline.map_or(deadline, |other| other.min(deadline)));
     }
 
-    pub(super) fn add_metadata(&mut self, key: &str, value: Bytes) {
+    pub(crate) fn add_metadata(&mut self, key: &str, value: Bytes) {
         let extras = self.extras.get_or_insert_default();
         if let Err(error) = extras.metadata.insert(key, value) {
             let text = format!("{}: {error}", self.method.name);
@@ -124,7 +126,7 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    pub(super) fn land_in(&mut self, landing: Landing) {
+    pub(crate) fn land_in(&mut self, landing: Landing) {
         match landing {
             Landing::Buffer(buffer) => {
                 self.extras.get_or_insert_default().into = Some(Box::new(buffer));
@@ -139,7 +141,7 @@ impl<'a> RawCall<'a> {
 
     /// Ends the call with an error; nothing is sent.
     #[cold]
-    pub(super) fn fail(&mut self, status: Status) {
+    pub(crate) fn fail(&mut self, status: Status) {
         self.over(CallOutcome::Failed(status.of_call(self.method)));
     }
 
@@ -153,7 +155,7 @@ impl<'a> RawCall<'a> {
     }
 
     /// Sends the request and moves the call out, detached from the channel borrow.
-    pub(super) fn start(&mut self) -> RawCall<'static> {
+    pub(crate) fn start(&mut self) -> RawCall<'static> {
         if let State::Ready = self.state {
             let mut found = CallOutcome::Nothing;
             self.send(false, &mut found);
@@ -178,15 +180,18 @@ impl<'a> RawCall<'a> {
         *state = State::Done;
         let connection = via.connection();
         let metadata = extras.as_ref().and_then(|extras| encoded(&extras.metadata));
+        let deadline = effective_deadline(*deadline, connection.default_timeout);
+        let mut streams = method.streams;
+        streams.idle_deadline &= deadline.is_some();
         let call = StartCall {
             method: method.id,
             method_index: method.dense_index(),
             signature: method.signature_hash,
             codec: connection.codec.id(),
-            deadline: effective_deadline(*deadline, connection.default_timeout),
+            deadline,
             no_cancel: method.no_cancel,
+            streams,
             metadata: metadata.as_deref().unwrap_or_default(),
-            streams: session::CallStreams::NONE,
         };
         let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
         let mut outcome = None;
@@ -248,6 +253,7 @@ impl<'a> RawCall<'a> {
             }
             StartError::PeerGoingAway => self.failed(Failure::PeerGoingAway, true),
             StartError::PeerTakesNoCalls => self.failed(Failure::PeerTakesNoCalls, true),
+            StartError::PeerHasNoStreams => self.failed(Failure::PeerHasNoStreams, true),
             _ => Status::new(Code::Unavailable, format!("{name}: {error}")).with_retryable(true),
         }
     }
@@ -320,6 +326,9 @@ impl<'a> RawCall<'a> {
                 Code::ResourceExhausted,
                 format!("{name}: no memory for the reply: {reason}"),
             ),
+            Failure::PeerHasNoStreams => Status::unimplemented(format!(
+                "{name}: the server speaks no streams; bring it up to date"
+            )),
             // The handler may have run, also to its end.
             Failure::Closed => self
                 .via
@@ -335,7 +344,7 @@ impl<'a> RawCall<'a> {
     ///
     /// # Panics
     /// When polled after that.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
         if let State::Ready = self.state {
             // Tokio's coop budget: a loop of calls that are answered at once must not starve the
             // other tasks of its thread.
@@ -433,7 +442,7 @@ impl<'a> RawCall<'a> {
 
     /// The input of the reply's decoder.
     #[inline]
-    pub(super) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
+    pub(crate) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.connection().codec;
         let into = self.extras.as_mut().and_then(|extras| extras.into.take());

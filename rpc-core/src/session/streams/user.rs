@@ -79,6 +79,20 @@ impl<W, H> Session<W, H> {
         self.stream_mut(id)?.1.write_waiter.replace(waiter)
     }
 
+    /// Registers who is to learn that nobody reads any more, also while there is room: a writer that
+    /// has nothing to write. Returns the one before; or `waiter` itself if there is nothing to wait
+    /// for. To be dropped outside the lock.
+    pub fn watch_writer(&mut self, id: impl Into<StreamId>, waiter: W) -> Option<W> {
+        let id = id.into();
+        if !matches!(self.writable(id), Ok(()) | Err(SendError::Full)) {
+            return Some(waiter);
+        }
+        match self.stream_mut(id) {
+            Some((_, stream)) => stream.write_waiter.replace(waiter),
+            None => Some(waiter),
+        }
+    }
+
     /// Who waits to write.
     #[inline]
     #[must_use]

@@ -1,0 +1,145 @@
+//! A call that has streams.
+//!
+//! Owns what such a call has beyond its outcome: whether it was accepted, its stream's place, and how
+//! the stream of results ended.
+
+use std::task::{Context, Poll};
+
+use super::{CONNECTION_GONE, CallOutcome, RawCall, State};
+use crate::client::Connection;
+use crate::codec::Codec;
+use crate::endpoint::RpcEndpoint;
+use crate::service::{MethodDescriptor, ReplyParts};
+use crate::session::{self, CallId, Failure, Outcome};
+use crate::status::Code;
+use crate::stream::StreamEnd;
+use crate::stream::line::LineRef;
+use crate::stream::upload::PumpedCall;
+
+/// What became of a call that wants a stream of results.
+pub(crate) enum Accepted {
+    /// There is a stream.
+    Yes,
+    /// There is none, and the outcome says why.
+    No(ReplyParts),
+}
+
+impl RawCall<'_> {
+    /// Sends the request, if that was not done before.
+    pub(crate) fn begin(&mut self) {
+        if let State::Ready = self.state {
+            let mut found = CallOutcome::Nothing;
+            self.send(false, &mut found);
+            if !matches!(found, CallOutcome::Nothing) {
+                self.over(found);
+            }
+        }
+    }
+
+    fn id(&self) -> Option<CallId> {
+        match self.state {
+            State::InFlight(call) => Some(call),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn line(&self) -> Option<LineRef<'_>> {
+        let connection = self.via.connection();
+        let id = self.id()?.into();
+        Some(LineRef { shard: &connection.shard, key: connection.key, id })
+    }
+
+    /// The call, while arguments may be sent.
+    pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
+        let connection: &Connection = self.via.connection();
+        Some(PumpedCall { connection, line: self.line()?, method: self.method })
+    }
+
+    /// Ready when the server has accepted the call, or it has ended.
+    pub(crate) fn poll_accepted(&mut self, cx: &Context<'_>) -> Poll<Accepted> {
+        if let (Some(id), Some(line)) = (self.id(), self.line()) {
+            let state = |peer: &RpcEndpoint| match peer.session.is_accepted(id) {
+                true => Some(true),
+                false => peer.session.has_outcome(id).then_some(false),
+            };
+            loop {
+                match line.with(|peer| state(peer)) {
+                    Some(Some(true)) => return Poll::Ready(Accepted::Yes),
+                    Some(Some(false)) | None => break,
+                    Some(None) if line.wait_to_read(cx, |peer| state(peer).is_some()) => {
+                        return Poll::Pending;
+                    }
+                    Some(None) => {}
+                }
+            }
+        }
+        let (_, found) = self.take_end();
+        // Without items the response alone says that the call was accepted.
+        if let CallOutcome::Ok(_) = found {
+            self.over(found);
+            return Poll::Ready(Accepted::Yes);
+        }
+        Poll::Ready(Accepted::No(self.finish(found)))
+    }
+
+    /// Takes the outcome, behind all items.
+    fn take_end(&mut self) -> (StreamEnd, CallOutcome) {
+        let mut found = CallOutcome::Nothing;
+        let end = match self.id() {
+            None => {
+                self.take_found(&mut found);
+                match found {
+                    CallOutcome::Ok(_) => StreamEnd::Finished,
+                    _ => StreamEnd::Failed,
+                }
+            }
+            Some(id) => {
+                let connection = self.via.connection();
+                let outcome =
+                    connection.shard.with(connection.key, |peer| peer.session.take_outcome(id));
+                let outcome = outcome.flatten().unwrap_or(CONNECTION_GONE);
+                let end = end_of(&outcome);
+                found = self.rarely_found(outcome);
+                end
+            }
+        };
+        self.state = State::Done;
+        (end, found)
+    }
+
+    /// How the stream of results ended, and the input of the decoder of what is behind it.
+    pub(crate) fn finish_stream(&mut self) -> (StreamEnd, ReplyParts) {
+        let (end, found) = self.take_end();
+        (end, self.finish(found))
+    }
+
+    /// Ends the call from this side.
+    pub(crate) fn cancel_stream(&mut self) {
+        if let State::InFlight(call) = self.state {
+            self.state = State::Done;
+            super::cancel(self.via.connection(), call);
+        }
+    }
+
+    pub(crate) fn codec(&self) -> Codec {
+        self.via.connection().codec
+    }
+
+    pub(crate) fn method(&self) -> &'static MethodDescriptor {
+        self.method
+    }
+}
+
+fn end_of(outcome: &Outcome) -> StreamEnd {
+    match outcome {
+        Outcome::Reply(reply) if reply.is_reset => {
+            let session::ReplyKind::Status { code, .. } = reply.kind else {
+                return StreamEnd::Failed;
+            };
+            StreamEnd::Reset(Code::from_number(code).unwrap_or(Code::Unknown))
+        }
+        Outcome::Reply(reply) if reply.kind == session::ReplyKind::Ok => StreamEnd::Finished,
+        Outcome::Failed { reason: Failure::Closed, .. } => StreamEnd::Disconnected,
+        Outcome::Reply(_) | Outcome::Failed { .. } => StreamEnd::Failed,
+    }
+}

@@ -1,0 +1,240 @@
+//! Calls with streams, as users hold them.
+//!
+//! Owns the two futures: of a call that gives a stream ([`StreamCall`]) and of one that takes a
+//! stream and gives one result ([`UploadCall`]). What they have in common with other calls is in
+//! `raw_call`.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rpc_transport::engine::clock;
+
+use super::raw_call::streaming::Accepted;
+use super::raw_call::{CallOutcome, RawCall};
+use crate::codec::Codec;
+use crate::service::{MethodDescriptor, ReplyParts};
+use crate::status::Status;
+use crate::stream::item::Decode;
+use crate::stream::line::LineRef;
+use crate::stream::upload::{NoUpload, Pump, PumpedCall};
+use crate::stream::{StreamEnd, Streaming};
+
+/// How the pieces of a stream of results are decoded.
+#[doc(hidden)]
+pub struct StreamDecoders<T, R, E, X> {
+    item: Decode<T>,
+    end: fn(ReplyParts) -> Result<R, E>,
+    refusal: fn(ReplyParts) -> Result<(), X>,
+}
+
+impl<T, R, E, X> StreamDecoders<T, R, E, X> {
+    /// Made by generated clients.
+    pub fn new(
+        item: Decode<T>,
+        end: fn(ReplyParts) -> Result<R, E>,
+        refusal: fn(ReplyParts) -> Result<(), X>,
+    ) -> Self {
+        Self { item, end, refusal }
+    }
+}
+
+impl<T, R, E, X> fmt::Debug for StreamDecoders<T, R, E, X> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StreamDecoders")
+    }
+}
+
+/// A call of a method that gives a stream. Awaiting it sends the request and waits until the server
+/// has accepted the call, or refused it; it gives a [`Streaming`]. Dropping either cancels the
+/// call.
+///
+/// `X` is the error of a refusal, `U` sends the stream of arguments, if there is one: from the first
+/// poll on, whenever this or the stream is polled.
+#[must_use = "a call does nothing until it is awaited or started"]
+pub struct StreamCall<'a, T, R = (), E = Status, X = Status, U = NoUpload> {
+    call: RawCall<'a>,
+    upload: Option<U>,
+    decoders: StreamDecoders<T, R, E, X>,
+}
+
+/// A call of a method that takes a stream and gives one result, `O`. Awaiting it sends the request
+/// and the items, and waits for the outcome, which may come before all items have been sent: then
+/// the source is dropped. Dropping the call cancels it.
+#[must_use = "a call does nothing until it is awaited or started"]
+pub struct UploadCall<'a, O, U> {
+    call: RawCall<'a>,
+    upload: U,
+    decode: fn(ReplyParts) -> O,
+}
+
+/// What both have of a [`Call`](super::Call).
+macro_rules! options {
+    () => {
+        /// As [`Call::timeout`](super::Call::timeout). Where the method has
+        /// `stream_deadline = "idle"`, the time starts anew with each item, in either direction.
+        pub fn timeout(self, timeout: Duration) -> Self {
+            match clock::now().checked_add(timeout) {
+                Some(deadline) => self.deadline(deadline),
+                None => self,
+            }
+        }
+
+        /// As [`Call::deadline`](super::Call::deadline).
+        pub fn deadline(mut self, deadline: Instant) -> Self {
+            self.call.bring_forward(deadline);
+            self
+        }
+
+        /// As [`Call::metadata`](super::Call::metadata).
+        pub fn metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
+            self.call.add_metadata(key, value.into());
+            self
+        }
+    };
+}
+
+impl<'a, T, R, E, X, U> StreamCall<'a, T, R, E, X, U> {
+    pub(crate) fn new(call: RawCall<'a>, upload: U, decoders: StreamDecoders<T, R, E, X>) -> Self {
+        Self { call, upload: Some(upload), decoders }
+    }
+
+    options!();
+
+    /// Sends the request now and ends the borrow of the channel, so that the call can be spawned,
+    /// or awaited together with others.
+    pub fn start(mut self) -> StreamCall<'static, T, R, E, X, U> {
+        let Self { upload, decoders, .. } = self;
+        StreamCall { call: self.call.start(), upload, decoders }
+    }
+}
+
+// Nothing in it is pinned: sources are boxed.
+impl<T, R, E, X, U> Unpin for StreamCall<'_, T, R, E, X, U> {}
+
+impl<T, R, E, X, U> Future for StreamCall<'_, T, R, E, X, U>
+where
+    E: From<Status>,
+    X: From<Status>,
+    U: Pump,
+{
+    type Output = Result<Streaming<T, R, E, U>, X>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+        this.call.begin();
+        if let (Some(pumped), Some(upload)) = (this.call.pumped(), &mut this.upload) {
+            // Pending or not: the server may have answered.
+            let _ = upload.poll_pump(cx, &pumped);
+        }
+        let accepted = std::task::ready!(this.call.poll_accepted(cx));
+        step.made_progress();
+        let upload = this.upload.take();
+        Poll::Ready(match (accepted, upload) {
+            (Accepted::Yes, Some(upload)) => {
+                let StreamDecoders { item, end, .. } = this.decoders;
+                // Sent already: this only makes it independent of the channel's borrow.
+                let call = ClientStream(this.call.start());
+                Ok(Streaming::of_results(call, item, end, upload))
+            }
+            (Accepted::Yes, None) => panic!("a `StreamCall` was polled after completion"),
+            (Accepted::No(parts), upload) => {
+                let own = upload.and_then(|mut upload| upload.end());
+                let error = match own {
+                    Some(status) => status.into(),
+                    None => match (this.decoders.refusal)(parts) {
+                        Err(error) => error,
+                        Ok(()) => Status::internal("a refusal without an error").into(),
+                    },
+                };
+                Err(error)
+            }
+        })
+    }
+}
+
+impl<T, R, E, X, U> fmt::Debug for StreamCall<'_, T, R, E, X, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.call.fmt(f)
+    }
+}
+
+impl<'a, O, U> UploadCall<'a, O, U> {
+    pub(crate) fn new(call: RawCall<'a>, upload: U, decode: fn(ReplyParts) -> O) -> Self {
+        Self { call, upload, decode }
+    }
+
+    options!();
+
+    /// Sends the request now and ends the borrow of the channel, so that the call can be spawned,
+    /// or awaited together with others. Items are sent when it is polled.
+    pub fn start(mut self) -> UploadCall<'static, O, U> {
+        let Self { upload, decode, .. } = self;
+        UploadCall { call: self.call.start(), upload, decode }
+    }
+}
+
+// Nothing in it is pinned: sources are boxed.
+impl<O, U> Unpin for UploadCall<'_, O, U> {}
+
+impl<O, U: Pump> Future for UploadCall<'_, O, U> {
+    type Output = O;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
+        let this = self.get_mut();
+        let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+        this.call.begin();
+        if let Some(pumped) = this.call.pumped() {
+            // Pending or not: the outcome may have come.
+            let _ = this.upload.poll_pump(cx, &pumped);
+        }
+        let mut found = CallOutcome::Nothing;
+        std::task::ready!(this.call.poll(cx, &mut found));
+        step.made_progress();
+        let mut parts = this.call.finish(found);
+        if let Some(status) = this.upload.end() {
+            parts.outcome = Err(status);
+        }
+        Poll::Ready((this.decode)(parts))
+    }
+}
+
+impl<O, U> fmt::Debug for UploadCall<'_, O, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.call.fmt(f)
+    }
+}
+
+/// A call whose stream of results is read.
+pub(crate) struct ClientStream(RawCall<'static>);
+
+impl ClientStream {
+    pub(crate) fn codec(&self) -> Codec {
+        self.0.codec()
+    }
+
+    pub(crate) fn method(&self) -> &'static MethodDescriptor {
+        self.0.method()
+    }
+
+    pub(crate) fn line(&self) -> Option<LineRef<'_>> {
+        self.0.line()
+    }
+
+    pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
+        self.0.pumped()
+    }
+
+    /// How the stream ended, and what is behind it.
+    pub(crate) fn finish(&mut self) -> (StreamEnd, ReplyParts) {
+        self.0.finish_stream()
+    }
+
+    pub(crate) fn cancel(&mut self) {
+        self.0.cancel_stream();
+    }
+}

@@ -1,0 +1,65 @@
+//! Streams for programs without a runtime.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::receive::{StreamEnd, Streaming};
+use super::upload::{NoUpload, Pump};
+use crate::client::blocking::{Driver, refuse_inside_a_runtime};
+use crate::status::Status;
+
+/// A stream of results, read by an iterator that waits. Dropping it cancels the call.
+///
+/// The types are those of [`Streaming`].
+#[must_use = "a stream that is dropped is stopped"]
+pub struct BlockingStreaming<T, R = (), E = Status, U = NoUpload> {
+    // Dropped first: the driver ends with its last handle.
+    stream: Streaming<T, R, E, U>,
+    driver: Arc<Driver>,
+}
+
+impl<T, R, E, U> BlockingStreaming<T, R, E, U> {
+    pub(crate) fn new(stream: Streaming<T, R, E, U>, driver: Arc<Driver>) -> Self {
+        Self { stream, driver }
+    }
+
+    /// How the stream ended; `None` until its last item has been read.
+    #[must_use]
+    pub fn end(&self) -> Option<StreamEnd> {
+        self.stream.end()
+    }
+}
+
+impl<T, R, E: From<Status>, U: Pump> BlockingStreaming<T, R, E, U> {
+    /// As [`Streaming::finish`].
+    ///
+    /// # Errors
+    /// Why the stream ended before its end.
+    ///
+    /// # Panics
+    /// On a thread that drives asynchronous tasks.
+    pub fn finish(self) -> Result<R, E> {
+        refuse_inside_a_runtime();
+        let Self { stream, driver } = self;
+        driver.wait(stream.finish())
+    }
+}
+
+/// Waits for each item. After an error there is nothing more.
+///
+/// # Panics
+/// On a thread that drives asynchronous tasks.
+impl<T, R, E: From<Status>, U: Pump> Iterator for BlockingStreaming<T, R, E, U> {
+    type Item = Result<T, E>;
+
+    fn next(&mut self) -> Option<Result<T, E>> {
+        refuse_inside_a_runtime();
+        self.driver.wait(self.stream.next())
+    }
+}
+
+impl<T, R, E, U> fmt::Debug for BlockingStreaming<T, R, E, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stream.fmt(f)
+    }
+}

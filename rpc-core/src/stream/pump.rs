@@ -1,0 +1,226 @@
+//! Sending a server's stream of results.
+//!
+//! Owns the pump: the part of a handler's future that polls the method's stream and sends its items.
+//! It owns nothing of the method's: the stream may borrow the service and the arguments, which the
+//! same future owns. Items are not boxed, and nothing is spawned.
+//!
+//! Invariants:
+//! 1. The caller learns that its call was accepted before the method's stream is waited for.
+//! 2. The stream is dropped as soon as nobody reads it. A caller that is gone drops the whole
+//!    handler.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use rpc_transport::message::outgoing::OutBuf;
+
+use super::item::{Decode, Encode, ItemEncoder};
+use super::line::{Line, NotTaken};
+use super::producer::{Producer, Step};
+use super::receive::Streaming;
+use crate::__private::copy_to_own_pool;
+use crate::codec::{Codec, Placement, Pool};
+use crate::service::{MethodDescriptor, Reply};
+use crate::session::StreamId;
+use crate::status::Status;
+
+/// The streams of a call, as its handler has them.
+#[doc(hidden)]
+pub struct Port {
+    /// `None` for a request that did not come over a connection.
+    line: Option<Line>,
+    codec: Codec,
+    min_part_bytes: usize,
+}
+
+/// What a stream gives next.
+enum Next<T, R> {
+    Item(T),
+    LastItem(T, R),
+    End(R),
+}
+
+impl Port {
+    pub(crate) fn new(line: Option<Line>, codec: Codec, min_part_bytes: usize) -> Self {
+        Self { line, codec, min_part_bytes }
+    }
+
+    /// The stream of arguments.
+    pub fn receive<T>(&self, method: &'static MethodDescriptor, decode: Decode<T>) -> Streaming<T> {
+        Streaming::of_arguments(self.line.clone(), self.codec, method, decode)
+    }
+
+    /// Sends all items of a stream.
+    ///
+    /// # Errors
+    /// The reply that says why not all of them could be sent.
+    pub async fn pump<S: Stream>(
+        &self,
+        method: &'static MethodDescriptor,
+        stream: S,
+        encode: Encode<S::Item>,
+    ) -> Result<(), Reply> {
+        let mut stream = pin!(stream);
+        let next = |cx: &mut Context<'_>| {
+            stream.as_mut().poll_next(cx).map(|item| item.map_or(Next::End(()), Next::Item))
+        };
+        self.send_all(method, next, encode).await
+    }
+
+    /// Sends all items of a stream that may end with an error.
+    ///
+    /// # Errors
+    /// The reply that says why not all of them could be sent.
+    pub async fn pump_results<S, T, E>(
+        &self,
+        method: &'static MethodDescriptor,
+        stream: S,
+        encode: Encode<T>,
+    ) -> Result<Result<(), E>, Reply>
+    where
+        S: Stream<Item = Result<T, E>>,
+    {
+        let mut stream = pin!(stream);
+        let next = |cx: &mut Context<'_>| {
+            stream.as_mut().poll_next(cx).map(|item| match item {
+                Some(Ok(item)) => Next::Item(item),
+                Some(Err(error)) => Next::End(Err(error)),
+                None => Next::End(Ok(())),
+            })
+        };
+        self.send_all(method, next, encode).await
+    }
+
+    /// Sends all items of a producer, and gives its output.
+    ///
+    /// # Errors
+    /// The reply that says why not all of them could be sent.
+    pub async fn pump_producer<P: Producer>(
+        &self,
+        method: &'static MethodDescriptor,
+        producer: P,
+        encode: Encode<P::Item>,
+    ) -> Result<P::Output, Reply> {
+        let mut producer = pin!(producer);
+        let next = |cx: &mut Context<'_>| {
+            producer.as_mut().poll_step(cx).map(|step| match step {
+                Step::Item(item) => Next::Item(item),
+                Step::LastItem(item, output) => Next::LastItem(item, output),
+                Step::End(output) => Next::End(output),
+            })
+        };
+        self.send_all(method, next, encode).await
+    }
+
+    fn send_all<'a, T, R, N>(
+        &'a self,
+        method: &'static MethodDescriptor,
+        next: N,
+        encode: Encode<T>,
+    ) -> impl Future<Output = Result<R, Reply>> + use<'a, T, R, N>
+    where
+        N: FnMut(&mut Context<'_>) -> Poll<Next<T, R>>,
+    {
+        let (waiting, output) = (None, None);
+        let mut sending =
+            Sending { port: self, method, next, encode, waiting, output, is_accepted: false };
+        poll_fn(move |cx| sending.poll(cx))
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port").field("line", &self.line).finish_non_exhaustive()
+    }
+}
+
+/// A stream that is being sent.
+struct Sending<'a, T, R, N> {
+    port: &'a Port,
+    method: &'static MethodDescriptor,
+    next: N,
+    encode: Encode<T>,
+    /// An item that waits for room.
+    waiting: Option<OutBuf>,
+    /// What comes behind it, if it is the last.
+    output: Option<R>,
+    is_accepted: bool,
+}
+
+impl<T, R, N> Sending<'_, T, R, N>
+where
+    N: FnMut(&mut Context<'_>) -> Poll<Next<T, R>>,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<R, Reply>> {
+        let Some(line) = &self.port.line else {
+            return Poll::Ready(Err(no_connection(self.method)));
+        };
+        let line = line.by_ref();
+        loop {
+            if self.waiting.is_some()
+                && let Err(why) = std::task::ready!(line.poll_send(cx, &mut self.waiting))
+            {
+                self.waiting = None;
+                return Poll::Ready(Err(not_sent(self.method, why)));
+            }
+            if let Some(output) = self.output.take() {
+                return Poll::Ready(Ok(output));
+            }
+            let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+            let next = (self.next)(cx);
+            if next.is_pending() && !self.is_accepted {
+                self.is_accepted = true;
+                if let StreamId::Incoming(id) = line.id {
+                    // A caller that is gone has the handler stopped.
+                    let _ = line.with(|peer| peer.session.accept(id));
+                }
+            }
+            let next = std::task::ready!(next);
+            step.made_progress();
+            let item = match next {
+                Next::Item(item) => item,
+                Next::LastItem(item, output) => {
+                    self.output = Some(output);
+                    item
+                }
+                Next::End(output) => return Poll::Ready(Ok(self.accepted(output))),
+            };
+            let Port { codec, min_part_bytes, .. } = *self.port;
+            let placement = Placement { min_part_bytes, pool: Pool::Ask(copy_to_own_pool) };
+            self.is_accepted = true;
+            match ItemEncoder::encode(item, self.encode, codec, placement) {
+                Ok(frame) => self.waiting = Some(frame),
+                Err(error) => {
+                    let status = crate::__private::unencodable_item(self.method, error);
+                    return Poll::Ready(Err(Reply::Status(status)));
+                }
+            }
+        }
+    }
+
+    /// The stream's end, behind the news that the call was accepted: an error that is its first
+    /// thing is not to be taken for a refusal.
+    fn accepted(&mut self, output: R) -> R {
+        if !self.is_accepted
+            && let Some(line) = &self.port.line
+            && let StreamId::Incoming(id) = line.id
+        {
+            let _ = line.by_ref().with(|peer| peer.session.accept(id));
+        }
+        output
+    }
+}
+
+#[cold]
+fn no_connection(method: &MethodDescriptor) -> Reply {
+    let text = format!("{}: a method with streams is called over a connection", method.name);
+    Reply::Status(Status::unimplemented(text))
+}
+
+#[cold]
+fn not_sent(method: &MethodDescriptor, why: NotTaken) -> Reply {
+    Reply::Status(why.into_status(method))
+}

@@ -1,0 +1,293 @@
+//! Reading a stream.
+//!
+//! Owns the reader's side of both directions: items are taken from the session, decoded, and the end
+//! is told apart from its kinds.
+//!
+//! Invariants:
+//! 1. Items that have arrived are given before any end.
+//! 2. A reader that is dropped before the end stops the sender: a client's cancels the call, a
+//!    server's gives up the arguments alone.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use rpc_transport::message::received::Message;
+
+use super::item::Decode;
+use super::line::Line;
+use super::upload::{NoUpload, Pump};
+use crate::client::call::stream_call::ClientStream;
+use crate::codec::Codec;
+use crate::service::{MethodDescriptor, ReplyParts};
+use crate::session::{self, ReadItem};
+use crate::status::{Code, Status};
+
+/// How a stream ended: [`Streaming::end`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StreamEnd {
+    /// The sender has sent all that there is.
+    Finished,
+    /// The sender ended it with a status or an error of the method's own, or the call failed: its
+    /// deadline passed, say.
+    Failed,
+    /// The sender gave it up in the midst of it: it was dropped, or its source failed. The code is
+    /// the sender's.
+    Reset(Code),
+    /// This end stopped reading: the stream was dropped, or an item could not be decoded.
+    Stopped,
+    /// The connection was lost.
+    Disconnected,
+}
+
+/// A stream that is read: the items that the other end sends, in their order.
+///
+/// As the last argument of a method it is what the server gets; from a call of a method that returns
+/// `impl Stream` it is what the client gets. It is a [`Stream`] of `Result<T, E>`, and has methods
+/// of its own for the common steps. After an error there is nothing more.
+///
+/// `R` is the value after the items, for methods that return a
+/// [`Producer`](crate::stream::Producer). `E` is [`Status`], or
+/// [`CallError<E>`](crate::CallError) where the stream may end with the method's own error.
+///
+/// Dropping it stops the other end: its source is dropped at once. A client's also cancels the call.
+#[must_use = "a stream that is dropped is stopped"]
+pub struct Streaming<T, R = (), E = Status, U = NoUpload> {
+    side: Side<R, E, U>,
+    codec: Codec,
+    method: &'static MethodDescriptor,
+    decode: Decode<T>,
+    end: Option<StreamEnd>,
+    /// The value after the items, once they have ended.
+    output: Option<R>,
+}
+
+/// Which end of the connection reads.
+enum Side<R, E, U> {
+    /// A client reads results.
+    Results(Box<Results<R, E, U>>),
+    /// A server reads arguments.
+    /// `None`: the request did not come over a connection, so there are none.
+    Arguments(Option<Line>),
+}
+
+struct Results<R, E, U> {
+    call: ClientStream,
+    decode_end: fn(ReplyParts) -> Result<R, E>,
+    upload: U,
+}
+
+impl<T> Streaming<T> {
+    /// A stream of arguments.
+    pub(crate) fn of_arguments(
+        line: Option<Line>,
+        codec: Codec,
+        method: &'static MethodDescriptor,
+        decode: Decode<T>,
+    ) -> Self {
+        let side = Side::Arguments(line);
+        Self { side, codec, method, decode, end: None, output: Some(()) }
+    }
+}
+
+impl<T, R, E, U> Streaming<T, R, E, U> {
+    /// A stream of results.
+    pub(crate) fn of_results(
+        call: ClientStream,
+        decode: Decode<T>,
+        decode_end: fn(ReplyParts) -> Result<R, E>,
+        upload: U,
+    ) -> Self {
+        let (codec, method) = (call.codec(), call.method());
+        let side = Side::Results(Box::new(Results { call, decode_end, upload }));
+        Self { side, codec, method, decode, end: None, output: None }
+    }
+
+    /// How the stream ended; `None` until its last item has been read.
+    #[must_use]
+    pub fn end(&self) -> Option<StreamEnd> {
+        self.end
+    }
+}
+
+/// What was read.
+enum Read<R, E> {
+    Item(Message),
+    Finished(Option<R>),
+    Failed(StreamEnd, E),
+}
+
+impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
+    /// The next item; `None` after the last. Dropped before it is ready, it has taken nothing.
+    ///
+    /// # Errors
+    /// Why the stream ended before its end. After that there is `None`.
+    #[allow(clippy::should_implement_trait, reason = "the name that users of streams expect")]
+    pub fn next(&mut self) -> impl Future<Output = Option<Result<T, E>>> + use<'_, T, R, E, U> {
+        poll_fn(|cx| self.poll_item(cx))
+    }
+
+    /// The next item, for `while let Some(item) = stream.try_next().await?`.
+    ///
+    /// # Errors
+    /// Why the stream ended before its end.
+    pub async fn try_next(&mut self) -> Result<Option<T>, E> {
+        self.next().await.transpose()
+    }
+
+    /// Reads on to the end, and gives the value after the items: `()`, unless the method returns a
+    /// [`Producer`](crate::stream::Producer). Items that were not read are dropped.
+    ///
+    /// # Errors
+    /// Why the stream ended before its end. Where that was told before:
+    /// [`FailedPrecondition`](Code::FailedPrecondition).
+    pub async fn finish(mut self) -> Result<R, E> {
+        while self.try_next().await?.is_some() {}
+        let name = self.method.name;
+        let output = self.output.take().filter(|_| self.end == Some(StreamEnd::Finished));
+        output.ok_or_else(|| {
+            Status::failed_precondition(format!("{name}: the stream had failed before")).into()
+        })
+    }
+
+    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, E>>> {
+        if self.end.is_some() {
+            return Poll::Ready(None);
+        }
+        let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+        let read = std::task::ready!(match &mut self.side {
+            Side::Results(results) => results.poll_read(cx),
+            Side::Arguments(line) => poll_arguments(line, self.method, cx),
+        });
+        step.made_progress();
+        Poll::Ready(match read {
+            Read::Item(message) => Some(match (self.decode)(self.codec, self.method, message) {
+                Ok(item) => Ok(item),
+                Err(status) => {
+                    self.stop();
+                    Err(status.into())
+                }
+            }),
+            Read::Finished(output) => {
+                self.end = Some(StreamEnd::Finished);
+                if output.is_some() {
+                    self.output = output;
+                }
+                None
+            }
+            Read::Failed(end, error) => {
+                self.end = Some(end);
+                Some(Err(error))
+            }
+        })
+    }
+}
+
+impl<T, R, E, U> Streaming<T, R, E, U> {
+    /// Gives up reading.
+    #[cold]
+    fn stop(&mut self) {
+        self.end = Some(StreamEnd::Stopped);
+        match &mut self.side {
+            Side::Results(results) => results.call.cancel(),
+            Side::Arguments(line) => {
+                let Some(line) = line else { return };
+                let id = line.id;
+                line.by_ref().with(|peer| peer.session.stop(id, Code::Cancelled.number()));
+            }
+        }
+    }
+}
+
+impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Read<R, E>> {
+        if let Some(pumped) = self.call.pumped() {
+            // Pending or not: items may have arrived.
+            let _ = self.upload.poll_pump(cx, &pumped);
+        }
+        if let Some(line) = self.call.line()
+            && let Some(ReadItem::Item(message)) = std::task::ready!(line.poll_item(cx))
+        {
+            return Poll::Ready(Read::Item(message));
+        }
+        let (end, parts) = self.call.finish();
+        Poll::Ready(match (self.upload.end(), (self.decode_end)(parts)) {
+            (Some(status), _) => Read::Failed(StreamEnd::Failed, status.into()),
+            (None, Ok(output)) => Read::Finished(Some(output)),
+            (None, Err(error)) => Read::Failed(end, error),
+        })
+    }
+}
+
+fn poll_arguments<R, E: From<Status>>(
+    line: &Option<Line>,
+    method: &'static MethodDescriptor,
+    cx: &mut Context<'_>,
+) -> Poll<Read<R, E>> {
+    let Some(line) = line else { return Poll::Ready(Read::Finished(None)) };
+    let read = std::task::ready!(line.by_ref().poll_item(cx));
+    let end = match read {
+        Some(ReadItem::Item(message)) => return Poll::Ready(Read::Item(message)),
+        Some(ReadItem::End(end)) => end,
+        Some(ReadItem::Pending) | None => session::StreamEnd::ConnectionLost,
+    };
+    let name = method.name;
+    let (end, status) = match end {
+        session::StreamEnd::Clean => return Poll::Ready(Read::Finished(None)),
+        session::StreamEnd::Reset(code) => {
+            let code = Code::from_number(code).filter(|code| *code != Code::Ok);
+            let code = code.unwrap_or(Code::Unknown);
+            let text = format!("{name}: the client gave up its stream");
+            (StreamEnd::Reset(code), Status::new(code, text))
+        }
+        session::StreamEnd::Gone => {
+            (StreamEnd::Failed, Status::cancelled(format!("{name}: the caller is gone")))
+        }
+        session::StreamEnd::NoMemory => (
+            StreamEnd::Failed,
+            Status::resource_exhausted(format!(
+                "{name}: no memory for an item; {}",
+                crate::session::RAISE
+            )),
+        ),
+        session::StreamEnd::NotOpen => {
+            (StreamEnd::Stopped, Status::cancelled(format!("{name}: the stream was stopped")))
+        }
+        _ => (
+            StreamEnd::Disconnected,
+            Status::unavailable(format!("{name}: the connection to the client is lost")),
+        ),
+    };
+    Poll::Ready(Read::Failed(end, status.into()))
+}
+
+impl<T, R, E: From<Status>, U: Pump> Stream for Streaming<T, R, E, U> {
+    type Item = Result<T, E>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<T, E>>> {
+        self.get_mut().poll_item(cx)
+    }
+}
+
+// Nothing in it is pinned: sources are boxed.
+impl<T, R, E, U> Unpin for Streaming<T, R, E, U> {}
+
+impl<T, R, E, U> Drop for Streaming<T, R, E, U> {
+    fn drop(&mut self) {
+        if self.end.is_none() {
+            self.stop();
+        }
+    }
+}
+
+impl<T, R, E, U> fmt::Debug for Streaming<T, R, E, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streaming")
+            .field("method", &self.method.name)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
+}
