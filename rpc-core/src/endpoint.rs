@@ -258,6 +258,11 @@ impl Protocol for RpcEndpoint {
         self.connection_context.memory.clone()
     }
 
+    #[inline]
+    fn wants_waiting(&self) -> bool {
+        self.room.has_admitted()
+    }
+
     fn on_waiting(&mut self, waiting: Waiting) {
         self.room.on_waiting(waiting);
         self.session.set_longest_small(waiting.longest_small);

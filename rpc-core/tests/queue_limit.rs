@@ -6,6 +6,7 @@ use rpc_core::{Bulk, Channel, Code, LinkConfig, Server, WhenFull};
 #[rpc_core::service]
 trait Sink {
     async fn count(&self, data: Bulk) -> u64;
+    async fn echo(&self, data: &str) -> String;
 }
 
 struct Count;
@@ -13,6 +14,10 @@ struct Count;
 impl Sink for Count {
     async fn count(&self, data: Bulk) -> u64 {
         data.len()
+    }
+
+    async fn echo(&self, data: &str) -> String {
+        data.to_owned()
     }
 }
 
@@ -37,6 +42,26 @@ async fn a_caller_that_does_not_want_to_wait_is_told_that_the_queue_is_full() {
     assert_eq!(sink.count(Bulk::from(vec![1; 10])).await, Ok(10));
     assert_eq!(first.await, Ok(8 << 20));
     assert_eq!(sink.count(data).await, Ok(8 << 20));
+}
+
+/// Receive buffers of more than 16 KiB: messages above that were counted when they were let through,
+/// and the count was never taken back where nothing had to wait.
+#[tokio::test]
+async fn what_has_left_is_counted_as_waiting_no_more() {
+    let link = LinkConfig::default()
+        .receive_buffer_bytes(64 << 10)
+        .arena_threshold_bytes(64 << 10)
+        .queued_bytes(100_000);
+    let data = "x".repeat(30_000);
+    // The caller is refused, or the reply waits with its handler.
+    for (name, when_full) in
+        [("mem://left-refuse", WhenFull::Refuse), ("mem://left-wait", WhenFull::Wait)]
+    {
+        let sink = connect(name, link.clone(), link.clone().when_full(when_full)).await;
+        for _ in 0..20 {
+            assert_eq!(sink.echo(&data).await.as_ref(), Ok(&data));
+        }
+    }
 }
 
 #[tokio::test]

@@ -103,6 +103,12 @@ impl Room {
         self.admitted = self.admitted.saturating_add(bytes);
     }
 
+    /// Whether something was counted since the link's last report.
+    #[inline]
+    pub(crate) fn has_admitted(&self) -> bool {
+        self.admitted > 0
+    }
+
     /// Registers the waker of a reply that was not admitted.
     pub(crate) fn wait(&mut self, id: IncomingId, bytes: u64, waker: Waker) {
         self.waiters.push_back((id, bytes, waker));

@@ -362,6 +362,7 @@ impl<P: Protocol> Connection<P> {
         queue_pair.phase == Phase::Up
             && self.closing.is_none()
             && !self.protocol.may_transmit()
+            && !self.protocol.wants_waiting()
             && link.has_nothing_to_transmit()
             && link.wanted_arena().is_none()
             && !self.told_waiting
@@ -456,7 +457,7 @@ impl<P: Protocol> Connection<P> {
             // Ring now: the rest of this visit need not delay the doorbell.
             cq.flush();
         }
-        if may_wait {
+        if may_wait || self.protocol.wants_waiting() {
             let waiting = link.waiting();
             self.told_waiting = waiting.total_bytes() > 0;
             self.protocol.on_waiting(waiting);

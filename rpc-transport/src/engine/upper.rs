@@ -54,8 +54,15 @@ pub trait Protocol: Send + Sized + 'static {
         MemoryBudget::unlimited()
     }
 
+    /// Whether [`Protocol::on_waiting`] is to be called after the next pump, whether or not something
+    /// had to wait. Must be cheap. Default: false.
+    #[inline]
+    fn wants_waiting(&self) -> bool {
+        false
+    }
+
     /// The amount that waits to be sent. Called after each pump once something had to wait, until
-    /// nothing does.
+    /// nothing does; and when [`Protocol::wants_waiting`] says so.
     fn on_waiting(&mut self, _waiting: Waiting) {}
 
     /// A whole message has arrived.
