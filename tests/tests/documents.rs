@@ -53,3 +53,51 @@ fn the_other_documents_name_files_that_exist() {
         assert!(missing.is_empty(), "{missing:#?}");
     }
 }
+
+/// Rows of the table of queues: the cells of each.
+fn queues(design: &str) -> Vec<Vec<&str>> {
+    let (_, section) = design.split_once("\n## 9.").expect("section 9");
+    let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+    let rows = section.lines().filter(|line| line.starts_with('|')).skip(2);
+    rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+/// All sources below `folder`, as one text.
+fn sources(folder: &Path, into: &mut String) {
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push_str(&std::fs::read_to_string(&path).expect("a source"));
+        }
+    }
+}
+
+#[test]
+fn every_queue_has_a_test_that_exists() {
+    let design = std::fs::read_to_string(workspace().join("docs/design.md")).expect("the design");
+    let rows = queues(&design);
+    assert!(rows.len() > 25, "the table is gone, or this test reads it no more: {}", rows.len());
+    let mut code = String::new();
+    for package in ["rpc-core", "rpc-transport", "tests", "models"] {
+        sources(&workspace().join(package), &mut code);
+    }
+    for row in rows {
+        let &[queue, bound, enforcer, test] = &*row else { panic!("not four cells: {row:?}") };
+        assert!(!bound.is_empty() && !enforcer.is_empty(), "{queue}");
+        // What stands in the code's type is a test's name, the beginning of one, or its file.
+        let named: Vec<_> = test.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "no test for: {queue}");
+        for name in named {
+            let is_there = if name.ends_with(".rs") {
+                workspace().join(name).is_file()
+            } else if let Some(beginning) = name.strip_suffix("..") {
+                code.contains(&format!("fn {beginning}"))
+            } else {
+                code.contains(&format!("fn {name}("))
+            };
+            assert!(is_there, "{queue}: there is no test {name}");
+        }
+    }
+}

@@ -2,6 +2,7 @@
 //! protocol on top. Nothing here asserts a time; what hangs is killed.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
+mod bounds;
 mod dropped;
 mod ends;
 mod faulty;

@@ -54,7 +54,7 @@ pub struct State<P: Protocol> {
     events_due: bool,
     dirty: Vec<u32>,
     // Connections that could send more once others have had their turn, in line.
-    unfinished: VecDeque<u32>,
+    pub(super) unfinished: VecDeque<u32>,
     // Polls with completions since the `unfinished` connections last had a turn.
     passed_over: u8,
     // The connection that may have a RECV to repost.

@@ -18,6 +18,8 @@ pub struct ShardStats {
     pub deadlines: usize,
     /// Actions that the driver has not taken.
     pub actions: usize,
+    /// Connections that have begun to send a large message and wait for their next turn.
+    pub unfinished: usize,
     /// Whether the driver sleeps.
     pub is_parked: bool,
     /// QPs that were destroyed before all their work requests had been flushed.
@@ -33,6 +35,7 @@ impl<P: Protocol> Shard<P> {
             queue_pairs: state.qp_count,
             deadlines: state.deadlines.len(),
             actions: state.actions.len(),
+            unfinished: state.unfinished.len(),
             is_parked: matches!(state.driver, DriverState::Parked { .. }),
             unflushed: state.unflushed,
         }
