@@ -11,6 +11,7 @@
 //!    message may take whatever the whole budget has left.
 
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -156,6 +157,12 @@ impl Reservation {
         self.budget.take(bytes, 1)?;
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Takes over the bytes of another reservation of the same budget.
+    pub(crate) fn absorb(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.budget.0, &other.budget.0), "of different budgets");
+        self.bytes += mem::take(&mut other.bytes);
     }
 
     /// Gives back all but `bytes`; a smaller reservation stays as it is.

@@ -129,6 +129,25 @@ impl Payload {
         Self { rope, start: 0, len }
     }
 
+    /// Appends a copy of `next`, if both are private and of one piece, nobody else has a handle of
+    /// this one, and together they have `most` bytes at most. Returns whether it did.
+    pub(crate) fn absorb(&mut self, next: &Self, most: u64) -> bool {
+        if self.len + next.len > most || self.start > 0 || self.len < self.rope.len {
+            return false;
+        }
+        let [(_, Piece::Private(added))] = &*next.rope.pieces else { return false };
+        let Some(rope) = Arc::get_mut(&mut self.rope) else { return false };
+        let [(_, Piece::Private(bytes))] = &mut *rope.pieces else { return false };
+        let Some(bytes) = Arc::get_mut(bytes) else { return false };
+        if next.len < next.rope.len {
+            return false;
+        }
+        bytes.extend_from_slice(added);
+        rope.len += next.len;
+        self.len += next.len;
+        true
+    }
+
     /// Length, bytes.
     #[must_use]
     pub fn len(&self) -> u64 {

@@ -59,6 +59,9 @@ pub(crate) trait StreamHome: Send + Sync {
     fn on_read(&self, message: u32, max_bytes: u64);
 }
 
+/// Unread private segments are put together up to this length, bytes.
+const MERGED_BYTES: u64 = 4096;
+
 /// How many bytes of a tail may be sent in frames, as the sender was last told.
 struct Allowance {
     home: Arc<dyn StreamHome>,
@@ -114,6 +117,23 @@ struct Inner {
 }
 
 impl Inner {
+    /// Appends a segment, to the last one if both are short: a handle takes a hundred bytes, and a
+    /// sender may send segments of one.
+    fn keep(&mut self, segment: Payload, charge: Option<Reservation>) {
+        let Some((last, total)) = self.segments.back_mut().filter(|_| segment.len() < MERGED_BYTES)
+        else {
+            return self.segments.push_back((segment, charge));
+        };
+        if !last.absorb(&segment, MERGED_BYTES) {
+            return self.segments.push_back((segment, charge));
+        }
+        match (total, charge) {
+            (Some(total), Some(charge)) => total.absorb(charge),
+            (total @ None, charge) => *total = charge,
+            (Some(_), None) => {}
+        }
+    }
+
     /// Applies a change to the allowance; returns the update for the sender, if it still sends.
     fn news(&mut self, change: impl FnOnce(&mut Allowance) -> Option<Told>) -> Option<Told> {
         if self.end.is_some() { None } else { self.allowance.as_mut().and_then(change) }
@@ -282,7 +302,7 @@ impl StreamFeed {
                 return inner.reader.take();
             }
         }
-        inner.segments.push_back((segment, charge));
+        inner.keep(segment, charge);
         inner.reader.take()
     }
 
@@ -328,6 +348,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
+    use crate::memory::budget::MemoryBudget;
 
     fn segment(bytes: &[u8]) -> Payload {
         Payload::private(bytes.to_vec())
@@ -336,13 +357,14 @@ mod tests {
     #[tokio::test]
     async fn segments_are_read_in_any_portions() {
         let (feed, mut stream) = StreamFeed::new(9, 100);
-        for bytes in [&b"abc"[..], b"defg", b"hi"] {
-            assert!(feed.push(segment(bytes), None).is_none());
-        }
-        assert!(feed.finish().is_none());
+        assert!(feed.push(segment(b"abc"), None).is_none());
         let mut two = [0; 2];
         stream.read_exact(&mut two).await.unwrap();
         assert_eq!(&two, b"ab");
+        for bytes in [&b"defg"[..], b"hi"] {
+            assert!(feed.push(segment(bytes), None).is_none());
+        }
+        assert!(feed.finish().is_none());
         let rest = stream.next().await.unwrap().unwrap();
         assert_eq!(rest.to_vec(), b"c");
         let mut all = Vec::new();
@@ -373,6 +395,30 @@ mod tests {
         let error = stream.next().await.unwrap().unwrap_err();
         assert_eq!(error, StreamError::TooSlow { waiting: 9, max: 8 });
         assert!(error.to_string().contains("assembly_bytes"));
+    }
+
+    /// Segments of one byte cost a hundred bytes of book-keeping each.
+    #[tokio::test]
+    async fn short_segments_are_put_together_while_they_wait() {
+        let budget = MemoryBudget::new(1 << 20);
+        let (feed, mut stream) = StreamFeed::new(10_100, 1 << 20);
+        let sent: Vec<u8> = (0..10_000_u32).map(|at| (at % 251) as u8).collect();
+        for byte in &sent {
+            let charge = budget.reserve(1).expect("there is room");
+            feed.push(segment(&[*byte]), Some(charge));
+        }
+        assert_eq!(stream.shared.lock().segments.len(), 3);
+        assert_eq!(budget.used_bytes(), 10_000);
+        // A part that was read, or is held, is not written to.
+        let first = stream.next().await.unwrap().unwrap();
+        assert_eq!(budget.used_bytes(), 10_000 - MERGED_BYTES);
+        feed.push(segment(&[9; 100]), None);
+        assert!(feed.finish().is_none());
+        assert_eq!(first.len(), MERGED_BYTES);
+        let mut read = first.to_vec();
+        stream.read_to_end(&mut read).await.unwrap();
+        assert_eq!(read, [&sent[..], &[9; 100]].concat());
+        assert_eq!(budget.used_bytes(), 0);
     }
 
     #[test]
