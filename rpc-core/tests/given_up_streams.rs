@@ -97,7 +97,7 @@ fn run(name: &str, link: &LinkConfig, test: impl AsyncFn(World)) {
 
 /// Streams what is longer than 1 MiB, and holds 4 MiB of it: the rest is still to be sent.
 fn link() -> LinkConfig {
-    let arena = ArenaConfig { max_chunks: 64, ..ArenaConfig::default() };
+    let arena = ArenaConfig::default().max_chunks(64);
     LinkConfig::default().assembly_bytes(1 << 20).arena(arena)
 }
 
@@ -153,7 +153,7 @@ fn a_reply_that_is_given_up_as_it_starts_to_stream_costs_only_itself() {
 
 #[test]
 fn a_reader_who_is_slow_holds_the_sender_back_however_little_may_wait() {
-    let none = ArenaConfig { max_chunks: 0, ..ArenaConfig::default() };
+    let none = ArenaConfig::default().max_chunks(0);
     let small = LinkConfig::default().assembly_bytes(64 << 10);
     for (name, link) in [("arena", small.clone()), ("frames", small.arena(none))] {
         run(&format!("slow-{name}"), &link, async |world| {
@@ -173,7 +173,7 @@ fn a_reader_who_is_slow_holds_the_sender_back_however_little_may_wait() {
 
 #[test]
 fn a_reader_who_never_reads_is_in_the_way_of_nobody_who_is_small() {
-    let none = ArenaConfig { max_chunks: 0, ..ArenaConfig::default() };
+    let none = ArenaConfig::default().max_chunks(0);
     let link = LinkConfig::default().assembly_bytes(64 << 10).arena(none);
     run("unread", &link, async |world| {
         let mut call = Box::pin(world.client.hold(large().reader()).into_future());

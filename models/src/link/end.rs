@@ -73,13 +73,12 @@ pub(crate) struct Stream {
 pub(crate) fn config(rng: &mut Rng) -> LinkConfig {
     let buffer = rng.pick(&[256, 257, 300, 1024]);
     let arena_chunks = rng.pick(&[1, 2, 8, 32]);
-    let arena = ArenaConfig {
-        log2_chunk: 12,
-        arena_chunks,
-        max_chunks: u32::from(arena_chunks) * rng.pick(&[0, 1, 1, 2, 4]),
-        keep_chunks: rng.pick(&[0, 0, u32::from(arena_chunks)]),
-        idle: Duration::from_secs(2),
-    };
+    let arena = ArenaConfig::default()
+        .log2_chunk(12)
+        .arena_chunks(arena_chunks)
+        .max_chunks(u32::from(arena_chunks) * rng.pick(&[0, 1, 1, 2, 4]))
+        .keep_chunks(rng.pick(&[0, 0, u32::from(arena_chunks)]))
+        .idle(Duration::from_secs(2));
     LinkConfig::default()
         .arena(arena)
         .arena_threshold_bytes(rng.pick(&[0, 2000, 9000]))

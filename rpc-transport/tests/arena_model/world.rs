@@ -126,13 +126,12 @@ impl World {
     pub(crate) fn new(random: &mut Random) -> Self {
         let now = Instant::now();
         let arena_chunks = random.pick(&[1, 2, 3, 7, 8, 40, 64]);
-        let config = ArenaConfig {
-            log2_chunk: 12,
-            arena_chunks,
-            max_chunks: u32::from(arena_chunks) * random.pick(&[1, 2, 3, 5]),
-            keep_chunks: random.pick(&[0, 0, u32::from(arena_chunks)]),
-            idle: Duration::from_secs(10),
-        };
+        let config = ArenaConfig::default()
+            .log2_chunk(12)
+            .arena_chunks(arena_chunks)
+            .max_chunks(u32::from(arena_chunks) * random.pick(&[1, 2, 3, 5]))
+            .keep_chunks(random.pick(&[0, 0, u32::from(arena_chunks)]))
+            .idle(Duration::from_secs(10));
         config.validate().expect("valid");
         Self {
             now,

@@ -67,7 +67,7 @@ fn the_first_large_message_asks_for_an_arena_and_an_idle_connection_has_none() {
 #[test]
 fn without_an_arena_large_messages_arrive_all_the_same() {
     run("none", async {
-        let arena = ArenaConfig { max_chunks: 0, ..ArenaConfig::default() };
+        let arena = ArenaConfig::default().max_chunks(0);
         let options = Options { habits: KEEP, ..Options::alike(quiet().arena(arena)) };
         for wire in WIRES {
             let pair = Pair::with(wire, &options).await;
@@ -89,7 +89,7 @@ fn without_an_arena_large_messages_arrive_all_the_same() {
 #[test]
 fn an_application_that_holds_everything_stalls_nothing() {
     run("hold", async {
-        let arena = ArenaConfig { arena_chunks: 8, max_chunks: 16, ..ArenaConfig::default() };
+        let arena = ArenaConfig::default().arena_chunks(8).max_chunks(16);
         let options = Options { habits: KEEP, ..Options::alike(quiet().arena(arena)) };
         for wire in WIRES {
             let pair = Pair::with(wire, &options).await;
@@ -118,7 +118,7 @@ fn an_application_that_holds_everything_stalls_nothing() {
 #[test]
 fn half_an_arena_is_enough_to_go_on() {
     run("wake", async {
-        let arena = ArenaConfig { arena_chunks: 2, max_chunks: 2, ..ArenaConfig::default() };
+        let arena = ArenaConfig::default().arena_chunks(2).max_chunks(2);
         let config = quiet().arena(arena);
         let options = Options { habits: KEEP, mode: PollMode::Event, ..Options::alike(config) };
         for wire in WIRES {
@@ -201,12 +201,10 @@ fn payloads_of_all_sizes_arrive_through_a_tiny_arena() {
             WIRES.into_iter().zip([PollMode::Event, PollMode::Busy, PollMode::Event])
         {
             for chunks in [1, 2, 3, 7] {
-                let arena = ArenaConfig {
-                    log2_chunk: 13,
-                    arena_chunks: chunks,
-                    max_chunks: u32::from(chunks) * 2,
-                    ..ArenaConfig::default()
-                };
+                let arena = ArenaConfig::default()
+                    .log2_chunk(13)
+                    .arena_chunks(chunks)
+                    .max_chunks(u32::from(chunks) * 2);
                 let config = quiet().arena(arena);
                 let options = Options { mode, habits: KEEP, ..Options::alike(config) };
                 exchange(wire, options, 60).await;

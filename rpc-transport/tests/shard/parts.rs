@@ -74,6 +74,6 @@ pub(crate) async fn warm_up(from: &End, to: &End) {
 
 /// A small arena at both ends, and no limit to what is streamed.
 pub(crate) fn streaming() -> LinkConfig {
-    let arena = ArenaConfig { arena_chunks: 8, max_chunks: 8, ..ArenaConfig::default() };
+    let arena = ArenaConfig::default().arena_chunks(8).max_chunks(8);
     quiet().arena(arena).max_message_bytes(1 << 40).assembly_bytes(1 << 20)
 }

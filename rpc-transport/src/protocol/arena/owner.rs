@@ -13,8 +13,17 @@ use super::layout::{Layout, Placed};
 use super::{Advertisement, ArenaError, CHUNK_LOG2, Extent, Extents, MAX_ARENA_CHUNKS, cut, half};
 use crate::protocol::config::{self, ConfigError};
 
-/// Sizes of the arenas that an owner offers.
+/// Sizes of the arenas that an owner offers: the landing zone for the large messages of its peer.
+///
+/// ```
+/// use rpc_transport::ArenaConfig;
+///
+/// // 128 MiB of landing zone at most.
+/// let arena = ArenaConfig::default().max_chunks(2048);
+/// assert_eq!(u64::from(arena.max_chunks) << arena.log2_chunk, 128 << 20);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ArenaConfig {
     /// Size of a chunk, as a power of two. Default 16 (64 KiB), 12 to 26.
     pub log2_chunk: u8,
@@ -42,6 +51,41 @@ impl Default for ArenaConfig {
 }
 
 impl ArenaConfig {
+    /// Sets [`ArenaConfig::log2_chunk`].
+    #[must_use]
+    pub fn log2_chunk(mut self, log2: u8) -> Self {
+        self.log2_chunk = log2;
+        self
+    }
+
+    /// Sets [`ArenaConfig::arena_chunks`].
+    #[must_use]
+    pub fn arena_chunks(mut self, chunks: u16) -> Self {
+        self.arena_chunks = chunks;
+        self
+    }
+
+    /// Sets [`ArenaConfig::max_chunks`].
+    #[must_use]
+    pub fn max_chunks(mut self, chunks: u32) -> Self {
+        self.max_chunks = chunks;
+        self
+    }
+
+    /// Sets [`ArenaConfig::keep_chunks`].
+    #[must_use]
+    pub fn keep_chunks(mut self, chunks: u32) -> Self {
+        self.keep_chunks = chunks;
+        self
+    }
+
+    /// Sets [`ArenaConfig::idle`].
+    #[must_use]
+    pub fn idle(mut self, idle: Duration) -> Self {
+        self.idle = idle;
+        self
+    }
+
     /// Checks every value.
     ///
     /// # Errors
