@@ -189,3 +189,44 @@ fn queues_keep_their_order_unless_they_are_interleaved() {
     };
     assert!(inversions(FaultPlan::new(1).delay_completions(4).interleave_queues(true)) > 0);
 }
+
+#[test]
+fn a_profile_grants_what_its_kind_of_nic_grants_and_no_more() {
+    for profile in fault::PROFILES.iter().filter(|profile| profile.has_rc) {
+        let pair = Pair::with(
+            &Faulty(FaultPlan::new(0).profile(profile)),
+            Options { inline: u32::MAX, ..Options::default() },
+        );
+        let (client, driver) = (&pair.client, profile.driver);
+        let attributes = client.device.attributes();
+        let granted = client.cq.max_inline_bytes(client.qp);
+        assert_eq!(
+            (granted, attributes.max_inline_bytes),
+            (profile.max_inline_bytes, granted),
+            "{driver}"
+        );
+        assert!(attributes.name.contains(driver), "{}", attributes.name);
+        assert!(attributes.max_qp_wr <= profile.max_qp_wr, "{driver}");
+        assert!(attributes.max_cqe <= profile.max_cqe, "{driver}");
+        assert_eq!(
+            attributes.capabilities.without(profile.lacks),
+            attributes.capabilities,
+            "{driver}"
+        );
+        let error = client.device.create_cq(attributes.max_cqe + 1).unwrap_err();
+        assert!(error.to_string().contains("beyond the device's limit"), "{driver}: {error}");
+    }
+}
+
+#[test]
+fn a_profile_without_rc_makes_no_queue_pair() {
+    let fixture = Faulty(FaultPlan::new(0).profile(&fault::EFA));
+    let listener = fixture.listen();
+    runtime().block_on(async {
+        let mut outgoing = resolve(&fixture, &listener.local_address()).await;
+        let mut objects = End::objects(outgoing.device(), &Options::default());
+        let capacity = End::capacity(&Options::default());
+        let error = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap_err();
+        assert_eq!(error.to_string(), "an RC queue pair is not supported by this device");
+    });
+}

@@ -56,6 +56,12 @@ impl Capabilities {
         Self(self.0 | other.0)
     }
 
+    /// What is in this set and not in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Whether every ability of `other` is in this set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {

@@ -117,6 +117,10 @@ conformance!(mem, crate::soft::Mem);
 conformance!(shm, crate::soft::Shm);
 conformance!(tcp, crate::soft::Tcp);
 conformance!(faulty_mem, crate::soft::FaultyMem);
+conformance!(as_mlx5, crate::soft::As(&rpc_transport::device::fault::MLX5));
+conformance!(as_bnxt_re, crate::soft::As(&rpc_transport::device::fault::BNXT_RE));
+conformance!(as_irdma, crate::soft::As(&rpc_transport::device::fault::IRDMA));
+conformance!(as_mana, crate::soft::As(&rpc_transport::device::fault::MANA));
 conformance!(toy_device, crate::toy::Toy);
 #[cfg(feature = "verbs")]
 conformance!(rdma, crate::verbs::Verbs);

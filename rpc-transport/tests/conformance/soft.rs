@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use rpc_transport::connect::address::HostPort;
-use rpc_transport::device::fault::{self, FaultPlan, FaultyConnector};
+use rpc_transport::device::fault::{self, DeviceProfile, FaultPlan, FaultyConnector};
 use rpc_transport::device::soft;
 use rpc_transport::device::{Connector, Listener};
 
@@ -93,5 +93,18 @@ impl Fixture for FaultyMem {
 
     fn reorders_queues(&self) -> bool {
         true
+    }
+}
+
+/// `mem://` with what a kind of NIC grants and refuses.
+pub(crate) struct As(pub(crate) &'static DeviceProfile);
+
+impl Fixture for As {
+    fn listen(&self) -> Box<dyn Listener> {
+        fault::listener(Mem.listen(), FaultPlan::new(0).profile(self.0))
+    }
+
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(FaultyConnector::new(Mem.connector(), FaultPlan::new(0).profile(self.0)))
     }
 }

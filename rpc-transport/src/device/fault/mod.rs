@@ -9,6 +9,7 @@
 //! Part of the product, so that users can test their whole stack on a bad device. The same plan and
 //! the same calls give the same faults; print the plan when a test fails.
 
+mod profile;
 mod queue;
 
 use std::fmt;
@@ -25,6 +26,7 @@ use crate::device::{
 };
 use crate::memory::region::ProtectionDomain;
 
+pub use profile::{BNXT_RE, DeviceProfile, EFA, IRDMA, MANA, MLX5, PROFILES};
 use queue::FaultyCompletionQueue;
 
 /// What goes wrong, and how often. [`FaultPlan::new`] switches everything off.
@@ -37,6 +39,7 @@ pub struct FaultPlan {
     late_polls: u32,
     kill_one_in: Option<u32>,
     lose_peer_one_in: Option<u32>,
+    profile: Option<&'static DeviceProfile>,
 }
 
 impl FaultPlan {
@@ -51,6 +54,7 @@ impl FaultPlan {
             late_polls: 0,
             kill_one_in: None,
             lose_peer_one_in: None,
+            profile: None,
         }
     }
 
@@ -101,6 +105,14 @@ impl FaultPlan {
         self
     }
 
+    /// Makes the device refuse what this kind of NIC refuses, and grant no more than it; default: the
+    /// device is what it is.
+    #[must_use]
+    pub fn profile(mut self, profile: &'static DeviceProfile) -> Self {
+        self.profile = Some(profile);
+        self
+    }
+
     /// The seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
@@ -144,6 +156,9 @@ impl FaultyDevice {
     fn wrap(inner: &Arc<dyn Device>, plan: &FaultPlan) -> Arc<dyn Device> {
         let mut attributes = inner.attributes().clone();
         attributes.name = format!("faulty {}", attributes.name);
+        if let Some(profile) = plan.profile {
+            profile.limit(&mut attributes);
+        }
         let (inner, plan) = (Arc::clone(inner), plan.clone());
         Arc::new(Self { inner, attributes, plan, queues: AtomicU64::new(0) })
     }
@@ -165,12 +180,15 @@ impl Device for FaultyDevice {
     }
 
     fn create_cq(&self, min_entries: u32) -> Result<Box<dyn CompletionQueue>, ProviderError> {
+        if min_entries > self.attributes.max_cqe {
+            let (asked, limit) = (u64::from(min_entries), u64::from(self.attributes.max_cqe));
+            return Err(ProviderError::Limit { what: "completion queue entries", asked, limit });
+        }
         let inner = self.inner.create_cq(min_entries)?;
         let number = self.queues.fetch_add(1, Ordering::Relaxed);
         let random = Random(self.plan.seed.wrapping_add(number));
-        let max_message_bytes = self.attributes.max_message_bytes;
-        let plan = self.plan.clone();
-        Ok(Box::new(FaultyCompletionQueue::new(inner, plan, random, max_message_bytes)?))
+        let (plan, attributes) = (self.plan.clone(), &self.attributes);
+        Ok(Box::new(FaultyCompletionQueue::new(inner, plan, random, attributes)?))
     }
 }
 
@@ -202,7 +220,7 @@ impl Connector for FaultyConnector {
 #[must_use]
 pub fn outgoing(inner: Box<dyn Outgoing>, plan: &FaultPlan) -> Box<dyn Outgoing> {
     let device = FaultyDevice::wrap(inner.device(), plan);
-    Box::new(FaultyOutgoing { inner, device })
+    Box::new(FaultyOutgoing { inner, device, profile: plan.profile })
 }
 
 /// Adds faults to all connections that a listener accepts.
@@ -215,6 +233,30 @@ pub fn listener(inner: Box<dyn Listener>, plan: FaultPlan) -> Box<dyn Listener> 
 struct FaultyOutgoing {
     inner: Box<dyn Outgoing>,
     device: Arc<dyn Device>,
+    profile: Option<&'static DeviceProfile>,
+}
+
+/// What a QP is created with under a profile.
+fn granted(
+    attributes: &DeviceAttributes,
+    profile: Option<&'static DeviceProfile>,
+    mut capacity: QpCapacity,
+) -> Result<QpCapacity, ProviderError> {
+    let Some(profile) = profile else { return Ok(capacity) };
+    if !profile.has_rc {
+        return Err(ProviderError::Unsupported("an RC queue pair"));
+    }
+    for (what, asked) in [
+        ("send queue entries", capacity.max_send_wr),
+        ("receive queue entries", capacity.max_recv_wr),
+    ] {
+        if asked > attributes.max_qp_wr {
+            let (asked, limit) = (u64::from(asked), u64::from(attributes.max_qp_wr));
+            return Err(ProviderError::Limit { what, asked, limit });
+        }
+    }
+    capacity.max_inline_bytes = capacity.max_inline_bytes.min(attributes.max_inline_bytes);
+    Ok(capacity)
 }
 
 /// Runs the inner attach step on the inner CQ.
@@ -237,6 +279,7 @@ impl Outgoing for FaultyOutgoing {
         capacity: QpCapacity,
     ) -> Result<QpHandle, ProviderError> {
         let cq = FaultyCompletionQueue::of(cq)?;
+        let capacity = granted(self.device.attributes(), self.profile, capacity)?;
         let qp = self.inner.create_qp(cq.inner(), pd, capacity)?;
         cq.adopt(qp, capacity);
         Ok(qp)
@@ -262,7 +305,8 @@ impl Listener for FaultyListener {
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
         let inner = self.inner.incoming().await?;
         let device = FaultyDevice::wrap(inner.device(), &self.plan);
-        Ok(Box::new(FaultyIncoming { inner, device }))
+        let profile = self.plan.profile;
+        Ok(Box::new(FaultyIncoming { inner, device, profile }))
     }
 }
 
@@ -270,6 +314,7 @@ impl Listener for FaultyListener {
 struct FaultyIncoming {
     inner: Box<dyn Incoming>,
     device: Arc<dyn Device>,
+    profile: Option<&'static DeviceProfile>,
 }
 
 #[async_trait]
@@ -293,6 +338,7 @@ impl Incoming for FaultyIncoming {
         capacity: QpCapacity,
     ) -> Result<QpHandle, ProviderError> {
         let cq = FaultyCompletionQueue::of(cq)?;
+        let capacity = granted(self.device.attributes(), self.profile, capacity)?;
         let qp = self.inner.create_qp(cq.inner(), pd, capacity)?;
         cq.adopt(qp, capacity);
         Ok(qp)

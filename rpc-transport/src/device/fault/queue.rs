@@ -19,8 +19,9 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{
-    Completion, CompletionKind, CompletionQueue, PostError, PostErrorKind, ProviderError,
-    QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Source, Status, Traffic,
+    Capabilities, Completion, CompletionKind, CompletionQueue, DeviceAttributes, PostError,
+    PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr,
+    Source, Status, Traffic,
 };
 
 use super::{FaultPlan, POISON, Random};
@@ -61,6 +62,8 @@ pub(super) struct FaultyCompletionQueue {
     plan: FaultPlan,
     random: Random,
     max_message_bytes: u64,
+    capabilities: Capabilities,
+    max_inline_bytes: u32,
     qps: BTreeMap<QpHandle, Held>,
     events: VecDeque<QpEvent>,
     polled: Vec<Completion>,
@@ -75,7 +78,7 @@ impl FaultyCompletionQueue {
         inner: Box<dyn CompletionQueue>,
         plan: FaultPlan,
         random: Random,
-        max_message_bytes: u64,
+        attributes: &DeviceAttributes,
     ) -> Result<Self, ProviderError> {
         let refused = |error: rustix::io::Errno| ProviderError::Resources {
             what: "watching a file descriptor",
@@ -90,7 +93,9 @@ impl FaultyCompletionQueue {
             inner,
             plan,
             random,
-            max_message_bytes,
+            max_message_bytes: attributes.max_message_bytes,
+            capabilities: attributes.capabilities,
+            max_inline_bytes: attributes.max_inline_bytes,
             qps: BTreeMap::new(),
             events: VecDeque::new(),
             polled: Vec::new(),
@@ -237,7 +242,14 @@ impl FaultyCompletionQueue {
         if !matches!(state, QpState::ReadyToSend | QpState::Error) {
             return Err(PostErrorKind::InvalidState(state));
         }
-        let max_inline_bytes = self.inner.max_inline_bytes(qp);
+        let takes_late = self.capabilities.contains(Capabilities::FLUSHES_LATE_SENDS);
+        if state == QpState::Error && !takes_late {
+            return Err(PostErrorKind::InvalidState(state));
+        }
+        if !self.capabilities.contains(needed_by(&wr.op)) {
+            return Err(PostErrorKind::Unsupported);
+        }
+        let max_inline_bytes = self.max_inline_bytes(qp);
         let held = self.qps.get_mut(&qp).ok_or(PostErrorKind::UnknownQp)?;
         let max = held.capacity.max_send_wr;
         if held.sends.len() >= max as usize {
@@ -265,6 +277,15 @@ impl Held {
         } else {
             self.sends.pop_front();
         }
+    }
+}
+
+fn needed_by(op: &SendOp) -> Capabilities {
+    match op {
+        SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
+        SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
+        SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
+        SendOp::Read { .. } => Capabilities::READ,
     }
 }
 
@@ -396,7 +417,7 @@ impl CompletionQueue for FaultyCompletionQueue {
     }
 
     fn max_inline_bytes(&self, qp: QpHandle) -> u32 {
-        self.inner.max_inline_bytes(qp)
+        self.inner.max_inline_bytes(qp).min(self.max_inline_bytes)
     }
 
     fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
