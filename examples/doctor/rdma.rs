@@ -20,6 +20,8 @@ fn point_to_the_lab(out: &mut impl Write) -> io::Result<()> {
 #[cfg(feature = "verbs")]
 mod with_verbs {
     use rpc_transport::device::verbs::preflight;
+    use rpc_transport::engine::establish::locked_bytes;
+    use rpc_transport::protocol::config::LinkConfig;
 
     use super::{Write, io};
 
@@ -38,10 +40,42 @@ mod with_verbs {
         for line in report.to_string().lines() {
             writeln!(out, "  {line}")?;
         }
+        writeln!(out, "  {}", need(report.memlock_bytes))?;
         if report.devices.is_empty() {
             super::point_to_the_lab(out)?;
         }
         Ok(())
+    }
+
+    /// What a server with default settings needs of a limit on locked memory, bytes.
+    fn need(limit: Option<u64>) -> String {
+        let (first, further) = locked_bytes(&LinkConfig::default());
+        let mib = |bytes: u64| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
+        let need = format!(
+            "a server with default settings locks about {} on a NIC for its first connection and {} \
+             for each further one",
+            mib(first),
+            mib(further)
+        );
+        match limit {
+            None => need,
+            Some(limit) if limit < first => format!("{need}: the limit allows none"),
+            Some(limit) => format!("{need}: the limit allows {}", (limit - first) / further + 1),
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::need;
+
+        #[test]
+        fn the_need_is_held_against_the_limit() {
+            assert!(need(None).contains("MiB for each further one"));
+            assert!(need(Some(65_536)).ends_with("the limit allows none"));
+            let eight = need(Some(8 << 20));
+            let (_, count) = eight.rsplit_once(' ').unwrap();
+            assert!((2..64).contains(&count.parse().unwrap()), "{eight}");
+        }
     }
 }
 

@@ -20,7 +20,9 @@ use parking_lot::Mutex;
 use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::device::{Capabilities, Device, Incoming, Listener};
 use rpc_transport::engine::driver::Driver;
-use rpc_transport::engine::establish::{AcceptError, completions_per_connection};
+use rpc_transport::engine::establish::{
+    AcceptError, FIRST_CONNECTIONS_PER_CQ, completions_per_connection,
+};
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::allocator::return_freed_memory;
 use rpc_transport::memory::budget::MemoryBudget;
@@ -40,10 +42,6 @@ use crate::session::Role;
 
 /// Number of connections that a CQ is sized for, at most.
 pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
-/// The same of the first CQ on a NIC, whose memory is locked as soon as it exists: for 1024
-/// connections that is 16 MiB on mlx5, twice of what systemd and container runtimes let a process
-/// lock.
-const FIRST_CONNECTIONS_PER_CQ: u32 = 64;
 /// Longest time for one set-up, while there is room for others; see `set_ups` when there is none.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Set-ups that a shard may count at once: more than its CQ can ever have room for.

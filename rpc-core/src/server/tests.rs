@@ -6,7 +6,7 @@ use rpc_transport::device::{
     CompletionQueue, Device, Established, Incoming, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
 };
-use rpc_transport::engine::establish::completions_per_connection;
+use rpc_transport::engine::establish::{completions_per_connection, locked_bytes};
 use rpc_transport::memory::region::ProtectionDomain;
 use rpc_transport::protocol::config::LinkConfig;
 use tokio::sync::Notify;
@@ -88,9 +88,12 @@ fn the_first_client_on_a_nic_costs_a_small_completion_queue() {
     // Entries of the default configuration, as mlx5 makes them: half as many again, rounded up to a
     // power of two, 64 bytes each.
     let needed = completions_per_connection(&LinkConfig::default());
+    let (first, further) = locked_bytes(&LinkConfig::default());
     let bytes =
         |connections: u32| u64::from((needed * connections / 2 * 3).next_power_of_two()) * 64;
     assert!(bytes(64) <= 1 << 20, "{}", bytes(64));
+    assert_eq!(first - further, bytes(64));
+    assert!(first < 2 << 20 && further < 1 << 20, "{first} {further}");
     assert!(bytes(1024) > 8 << 20, "{}", bytes(1024));
 }
 

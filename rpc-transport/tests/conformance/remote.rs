@@ -37,12 +37,13 @@ pub(crate) fn rule02_large_transfers(fixture: &dyn Fixture) {
     let longest = pair.client.device.attributes().max_message_bytes;
     let len = usize::try_from(longest.min(24 << 20)).unwrap();
     let target = pair.server_region(len, Access::REMOTE_READ_WRITE, 0);
-    let source = pair.client.pd.register(pattern(9, len), Access::LOCAL).unwrap();
+    let bytes = pattern(9, len);
+    let source = pair.client.pd.register(bytes.clone(), Access::LOCAL).unwrap();
     let mut list =
         [write(1, remote(&target, 0), whole(&source)), send(2, true, Source::Inline(b"all of it"))];
     pair.client.post(&mut list).unwrap();
     assert_eq!(payload(&pair.next_recv(Server)), b"all of it");
-    assert!(contents(&target) == pattern(9, len));
+    assert!(contents(&target) == bytes);
     pair.next_sent(Client);
     pair.next_sent(Client);
     if pair.client.has(Capabilities::READ) {
@@ -50,7 +51,7 @@ pub(crate) fn rule02_large_transfers(fixture: &dyn Fixture) {
         pair.client.post(&mut list).unwrap();
         let done = pair.next_sent(Client);
         assert_eq!(done.wr_id, 3);
-        assert!(brought(&done, len) == pattern(9, len));
+        assert!(brought(&done, len) == bytes);
     }
 }
 
