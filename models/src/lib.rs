@@ -9,6 +9,7 @@
 //! | [`link`] | two links joined by two in-order wires, with arenas, slots and streams |
 //! | [`calls`] | two sessions over two links: what one layer believes of the other |
 //! | [`session`] | two sessions, over a wire that delays, reorders and takes messages back |
+//! | [`streams`] | two sessions and their streams, with tasks that sleep until they are woken |
 //!
 //! A fuzz target is one line: `models::link::run(&mut Rng::from_bytes(data))`; so with the others.
 
@@ -24,6 +25,7 @@
 pub mod calls;
 pub mod link;
 pub mod session;
+pub mod streams;
 
 use test_kit::Rng;
 

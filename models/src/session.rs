@@ -4,7 +4,7 @@
 //! Owns what the oracle knows of each call. The wire between them is in `wire`.
 
 mod tally;
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -11,7 +11,7 @@ use rpc_core::wire::{self, Frame};
 
 use test_kit::Rng;
 
-const BULK_BYTES: usize = 60;
+pub(crate) const BULK_BYTES: usize = 60;
 const STREAM_BYTES: usize = 180;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ struct Queued {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     urgent: VecDeque<Queued>,
     small: VecDeque<Queued>,
     bulk: VecDeque<Queued>,
@@ -39,7 +39,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn submit(&mut self, transmit: &Transmit) {
+    pub(crate) fn submit(&mut self, transmit: &Transmit) {
         let bytes = transmit.frame.to_vec();
         let lane = match (transmit.urgent, bytes.len() > BULK_BYTES) {
             (true, _) => &mut self.urgent,
@@ -50,7 +50,7 @@ impl Wire {
     }
 
     /// Takes a message back; says which.
-    pub(super) fn revoke(&mut self, tag: u64) -> (Revoked, Option<Frame>) {
+    pub(crate) fn revoke(&mut self, tag: u64) -> (Revoked, Option<Frame>) {
         for lane in [&mut self.small, &mut self.bulk] {
             if let Some(at) = lane.iter().position(|queued| queued.tag == tag) {
                 let taken = lane.remove(at).expect("found");
@@ -67,7 +67,7 @@ impl Wire {
     }
 
     /// The link sends one message, or a part of a bulk one.
-    pub(super) fn send_one(&mut self, rng: &mut Rng) -> bool {
+    pub(crate) fn send_one(&mut self, rng: &mut Rng) -> bool {
         let lanes = if rng.chance(50) {
             [&mut self.small, &mut self.bulk]
         } else {
@@ -94,11 +94,11 @@ impl Wire {
     }
 
     /// The next message arrives.
-    pub(super) fn arrive(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn arrive(&mut self) -> Option<Vec<u8>> {
         self.flying.pop_front()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         [&self.urgent, &self.small, &self.bulk].iter().all(|lane| lane.is_empty())
             && self.flying.is_empty()
     }

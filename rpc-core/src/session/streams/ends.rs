@@ -262,7 +262,8 @@ impl<W, H> Session<W, H> {
 
 /// Takes items back from the link: nobody wants them.
 fn revoke_items(id: WireId, side: Side, sent: u32, revoke: Revoke<'_>) {
-    for _ in 0..sent.min(MAX_REVOKED) {
+    // One more: the end of the arguments may follow the request in its lane.
+    for _ in 0..=sent.min(MAX_REVOKED) {
         if revoke(item_tag(side, id)) == crate::session::Revoked::TooLate {
             return;
         }

@@ -120,6 +120,7 @@ impl<W, H> Session<W, H> {
         let dropped = stream.writer.take_queue();
         let code = if (1..=crate::wire::code::MAX).contains(&code) { code } else { 2 };
         match stream.wire {
+            _ if stream.is_over => {}
             Some(wire) if stream.opened >= Opened::Arrived => {
                 self.frames.push_control(Control::Reset { id: wire, code });
             }

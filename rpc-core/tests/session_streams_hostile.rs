@@ -1,0 +1,329 @@
+//! Peers that break the rules of streams: each rule has its own error, what a race allows is
+//! dropped, and nothing grows.
+
+use std::time::Instant;
+
+use rpc_core::session::{
+    Answer, CallId, CallStreams, Event, IncomingId, ReadItem, Revoked, Role, Session, SessionError,
+    SessionLimits, StartCall, StreamLimits,
+};
+use rpc_core::wire::{
+    self, ItemHead, Kind, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
+};
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
+
+type End = Session<u32, u32>;
+
+const ARGUMENTS: CallStreams =
+    CallStreams { arguments: true, results: false, idle_deadline: false };
+const RESULTS: CallStreams = CallStreams { arguments: false, results: true, idle_deadline: false };
+/// Small, so that it is soon used up.
+const WINDOW: StreamLimits =
+    StreamLimits { items: 4, bytes: 100, max_window_bytes: 100, max_stream_bytes: 0 };
+const ID: WireId = WireId { slot: 0, generation: 1 };
+
+fn limits() -> SessionLimits {
+    SessionLimits { max_incoming_calls: 8, streams: Some(WINDOW), ..SessionLimits::default() }
+}
+
+fn take(end: &mut End, frame: &[u8]) -> Result<(), SessionError> {
+    end.on_message(Message::copied(frame), Instant::now, &mut |_| Revoked::TooLate)
+}
+
+fn frames(end: &mut End) -> Vec<Vec<u8>> {
+    std::iter::from_fn(|| end.poll_transmit(Instant::now)).map(|sent| sent.frame.to_vec()).collect()
+}
+
+/// Both ends, after their hellos.
+fn pair() -> (End, End) {
+    let mut client = End::new(Role::Client, limits());
+    let mut server = End::new(Role::Server, limits());
+    frames(&mut client).iter().for_each(|hello| take(&mut server, hello).expect("correct"));
+    frames(&mut server).iter().for_each(|hello| take(&mut client, hello).expect("correct"));
+    (client, server)
+}
+
+fn request(id: WireId, streams: CallStreams) -> Vec<u8> {
+    let head = RequestHead {
+        id,
+        method: 7,
+        codec: 0,
+        no_cancel: false,
+        remaining_micros: None,
+        signature: Some(1),
+        has_parts: false,
+        streams,
+    };
+    let mut frame = OutBuf::new();
+    wire::prepend_request(&mut frame, &head, false);
+    frame.to_vec()
+}
+
+fn item(id: WireId, results: bool, number: u32, len: usize) -> Vec<u8> {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(&vec![7; len]);
+    wire::prepend_item(&mut frame, &ItemHead { id, results, number, has_parts: false });
+    frame.to_vec()
+}
+
+fn response(id: WireId, items: u32) -> Vec<u8> {
+    let mut frame = OutBuf::new();
+    let (signature_accepted, has_parts, is_reset) = (false, false, false);
+    let kind = ReplyKind::Ok;
+    let head = ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset };
+    wire::prepend_response(&mut frame, &head);
+    frame.to_vec()
+}
+
+/// A server with one call that runs.
+fn server_with(streams: CallStreams) -> (End, IncomingId) {
+    let (_, mut server) = pair();
+    take(&mut server, &request(ID, streams)).expect("correct");
+    let id = running(&mut server);
+    (server, id)
+}
+
+fn running(server: &mut End) -> IncomingId {
+    match server.poll_event() {
+        Some(Event::Request(incoming)) => incoming.id,
+        other => panic!("no request but {other:?}"),
+    }
+}
+
+/// A client with one call that has left.
+fn client_with(streams: CallStreams) -> (End, CallId) {
+    let (mut client, _) = pair();
+    let call = StartCall {
+        method: 7,
+        method_index: 7,
+        signature: 1,
+        codec: 0,
+        deadline: None,
+        no_cancel: false,
+        metadata: &[],
+        streams,
+    };
+    let id = client.start(call, OutBuf::new(), None).expect("started");
+    assert_eq!(frames(&mut client).len(), 1);
+    (client, id)
+}
+
+fn error(end: &mut End, frame: &[u8]) -> SessionError {
+    take(end, frame).expect_err("breaks a rule")
+}
+
+#[test]
+fn items_beyond_the_credits_of_their_stream_are_refused() {
+    let (mut server, _) = server_with(ARGUMENTS);
+    (0..4).for_each(|number| take(&mut server, &item(ID, false, number, 1)).expect("four items"));
+    let beyond = SessionError::ItemBeyondCredit(ID);
+    assert_eq!(error(&mut server, &item(ID, false, 4, 1)), beyond);
+
+    let (mut server, _) = server_with(ARGUMENTS);
+    take(&mut server, &item(ID, false, 0, 99)).expect("a byte is left");
+    take(&mut server, &item(ID, false, 1, 5000)).expect("one item may overdraw");
+    assert_eq!(error(&mut server, &item(ID, false, 2, 0)), beyond);
+
+    // The one that overdraws came first: only the last in order may have.
+    let (mut server, _) = server_with(ARGUMENTS);
+    take(&mut server, &item(ID, false, 2, 5000)).expect("the others are on their way");
+    take(&mut server, &item(ID, false, 0, 50)).expect("there is credit");
+    assert_eq!(error(&mut server, &item(ID, false, 1, 50)), beyond);
+
+    // Numbers that no credit reaches, to make the receiver keep what it cannot deliver.
+    let (mut server, _) = server_with(ARGUMENTS);
+    assert_eq!(error(&mut server, &item(ID, false, 4, 1)), beyond);
+}
+
+/// What a reader does not take stays within its window and one item.
+#[test]
+fn a_stream_that_is_not_read_holds_its_window_and_one_item() {
+    let (mut server, id) = server_with(ARGUMENTS);
+    let mut bytes = 0;
+    for number in 0.. {
+        if take(&mut server, &item(ID, false, number, 60)).is_err() {
+            break;
+        }
+        bytes += 60;
+        assert!(frames(&mut server).iter().all(|frame| frame[0] != Kind::StreamCredit as u8));
+    }
+    assert_eq!(bytes, 120, "100 bytes of credit, and what is left of the last item");
+    let read = std::iter::from_fn(|| match server.take_item(id) {
+        ReadItem::Item(item) => Some(item.len()),
+        _ => None,
+    });
+    assert_eq!(read.sum::<usize>(), 120);
+}
+
+#[test]
+fn each_broken_rule_of_a_sender_has_its_own_error() {
+    let (mut server, _) = server_with(ARGUMENTS);
+    take(&mut server, &item(ID, false, 0, 1)).expect("correct");
+    assert_eq!(error(&mut server, &item(ID, false, 0, 1)), SessionError::ItemRepeated(ID));
+    let (mut server, _) = server_with(ARGUMENTS);
+    take(&mut server, &item(ID, false, 2, 1)).expect("correct");
+    assert_eq!(error(&mut server, &item(ID, false, 2, 1)), SessionError::ItemRepeated(ID));
+
+    let (mut server, _) = server_with(ARGUMENTS);
+    take(&mut server, &wire::half_close(ID, 1)).expect("its item is on its way");
+    take(&mut server, &item(ID, false, 0, 1)).expect("correct");
+    assert_eq!(error(&mut server, &item(ID, false, 1, 1)), SessionError::ItemAfterEnd(ID));
+    let twice = SessionError::StreamEndedTwice(ID);
+    assert_eq!(error(&mut server, &wire::half_close(ID, 1)), twice);
+    assert_eq!(error(&mut server, &wire::reset(ID, 1)), twice);
+    let (mut server, _) = server_with(ARGUMENTS);
+    take(&mut server, &wire::reset(ID, 1)).expect("correct");
+    take(&mut server, &item(ID, false, 0, 1)).expect("overtaken by the reset");
+    assert_eq!(error(&mut server, &wire::half_close(ID, 1)), twice);
+
+    let miscounted = SessionError::ItemsMiscounted(ID);
+    let (mut server, _) = server_with(ARGUMENTS);
+    assert_eq!(error(&mut server, &wire::half_close(ID, 5)), miscounted, "there is credit for 4");
+    take(&mut server, &item(ID, false, 1, 1)).expect("correct");
+    assert_eq!(error(&mut server, &wire::half_close(ID, 1)), miscounted);
+
+    let (mut client, _) = client_with(RESULTS);
+    assert_eq!(error(&mut client, &response(ID, 5)), miscounted);
+    take(&mut client, &response(ID, 2)).expect("they are on their way");
+    assert_eq!(error(&mut client, &response(ID, 2)), SessionError::ResponseToNoCall(ID));
+    take(&mut client, &item(ID, true, 1, 1)).expect("correct");
+    assert_eq!(error(&mut client, &item(ID, true, 2, 1)), SessionError::ItemAfterEnd(ID));
+}
+
+#[test]
+fn each_broken_rule_of_a_receiver_has_its_own_error() {
+    let (mut server, id) = server_with(RESULTS);
+    let grant = |items, bytes| wire::credit(ID, true, items, bytes).to_vec();
+    assert_eq!(error(&mut server, &grant(1, 1)), SessionError::GrantUnasked(ID));
+    let one = || {
+        let mut item = OutBuf::new();
+        item.extend_from_slice(&[7]);
+        item
+    };
+    server.send_item(id, one(), Instant::now).expect("there is credit");
+    assert_eq!(frames(&mut server).len(), 1);
+    let overflow = SessionError::GrantOverflow(ID);
+    assert_eq!(error(&mut server, &grant(u32::MAX, 1)), overflow);
+    assert_eq!(error(&mut server, &grant(1, u64::MAX)), overflow);
+    take(&mut server, &grant(1, 1)).expect("one item, one grant");
+    assert_eq!(error(&mut server, &grant(1, 1)), SessionError::GrantUnasked(ID));
+    assert_eq!(error(&mut server, &grant(0, 0)), SessionError::Wire(WireError::EmptyGrant));
+    take(&mut server, &wire::stop(ID, true, 0)).expect("correct");
+    assert_eq!(error(&mut server, &wire::stop(ID, true, 0)), SessionError::StopTwice(ID));
+
+    let (mut client, _) = client_with(ARGUMENTS);
+    take(&mut client, &wire::opened(ID, false)).expect("correct");
+    take(&mut client, &wire::opened(ID, true)).expect("correct");
+    let twice = SessionError::OpenedTwice(ID);
+    assert_eq!(error(&mut client, &wire::opened(ID, true)), twice);
+    assert_eq!(error(&mut client, &wire::opened(ID, false)), twice);
+}
+
+#[test]
+fn frames_for_streams_that_a_call_does_not_have_are_refused() {
+    let not_open = SessionError::StreamNotOpen(ID);
+    for streams in [CallStreams::NONE, RESULTS] {
+        let (mut server, _) = server_with(streams);
+        assert_eq!(error(&mut server, &item(ID, false, 0, 1)), not_open);
+        assert_eq!(error(&mut server, &wire::half_close(ID, 0)), not_open);
+        assert_eq!(error(&mut server, &wire::reset(ID, 1)), not_open);
+    }
+    for streams in [CallStreams::NONE, ARGUMENTS] {
+        let (mut server, _) = server_with(streams);
+        assert_eq!(error(&mut server, &wire::credit(ID, true, 1, 1)), not_open);
+        assert_eq!(error(&mut server, &wire::stop(ID, true, 1)), not_open);
+        let (mut client, _) = client_with(streams);
+        assert_eq!(error(&mut client, &item(ID, true, 0, 1)), not_open);
+        assert_eq!(error(&mut client, &response(ID, 1)), not_open);
+    }
+    let (mut client, _) = client_with(CallStreams::NONE);
+    assert_eq!(error(&mut client, &wire::opened(ID, true)), not_open);
+
+    let unknown = SessionError::UnknownStream(ID);
+    let (mut client, mut server) = pair();
+    for (end, results) in [(&mut server, false), (&mut client, true)] {
+        assert_eq!(error(end, &item(ID, results, 0, 1)), unknown);
+    }
+    assert_eq!(error(&mut server, &wire::half_close(ID, 0)), unknown);
+    assert_eq!(error(&mut client, &wire::opened(ID, false)), unknown);
+
+    // A peer whose hello did not speak of streams.
+    let without = SessionLimits { streams: None, ..limits() };
+    let mut old = End::new(Role::Client, without);
+    let mut server = End::new(Role::Server, limits());
+    frames(&mut old).iter().for_each(|hello| take(&mut server, hello).expect("correct"));
+    let not_agreed = SessionError::StreamsNotAgreed(Kind::Request);
+    assert_eq!(error(&mut server, &request(ID, RESULTS)), not_agreed);
+    let not_agreed = SessionError::StreamsNotAgreed(Kind::StreamData);
+    assert_eq!(error(&mut server, &item(ID, false, 0, 1)), not_agreed);
+}
+
+/// Calls that are opened and cancelled, with everything that may follow them too late: exactly that
+/// much is dropped, and one frame more ends the connection.
+#[test]
+fn a_storm_of_frames_for_calls_that_have_ended_is_bounded_by_what_can_have_been_on_its_way() {
+    let (_, mut server) = pair();
+    let id = |generation| WireId { slot: 3, generation };
+    for generation in 1..1000 {
+        let id = id(generation);
+        take(&mut server, &request(id, ARGUMENTS)).expect("correct");
+        let handler = running(&mut server);
+        take(&mut server, &wire::cancel(id)).expect("correct");
+        server.handler_ended(handler);
+        while server.poll_event().is_some() {}
+        assert_eq!(frames(&mut server).len(), 2, "opened, and the proof");
+        assert_eq!((server.stream_calls(), server.stream_window_bytes()), ((0, 0), 0));
+    }
+    // Four items and one end for each of 999 calls.
+    let late = id(999);
+    for _ in 0..999 {
+        (0..4).for_each(|number| take(&mut server, &item(late, false, number, 1)).expect("late"));
+        take(&mut server, &wire::reset(late, 1)).expect("late");
+    }
+    assert_eq!(server.stale_stream_frames(), 999 * 5);
+    assert_eq!(error(&mut server, &wire::reset(late, 1)), SessionError::UnknownStream(late));
+}
+
+#[test]
+fn streams_that_are_opened_and_left_are_bounded_by_the_calls() {
+    let (_, mut server) = pair();
+    for slot in 0..8 {
+        let id = WireId { slot, generation: 1 };
+        take(&mut server, &request(id, ARGUMENTS)).expect("correct");
+        (0..4).for_each(|number| take(&mut server, &item(id, false, number, 25)).expect("credit"));
+    }
+    let out = WireId { slot: 8, generation: 1 };
+    let limit = SessionError::SlotOutOfRange { slot: 8, limit: 8 };
+    assert_eq!(error(&mut server, &request(out, ARGUMENTS)), limit);
+    assert_eq!(server.stream_calls(), (0, 8));
+    assert_eq!(server.stream_window_bytes(), 800);
+    let used = SessionError::SlotInUse(WireId { slot: 7, generation: 2 });
+    let again = request(WireId { slot: 7, generation: 2 }, ARGUMENTS);
+    assert_eq!(error(&mut server, &again), used);
+}
+
+/// A peer that grants as much as can be said, and takes nothing: the link's word is the bound.
+#[test]
+fn items_for_a_link_that_is_full_wait_in_their_streams() {
+    let (mut server, id) = server_with(RESULTS);
+    server.send_item(id, OutBuf::new(), Instant::now).expect("there is credit");
+    assert_eq!(frames(&mut server).len(), 1);
+    take(&mut server, &wire::credit(ID, true, 1 << 30, 1 << 40)).expect("correct");
+    server.set_item_room(1000);
+    let mut left = 0;
+    for _ in 0..1000 {
+        if server.send_item(id, OutBuf::new(), Instant::now).is_err() {
+            break;
+        }
+        left += frames(&mut server).len();
+    }
+    assert_eq!(left, 16, "each counts as 64 bytes at least");
+    assert!(!server.may_transmit());
+    assert_eq!(server.set_writer(id, 9), None);
+    server.set_item_room(1000);
+    assert_eq!(frames(&mut server).len(), 1, "the one that waited");
+    assert!(matches!(server.poll_event(), Some(Event::Wake(9))));
+    server.reply(id, Answer::Ok(OutBuf::new())).expect("the caller waits");
+    assert_eq!(frames(&mut server).len(), 1);
+}
