@@ -229,7 +229,7 @@ async fn measure_ours(
     let client = LargeClient::new(channel.clone());
     let len = u32::try_from(size)?;
 
-    let (bulk, sink) = (registered(channel.bulk_pool(), size), client.clone());
+    let (bulk, sink) = (registered(&channel.bulk_pool(), size), client.clone());
     let bulk_up = move || {
         let (sink, bulk) = (sink.clone(), bulk.clone());
         async move { Ok(sink.sink(bulk).await?) }
@@ -301,7 +301,7 @@ pub(crate) async fn up_rate(
 ) -> Result<f64> {
     let builder = Channel::builder().poll_mode(mode).link(link());
     let channel = builder.connect(address).await?;
-    let bulk = registered(channel.bulk_pool(), size);
+    let bulk = registered(&channel.bulk_pool(), size);
     let client = LargeClient::new(channel);
     let up = move || {
         let (client, bulk) = (client.clone(), bulk.clone());

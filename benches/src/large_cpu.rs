@@ -29,7 +29,7 @@ pub(crate) async fn cpu(
         Ok(())
     })
     .await?;
-    let bulk = registered(channel.bulk_pool(), size);
+    let bulk = registered(&channel.bulk_pool(), size);
     let bytes = Bytes::from(vec![7; size]);
     row("CPU of both ends on one thread, per call", "us", "copies, page faults");
     let report = |name: &str, (nanos, faults): (f64, f64)| {

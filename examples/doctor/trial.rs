@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use examples::channel::path;
 use rpc_core::{Channel, PollMode, Server};
 
 use super::options::Scheme;
@@ -85,7 +86,7 @@ async fn call_at(address: &str) -> Result<String, String> {
     let channel = builder.connect(address).await.map_err(|error| error.to_string())?;
     let pulse = PulseClient::new(channel);
     match pulse.beat(42).await {
-        Ok(42) => Ok(pulse.channel().path().to_string()),
+        Ok(42) => Ok(path(pulse.channel())),
         Ok(other) => Err(format!("the answer was {other}, not 42")),
         Err(status) => Err(status.to_string()),
     }

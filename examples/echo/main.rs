@@ -86,7 +86,7 @@ async fn client(address: &str, options: &CallOptions) -> Result<(), EchoError> {
         .await
         .map_err(EchoError::Connect)?;
     let client = EchoClient::new(channel);
-    report::path(client.channel().path())?;
+    report::path(&examples::channel::path(client.channel()))?;
     report::heading(options)?;
     let data: Arc<[u8]> = (0..options.size).map(|byte| byte.to_le_bytes()[0]).collect();
     for &in_flight in &options.in_flight {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use examples::units::{bytes, count, time, whole};
 use indicatif::{ProgressBar, ProgressStyle};
-use rpc_core::Path;
 
 use super::measure::Row;
 use super::options::CallOptions;
@@ -16,8 +15,8 @@ pub(crate) fn line(label: &str, value: &str) -> io::Result<()> {
 }
 
 /// The path that the calls take, and why.
-pub(crate) fn path(path: &Path) -> io::Result<()> {
-    line("path", &path.to_string())
+pub(crate) fn path(path: &str) -> io::Result<()> {
+    line("path", path)
 }
 
 /// The heading of the table.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use examples::channel::path;
 use examples::units::{bytes, count, counted};
 
 use super::cli::{CasArgs, DelArgs, GetArgs, ListArgs, PutArgs, StatsArgs, ValueArgs};
@@ -88,7 +89,7 @@ fn print_key(out: &mut impl Write, args: &ListArgs, listed: &Listed) -> io::Resu
 pub(crate) async fn stats(args: &StatsArgs) -> Result<(), CommandError> {
     let client = connect(&args.connect).await?;
     let stats = client.stats().await?;
-    print_line(&stats_text(&client.channel().path().to_string(), &stats))
+    print_line(&stats_text(&path(client.channel()), &stats))
 }
 
 fn stats_text(path: &str, stats: &Stats) -> String {

@@ -20,6 +20,8 @@ pub(crate) async fn connect(args: &ConnectArgs) -> Result<KvClient, CommandError
         .poll_mode(args.poll.into())
         .link(link())
         .default_timeout(Some(args.timeout))
+        // A command ends with its connection.
+        .reconnect(None)
         .connect(args.address.to_string())
         .await
         .map_err(CommandError::Connect)?;

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use examples::channel::path;
 use examples::signals::EndSignals;
 use examples::units::counted;
 use rpc_core::Status;
@@ -29,7 +30,7 @@ pub(crate) async fn send(args: &SendArgs) -> Result<(), CommandError> {
     let here = machine()?;
     let client = connect(&args.connect).await?;
     let here = Side::Here(here.sent_through(client.channel()));
-    let path = client.channel().path().to_string();
+    let path = path(client.channel());
     let there = Side::There(client);
     copy("sent", &here, &there, &roots, &args.copy, &path).await
 }
@@ -43,7 +44,7 @@ pub(crate) async fn receive(args: &ReceiveArgs) -> Result<(), CommandError> {
     let roots: Vec<Root> = args.paths.iter().map(to).collect();
     no_clashes(&roots)?;
     let client = connect(&args.connect).await?;
-    let path = client.channel().path().to_string();
+    let path = path(client.channel());
     let tree = fs::create_dir_all(&args.to).and_then(|()| Tree::open(&args.to));
     let here = Side::Here(LocalFiles::new(tree.map_err(CommandError::file(&args.to))?));
     let there = Side::There(client);
@@ -57,7 +58,7 @@ pub(crate) async fn verify(args: &VerifyArgs) -> Result<(), CommandError> {
         roots.iter().map(|root| Root { from: root.to.clone(), to: root.to.clone() }).collect();
     let here = Side::Here(machine()?);
     let client = connect(&args.connect).await?;
-    let path = client.channel().path().to_string();
+    let path = path(client.channel());
     let there = Side::There(client);
     let mut progress = Progress::new("verified", args.quiet);
     let plans = tokio::try_join!(Plan::read(&here, &roots), Plan::read(&there, &theirs));

@@ -12,6 +12,8 @@ pub(crate) async fn connect(args: &ConnectArgs) -> Result<FilesClient, CommandEr
     let channel = Channel::builder()
         .codec(args.codec.into())
         .poll_mode(args.poll.into())
+        // What is known of the other side's files ends with the connection.
+        .reconnect(None)
         .connect(args.address.to_string())
         .await
         .map_err(CommandError::Connect)?;

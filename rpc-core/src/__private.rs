@@ -56,7 +56,7 @@ pub use crate::stream::pump::Port;
 pub use rpc_transport::connect::error::ConnectError;
 
 use crate::bulk::{Bulk, BulkMut};
-use crate::codec::{Codec, CodecErrorKind, Placement, Pool, Scratch, Tail};
+use crate::codec::{Codec, CodecErrorKind, Copies, Placement, Pool, Scratch, Tail};
 use crate::context::Context;
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::session::RAISE;

@@ -16,6 +16,7 @@ use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::Shard;
 use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
 use rpc_transport::memory::budget::MemoryBudget;
+use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::{QueueLimit, WhenFull};
 use rpc_transport::protocol::link::{self, Lane, SubmitError, Waiting};
@@ -51,6 +52,7 @@ pub(crate) struct RpcEndpoint {
     place: Option<OwnedSemaphorePermit>,
     /// The QP has been destroyed.
     released: bool,
+    on_event: Option<OnEvent>,
 }
 
 /// Longest header of a request, bytes: fixed header, deadline, signature, length of the metadata.
@@ -72,20 +74,42 @@ pub(crate) enum Action {
     Settled(Option<OwnedSemaphorePermit>),
     /// An established connection has ended.
     Ended(Box<Ended>),
+    /// The peer takes no new calls.
+    PeerGoingAway(OnEvent),
 }
 
-/// How an established connection ended.
+/// What the owner of a connection is told, with no lock held.
 #[derive(Debug)]
+pub(crate) enum ConnectionEvent {
+    /// The peer takes no new calls.
+    PeerGoingAway,
+    /// The connection has ended.
+    Ended(CloseCause),
+}
+
+/// How it is told.
+pub(crate) type OnEvent = Arc<dyn Fn(ConnectionEvent) + Send + Sync>;
+
+/// How an established connection ended.
 pub(crate) struct Ended {
     peer: Arc<PeerIdentity>,
     cause: CloseCause,
+    on_event: Option<OnEvent>,
     /// The connection's permit, if its queue pair is gone already.
     _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Ended {
+    /// Tells the connection's owner, and logs the end.
+    pub(crate) fn tell(self) {
+        self.log();
+        if let Some(on_event) = &self.on_event {
+            on_event(ConnectionEvent::Ended(self.cause.clone()));
+        }
+    }
+
     /// Logs the end: a close that either side asked for at a lower level than a failure.
-    pub(crate) fn log(&self) {
+    fn log(&self) {
         let Self { peer, cause, .. } = self;
         match cause {
             CloseCause::Local => tracing::debug!(?peer, %cause, "connection ended"),
@@ -130,7 +154,14 @@ impl RpcEndpoint {
             is_established: false,
             place: None,
             released: false,
+            on_event: None,
         }
+    }
+
+    /// Tells the connection's owner what becomes of it.
+    pub(crate) fn telling(mut self, on_event: OnEvent) -> Self {
+        self.on_event = Some(on_event);
+        self
     }
 
     /// The peer's identity.
@@ -144,7 +175,8 @@ impl RpcEndpoint {
         match self.cause.take() {
             Some(cause) => {
                 let peer = Arc::clone(self.identity());
-                Action::Ended(Box::new(Ended { peer, cause, _place: place }))
+                let on_event = self.on_event.take();
+                Action::Ended(Box::new(Ended { peer, cause, on_event, _place: place }))
             }
             None => Action::Settled(place),
         }
@@ -305,7 +337,11 @@ impl Protocol for RpcEndpoint {
             return Some(Outside::Action(match notice {
                 SessionEvent::Wake(waker) => Action::Wake(waker),
                 SessionEvent::CancelHandler(handle) => Action::Abort(handle),
-                SessionEvent::PeerGoingAway | SessionEvent::Drained => Action::Settled(None),
+                SessionEvent::PeerGoingAway => match &self.on_event {
+                    Some(on_event) => Action::PeerGoingAway(Arc::clone(on_event)),
+                    None => Action::Settled(None),
+                },
+                SessionEvent::Drained => Action::Settled(None),
                 SessionEvent::Discard(body) => return Some(Outside::Drop(body)),
             }));
         }
@@ -330,6 +366,10 @@ impl Protocol for RpcEndpoint {
         self.cause = self.is_established.then(|| cause.clone());
         self.room.close();
         (self.ended, self.has_news) = (true, true);
+    }
+
+    fn on_given_back(&mut self, tag: u64, message: OutBuf) -> Option<OutBuf> {
+        self.session.give_back(tag, message)
     }
 
     fn on_released(&mut self) {

@@ -106,6 +106,8 @@ extern crate self as rpc_core;
 #[doc(hidden)]
 pub mod __private;
 pub mod bulk;
+#[doc(hidden)]
+pub mod channel;
 pub mod client;
 pub mod codec;
 pub mod context;
@@ -133,6 +135,8 @@ pub use rpc_transport::protocol::config::{ConfigError, Isolation, LinkConfig, Wh
 pub use rpc_transport::protocol::link::LinkMetrics;
 
 pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
+pub use crate::channel::backoff::Backoff;
+pub use crate::channel::connectivity::ConnectivityState;
 pub use crate::client::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;

@@ -229,6 +229,22 @@ impl Status {
         self.retryable
     }
 
+    /// Puts something in front of the text.
+    #[must_use]
+    pub(crate) fn with_prefix(mut self, text: fmt::Arguments<'_>) -> Self {
+        let rest = self.rest_mut();
+        rest.message = format!("{text}{}", rest.message).into();
+        self
+    }
+
+    /// Appends to the text.
+    #[must_use]
+    pub(crate) fn with_more(mut self, text: fmt::Arguments<'_>) -> Self {
+        let rest = self.rest_mut();
+        rest.message = format!("{}{text}", rest.message).into();
+        self
+    }
+
     fn rest_mut(&mut self) -> &mut Rest {
         Arc::make_mut(self.rest.get_or_insert_default())
     }

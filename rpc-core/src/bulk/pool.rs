@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rpc_transport::device::ProviderError;
+use rpc_transport::device::soft::mem_device;
 use rpc_transport::memory::region::{Buffer, BufferPool, OnHome, ProtectionDomain};
 use rpc_transport::memory::registered::RegisteredBytes;
 use tokio::runtime::Handle;
@@ -26,6 +27,7 @@ use tokio::task::AbortHandle;
 
 use super::slot::{ReplySlot, SlotHome};
 use super::{Bulk, Memory};
+use crate::codec::Copies;
 
 /// Smallest buffer that is allocated, bytes.
 const MIN_BUFFER_BYTES: u32 = 64 * 1024;
@@ -72,7 +74,7 @@ pub enum PoolError {
 pub struct BulkPool(Arc<Inner>);
 
 struct Inner {
-    domain: ProtectionDomain,
+    domain: Result<ProtectionDomain, ProviderError>,
     slabs: Mutex<Slabs>,
     slots: Arc<SlotHome>,
     /// The runtime of the trimming task; without one, nothing is trimmed by time.
@@ -104,6 +106,15 @@ impl Slab {
 
 impl BulkPool {
     pub(crate) fn new(domain: ProtectionDomain) -> Self {
+        Self::in_domain(Ok(domain))
+    }
+
+    /// Buffers for a channel that has no connection yet: what they hold is copied to be sent.
+    pub(crate) fn of_no_connection() -> Self {
+        Self::in_domain(mem_device().allocate_pd())
+    }
+
+    fn in_domain(domain: Result<ProtectionDomain, ProviderError>) -> Self {
         let runtime = Handle::try_current().ok();
         Self(Arc::new_cyclic(|this: &Weak<Inner>| {
             let slots = Arc::new(SlotHome::watched(on_home(this)));
@@ -120,7 +131,7 @@ impl BulkPool {
         // Sizes are rounded up to 64 bytes.
         let size = u32::try_from(len.saturating_add(63)).map_err(too_long)?;
         if size > MAX_KEPT_BYTES {
-            let slab = BufferPool::allocate(&self.0.domain, size, 1)?;
+            let slab = BufferPool::allocate(self.domain()?, size, 1)?;
             return Self::first_of(&slab, len);
         }
         let size = size.max(MIN_BUFFER_BYTES).next_power_of_two();
@@ -128,7 +139,7 @@ impl BulkPool {
             return Ok(BulkMut { buffer, len });
         }
         let on_home = on_home(&Arc::downgrade(&self.0));
-        let pool = BufferPool::allocate_watched(&self.0.domain, size, 1, Some(on_home))?;
+        let pool = BufferPool::allocate_watched(self.domain()?, size, 1, Some(on_home))?;
         let taken = Self::first_of(&pool, len);
         self.0.slabs.lock().all.push(Slab { pool, idle_since: None });
         taken
@@ -146,7 +157,11 @@ impl BulkPool {
     /// # Errors
     /// [`PoolError`]: longer than 2 GiB, or the device has no memory for it.
     pub fn slot(&self, len: usize) -> Result<ReplySlot, PoolError> {
-        ReplySlot::take(&self.0.slots, &self.0.domain, len)
+        ReplySlot::take(&self.0.slots, self.domain()?, len)
+    }
+
+    fn domain(&self) -> Result<&ProtectionDomain, PoolError> {
+        self.0.domain.as_ref().map_err(|error| error.clone().into())
     }
 
     /// Whether `home` is this pool's home for slots.
@@ -163,7 +178,7 @@ impl BulkPool {
         &self,
         memory: impl AsRef<[u8]> + Send + Sync + 'static,
     ) -> Result<Bulk, PoolError> {
-        Ok(RegisteredBytes::register(&self.0.domain, Arc::new(memory))?.into())
+        Ok(RegisteredBytes::register(self.domain()?, Arc::new(memory))?.into())
     }
 
     /// Frees the memory of all idle buffers.
@@ -178,9 +193,10 @@ impl BulkPool {
     pub fn allocated_bytes(&self) -> u64 {
         self.0.slabs.lock().all.iter().map(Slab::bytes).sum()
     }
+}
 
-    /// A copy of `bytes` in a buffer; `None` when no buffer can be had.
-    pub(crate) fn copy_of(&self, bytes: &[u8]) -> Option<Bulk> {
+impl Copies for BulkPool {
+    fn copy_of(&self, bytes: &[u8]) -> Option<Bulk> {
         let mut buffer = self.take(bytes.len()).ok()?;
         buffer.copy_from_slice(bytes);
         Some(buffer.freeze())

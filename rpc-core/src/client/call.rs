@@ -19,7 +19,7 @@ use rpc_transport::message::outgoing::OutBuf;
 
 use self::raw_call::{CallOutcome, RawCall};
 use crate::bulk::Landing;
-use crate::client::Connection;
+use crate::client::shared::Shared;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 
@@ -37,23 +37,23 @@ pub struct Call<'a, O> {
 impl<'a, O> Call<'a, O> {
     #[inline]
     pub(crate) fn new(
-        connection: &'a Arc<Connection>,
+        channel: &'a Arc<Shared>,
         method: &'static MethodDescriptor,
         body: OutBuf,
         decode: fn(ReplyParts) -> O,
     ) -> Self {
-        Self { call: RawCall::new(connection, method, Some(body)), decode }
+        Self { call: RawCall::new(channel, method, Some(body)), decode }
     }
 
     /// A call that ends with `status`, and sends nothing.
     #[cold]
     pub(crate) fn failed_early(
-        connection: &'a Arc<Connection>,
+        channel: &'a Arc<Shared>,
         method: &'static MethodDescriptor,
         status: Status,
         decode: fn(ReplyParts) -> O,
     ) -> Self {
-        let mut call = RawCall::new(connection, method, None);
+        let mut call = RawCall::new(channel, method, None);
         call.fail(status);
         Self { call, decode }
     }
@@ -83,6 +83,14 @@ impl<'a, O> Call<'a, O> {
     /// [`InvalidArgument`](crate::Code::InvalidArgument).
     pub fn metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
         self.call.add_metadata(key, value.into());
+        self
+    }
+
+    /// Whether the call waits for a connection while there is none, until its deadline; see
+    /// [`ChannelBuilder::wait_for_ready`](crate::ChannelBuilder::wait_for_ready), whose value is
+    /// the default.
+    pub fn wait_for_ready(mut self, wait: bool) -> Self {
+        self.call.wait_for_ready(wait);
         self
     }
 
@@ -122,8 +130,9 @@ impl<'a, O> Call<'a, O> {
         self
     }
 
-    /// Sends the request now and ends the borrow of the channel, so that the call can be spawned,
-    /// or awaited together with others.
+    /// Sends the request now, if the channel is connected, and ends the borrow of the channel,
+    /// so that the call can be spawned, or awaited together with others. A channel that is not
+    /// connected begins to connect; the request then leaves when the call is awaited.
     pub fn start(mut self) -> Call<'static, O> {
         Call { call: self.call.start(), decode: self.decode }
     }

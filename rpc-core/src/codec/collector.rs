@@ -9,10 +9,11 @@
 //! Invariant: places grow, since the output does, and no part is empty.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 
 use rpc_transport::message::outgoing::OutBuf;
 
-use crate::bulk::{Bulk, BulkPool};
+use crate::bulk::Bulk;
 use crate::wire::{self, MAX_PARTS, Part};
 
 /// The rule for where the byte strings of a body go.
@@ -24,13 +25,29 @@ pub(crate) struct Placement<'a> {
     pub(crate) pool: Pool<'a>,
 }
 
+/// Where copies are made in registered buffers; asked only when there is something to copy.
+pub(crate) trait Copies: Send + Sync {
+    /// A copy; `None` when no buffer can be had.
+    fn copy_of(&self, bytes: &[u8]) -> Option<Bulk>;
+}
+
 /// Registered buffers, or a function that copies into one when needed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) enum Pool<'a> {
     None,
-    Of(&'a BulkPool),
+    Of(&'a dyn Copies),
     /// Called only when there is something to copy; the function finds the pool.
     Ask(fn(&[u8]) -> Option<Bulk>),
+}
+
+impl fmt::Debug for Pool<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Of(_) => "Of",
+            Self::Ask(_) => "Ask",
+        })
+    }
 }
 
 impl Pool<'_> {

@@ -30,7 +30,7 @@ use crate::codec::Codec;
 use crate::context::ConnectionContext;
 use crate::context::Context;
 use crate::endpoint::room::UNCOUNTED_BYTES;
-use crate::endpoint::{Action, RpcEndpoint, RpcShard};
+use crate::endpoint::{Action, ConnectionEvent, RpcEndpoint, RpcShard};
 use crate::metadata::Metadata;
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::poll_watch::PollWatch;
@@ -614,10 +614,10 @@ impl Executor<RpcEndpoint> for Handlers {
                 self.settled.notify_waiters();
             }
             Action::Ended(ended) => {
-                ended.log();
-                drop(ended);
+                ended.tell();
                 self.settled.notify_waiters();
             }
+            Action::PeerGoingAway(tell) => tell(ConnectionEvent::PeerGoingAway),
         }
         false
     }
@@ -631,10 +631,10 @@ impl Executor<RpcEndpoint> for Handlers {
                 self.settled.notify_waiters();
             }
             Action::Ended(ended) => {
-                ended.log();
-                drop(ended);
+                ended.tell();
                 self.settled.notify_waiters();
             }
+            Action::PeerGoingAway(tell) => tell(ConnectionEvent::PeerGoingAway),
             Action::Request(..) => {}
         }
     }

@@ -128,8 +128,13 @@ impl<W, H> Session<W, H> {
         self.streams.insert(Key::Call(id.index), id.generation, None, call.streams, idle);
     }
 
-    /// Takes a call's outcome, if it has one; the id then names nothing.
+    /// Takes a call's outcome, if it has one; the id then names nothing. A request that was never
+    /// sent, and that [`take_request`](Self::take_request) has not taken, comes out as
+    /// [`Event::Discard`](super::Event::Discard).
     pub fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
+        if let Some(request) = self.take_request(id) {
+            self.discard(request);
+        }
         let outcome = self.calls.take_outcome(id);
         if self.streams.live_calls != 0 && outcome.is_some() {
             return self.take_stream_outcome(id, outcome);
@@ -145,6 +150,22 @@ impl<W, H> Session<W, H> {
         }
         self.remove_stream_call(id);
         outcome
+    }
+
+    /// Takes the request of a call that failed because the connection closed or the peer said
+    /// go-away, if the peer never saw it: for another connection. It has what was put in front of
+    /// the body; its last bytes, as many as the body had, are the body.
+    pub fn take_request(&mut self, id: CallId) -> Option<OutBuf> {
+        self.calls.take_request(id)
+    }
+
+    /// After `on_closed`: a message that the link gave back whole. Returns it if it is no request
+    /// that somebody waits for, to be dropped outside the lock.
+    pub fn give_back(&mut self, tag: u64, message: OutBuf) -> Option<OutBuf> {
+        match self.given_back.remove(&tag) {
+            Some(index) => self.calls.put_request(index, message),
+            None => Some(message),
+        }
     }
 
     /// Fast path of [`take_outcome`](Self::take_outcome): takes the outcome only if it is a result.

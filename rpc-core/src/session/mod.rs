@@ -37,7 +37,7 @@ mod slots;
 mod streams;
 mod transmit;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use rpc_transport::connect::error::CloseCause;
@@ -134,6 +134,8 @@ pub struct Session<W, H> {
     shutdown: Shutdown,
     stale_cancels: u64,
     closed: Option<CloseCause>,
+    /// Calls that ended with the connection and had been handed to the link, by their tags.
+    given_back: HashMap<u64, u32>,
 }
 
 impl<W, H> Session<W, H> {
@@ -163,6 +165,7 @@ impl<W, H> Session<W, H> {
             shutdown: Shutdown::default(),
             stale_cancels: 0,
             closed: None,
+            given_back: HashMap::new(),
         };
         if role == Role::Client {
             session.say_hello();

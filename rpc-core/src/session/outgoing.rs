@@ -73,6 +73,18 @@ struct Call<W> {
     reply: Option<Message>,
 }
 
+impl<W> Call<W> {
+    /// Whether it failed for a reason that another connection need not share, before the peer could
+    /// see it: its request is kept for whoever takes the outcome.
+    fn is_to_be_sent_again(&self) -> bool {
+        let reason = match self.stage {
+            Stage::Failed { reason, never_sent: true } if !self.detached => reason,
+            _ => return false,
+        };
+        matches!(reason, Failure::Closed | Failure::PeerGoingAway)
+    }
+}
+
 /// A call that may be sent now.
 pub(super) struct Ready {
     pub(super) id: CallId,
@@ -276,6 +288,23 @@ impl<W> Calls<W> {
         message
     }
 
+    /// Takes the request of a call that failed before the peer could see it.
+    pub(super) fn take_request(&mut self, id: CallId) -> Option<OutBuf> {
+        match self.find_mut(id)? {
+            Call { stage: Stage::Failed { never_sent: true, .. }, request, .. } => request.take(),
+            _ => None,
+        }
+    }
+
+    /// Puts back the request of a call that failed after it was handed to the link, which has sent
+    /// nothing of it. Returns a request that is of no use.
+    pub(super) fn put_request(&mut self, index: u32, request: OutBuf) -> Option<OutBuf> {
+        match self.calls.get_mut(index as usize) {
+            Some(call) if call.is_to_be_sent_again() => call.request.replace(request),
+            _ => Some(request),
+        }
+    }
+
     /// Takes the outcome, and the call out of the table. An id that names no call gives
     /// [`Failure::NoSuchCall`].
     pub(super) fn take_outcome(&mut self, id: CallId) -> Option<Outcome> {
@@ -319,10 +348,11 @@ impl<W> Calls<W> {
             Stage::Sent(_) => {}
         }
         call.stage = Stage::Failed { reason, never_sent };
+        let is_kept = call.is_to_be_sent_again();
         let failed = Failed {
             deadline: call.deadline.take(),
             waiter: call.waiter.take(),
-            request: call.request.take(),
+            request: if is_kept { None } else { call.request.take() },
         };
         if call.detached {
             self.free(index);

@@ -121,7 +121,14 @@ impl<W, H> Session<W, H> {
         self.closed = Some(cause);
         for index in self.calls.pending() {
             let never_sent = match self.calls.stage(index) {
-                Stage::Sent(slot) => revoke(tag(Side::Request, self.slots.id(slot))).is_unsent(),
+                Stage::Sent(slot) => {
+                    let tag = tag(Side::Request, self.slots.id(slot));
+                    let never_sent = revoke(tag).is_unsent();
+                    if never_sent {
+                        self.given_back.insert(tag, index);
+                    }
+                    never_sent
+                }
                 _ => true,
             };
             self.fail(index, Failure::Closed, never_sent);

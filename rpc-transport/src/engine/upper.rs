@@ -103,6 +103,12 @@ pub trait Protocol: Send + Sized + 'static {
     /// The connection has ended; nothing can be sent or will arrive any more. Called once.
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>);
 
+    /// A message that was revoked whole in [`Protocol::on_closed`]; called after that, in the same
+    /// visit. What is returned is dropped outside the lock. Default: all.
+    fn on_given_back(&mut self, _tag: u64, message: OutBuf) -> Option<OutBuf> {
+        Some(message)
+    }
+
     /// The QP has been destroyed, after [`Protocol::on_closed`]. Called once.
     fn on_released(&mut self);
 

@@ -248,6 +248,28 @@ impl OutBuf {
         self.start += additional;
     }
 
+    /// Takes away all that was put in front of the last `len` bytes of the head, and an offer of
+    /// memory for the answer: the message is as it was before it was handed to a connection, for
+    /// another one. A head that is not longer stays.
+    pub fn rewind(&mut self, len: usize) {
+        self.start = self.start.max(self.bytes.len().saturating_sub(len));
+        if let Some(tail) = &mut *self.tail {
+            tail.offer = None;
+        }
+    }
+
+    /// The same message once more: the bytes of the head are copied, the parts of the tail shared.
+    /// Offers, places and reservations stay with this one.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        let mut copy = Self::new();
+        copy.extend_from_slice(self);
+        for part in self.tail() {
+            copy.push_tail(part.clone());
+        }
+        copy
+    }
+
     /// Overwrites bytes from `offset` on, for headers whose values are known late.
     ///
     /// # Panics

@@ -79,7 +79,8 @@ async fn connect(address: &str) -> ProbeClient {
 async fn connect_with(address: &str, mode: PollMode) -> ProbeClient {
     // A crowd at an emulated machine takes its time, also to answer a ping.
     let link = LinkConfig::default().keep_alive_timeout(paced(Duration::from_secs(5)));
-    let builder = Channel::builder().poll_mode(mode).link(link);
+    // A test that loses one wants to see that.
+    let builder = Channel::builder().poll_mode(mode).link(link).reconnect(None);
     let channel = builder.connect_timeout(Duration::from_secs(60)).connect(address).await;
     ProbeClient::new(channel.unwrap_or_else(|error| panic!("{error}")))
 }

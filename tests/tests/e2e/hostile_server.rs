@@ -144,7 +144,8 @@ async fn listen(scheme: Scheme) -> (Box<dyn Listener>, String) {
 }
 
 async fn client_of(address: &str) -> ProbeClient {
-    let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event);
+    // The listener takes the connections that the test expects, and no others.
+    let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event).reconnect(None);
     ProbeClient::new(builder.connect(address).await.expect("an honest handshake"))
 }
 
@@ -351,7 +352,8 @@ fn more_frames_than_were_credited_close_the_connection() {
         let (mut listener, address) = listen(Scheme::Mem).await;
         let link = LinkConfig::default().data_credits(4);
         let connect = async {
-            let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event).link(link);
+            let builder =
+                rpc_core::Channel::builder().poll_mode(PollMode::Event).link(link).reconnect(None);
             ProbeClient::new(builder.connect(&address).await.expect("an honest handshake"))
         };
         let (client, mut server) = tokio::join!(connect, HostilePeer::accept(&mut *listener));

@@ -17,7 +17,7 @@ fn auto_takes_shared_memory_on_one_host_and_says_so() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Auto).await;
         let channel = world.channel_with(|builder| builder).await;
-        let path = channel.path();
+        let path = channel.path().expect("connected");
         assert!(matches!(path.address, Address::ShmName(_)), "{path}");
         assert!(path.device.contains("shm"), "{path}");
         assert!(path.reason.contains("same host"), "{path}");
@@ -34,7 +34,7 @@ fn auto_at_a_plain_tcp_server_takes_tcp_and_says_so() {
         let world = World::start(SERVER, Scheme::Tcp).await;
         let address = world.address.replace("tcp://", "auto://");
         let channel = Channel::connect(&address).await.expect("it listens");
-        let path = channel.path().clone();
+        let path = channel.path().expect("connected");
         assert!(matches!(path.address, Address::Tcp(_)), "{path}");
         assert!(path.reason.contains("tcp"), "{path}");
         assert_eq!(ProbeClient::new(channel).add(1, 1).await, Ok(2));
@@ -47,8 +47,9 @@ fn tcp_at_an_auto_server_is_never_turned_into_something_else() {
         let world = World::start(SERVER, Scheme::Auto).await;
         let address = world.address.replace("auto://", "tcp://");
         let channel = Channel::connect(&address).await.expect("it listens");
-        assert_eq!(channel.path().address.to_string(), address);
-        assert!(matches!(channel.path().peer, PeerIdentity::Network(_)), "{:?}", channel.path());
+        let path = channel.path().expect("connected");
+        assert_eq!(path.address.to_string(), address);
+        assert!(matches!(path.peer, PeerIdentity::Network(_)), "{path:?}");
         assert_eq!(ProbeClient::new(channel).add(1, 1).await, Ok(2));
     });
 }

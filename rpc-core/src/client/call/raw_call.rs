@@ -14,17 +14,20 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use arc_swap::Guard;
 use bytes::Bytes;
-use rpc_transport::engine::clock;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use rpc_transport::engine::shard::Progress;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 
-use crate::bulk::{BulkMut, Landing};
+use crate::bulk::{BulkMut, BulkPool, Landing, ReplySlot};
 use crate::client::Connection;
+use crate::client::shared::{Shared, earliest};
 use crate::context::Context as CallContext;
 use crate::endpoint::{RpcEndpoint, revoked};
 use crate::metadata::Metadata;
@@ -36,16 +39,16 @@ use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 /// The channel that a call goes through: borrowed, until [`RawCall::start`] makes the call
 /// independent of it.
 enum Via<'a> {
-    Borrowed(&'a Arc<Connection>),
-    Owned(Arc<Connection>),
+    Borrowed(&'a Arc<Shared>),
+    Owned(Arc<Shared>),
 }
 
 impl Via<'_> {
     #[inline]
-    fn connection(&self) -> &Arc<Connection> {
+    fn channel(&self) -> &Arc<Shared> {
         match self {
-            Self::Borrowed(connection) => connection,
-            Self::Owned(connection) => connection,
+            Self::Borrowed(channel) => channel,
+            Self::Owned(channel) => channel,
         }
     }
 }
@@ -54,9 +57,11 @@ impl Via<'_> {
 /// once.
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// Encoded, nothing sent: `body` is `Some`.
+    /// Encoded, nothing sent: `body` is `Some`. If `on` is, it leaves on that connection.
     Ready,
-    /// Sent; the session knows it.
+    /// The same, and it waits for something in the extras before it is ready.
+    Waiting,
+    /// Sent; the session of the connection `on` knows it.
     InFlight(CallId),
     /// Ended before anybody waited: the outcome is in the extras.
     Over,
@@ -69,8 +74,15 @@ enum State {
 struct Extras {
     metadata: Metadata,
     into: Option<Box<BulkMut>>,
+    /// Memory for the reply that the server writes itself.
+    slot: Option<ReplySlot>,
     /// The outcome of a call in [`State::Over`].
     found: CallOutcome,
+    /// Unless the channel's default holds.
+    wait_for_ready: Option<bool>,
+    /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
+    /// that only one thread at a time polls fit for a call that several may see.
+    wait: Option<Mutex<BoxFuture<'static, Result<Arc<Connection>, Status>>>>,
 }
 
 /// How a call ended.
@@ -91,6 +103,9 @@ pub(crate) struct RawCall<'a> {
     method: &'static MethodDescriptor,
     state: State,
     deadline: Option<Instant>,
+    /// Length of the body's head, bytes, without what is put in front of it to be sent.
+    head_bytes: usize,
+    on: Option<Arc<Connection>>,
     // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, without a call to
     // drop glue.
     body: ManuallyDrop<Option<OutBuf>>,
@@ -100,15 +115,17 @@ pub(crate) struct RawCall<'a> {
 impl<'a> RawCall<'a> {
     #[inline]
     pub(crate) fn new(
-        connection: &'a Arc<Connection>,
+        channel: &'a Arc<Shared>,
         method: &'static MethodDescriptor,
         body: Option<OutBuf>,
     ) -> Self {
         Self {
-            via: Via::Borrowed(connection),
+            via: Via::Borrowed(channel),
             method,
             state: State::Ready,
             deadline: None,
+            head_bytes: 0,
+            on: None,
             body: ManuallyDrop::new(body),
             extras: ManuallyDrop::new(None),
         }
@@ -131,12 +148,12 @@ impl<'a> RawCall<'a> {
             Landing::Buffer(buffer) => {
                 self.extras.get_or_insert_default().into = Some(Box::new(buffer));
             }
-            Landing::Slot(slot) => {
-                if let Some(body) = &mut *self.body {
-                    slot.offer_with(body, &self.via.connection().bulk);
-                }
-            }
+            Landing::Slot(slot) => self.extras.get_or_insert_default().slot = Some(slot),
         }
+    }
+
+    pub(crate) fn wait_for_ready(&mut self, wait: bool) {
+        self.extras.get_or_insert_default().wait_for_ready = Some(wait);
     }
 
     /// Ends the call with an error; nothing is sent.
@@ -162,44 +179,71 @@ impl<'a> RawCall<'a> {
             if !matches!(found, CallOutcome::Nothing) {
                 self.over(found);
             }
+            if let State::Waiting = self.state {
+                self.via.channel().kick();
+            }
         }
         RawCall {
-            via: Via::Owned(Arc::clone(self.via.connection())),
+            via: Via::Owned(Arc::clone(self.via.channel())),
             method: self.method,
             state: std::mem::replace(&mut self.state, State::Done),
             deadline: self.deadline,
-            body: ManuallyDrop::new(None),
+            head_bytes: self.head_bytes,
+            on: self.on.take(),
+            body: ManuallyDrop::new(self.body.take()),
             extras: ManuallyDrop::new(self.extras.take()),
         }
     }
 
-    /// Hands the request to the session. Afterwards the state is not `Ready`. Sets `found` if the
-    /// outcome came at once.
+    /// Hands the request to the session. Afterwards the state is not `Ready`: if there is no
+    /// connection, it is `Waiting`. Sets `found` if the outcome came at once.
     fn send(&mut self, may_wait: bool, found: &mut CallOutcome) {
-        let Self { via, method, state, body, deadline, extras } = self;
+        if self.on.is_some() {
+            let on = self.on.take();
+            return self.send_on(Guard::from_inner(on), may_wait, found);
+        }
+        let guard = self.via.channel().connection();
+        self.send_on(guard, may_wait, found);
+    }
+
+    #[inline(always)]
+    fn send_on(
+        &mut self,
+        on: Guard<Option<Arc<Connection>>>,
+        may_wait: bool,
+        found: &mut CallOutcome,
+    ) {
+        let Some(connection) = &*on else { return self.wait_for_connection() };
+        let Self { via, method, state, body, deadline, extras, head_bytes, .. } = self;
         *state = State::Done;
-        let connection = via.connection();
-        let metadata = extras.as_ref().and_then(|extras| encoded(&extras.metadata));
-        let deadline = effective_deadline(*deadline, connection.default_timeout);
+        let mut metadata = None;
+        if let Some(extras) = &mut **extras {
+            metadata = encoded(&extras.metadata);
+            offer_slot(extras.slot.take(), body, &connection.bulk);
+        }
+        let channel = via.channel();
+        let inherited = CallContext::current_deadline();
+        let deadline = earliest(*deadline, channel.default_timeout, inherited);
         let mut streams = method.streams;
         streams.idle_deadline &= deadline.is_some();
         let call = StartCall {
             method: method.id,
             method_index: method.dense_index(),
             signature: method.signature_hash,
-            codec: connection.codec.id(),
-            deadline,
+            codec: channel.codec.id(),
+            deadline: deadline.map(|(at, now)| Deadline { at, now }),
             no_cancel: method.no_cancel,
             streams,
             metadata: metadata.as_deref().unwrap_or_default(),
         };
+        *head_bytes = body.as_ref().map_or(0, |body| body.len());
         let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
-        let mut outcome = None;
+        let mut other = None;
         // A single outstanding call polls for its own reply. With several, the driver polls.
         let wanted = |peer: &mut RpcEndpoint, started: &Result<CallId, Refused>| {
             let Ok(call) = started else { return Progress::GiveUp };
             if peer.session.has_outcome(*call) {
-                take(peer, *call, found, &mut outcome);
+                take(peer, *call, found, &mut other);
                 Progress::Done(())
             } else if may_wait && peer.session.outgoing_calls() == 1 {
                 Progress::Wait
@@ -208,22 +252,75 @@ impl<'a> RawCall<'a> {
             }
         };
         match connection.shard.with_progress(connection.key, start, wanted) {
-            Some((Ok(call), None)) => *state = State::InFlight(call),
+            Some((Ok(call), None)) => {
+                *state = State::InFlight(call);
+                self.on = Guard::into_inner(on);
+            }
             Some((Ok(_), Some(()))) => {
-                if let Some(outcome) = outcome {
-                    *found = self.rarely_found(outcome);
+                if let Some(other) = other {
+                    self.on = Guard::into_inner(on);
+                    *found = self.rarely_found(other);
                 }
             }
-            Some((Err(refused), _)) => self.refused(Some(&refused)),
-            None => self.refused(None),
+            Some((Err(refused), _)) => {
+                self.on = Guard::into_inner(on);
+                self.refused(Some(&refused));
+            }
+            None => {
+                self.on = Guard::into_inner(on);
+                self.refused(None);
+            }
         }
     }
 
-    /// Ends a call of which nothing was sent. `None`: the connection is gone.
+    /// There is no connection: waits for one, if the call may.
+    #[cold]
+    fn wait_for_connection(&mut self) {
+        self.on = None;
+        let channel = Arc::clone(self.via.channel());
+        // From now on the time runs that attempts have together.
+        let inherited = CallContext::current_deadline();
+        let deadline = earliest(self.deadline, channel.default_timeout, inherited);
+        self.deadline = deadline.map(|(at, _)| at);
+        let extras = self.extras.get_or_insert_default();
+        let waits = extras.wait_for_ready.unwrap_or(channel.wait_for_ready);
+        let name = self.method.name;
+        let deadline = self.deadline;
+        extras.wait = Some(Mutex::new(Box::pin(async move {
+            let found = channel.acquire(waits, deadline).await;
+            found.map_err(|status| status.with_prefix(format_args!("{name}: ")))
+        })));
+        self.state = State::Waiting;
+    }
+
+    /// Nothing of the request was sent, and its connection takes none: it goes on another one.
+    #[cold]
+    fn send_elsewhere(&mut self, body: OutBuf) {
+        if let Some(on) = self.on.take() {
+            on.is_lost();
+        }
+        *self.body = Some(body);
+        self.wait_for_connection();
+    }
+
+    /// Ends a call of which nothing was sent, or sends it on another connection. `None`: the
+    /// connection is gone.
     #[cold]
     fn refused(&mut self, refused: Option<&Refused>) {
+        let is_lost = match refused {
+            None => true,
+            Some(Refused::Start(error)) => matches!(
+                error,
+                StartError::Closed | StartError::PeerGoingAway | StartError::Stopped
+            ),
+            Some(_) => false,
+        };
+        if is_lost && let Some(mut body) = self.body.take() {
+            body.rewind(self.head_bytes);
+            return self.send_elsewhere(body);
+        }
         let status = match refused {
-            None => self.via.connection().unavailable(),
+            None => self.unavailable(),
             Some(Refused::Start(error)) => self.start_failed(error),
             Some(Refused::TooLarge(why)) => {
                 Status::resource_exhausted(format!("{}: the request {why}", self.method.name))
@@ -238,12 +335,22 @@ impl<'a> RawCall<'a> {
         self.fail(status);
     }
 
+    /// The status of a call whose connection has ended.
+    #[cold]
+    fn unavailable(&self) -> Status {
+        match &self.on {
+            Some(connection) => connection.unavailable(),
+            None => Status::from(Code::Unavailable),
+        }
+    }
+
     fn start_failed(&self, error: &StartError) -> Status {
         let name = self.method.name;
         match error {
-            StartError::Closed => self.via.connection().unavailable(),
+            StartError::Closed => self.unavailable(),
             StartError::TooManyCalls => {
                 Status::new(Code::ResourceExhausted, format!("{name}: {error}"))
+                    .with_retryable(true)
             }
             StartError::MetadataTooLong(_) => {
                 Status::new(Code::InvalidArgument, format!("{name}: {error}"))
@@ -258,9 +365,18 @@ impl<'a> RawCall<'a> {
         }
     }
 
-    /// Slow path: any outcome but a result that was already taken on the fast path.
+    /// Slow path: any outcome but a result that was already taken on the fast path. Nothing if the
+    /// call goes on: it waits then.
     #[cold]
-    fn rarely_found(&self, outcome: Outcome) -> CallOutcome {
+    fn rarely_found(&mut self, other: Other) -> CallOutcome {
+        let Other { outcome, request } = other;
+        if let Some(mut body) = request
+            && !self.method.has_streams()
+        {
+            body.rewind(self.head_bytes);
+            self.send_elsewhere(body);
+            return CallOutcome::Nothing;
+        }
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
                 session::ReplyKind::Ok => CallOutcome::Ok(reply.message),
@@ -308,7 +424,7 @@ impl<'a> RawCall<'a> {
             }
             _ => return None,
         };
-        let connection = self.via.connection();
+        let connection = self.on.as_ref()?;
         let index = self.method.dense_index();
         let accepted =
             connection.shard.look(connection.key, |peer| peer.session.has_accepted(index));
@@ -330,11 +446,9 @@ impl<'a> RawCall<'a> {
                 "{name}: the server speaks no streams; bring it up to date"
             )),
             // The handler may have run, also to its end.
-            Failure::Closed => self
-                .via
-                .connection()
-                .unavailable()
-                .with_retryable(never_sent || self.method.idempotent),
+            Failure::Closed => {
+                self.unavailable().with_retryable(never_sent || self.method.idempotent)
+            }
             other => Status::new(Code::Unavailable, format!("{name}: {}", words(other)))
                 .with_retryable(never_sent),
         }
@@ -345,29 +459,56 @@ impl<'a> RawCall<'a> {
     /// # Panics
     /// When polled after that.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
-        if let State::Ready = self.state {
-            // Tokio's coop budget: a loop of calls that are answered at once must not starve the
-            // other tasks of its thread.
-            let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
-            self.send(true, found);
-            if let State::InFlight(call) = self.state {
-                // Just sent, so no waker is registered yet.
-                return self.poll_with_waker(call, cx, found);
+        loop {
+            match self.state {
+                State::Ready => {
+                    // Tokio's coop budget: a loop of calls that are answered at once must not
+                    // starve the other tasks of its thread.
+                    let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+                    self.send(true, found);
+                    match self.state {
+                        // Just sent, so no waker is registered yet.
+                        State::InFlight(call) => {
+                            std::task::ready!(self.poll_with_waker(call, cx, found));
+                        }
+                        State::Done => may_wait.made_progress(),
+                        _ => continue,
+                    }
+                }
+                State::InFlight(call) => std::task::ready!(self.poll_outcome(call, cx, found)),
+                State::Waiting => {
+                    std::task::ready!(self.poll_waiting(cx));
+                    continue;
+                }
+                State::Over => {
+                    self.take_found(found);
+                    return Poll::Ready(());
+                }
+                State::Done => panic!("`Call` polled after completion"),
             }
             if let State::Done = self.state {
-                may_wait.made_progress();
                 return Poll::Ready(());
             }
         }
-        match self.state {
-            State::InFlight(call) => self.poll_outcome(call, cx, found),
-            State::Over => {
-                self.take_found(found);
-                Poll::Ready(())
+    }
+
+    /// Ready when the call waits no longer.
+    #[cold]
+    fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(extras) = &mut *self.extras else { return Poll::Ready(()) };
+        let waited = match &mut extras.wait {
+            Some(wait) => std::task::ready!(wait.get_mut().as_mut().poll(cx)),
+            None => Err(Code::Unknown.into()),
+        };
+        extras.wait = None;
+        match waited {
+            Ok(connection) => {
+                self.on = Some(connection);
+                self.state = State::Ready;
             }
-            State::Ready => Poll::Pending,
-            State::Done => panic!("`Call` polled after completion"),
+            Err(status) => self.fail(status),
         }
+        Poll::Ready(())
     }
 
     #[cold]
@@ -384,11 +525,11 @@ impl<'a> RawCall<'a> {
         cx: &Context<'_>,
         found: &mut CallOutcome,
     ) -> Poll<()> {
-        let connection = self.via.connection();
-        let mut outcome = None;
+        let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
+        let mut other = None;
         let looked = connection.shard.look(connection.key, |peer| {
             if peer.session.has_outcome(call) {
-                take(peer, call, found, &mut outcome);
+                take(peer, call, found, &mut other);
                 return Looked::Over;
             }
             match peer.session.waiter(call) {
@@ -397,7 +538,7 @@ impl<'a> RawCall<'a> {
             }
         });
         match looked {
-            Some(Looked::Over) => self.found(outcome, found),
+            Some(Looked::Over) => self.found(other, found),
             Some(Looked::Waits) => Poll::Pending,
             Some(Looked::Unknown) => self.poll_with_waker(call, cx, found),
             None => self.found(Some(CONNECTION_GONE), found),
@@ -412,12 +553,12 @@ impl<'a> RawCall<'a> {
         cx: &Context<'_>,
         found: &mut CallOutcome,
     ) -> Poll<()> {
-        let connection = self.via.connection();
+        let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
         let waker = cx.waker().clone();
-        let mut outcome = None;
+        let mut other = None;
         let not_needed = connection.shard.look(connection.key, |peer| {
             if peer.session.has_outcome(call) {
-                take(peer, call, found, &mut outcome);
+                take(peer, call, found, &mut other);
                 Err(waker)
             } else {
                 Ok(peer.session.set_waiter(call, waker))
@@ -425,17 +566,17 @@ impl<'a> RawCall<'a> {
         });
         match not_needed {
             Some(Ok(_earlier_waker)) => Poll::Pending,
-            Some(Err(_waker)) => self.found(outcome, found),
+            Some(Err(_waker)) => self.found(other, found),
             None => self.found(Some(CONNECTION_GONE), found),
         }
     }
 
     /// Marks the call as one that the session no longer knows.
     #[inline]
-    fn found(&mut self, outcome: Option<Outcome>, found: &mut CallOutcome) -> Poll<()> {
+    fn found(&mut self, other: Option<Other>, found: &mut CallOutcome) -> Poll<()> {
         self.state = State::Done;
-        if let Some(outcome) = outcome {
-            *found = self.rarely_found(outcome);
+        if let Some(other) = other {
+            *found = self.rarely_found(other);
         }
         Poll::Ready(())
     }
@@ -444,7 +585,7 @@ impl<'a> RawCall<'a> {
     #[inline]
     pub(crate) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
-        let codec = self.via.connection().codec;
+        let codec = self.via.channel().codec;
         let into = self.extras.as_mut().and_then(|extras| extras.into.take());
         let outcome = match found {
             CallOutcome::Ok(message) => Ok((ReplyKind::Ok, message)),
@@ -466,23 +607,42 @@ enum Looked {
     Unknown,
 }
 
+/// An outcome that is no result.
+struct Other {
+    outcome: Outcome,
+    /// The request, if another connection may take it.
+    request: Option<OutBuf>,
+}
+
 /// Takes an outcome that has arrived: a result goes straight into `found`, any other outcome is
 /// returned.
 #[inline(always)]
-fn take(
-    peer: &mut RpcEndpoint,
-    call: CallId,
-    found: &mut CallOutcome,
-    outcome: &mut Option<Outcome>,
-) {
+fn take(peer: &mut RpcEndpoint, call: CallId, found: &mut CallOutcome, other: &mut Option<Other>) {
     match peer.session.take_result(call) {
         Some(message) => *found = CallOutcome::Ok(message),
-        None => *outcome = peer.session.take_outcome(call),
+        None => *other = take_other(peer, call),
     }
 }
 
+#[cold]
+fn take_other(peer: &mut RpcEndpoint, call: CallId) -> Option<Other> {
+    let request = peer.session.take_request(call);
+    peer.session.take_outcome(call).map(|outcome| Other { outcome, request })
+}
+
 /// The outcome of a call whose connection the shard no longer has.
-const CONNECTION_GONE: Outcome = Outcome::Failed { reason: Failure::Closed, never_sent: false };
+const CONNECTION_GONE: Other = Other {
+    outcome: Outcome::Failed { reason: Failure::Closed, never_sent: false },
+    request: None,
+};
+
+/// Offers memory for the reply to the server of the connection that it belongs to.
+#[inline]
+fn offer_slot(slot: Option<ReplySlot>, body: &mut Option<OutBuf>, pool: &BulkPool) {
+    if let (Some(slot), Some(body)) = (slot, body) {
+        slot.offer_with(body, pool);
+    }
+}
 
 /// Encodes metadata for sending; empty metadata takes no bytes.
 #[cold]
@@ -493,19 +653,6 @@ fn encoded(metadata: &Metadata) -> Option<OutBuf> {
     let mut encoded = OutBuf::new();
     metadata.encode(&mut encoded);
     Some(encoded)
-}
-
-/// The earliest of three deadlines: the call's, the channel's and the surrounding handler's.
-#[inline(always)]
-fn effective_deadline(own: Option<Instant>, default: Option<Duration>) -> Option<Deadline> {
-    let inherited = CallContext::current_deadline();
-    if own.is_none() && inherited.is_none() && default.is_none() {
-        return None;
-    }
-    let now = clock::now();
-    let default = default.and_then(|timeout| now.checked_add(timeout));
-    let at = [own, inherited, default].into_iter().flatten().min()?;
-    Some(Deadline { at, now })
 }
 
 /// Why a request is not sent.
@@ -558,8 +705,8 @@ fn words(failure: Failure) -> &'static str {
 impl Drop for RawCall<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let State::InFlight(call) = self.state {
-            cancel(self.via.connection(), call);
+        if let (State::InFlight(call), Some(connection)) = (self.state, &self.on) {
+            cancel(connection, call);
         }
         if let Some(body) = self.body.take() {
             drop(body);
@@ -587,6 +734,7 @@ impl fmt::Debug for RawCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             State::Ready => "ready",
+            State::Waiting => "waiting",
             State::InFlight(_) => "in flight",
             State::Over => "over",
             State::Done => "done",

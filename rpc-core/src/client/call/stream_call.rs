@@ -89,6 +89,13 @@ macro_rules! options {
             self
         }
 
+        /// As [`Call::wait_for_ready`](super::Call::wait_for_ready). A call that has begun is never
+        /// resumed on another connection.
+        pub fn wait_for_ready(mut self, wait: bool) -> Self {
+            self.call.wait_for_ready(wait);
+            self
+        }
+
         /// As [`Call::metadata`](super::Call::metadata).
         pub fn metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
             self.call.add_metadata(key, value.into());
@@ -104,7 +111,7 @@ impl<'a, T, R, E, X, U> StreamCall<'a, T, R, E, X, U> {
 
     options!();
 
-    /// Sends the request now and ends the borrow of the channel, so that the call can be spawned,
+    /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so that the call can be spawned,
     /// or awaited together with others.
     pub fn start(mut self) -> StreamCall<'static, T, R, E, X, U> {
         let Self { upload, decoders, .. } = self;
@@ -126,7 +133,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
-        this.call.begin();
+        std::task::ready!(this.call.begin(cx));
         if let (Some(pumped), Some(upload)) = (this.call.pumped(), &mut this.upload) {
             // Pending or not: the server may have answered.
             let _ = upload.poll_pump(cx, &pumped);
@@ -170,7 +177,7 @@ impl<'a, O, U> UploadCall<'a, O, U> {
 
     options!();
 
-    /// Sends the request now and ends the borrow of the channel, so that the call can be spawned,
+    /// Sends the request now, if the channel is connected, and ends the borrow of the channel, so that the call can be spawned,
     /// or awaited together with others. Items are sent when it is polled.
     pub fn start(mut self) -> UploadCall<'static, O, U> {
         let Self { upload, decode, .. } = self;
@@ -187,7 +194,7 @@ impl<O, U: Pump> Future for UploadCall<'_, O, U> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         let this = self.get_mut();
         let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
-        this.call.begin();
+        std::task::ready!(this.call.begin(cx));
         if let Some(pumped) = this.call.pumped() {
             // Pending or not: the outcome may have come.
             let _ = this.upload.poll_pump(cx, &pumped);

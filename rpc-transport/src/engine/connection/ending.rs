@@ -15,6 +15,7 @@ use crate::engine::deferred::Deferred;
 use crate::engine::upper::Protocol;
 use crate::log_limit::LogLimit;
 use crate::protocol::frame::{CloseCode, CloseReason};
+use crate::protocol::link::Revoked;
 
 /// Longest time that a connection waits for its flushed work requests before its QP is destroyed.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
@@ -47,10 +48,24 @@ impl<P: Protocol> Connection<P> {
         if self.cause.is_none() {
             let cause = self.with_own_part(cause);
             self.cause = Some(cause.clone());
-            self.with_revoke(|protocol, revoke| protocol.on_closed(&cause, revoke));
+            self.tell_closed(&cause);
         }
         if !parting {
             self.retire_link();
+        }
+    }
+
+    /// Tells the protocol of the end, and gives it back what was never sent.
+    fn tell_closed(&mut self, cause: &CloseCause) {
+        let (link, mut whole) = (&mut self.link, Vec::new());
+        self.protocol.on_closed(cause, &mut |tag| match link {
+            Some(link) => link.revoke(tag).without_message(|message| whole.push((tag, message))),
+            None => Revoked::TooLate,
+        });
+        for (tag, message) in whole {
+            if let Some(body) = self.protocol.on_given_back(tag, message) {
+                self.deferred.push(Deferred::Body { _body: Box::new(body) });
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::task::{Context, Poll};
 
-use super::{CONNECTION_GONE, CallOutcome, RawCall, State};
+use super::{CONNECTION_GONE, CallOutcome, Other, RawCall, State};
 use crate::client::Connection;
 use crate::codec::Codec;
 use crate::endpoint::RpcEndpoint;
@@ -25,13 +25,19 @@ pub(crate) enum Accepted {
 }
 
 impl RawCall<'_> {
-    /// Sends the request, if that was not done before.
-    pub(crate) fn begin(&mut self) {
-        if let State::Ready = self.state {
-            let mut found = CallOutcome::Nothing;
-            self.send(false, &mut found);
-            if !matches!(found, CallOutcome::Nothing) {
-                self.over(found);
+    /// Sends the request, if that was not done before. Pending while there is no connection.
+    pub(crate) fn begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match self.state {
+                State::Ready => {
+                    let mut found = CallOutcome::Nothing;
+                    self.send(false, &mut found);
+                    if !matches!(found, CallOutcome::Nothing) {
+                        self.over(found);
+                    }
+                }
+                State::Waiting => std::task::ready!(self.poll_waiting(cx)),
+                State::InFlight(_) | State::Over | State::Done => return Poll::Ready(()),
             }
         }
     }
@@ -44,14 +50,14 @@ impl RawCall<'_> {
     }
 
     pub(crate) fn line(&self) -> Option<LineRef<'_>> {
-        let connection = self.via.connection();
+        let connection = self.on.as_ref()?;
         let id = self.id()?.into();
         Some(LineRef { shard: &connection.shard, key: connection.key, id })
     }
 
     /// The call, while arguments may be sent.
     pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
-        let connection: &Connection = self.via.connection();
+        let connection: &Connection = self.on.as_ref()?;
         Some(PumpedCall { connection, line: self.line()?, method: self.method })
     }
 
@@ -94,12 +100,13 @@ impl RawCall<'_> {
                 }
             }
             Some(id) => {
-                let connection = self.via.connection();
-                let outcome =
-                    connection.shard.with(connection.key, |peer| peer.session.take_outcome(id));
-                let outcome = outcome.flatten().unwrap_or(CONNECTION_GONE);
-                let end = end_of(&outcome);
-                found = self.rarely_found(outcome);
+                let outcome = self.on.as_ref().and_then(|connection| {
+                    connection.shard.with(connection.key, |peer| peer.session.take_outcome(id))
+                });
+                let other = outcome.flatten().map(|outcome| Other { outcome, request: None });
+                let other = other.unwrap_or(CONNECTION_GONE);
+                let end = end_of(&other.outcome);
+                found = self.rarely_found(other);
                 end
             }
         };
@@ -117,12 +124,14 @@ impl RawCall<'_> {
     pub(crate) fn cancel_stream(&mut self) {
         if let State::InFlight(call) = self.state {
             self.state = State::Done;
-            super::cancel(self.via.connection(), call);
+            if let Some(connection) = &self.on {
+                super::cancel(connection, call);
+            }
         }
     }
 
     pub(crate) fn codec(&self) -> Codec {
-        self.via.connection().codec
+        self.via.channel().codec
     }
 
     pub(crate) fn method(&self) -> &'static MethodDescriptor {

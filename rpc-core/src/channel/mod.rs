@@ -1,0 +1,9 @@
+//! What a channel decides, apart from the doing: when to connect again, which end point a call goes
+//! to, and whether a call may be tried again.
+//!
+//! Pure: no clock, no I/O, no thread, no async, no random numbers. Time and chance are arguments, so
+//! that the same code runs in production and, under virtual time, in the model tests. The doing is
+//! in [`client`](crate::client).
+
+pub mod backoff;
+pub mod connectivity;

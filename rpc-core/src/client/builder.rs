@@ -1,0 +1,201 @@
+//! The options of a channel.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rpc_transport::connect::address::Address;
+use rpc_transport::connect::error::ConnectError;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::protocol::config::LinkConfig;
+
+use super::connection::ConnectOptions;
+use super::shared::Shared;
+use super::subchannel::{Demand, Subchannel};
+use super::{Channel, DEFAULT_MIN_PART_BYTES};
+use crate::channel::backoff::Backoff;
+use crate::codec::Codec;
+use crate::session::SessionLimits;
+
+/// Configuration of a [`Channel`].
+///
+/// # Example
+/// ```no_run
+/// # async fn connect() -> Result<(), rpc_core::ConnectError> {
+/// use rpc_core::{Channel, LinkConfig};
+/// use std::time::Duration;
+///
+/// let channel = Channel::builder()
+///     .default_timeout(Some(Duration::from_secs(2)))
+///     .connect_timeout(Duration::from_secs(5))
+///     .link(LinkConfig::default().max_message_bytes(256 << 20))
+///     .connect("auto://10.0.0.7:7471")
+///     .await?;
+/// # drop(channel); Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct ChannelBuilder {
+    codec: Codec,
+    link: LinkConfig,
+    limits: SessionLimits,
+    poll_mode: PollMode,
+    connect_timeout: Duration,
+    default_timeout: Option<Duration>,
+    min_part_bytes: usize,
+    wait_for_ready: bool,
+    reconnect: Option<Backoff>,
+}
+
+impl Default for ChannelBuilder {
+    fn default() -> Self {
+        Self {
+            codec: Codec::default(),
+            link: LinkConfig::default(),
+            limits: SessionLimits { max_incoming_calls: 0, ..SessionLimits::default() },
+            poll_mode: PollMode::default(),
+            connect_timeout: Duration::from_secs(10),
+            default_timeout: None,
+            min_part_bytes: DEFAULT_MIN_PART_BYTES,
+            wait_for_ready: false,
+            reconnect: Some(Backoff::new()),
+        }
+    }
+}
+
+impl ChannelBuilder {
+    /// Codec of arguments and results. Default [`Codec::Bincode`]; a server accepts every codec
+    /// that it was compiled with.
+    #[must_use]
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.codec = codec;
+        self
+    }
+
+    /// Credits, buffers, message size and keep-alive of this end.
+    #[must_use]
+    pub fn link(mut self, link: LinkConfig) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// Calls that may exist at once on the channel. Default 65,536; more fail at once with
+    /// [`Code::ResourceExhausted`].
+    #[must_use]
+    pub fn max_calls(mut self, count: u32) -> Self {
+        self.limits.max_outgoing_calls = count;
+        self
+    }
+
+    /// How the connection's driver waits. Default [`PollMode::Adaptive`].
+    #[must_use]
+    pub fn poll_mode(mut self, mode: PollMode) -> Self {
+        self.poll_mode = mode;
+        self
+    }
+
+    /// Longest time for the whole of connecting. Default 10 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Deadline of calls that set none themselves. Default none.
+    #[must_use]
+    pub fn default_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.default_timeout = timeout;
+        self
+    }
+
+    /// Byte strings in an argument ([`Bulk`](crate::Bulk), `Vec<u8>`, `&[u8]`,
+    /// [`Bytes`](bytes::Bytes)) of at least this many bytes are not copied into the request's body,
+    /// but written beside it, into memory that the server has announced. Default 8,192: below that,
+    /// a copy is cheaper than the bookkeeping. The server gets the same value either way.
+    #[must_use]
+    pub fn min_part_bytes(mut self, bytes: usize) -> Self {
+        self.min_part_bytes = bytes;
+        self
+    }
+
+    /// Whether calls wait for a connection when there is none, until their deadline. Default
+    /// false: they fail with a [retryable](crate::Status::is_retryable)
+    /// [`Unavailable`](crate::Code::Unavailable) when an attempt to connect has failed, at once
+    /// while the next one is not due. An attempt that is under way is waited for either way.
+    /// [`Call::wait_for_ready`](crate::Call::wait_for_ready) chooses for one call.
+    #[must_use]
+    pub fn wait_for_ready(mut self, wait: bool) -> Self {
+        self.wait_for_ready = wait;
+        self
+    }
+
+    /// How long to wait after an attempt to connect that failed. Default [`Backoff::new`]. `None`:
+    /// the channel ends with its first connection, or with the first attempt.
+    #[must_use]
+    pub fn reconnect(mut self, backoff: impl Into<Option<Backoff>>) -> Self {
+        self.reconnect = backoff.into();
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: of the first attempt; there is no other.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn connect(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
+        let channel = self.connect_lazy(address)?;
+        channel.shared.subchannel.connect_now().await?;
+        Ok(channel)
+    }
+
+    /// A channel that connects with its first call. The server may come up later:
+    ///
+    /// ```
+    /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+    /// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use rpc_core::{Channel, Server};
+    ///
+    /// let channel = Channel::builder().wait_for_ready(true).connect_lazy("mem://lazy")?;
+    /// let greeter = GreeterClient::new(channel);
+    /// let greeting = greeter.greet().start(); // waits for a server
+    /// let server = Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://lazy").await?;
+    /// tokio::spawn(server.serve());
+    /// assert_eq!(greeting.await?, "Good day");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConnectError::Address`] and [`ConnectError::Config`]: what can be seen without connecting.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub fn connect_lazy(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
+        let target: Address = address.as_ref().parse()?;
+        self.link.validate().map_err(|error| ConnectError::Config(error.to_string()))?;
+        if !self.codec.is_compiled_in() {
+            let text = format!("codec {} is not compiled in", self.codec.name());
+            return Err(ConnectError::Config(text));
+        }
+        let options = Arc::new(ConnectOptions {
+            codec: self.codec,
+            link: self.link,
+            limits: self.limits,
+            poll_mode: self.poll_mode,
+            connect_timeout: self.connect_timeout,
+            min_part_bytes: self.min_part_bytes,
+        });
+        let demand = Demand::new();
+        let subchannel = Subchannel::new(target, options, self.reconnect, Arc::clone(&demand));
+        let shared = Shared {
+            subchannel,
+            demand,
+            codec: self.codec,
+            default_timeout: self.default_timeout,
+            wait_for_ready: self.wait_for_ready,
+            min_part_bytes: self.min_part_bytes,
+            spare_pool: OnceLock::new(),
+        };
+        Ok(Channel { shared: Arc::new(shared) })
+    }
+}

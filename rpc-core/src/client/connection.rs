@@ -1,0 +1,223 @@
+//! One connection of a channel, and how it is made.
+//!
+//! Owns the steps from an address to a connection whose driver runs, and what calls need to know of
+//! it. Does not decide when to connect: that is up to [`subchannel`](super::subchannel).
+//!
+//! Invariant: a connection is released when the channel and the last call on it have let go of it;
+//! its driver ends by itself after that.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rpc_transport::connect::address::Address;
+use rpc_transport::connect::error::{CloseCause, ConnectError};
+use rpc_transport::connect::schemes::{self, Resolved};
+use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::driver::Driver;
+use rpc_transport::engine::establish::completions_per_connection;
+use rpc_transport::engine::shard::ConnectionKey;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::memory::budget::MemoryBudget;
+use rpc_transport::protocol::config::LinkConfig;
+
+use crate::bulk::BulkPool;
+use crate::client::subchannel::Subchannel;
+use crate::codec::{Codec, Placement, Pool};
+use crate::endpoint::{ConnectionEvent, OnEvent, RpcEndpoint, RpcShard};
+use crate::server::executor::Handlers;
+use crate::session::{Role, SessionLimits};
+use crate::status::{Code, Status};
+
+/// The options of connecting.
+#[derive(Debug, Clone)]
+pub(super) struct ConnectOptions {
+    pub(super) codec: Codec,
+    pub(super) link: LinkConfig,
+    pub(super) limits: SessionLimits,
+    pub(super) poll_mode: PollMode,
+    pub(super) connect_timeout: Duration,
+    pub(super) min_part_bytes: usize,
+}
+
+/// One connection, as calls see it.
+pub(crate) struct Connection {
+    pub(crate) shard: Arc<RpcShard>,
+    pub(crate) key: ConnectionKey,
+    pub(crate) codec: Codec,
+    pub(crate) bulk: BulkPool,
+    min_part_bytes: usize,
+    pub(crate) path: Path,
+    /// Which of its end point's attempts it comes from.
+    pub(super) epoch: u64,
+    pub(super) subchannel: Weak<Subchannel>,
+}
+
+impl Connection {
+    /// Where the large byte strings of a message go.
+    #[inline]
+    pub(crate) fn placement(&self) -> Placement<'_> {
+        Placement { min_part_bytes: self.min_part_bytes, pool: Pool::Of(&self.bulk) }
+    }
+
+    /// Why it ended, once it has.
+    pub(crate) fn close_cause(&self) -> Option<CloseCause> {
+        self.shard.close_cause(self.key)
+    }
+
+    /// It takes no calls any more: the channel is to have another one.
+    #[cold]
+    pub(crate) fn is_lost(&self) {
+        if let Some(subchannel) = self.subchannel.upgrade() {
+            subchannel.on_lost(self.epoch, self.close_cause());
+        }
+    }
+
+    /// The status of calls on a connection that has ended.
+    #[cold]
+    pub(crate) fn unavailable(&self) -> Status {
+        unavailable(&self.path.target, self.close_cause().unwrap_or(CloseCause::DriverGone))
+    }
+}
+
+/// The status of calls whose connection has ended.
+#[cold]
+pub(super) fn unavailable(target: &Address, cause: CloseCause) -> Status {
+    Status::new(Code::Unavailable, format!("connection to {target}: {cause}"))
+        .with_source(Arc::new(cause) as Arc<dyn std::error::Error + Send + Sync>)
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.shard.release(self.key);
+        self.shard.shutdown();
+    }
+}
+
+/// The transport that a channel uses to reach its peer, and why it was chosen.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Path {
+    /// The address that was asked for.
+    pub target: Address,
+    /// The address that was connected; for `auto://` the one that was chosen.
+    pub address: Address,
+    /// The device, for instance `soft-shm`.
+    pub device: String,
+    /// Why this transport was chosen.
+    pub reason: String,
+    /// The peer that answered.
+    pub peer: PeerIdentity,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {} ({})", self.address, self.device, self.reason)
+    }
+}
+
+/// Connects within the time that the options give. The end point is told what becomes of the
+/// connection.
+pub(super) async fn connect(
+    options: &ConnectOptions,
+    target: &Address,
+    epoch: u64,
+    subchannel: Weak<Subchannel>,
+) -> Result<Connection, ConnectError> {
+    let timeout = options.connect_timeout;
+    let connecting = connect_to(options, target, epoch, subchannel);
+    match tokio::time::timeout(timeout, connecting).await {
+        Ok(outcome) => outcome.map_err(|error| as_asked(error, target)),
+        Err(_) => Err(ConnectError::TimedOut { address: target.clone(), after: timeout }),
+    }
+}
+
+/// The error with the address that was asked for: what `auto://` chose says nothing to whoever
+/// reads it.
+fn as_asked(mut error: ConnectError, target: &Address) -> ConnectError {
+    let (address, reason) = match &mut error {
+        ConnectError::TimedOut { address, .. } => {
+            *address = target.clone();
+            return error;
+        }
+        ConnectError::Refused { address, reason }
+        | ConnectError::Unreachable { address, reason }
+        | ConnectError::Protocol { address, reason }
+        | ConnectError::Rejected { address, reason, .. } => (address, reason),
+        _ => return error,
+    };
+    if address != target {
+        *reason = format!("{reason} (at {address})");
+        *address = target.clone();
+    }
+    error
+}
+
+async fn connect_to(
+    options: &ConnectOptions,
+    target: &Address,
+    epoch: u64,
+    subchannel: Weak<Subchannel>,
+) -> Result<Connection, ConnectError> {
+    let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes } =
+        options;
+    let Resolved { outgoing, address, reason } = schemes::resolve(target).await?;
+    let device = Arc::clone(outgoing.device());
+    let domain = device.allocate_pd()?;
+    let entries = completions_per_connection(link);
+    let shard = RpcShard::new(Arc::clone(&device), domain, entries)?;
+    let handlers = Handlers::without_services(Arc::clone(&shard));
+    let driver = Driver::new(Arc::clone(&shard), handlers, *poll_mode)
+        .map_err(|error| ConnectError::Config(format!("no driver: {error}")))?;
+    tokio::spawn(driver);
+    let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
+    let bulk = BulkPool::new(shard.domain().clone());
+    let (queue, memory) = (link.queue_limit(), MemoryBudget::unlimited());
+    let (owner, asked) = (Weak::clone(&subchannel), target.clone());
+    // From the driver's task, with no lock held.
+    let on_event: OnEvent = Arc::new(move |event| {
+        if let Some(subchannel) = owner.upgrade() {
+            let cause = match event {
+                ConnectionEvent::PeerGoingAway => None,
+                ConnectionEvent::Ended(cause) => Some(cause),
+            };
+            tracing::debug!(target = %asked, ?cause, "a connection takes no more calls");
+            subchannel.on_lost(epoch, cause);
+        }
+    });
+    let peer = RpcEndpoint::new(Role::Client, *limits, bulk, *min_part_bytes, queue, memory)
+        .telling(on_event);
+    let connected = shard.connect(outgoing, &address, link, *connect_timeout, peer).await?;
+    guard.disarm();
+    let domain = shard.domain_of(connected.key).unwrap_or_else(|| shard.domain().clone());
+    let device = device.attributes().name.clone();
+    let path = Path { target: target.clone(), address, device, reason, peer: connected.peer };
+    tracing::info!(%path, "connected");
+    Ok(Connection {
+        shard,
+        key: connected.key,
+        codec: *codec,
+        bulk: BulkPool::new(domain),
+        min_part_bytes: *min_part_bytes,
+        path,
+        epoch,
+        subchannel,
+    })
+}
+
+/// Ends the driver of a shard whose connection never came up.
+struct ShutdownOnDrop(Option<Arc<RpcShard>>);
+
+impl ShutdownOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for ShutdownOnDrop {
+    fn drop(&mut self) {
+        if let Some(shard) = &self.0 {
+            shard.shutdown();
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What all clones of a channel share: its end point, its options, and how a call gets a
+//! connection.
+//!
+//! Invariant: a call that waits here ends by its deadline, with the reason for which there is no
+//! connection; dropping it leaves nothing behind.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::engine::clock;
+
+use super::connection::{Connection, Path};
+use super::subchannel::{Demand, Found, Subchannel};
+use crate::bulk::{Bulk, BulkPool};
+use crate::channel::connectivity::ConnectivityState;
+use crate::codec::{Codec, Copies, Placement, Pool};
+use crate::status::{Code, Status};
+
+/// What calls of a channel have in common.
+pub(crate) struct Shared {
+    pub(super) subchannel: Arc<Subchannel>,
+    pub(super) demand: Arc<Demand>,
+    pub(crate) codec: Codec,
+    pub(crate) default_timeout: Option<Duration>,
+    pub(crate) wait_for_ready: bool,
+    pub(super) min_part_bytes: usize,
+    /// Buffers for the time without a connection.
+    pub(super) spare_pool: OnceLock<BulkPool>,
+}
+
+impl Shared {
+    /// The connection that calls leave on at once, if there is one.
+    #[inline]
+    pub(crate) fn connection(&self) -> arc_swap::Guard<Option<Arc<Connection>>> {
+        self.subchannel.connection()
+    }
+
+    /// Where the large byte strings of a message go.
+    #[inline]
+    pub(super) fn placement(&self) -> Placement<'_> {
+        Placement { min_part_bytes: self.min_part_bytes, pool: Pool::Of(self) }
+    }
+
+    pub(super) fn state(&self) -> ConnectivityState {
+        self.subchannel.state().0
+    }
+
+    pub(super) fn path(&self) -> Option<Path> {
+        self.subchannel.path()
+    }
+
+    pub(super) fn close_cause(&self) -> Option<CloseCause> {
+        self.subchannel.close_cause()
+    }
+
+    /// Registered buffers of the connection; others while there is none.
+    pub(super) fn bulk_pool(&self) -> BulkPool {
+        match &*self.connection() {
+            Some(connection) => connection.bulk.clone(),
+            None => self.spare_pool.get_or_init(BulkPool::of_no_connection).clone(),
+        }
+    }
+
+    /// Connects, if a call would, without waiting for it.
+    #[cold]
+    pub(crate) fn kick(&self) {
+        self.subchannel.kick();
+    }
+
+    /// Waits for a connection on behalf of a call.
+    ///
+    /// # Errors
+    /// Why there is none: at once or after the attempt under way, unless the call waits until
+    /// there is one; at the deadline in any case.
+    pub(crate) async fn acquire(
+        self: Arc<Self>,
+        wait_for_ready: bool,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Connection>, Status> {
+        let finding = self.find(wait_for_ready);
+        let Some(deadline) = deadline else { return finding.await };
+        let expired = {
+            // Calls may be awaited outside of any runtime.
+            let _here = self.demand.runtime().enter();
+            tokio::time::sleep_until(deadline.into())
+        };
+        tokio::select! {
+            biased;
+            found = finding => found,
+            () = expired => Err(self.expired()),
+        }
+    }
+
+    async fn find(&self, wait_for_ready: bool) -> Result<Arc<Connection>, Status> {
+        let _waits = self.demand.wait();
+        let mut changes = self.demand.subscribe();
+        let (_, since) = self.subchannel.state();
+        loop {
+            changes.borrow_and_update();
+            match self.subchannel.find(wait_for_ready, since) {
+                Found::Ready(connection) => return Ok(connection),
+                Found::Failing(status) => return Err(status),
+                Found::Wait => {}
+            }
+            // The sender lives as long as `self`.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// The status of a call whose deadline passes while it waits for a connection.
+    fn expired(&self) -> Status {
+        let why = self.subchannel.why_not();
+        let text = format!("the deadline passed while waiting for a connection: {why}");
+        Status::new(Code::DeadlineExceeded, text)
+    }
+
+    /// Waits until the state is another than `from`.
+    pub(super) async fn state_changed(&self, from: ConnectivityState) -> ConnectivityState {
+        self.until(|| Some(self.state()).filter(|state| *state != from)).await
+    }
+
+    /// Waits until there is no connection any more; gives the cause of its end.
+    pub(super) async fn closed(&self) -> CloseCause {
+        self.until(|| self.close_cause()).await
+    }
+
+    async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+        let mut changes = self.demand.subscribe();
+        loop {
+            changes.borrow_and_update();
+            if let Some(found) = look() {
+                return found;
+            }
+            let _ = changes.changed().await;
+        }
+    }
+}
+
+impl Copies for Shared {
+    fn copy_of(&self, bytes: &[u8]) -> Option<Bulk> {
+        self.connection().as_ref()?.bulk.copy_of(bytes)
+    }
+}
+
+/// The earliest of three deadlines: the call's own, the channel's and the surrounding handler's.
+#[inline(always)]
+pub(crate) fn earliest(
+    own: Option<Instant>,
+    default: Option<Duration>,
+    inherited: Option<Instant>,
+) -> Option<(Instant, Instant)> {
+    if own.is_none() && inherited.is_none() && default.is_none() {
+        return None;
+    }
+    let now = clock::now();
+    let default = default.and_then(|timeout| now.checked_add(timeout));
+    let at = [own, inherited, default].into_iter().flatten().min()?;
+    Some((at, now))
+}

@@ -1,0 +1,308 @@
+//! Channels that outlive their connections, over `mem://` and virtual time.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::future::join_all;
+use rpc_core::{
+    Backoff, Bulk, Channel, CloseCause, Code, ConnectError, ConnectivityState, Server,
+    ShutdownHandle,
+};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+#[rpc_core::service]
+trait Counter {
+    /// Gives the number of calls so far, this one included.
+    async fn count(&self) -> u64;
+    async fn add(&self, a: u64, b: u64) -> u64;
+    async fn len(&self, data: Bulk) -> u64;
+    async fn hang(&self);
+    async fn give(&self, len: u32) -> Bulk;
+}
+
+#[derive(Default)]
+struct Calls(AtomicU64);
+
+impl Counter for Arc<Calls> {
+    async fn count(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    async fn add(&self, a: u64, b: u64) -> u64 {
+        a + b
+    }
+
+    async fn len(&self, data: Bulk) -> u64 {
+        data.len()
+    }
+
+    async fn hang(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::future::pending().await
+    }
+
+    async fn give(&self, len: u32) -> Bulk {
+        Bulk::from(vec![7; len as usize])
+    }
+}
+
+/// A server that can be ended at once, and orderly.
+struct Running {
+    task: JoinHandle<()>,
+    stop: ShutdownHandle,
+}
+
+impl Running {
+    async fn start(address: &str, calls: &Arc<Calls>) -> Self {
+        Self::start_with(Server::builder(), address, calls).await
+    }
+
+    async fn start_with(
+        builder: rpc_core::ServerBuilder,
+        address: &str,
+        calls: &Arc<Calls>,
+    ) -> Self {
+        let service = CounterServer::new(Arc::clone(calls));
+        let server = builder.add_service(service).bind(address).await.unwrap();
+        let stop = server.shutdown_handle();
+        let task = tokio::spawn(async move { server.serve().await.unwrap() });
+        Self { task, stop }
+    }
+
+    async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+async fn until(channel: &Channel, state: ConnectivityState) {
+    let mut now = channel.state();
+    while now != state {
+        now = channel.state_changed(now).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_comes_back_after_ten_minutes_of_absence() {
+    let (address, calls) = ("mem://absent", Arc::default());
+    let server = Running::start(address, &calls).await;
+    let client = CounterClient::connect(address).await.unwrap();
+    assert_eq!(client.count().await, Ok(1));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    server.kill().await;
+    let cause = client.channel().closed().await;
+    assert_eq!(client.channel().state(), ConnectivityState::Idle, "{cause}");
+    let status = client.count().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.is_retryable() && status.message().contains(address), "{status}");
+    assert!(status.message().contains("nothing is listening"), "{status}");
+    assert!(status.message().starts_with("Counter.count: "), "{status}");
+    let waiting = client.count().wait_for_ready(true).start();
+    let waiting = tokio::spawn(waiting);
+    let until_expired = client.count().wait_for_ready(true).timeout(Duration::from_secs(100));
+    let began = Instant::now();
+    let status = until_expired.await.unwrap_err();
+    assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 100));
+    assert!(status.message().contains("nothing is listening"), "{status}");
+    tokio::time::sleep(Duration::from_secs(500)).await;
+    let _server = Running::start(address, &calls).await;
+    let began = Instant::now();
+    assert_eq!(waiting.await.unwrap(), Ok(2));
+    assert!(began.elapsed() <= Duration::from_secs(5), "the longest backoff");
+    assert_eq!(client.count().await, Ok(3));
+    assert_eq!(client.channel().state(), ConnectivityState::Ready);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lazy_channel_connects_once_for_a_crowd_of_first_calls() {
+    let (address, calls) = ("mem://lazy-crowd", Arc::default());
+    let _server = Running::start_with(Server::builder().max_connections(1), address, &calls).await;
+    let channel = Channel::builder().connect_lazy(address).unwrap();
+    assert_eq!(channel.state(), ConnectivityState::Idle);
+    assert!(channel.path().is_none() && channel.close_cause().is_none());
+    let client = CounterClient::new(channel.clone());
+    let (eager, crowd) = (client.add(1, 2).start(), (0..100).map(|number| client.add(number, 1)));
+    let sums = join_all(crowd).await;
+    assert!(sums.iter().zip(1..).all(|(sum, expected)| *sum == Ok(expected)), "{sums:?}");
+    assert_eq!(eager.await, Ok(3));
+    assert_eq!(channel.path().unwrap().target.to_string(), address);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_were_never_sent_go_again_by_themselves_and_once() {
+    let (address, calls) = ("mem://never-sent", Arc::<Calls>::default());
+    let one = || Server::builder().max_calls_per_connection(1);
+    let server = Running::start_with(one(), address, &calls).await;
+    let builder = Channel::builder().wait_for_ready(true);
+    let client = CounterClient::new(builder.connect(address).await.unwrap());
+    assert_eq!(client.add(1, 1).await, Ok(2), "the server's limit is known");
+    let hanging = client.hang().start();
+    while calls.0.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    // There is no slot for these: they wait in the session, small and large, with metadata.
+    let counts: Vec<_> = (0..10).map(|_| client.count().metadata("a", "b").start()).collect();
+    let lens: Vec<_> =
+        (0..3).map(|number| client.len(Bulk::from(vec![1; number << 20])).start()).collect();
+    server.kill().await;
+    let status = hanging.await.unwrap_err();
+    assert_eq!((status.code(), status.is_retryable()), (Code::Unavailable, false), "it ran");
+    let _server = Running::start(address, &calls).await;
+    let mut counted: Vec<u64> = join_all(counts).await.into_iter().map(Result::unwrap).collect();
+    counted.sort_unstable();
+    assert_eq!(counted, (2..12).collect::<Vec<u64>>(), "each was counted once");
+    let lens = join_all(lens).await;
+    assert_eq!(lens, [Ok(0), Ok(1 << 20), Ok(2 << 20)]);
+    assert_eq!(calls.0.load(Ordering::SeqCst), 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_goes_away_keeps_its_calls_and_new_ones_go_to_its_successor() {
+    let (address, calls) = ("mem://going-away", Arc::<Calls>::default());
+    let server = Running::start(address, &calls).await;
+    let client = CounterClient::connect(address).await.unwrap();
+    let hanging = client.hang().start();
+    while calls.0.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    server.stop.shutdown();
+    while client.channel().state() == ConnectivityState::Ready {
+        client.channel().state_changed(ConnectivityState::Ready).await;
+    }
+    let status = client.add(1, 1).await.unwrap_err();
+    assert!(status.is_retryable() && status.message().contains("shutting down"), "{status}");
+    assert!(client.channel().close_cause().is_none(), "its last call is not over");
+    let successor = loop {
+        let service = CounterServer::new(Arc::clone(&calls));
+        match Server::builder().add_service(service).bind(address).await {
+            Ok(server) => break server,
+            Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    };
+    tokio::spawn(successor.serve());
+    assert_eq!(client.add(1, 1).wait_for_ready(true).await, Ok(2));
+    drop(hanging);
+    server.task.await.unwrap();
+    assert_eq!(client.add(1, 1).await, Ok(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_storm_of_calls_at_a_dead_server_makes_few_attempts() {
+    let (address, calls) = ("mem://dead", Arc::<Calls>::default());
+    let backoff = Backoff::new().initial(Duration::from_secs(1)).max(Duration::from_secs(8));
+    let channel = Channel::builder().reconnect(backoff).connect_lazy(address).unwrap();
+    let client = CounterClient::new(channel);
+    let (began, mut failed) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(60) {
+        assert_eq!(client.count().await.unwrap_err().code(), Code::Unavailable);
+        failed += 1;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(failed > 500, "they fail at once: {failed}");
+    // It is not asked in between.
+    let server = Running::start(address, &calls).await;
+    let back = Instant::now();
+    while client.count().await.is_err() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(back.elapsed() <= Duration::from_secs(9), "{:?}", back.elapsed());
+    drop(server);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_reconnecting_the_first_end_is_the_last() {
+    let (address, calls) = ("mem://no-reconnect", Arc::<Calls>::default());
+    let server = Running::start(address, &calls).await;
+    let channel = Channel::builder().reconnect(None).connect(address).await.unwrap();
+    let client = CounterClient::new(channel.clone());
+    server.kill().await;
+    channel.closed().await;
+    let _server = Running::start(address, &calls).await;
+    let status = client.count().wait_for_ready(true).await.unwrap_err();
+    assert_eq!(channel.state(), ConnectivityState::Shutdown);
+    assert!(status.is_retryable() && status.message().contains(address), "{status}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_call_that_is_dropped_leaves_nothing_and_is_never_sent() {
+    let (address, calls) = ("mem://dropped-waiter", Arc::<Calls>::default());
+    let channel = Channel::builder().wait_for_ready(true).connect_lazy(address).unwrap();
+    let client = CounterClient::new(channel.clone());
+    {
+        let mut call = std::pin::pin!(client.count());
+        poll_fn(|cx| {
+            assert!(call.as_mut().poll(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+    }
+    // The attempt that it began is made, and no other.
+    until(&channel, ConnectivityState::TransientFailure).await;
+    let _server = Running::start(address, &calls).await;
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_ne!(channel.state(), ConnectivityState::Ready, "nobody needs a connection");
+    assert_eq!(calls.0.load(Ordering::SeqCst), 0);
+    channel.kick();
+    until(&channel, ConnectivityState::Ready).await;
+    assert_eq!(client.count().await, Ok(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eager_channel_fails_at_once_and_bad_addresses_before_that() {
+    let refused = Channel::connect("mem://nobody-here").await.unwrap_err();
+    assert!(matches!(refused, ConnectError::Refused { .. }), "{refused}");
+    let bad = Channel::builder().connect_lazy("nowhere").unwrap_err();
+    assert!(matches!(bad, ConnectError::Address(_)), "{bad}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn buffers_and_slots_of_an_earlier_connection_do_no_harm() {
+    let (address, calls) = ("mem://old-buffers", Arc::<Calls>::default());
+    let channel = Channel::builder().wait_for_ready(true).connect_lazy(address).unwrap();
+    let client = CounterClient::new(channel.clone());
+    let mut unconnected = channel.bulk_pool().take(100_000).unwrap();
+    unconnected.fill(1);
+    let foreign = channel.bulk_pool().slot(100_000).unwrap();
+    let server = Running::start(address, &calls).await;
+    assert_eq!(client.len(unconnected.freeze()).await, Ok(100_000));
+    let given = client.give(100_000).into(foreign).await.unwrap();
+    assert_eq!(given.to_vec(), vec![7; 100_000]);
+    let mut old = channel.bulk_pool().take(100_000).unwrap();
+    old.fill(2);
+    let old_slot = channel.bulk_pool().slot(100_000).unwrap();
+    server.kill().await;
+    channel.closed().await;
+    let _server = Running::start(address, &calls).await;
+    assert_eq!(client.len(old.freeze()).await, Ok(100_000));
+    let given = client.give(100_000).into(old_slot).await.unwrap();
+    assert_eq!(given.to_vec(), vec![7; 100_000]);
+    let slot = channel.bulk_pool().slot(100_000).unwrap();
+    let given = client.give(100_000).into(slot).await.unwrap();
+    assert!(given.is_remote() && given.to_vec() == vec![7; 100_000]);
+}
+
+/// The runtime in which a channel was made may end before the channel does.
+#[test]
+fn a_channel_moves_to_another_runtime_when_its_own_has_ended() {
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (servers, first, second) = (runtime().unwrap(), runtime().unwrap(), runtime().unwrap());
+    let (address, calls) = ("mem://runtimes", Arc::<Calls>::default());
+    let _server = servers.block_on(Running::start(address, &calls));
+    let client = first.block_on(async {
+        let client = CounterClient::connect(address).await.unwrap();
+        assert_eq!(client.count().await, Ok(1));
+        client
+    });
+    drop(first);
+    second.block_on(async {
+        let cause = client.channel().closed().await;
+        assert!(matches!(cause, CloseCause::DriverGone), "{cause}");
+        assert_eq!(client.count().wait_for_ready(true).await, Ok(2));
+    });
+}
