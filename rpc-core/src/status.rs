@@ -15,10 +15,12 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::service::method::{MethodDescriptor, method_in_use};
+use crate::wire::refusal::RETRY_AFTER;
 
 /// Longest text of a status on the wire, bytes. Longer ones are cut at a character.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
@@ -137,6 +139,7 @@ pub struct Status {
 struct Rest {
     message: Cow<'static, str>,
     details: Bytes,
+    retry_after: Option<Duration>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
@@ -198,6 +201,15 @@ impl Status {
         self
     }
 
+    /// Says that the same call may succeed when it is made again, and when: not before `delay` has
+    /// passed. Clients that [retry](crate::RetryPolicy) idempotent methods keep to it. It travels
+    /// in milliseconds.
+    #[must_use]
+    pub fn with_retry_after(mut self, delay: Duration) -> Self {
+        self.rest_mut().retry_after = Some(delay);
+        self.with_retryable(true)
+    }
+
     /// Adds the cause, which stays in this process.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Arc<dyn Error + Send + Sync>>) -> Self {
@@ -245,6 +257,12 @@ impl Status {
         self
     }
 
+    /// After which time the call may be made again, if the server has said so.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.rest.as_ref()?.retry_after.filter(|_| self.retryable)
+    }
+
     fn rest_mut(&mut self) -> &mut Rest {
         Arc::make_mut(self.rest.get_or_insert_default())
     }
@@ -279,15 +297,50 @@ impl Status {
     /// [`MAX_MESSAGE_BYTES`], cut at a character; no details when they are longer than
     /// [`MAX_DETAILS_BYTES`] or do not fit beside the text.
     #[must_use]
-    pub(crate) fn sent_within(&self, room: usize) -> (&str, &[u8]) {
+    pub(crate) fn sent_within(&self, room: usize) -> (&str, Cow<'_, [u8]>) {
         let text = cut(self.message(), room.min(MAX_MESSAGE_BYTES));
-        let details = self.details();
-        if details.len() <= MAX_DETAILS_BYTES.min(room - text.len()) {
+        let room = MAX_DETAILS_BYTES.min(room - text.len());
+        let details = self.marked_details();
+        if details.len() <= room {
             return (text, details);
         }
         tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
-        (text, &[])
+        match self.retry_after().map(retry_mark) {
+            Some(mark) if mark.len() <= room => (text, mark.into()),
+            _ => (text, Cow::Borrowed(&[])),
+        }
     }
+
+    /// The details as they travel.
+    fn marked_details(&self) -> Cow<'_, [u8]> {
+        match self.retry_after() {
+            None => self.details().into(),
+            Some(delay) => {
+                let mut details = retry_mark(delay);
+                details.extend_from_slice(self.details());
+                details.into()
+            }
+        }
+    }
+
+    /// A status as it has arrived.
+    pub(crate) fn received(code: Code, text: &str, details: &[u8], retryable: bool) -> Self {
+        let status = Self::new(code, text.to_owned()).with_retryable(retryable);
+        let marked = details.strip_prefix(RETRY_AFTER).filter(|_| retryable);
+        match marked.and_then(|marked| marked.split_first_chunk::<8>()) {
+            Some((millis, details)) => {
+                let delay = Duration::from_millis(u64::from_le_bytes(*millis));
+                status.with_retry_after(delay).with_details(Bytes::copy_from_slice(details))
+            }
+            None if details.is_empty() => status,
+            None => status.with_details(Bytes::copy_from_slice(details)),
+        }
+    }
+}
+
+fn retry_mark(delay: Duration) -> Vec<u8> {
+    let millis = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+    [RETRY_AFTER.as_slice(), &millis.to_le_bytes()].concat()
 }
 
 /// The start of a text, at most `max` bytes, cut at a character.
@@ -312,6 +365,7 @@ impl PartialEq for Status {
             && self.retryable == other.retryable
             && self.message() == other.message()
             && self.details() == other.details()
+            && self.retry_after() == other.retry_after()
     }
 }
 
@@ -549,7 +603,7 @@ mod tests {
         assert_eq!(text.len(), MAX_MESSAGE_BYTES - 1);
         assert!(status.message().starts_with(text));
         let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES + 1]);
-        assert_eq!(status.sent_within(usize::MAX), ("m", &[][..]));
+        assert_eq!(status.sent_within(usize::MAX), ("m", Cow::Borrowed(&[][..])));
         let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES]);
         assert_eq!(status.sent_within(usize::MAX).1.len(), MAX_DETAILS_BYTES);
     }
@@ -557,10 +611,25 @@ mod tests {
     #[test]
     fn what_does_not_fit_the_peer_is_left_out_details_first() {
         let status = Status::internal("größe").with_details(vec![7; 10]);
-        assert_eq!(status.sent_within(17), ("größe", &[7; 10][..]));
-        assert_eq!(status.sent_within(16), ("größe", &[][..]));
-        assert_eq!(status.sent_within(3), ("gr", &[][..]));
-        assert_eq!(status.sent_within(0), ("", &[][..]));
+        assert_eq!(status.sent_within(17), ("größe", Cow::Borrowed(&[7; 10][..])));
+        assert_eq!(status.sent_within(16), ("größe", Cow::Borrowed(&[][..])));
+        assert_eq!(status.sent_within(3), ("gr", Cow::Borrowed(&[][..])));
+        assert_eq!(status.sent_within(0), ("", Cow::Borrowed(&[][..])));
+    }
+
+    #[test]
+    fn when_to_come_back_travels_in_front_of_the_details_and_when_they_do_not_fit() {
+        let delay = Duration::from_millis(1500);
+        let status = Status::unavailable("m").with_details(vec![7; 3]).with_retry_after(delay);
+        let (text, details) = status.sent_within(usize::MAX);
+        assert_eq!(Status::received(Code::Unavailable, text, &details, true), status);
+        let (text, details) = status.sent_within(17);
+        let alone = Status::received(Code::Unavailable, text, &details, true);
+        assert_eq!((alone.retry_after(), alone.details()), (Some(delay), &[][..]));
+        assert_eq!(status.sent_within(16).1.len(), 0);
+        // Only a retryable status is read so, and none that is cut off.
+        assert_eq!(Status::received(Code::Internal, "", &details, false).details(), &*details);
+        assert_eq!(Status::received(Code::Internal, "", &details[..15], true).retry_after(), None);
     }
 
     #[test]

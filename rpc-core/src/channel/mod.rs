@@ -7,3 +7,5 @@
 
 pub mod backoff;
 pub mod connectivity;
+pub mod retry;
+pub mod throttle;

@@ -9,10 +9,11 @@ use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 
 use super::connection::ConnectOptions;
-use super::shared::Shared;
+use super::shared::{Retries, Shared};
 use super::subchannel::{Demand, Subchannel};
 use super::{Channel, DEFAULT_MIN_PART_BYTES};
 use crate::channel::backoff::Backoff;
+use crate::channel::retry::RetryPolicy;
 use crate::codec::Codec;
 use crate::session::SessionLimits;
 
@@ -43,6 +44,7 @@ pub struct ChannelBuilder {
     min_part_bytes: usize,
     wait_for_ready: bool,
     reconnect: Option<Backoff>,
+    retry: Option<RetryPolicy>,
 }
 
 impl Default for ChannelBuilder {
@@ -57,6 +59,7 @@ impl Default for ChannelBuilder {
             min_part_bytes: DEFAULT_MIN_PART_BYTES,
             wait_for_ready: false,
             reconnect: Some(Backoff::new()),
+            retry: Some(RetryPolicy::new()),
         }
     }
 }
@@ -127,6 +130,14 @@ impl ChannelBuilder {
         self
     }
 
+    /// How calls of idempotent methods are tried again that failed after they had been sent.
+    /// Default [`RetryPolicy::new`]; `None`: they are not.
+    #[must_use]
+    pub fn retry(mut self, policy: impl Into<Option<RetryPolicy>>) -> Self {
+        self.retry = policy.into();
+        self
+    }
+
     /// How long to wait after an attempt to connect that failed. Default [`Backoff::new`]. `None`:
     /// the channel ends with its first connection, or with the first attempt.
     #[must_use]
@@ -194,6 +205,7 @@ impl ChannelBuilder {
             default_timeout: self.default_timeout,
             wait_for_ready: self.wait_for_ready,
             min_part_bytes: self.min_part_bytes,
+            retry: self.retry.filter(RetryPolicy::may_retry).map(Retries::new),
             spare_pool: OnceLock::new(),
         };
         Ok(Channel { shared: Arc::new(shared) })

@@ -65,6 +65,16 @@ impl Connection {
         self.shard.close_cause(self.key)
     }
 
+    /// Which end point it leads to: a number that no other one has while this one is used.
+    pub(crate) fn end_point(&self) -> usize {
+        self.subchannel.as_ptr().addr()
+    }
+
+    /// Which of the connections to that end point it is.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// It takes no calls any more: the channel is to have another one.
     #[cold]
     pub(crate) fn is_lost(&self) {

@@ -4,16 +4,21 @@
 //! Invariant: a call that waits here ends by its deadline, with the reason for which there is no
 //! connection; dropping it leaves nothing behind.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::engine::clock;
 
 use super::connection::{Connection, Path};
+use super::random::random;
 use super::subchannel::{Demand, Found, Subchannel};
 use crate::bulk::{Bulk, BulkPool};
 use crate::channel::connectivity::ConnectivityState;
+use crate::channel::retry::{Attempts, Failed, RetryPolicy};
+use crate::channel::throttle::Throttle;
 use crate::codec::{Codec, Copies, Placement, Pool};
 use crate::status::{Code, Status};
 
@@ -25,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) default_timeout: Option<Duration>,
     pub(crate) wait_for_ready: bool,
     pub(super) min_part_bytes: usize,
+    /// `None`: a call whose handler may have begun is never tried again.
+    pub(crate) retry: Option<Retries>,
     /// Buffers for the time without a connection.
     pub(super) spare_pool: OnceLock<BulkPool>,
 }
@@ -92,6 +99,21 @@ impl Shared {
         }
     }
 
+    /// The same, after a wait.
+    pub(crate) async fn acquire_after(
+        self: Arc<Self>,
+        delay: Duration,
+        wait_for_ready: bool,
+        deadline: Option<Instant>,
+    ) -> Result<Arc<Connection>, Status> {
+        let waited = {
+            let _here = self.demand.runtime().enter();
+            tokio::time::sleep(delay)
+        };
+        waited.await;
+        self.acquire(wait_for_ready, deadline).await
+    }
+
     async fn find(&self, wait_for_ready: bool) -> Result<Arc<Connection>, Status> {
         let _waits = self.demand.wait();
         let mut changes = self.demand.subscribe();
@@ -134,6 +156,51 @@ impl Shared {
             }
             let _ = changes.changed().await;
         }
+    }
+}
+
+/// Second attempts of a channel's calls.
+pub(crate) struct Retries {
+    pub(crate) policy: RetryPolicy,
+    throttle: Mutex<Throttle>,
+    /// Spares successes the lock.
+    is_full: AtomicBool,
+}
+
+impl Retries {
+    pub(super) fn new(policy: RetryPolicy) -> Self {
+        let throttle = Mutex::new(policy.new_throttle());
+        Self { policy, throttle, is_full: AtomicBool::new(true) }
+    }
+
+    /// An attempt has failed: how long to wait for the next, if there is to be one.
+    #[cold]
+    pub(crate) fn after(
+        &self,
+        attempts: &mut Attempts,
+        failed: Failed,
+        deadline: Option<Instant>,
+    ) -> Option<Duration> {
+        let mut throttle = self.throttle.lock();
+        let (now, random) = (clock::now(), random());
+        let delay = attempts.after(failed, &self.policy, &mut throttle, now, deadline, random);
+        self.is_full.store(throttle.is_full(), Ordering::Relaxed);
+        delay
+    }
+
+    /// A call that could have been tried again was answered.
+    #[inline]
+    pub(crate) fn on_success(&self) {
+        if !self.is_full.load(Ordering::Relaxed) {
+            self.refill();
+        }
+    }
+
+    #[cold]
+    fn refill(&self) {
+        let mut throttle = self.throttle.lock();
+        throttle.on_success();
+        self.is_full.store(throttle.is_full(), Ordering::Relaxed);
     }
 }
 

@@ -585,7 +585,7 @@ impl RpcEndpoint {
         let status = status.passed_on(method);
         let (text, details) = status.sent_within(self.reply_room());
         let (code, retryable) = (status.code().number(), status.is_retryable());
-        self.session.reply(id, Answer::Status { code, retryable, text, details })
+        self.session.reply(id, Answer::Status { code, retryable, text, details: &details })
     }
 }
 

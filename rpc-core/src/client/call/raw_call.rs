@@ -14,7 +14,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
 use bytes::Bytes;
@@ -26,6 +26,7 @@ use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 
 use crate::bulk::{BulkMut, BulkPool, Landing, ReplySlot};
+use crate::channel::retry::{Attempts, Failed};
 use crate::client::Connection;
 use crate::client::shared::{Shared, earliest};
 use crate::context::Context as CallContext;
@@ -35,6 +36,9 @@ use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::{self, CallId, Deadline, Failure, Outcome, StartCall, StartError};
 use crate::status::{Code, Status};
 use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
+
+/// Longest head of a body, bytes, that is kept for another attempt.
+const MAX_KEPT_BYTES: usize = 64 * 1024;
 
 /// The channel that a call goes through: borrowed, until [`RawCall::start`] makes the call
 /// independent of it.
@@ -82,6 +86,7 @@ struct Extras {
     wait_for_ready: Option<bool>,
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
+    attempts: Attempts,
     wait: Option<Mutex<BoxFuture<'static, Result<Arc<Connection>, Status>>>>,
 }
 
@@ -109,6 +114,8 @@ pub(crate) struct RawCall<'a> {
     // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, without a call to
     // drop glue.
     body: ManuallyDrop<Option<OutBuf>>,
+    /// The body once more, if the call may be sent again after its handler has begun.
+    kept: ManuallyDrop<Option<OutBuf>>,
     extras: ManuallyDrop<Option<Box<Extras>>>,
 }
 
@@ -127,6 +134,7 @@ impl<'a> RawCall<'a> {
             head_bytes: 0,
             on: None,
             body: ManuallyDrop::new(body),
+            kept: ManuallyDrop::new(None),
             extras: ManuallyDrop::new(None),
         }
     }
@@ -191,6 +199,7 @@ impl<'a> RawCall<'a> {
             head_bytes: self.head_bytes,
             on: self.on.take(),
             body: ManuallyDrop::new(self.body.take()),
+            kept: ManuallyDrop::new(self.kept.take()),
             extras: ManuallyDrop::new(self.extras.take()),
         }
     }
@@ -214,7 +223,7 @@ impl<'a> RawCall<'a> {
         found: &mut CallOutcome,
     ) {
         let Some(connection) = &*on else { return self.wait_for_connection() };
-        let Self { via, method, state, body, deadline, extras, head_bytes, .. } = self;
+        let Self { via, method, state, body, kept, deadline: own, extras, head_bytes, .. } = self;
         *state = State::Done;
         let mut metadata = None;
         if let Some(extras) = &mut **extras {
@@ -223,7 +232,11 @@ impl<'a> RawCall<'a> {
         }
         let channel = via.channel();
         let inherited = CallContext::current_deadline();
-        let deadline = earliest(*deadline, channel.default_timeout, inherited);
+        let deadline = earliest(*own, channel.default_timeout, inherited);
+        *own = deadline.map(|(at, _)| at);
+        if method.idempotent && channel.retry.is_some() && !method.has_streams() {
+            keep(body, kept);
+        }
         let mut streams = method.streams;
         streams.idle_deadline &= deadline.is_some();
         let call = StartCall {
@@ -277,6 +290,12 @@ impl<'a> RawCall<'a> {
     #[cold]
     fn wait_for_connection(&mut self) {
         self.on = None;
+        self.wait(None);
+    }
+
+    /// Waits for a connection, after a delay if there is to be one.
+    #[cold]
+    fn wait(&mut self, delay: Option<Duration>) {
         let channel = Arc::clone(self.via.channel());
         // From now on the time runs that attempts have together.
         let inherited = CallContext::current_deadline();
@@ -287,7 +306,10 @@ impl<'a> RawCall<'a> {
         let name = self.method.name;
         let deadline = self.deadline;
         extras.wait = Some(Mutex::new(Box::pin(async move {
-            let found = channel.acquire(waits, deadline).await;
+            let found = match delay {
+                Some(delay) => channel.acquire_after(delay, waits, deadline).await,
+                None => channel.acquire(waits, deadline).await,
+            };
             found.map_err(|status| status.with_prefix(format_args!("{name}: ")))
         })));
         self.state = State::Waiting;
@@ -377,6 +399,69 @@ impl<'a> RawCall<'a> {
             self.send_elsewhere(body);
             return CallOutcome::Nothing;
         }
+        if let Some(failed) = self.retryable(&outcome)
+            && self.try_again(failed)
+        {
+            return CallOutcome::Nothing;
+        }
+        match self.ended(outcome) {
+            CallOutcome::Failed(status) => CallOutcome::Failed(self.with_attempts(status)),
+            other => other,
+        }
+    }
+
+    /// How an attempt has failed, if the call may be tried again for that.
+    fn retryable(&self, outcome: &Outcome) -> Option<Failed> {
+        if self.kept.is_none() {
+            return None;
+        }
+        match outcome {
+            Outcome::Reply(reply) => match reply.kind {
+                session::ReplyKind::Status { code, retryable: true, .. } => {
+                    Some(Failed::Refused(self.received(reply, code, true).retry_after()))
+                }
+                _ => None,
+            },
+            Outcome::Failed { reason: Failure::Closed, .. } => {
+                let on = self.on.as_ref()?;
+                Some(Failed::Lost(on.end_point(), on.epoch()))
+            }
+            Outcome::Failed { .. } => None,
+        }
+    }
+
+    /// Sends the call again, later. False if this attempt was the last.
+    #[cold]
+    fn try_again(&mut self, failed: Failed) -> bool {
+        let channel = Arc::clone(self.via.channel());
+        let (Some(retries), Some(kept)) = (&channel.retry, &*self.kept) else { return false };
+        let extras = self.extras.get_or_insert_default();
+        let Some(delay) = retries.after(&mut extras.attempts, failed, self.deadline) else {
+            return false;
+        };
+        if extras.attempts.failed() + 1 < retries.policy.attempts() {
+            *self.body = Some(kept.copied());
+        } else {
+            *self.body = self.kept.take();
+        }
+        if let (Failed::Lost(..), Some(on)) = (failed, self.on.take()) {
+            on.is_lost();
+        }
+        self.on = None;
+        self.wait(Some(delay));
+        true
+    }
+
+    #[cold]
+    fn with_attempts(&self, status: Status) -> Status {
+        match self.extras.as_ref().map_or(0, |extras| extras.attempts.failed()) {
+            0 | 1 => status,
+            failed => status.with_more(format_args!(" (tried {failed} times)")),
+        }
+    }
+
+    #[cold]
+    fn ended(&self, outcome: Outcome) -> CallOutcome {
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
                 session::ReplyKind::Ok => CallOutcome::Ok(reply.message),
@@ -398,9 +483,7 @@ impl<'a> RawCall<'a> {
         if let Some(text) = self.refusal(code, reply) {
             return Status::new(code, text).with_retryable(retryable);
         }
-        Status::new(code, reply.text().to_owned())
-            .with_details(Bytes::copy_from_slice(reply.details()))
-            .with_retryable(retryable)
+        Status::received(code, reply.text(), reply.details(), retryable)
     }
 
     /// The error text when the server does not know the method or its signature differs. The server
@@ -506,7 +589,16 @@ impl<'a> RawCall<'a> {
                 self.on = Some(connection);
                 self.state = State::Ready;
             }
-            Err(status) => self.fail(status),
+            Err(status) => {
+                // It was sent before, so this is one more attempt that has failed.
+                let goes_on = self.kept.is_some()
+                    && status.code() == Code::Unavailable
+                    && extras.attempts.failed() > 0;
+                if !(goes_on && self.try_again(Failed::Refused(None))) {
+                    let status = self.with_attempts(status);
+                    self.fail(status);
+                }
+            }
         }
         Poll::Ready(())
     }
@@ -586,6 +678,9 @@ impl<'a> RawCall<'a> {
     pub(crate) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.channel().codec;
+        if self.kept.is_some() {
+            self.let_go_of_kept(&found);
+        }
         let into = self.extras.as_mut().and_then(|extras| extras.into.take());
         let outcome = match found {
             CallOutcome::Ok(message) => Ok((ReplyKind::Ok, message)),
@@ -594,6 +689,30 @@ impl<'a> RawCall<'a> {
             CallOutcome::Nothing => Err(Code::Unknown.into()),
         };
         ReplyParts { codec, method: self.method, outcome, into }
+    }
+}
+
+impl RawCall<'_> {
+    /// An idempotent call has ended.
+    #[inline]
+    fn let_go_of_kept(&mut self, found: &CallOutcome) {
+        drop(self.kept.take());
+        if let (CallOutcome::Ok(_) | CallOutcome::UserError(_), Some(retries)) =
+            (found, &self.via.channel().retry)
+        {
+            retries.on_success();
+        }
+    }
+}
+
+/// Keeps the body for another attempt, if it is not too long and not kept yet.
+#[inline]
+fn keep(body: &Option<OutBuf>, kept: &mut Option<OutBuf>) {
+    if kept.is_none()
+        && let Some(body) = body
+        && body.len() <= MAX_KEPT_BYTES
+    {
+        *kept = Some(body.copied());
     }
 }
 
@@ -710,6 +829,9 @@ impl Drop for RawCall<'_> {
         }
         if let Some(body) = self.body.take() {
             drop(body);
+        }
+        if let Some(kept) = self.kept.take() {
+            drop(kept);
         }
         if let Some(extras) = self.extras.take() {
             drop_extras(extras);
