@@ -8,6 +8,7 @@
 //! | `journal` | gates that handlers wait at, and marks that they leave |
 //! | `chain` | three services that call each other |
 //! | `versions` | two traits of one name with different methods |
+//! | `ledger` | a service whose deeds are in a file, so that they outlive it |
 //! | `raw` | a service without a macro, for statuses with details |
 //! | `limit` | a test's own runtime, with a hard end |
 //! | `process` | server and client processes that die with the test |
@@ -21,6 +22,7 @@ pub mod agent;
 pub mod chain;
 pub mod hostile;
 pub mod journal;
+pub mod ledger;
 pub mod limit;
 pub mod probe;
 pub mod process;

@@ -31,7 +31,13 @@ pub fn paced(time: Duration) -> Duration {
 }
 
 fn limit() -> Duration {
-    paced(LIMIT).min(SLOW_LIMIT)
+    paced(LIMIT).min(SLOW_LIMIT) + long().unwrap_or_default()
+}
+
+/// How long tests are to go on that can go on for any time: two minutes if `RPC_TEST_LONG` is set.
+#[must_use]
+pub fn long() -> Option<Duration> {
+    std::env::var_os("RPC_TEST_LONG").map(|_| Duration::from_secs(120))
 }
 
 /// Runs a test on a runtime with four workers.

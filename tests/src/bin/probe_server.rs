@@ -3,6 +3,7 @@
 //! Says `READY address` for each address, then `STOPPED` when `serve` has returned; ends with its
 //! stdin. Commands: `shutdown`, `open TAG`. SIGTERM is a `shutdown` too.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use clap::Parser;
 use rpc_core::{Isolation, LinkConfig, PollMode, Server};
 use tests::chain::{Chain, OrdersServer, ShopServer, StockServer};
 use tests::journal::Journal;
+use tests::ledger::{FileLedger, LedgerServer};
 use tests::probe::ProbeServer;
 use tests::process::{self, OPEN, READY, SHUTDOWN, STOPPED};
 use tests::raw::RawService;
@@ -43,6 +45,9 @@ struct Options {
     /// Address space that this process may take, bytes.
     #[arg(long)]
     address_space: Option<u64>,
+    /// The file of the ledger, which there is none of without.
+    #[arg(long)]
+    ledger: Option<PathBuf>,
     /// A protection domain for each connection.
     #[arg(long)]
     isolated: bool,
@@ -128,6 +133,9 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
         .link(link)
         .poll_mode(poll_mode(&options.poll_mode))
         .shards(options.shards);
+    if let Some(path) = &options.ledger {
+        builder = builder.add_service(LedgerServer::new(FileLedger::open(path)));
+    }
     if let Some(count) = options.max_calls {
         builder = builder.max_calls_per_connection(count);
     }

@@ -80,6 +80,7 @@ mod hostile_server;
 mod idle;
 mod late_writes;
 mod mismatch;
+mod outages;
 mod paths;
 mod peer_death;
 mod poll_modes;
