@@ -8,8 +8,8 @@
 //! 1. At most one connector runs, so at most one attempt is under way.
 //! 2. Each attempt has an epoch of its own; news of an earlier epoch change nothing.
 //! 3. After a failure nothing is attempted before the backoff is over. A connection that ends
-//!    within [`SETTLED_AFTER`] counts as one more failure: a server that accepts and dies at once
-//!    is not stormed.
+//!    within [`SETTLED_AFTER`] counts as a failure, though after the first of these in a row there
+//!    is no wait: a server that accepts and dies at once is not stormed.
 //! 4. Nobody who waits: no attempt. An end point that no call needs stays as it is.
 
 use std::time::{Duration, Instant};
@@ -172,11 +172,12 @@ impl Connectivity {
         }
         let since = self.ready_since.take();
         let lasted = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        if lasted < SETTLED_AFTER {
+        if lasted < SETTLED_AFTER && self.failures > 0 {
             self.back_off(now, random);
         } else {
-            (self.failures, self.retry_at) = (0, None);
-            self.state = ConnectivityState::Idle;
+            // The first in a row is tried again at once.
+            self.failures = u32::from(lasted < SETTLED_AFTER);
+            (self.state, self.retry_at) = (ConnectivityState::Idle, None);
         }
         if self.backoff.is_none() {
             self.state = ConnectivityState::Shutdown;
@@ -253,6 +254,9 @@ mod tests {
         now += SETTLED_AFTER;
         assert!(machine.on_lost(epoch, now, 0));
         assert_eq!(machine.state(), Idle);
+        let epoch = connected(&mut machine, now);
+        assert!(machine.on_lost(epoch, now, 0));
+        assert_eq!(machine.state(), Idle, "the first in a row");
         for failures in 1..20 {
             let epoch = connected(&mut machine, now);
             assert!(machine.on_lost(epoch, now, 0));
