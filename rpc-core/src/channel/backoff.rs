@@ -84,7 +84,7 @@ impl Backoff {
         let multiplier = self.multiplier.max(1.0);
         let exponent = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX);
         let base = (self.initial.as_secs_f64().max(LEAST) * multiplier.powi(exponent)).min(longest);
-        let jitter = self.jitter.max(0.0).min(1.0); // not `clamp`, which keeps `NaN`
+        let jitter = if self.jitter.is_nan() { 0.0 } else { self.jitter.clamp(0.0, 1.0) };
         let seconds = base * (1.0 + jitter * (2.0 * unit(random) - 1.0));
         let delay = Duration::try_from_secs_f64(seconds.clamp(LEAST, longest));
         delay.unwrap_or(Duration::MAX)

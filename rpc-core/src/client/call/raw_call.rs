@@ -73,6 +73,9 @@ enum State {
     Done,
 }
 
+/// What gives a waiting call its connection.
+type Wait = BoxFuture<'static, Result<Arc<Connection>, Status>>;
+
 /// State that few calls need.
 #[derive(Default)]
 struct Extras {
@@ -87,7 +90,7 @@ struct Extras {
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
     attempts: Attempts,
-    wait: Option<Mutex<BoxFuture<'static, Result<Arc<Connection>, Status>>>>,
+    wait: Option<Mutex<Wait>>,
 }
 
 /// How a call ended.
