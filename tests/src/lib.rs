@@ -7,6 +7,7 @@
 //! | `service` | its implementation, which tells what became of each handler |
 //! | `journal` | gates that handlers wait at, and marks that they leave |
 //! | `chain` | three services that call each other |
+//! | `flow` | a service with streams |
 //! | `versions` | two traits of one name with different methods |
 //! | `ledger` | a service whose deeds are in a file, so that they outlive it |
 //! | `raw` | a service without a macro, for statuses with details |
@@ -20,6 +21,7 @@
 
 pub mod agent;
 pub mod chain;
+pub mod flow;
 pub mod hostile;
 pub mod journal;
 pub mod ledger;

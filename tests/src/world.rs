@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rpc_core::{Channel, ChannelBuilder, PollMode, Server};
 use tokio::task::JoinHandle;
 
+use crate::flow::{FlowClient, FlowServer, FlowService};
 use crate::journal::Journal;
 use crate::probe::{Mark, ProbeClient, ProbeServer};
 use crate::process::{Child, READY};
@@ -68,8 +69,10 @@ impl World {
                 ref other => panic!("no such option for mem://: {other:?}"),
             }
         }
-        let service = ProbeService::new(Arc::new(Journal::default()), next);
+        let journal = Arc::new(Journal::default());
+        let service = ProbeService::new(Arc::clone(&journal), next);
         let mut builder = Server::builder()
+            .add_service(FlowServer::new(FlowService::new(journal)))
             .add_service(ProbeServer::new(service))
             .add_service(old::LedgerServer::new(OldLedger))
             .add_service(RawService)
@@ -93,6 +96,11 @@ impl World {
         configure: impl FnOnce(ChannelBuilder) -> ChannelBuilder,
     ) -> ProbeClient {
         ProbeClient::new(self.channel_with(configure).await)
+    }
+
+    /// Connects a client of the service with streams.
+    pub async fn flow(&self) -> FlowClient {
+        FlowClient::new(self.channel_with(|builder| builder).await)
     }
 
     /// Connects a channel with a configuration of its own.

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rpc_core::{Channel, CloseCause, LinkConfig, PollMode};
+use rpc_core::{Channel, CloseCause, LinkConfig, PollMode, stream};
+use tests::flow::FlowClient;
 use tests::limit::paced;
 use tests::probe::{ProbeClient, Resources};
 use tests::process::{self, CALL, READY};
@@ -35,6 +36,8 @@ enum Role {
     Cycle { warm_up: u64, count: u64 },
     /// Calls on many channels at once; says `DONE calls`.
     Many { channels: u64, calls: u64 },
+    /// Sends a stream that never ends; says `READY` when the server has taken some of it.
+    Upload { tag: u64 },
     /// Connects and calls once for each command `call`; says `STARTED`, then `ENDED code`, `RULE` and
     /// the rule that the server has broken, `STATUS` and the status.
     Victim,
@@ -66,6 +69,7 @@ async fn main() -> ExitCode {
             let done = many(&address, channels, calls).await;
             process::say("DONE", done);
         }
+        Role::Upload { tag } => upload(&address, tag).await,
         Role::Victim => victim(&address, commands).await,
     }
     // The thread that listens to stdin ends the process.
@@ -102,6 +106,21 @@ async fn hold_zeros(address: &str, tag: u64, count: u64, bytes: u64) {
         let _ = call.await;
     }
     process::say("ENDED", "");
+}
+
+async fn upload(address: &str, tag: u64) {
+    let client = FlowClient::new(connect(address).await.channel().clone());
+    let mut sent = 0;
+    let rows = stream::iter(std::iter::repeat_with(move || {
+        sent += 1;
+        // More than fit a window that nobody reads.
+        if sent == 100 {
+            process::say(READY, "");
+        }
+        sent
+    }));
+    let outcome = client.observe(tag, rows).await;
+    panic!("the stream never ends, and yet: {outcome:?}");
 }
 
 async fn idle(address: &str, count: u64, poll_mode: &str) {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use rpc_core::{Isolation, LinkConfig, PollMode, Server};
 use tests::chain::{Chain, OrdersServer, ShopServer, StockServer};
+use tests::flow::{FlowServer, FlowService};
 use tests::journal::Journal;
 use tests::ledger::{FileLedger, LedgerServer};
 use tests::probe::ProbeServer;
@@ -127,6 +128,7 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
         .add_service(StockServer::from_arc(Arc::clone(&chain)))
         .add_service(OrdersServer::from_arc(Arc::clone(&chain)))
         .add_service(ShopServer::from_arc(chain))
+        .add_service(FlowServer::new(FlowService::new(Arc::clone(&journal))))
         .add_service(ProbeServer::new(ProbeService::new(journal, options.next.clone())))
         .add_service(old::LedgerServer::new(OldLedger))
         .add_service(RawService)
