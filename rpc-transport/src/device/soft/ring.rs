@@ -25,15 +25,17 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::device::Traffic;
-use crate::device::soft::doorbell::{Ringer, Sleeper};
-use crate::memory::copy;
+use crate::device::soft::doorbell::{Ringer, Sleeper, Word};
 
 use super::mapping::{Mapping, PAGE_BYTES};
 use super::packet::{Extension, Flags, Head, Nak, Op};
-use super::prefetch;
+
+mod segment;
+
+use self::segment::{LongWord, Segment};
 
 /// Size of a slot, bytes: two cache lines, which hardware fetches as a pair.
 pub(super) const SLOT_BYTES: usize = 128;
@@ -105,9 +107,9 @@ pub(super) struct BadFeedback;
 
 /// One side's view of both rings.
 #[derive(Debug)]
-pub(super) struct Ring {
-    own: Arc<Mapping>,
-    peer: Arc<Mapping>,
+pub(super) struct Ring<S = Mapping> {
+    own: Arc<S>,
+    peer: Arc<S>,
     /// Size of all slots, bytes; a power of two.
     bytes: usize,
     /// Position of the next packet to send, in slots.
@@ -128,14 +130,14 @@ pub(super) struct Ring {
     sleeper: Sleeper,
 }
 
-impl Ring {
+impl<S: Segment> Ring<S> {
     /// Joins two segments of `slots` slots each. `own` is written by this side, `peer` by the
     /// other.
     ///
     /// # Panics
     /// When `slots` is not a power of two between [`MIN_SLOTS`] and [`MAX_SLOTS`], or a mapping is
     /// too small: callers check what comes from a peer.
-    pub(super) fn new(own: Arc<Mapping>, peer: Arc<Mapping>, slots: usize) -> Self {
+    pub(super) fn new(own: Arc<S>, peer: Arc<S>, slots: usize) -> Self {
         assert!(slots.is_power_of_two() && (MIN_SLOTS..=MAX_SLOTS).contains(&slots));
         assert!(own.len() >= segment_bytes(slots) && peer.len() >= segment_bytes(slots));
         Self {
@@ -169,22 +171,6 @@ impl Ring {
         #[allow(clippy::cast_possible_truncation)]
         let position = position as usize;
         position.wrapping_mul(SLOT_BYTES) & (self.bytes - 1)
-    }
-
-    fn control(mapping: &Mapping, offset: usize) -> &AtomicU32 {
-        // SAFETY: `offset` is one of the constants above, inside the control page.
-        let word = unsafe { mapping.base().add(offset) }.cast::<AtomicU32>();
-        // SAFETY: aligned (the mapping to a page, `offset` to 4), valid while `mapping` is, and
-        // only accessed atomically by both sides.
-        unsafe { word.as_ref() }
-    }
-
-    fn long(mapping: &Mapping, offset: usize) -> &AtomicU64 {
-        // SAFETY: callers pass `ACCEPTED` or a slot's start, inside the mapping (asserted in `new`).
-        let word = unsafe { mapping.base().add(offset) }.cast::<AtomicU64>();
-        // SAFETY: aligned to 8, valid while `mapping` is. The word is accessed atomically, or, as
-        // payload of a packet that is not published, by this side's copies alone.
-        unsafe { word.as_ref() }
     }
 
     // ---- sending ----
@@ -230,7 +216,7 @@ impl Ring {
         }
         let word = u64::from(sequence(self.tail)) | u64::from(head) << 32;
         let at = CONTROL_BYTES + self.slot_offset(self.tail);
-        Self::long(&self.own, at).store(word, Ordering::Release);
+        self.own.long(at).store(word, Ordering::Release);
         self.tail += slots;
         self.bell_due = true;
         if flags.contains(Flags::ACK) {
@@ -249,15 +235,11 @@ impl Ring {
         }
         self.invalidate(self.tail + 1);
         let offset = self.slot_offset(self.tail);
-        // SAFETY: the slot's body lies inside the mapping.
-        let body = unsafe { self.own.base().add(CONTROL_BYTES + offset + WORD_BYTES) };
-        // SAFETY: the bytes fit into the slot (checked); they are borrowed, so a plain copy will do;
-        // the peer reads the slot only after the release store below.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), body.as_ptr(), body_bytes) };
+        self.own.put_private(offset + WORD_BYTES, bytes);
         #[allow(clippy::cast_possible_truncation, reason = "less than a slot")]
         let head = Head::whole_send(body_bytes as u16, ack);
         let word = u64::from(sequence(self.tail)) | u64::from(head) << 32;
-        Self::long(&self.own, CONTROL_BYTES + offset).store(word, Ordering::Release);
+        self.own.long(CONTROL_BYTES + offset).store(word, Ordering::Release);
         self.tail += 1;
         self.bell_due = true;
         if ack {
@@ -294,7 +276,7 @@ impl Ring {
             self.overwritten[slot / 64] &= !bit;
             let at = CONTROL_BYTES + slot * SLOT_BYTES;
             // The release store that publishes the packet in front orders this store before it.
-            Self::long(&self.own, at).store(0, Ordering::Relaxed);
+            self.own.long(at).store(0, Ordering::Relaxed);
         }
     }
 
@@ -308,19 +290,14 @@ impl Ring {
     fn write(&self, at: usize, piece: Piece) -> usize {
         let at = at & (self.bytes - 1);
         let first = piece.len.min(self.bytes - at);
-        // SAFETY: `at < bytes`, and the slots follow the control page inside the mapping.
-        let slots = unsafe { self.own.base().add(CONTROL_BYTES) }.as_ptr();
-        // SAFETY: as above.
-        let to = unsafe { slots.add(at) };
         // SAFETY: `at + first <= bytes`; the source is valid for `len` by the caller's ownership
-        // of the WR, and a region's may be written by peers meanwhile; the peer reads these slots
-        // only after the release store that follows.
-        unsafe { copy::from_shared(piece.base.as_ptr(), to, first) };
+        // of the WR; the peer reads these slots only after the release store that follows.
+        unsafe { self.own.put(at, piece.base, first) };
         if first < piece.len {
             // SAFETY: `first < len`.
             let rest = unsafe { piece.base.add(first) };
             // SAFETY: a packet is at most a quarter of the ring, so the rest ends before `at`.
-            unsafe { copy::from_shared(rest.as_ptr(), slots, piece.len - first) };
+            unsafe { self.own.put(0, rest, piece.len - first) };
         }
         at + piece.len
     }
@@ -329,8 +306,8 @@ impl Ring {
     #[inline]
     pub(super) fn feedback(&mut self) -> Result<Feedback, BadFeedback> {
         // The peer stores a refusal after the position that it refers to, so it is read first.
-        let nak = Self::control(&self.peer, NAK).load(Ordering::Acquire);
-        let accepted = Self::long(&self.peer, ACCEPTED).load(Ordering::Acquire);
+        let nak = self.peer.control(NAK).load(Ordering::Acquire);
+        let accepted = self.peer.long(ACCEPTED).load(Ordering::Acquire);
         if accepted < self.accepted || accepted > self.tail {
             return Err(BadFeedback);
         }
@@ -344,8 +321,8 @@ impl Ring {
 
     /// Whether the peer has said anything new about the packets sent.
     pub(super) fn has_news(&self) -> bool {
-        Self::control(&self.peer, NAK).load(Ordering::Acquire) != 0
-            || Self::long(&self.peer, ACCEPTED).load(Ordering::Acquire) != self.accepted
+        self.peer.control(NAK).load(Ordering::Acquire) != 0
+            || self.peer.long(ACCEPTED).load(Ordering::Acquire) != self.accepted
     }
 
     /// Whether the peer has armed since the last doorbell. Call it after a sequentially consistent
@@ -354,7 +331,7 @@ impl Ring {
         if !std::mem::take(&mut self.bell_due) {
             return false;
         }
-        self.ringer.needs_notify(Self::control(&self.peer, ARMED))
+        self.ringer.needs_notify(self.peer.control(ARMED))
     }
 
     /// Slots received; slots sent that the peer has accepted; slots sent that it has not.
@@ -374,8 +351,7 @@ impl Ring {
         if found {
             // Prefetch the slot's second line: it too is in the peer's cache, and takes as long to
             // arrive.
-            let second = CONTROL_BYTES + self.slot_offset(self.head) + LINE_BYTES;
-            prefetch::line(self.peer.base().as_ptr().wrapping_add(second));
+            self.peer.prefetch(self.slot_offset(self.head) + LINE_BYTES);
         }
         found
     }
@@ -384,7 +360,7 @@ impl Ring {
     #[inline]
     pub(super) fn peek(&self) -> Option<u32> {
         let at = CONTROL_BYTES + self.slot_offset(self.head);
-        let word = Self::long(&self.peer, at).load(Ordering::Acquire);
+        let word = self.peer.long(at).load(Ordering::Acquire);
         #[allow(clippy::cast_possible_truncation, reason = "the low half is the sequence")]
         let found = word as u32;
         #[allow(clippy::cast_possible_truncation, reason = "the high half is the head")]
@@ -402,19 +378,14 @@ impl Ring {
         debug_assert!(offset + len <= usize::from(u16::MAX));
         let at = (self.slot_offset(self.head) + WORD_BYTES + offset) & (self.bytes - 1);
         let first = len.min(self.bytes - at);
-        // SAFETY: the slots follow the control page inside the mapping.
-        let slots = unsafe { self.peer.base().add(CONTROL_BYTES) }.as_ptr();
-        // SAFETY: `at < bytes`.
-        let from = unsafe { slots.add(at) };
-        // SAFETY: `at + first <= bytes`; `to` by the caller. The peer may write the one and this
-        // process read the other meanwhile (invariant 4).
-        unsafe { copy::between_shared(from, to.as_ptr(), first) };
+        // SAFETY: `at + first <= bytes`; `to` by the caller.
+        unsafe { self.peer.get(at, to, first) };
         if first < len {
             let rest = (len - first).min(self.bytes);
             // SAFETY: `first < len`.
-            let to = unsafe { to.as_ptr().add(first) };
+            let to = unsafe { to.add(first) };
             // SAFETY: `rest <= bytes`, at most what is left of `to`.
-            unsafe { copy::between_shared(slots, to, rest) };
+            unsafe { self.peer.get(0, to, rest) };
         }
     }
 
@@ -453,36 +424,36 @@ impl Ring {
     pub(super) fn publish(&mut self) {
         self.published = self.head;
         self.bell_due = true;
-        Self::long(&self.own, ACCEPTED).store(self.head, Ordering::Release);
+        self.own.long(ACCEPTED).store(self.head, Ordering::Release);
     }
 
     /// Tells the peer that the next packet is refused.
     pub(super) fn refuse(&mut self, nak: Nak) {
         self.publish();
-        Self::control(&self.own, NAK).store(nak as u32, Ordering::Release);
+        self.own.control(NAK).store(nak as u32, Ordering::Release);
     }
 
     /// Asks the peer for a doorbell. Must be followed by a sequentially consistent fence and
     /// another look at the ring.
     pub(super) fn arm(&mut self) {
-        self.sleeper.arm(Self::control(&self.own, ARMED));
+        self.sleeper.arm(self.own.control(ARMED));
     }
 
     /// Withdraws the request for a doorbell.
     pub(super) fn disarm(&self) {
-        self.sleeper.disarm(Self::control(&self.own, ARMED));
+        self.sleeper.disarm(self.own.control(ARMED));
     }
 
     // ---- closing ----
 
     /// Tells the peer that nothing more will be sent.
     pub(super) fn close(&self) {
-        Self::control(&self.own, CLOSED).store(1, Ordering::Release);
+        self.own.control(CLOSED).store(1, Ordering::Release);
     }
 
     /// Whether the peer has closed.
     pub(super) fn peer_closed(&self) -> bool {
-        Self::control(&self.peer, CLOSED).load(Ordering::Acquire) != 0
+        self.peer.control(CLOSED).load(Ordering::Acquire) != 0
     }
 }
 
@@ -495,168 +466,13 @@ fn sequence(position: u64) -> u32 {
 }
 
 #[cfg(test)]
+#[cfg(not(rpc_loom))]
 mod operations;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::region::Access;
+#[cfg(rpc_loom)]
+mod loom_tests;
 
-    fn pair(slots: usize) -> (Ring, Ring) {
-        let segment = || Arc::new(Mapping::anonymous(segment_bytes(slots)).unwrap());
-        let (a, b) = (segment(), segment());
-        (Ring::new(a.clone(), b.clone(), slots), Ring::new(b, a, slots))
-    }
-
-    fn take(ring: &mut Ring) -> Option<Vec<u8>> {
-        let head = Head::decode(ring.peek()?).unwrap();
-        let mut bytes = vec![0; head.payload_bytes()];
-        let to = NonNull::from(&mut bytes[..]).cast();
-        // SAFETY: `to` has room for the payload.
-        unsafe { ring.copy_body(head.extension_bytes(), to, head.payload_bytes()) };
-        ring.consume(usize::from(head.body_bytes));
-        Some(bytes)
-    }
-
-    /// Payload that looks like sequence numbers must never be taken for packets.
-    #[test]
-    fn payload_never_passes_for_a_packet() {
-        let seed = 0x5eed_u64;
-        let mut random = seed;
-        let mut next = move |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (random >> 33) % below
-        };
-        let (mut a, mut b) = pair(16);
-        let mut sent = std::collections::VecDeque::new();
-        let (mut pushed, mut taken) = (0_u64, 0_u64);
-        let steps = if cfg!(miri) { 40 } else { 200_000_u64 };
-        for step in 0..steps {
-            if next(2) == 0 {
-                let len = usize::try_from(next(a.max_body_bytes() as u64 + 1)).unwrap();
-                // The first word expected at one of the next 64 positions, repeated.
-                let fake = sequence(a.tail() + next(64));
-                let word = u64::from(fake) | u64::from(Op::Send as u32 | 2 << 8) << 32;
-                let bytes: Vec<u8> = word.to_le_bytes().into_iter().cycle().take(len).collect();
-                let pieces = [Piece::from(&bytes[..len / 3]), Piece::from(&bytes[len / 3..])];
-                if a.push(Op::Send, Flags::LAST, Extension::None, pieces).is_ok() {
-                    sent.push_back(bytes);
-                    pushed += 1;
-                }
-            } else {
-                assert_eq!(take(&mut b), sent.pop_front(), "seed {seed:#x}, step {step}");
-                taken += 1;
-                if b.owes_much() {
-                    b.publish();
-                }
-            }
-        }
-        assert!(pushed > steps / 20 && taken > steps / 20);
-    }
-
-    #[test]
-    fn a_full_ring_takes_nothing_until_the_peer_publishes() {
-        let (mut a, mut b) = pair(8);
-        let byte = [Piece::from(&b"x"[..]), Piece::EMPTY];
-        let push = |a: &mut Ring| a.push(Op::Send, Flags::LAST, Extension::None, byte);
-        for _ in 0..7 {
-            assert!(push(&mut a).is_ok());
-        }
-        assert_eq!(push(&mut a), Err(Unsent::Full));
-        assert_eq!(take(&mut b).unwrap(), b"x");
-        assert_eq!(push(&mut a), Err(Unsent::Full));
-        b.publish();
-        assert!(push(&mut a).is_ok());
-        assert_eq!(a.feedback(), Ok(Feedback { accepted: 1, nak: None }));
-        b.refuse(Nak::NotReady);
-        assert_eq!(a.feedback(), Ok(Feedback { accepted: 1, nak: Some(Nak::NotReady) }));
-    }
-
-    /// A packet that is too long must not wait forever for room, nor touch what was published.
-    #[test]
-    fn a_packet_longer_than_any_is_an_error_and_writes_nothing() {
-        for slots in [MIN_SLOTS, DEFAULT_SLOTS, MAX_SLOTS] {
-            let (mut a, mut b) = pair(slots);
-            let bytes = vec![7; a.max_body_bytes() + (1 << 17)];
-            let push = |a: &mut Ring, extension, len: usize| {
-                let pieces = [Piece::from(&bytes[..len / 2]), Piece::from(&bytes[len / 2..len])];
-                a.push(Op::Send, Flags::LAST.with(Flags::IMM), extension, pieces)
-            };
-            let most = a.max_body_bytes() - 4;
-            push(&mut a, Extension::Word(1), most).unwrap();
-            for len in [most + 1, most + 4, 1 << 16, (1 << 16) + most, bytes.len()] {
-                assert_eq!(push(&mut a, Extension::Word(1), len), Err(Unsent::TooLong), "{len}");
-            }
-            assert_eq!(take(&mut b).unwrap(), bytes[..most]);
-            assert_eq!(take(&mut b), None);
-        }
-    }
-
-    /// What miri is for: with plain copies, a peer that writes what it wrote before makes the engine
-    /// race with whoever reads its last message.
-    #[test]
-    fn a_peer_that_writes_what_is_being_read_races_on_nothing() {
-        let pd = crate::device::soft::domain::SoftDomain::allocate();
-        let region = pd.allocate(64, Access::REMOTE_WRITE).unwrap();
-        let rounds = if cfg!(miri) { 8 } else { 10_000 };
-        let (mut a, mut b) = pair(8);
-        let reader = region.clone();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let (mut bytes, mut more) = ([0; 64], Vec::new());
-                for _ in 0..rounds {
-                    reader.copy_out(0, &mut bytes);
-                    reader.append_to(0, 64, &mut more);
-                    assert!(bytes.iter().chain(&more).all(|byte| *byte < 2), "{bytes:?}");
-                    more.clear();
-                }
-            });
-            for round in 0..rounds {
-                let bytes = [u8::try_from(round % 2).unwrap(); 64];
-                let pieces = [Piece::from(&bytes[..]), Piece::EMPTY];
-                a.push(Op::Write, Flags::LAST, Extension::None, pieces).unwrap();
-                let head = Head::decode(b.peek().unwrap()).unwrap();
-                // SAFETY: the region has 64 bytes, and lies in no segment.
-                unsafe { b.copy_body(0, region.base(), 64) };
-                b.consume(usize::from(head.body_bytes));
-                b.publish();
-                // What the peer writes may be on its way out, too.
-                let piece = Piece { base: region.base(), len: 64 };
-                b.push(Op::Send, Flags::LAST, Extension::None, [piece, Piece::EMPTY]).unwrap();
-                take(&mut a).unwrap();
-                a.publish();
-            }
-        });
-    }
-
-    #[test]
-    fn a_doorbell_answers_each_arming_once() {
-        let (mut a, mut b) = pair(16);
-        let sent = |a: &mut Ring| {
-            a.push(Op::Send, Flags::LAST, Extension::None, [Piece::EMPTY; 2]).unwrap();
-            a.needs_notify()
-        };
-        assert!(!sent(&mut a));
-        b.arm();
-        assert!(!a.needs_notify(), "nothing was sent since");
-        assert!(sent(&mut a));
-        assert!(!sent(&mut a));
-        b.disarm();
-        b.arm();
-        assert!(sent(&mut a));
-        b.disarm();
-        assert!(!sent(&mut a));
-    }
-
-    #[test]
-    fn positions_that_the_peer_makes_up_are_refused() {
-        let (mut a, b) = pair(8);
-        for made_up in [1, 8, u64::MAX] {
-            Ring::long(&b.own, ACCEPTED).store(made_up, Ordering::Release);
-            assert_eq!(a.feedback(), Err(BadFeedback));
-        }
-        Ring::long(&b.own, ACCEPTED).store(0, Ordering::Release);
-        Ring::control(&b.own, NAK).store(99, Ordering::Release);
-        assert_eq!(a.feedback(), Err(BadFeedback));
-    }
-}
+#[cfg(test)]
+#[cfg(not(rpc_loom))]
+mod tests;
