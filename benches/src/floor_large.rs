@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::cores;
+use crate::pages::PAGE_BYTES;
 
 /// What both sides share of a slot, ahead of its bytes: passes written and passes read.
 const HEAD_BYTES: usize = 4096;
-const PAGE_BYTES: usize = 4096;
 
 #[derive(Clone, Copy)]
 struct Slot {

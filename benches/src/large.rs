@@ -8,14 +8,11 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use rpc_core::bytes::Bytes;
 use rpc_core::{Bulk, Channel, Context, LinkConfig, PollMode, Server};
 
-use crate::large_cpu::{page_faults, page_faults_of};
 use crate::ours::{self, EchoClient};
+use crate::pages::{PAGE_BYTES, look, page_faults, page_faults_of};
 use crate::report::{at_least, at_most, median, quantile, ratio, row};
 use crate::server_process::ServerProcess;
 use crate::{cores, floor_large, floor_tcp, tarpc_peer};
-
-/// A receiver looks at one byte of each page.
-const PAGE_BYTES: usize = 4096;
 
 /// What is moved, in the types that are compared.
 #[rpc_core::service]
@@ -32,11 +29,6 @@ pub(crate) trait Large {
     async fn sink_vec(&self, data: Vec<u8>) -> u64;
     /// Gives one.
     async fn source_vec(&self, len: u32) -> Vec<u8>;
-}
-
-/// The sum of one byte of each page.
-pub(crate) fn look(data: &[u8]) -> u64 {
-    data.iter().step_by(PAGE_BYTES).map(|byte| u64::from(*byte)).sum()
 }
 
 /// The same of a payload, wherever it lies.

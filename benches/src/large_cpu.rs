@@ -1,12 +1,13 @@
 //! CPU time of large payloads, with both ends on one thread: what a busy machine does not change
 //! much.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use rpc_core::bytes::Bytes;
 use rpc_core::{Channel, LinkConfig, PollMode, Server, ShutdownHandle};
 
 use crate::floor_tcp;
 use crate::large::{LargeClient, LargeServer, Store, link, registered};
+use crate::pages::page_faults;
 use crate::report::row;
 
 /// CPU time and page faults of both ends on one thread, against copies of the same size: what a busy
@@ -142,17 +143,4 @@ async fn timed(
         }
     }
     Ok(best)
-}
-
-/// Page faults of this process, and of another, that needed no reading.
-pub(crate) fn page_faults() -> Result<u64> {
-    page_faults_of("self")
-}
-
-pub(crate) fn page_faults_of(process: &str) -> Result<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The name, which may have spaces, is in parentheses; field 10 of all is the eighth behind it.
-    let fields = stat.rsplit(')').next().unwrap_or_default();
-    let count = fields.split_ascii_whitespace().nth(7).context("field 10 of its status")?;
-    Ok(count.parse()?)
 }

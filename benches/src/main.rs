@@ -14,6 +14,7 @@ mod idle;
 mod large;
 mod large_cpu;
 mod ours;
+mod pages;
 #[cfg(feature = "verbs")]
 mod perftest;
 #[cfg(feature = "verbs")]

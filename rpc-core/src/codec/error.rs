@@ -2,8 +2,12 @@
 
 use std::fmt;
 
-use super::guard::MAX_STACK_BYTES;
 use super::{Codec, MAX_DEPTH};
+
+/// Most stack that decoding a message may have used when a container opens, bytes. Half of what a
+/// thread has that others than its program's main function run on (2 MiB) is left to the caller,
+/// and a quarter to the container.
+pub(super) const MAX_STACK_BYTES: usize = 512 << 10;
 
 /// Which rule a value or a message broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -6,12 +6,8 @@
 
 use std::cell::Cell;
 
-use super::error::{CodecErrorKind, Step};
+use super::error::{CodecErrorKind, MAX_STACK_BYTES, Step};
 
-/// Most stack that decoding a message may have used when a container opens, bytes. Half of what a
-/// thread has that others than its program's main function run on (2 MiB) is left to the caller,
-/// and a quarter to the container.
-pub(super) const MAX_STACK_BYTES: usize = 512 << 10;
 /// Memory that the elements of a message may take for each of its bytes, bytes: an empty `String`
 /// of one byte takes 24.
 const MEMORY_PER_BYTE: usize = 64;
