@@ -23,8 +23,6 @@ pub use std::string::String;
 pub use std::sync::Arc;
 pub use std::vec::Vec;
 
-use std::mem::ManuallyDrop;
-
 use parking_lot::Mutex;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
@@ -121,11 +119,9 @@ pub struct Incoming {
     message: Message,
     codec: Codec,
     /// Memory for arguments that borrow, but cannot borrow from the message.
-    // `ManuallyDrop` here and on `extras`, because both are mostly empty: `drop` checks that
-    // inline, without a call to drop glue.
-    scratch: ManuallyDrop<Scratch>,
+    scratch: Scratch,
     min_part_bytes: usize,
-    extras: ManuallyDrop<Option<Box<Mutex<Extras>>>>,
+    extras: Option<Box<Mutex<Extras>>>,
 }
 
 /// Parts that few requests have, kept until they are used.
@@ -163,9 +159,7 @@ pub fn split(request: Request) -> (Context, Incoming) {
     let Request { mut message, codec, context, .. } = request;
     let min_part_bytes = context.min_part_bytes();
     let extras = if message.is_plain() { None } else { extras(&mut message) };
-    let extras = ManuallyDrop::new(extras);
-    let scratch = ManuallyDrop::new(Scratch::new());
-    (context, Incoming { message, codec, scratch, min_part_bytes, extras })
+    (context, Incoming { message, codec, scratch: Scratch::new(), min_part_bytes, extras })
 }
 
 /// [`split`] for a method with streams.
@@ -183,33 +177,11 @@ pub fn unknown_method(service: &'static ServiceDescriptor, method: usize) -> Han
     Handler::ready(Reply::Status(Status::unimplemented(text)))
 }
 
-impl Drop for Incoming {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(extras) = self.extras.take() {
-            drop_extras(extras);
-        }
-        if !self.scratch.is_empty() {
-            drop_scratch(&mut self.scratch);
-        }
-    }
-}
-
-#[cold]
-fn drop_scratch(scratch: &mut Scratch) {
-    *scratch = Scratch::new();
-}
-
 #[cold]
 fn take_tail_of_request<'de>(extras: &Mutex<Extras>) -> Option<Tail<'de>> {
     let mut extras = extras.lock();
     let given = extras.tail.take().map(|tail| Tail::Given(Bulk::from(tail)));
     given.or_else(|| extras.stream.take().map(Tail::Arriving))
-}
-
-#[cold]
-fn drop_extras(extras: Box<Mutex<Extras>>) {
-    drop(extras);
 }
 
 impl Incoming {
@@ -261,7 +233,7 @@ impl Incoming {
         if body.tail_len() == 0 {
             return Ok(());
         }
-        if let Some(extras) = &*self.extras
+        if let Some(extras) = &self.extras
             && let Some(slot) = extras.lock().slot.take()
         {
             body.place_in(slot);

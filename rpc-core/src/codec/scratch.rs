@@ -35,12 +35,6 @@ impl Scratch {
         Self(OnceLock::new())
     }
 
-    /// Whether there are none.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.get().is_none()
-    }
-
     /// Keeps a copy.
     pub(super) fn keep(&self, bytes: Vec<u8>) -> &[u8] {
         match self.push(Kept::Copy(bytes)) {

@@ -15,7 +15,6 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 use crate::memory::budget::Reservation;
@@ -100,12 +99,10 @@ fn make_room(bytes: Vec<u8>) {
 
 /// An outgoing message.
 pub struct OutBuf {
-    // This and the tail are dropped in `drop`, which skips the fields' own drop code for the many
-    // messages that have nothing to drop.
-    bytes: ManuallyDrop<Vec<u8>>,
+    bytes: Vec<u8>,
     start: usize,
     // Boxed: most messages have none, and every message is moved around.
-    tail: ManuallyDrop<Option<Box<Tail>>>,
+    tail: Option<Box<Tail>>,
 }
 
 /// The tail, its destination, and the offer of memory for the answer.
@@ -128,8 +125,7 @@ impl OutBuf {
         if bytes.len() != HEADROOM_BYTES {
             bytes = with_headroom(bytes);
         }
-        let (bytes, tail) = (ManuallyDrop::new(bytes), ManuallyDrop::new(None));
-        Self { bytes, start: HEADROOM_BYTES, tail }
+        Self { bytes, start: HEADROOM_BYTES, tail: None }
     }
 
     /// Appends a part to the tail. An empty one adds nothing.
@@ -253,7 +249,7 @@ impl OutBuf {
     /// another one. A head that is not longer stays.
     pub fn rewind(&mut self, len: usize) {
         self.start = self.start.max(self.bytes.len().saturating_sub(len));
-        if let Some(tail) = &mut *self.tail {
+        if let Some(tail) = &mut self.tail {
             tail.offer = None;
         }
     }
@@ -311,7 +307,7 @@ impl AsRef<[u8]> for OutBuf {
 impl Drop for OutBuf {
     #[inline]
     fn drop(&mut self) {
-        keep_storage(std::mem::take(&mut *self.bytes));
+        keep_storage(std::mem::take(&mut self.bytes));
         if let Some(tail) = self.tail.take() {
             drop_tail(tail);
         }

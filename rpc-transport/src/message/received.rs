@@ -9,7 +9,6 @@
 //! 2. A lent buffer has no remote access ([`Buffer`]'s invariant 1), so the peer cannot change it.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
 use crate::memory::budget::{BudgetExhausted, Reservation};
@@ -26,13 +25,11 @@ enum Storage {
 
 /// A received message. Dereferences to the bytes not yet consumed.
 pub struct Message {
-    // Both are dropped in `drop`, which skips the fields' own drop code for the many messages that
-    // have nothing to drop.
-    storage: ManuallyDrop<Storage>,
+    storage: Storage,
     start: usize,
     end: usize,
     // Boxed: most messages have none, and every message is moved around.
-    beside: ManuallyDrop<Option<Box<Beside>>>,
+    beside: Option<Box<Beside>>,
 }
 
 /// Everything of a message except its head.
@@ -79,8 +76,7 @@ impl Message {
 
     #[inline]
     fn new(storage: Storage, end: usize) -> Self {
-        let (storage, beside) = (ManuallyDrop::new(storage), ManuallyDrop::new(None));
-        Self { storage, start: 0, end, beside }
+        Self { storage, start: 0, end, beside: None }
     }
 
     /// The first `end` of private bytes.
@@ -220,7 +216,7 @@ impl Message {
     /// Whether a RECV buffer is lent.
     #[must_use]
     pub fn is_lent(&self) -> bool {
-        matches!(*self.storage, Storage::Lent(_))
+        matches!(self.storage, Storage::Lent(_))
     }
 
     /// Skips the first `count` bytes (a header that has been read).
@@ -236,7 +232,7 @@ impl Message {
     /// The remaining bytes as an owned `Vec`; free of copying when private and never advanced.
     #[must_use]
     pub fn into_vec(mut self) -> Vec<u8> {
-        match &mut *self.storage {
+        match &mut self.storage {
             Storage::Private(bytes) if self.start == 0 => {
                 bytes.truncate(self.end);
                 std::mem::take(bytes)
@@ -257,7 +253,7 @@ impl Deref for Message {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        let all: &[u8] = match &*self.storage {
+        let all: &[u8] = match &self.storage {
             Storage::Private(bytes) => bytes,
             Storage::Lent(buffer) => buffer,
         };
@@ -268,7 +264,7 @@ impl Deref for Message {
 impl Drop for Message {
     #[inline]
     fn drop(&mut self) {
-        match std::mem::replace(&mut *self.storage, Storage::Private(Vec::new())) {
+        match std::mem::replace(&mut self.storage, Storage::Private(Vec::new())) {
             Storage::Private(bytes) => keep_storage(bytes),
             Storage::Lent(buffer) => drop_lent(buffer),
         }
