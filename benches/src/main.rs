@@ -11,6 +11,7 @@ mod floor;
 mod floor_large;
 mod floor_tcp;
 mod idle;
+mod instructions;
 mod large;
 mod large_cpu;
 mod ours;
@@ -103,9 +104,8 @@ enum Command {
         #[arg(long, default_value_t = 2000)]
         millis: u64,
     },
-    /// 64-byte echo with both ends on one thread, for counting instructions
-    /// (`valgrind --tool=callgrind`): take the difference of two runs, and divide by that of the
-    /// calls. Nobody spins, so that nothing is counted but work.
+    /// 64-byte echo with both ends on one thread, which `instructions` counts. Nobody spins, so that
+    /// nothing is counted but work.
     Count {
         /// Calls.
         #[arg(long, default_value_t = 20_000)]
@@ -113,6 +113,13 @@ enum Command {
         /// Calls in flight; 1 counts two wake-ups with each.
         #[arg(long, default_value_t = 32)]
         in_flight: u32,
+    },
+    /// Instructions of a 64-byte echo by layer, both ends, against the baseline in
+    /// `benches/instructions.txt`. Needs valgrind; run it with `--profile counted`.
+    Instructions {
+        /// Writes the baseline anew.
+        #[arg(long)]
+        write: bool,
     },
     /// 64-byte echo over rdma:// against perftest's ib_send_lat and ib_send_bw (see
     /// `tests/bench_in_lab`).
@@ -211,6 +218,7 @@ fn main() -> Result<()> {
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, in_flight } => runtime.block_on(count(calls, in_flight.max(1))),
+        Command::Instructions { write } => instructions::run(write),
         #[cfg(feature = "verbs")]
         Command::Rdma { rounds, iterations, millis } => {
             rdma::run(&runtime, rounds, iterations, Duration::from_millis(millis))

@@ -1,0 +1,220 @@
+//! Instructions of a call, by layer.
+//!
+//! Owns the kept counts in `benches/instructions.txt`: a figure that grows by more than [`SLACK`] fails,
+//! until the baseline is written anew (`--write`) and the change is there to be seen in review.
+//! Callgrind counts a child that makes calls with both ends on one thread, over memory, without
+//! spinning. Two runs are subtracted, so neither set-up nor end counts. A line of ours counts for the
+//! file it stands in, wherever it was inlined; one of the standard library for the function that it was
+//! inlined into.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// How much a figure may grow.
+const SLACK: f64 = 0.03;
+/// Layers that grow by less than this part of a whole call are left alone: a few instructions are 3 %
+/// of the small ones.
+const WHOLE_SLACK: f64 = 0.005;
+/// Calls of the two runs.
+const RUNS: [u32; 2] = [1_600, 4_800];
+/// Calls in flight.
+const WAYS: [u32; 2] = [1, 32];
+/// The name of the sum.
+const TOTAL: &str = "in all";
+
+/// Instructions per call, by name: calls in flight and layer.
+type Figures = BTreeMap<String, f64>;
+
+/// Counts, prints, and compares with the baseline or writes it.
+pub(crate) fn run(write: bool) -> Result<()> {
+    let baseline = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt");
+    let mut now = Figures::new();
+    for in_flight in WAYS {
+        let [few, many] = RUNS.map(|calls| count(calls, in_flight));
+        let (few, many) = (few?, many?);
+        for (layer, count) in many {
+            let before = few.get(&layer).copied().unwrap_or_default();
+            let per_call = (count - before) / f64::from(RUNS[1] - RUNS[0]);
+            if per_call >= 1.0 {
+                now.insert(format!("{in_flight} in flight: {layer}"), per_call);
+            }
+        }
+    }
+    if write {
+        fs::write(&baseline, text(&now)?)?;
+        println!("{}\n\nwritten to {}", text(&now)?, baseline.display());
+        return Ok(());
+    }
+    let kept = fs::read_to_string(&baseline)
+        .with_context(|| format!("{}: write it with --write", baseline.display()))?;
+    let grown = compare(&now, &parse(&kept)?);
+    if grown > 0 {
+        bail!(
+            "{grown} figures grew by more than {:.0} %. If the change is worth it, write the baseline \
+             with --write and say why in the commit. It is of this compiler:\n{}",
+            SLACK * 100.0,
+            kept.lines().next().unwrap_or_default()
+        );
+    }
+    Ok(())
+}
+
+/// Prints both, and returns how many figures have grown too much.
+fn compare(now: &Figures, kept: &Figures) -> usize {
+    let mut grown = 0;
+    for name in now.keys().chain(kept.keys().filter(|name| !now.contains_key(*name))) {
+        let [now, then] = [now, kept].map(|of| of.get(name).copied().unwrap_or_default());
+        let (way, _) = name.split_once(':').unwrap_or_default();
+        let whole = kept.get(&format!("{way}: {TOTAL}")).copied().unwrap_or_default();
+        let least = if name.ends_with(TOTAL) { 0.0 } else { whole * WHOLE_SLACK };
+        let is_grown = now - then > (then * SLACK).max(least);
+        grown += usize::from(is_grown);
+        let change = if then > 0.0 { (now / then - 1.0) * 100.0 } else { 100.0 };
+        let verdict = if is_grown { "  GREW" } else { "" };
+        println!("{name:<48} {then:>8.0} -> {now:>8.0}  {change:>+6.1} %{verdict}");
+    }
+    grown
+}
+
+fn text(figures: &Figures) -> Result<String> {
+    let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    let version = Command::new(rustc).arg("--version").stdin(Stdio::null()).output()?;
+    let mut text = format!("# {}", String::from_utf8_lossy(&version.stdout));
+    text += "# Instructions per 64-byte echo, both ends: `cargo run --profile counted -p benches -- \
+             instructions --write`\n";
+    for (name, figure) in figures {
+        writeln!(text, "{name} = {figure:.0}")?;
+    }
+    Ok(text)
+}
+
+fn parse(text: &str) -> Result<Figures> {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .map(|line| {
+            let (name, figure) = line.rsplit_once(" = ").with_context(|| line.to_owned())?;
+            Ok((name.to_owned(), figure.parse()?))
+        })
+        .collect()
+}
+
+/// Instructions of a child that makes calls, by layer.
+fn count(calls: u32, in_flight: u32) -> Result<Figures> {
+    let out = env::temp_dir().join(format!("callgrind.{}.{calls}.{in_flight}", std::process::id()));
+    let done = Command::new("valgrind")
+        .args(["--tool=callgrind", "--compress-strings=no", "--compress-pos=no"])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(env::current_exe()?)
+        .args(["count", "--calls", &calls.to_string(), "--in-flight", &in_flight.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .context("valgrind does not start: install it (Debian: apt-get install valgrind)")?;
+    let counted = fs::read_to_string(&out);
+    let _ = fs::remove_file(&out);
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Ok(by_layer(&counted?))
+}
+
+/// Adds a callgrind profile up by layer.
+fn by_layer(profile: &str) -> Figures {
+    let mut layers = Figures::new();
+    let (mut object, mut function_file, mut file) = ("", "", "");
+    let mut is_callee = false;
+    for line in profile.lines() {
+        if let Some((key, value)) = line.split_once('=') {
+            match key {
+                "ob" => object = value,
+                "fl" => (function_file, file) = (value, value),
+                "fi" | "fe" if is_std(value) => file = function_file,
+                "fi" | "fe" => file = value,
+                // What follows is the cost of what is called, which is counted where it is.
+                "calls" => is_callee = true,
+                _ => {}
+            }
+            continue;
+        }
+        let mut numbers = line.split_whitespace();
+        let (Some(_), Some(cost)) = (numbers.next(), numbers.next()) else { continue };
+        let is_cost = line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c));
+        if !is_cost || std::mem::take(&mut is_callee) {
+            continue;
+        }
+        let Ok(cost) = cost.parse::<f64>() else { continue };
+        *layers.entry(layer(object, file)).or_default() += cost;
+        *layers.entry(TOTAL.to_owned()).or_default() += cost;
+    }
+    layers
+}
+
+fn is_std(file: &str) -> bool {
+    file.contains("/library/") || file.contains("/rustc/")
+}
+
+/// The layer of a source file: the folder below `src` of our own packages, a dependency's name.
+fn layer(object: &str, file: &str) -> String {
+    for package in ["rpc-core", "rpc-transport"] {
+        if let Some((_, inside)) = file.split_once(&format!("{package}/src/")) {
+            let folders: Vec<_> = inside.split('/').collect();
+            // A device is a layer of its own, and so is a part of the protocol.
+            let depth = if package == "rpc-transport" { 2 } else { 1 };
+            let name = folders[..folders.len().min(depth)].join("/");
+            return format!("{package} {}", name.trim_end_matches(".rs"));
+        }
+    }
+    if is_std(file) {
+        return "std".to_owned();
+    }
+    if let Some((_, inside)) = file.split_once("/registry/src/") {
+        let package = inside.split('/').nth(1).unwrap_or_default();
+        let name = package.rsplit_once('-').map_or(package, |(name, _)| name);
+        return name.to_owned();
+    }
+    if file.contains("benches/src/") {
+        return "the program".to_owned();
+    }
+    if object.contains("/libc") || object.contains("/ld-") { "libc" } else { "other" }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_added_up_by_layer_without_what_is_called() {
+        let profile = "events: Ir\n\nob=/bin/bench\nfl=/x/rpc-core/src/wire/plain.rs\nfn=parse\n\
+                       10 5\n+1 6\nfi=/rustc/library/core/src/slice.rs\n7 100\nfe=/x/rpc-core/src/wire/plain.rs\n\
+                       cob=/lib/libc.so.6\ncfi=???\ncfn=malloc\ncalls=3 0\n12 900\n\nob=/lib/libc.so.6\nfl=???\n\
+                       fn=malloc\n0 900\nfl=/y/registry/src/index-1/tokio-1.54.1/src/lib.rs\n3 1\n\
+                       fl=rpc-transport/src/device/soft/cq.rs\n4 2\nfl=/rustc/library/alloc/src/vec.rs\n9 3\n";
+        let layers = by_layer(profile);
+        let expected = [
+            ("in all", 1017.0),
+            ("libc", 900.0),
+            ("rpc-core wire", 111.0),
+            ("rpc-transport device/soft", 2.0),
+            ("std", 3.0),
+            ("tokio", 1.0),
+        ];
+        let expected: Figures = expected.map(|(name, count)| (name.to_owned(), count)).into();
+        assert_eq!(layers, expected);
+        assert_eq!(parse(&text(&layers).expect("a compiler")).expect("figures"), expected);
+    }
+
+    #[test]
+    fn growth_of_a_figure_is_seen_and_that_of_a_few_instructions_is_not() {
+        let figures = |whole: f64, layer: f64| -> Figures {
+            let of = |name: &str| format!("1 in flight: {name}");
+            [(of(TOTAL), whole), (of("tokio"), layer)].into()
+        };
+        assert_eq!(compare(&figures(1029.0, 100.0), &figures(1000.0, 100.0)), 0);
+        assert_eq!(compare(&figures(1031.0, 100.0), &figures(1000.0, 100.0)), 1);
+        assert_eq!(compare(&figures(1000.0, 104.9), &figures(1000.0, 100.0)), 0);
+        assert_eq!(compare(&figures(1000.0, 106.0), &figures(1000.0, 100.0)), 1);
+        assert_eq!(compare(&figures(900.0, 90.0), &figures(1000.0, 100.0)), 0);
+    }
+}
