@@ -54,6 +54,16 @@ fn the_other_documents_name_files_that_exist() {
     }
 }
 
+/// More than that nobody follows in ten minutes.
+#[test]
+fn a_call_walks_through_35_files_at_most() {
+    let design = std::fs::read_to_string(workspace().join("docs/design.md")).expect("the design");
+    let (_, walk) = design.split_once("\n## 3.").expect("section 3");
+    let (walk, _) = walk.split_once("\n## ").expect("section 4");
+    let files: std::collections::BTreeSet<_> = source_files(walk).collect();
+    assert!((25..=35).contains(&files.len()), "{}: {files:#?}", files.len());
+}
+
 /// Rows of the table of queues: the cells of each.
 fn queues(design: &str) -> Vec<Vec<&str>> {
     let (_, section) = design.split_once("\n## 9.").expect("section 9");
