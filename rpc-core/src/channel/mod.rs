@@ -7,5 +7,6 @@
 
 pub mod backoff;
 pub mod connectivity;
+pub mod picker;
 pub mod retry;
 pub mod throttle;

@@ -8,8 +8,10 @@ use rpc_transport::connect::error::ConnectError;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 
+use super::balancer::Balancer;
 use super::connection::ConnectOptions;
-use super::shared::{Retries, Shared};
+use super::resolve::Resolve;
+use super::shared::{Retries, Shared, Targets};
 use super::subchannel::{Demand, Subchannel};
 use super::{Channel, DEFAULT_MIN_PART_BYTES};
 use crate::channel::backoff::Backoff;
@@ -155,8 +157,42 @@ impl ChannelBuilder {
     /// Outside a tokio runtime with I/O and time enabled.
     pub async fn connect(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
         let channel = self.connect_lazy(address)?;
-        channel.shared.subchannel.connect_now().await?;
+        if let Targets::One(subchannel) = &channel.shared.targets {
+            subchannel.connect_now().await?;
+        }
         Ok(channel)
+    }
+
+    /// A channel to all servers that `resolver` names, which connects with its first call. Each
+    /// call goes to the better of two of them that are connected, by calls in flight and the
+    /// latency of late; a server that is lost costs only the calls that may not go elsewhere.
+    ///
+    /// ```
+    /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+    /// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = rpc_core::Server::builder().add_service(GreeterServer::new(Polite)).bind("mem://balanced-b").await?;
+    /// # tokio::spawn(server.serve());
+    /// use rpc_core::Channel;
+    /// use rpc_core::client::resolve::{Dns, StaticList};
+    ///
+    /// let servers = StaticList::new(["mem://balanced-a", "mem://balanced-b"])?;
+    /// let greeter = GreeterClient::new(Channel::builder().connect_balanced(servers)?);
+    /// assert_eq!(greeter.greet().await?, "Good day"); // there is no server at the first
+    ///
+    /// let by_name = Channel::builder().connect_balanced(Dns::new("auto://greeters.example:7471")?)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConnectError::Config`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub fn connect_balanced(self, resolver: impl Resolve) -> Result<Channel, ConnectError> {
+        self.channel(true, |options, reconnect, demand| {
+            Targets::Several(Balancer::new(Box::new(resolver), options, reconnect, demand))
+        })
     }
 
     /// A channel that connects with its first call. The server may come up later:
@@ -183,6 +219,16 @@ impl ChannelBuilder {
     /// Outside a tokio runtime with I/O and time enabled.
     pub fn connect_lazy(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
         let target: Address = address.as_ref().parse()?;
+        self.channel(false, |options, reconnect, demand| {
+            Targets::One(Subchannel::new(target, options, reconnect, demand))
+        })
+    }
+
+    fn channel(
+        self,
+        is_one_of_several: bool,
+        targets: impl FnOnce(Arc<ConnectOptions>, Option<Backoff>, Arc<Demand>) -> Targets,
+    ) -> Result<Channel, ConnectError> {
         self.link.validate().map_err(|error| ConnectError::Config(error.to_string()))?;
         if !self.codec.is_compiled_in() {
             let text = format!("codec {} is not compiled in", self.codec.name());
@@ -195,11 +241,11 @@ impl ChannelBuilder {
             poll_mode: self.poll_mode,
             connect_timeout: self.connect_timeout,
             min_part_bytes: self.min_part_bytes,
+            is_one_of_several,
         });
         let demand = Demand::new();
-        let subchannel = Subchannel::new(target, options, self.reconnect, Arc::clone(&demand));
         let shared = Shared {
-            subchannel,
+            targets: targets(options, self.reconnect, Arc::clone(&demand)),
             demand,
             codec: self.codec,
             default_timeout: self.default_timeout,

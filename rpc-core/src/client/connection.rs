@@ -22,7 +22,7 @@ use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::protocol::config::LinkConfig;
 
 use crate::bulk::BulkPool;
-use crate::client::subchannel::Subchannel;
+use crate::client::subchannel::{Load, Subchannel};
 use crate::codec::{Codec, Placement, Pool};
 use crate::endpoint::{ConnectionEvent, OnEvent, RpcEndpoint, RpcShard};
 use crate::server::executor::Handlers;
@@ -38,6 +38,8 @@ pub(super) struct ConnectOptions {
     pub(super) poll_mode: PollMode,
     pub(super) connect_timeout: Duration,
     pub(super) min_part_bytes: usize,
+    /// Its calls are counted and timed.
+    pub(super) is_one_of_several: bool,
 }
 
 /// One connection, as calls see it.
@@ -51,6 +53,8 @@ pub(crate) struct Connection {
     /// Which of its end point's attempts it comes from.
     pub(super) epoch: u64,
     pub(super) subchannel: Weak<Subchannel>,
+    /// If there are other end points to choose from.
+    pub(crate) load: Option<Arc<Load>>,
 }
 
 impl Connection {
@@ -169,7 +173,9 @@ async fn connect_to(
     epoch: u64,
     subchannel: Weak<Subchannel>,
 ) -> Result<Connection, ConnectError> {
-    let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes } =
+    let load = subchannel.upgrade().filter(|_| options.is_one_of_several);
+    let load = load.map(|subchannel| Arc::clone(&subchannel.load));
+    let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
     let Resolved { outgoing, address, reason } = schemes::resolve(target).await?;
     let device = Arc::clone(outgoing.device());
@@ -212,6 +218,7 @@ async fn connect_to(
         path,
         epoch,
         subchannel,
+        load,
     })
 }
 

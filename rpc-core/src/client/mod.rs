@@ -7,19 +7,23 @@
 //! | `builder` | the options |
 //! | `call` | a call: a future, sent when first polled |
 //! | `shared` | what clones of a channel share; how a call gets a connection |
+//! | `balancer` | several end points behind a name, and which one gets a call |
+//! | `resolve` | who knows the addresses behind a name |
 //! | `subchannel` | one end point: its connection, and the task that makes the next |
 //! | `connection` | one connection, and how it is made |
 //! | `blocking` | calls that block, for programs without a runtime |
 //!
 //! When to do what is decided in [`channel`](crate::channel), which is pure.
 
+mod balancer;
 pub mod blocking;
 mod builder;
 pub mod call;
 mod connection;
 pub(crate) mod random;
+pub mod resolve;
 pub(crate) mod shared;
-mod subchannel;
+pub(crate) mod subchannel;
 
 use std::fmt;
 use std::sync::Arc;
@@ -220,8 +224,7 @@ impl Channel {
 
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let target = &self.shared.subchannel.target;
-        let (target, state) = (target.to_string(), self.state());
+        let (target, state) = (self.shared.targets.name(), self.state());
         f.debug_struct("Channel").field("target", &target).field("state", &state).finish()
     }
 }

@@ -12,9 +12,10 @@ use parking_lot::Mutex;
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::engine::clock;
 
+use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
 use super::random::random;
-use super::subchannel::{Demand, Found, Subchannel};
+use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::bulk::{Bulk, BulkPool};
 use crate::channel::connectivity::ConnectivityState;
 use crate::channel::retry::{Attempts, Failed, RetryPolicy};
@@ -24,7 +25,7 @@ use crate::status::{Code, Status};
 
 /// What calls of a channel have in common.
 pub(crate) struct Shared {
-    pub(super) subchannel: Arc<Subchannel>,
+    pub(super) targets: Targets,
     pub(super) demand: Arc<Demand>,
     pub(crate) codec: Codec,
     pub(crate) default_timeout: Option<Duration>,
@@ -36,11 +37,45 @@ pub(crate) struct Shared {
     pub(super) spare_pool: OnceLock<BulkPool>,
 }
 
+/// Where a channel leads.
+pub(super) enum Targets {
+    One(Arc<Subchannel>),
+    Several(Arc<Balancer>),
+}
+
+impl Targets {
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::One(subchannel) => subchannel.target.to_string(),
+            Self::Several(balancer) => balancer.name(),
+        }
+    }
+
+    /// The first of the end points for which there is something to say.
+    fn first<T>(&self, look: impl Fn(&Subchannel) -> Option<T>) -> Option<T> {
+        match self {
+            Self::One(subchannel) => look(subchannel),
+            Self::Several(balancer) => balancer.members().iter().find_map(|member| look(member)),
+        }
+    }
+}
+
 impl Shared {
-    /// The connection that calls leave on at once, if there is one.
+    /// The connection that a call leaves on at once, if there is one.
     #[inline]
     pub(crate) fn connection(&self) -> arc_swap::Guard<Option<Arc<Connection>>> {
-        self.subchannel.connection()
+        match &self.targets {
+            Targets::One(subchannel) => subchannel.connection(),
+            Targets::Several(balancer) => arc_swap::Guard::from_inner(balancer.pick()),
+        }
+    }
+
+    /// The connection, if there can be no more than one.
+    fn only_connection(&self) -> arc_swap::Guard<Option<Arc<Connection>>> {
+        match &self.targets {
+            Targets::One(subchannel) => subchannel.connection(),
+            Targets::Several(_) => arc_swap::Guard::from_inner(None),
+        }
     }
 
     /// Where the large byte strings of a message go.
@@ -50,20 +85,27 @@ impl Shared {
     }
 
     pub(super) fn state(&self) -> ConnectivityState {
-        self.subchannel.state().0
+        match &self.targets {
+            Targets::One(subchannel) => subchannel.state().0,
+            Targets::Several(balancer) => balancer.state(),
+        }
     }
 
     pub(super) fn path(&self) -> Option<Path> {
-        self.subchannel.path()
+        self.targets.first(Subchannel::path)
     }
 
     pub(super) fn close_cause(&self) -> Option<CloseCause> {
-        self.subchannel.close_cause()
+        // While there is a connection, nothing has ended for good.
+        match self.state() {
+            ConnectivityState::Ready if matches!(self.targets, Targets::Several(_)) => None,
+            _ => self.targets.first(Subchannel::close_cause),
+        }
     }
 
     /// Registered buffers of the connection; others while there is none.
     pub(super) fn bulk_pool(&self) -> BulkPool {
-        match &*self.connection() {
+        match &*self.only_connection() {
             Some(connection) => connection.bulk.clone(),
             None => self.spare_pool.get_or_init(BulkPool::of_no_connection).clone(),
         }
@@ -72,7 +114,10 @@ impl Shared {
     /// Connects, if a call would, without waiting for it.
     #[cold]
     pub(crate) fn kick(&self) {
-        self.subchannel.kick();
+        match &self.targets {
+            Targets::One(subchannel) => subchannel.kick(),
+            Targets::Several(balancer) => balancer.kick(),
+        }
     }
 
     /// Waits for a connection on behalf of a call.
@@ -117,10 +162,19 @@ impl Shared {
     async fn find(&self, wait_for_ready: bool) -> Result<Arc<Connection>, Status> {
         let _waits = self.demand.wait();
         let mut changes = self.demand.subscribe();
-        let (_, since) = self.subchannel.state();
+        let mut since = Since::default();
+        let mut since_all = SinceAll::default();
+        match &self.targets {
+            Targets::One(subchannel) => since = subchannel.state().1,
+            Targets::Several(balancer) => since_all = balancer.since(),
+        }
         loop {
             changes.borrow_and_update();
-            match self.subchannel.find(wait_for_ready, since) {
+            let found = match &self.targets {
+                Targets::One(subchannel) => subchannel.find(wait_for_ready, since),
+                Targets::Several(balancer) => balancer.find(wait_for_ready, &mut since_all),
+            };
+            match found {
                 Found::Ready(connection) => return Ok(connection),
                 Found::Failing(status) => return Err(status),
                 Found::Wait => {}
@@ -132,7 +186,10 @@ impl Shared {
 
     /// The status of a call whose deadline passes while it waits for a connection.
     fn expired(&self) -> Status {
-        let why = self.subchannel.why_not();
+        let why = match &self.targets {
+            Targets::One(subchannel) => subchannel.why_not(),
+            Targets::Several(balancer) => balancer.why_not(),
+        };
         let text = format!("the deadline passed while waiting for a connection: {why}");
         Status::new(Code::DeadlineExceeded, text)
     }
@@ -206,7 +263,7 @@ impl Retries {
 
 impl Copies for Shared {
     fn copy_of(&self, bytes: &[u8]) -> Option<Bulk> {
-        self.connection().as_ref()?.bulk.copy_of(bytes)
+        self.only_connection().as_ref()?.bulk.copy_of(bytes)
     }
 }
 

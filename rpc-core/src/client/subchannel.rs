@@ -9,9 +9,9 @@
 //! 2. A connector that ends, however it ends, is accounted for: another one can be started.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
@@ -26,7 +26,11 @@ use super::connection::{ConnectOptions, Connection, Path, connect, unavailable};
 use super::random::random;
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::{Connectivity, ConnectivityState, Step};
+use crate::channel::picker::Latency;
 use crate::status::{Code, Status};
+
+/// What a call is taken to have lasted that an end point has refused.
+const REFUSED_LATENCY: Duration = Duration::from_secs(1);
 
 /// What the end points of a channel share: who waits for them, and the news of all.
 pub(super) struct Demand {
@@ -54,7 +58,7 @@ impl Demand {
         Waits(self)
     }
 
-    fn somebody_waits(&self) -> bool {
+    pub(super) fn somebody_waits(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
@@ -92,9 +96,54 @@ impl Drop for Waits<'_> {
 pub(super) struct Subchannel {
     pub(super) target: Address,
     options: Arc<ConnectOptions>,
-    connection: ArcSwapOption<Connection>,
+    pub(super) connection: ArcSwapOption<Connection>,
     state: Mutex<State>,
     demand: Arc<Demand>,
+    pub(super) load: Arc<Load>,
+}
+
+/// The calls of an end point among several, for the choice between them.
+#[derive(Default)]
+pub(crate) struct Load {
+    in_flight: AtomicU32,
+    latency: Mutex<Latency>,
+}
+
+impl Load {
+    pub(super) fn cost(&self) -> f64 {
+        self.latency.lock().cost(self.in_flight.load(Ordering::Relaxed))
+    }
+
+    /// A call begins; it ends when the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> Loaded {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        Loaded { load: Arc::clone(self), began: clock::now() }
+    }
+}
+
+/// A call under way.
+pub(crate) struct Loaded {
+    load: Arc<Load>,
+    began: Instant,
+}
+
+impl Loaded {
+    /// It was answered.
+    pub(crate) fn answered(&self) {
+        let now = clock::now();
+        self.load.latency.lock().observe(now.saturating_duration_since(self.began), now);
+    }
+
+    /// The end point takes no calls: it is to look slow, however fast it says so.
+    pub(crate) fn refused(&self) {
+        self.load.latency.lock().observe(REFUSED_LATENCY, clock::now());
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct State {
@@ -152,7 +201,8 @@ impl Subchannel {
             connector: None,
         };
         let connection = ArcSwapOption::empty();
-        Arc::new(Self { target, options, connection, state: Mutex::new(state), demand })
+        let (state, load) = (Mutex::new(state), Arc::default());
+        Arc::new(Self { target, options, connection, state, demand, load })
     }
 
     /// The connection, if it is up as far as is known.

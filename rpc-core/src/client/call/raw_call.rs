@@ -29,6 +29,7 @@ use crate::bulk::{BulkMut, BulkPool, Landing, ReplySlot};
 use crate::channel::retry::{Attempts, Failed};
 use crate::client::Connection;
 use crate::client::shared::{Shared, earliest};
+use crate::client::subchannel::Loaded;
 use crate::context::Context as CallContext;
 use crate::endpoint::{RpcEndpoint, revoked};
 use crate::metadata::Metadata;
@@ -114,6 +115,8 @@ pub(crate) struct RawCall<'a> {
     /// Length of the body's head, bytes, without what is put in front of it to be sent.
     head_bytes: usize,
     on: Option<Arc<Connection>>,
+    /// Its share of the load, where there are several end points.
+    load: Option<Box<Loaded>>,
     // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, without a call to
     // drop glue.
     body: ManuallyDrop<Option<OutBuf>>,
@@ -136,6 +139,7 @@ impl<'a> RawCall<'a> {
             deadline: None,
             head_bytes: 0,
             on: None,
+            load: None,
             body: ManuallyDrop::new(body),
             kept: ManuallyDrop::new(None),
             extras: ManuallyDrop::new(None),
@@ -201,6 +205,7 @@ impl<'a> RawCall<'a> {
             deadline: self.deadline,
             head_bytes: self.head_bytes,
             on: self.on.take(),
+            load: self.load.take(),
             body: ManuallyDrop::new(self.body.take()),
             kept: ManuallyDrop::new(self.kept.take()),
             extras: ManuallyDrop::new(self.extras.take()),
@@ -226,12 +231,26 @@ impl<'a> RawCall<'a> {
         found: &mut CallOutcome,
     ) {
         let Some(connection) = &*on else { return self.wait_for_connection() };
-        let Self { via, method, state, body, kept, deadline: own, extras, head_bytes, .. } = self;
+        let Self {
+            via,
+            method,
+            state,
+            body,
+            kept,
+            load: loaded,
+            deadline: own,
+            extras,
+            head_bytes,
+            ..
+        } = self;
         *state = State::Done;
         let mut metadata = None;
         if let Some(extras) = &mut **extras {
             metadata = encoded(&extras.metadata);
             offer_slot(extras.slot.take(), body, &connection.bulk);
+        }
+        if let Some(load) = &connection.load {
+            *loaded = Some(Box::new(load.begin()));
         }
         let channel = via.channel();
         let inherited = CallContext::current_deadline();
@@ -325,6 +344,7 @@ impl<'a> RawCall<'a> {
             on.is_lost();
         }
         *self.body = Some(body);
+        self.load = None;
         self.wait_for_connection();
     }
 
@@ -451,6 +471,9 @@ impl<'a> RawCall<'a> {
             on.is_lost();
         }
         self.on = None;
+        if let Some(load) = self.load.take() {
+            load.refused();
+        }
         self.wait(Some(delay));
         true
     }
@@ -681,6 +704,12 @@ impl<'a> RawCall<'a> {
     pub(crate) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.channel().codec;
+        if let Some(load) = self.load.take() {
+            match &found {
+                CallOutcome::Failed(status) if status.code() == Code::Unavailable => load.refused(),
+                _ => load.answered(),
+            }
+        }
         if self.kept.is_some() {
             self.let_go_of_kept(&found);
         }
