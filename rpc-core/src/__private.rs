@@ -165,8 +165,8 @@ pub fn split(request: Request) -> (Context, Incoming) {
 /// [`split`] for a method with streams.
 #[must_use]
 pub fn split_stream(mut request: Request) -> (Context, Incoming, Port) {
-    let line = request.line.take().map(|line| *line);
-    let port = Port::new(line, request.codec, request.context.min_part_bytes());
+    let streams = request.streams.take();
+    let port = Port::new(streams, request.codec, request.context.min_part_bytes());
     let (context, incoming) = split(request);
     (context, incoming, port)
 }

@@ -16,7 +16,7 @@ use crate::codec::Codec;
 use crate::context::Context;
 use crate::server::handler::Handler;
 use crate::status::Status;
-use crate::stream::line::Line;
+use crate::stream::line::Streams;
 
 /// Describes a service to both sides. Lives in a `static` of the generated code.
 #[derive(Debug)]
@@ -124,15 +124,15 @@ pub struct Request {
     pub codec: Codec,
     /// The call's deadline, metadata, peer and method.
     pub context: Context,
-    /// Where its streams are, for a method that has some.
-    pub(crate) line: Option<Box<Line>>,
+    /// Its streams, for a method that has some.
+    pub(crate) streams: Option<Box<Streams>>,
 }
 
 impl Request {
     /// Makes a request.
     #[must_use]
     pub fn new(message: Message, codec: Codec, context: Context) -> Self {
-        Self { message, codec, context, line: None }
+        Self { message, codec, context, streams: None }
     }
 }
 

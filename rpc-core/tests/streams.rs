@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use rpc_core::stream::{self, Producer, Stream, StreamEnd, Streaming};
 use rpc_core::{Bulk, CallError, Channel, Code, LinkConfig, PollMode, Server, Status};
 use serde::{Deserialize, Serialize};
@@ -508,6 +508,49 @@ async fn the_deadline_is_that_of_the_whole_call() {
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert_eq!(numbers.end(), Some(StreamEnd::Failed));
     world.service.until_dropped(1).await;
+}
+
+/// What nobody reads takes memory of the server's budget, whatever the number of streams.
+#[tokio::test]
+async fn unread_arguments_are_charged_to_the_servers_budget() {
+    let _watchdog = Watchdog::start("budget");
+    let service = Arc::new(Service::new());
+    let server = Server::builder()
+        .add_service(ShapesServer::from_arc(Arc::clone(&service)))
+        .poll_mode(PollMode::Event)
+        .memory_budget(10 * (64 << 10) + 1)
+        .bind("mem://streams-budget")
+        .await
+        .unwrap();
+    tokio::spawn(server.serve());
+    let builder = Channel::builder().poll_mode(PollMode::Event);
+    let client = ShapesClient::new(builder.connect("mem://streams-budget").await.unwrap());
+    let held = Arc::new(());
+    let calls = (0..11).map(|_| client.stops_reading(pending_source(&held)).start());
+    let mut calls: futures::stream::FuturesUnordered<_> = calls.collect();
+    let (mut done, mut refused) = (0, 0);
+    while !calls.is_empty() {
+        let Some(ended) = calls.next().now_or_never().flatten() else {
+            service.go_on.notify_waiters();
+            tokio::task::yield_now().await;
+            continue;
+        };
+        match ended {
+            Ok(five) => done += five / 5,
+            Err(status) => {
+                assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+                assert!(status.message().contains("memory_budget"), "{status}");
+                assert!(status.is_retryable(), "{status}");
+                refused += 1;
+            }
+        }
+    }
+    // Half of the budget is for what cannot be refused.
+    assert!(done >= 4 && refused >= 1, "{done} done, {refused} refused");
+    assert_eq!(client.add(1, 2).await, Ok(3));
+    // It is given back.
+    service.go_on.notify_one();
+    assert_eq!(client.stops_reading(pending_source(&held)).await, Ok(5));
 }
 
 #[test]

@@ -21,6 +21,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use rpc_transport::engine::executor::Executor;
 use rpc_transport::engine::shard::{ConnectionKey, State};
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 use rpc_transport::user_code::caught;
@@ -35,9 +36,9 @@ use crate::metadata::Metadata;
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::poll_watch::PollWatch;
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request};
-use crate::session::{self, Answer, CallStreams, Gone, Incoming, IncomingId, RAISE};
+use crate::session::{self, Answer, CallStreams, Gone, Incoming, IncomingId, RAISE, StreamLimits};
 use crate::status::Status;
-use crate::stream::line::Line;
+use crate::stream::line::{Line, Streams};
 use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
 
 /// Hasher for method ids, which are FNV-1a hashes already.
@@ -151,9 +152,27 @@ impl Route {
     }
 }
 
-/// Where the streams of a call are.
-fn line(shard: &Arc<RpcShard>, key: ConnectionKey, id: IncomingId) -> Box<Line> {
-    Box::new(Line { shard: Arc::clone(shard), key, id: id.into() })
+/// Where the streams of a call are; the window of its arguments is charged to the memory budget, as
+/// that is what items may take that nobody reads.
+fn streams(
+    shard: &Arc<RpcShard>,
+    key: ConnectionKey,
+    id: IncomingId,
+    method: &MethodDescriptor,
+    memory: &MemoryBudget,
+) -> Result<Option<Box<Streams>>, Status> {
+    if !method.has_streams() {
+        return Ok(None);
+    }
+    let window = u64::from(StreamLimits::default().bytes);
+    let window = if method.streams.arguments { window } else { 0 };
+    let charge = memory.reserve(window).map_err(|reason| {
+        let name = method.name;
+        let text = format!("{name}: no memory for a stream's window of {window} bytes: {reason}");
+        Status::resource_exhausted(format!("{text}; {RAISE}")).with_retryable(true)
+    })?;
+    let line = Line { shard: Arc::clone(shard), key, id: id.into() };
+    Ok(Some(Box::new(Streams { line, _charge: charge })))
 }
 
 #[cold]
@@ -240,20 +259,20 @@ impl Handlers {
         let prepared = router.find(method, last).and_then(|route| {
             let codec = route.accept(signature, codec)?;
             route.accept_streams(streams)?;
-            Ok((route, codec, metadata(route.method, &message[..metadata_bytes])?))
+            let memory = &connection_context.memory;
+            let streams = self::streams(shard, key, id, route.method, memory)?;
+            Ok((route, codec, streams, metadata(route.method, &message[..metadata_bytes])?))
         });
         match prepared {
             Err(status) => done.push_back(call.refused(status)),
-            Ok((route, codec, metadata)) => {
+            Ok((route, codec, streams, metadata)) => {
                 message.advance(metadata_bytes);
                 call.method = Some(route.method);
                 let context =
                     Context::of_call(deadline, metadata, connection_context, route.method);
                 let request = || {
                     let mut request = Request::new(message, codec, context);
-                    if route.method.has_streams() {
-                        request.line = Some(line(shard, key, id));
-                    }
+                    request.streams = streams;
                     request
                 };
                 run(shard, call, route, request, done, finished);

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::ConnectionKey;
-use rpc_transport::memory::budget::BudgetExhausted;
+use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
 
 use crate::endpoint::room::UNCOUNTED_BYTES;
@@ -24,6 +24,14 @@ pub(crate) struct Line {
     pub(crate) shard: Arc<RpcShard>,
     pub(crate) key: ConnectionKey,
     pub(crate) id: StreamId,
+}
+
+/// The streams of a call of the peer, while its handler runs.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    pub(crate) line: Line,
+    /// The memory that unread arguments may take.
+    pub(crate) _charge: Reservation,
 }
 
 /// Borrowed from whoever owns the connection.

@@ -18,7 +18,7 @@ use futures::Stream;
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::item::{Decode, Encode, ItemEncoder};
-use super::line::{Line, NotTaken};
+use super::line::{Line, NotTaken, Streams};
 use super::producer::{Producer, Step};
 use super::receive::Streaming;
 use crate::__private::copy_to_own_pool;
@@ -31,7 +31,7 @@ use crate::status::Status;
 #[doc(hidden)]
 pub struct Port {
     /// `None` for a request that did not come over a connection.
-    line: Option<Line>,
+    streams: Option<Box<Streams>>,
     codec: Codec,
     min_part_bytes: usize,
 }
@@ -44,13 +44,17 @@ enum Next<T, R> {
 }
 
 impl Port {
-    pub(crate) fn new(line: Option<Line>, codec: Codec, min_part_bytes: usize) -> Self {
-        Self { line, codec, min_part_bytes }
+    pub(crate) fn new(streams: Option<Box<Streams>>, codec: Codec, min_part_bytes: usize) -> Self {
+        Self { streams, codec, min_part_bytes }
+    }
+
+    fn line(&self) -> Option<&Line> {
+        self.streams.as_deref().map(|streams| &streams.line)
     }
 
     /// The stream of arguments.
     pub fn receive<T>(&self, method: &'static MethodDescriptor, decode: Decode<T>) -> Streaming<T> {
-        Streaming::of_arguments(self.line.clone(), self.codec, method, decode)
+        Streaming::of_arguments(self.line().cloned(), self.codec, method, decode)
     }
 
     /// Sends all items of a stream.
@@ -133,7 +137,7 @@ impl Port {
 
 impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Port").field("line", &self.line).finish_non_exhaustive()
+        f.debug_struct("Port").field("line", &self.line()).finish_non_exhaustive()
     }
 }
 
@@ -155,7 +159,7 @@ where
     N: FnMut(&mut Context<'_>) -> Poll<Next<T, R>>,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<R, Reply>> {
-        let Some(line) = &self.port.line else {
+        let Some(line) = self.port.line() else {
             return Poll::Ready(Err(no_connection(self.method)));
         };
         let line = line.by_ref();
@@ -205,7 +209,7 @@ where
     /// thing is not to be taken for a refusal.
     fn accepted(&mut self, output: R) -> R {
         if !self.is_accepted
-            && let Some(line) = &self.port.line
+            && let Some(line) = self.port.line()
             && let StreamId::Incoming(id) = line.id
         {
             let _ = line.by_ref().with(|peer| peer.session.accept(id));

@@ -33,6 +33,8 @@ const KEEP_BYTES: usize = 16 * 1024;
 const MIN_BYTES: usize = 512;
 /// Most buffers that a thread keeps.
 const KEEP_COUNT: usize = 64;
+/// Most that it keeps of small ones: streams have more messages under way than calls.
+const KEEP_SMALL_COUNT: usize = 320;
 
 thread_local! {
     static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
@@ -74,7 +76,7 @@ fn give_back(mut bytes: Vec<u8>) {
         if free.len() == free.capacity() {
             return Some(bytes);
         }
-        if free.len() < KEEP_COUNT {
+        if free.len() < KEEP_COUNT || bytes.capacity() <= 2 * MIN_BYTES {
             free.push(bytes);
         }
         None
@@ -90,8 +92,8 @@ fn give_back(mut bytes: Vec<u8>) {
 fn make_room(bytes: Vec<u8>) {
     let _ = FREE.try_with(|free| {
         let mut free = free.borrow_mut();
-        if free.len() < KEEP_COUNT {
-            free.reserve_exact(KEEP_COUNT);
+        if free.len() < KEEP_SMALL_COUNT {
+            free.reserve_exact(KEEP_SMALL_COUNT);
             free.push(bytes);
         }
     });
@@ -382,8 +384,12 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_a_bounded_number() {
-        let many: Vec<_> = (0..3 * KEEP_COUNT).map(|_| OutBuf::new()).collect();
+        let many: Vec<_> = (0..2 * KEEP_SMALL_COUNT).map(|_| OutBuf::new()).collect();
         drop(many);
+        assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_SMALL_COUNT);
+        // Larger ones are fewer.
+        FREE.with(|free| free.borrow_mut().clear());
+        (0..2 * KEEP_COUNT).for_each(|_| keep_storage(Vec::with_capacity(KEEP_BYTES)));
         assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_COUNT);
     }
 
