@@ -1,10 +1,15 @@
 //! Two sessions and their streams, driven by operations that the bytes choose, with tasks that sleep
-//! until they are woken.
+//! until they are woken; or one, and a peer that says what it likes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use test_kit::Rng;
 
 fuzz_target!(|data: &[u8]| {
-    drop(models::streams::run(&mut Rng::from_bytes(data), None));
+    let mut rng = Rng::from_bytes(data);
+    if rng.chance(70) {
+        drop(models::streams::run(&mut rng, None));
+    } else {
+        models::streams::run_hostile(&mut rng);
+    }
 });

@@ -6,6 +6,7 @@
 
 mod call;
 mod handler;
+mod hostile;
 mod tally;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use rpc_transport::message::received::Message;
 use test_kit::Rng;
 
 use self::call::{Call, Flow, Handler, Number, Side, UpEnd, body};
+pub use self::hostile::run_hostile;
 pub use self::tally::Tally;
 use crate::session::wire::{BULK_BYTES, Wire};
 

@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use models::for_bytes;
-use models::streams::{Tally, run};
+use models::streams::{Tally, run, run_hostile};
 use rpc_core::session::Broken;
 use test_kit::{Rng, for_seeds, variable};
 
@@ -24,6 +24,15 @@ fn random_operations_keep_every_promise() {
 #[test]
 fn operations_decoded_from_bytes_keep_every_promise() {
     for_bytes(RUNS / 4, 600, |rng| _ = run(rng, None));
+}
+
+#[test]
+fn a_peer_that_says_what_it_likes_is_taken_or_told_and_leaves_nothing() {
+    let mut taken = 0;
+    for_seeds(0, RUNS, |rng| taken += run_hostile(rng));
+    if variable("MODEL_SEED").is_none() {
+        assert!(taken > 8 * RUNS, "{taken} frames in {RUNS} runs");
+    }
 }
 
 /// Whether the model notices that a rule is broken.
