@@ -529,3 +529,46 @@ fn what_follows_a_long_request_waits_until_it_has_arrived() {
     assert_eq!(reply(&mut client, id), (ReplyKind::Ok, false));
     assert_nothing_left([&client, &server]);
 }
+
+/// The link still has all of it: nothing may be left there that names a call which never was.
+#[test]
+fn a_request_is_taken_back_with_its_items_and_their_end() {
+    let (mut client, mut server) = pair();
+    let id = client.start(call(ARGUMENTS), body("ping"), None).expect("started");
+    send(&mut client, id, body("a")).expect("the window is known");
+    send(&mut client, id, body("b")).expect("the window is known");
+    client.finish(id);
+    let mut queued: Vec<u64> = std::iter::from_fn(|| client.poll_transmit(Instant::now))
+        .map(|sent| {
+            assert!(!sent.urgent, "it would overtake the request");
+            sent.tag
+        })
+        .collect();
+    assert_eq!(queued.len(), 4);
+    client.cancel(id, &mut |tag| match queued.iter().position(|queued| *queued == tag) {
+        Some(at) => {
+            queued.remove(at);
+            Revoked::Whole
+        }
+        None => Revoked::TooLate,
+    });
+    assert_eq!(queued, [], "left in the link");
+    assert_eq!(carry(&mut client, &mut server), 0, "and nothing to say about it");
+    assert_nothing_left([&client, &server]);
+}
+
+#[test]
+fn a_reset_of_a_call_that_has_ended_is_not_sent() {
+    let (mut client, mut server) = pair();
+    let (id, incoming) = open(&mut client, &mut server, ARGUMENTS);
+    server.reply(incoming, Answer::Ok(body(""))).expect("the caller waits");
+    settle(&mut client, &mut server);
+    client.reset(id, 1);
+    assert_eq!(frames(&mut client).len(), 0, "its slot may be another call's");
+
+    let (mut client, mut server) = pair();
+    let (id, _) = open(&mut client, &mut server, ARGUMENTS);
+    client.on_closed(CloseCause::Disconnected, &mut too_late);
+    client.reset(id, 1);
+    assert_eq!(frames(&mut client).len(), 0, "the connection is gone");
+}
