@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`link`] | two links joined by two in-order wires, with arenas, slots and streams |
 //! | [`calls`] | two sessions over two links: what one layer believes of the other |
+//! | [`channel`] | a channel's decisions: connecting again, and second attempts |
 //! | [`session`] | two sessions, over a wire that delays, reorders and takes messages back |
 //! | [`streams`] | two sessions and their streams, with tasks that sleep until they are woken |
 //!
@@ -23,6 +24,7 @@
 )]
 
 pub mod calls;
+pub mod channel;
 pub mod link;
 pub mod session;
 pub mod streams;
