@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::join_all;
+use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::{
     Backoff, Bulk, Channel, CloseCause, Code, ConnectError, ConnectivityState, Server,
     ShutdownHandle,
@@ -250,6 +251,45 @@ async fn a_waiting_call_that_is_dropped_leaves_nothing_and_is_never_sent() {
     channel.kick();
     until(&channel, ConnectivityState::Ready).await;
     assert_eq!(client.count().await, Ok(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_calls_wait_for_a_connection_than_may() {
+    let builder = Channel::builder().wait_for_ready(true).max_calls(10);
+    let client = CounterClient::new(builder.connect_lazy("mem://too-many-wait").unwrap());
+    let started = (0..100).map(|_| client.count().timeout(Duration::from_secs(1)).start());
+    let (mut refused, mut expired) = (0, 0);
+    for status in join_all(started.collect::<Vec<_>>()).await {
+        let status = status.unwrap_err();
+        match status.code() {
+            Code::ResourceExhausted => refused += 1,
+            Code::DeadlineExceeded => expired += 1,
+            code => panic!("{code:?}: {status}"),
+        }
+        assert!(status.message().contains("mem://too-many-wait"), "{status}");
+    }
+    assert_eq!((refused, expired), (90, 10));
+}
+
+/// A blocking client has the options of a builder, and comes back as others do.
+#[test]
+fn a_blocking_client_outlives_its_connections() {
+    let servers =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (address, calls) = ("mem://blocking-outage", Arc::<Calls>::default());
+    let connecting = async { Channel::builder().connect_lazy(address) };
+    let channel = BlockingChannel::connect_with(connecting).unwrap();
+    let client = CounterBlockingClient::new(channel.with_wait_for_ready(true));
+    for number in 1..=3 {
+        let server = servers.block_on(Running::start(address, &calls));
+        let mut counted = client.count();
+        // Lost with the server before: it may have been carried out.
+        while counted.is_err() {
+            counted = client.count();
+        }
+        assert_eq!(counted, Ok(number));
+        servers.block_on(server.kill());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -41,6 +41,7 @@ use crate::stream::upload::Pump;
 pub struct BlockingChannel {
     channel: Channel,
     timeout: Option<Duration>,
+    wait_for_ready: Option<bool>,
     driver: Arc<Driver>,
 }
 
@@ -58,6 +59,16 @@ impl BlockingChannel {
 
     /// Starts the thread and connects in another way: with the options of a builder, say.
     ///
+    /// ```no_run
+    /// use rpc_core::client::blocking::BlockingChannel;
+    /// use rpc_core::{Channel, RetryPolicy};
+    ///
+    /// let builder = Channel::builder().wait_for_ready(true).retry(RetryPolicy::new());
+    /// let channel =
+    ///     BlockingChannel::connect_with(async { builder.connect_lazy("auto://10.0.0.7:7471") })?;
+    /// # Ok::<(), rpc_core::ConnectError>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of `connecting`, and when no thread can be started.
     ///
@@ -70,13 +81,21 @@ impl BlockingChannel {
         let driver = Driver::start()
             .map_err(|error| ConnectError::Config(format!("cannot start a thread: {error}")))?;
         let channel = driver.wait(connecting)?;
-        Ok(Self { channel, timeout: None, driver: Arc::new(driver) })
+        Ok(Self { channel, timeout: None, wait_for_ready: None, driver: Arc::new(driver) })
     }
 
     /// Sets how long each call waits; without it, for ever.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets whether each call waits for a connection while there is none, as
+    /// [`Call::wait_for_ready`](crate::Call::wait_for_ready) does.
+    #[must_use]
+    pub fn with_wait_for_ready(mut self, wait: bool) -> Self {
+        self.wait_for_ready = Some(wait);
         self
     }
 
@@ -95,6 +114,9 @@ impl BlockingChannel {
         let mut call = self.channel.call(method, args, decode);
         if let Some(timeout) = self.timeout {
             call = call.timeout(timeout);
+        }
+        if let Some(wait) = self.wait_for_ready {
+            call = call.wait_for_ready(wait);
         }
         self.driver.wait(call)
     }
@@ -123,6 +145,9 @@ impl BlockingChannel {
         if let Some(timeout) = self.timeout {
             call = call.timeout(timeout);
         }
+        if let Some(wait) = self.wait_for_ready {
+            call = call.wait_for_ready(wait);
+        }
         let stream = self.driver.wait(call)?;
         Ok(BlockingStreaming::new(stream, Arc::clone(&self.driver)))
     }
@@ -142,6 +167,9 @@ impl BlockingChannel {
         let mut call = self.channel.call_upload(method, args, upload, decode);
         if let Some(timeout) = self.timeout {
             call = call.timeout(timeout);
+        }
+        if let Some(wait) = self.wait_for_ready {
+            call = call.wait_for_ready(wait);
         }
         self.driver.wait(call)
     }

@@ -82,8 +82,9 @@ impl ChannelBuilder {
         self
     }
 
-    /// Calls that may exist at once on the channel. Default 65,536; more fail at once with
-    /// [`Code::ResourceExhausted`].
+    /// Calls that may exist at once on a connection of the channel, and that may wait for one.
+    /// Default 65,536; more fail at once with a retryable
+    /// [`ResourceExhausted`](crate::Code::ResourceExhausted).
     #[must_use]
     pub fn max_calls(mut self, count: u32) -> Self {
         self.limits.max_outgoing_calls = count;
@@ -251,6 +252,7 @@ impl ChannelBuilder {
             default_timeout: self.default_timeout,
             wait_for_ready: self.wait_for_ready,
             min_part_bytes: self.min_part_bytes,
+            max_calls: self.limits.max_outgoing_calls,
             retry: self.retry.filter(RetryPolicy::may_retry).map(Retries::new),
             spare_pool: OnceLock::new(),
         };

@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) default_timeout: Option<Duration>,
     pub(crate) wait_for_ready: bool,
     pub(super) min_part_bytes: usize,
+    /// Calls that may wait for a connection at once.
+    pub(super) max_calls: u32,
     /// `None`: a call whose handler may have begun is never tried again.
     pub(crate) retry: Option<Retries>,
     /// Buffers for the time without a connection.
@@ -160,7 +162,14 @@ impl Shared {
     }
 
     async fn find(&self, wait_for_ready: bool) -> Result<Arc<Connection>, Status> {
-        let _waits = self.demand.wait();
+        let Some(_waits) = self.demand.wait(self.max_calls) else {
+            let text = format!(
+                "{} calls wait for a connection to {} already (`max_calls`)",
+                self.max_calls,
+                self.targets.name()
+            );
+            return Err(Status::resource_exhausted(text).with_retryable(true));
+        };
         let mut changes = self.demand.subscribe();
         let mut since = Since::default();
         let mut since_all = SinceAll::default();

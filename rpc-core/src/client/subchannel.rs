@@ -52,10 +52,12 @@ impl Demand {
         })
     }
 
-    /// Says that somebody waits for a connection, until the guard is dropped.
-    pub(super) fn wait(&self) -> Waits<'_> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        Waits(self)
+    /// Says that somebody waits for a connection, until the guard is dropped. `None`: as many as
+    /// may wait do already.
+    pub(super) fn wait(&self, most: u32) -> Option<Waits<'_>> {
+        let others = self.waiting.fetch_add(1, Ordering::SeqCst);
+        let waits = Waits(self);
+        (others < usize::try_from(most).unwrap_or(usize::MAX)).then_some(waits)
     }
 
     pub(super) fn somebody_waits(&self) -> bool {
