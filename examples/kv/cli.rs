@@ -70,6 +70,20 @@ pub(crate) enum Command {
     Cas(CasArgs),
     /// List keys in order
     List(ListArgs),
+    /// Print changes of keys as they happen, until Ctrl-C
+    ///
+    /// A line is `set VERSION BYTES KEY`, `deleted VERSION KEY`, or `lagged N` where N changes came
+    /// faster than they were read.
+    Watch(WatchArgs),
+    /// Set the values of many keys in one call: a line each, with a tab between key and value
+    #[command(after_help = "Examples:
+  kv load auto://127.0.0.1:7471 table.tsv
+  seq 1000 | sed 's/.*/n&\\t&/' | kv load auto://127.0.0.1:7471 -")]
+    Load(LoadArgs),
+    /// Bring the files of a directory up to date with the keys
+    ///
+    /// Only what differs is sent. Files whose keys are not in the store are named and left alone.
+    Sync(SyncArgs),
     /// Show what the server holds and has done
     Stats(StatsArgs),
     /// Store every file of a directory tree
@@ -224,6 +238,44 @@ pub(crate) struct ListArgs {
     /// End each key with a NUL instead of a line feed, and do not escape control characters
     #[arg(short = '0', long, conflicts_with = "long")]
     pub(crate) null: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+
+    /// Only keys that begin with this
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+
+    /// Stop after this many lines
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+
+    /// The file; `-` reads stdin
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SyncArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+
+    /// The directory, which is created if it is not there
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+
+    /// Only keys that begin with this, which is left out of the paths
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
 }
 
 #[derive(Debug, Args)]

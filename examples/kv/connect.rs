@@ -1,5 +1,7 @@
 //! Connecting a command to its server.
 
+use std::time::Duration;
+
 use rpc_core::Channel;
 use rpc_core::LinkConfig;
 
@@ -15,11 +17,23 @@ pub(crate) fn link() -> LinkConfig {
 
 /// Connects. Calls end after the timeout that was asked for.
 pub(crate) async fn connect(args: &ConnectArgs) -> Result<KvClient, CommandError> {
+    connect_with(args, Some(args.timeout)).await
+}
+
+/// Connects for calls that go on for ever.
+pub(crate) async fn connect_for_ever(args: &ConnectArgs) -> Result<KvClient, CommandError> {
+    connect_with(args, None).await
+}
+
+async fn connect_with(
+    args: &ConnectArgs,
+    timeout: Option<Duration>,
+) -> Result<KvClient, CommandError> {
     let channel = Channel::builder()
         .codec(args.codec.into())
         .poll_mode(args.poll.into())
         .link(link())
-        .default_timeout(Some(args.timeout))
+        .default_timeout(timeout)
         // A command ends with its connection.
         .reconnect(None)
         .connect(args.address.to_string())

@@ -6,6 +6,7 @@
 //! | `store.rs` | the map behind it, which knows no calls |
 //! | `serve.rs` | the server |
 //! | `connect.rs`, `listing.rs`, `commands.rs` | the client, and its commands about single keys |
+//! | `streams.rs` | the commands that stream |
 //! | `walk.rs`, `import.rs` | a tree becomes keys |
 //! | `key_path.rs`, `target_dir.rs`, `export.rs` | keys become a tree, and never leave it |
 //! | `output.rs` | the file that a value is written to |
@@ -24,6 +25,7 @@ mod output;
 mod serve;
 mod service;
 mod store;
+mod streams;
 mod target_dir;
 mod transfer;
 mod walk;
@@ -55,6 +57,9 @@ async fn run(command: &Command) -> Result<(), CommandError> {
         Command::Cas(args) => commands::cas(args).await,
         Command::List(args) => commands::list(args).await,
         Command::Stats(args) => commands::stats(args).await,
+        Command::Watch(args) => streams::watch(args).await,
+        Command::Load(args) => streams::load(args).await,
+        Command::Sync(args) => streams::sync(args).await,
         Command::Import(args) => import::import(args).await,
         Command::Export(args) => export::export(args).await,
     }

@@ -4,12 +4,17 @@ use std::sync::Arc;
 
 use examples::serving;
 use examples::units::{bytes, counted};
-use rpc_core::{Bulk, Server, ServerBuilder};
+use rpc_core::stream::{self, Stream, Streaming};
+use rpc_core::{Bulk, CallError, Server, ServerBuilder};
+use tokio::sync::broadcast::error::RecvError;
 
 use super::cli::ServeArgs;
 use super::error::CommandError;
-use super::service::{Kv, KvError, KvServer, Page, Stats, Value, Version};
+use super::service::{
+    Change, Held, Kv, KvError, KvServer, Loaded, Page, Pair, Stats, Update, Value, Version,
+};
 use super::store::Store;
+use super::streams;
 
 /// The service: each method is one operation of the store. None waits, so none needs a task.
 struct StoreService(Arc<Store>);
@@ -38,6 +43,40 @@ impl Kv for StoreService {
 
     async fn list(&self, prefix: &str, after: &str, limit: u32) -> Page {
         self.0.list(prefix, after, limit)
+    }
+
+    fn watch(&self, prefix: &str) -> impl Stream<Item = Change> {
+        // At once, so that nothing is missed that happens after the call is accepted.
+        let mut changes = self.0.watch();
+        stream::stream(async move |mut out| {
+            loop {
+                match changes.recv().await {
+                    Ok(change) if change.is_below(prefix) => out.send(change).await?,
+                    Ok(_) => {}
+                    Err(RecvError::Lagged(missed)) => out.send(Change::Lagged { missed }).await?,
+                    Err(RecvError::Closed) => return Ok(()),
+                }
+            }
+        })
+    }
+
+    async fn load(&self, mut pairs: Streaming<Pair>) -> Result<Loaded, CallError<KvError>> {
+        let mut loaded = Loaded::default();
+        while let Some(Pair { key, value }) = pairs.try_next().await? {
+            let bytes = key.len() as u64 + value.len();
+            self.0.put(&key, value).map_err(CallError::User)?;
+            loaded.keys += 1;
+            loaded.bytes += bytes;
+        }
+        Ok(loaded)
+    }
+
+    fn sync(
+        &self,
+        prefix: &str,
+        theirs: Streaming<Held>,
+    ) -> impl Stream<Item = Result<Update, CallError<KvError>>> {
+        streams::compare(&self.0, prefix, theirs)
     }
 
     async fn stats(&self) -> Stats {

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rpc_core::Bulk;
+use rpc_core::stream::{Stream, Streaming};
+use rpc_core::{Bulk, CallError};
 use serde::{Deserialize, Serialize};
 
 /// Longest key, bytes: as long as a path.
@@ -42,6 +43,23 @@ pub(crate) trait Kv {
     /// Keys that begin with `prefix` and come behind `after`, in order, at most `limit` and at most
     /// [`MAX_PAGE_KEYS`]. Begin with an empty `after`, go on with [`Page::next`].
     async fn list(&self, prefix: &str, after: &str, limit: u32) -> Page;
+
+    /// Changes of keys that begin with `prefix`, from the moment on at which the call is accepted. Who
+    /// reads too slowly misses some, and is told how many.
+    fn watch(&self, prefix: &str) -> impl Stream<Item = Change>;
+
+    /// Sets the values of keys, one after the other, until one is refused.
+    #[rpc(stream_deadline = "idle")]
+    async fn load(&self, pairs: Streaming<Pair>) -> Result<Loaded, CallError<KvError>>;
+
+    /// Compares what a client holds, in the order of the keys, with the keys that begin with `prefix`;
+    /// gives what differs, in the same order.
+    #[rpc(stream_deadline = "idle")]
+    fn sync(
+        &self,
+        prefix: &str,
+        theirs: Streaming<Held>,
+    ) -> impl Stream<Item = Result<Update, CallError<KvError>>>;
 
     /// What the store holds, and what was asked of it.
     async fn stats(&self) -> Stats;
@@ -84,6 +102,91 @@ pub(crate) struct Listed {
     pub(crate) version: Version,
     /// Size of its value, bytes.
     pub(crate) bytes: u64,
+}
+
+/// A change of a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Change {
+    /// It has a value, or another one.
+    Set {
+        /// The key.
+        key: String,
+        /// Its version.
+        version: Version,
+        /// Size of its value, bytes.
+        bytes: u64,
+    },
+    /// It is gone.
+    Deleted {
+        /// The key.
+        key: String,
+        /// The version that it had.
+        version: Version,
+    },
+    /// So many changes of any keys were not seen: list the keys again.
+    Lagged {
+        /// How many.
+        missed: u64,
+    },
+}
+
+impl Change {
+    /// Whether who watches `prefix` is told.
+    pub(crate) fn is_below(&self, prefix: &str) -> bool {
+        match self {
+            Self::Set { key, .. } | Self::Deleted { key, .. } => key.starts_with(prefix),
+            Self::Lagged { .. } => true,
+        }
+    }
+}
+
+/// A key and its value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pair {
+    /// The key.
+    pub(crate) key: String,
+    /// The value.
+    pub(crate) value: Bulk,
+}
+
+/// What was loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Loaded {
+    /// Pairs.
+    pub(crate) keys: u64,
+    /// Bytes of their keys and values.
+    pub(crate) bytes: u64,
+}
+
+/// What a client holds under a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Held {
+    /// The key.
+    pub(crate) key: String,
+    /// The [`checksum`] of its value.
+    pub(crate) checksum: u128,
+}
+
+/// What a client does not hold as the store does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Update {
+    /// The key has this value.
+    Set {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: Bulk,
+    },
+    /// There is no such key.
+    Gone {
+        /// The key.
+        key: String,
+    },
+}
+
+/// The checksum of a value: XXH3, 128 bits.
+pub(crate) fn checksum(value: &[u8]) -> u128 {
+    xxhash_rust::xxh3::xxh3_128(value)
 }
 
 /// Part of a listing: all keys between two, as they were at one moment.

@@ -20,14 +20,17 @@ use std::time::Instant;
 
 use parking_lot::RwLock;
 use rpc_core::Bulk;
+use tokio::sync::broadcast;
 
 use super::service::{
-    KvError, Listed, MAX_KEY_BYTES, MAX_PAGE_BYTES, MAX_PAGE_KEYS, MAX_VALUE_BYTES, Page, Requests,
-    Stats, Value, Version,
+    Change, KvError, Listed, MAX_KEY_BYTES, MAX_PAGE_BYTES, MAX_PAGE_KEYS, MAX_VALUE_BYTES, Page,
+    Requests, Stats, Value, Version,
 };
 
 /// Shards; a power of two, more than the cores that serve at once on most machines.
 const SHARD_COUNT: usize = 16;
+/// Changes that are kept for watchers who have not seen them.
+const KEPT_CHANGES: usize = 1024;
 
 /// A map from keys to values.
 #[derive(Debug)]
@@ -36,6 +39,7 @@ pub(crate) struct Store {
     hasher: RandomState,
     budget: Budget,
     started: Instant,
+    changes: broadcast::Sender<Change>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +73,7 @@ impl Store {
             hasher: RandomState::new(),
             budget: Budget { used: AtomicU64::new(0), max: max_bytes },
             started: Instant::now(),
+            changes: broadcast::Sender::new(KEPT_CHANGES),
         }
     }
 
@@ -107,8 +112,33 @@ impl Store {
         let mut map = shard.map.write();
         let removed = map.entries.remove(key).ok_or(KvError::NotFound)?;
         self.budget.shrink(size(key, removed.bytes.len()));
+        self.tell(|key| Change::Deleted { key, version: removed.version }, key);
         drop(map);
         Ok(removed.version)
+    }
+
+    /// Changes from now on.
+    pub(crate) fn watch(&self) -> broadcast::Receiver<Change> {
+        self.changes.subscribe()
+    }
+
+    /// Tells watchers, in the order of a key's changes: under its shard's lock.
+    fn tell(&self, change: impl FnOnce(String) -> Change, key: &str) {
+        if self.changes.receiver_count() > 0 {
+            // Fails when the last one has just gone.
+            let _ = self.changes.send(change(key.to_owned()));
+        }
+    }
+
+    /// The keys that begin with `prefix`, in order, page by page.
+    pub(crate) fn keys(&self, prefix: &str) -> impl Iterator<Item = String> {
+        let mut after = Some(String::new());
+        let pages = std::iter::from_fn(move || {
+            let page = self.list(prefix, &after.take()?, MAX_PAGE_KEYS);
+            after = page.next;
+            Some(page.keys)
+        });
+        pages.flatten().map(|listed| listed.key)
     }
 
     /// A page of the keys that begin with `prefix` and come behind `after`.
@@ -189,6 +219,7 @@ impl Store {
             }
         };
         map.writes += 1;
+        self.tell(|key| Change::Set { key, version, bytes: len }, key);
         drop(guard);
         drop(replaced);
         Ok(version)
