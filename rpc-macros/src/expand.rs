@@ -6,6 +6,7 @@
 
 mod checks;
 mod client;
+mod schemas;
 mod server;
 mod streams;
 
@@ -245,12 +246,15 @@ fn descriptors(service: &Service) -> TokenStream {
             let flag = format_ident!("{flag}", span = Span::mixed_site());
             quote!(.#flag())
         });
+        let schema = schemas::schema(krate, at, method);
+        let trace = schemas::function(at);
         quote! {
+            #schema
             #(#cfgs)*
             static #name: #krate::__private::MethodDescriptor =
                 #krate::__private::MethodDescriptor::new(
                     #wire_name, #signature, &[#(#arguments),*],
-                ) #(#flags)*;
+                ).traced(#trace) #(#flags)*;
         }
     });
     let names: Vec<TokenStream> = each(methods, |_, method| {

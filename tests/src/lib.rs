@@ -8,6 +8,7 @@
 //! | `journal` | gates that handlers wait at, and marks that they leave |
 //! | `chain` | three services that call each other |
 //! | `flow` | a service with streams |
+//! | `changed` | two traits of one name whose types differ in their content |
 //! | `versions` | two traits of one name with different methods |
 //! | `ledger` | a service whose deeds are in a file, so that they outlive it |
 //! | `raw` | a service without a macro, for statuses with details |
@@ -21,6 +22,7 @@
 
 pub mod agent;
 pub mod chain;
+pub mod changed;
 pub mod flow;
 pub mod hostile;
 pub mod journal;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rpc_core::{Channel, ChannelBuilder, PollMode, Server};
 use tokio::task::JoinHandle;
 
+use crate::changed;
 use crate::flow::{FlowClient, FlowServer, FlowService};
 use crate::journal::Journal;
 use crate::probe::{Mark, ProbeClient, ProbeServer};
@@ -75,6 +76,7 @@ impl World {
             .add_service(FlowServer::new(FlowService::new(journal)))
             .add_service(ProbeServer::new(service))
             .add_service(old::LedgerServer::new(OldLedger))
+            .add_service(changed::old::CatalogServer::new(changed::Service))
             .add_service(RawService)
             .poll_mode(PollMode::Event);
         if let Some(count) = max_calls {

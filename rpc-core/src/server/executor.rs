@@ -85,6 +85,8 @@ impl Router {
     pub(crate) fn add(&mut self, service: Arc<dyn Dispatch>) -> Result<(), String> {
         for (position, method) in service.descriptor().methods.iter().enumerate() {
             let service = Arc::clone(&service);
+            // Found out now, not in the driver when the first call comes.
+            method.checked_hash();
             let route = Route { service, position, method, watch: PollWatch::default() };
             if let Some(other) = self.by_id.insert(method.id, self.routes.len()) {
                 let other = &self.routes[other];
@@ -129,7 +131,7 @@ impl Route {
     /// The codec of a call, after a check of the signature if the call carries one.
     #[inline]
     fn accept(&self, signature: Option<u64>, codec: u8) -> Result<Codec, Status> {
-        if signature.is_some_and(|theirs| theirs != self.method.signature_hash) {
+        if signature.is_some_and(|theirs| !self.method.accepts(theirs)) {
             return Err(signatures_differ(self.method));
         }
         self.codec(codec)
@@ -184,12 +186,17 @@ fn streams_differ(method: &MethodDescriptor) -> Status {
 }
 
 #[cold]
-fn signatures_differ(method: &MethodDescriptor) -> Status {
+fn signatures_differ(method: &'static MethodDescriptor) -> Status {
+    let mut details = SIGNATURES_DIFFER.to_vec();
+    if let Some(schema) = method.schema() {
+        details.push(b'\n');
+        details.extend_from_slice(schema.text().as_bytes());
+    }
     Status::failed_precondition(format!(
         "{}: signatures differ; the server has `{}`",
         method.name, method.signature
     ))
-    .with_details(SIGNATURES_DIFFER)
+    .with_details(details)
 }
 
 /// A result to be handed to the session under the lock.

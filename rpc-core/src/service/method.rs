@@ -6,10 +6,13 @@
 //! service with the same id do not compile. Its signature is a text made of its argument types,
 //! its result type and the version given by `#[rpc(version = n)]`; the 64-bit FNV-1a hash of that
 //! text travels with calls, so that two sides whose types differ find out. Both are part of the
-//! wire format.
+//! wire format. What travels is mixed with the hash of the types' contents, where they are known: see
+//! `schema`.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::schema::{Schema, Tracer};
 use crate::session::CallStreams;
 
 /// FNV-1a, 32 bits: the id of the method named `name` (`Service.method`).
@@ -63,6 +66,10 @@ pub struct MethodDescriptor {
     pub(crate) streams: CallStreams,
     /// 0: not assigned yet.
     index: AtomicU32,
+    trace: Option<fn(&mut Tracer)>,
+    schema: OnceLock<Option<Schema>>,
+    /// 0: not known yet.
+    hash: AtomicU64,
 }
 
 pub(super) static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
@@ -95,6 +102,9 @@ impl MethodDescriptor {
             spawn: false,
             streams: CallStreams::NONE,
             index: AtomicU32::new(0),
+            trace: None,
+            schema: OnceLock::new(),
+            hash: AtomicU64::new(0),
         }
     }
 
@@ -145,6 +155,44 @@ impl MethodDescriptor {
     #[must_use]
     pub const fn has_streams(&self) -> bool {
         self.streams.arguments || self.streams.results
+    }
+
+    /// Sets what shows the contents of its types.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn traced(mut self, trace: fn(&mut Tracer)) -> Self {
+        self.trace = Some(trace);
+        self
+    }
+
+    /// The hash that goes with the first call on a connection: of the signature, and of what its
+    /// types look like in a message. The first use in a process finds that out.
+    #[inline]
+    pub(crate) fn checked_hash(&'static self) -> u64 {
+        match self.hash.load(Ordering::Relaxed) {
+            0 => self.find_hash(),
+            hash => hash,
+        }
+    }
+
+    /// Whether a caller with this hash may call. A caller that knows no contents of types, such as one
+    /// of an earlier version, sends the hash of the signature alone.
+    pub(crate) fn accepts(&'static self, theirs: u64) -> bool {
+        theirs == self.checked_hash() || theirs == self.signature_hash
+    }
+
+    #[cold]
+    fn find_hash(&'static self) -> u64 {
+        let schema = self.schema().map_or(0, Schema::hash);
+        // A method without a schema has the hash of its signature.
+        let hash = (self.signature_hash ^ schema.rotate_left(1)).max(1);
+        self.hash.store(hash, Ordering::Relaxed);
+        hash
+    }
+
+    /// What its types look like in a message, if that is known.
+    pub(crate) fn schema(&'static self) -> Option<&'static Schema> {
+        self.schema.get_or_init(|| self.trace.and_then(Schema::of)).as_ref()
     }
 
     /// A small number of this method, unique in this process and assigned on first use: for

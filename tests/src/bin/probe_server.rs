@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use rpc_core::{Isolation, LinkConfig, PollMode, Server};
 use tests::chain::{Chain, OrdersServer, ShopServer, StockServer};
+use tests::changed;
 use tests::flow::{FlowServer, FlowService};
 use tests::journal::Journal;
 use tests::ledger::{FileLedger, LedgerServer};
@@ -131,6 +132,7 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
         .add_service(FlowServer::new(FlowService::new(Arc::clone(&journal))))
         .add_service(ProbeServer::new(ProbeService::new(journal, options.next.clone())))
         .add_service(old::LedgerServer::new(OldLedger))
+        .add_service(changed::old::CatalogServer::new(changed::Service))
         .add_service(RawService)
         .link(link)
         .poll_mode(poll_mode(&options.poll_mode))

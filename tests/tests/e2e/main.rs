@@ -72,6 +72,7 @@ mod bulk;
 mod calls;
 mod cancellation;
 mod chains;
+mod changed_types;
 mod context;
 mod crowds;
 mod cycles;

@@ -264,7 +264,7 @@ impl<'a> RawCall<'a> {
         let call = StartCall {
             method: method.id,
             method_index: method.dense_index(),
-            signature: method.signature_hash,
+            signature: method.checked_hash(),
             codec: channel.codec.id(),
             deadline: deadline.map(|(at, now)| Deadline { at, now }),
             no_cancel: method.no_cancel,
@@ -517,12 +517,8 @@ impl<'a> RawCall<'a> {
     /// run there, so the marks cannot be details that the user made.
     fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
         let text = match (code, reply.details()) {
-            (Code::FailedPrecondition, SIGNATURES_DIFFER) => {
-                format!(
-                    "{}, this client has `{}`; build both from the same version of the trait",
-                    reply.text(),
-                    self.method.signature
-                )
+            (Code::FailedPrecondition, details) if details.starts_with(SIGNATURES_DIFFER) => {
+                self.difference(reply.text(), &details[SIGNATURES_DIFFER.len()..])
             }
             (Code::Unimplemented, UNKNOWN_METHOD) => {
                 format!(
@@ -538,6 +534,24 @@ impl<'a> RawCall<'a> {
         let accepted =
             connection.shard.look(connection.key, |peer| peer.session.has_accepted(index));
         (accepted == Some(false)).then_some(text)
+    }
+
+    /// What differs: the signature, or else the contents of its types.
+    fn difference(&self, text: &str, schema: &[u8]) -> String {
+        let MethodDescriptor { name, signature, arguments, .. } = self.method;
+        if text.ends_with(&format!("`{signature}`"))
+            && let Some(mine) = self.method.schema()
+        {
+            let theirs = String::from_utf8_lossy(schema.strip_prefix(b"\n").unwrap_or(schema));
+            let difference = mine.difference(&theirs, arguments);
+            return format!(
+                "{name}: its types have another content at the server: {difference}; build both \
+                 from the same types, or give the changed ones to a method of another name"
+            );
+        }
+        format!(
+            "{text}, this client has `{signature}`; build both from the same version of the trait"
+        )
     }
 
     #[cold]
