@@ -267,8 +267,8 @@ impl Incoming {
     }
 }
 
-/// Advice for bytes that are not a value of the type. The signature check does not find this: it
-/// compares the names of types, not their contents.
+/// Advice for bytes that are not a value of the type. The check of schemas has not found this where
+/// a type cannot be looked into.
 const TYPES_DIFFER: &str = "; where the types of the two ends differ, bring both up to date";
 
 #[cold]

@@ -94,14 +94,19 @@
 //! # Limits
 //!
 //! Linux only. A message has at most 64 MiB unless [`LinkConfig::max_message_bytes`] says
-//! otherwise, and needs room in `assembly_bytes` unless it is read as a [`BulkReader`]. Types are
-//! compared by name, not by content: when you change a struct, add a method or raise the method's
-//! version. No sequence of safe calls, and no peer, causes undefined behaviour; `docs/design.md`,
+//! otherwise, and needs room in `assembly_bytes` unless it is read as a [`BulkReader`]. Types must have
+//! the same content at both ends; a difference is an error that names the place, and
+//! `docs/changing-types.md` says how to change a struct in a running system. No sequence of safe calls, and no peer, causes undefined behaviour; `docs/design.md`,
 //! section 8, says what a hostile process of the same user can do over shared memory.
 
 // Generated code names `rpc_core`; this makes it resolve in this crate's own tests.
 #[cfg(test)]
 extern crate self as rpc_core;
+
+/// The examples of the documents.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/changing-types.md")]
+mod changing_types {}
 
 #[doc(hidden)]
 pub mod __private;

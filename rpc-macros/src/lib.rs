@@ -30,7 +30,8 @@ use proc_macro::TokenStream;
 ///
 /// # Options of a method: `#[rpc(..)]`
 /// - `name = "other"`: the name on the wire.
-/// - `version = 2`: part of the signature; change it when the content of a type changes.
+/// - `version = 2`: part of the signature; change it when values get another meaning. A change of what
+///   types look like is noticed by itself: see `docs/changing-types.md`.
 /// - `idempotent`: may be carried out more than once, so a failed call may be retried.
 /// - `no_cancel`: runs to its end although the caller has gone away.
 /// - `spawn`: runs as a separate task from the start; see below.

@@ -316,7 +316,8 @@ impl Deserializer<'static> for At<'_> {
             let shown = Variant { at: at.child(format_args!("::{name}")), variant };
             let value = visitor.visit_enum(shown)?;
             if quiet > 0 {
-                at.trace.ends.insert(std::any::type_name::<V::Value>(), variant);
+                // The first that was found: those around it end because of it.
+                at.trace.ends.entry(std::any::type_name::<V::Value>()).or_insert(variant);
             }
             Ok(value)
         })
