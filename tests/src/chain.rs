@@ -1,8 +1,10 @@
 //! Three services in a row, each of which calls the next: what becomes of an error on its way back.
 
-use rpc_core::{CallError, Channel, Code, PollMode, Status};
+use rpc_core::{CallError, Channel, Code, Status};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
+
+use crate::limit::patient_channel;
 
 /// Why nothing was reserved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -77,7 +79,7 @@ impl Chain {
 
     async fn next(&self) -> Result<Channel, Status> {
         let address = self.next.as_ref().ok_or_else(|| Status::internal("there is no next"))?;
-        let connect = || Channel::builder().poll_mode(PollMode::Event).connect(address);
+        let connect = || patient_channel().connect(address);
         let channel = self.channel.get_or_try_init(connect).await;
         channel.cloned().map_err(|error| Status::unavailable(error.to_string()))
     }

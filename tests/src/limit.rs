@@ -9,6 +9,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use rpc_core::{Channel, ChannelBuilder, PollMode};
 pub use test_kit::Watchdog;
 use tokio::runtime::{Builder, Runtime};
 
@@ -28,6 +29,14 @@ const TAKE_DOWN: Duration = Duration::from_secs(20);
 pub fn paced(time: Duration) -> Duration {
     let pace = std::env::var("RPC_TEST_PACE").ok();
     time * pace.map_or(1, |text| text.parse().expect("RPC_TEST_PACE is a number"))
+}
+
+/// Configures a channel whose connecting waits for a slow machine, and which never spins.
+#[must_use]
+pub fn patient_channel() -> ChannelBuilder {
+    Channel::builder()
+        .poll_mode(PollMode::Event)
+        .connect_timeout(paced(Duration::from_secs(10)).min(SLOW_LIMIT / 3))
 }
 
 fn limit() -> Duration {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rpc_core::{Bulk, Context, PeerIdentity, PollMode};
+use rpc_core::{Bulk, Context, PeerIdentity};
 
 use tokio::io::AsyncReadExt;
 use tokio::sync::OnceCell;
 
 use crate::journal::Journal;
+use crate::limit::patient_channel;
 use crate::probe::{
     Borrowing, Mark, Parcel, Probe, ProbeClient, ProbeError, Resources, Seen, SeenPeer, Shapes,
 };
@@ -91,7 +92,7 @@ impl ProbeService {
         let nested = |text: String| ProbeError::Nested(text);
         let address = self.next.as_ref().ok_or_else(|| nested("there is no next".to_owned()))?;
         let connect = || async {
-            let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event);
+            let builder = patient_channel();
             builder.connect(address).await.map(ProbeClient::new)
         };
         self.next_client.get_or_try_init(connect).await.map_err(|error| nested(error.to_string()))

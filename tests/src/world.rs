@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use crate::changed;
 use crate::flow::{FlowClient, FlowServer, FlowService};
 use crate::journal::Journal;
+use crate::limit::patient_channel;
 use crate::probe::{Mark, ProbeClient, ProbeServer};
 use crate::process::{Child, READY};
 use crate::raw::RawService;
@@ -113,7 +114,7 @@ impl World {
         &self,
         configure: impl FnOnce(ChannelBuilder) -> ChannelBuilder,
     ) -> Channel {
-        let builder = configure(Channel::builder().poll_mode(PollMode::Event));
+        let builder = configure(patient_channel());
         builder.connect(&self.address).await.unwrap_or_else(|error| panic!("{error}"))
     }
 

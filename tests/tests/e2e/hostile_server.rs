@@ -1,7 +1,7 @@
 //! A client whose server breaks the rules: the connection closes with the broken rule as its cause,
 //! and the client's other connections live.
 
-use rpc_core::{CloseCause, Code, LinkConfig, PollMode};
+use rpc_core::{CloseCause, Code, LinkConfig};
 use rpc_transport::device::Listener;
 use tests::hostile::bytes::{self, data, hello, link_header, segment, session_header, session_of};
 use tests::hostile::{Heard, HostilePeer};
@@ -145,7 +145,7 @@ async fn listen(scheme: Scheme) -> (Box<dyn Listener>, String) {
 
 async fn client_of(address: &str) -> ProbeClient {
     // The listener takes the connections that the test expects, and no others.
-    let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event).reconnect(None);
+    let builder = tests::limit::patient_channel().reconnect(None);
     ProbeClient::new(builder.connect(address).await.expect("an honest handshake"))
 }
 
@@ -352,8 +352,7 @@ fn more_frames_than_were_credited_close_the_connection() {
         let (mut listener, address) = listen(Scheme::Mem).await;
         let link = LinkConfig::default().data_credits(4);
         let connect = async {
-            let builder =
-                rpc_core::Channel::builder().poll_mode(PollMode::Event).link(link).reconnect(None);
+            let builder = tests::limit::patient_channel().link(link).reconnect(None);
             ProbeClient::new(builder.connect(&address).await.expect("an honest handshake"))
         };
         let (client, mut server) = tokio::join!(connect, HostilePeer::accept(&mut *listener));

@@ -201,7 +201,7 @@ async fn serve_here(address: &str) -> (Server, Arc<Journal>) {
 }
 
 async fn connect(address: &str) -> ProbeClient {
-    let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event);
+    let builder = tests::limit::patient_channel();
     ProbeClient::new(builder.connect(address).await.expect("the server is up"))
 }
 
