@@ -78,7 +78,8 @@
 //!
 //! # Testing
 //!
-//! `mem://name` connects a client and a server inside one process, over the same engine. To test a
+//! [`Channel::to`] connects to a service inside this process, over the same engine; `mem://name` does so
+//! by name. Tokio's paused clock is followed: timeouts take virtual time. To test a
 //! handler without a connection, use [`Context::scope`], which gives it the deadline, metadata and
 //! peer of your choice.
 //!

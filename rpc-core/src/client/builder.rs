@@ -4,19 +4,21 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rpc_transport::connect::address::Address;
-use rpc_transport::connect::error::ConnectError;
+use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 
 use super::balancer::Balancer;
 use super::connection::ConnectOptions;
 use super::resolve::Resolve;
-use super::shared::{Retries, Shared, Targets};
+use super::shared::{Retries, ServerTask, Shared, Targets};
 use super::subchannel::{Demand, Subchannel};
 use super::{Channel, DEFAULT_MIN_PART_BYTES};
 use crate::channel::backoff::Backoff;
 use crate::channel::retry::RetryPolicy;
 use crate::codec::Codec;
+use crate::server::Server;
+use crate::service::Dispatch;
 use crate::session::SessionLimits;
 
 /// Configuration of a [`Channel`].
@@ -196,6 +198,29 @@ impl ChannelBuilder {
         })
     }
 
+    /// A channel to a server of its own, in this process: see [`Channel::to`].
+    ///
+    /// # Errors
+    /// [`ConnectError::Config`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn to(self, service: impl Dispatch) -> Result<Channel, ConnectError> {
+        let server = Server::builder()
+            .add_service(service)
+            .poll_mode(self.poll_mode)
+            .link(self.link.clone());
+        let config = |error: ListenError| ConnectError::Config(error.to_string());
+        let server = server.bind("mem://").await.map_err(config)?;
+        let address = server.local_address().to_string();
+        let task = ServerTask(tokio::spawn(server.serve()).abort_handle());
+        let mut channel = self.connect(address).await?;
+        if let Some(shared) = Arc::get_mut(&mut channel.shared) {
+            shared.server = Some(task);
+        }
+        Ok(channel)
+    }
+
     /// A channel that connects with its first call. The server may come up later:
     ///
     /// ```
@@ -254,6 +279,7 @@ impl ChannelBuilder {
             min_part_bytes: self.min_part_bytes,
             max_calls: self.limits.max_outgoing_calls,
             retry: self.retry.filter(RetryPolicy::may_retry).map(Retries::new),
+            server: None,
             spare_pool: OnceLock::new(),
         };
         Ok(Channel { shared: Arc::new(shared) })

@@ -91,6 +91,27 @@ impl Channel {
         Self::builder().connect(address).await
     }
 
+    /// A channel to a server of its own in this process, for tests: over the same engine as every
+    /// other channel, and gone with its last clone.
+    ///
+    /// ```
+    /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+    /// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let channel = rpc_core::Channel::to(GreeterServer::new(Polite)).await?;
+    /// assert_eq!(GreeterClient::new(channel).greet().await?, "Good day");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConnectError`]: the system has no memory or threads left.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time enabled.
+    pub async fn to(service: impl crate::service::Dispatch) -> Result<Self, ConnectError> {
+        Self::builder().to(service).await
+    }
+
     /// Configures a channel before connecting.
     #[must_use]
     pub fn builder() -> ChannelBuilder {

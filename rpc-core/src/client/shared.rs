@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     pub(super) max_calls: u32,
     /// `None`: a call whose handler may have begun is never tried again.
     pub(crate) retry: Option<Retries>,
+    /// The server of [`Channel::to`](super::Channel::to), which ends with the channel.
+    pub(super) server: Option<ServerTask>,
     /// Buffers for the time without a connection.
     pub(super) spare_pool: OnceLock<BulkPool>,
 }
@@ -222,6 +224,15 @@ impl Shared {
             }
             let _ = changes.changed().await;
         }
+    }
+}
+
+/// A server that ends with this.
+pub(super) struct ServerTask(pub(super) tokio::task::AbortHandle);
+
+impl Drop for ServerTask {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -24,7 +24,8 @@ pub enum Address {
     ShmName(String),
     /// `shm:///path`: the same, rendezvous at a socket file.
     ShmPath(PathBuf),
-    /// `mem://name`: the software device inside this process.
+    /// `mem://name`: the software device inside this process. To listen at, `mem://` is a name that
+    /// nobody else has.
     Mem(String),
     /// `auto://host:port`: the best of shm, rdma and tcp, chosen by the first exchange over TCP.
     Auto(HostPort),
@@ -102,6 +103,7 @@ fn parse(text: &str) -> Result<Address, String> {
         "tcp" => host_port(rest).map(Address::Tcp),
         "auto" => host_port(rest).map(Address::Auto),
         "shm" => shm(rest),
+        "mem" if rest.is_empty() => Ok(Address::Mem(String::new())),
         "mem" => plain_name(rest).map(Address::Mem),
         other => Err(format!("unknown scheme `{other}`; use auto, rdma, tcp, shm or mem")),
     }

@@ -4,6 +4,7 @@
 //! both sides are connected.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use async_trait::async_trait;
@@ -51,7 +52,12 @@ impl Connector for MemConnector {
             return Err(ConnectError::Unreachable { address: address.clone(), reason });
         };
         let listener = LISTENERS.lock().get(name).cloned();
-        let listener = listener.ok_or_else(|| refused(address, "no listener has this name"))?;
+        let listener = listener.ok_or_else(|| {
+            refused(address, match name.as_str() {
+                "" => "an address without a name is to listen at; connect to the server's `local_address`",
+                _ => "no listener has this name",
+            })
+        })?;
         Ok(Dialing::boxed(MemOutgoing { address: address.clone(), listener }))
     }
 }
@@ -105,13 +111,30 @@ impl Dial for MemOutgoing {
     }
 }
 
-/// Listens at `mem://name`. The name is free again when the listener is dropped.
+/// A name that no listener has.
+fn fresh_name(listeners: &HashMap<String, mpsc::Sender<Request>>) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let name = format!("anonymous-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        if !listeners.contains_key(&name) {
+            return name;
+        }
+    }
+}
+
+/// Listens at `mem://name`; at a name that nobody has, if it is empty. The name is free again when
+/// the listener is dropped.
 ///
 /// # Errors
 /// [`ListenError::InUse`] when the name is taken.
 pub fn listen_mem(name: &str) -> Result<Box<dyn Listener>, ListenError> {
     let (sender, requests) = mpsc::channel(BACKLOG);
     let mut listeners = LISTENERS.lock();
+    if name.is_empty() {
+        let name = fresh_name(&listeners);
+        listeners.insert(name.clone(), sender);
+        return Ok(Box::new(MemListener { name, requests }));
+    }
     if listeners.contains_key(name) {
         let reason = "another listener of this process has this name; choose another".to_owned();
         return Err(ListenError::InUse { address: Address::Mem(name.to_owned()), reason });
