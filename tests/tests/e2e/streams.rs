@@ -267,7 +267,7 @@ async fn a_reader_that_gives_up_drops_the_source(scheme: Scheme) {
 async fn the_deadline_of_the_whole_call(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.flow().await;
-    let call = client.hold(1, 3).timeout(paced(Duration::from_millis(300)));
+    let call = client.hold(1, 3).timeout(paced(Duration::from_secs(2)));
     let mut numbers = call.await.expect("accepted");
     let status = loop {
         match numbers.next().await.expect("no clean end") {
@@ -278,8 +278,7 @@ async fn the_deadline_of_the_whole_call(scheme: Scheme) {
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     marked(&client, 1, Mark::Cancelled).await;
     let held = Arc::new(());
-    let call =
-        client.hold_then_sum(2, endless(&held, 5)).timeout(paced(Duration::from_millis(300)));
+    let call = client.hold_then_sum(2, endless(&held, 5)).timeout(paced(Duration::from_secs(2)));
     let status = call.await.expect_err("nobody opens the gate");
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     assert_eq!(Arc::strong_count(&held), 1);
