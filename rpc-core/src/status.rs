@@ -11,6 +11,10 @@
 //!    details, and its text names that call. It stays retryable only where the handler's own method
 //!    may be carried out again, or the handler says so.
 
+mod code;
+#[cfg(test)]
+mod tests;
+
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
@@ -19,6 +23,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use self::code::Code;
 use crate::service::method::{MethodDescriptor, method_in_use};
 use crate::wire::refusal::RETRY_AFTER;
 
@@ -26,88 +31,6 @@ use crate::wire::refusal::RETRY_AFTER;
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
 /// Longest details of a status on the wire, bytes. Longer ones are not sent.
 pub const MAX_DETAILS_BYTES: usize = 64 * 1024;
-
-macro_rules! codes {
-    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $text:literal;)*) => {
-        /// Why a call failed: the codes of gRPC, with the same numbers.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[repr(u8)]
-        pub enum Code {
-            $($(#[doc = $doc])+ $name = $number,)*
-        }
-
-        impl Code {
-            /// All codes, in the order of their numbers.
-            pub const ALL: [Self; 17] = [$(Self::$name),*];
-
-            /// The number on the wire.
-            #[must_use]
-            pub const fn number(self) -> u8 {
-                self as u8
-            }
-
-            /// The code with that number, if there is one.
-            #[must_use]
-            pub const fn from_number(number: u8) -> Option<Self> {
-                match number {
-                    $($number => Some(Self::$name),)*
-                    _ => None,
-                }
-            }
-
-            /// What it means, in a few words.
-            #[must_use]
-            pub const fn description(self) -> &'static str {
-                match self {
-                    $(Self::$name => $text,)*
-                }
-            }
-        }
-    };
-}
-
-codes! {
-    /// No failure.
-    Ok = 0, "ok";
-    /// The call was cancelled, usually by the caller.
-    Cancelled = 1, "cancelled";
-    /// No better code fits.
-    Unknown = 2, "unknown error";
-    /// The arguments are wrong whatever the state of the service.
-    InvalidArgument = 3, "invalid argument";
-    /// The deadline passed. The call may have been carried out.
-    DeadlineExceeded = 4, "deadline exceeded";
-    /// What was asked for does not exist.
-    NotFound = 5, "not found";
-    /// What should be created exists.
-    AlreadyExists = 6, "already exists";
-    /// The caller may not do this.
-    PermissionDenied = 7, "permission denied";
-    /// Something has run out: memory, quota, queue.
-    ResourceExhausted = 8, "resource exhausted";
-    /// The service is not in the state that the call needs.
-    FailedPrecondition = 9, "failed precondition";
-    /// A conflict; the caller may start over.
-    Aborted = 10, "aborted";
-    /// Past the end.
-    OutOfRange = 11, "out of range";
-    /// There is no such service or method, or not in this form.
-    Unimplemented = 12, "unimplemented";
-    /// Something that must not happen did.
-    Internal = 13, "internal error";
-    /// The service cannot be reached now.
-    Unavailable = 14, "unavailable";
-    /// Data is lost or corrupt.
-    DataLoss = 15, "data loss";
-    /// The caller is not known.
-    Unauthenticated = 16, "unauthenticated";
-}
-
-impl fmt::Display for Code {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.description())
-    }
-}
 
 /// Why a call failed: a code, a text for people, details for programs.
 ///
@@ -568,150 +491,5 @@ impl<E: Error + 'static> Error for CallError<E> {
             Self::User(error) => error.source(),
             Self::Status(status) => status.source(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codes_are_grpcs() {
-        for (number, code) in (0_u8..).zip(Code::ALL) {
-            assert_eq!(code.number(), number);
-            assert_eq!(Code::from_number(number), Some(code));
-        }
-        for number in 17..=255 {
-            assert_eq!(Code::from_number(number), None);
-        }
-        assert_eq!((Code::Unimplemented.number(), Code::Unauthenticated.number()), (12, 16));
-    }
-
-    #[test]
-    fn a_bare_status_is_small() {
-        assert_eq!(size_of::<Status>(), 16);
-        assert_eq!(size_of::<Result<u64, Status>>(), 16);
-        assert!(Status::from(Code::Cancelled).rest.is_none());
-        assert!(Status::cancelled("").rest.is_none());
-    }
-
-    #[test]
-    fn a_long_text_is_cut_at_a_character_and_long_details_stay_at_home() {
-        let long = "ä".repeat(MAX_MESSAGE_BYTES);
-        let status = Status::internal(format!("x{long}"));
-        let (text, _) = status.sent_within(usize::MAX);
-        assert_eq!(text.len(), MAX_MESSAGE_BYTES - 1);
-        assert!(status.message().starts_with(text));
-        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES + 1]);
-        assert_eq!(status.sent_within(usize::MAX), ("m", Cow::Borrowed(&[][..])));
-        let status = Status::internal("m").with_details(vec![0; MAX_DETAILS_BYTES]);
-        assert_eq!(status.sent_within(usize::MAX).1.len(), MAX_DETAILS_BYTES);
-    }
-
-    #[test]
-    fn what_does_not_fit_the_peer_is_left_out_details_first() {
-        let status = Status::internal("größe").with_details(vec![7; 10]);
-        assert_eq!(status.sent_within(17), ("größe", Cow::Borrowed(&[7; 10][..])));
-        assert_eq!(status.sent_within(16), ("größe", Cow::Borrowed(&[][..])));
-        assert_eq!(status.sent_within(3), ("gr", Cow::Borrowed(&[][..])));
-        assert_eq!(status.sent_within(0), ("", Cow::Borrowed(&[][..])));
-    }
-
-    #[test]
-    fn when_to_come_back_travels_in_front_of_the_details_and_when_they_do_not_fit() {
-        let delay = Duration::from_millis(1500);
-        let status = Status::unavailable("m").with_details(vec![7; 3]).with_retry_after(delay);
-        let (text, details) = status.sent_within(usize::MAX);
-        assert_eq!(Status::received(Code::Unavailable, text, &details, true), status);
-        let (text, details) = status.sent_within(17);
-        let alone = Status::received(Code::Unavailable, text, &details, true);
-        assert_eq!((alone.retry_after(), alone.details()), (Some(delay), &[][..]));
-        assert_eq!(status.sent_within(16).1.len(), 0);
-        // Only a retryable status is read so, and none that is cut off.
-        assert_eq!(Status::received(Code::Internal, "", &details, false).details(), &*details);
-        assert_eq!(Status::received(Code::Internal, "", &details[..15], true).retry_after(), None);
-    }
-
-    #[test]
-    fn a_status_that_is_passed_on_names_its_call_and_is_retryable_only_where_that_is_true() {
-        static ONCE: MethodDescriptor = MethodDescriptor::new("Orders.place", "() -> ()", &[]);
-        static AGAIN: MethodDescriptor =
-            MethodDescriptor::new("Orders.look", "() -> ()", &[]).idempotent();
-        static STOCK: MethodDescriptor = MethodDescriptor::new("Stock.reserve", "() -> ()", &[]);
-        let full = Status::resource_exhausted("full").with_details(vec![9]).with_retryable(true);
-        assert_eq!(*full.passed_on(Some(&ONCE)), full, "made here");
-        let called = full.clone().of_call(&STOCK);
-        assert_eq!(called, full, "who calls sees it as it is");
-        assert!(format!("{called:?}").contains("call: \"Stock.reserve\""), "{called:?}");
-        let told = Status::resource_exhausted("Stock.reserve: full").with_details(vec![9]);
-        assert_eq!(*called.passed_on(Some(&ONCE)), told);
-        assert_eq!(*called.passed_on(Some(&AGAIN)), told.clone().with_retryable(true));
-        assert_eq!(
-            *called.clone().with_retryable(true).passed_on(Some(&ONCE)),
-            told.clone().with_retryable(true)
-        );
-        let bare = Status::from(Code::NotFound).of_call(&STOCK);
-        assert_eq!(*bare.passed_on(None), Status::not_found("Stock.reserve"));
-        let names_it = Status::deadline_exceeded("Stock.reserve: the deadline passed");
-        assert_eq!(*names_it.clone().of_call(&STOCK).passed_on(None), names_it);
-        let twice = told.of_call(&ONCE).passed_on(None).into_owned();
-        assert_eq!(twice.message(), "Orders.place: Stock.reserve: full");
-    }
-
-    #[test]
-    fn errors_convert_along_a_chain() {
-        #[derive(Debug, Clone, Copy, PartialEq)]
-        struct Inner;
-        #[derive(Debug, PartialEq)]
-        struct Wide;
-        impl From<Inner> for Wide {
-            fn from(_: Inner) -> Self {
-                Self
-            }
-        }
-        impl From<Inner> for Status {
-            fn from(_: Inner) -> Self {
-                Self::aborted("inner")
-            }
-        }
-        type Given = Result<u8, CallError<Inner>>;
-        fn same(given: Given) -> Given {
-            Ok(given? + 1)
-        }
-        fn wide(given: Given) -> Result<u8, CallError<Wide>> {
-            Ok(given.map_err(CallError::user_into)? + 1)
-        }
-        fn plain(given: Given) -> Result<u8, Status> {
-            Ok(given? + 1)
-        }
-        let (own, gone) = (CallError::User(Inner), Status::unavailable("gone"));
-        assert_eq!(same(Ok(1)), Ok(2));
-        assert_eq!(wide(Err(own.clone())), Err(CallError::User(Wide)));
-        assert_eq!(wide(Err(gone.clone().into())), Err(CallError::Status(gone.clone())));
-        assert_eq!(plain(Err(own)), Err(Status::aborted("inner")));
-        assert_eq!(plain(Err(gone.clone().into())), Err(gone));
-        assert_eq!(Status::from(CallError::User(Status::aborted(""))), Status::aborted(""));
-    }
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("outer")]
-    struct Outer(#[source] std::fmt::Error);
-
-    #[test]
-    fn one_question_mark_is_enough() {
-        fn call(fail: bool) -> Result<(), CallError<Outer>> {
-            if fail {
-                Err(Status::unavailable("down"))?;
-            }
-            Err(CallError::User(Outer(std::fmt::Error)))
-        }
-        fn caller(fail: bool) -> Result<(), Box<dyn Error>> {
-            call(fail)?;
-            Ok(())
-        }
-        assert_eq!(caller(true).unwrap_err().to_string(), "unavailable: down");
-        let error = caller(false).unwrap_err();
-        assert_eq!(error.to_string(), "outer");
-        assert!(error.source().unwrap().is::<std::fmt::Error>());
     }
 }
