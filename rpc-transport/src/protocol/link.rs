@@ -36,13 +36,13 @@ mod fast_path;
 mod keepalive;
 mod lanes;
 mod metrics;
+mod results;
 #[cfg(test)]
 mod tests;
 mod transmit;
 
-use std::sync::Arc;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::bulk::assembly::Assembly;
 use self::bulk::bulk_window::BulkWindow;
@@ -53,14 +53,15 @@ use self::bulk::slices::Slices;
 use self::bulk::{Arenas, SegmentPath};
 pub use self::fast_path::Whole;
 use self::keepalive::{Due, KeepAlive, Moves};
+pub use self::lanes::{Lane, Waiting};
 use self::lanes::{Lanes, Queued};
 pub use self::metrics::LinkMetrics;
+pub use self::results::{Freed, Inbound, LinkError, Revoked, SubmitError};
 pub use self::transmit::{FrameBytes, RemoteWrite, Transmit};
 use crate::device::Traffic;
 use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
-use crate::message::reply_slot::SlotOffer;
 use crate::protocol::config::LinkConfig;
 use crate::protocol::credit::{Credits, SendQueueMark, Stamp, WindowError};
 use crate::protocol::error::ProtocolError;
@@ -71,117 +72,6 @@ use crate::protocol::handshake::{Agreed, Features};
 const FRAME_SLOTS: u16 = 1;
 /// Marks the token of the Close frame; the lower 32 bits are a [`SendQueueMark`].
 const CLOSE_TOKEN: u64 = 1 << 32;
-
-/// A queue of messages. Order is kept within a lane only: messages that must arrive in order have
-/// to take the same lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lane {
-    /// Control messages of the session; sent before the other lanes.
-    Urgent,
-    /// Messages that fit one frame.
-    Small,
-    /// Messages of any size, sent one at a time; holds at most about half of the credits.
-    Bulk,
-}
-
-/// Messages that wait to be sent on a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Waiting {
-    /// Small messages, bytes.
-    pub small_bytes: u64,
-    /// Large messages, bytes. Each counts in full until its last byte has been posted.
-    pub large_bytes: u64,
-    /// The longest message that counts as small, bytes.
-    pub longest_small: usize,
-}
-
-impl Waiting {
-    /// Small and large messages together, bytes.
-    #[must_use]
-    pub fn total_bytes(&self) -> u64 {
-        self.small_bytes.saturating_add(self.large_bytes)
-    }
-}
-
-/// The result of revoking a message. `M` is the message, or `()` for a caller that must not hold
-/// it.
-#[derive(Debug)]
-pub enum Revoked<M = OutBuf> {
-    /// Nothing of it was sent; the message is returned.
-    Whole(M),
-    /// A part was sent and the rest will not be. The peer's link drops that part and never delivers
-    /// the message.
-    Aborted,
-    /// The peer's link delivers it, or already has: there its tail is a stream, which ends early.
-    Begun,
-    /// All of it was sent, or no such message was submitted.
-    TooLate,
-}
-
-impl<M> Revoked<M> {
-    /// The same result without the message, which is passed to `keep`.
-    pub fn without_message(self, keep: impl FnOnce(M)) -> Revoked<()> {
-        match self {
-            Self::Whole(message) => {
-                keep(message);
-                Revoked::Whole(())
-            }
-            Self::Aborted => Revoked::Aborted,
-            Self::Begun => Revoked::Begun,
-            Self::TooLate => Revoked::TooLate,
-        }
-    }
-}
-
-/// Something the link no longer needs. Drop it outside of any lock: its memory may be the user's.
-#[derive(Debug)]
-pub enum Freed {
-    /// Memory of a reply slot that is free again.
-    Slot(SlotOffer),
-    /// A message with a tail that was sent, abandoned or refused.
-    Message(Arc<OutBuf>),
-}
-
-/// The result of a received frame.
-#[derive(Debug)]
-#[must_use]
-#[non_exhaustive]
-pub enum Inbound {
-    /// Nothing for the session.
-    None,
-    /// The frame is a whole message; the received buffer was advanced past its header.
-    Message,
-    /// A message put together from segments.
-    Assembled(Message),
-    /// The peer sent Close; any further frame from it is an error.
-    Closed(CloseReason),
-}
-
-/// Why a message was not queued. The link itself stays usable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SubmitError {
-    /// The message is longer than the peer accepts.
-    #[error("message of {len} bytes exceeds the peer's max_message_bytes = {max}")]
-    TooLarge {
-        /// Its length, bytes.
-        len: u64,
-        /// The peer's limit, bytes.
-        max: u64,
-    },
-    /// The link is closed or closing.
-    #[error("the link is closed")]
-    Closed,
-}
-
-/// Why this end ends the connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LinkError {
-    /// The peer did not answer a Ping in time.
-    #[error("the peer did not answer a ping within {0:?}")]
-    PingTimeout(Duration),
-}
 
 #[derive(Debug)]
 enum Phase {

@@ -9,8 +9,38 @@
 
 use std::collections::VecDeque;
 
-use super::Lane;
 use crate::message::outgoing::OutBuf;
+
+/// A queue of messages. Order is kept within a lane only: messages that must arrive in order have
+/// to take the same lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// Control messages of the session; sent before the other lanes.
+    Urgent,
+    /// Messages that fit one frame.
+    Small,
+    /// Messages of any size, sent one at a time; holds at most about half of the credits.
+    Bulk,
+}
+
+/// Messages that wait to be sent on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Waiting {
+    /// Small messages, bytes.
+    pub small_bytes: u64,
+    /// Large messages, bytes. Each counts in full until its last byte has been posted.
+    pub large_bytes: u64,
+    /// The longest message that counts as small, bytes.
+    pub longest_small: usize,
+}
+
+impl Waiting {
+    /// Small and large messages together, bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.small_bytes.saturating_add(self.large_bytes)
+    }
+}
 
 /// How many small messages may overtake a bulk frame that could be sent.
 const BULK_TURN: u8 = 16;
