@@ -37,7 +37,8 @@ use super::set_ups::SetUps;
 use super::{Config, available_memory};
 use crate::bulk::BulkPool;
 use crate::endpoint::{RpcEndpoint, RpcShard};
-use crate::server::executor::{Handlers, Router};
+use crate::server::executor::Handlers;
+use crate::server::router::Router;
 use crate::session::Role;
 
 /// Number of connections that a CQ is sized for, at most.

@@ -16,6 +16,7 @@ pub mod handler;
 pub(crate) mod phase;
 mod poll_watch;
 mod pooled_future;
+mod router;
 mod set_ups;
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,7 @@ use tokio::task::{self, JoinError, JoinSet};
 use self::acceptor::Acceptor;
 use self::phase::{Phase, Phases};
 use crate::client::DEFAULT_MIN_PART_BYTES;
-use crate::server::executor::Router;
+use crate::server::router::Router;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
 
