@@ -5,7 +5,8 @@
 
 use std::task::{Context, Poll};
 
-use super::{CONNECTION_GONE, CallOutcome, Other, RawCall, State};
+use super::outcome::{CONNECTION_GONE, Other};
+use super::{CallOutcome, RawCall, State};
 use crate::client::Connection;
 use crate::codec::Codec;
 use crate::endpoint::RpcEndpoint;

@@ -1,0 +1,121 @@
+//! The statuses of calls that fail, with the name of the method in their texts.
+
+use super::RawCall;
+use crate::service::MethodDescriptor;
+use crate::session::{self, Failure, StartError};
+use crate::status::{Code, Status};
+use crate::wire::refusal::{SIGNATURES_DIFFER, UNKNOWN_METHOD};
+
+impl RawCall<'_> {
+    /// The status of a call whose connection has ended.
+    #[cold]
+    pub(super) fn unavailable(&self) -> Status {
+        match &self.on {
+            Some(connection) => connection.unavailable(),
+            None => Status::from(Code::Unavailable),
+        }
+    }
+
+    pub(super) fn start_failed(&self, error: &StartError) -> Status {
+        let name = self.method.name;
+        match error {
+            StartError::Closed => self.unavailable(),
+            StartError::TooManyCalls => {
+                Status::new(Code::ResourceExhausted, format!("{name}: {error}"))
+                    .with_retryable(true)
+            }
+            StartError::MetadataTooLong(_) => {
+                Status::new(Code::InvalidArgument, format!("{name}: {error}"))
+            }
+            StartError::DeadlineExceeded => {
+                Status::new(Code::DeadlineExceeded, format!("{name}: {error}"))
+            }
+            StartError::PeerGoingAway => self.failed(Failure::PeerGoingAway, true),
+            StartError::PeerTakesNoCalls => self.failed(Failure::PeerTakesNoCalls, true),
+            StartError::PeerHasNoStreams => self.failed(Failure::PeerHasNoStreams, true),
+            _ => Status::new(Code::Unavailable, format!("{name}: {error}")).with_retryable(true),
+        }
+    }
+
+    #[cold]
+    pub(super) fn failed(&self, reason: Failure, never_sent: bool) -> Status {
+        let name = self.method.name;
+        match reason {
+            Failure::DeadlineExceeded => {
+                Status::new(Code::DeadlineExceeded, format!("{name}: the deadline passed"))
+            }
+            Failure::NoMemory(reason) => Status::new(
+                Code::ResourceExhausted,
+                format!("{name}: no memory for the reply: {reason}"),
+            ),
+            Failure::PeerHasNoStreams => Status::unimplemented(format!(
+                "{name}: the server speaks no streams; bring it up to date"
+            )),
+            // The handler may have run, also to its end.
+            Failure::Closed => {
+                self.unavailable().with_retryable(never_sent || self.method.idempotent)
+            }
+            other => Status::new(Code::Unavailable, format!("{name}: {}", words(other)))
+                .with_retryable(never_sent),
+        }
+    }
+
+    #[cold]
+    pub(super) fn received(&self, reply: &session::Reply, code: u8, retryable: bool) -> Status {
+        let code = Code::from_number(code).unwrap_or(Code::Unknown);
+        if let Some(text) = self.refusal(code, reply) {
+            return Status::new(code, text).with_retryable(retryable);
+        }
+        Status::received(code, reply.text(), reply.details(), retryable)
+    }
+
+    /// The error text when the server does not know the method or its signature differs. The server
+    /// marks these statuses in their details. Until it has accepted the signature no user code has
+    /// run there, so the marks cannot be details that the user made.
+    fn refusal(&self, code: Code, reply: &session::Reply) -> Option<String> {
+        let text = match (code, reply.details()) {
+            (Code::FailedPrecondition, details) if details.starts_with(SIGNATURES_DIFFER) => {
+                self.difference(reply.text(), &details[SIGNATURES_DIFFER.len()..])
+            }
+            (Code::Unimplemented, UNKNOWN_METHOD) => {
+                format!(
+                    "{}: {}; add the service to the server, or bring the server up to date",
+                    self.method.name,
+                    reply.text()
+                )
+            }
+            _ => return None,
+        };
+        let connection = self.on.as_ref()?;
+        let index = self.method.dense_index();
+        let accepted =
+            connection.shard.look(connection.key, |peer| peer.session.has_accepted(index));
+        (accepted == Some(false)).then_some(text)
+    }
+
+    /// What differs: the signature, or else the contents of its types.
+    fn difference(&self, text: &str, schema: &[u8]) -> String {
+        let MethodDescriptor { name, signature, arguments, .. } = self.method;
+        if text.ends_with(&format!("`{signature}`"))
+            && let Some(mine) = self.method.schema()
+        {
+            let theirs = String::from_utf8_lossy(schema.strip_prefix(b"\n").unwrap_or(schema));
+            let difference = mine.difference(&theirs, arguments);
+            return format!(
+                "{name}: its types have another content at the server: {difference}; build both \
+                 from the same types, or give the changed ones to a method of another name"
+            );
+        }
+        format!(
+            "{text}, this client has `{signature}`; build both from the same version of the trait"
+        )
+    }
+}
+
+fn words(failure: Failure) -> &'static str {
+    match failure {
+        Failure::PeerGoingAway => "the server is shutting down and takes no new calls",
+        Failure::PeerTakesNoCalls => "the other side offers no services",
+        _ => "the call ended without an answer",
+    }
+}

@@ -1,0 +1,158 @@
+//! Takes the outcome of a call from the session, or waits for it.
+
+use std::task::{Context, Poll};
+
+use rpc_transport::message::outgoing::OutBuf;
+
+use super::{CallOutcome, RawCall, State};
+use crate::endpoint::RpcEndpoint;
+use crate::session::{self, CallId, Failure, Outcome};
+
+impl RawCall<'_> {
+    #[inline(always)]
+    pub(super) fn poll_outcome(
+        &mut self,
+        call: CallId,
+        cx: &Context<'_>,
+        found: &mut CallOutcome,
+    ) -> Poll<()> {
+        let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
+        let mut other = None;
+        let looked = connection.shard.look(connection.key, |peer| {
+            if peer.session.has_outcome(call) {
+                take(peer, call, found, &mut other);
+                return Looked::Over;
+            }
+            match peer.session.waiter(call) {
+                Some(waiter) if waiter.will_wake(cx.waker()) => Looked::Waits,
+                _ => Looked::Unknown,
+            }
+        });
+        match looked {
+            Some(Looked::Over) => self.found(other, found),
+            Some(Looked::Waits) => Poll::Pending,
+            Some(Looked::Unknown) => self.poll_with_waker(call, cx, found),
+            None => self.found(Some(CONNECTION_GONE), found),
+        }
+    }
+
+    /// Registers a new waker. Wakers are the caller's code, so they are cloned and dropped outside
+    /// the shard's lock.
+    pub(super) fn poll_with_waker(
+        &mut self,
+        call: CallId,
+        cx: &Context<'_>,
+        found: &mut CallOutcome,
+    ) -> Poll<()> {
+        let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
+        let waker = cx.waker().clone();
+        let mut other = None;
+        let not_needed = connection.shard.look(connection.key, |peer| {
+            if peer.session.has_outcome(call) {
+                take(peer, call, found, &mut other);
+                Err(waker)
+            } else {
+                Ok(peer.session.set_waiter(call, waker))
+            }
+        });
+        match not_needed {
+            Some(Ok(_earlier_waker)) => Poll::Pending,
+            Some(Err(_waker)) => self.found(other, found),
+            None => self.found(Some(CONNECTION_GONE), found),
+        }
+    }
+
+    /// Marks the call as one that the session no longer knows.
+    #[inline]
+    fn found(&mut self, other: Option<Other>, found: &mut CallOutcome) -> Poll<()> {
+        self.state = State::Done;
+        if let Some(other) = other {
+            *found = self.rarely_found(other);
+        }
+        Poll::Ready(())
+    }
+
+    /// Slow path: any outcome but a result that was already taken on the fast path. Nothing if the
+    /// call goes on: it waits then.
+    #[cold]
+    pub(super) fn rarely_found(&mut self, other: Other) -> CallOutcome {
+        let Other { outcome, request } = other;
+        if let Some(mut body) = request
+            && !self.method.has_streams()
+        {
+            body.rewind(self.head_bytes);
+            self.send_elsewhere(body);
+            return CallOutcome::Nothing;
+        }
+        if let Some(failed) = self.retryable(&outcome)
+            && self.try_again(failed)
+        {
+            return CallOutcome::Nothing;
+        }
+        match self.ended(outcome) {
+            CallOutcome::Failed(status) => CallOutcome::Failed(self.with_attempts(status)),
+            other => other,
+        }
+    }
+
+    #[cold]
+    fn ended(&self, outcome: Outcome) -> CallOutcome {
+        match outcome {
+            Outcome::Reply(reply) => match reply.kind {
+                session::ReplyKind::Ok => CallOutcome::Ok(reply.message),
+                session::ReplyKind::UserError => CallOutcome::UserError(reply.message),
+                session::ReplyKind::Status { code, retryable, .. } => {
+                    let status = self.received(&reply, code, retryable);
+                    CallOutcome::Failed(status.of_call(self.method))
+                }
+            },
+            Outcome::Failed { reason, never_sent } => {
+                CallOutcome::Failed(self.failed(reason, never_sent).of_call(self.method))
+            }
+        }
+    }
+}
+
+/// The result of checking a call in flight.
+enum Looked {
+    /// There is an outcome.
+    Over,
+    /// No outcome yet, and this task's waker is registered already.
+    Waits,
+    /// No outcome yet, and another waker is registered, or none.
+    Unknown,
+}
+
+/// An outcome that is no result.
+pub(super) struct Other {
+    pub(super) outcome: Outcome,
+    /// The request, if another connection may take it.
+    pub(super) request: Option<OutBuf>,
+}
+
+/// Takes an outcome that has arrived: a result goes straight into `found`, any other outcome is
+/// returned.
+#[inline(always)]
+pub(super) fn take(
+    peer: &mut RpcEndpoint,
+    call: CallId,
+    found: &mut CallOutcome,
+    other: &mut Option<Other>,
+) {
+    match peer.session.take_result(call) {
+        Some(message) => *found = CallOutcome::Ok(message),
+        None => *other = take_other(peer, call),
+    }
+}
+
+#[cold]
+fn take_other(peer: &mut RpcEndpoint, call: CallId) -> Option<Other> {
+    let request = peer.session.take_request(call);
+    peer.session.take_outcome(call).map(|outcome| Other { outcome, request })
+}
+
+/// The outcome of a call whose connection the shard no longer has.
+pub(super) const CONNECTION_GONE: Other = Other {
+    outcome: Outcome::Failed { reason: Failure::Closed, never_sent: false },
+    request: None,
+};

@@ -1,0 +1,221 @@
+//! Sends the request of a call, or says why it is not sent.
+
+use std::sync::Arc;
+
+use arc_swap::Guard;
+use rpc_transport::engine::shard::Progress;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::protocol::config::WhenFull;
+
+use super::outcome::take;
+use super::{CallOutcome, RawCall, State};
+use crate::bulk::{BulkPool, ReplySlot};
+use crate::client::Connection;
+use crate::client::shared::earliest;
+use crate::context::Context as CallContext;
+use crate::endpoint::RpcEndpoint;
+use crate::metadata::Metadata;
+use crate::session::{CallId, Deadline, StartCall, StartError};
+use crate::status::Status;
+
+/// Longest head of a body, bytes, that is kept for another attempt.
+const MAX_KEPT_BYTES: usize = 64 * 1024;
+
+impl RawCall<'_> {
+    /// Hands the request to the session. Afterwards the state is not `Ready`: if there is no
+    /// connection, it is `Waiting`. Sets `found` if the outcome came at once.
+    pub(super) fn send(&mut self, may_wait: bool, found: &mut CallOutcome) {
+        if self.on.is_some() {
+            let on = self.on.take();
+            return self.send_on(Guard::from_inner(on), may_wait, found);
+        }
+        let guard = self.via.channel().connection();
+        self.send_on(guard, may_wait, found);
+    }
+
+    #[inline(always)]
+    fn send_on(
+        &mut self,
+        on: Guard<Option<Arc<Connection>>>,
+        may_wait: bool,
+        found: &mut CallOutcome,
+    ) {
+        let Some(connection) = &*on else { return self.wait_for_connection() };
+        let Self {
+            via,
+            method,
+            state,
+            body,
+            kept,
+            load: loaded,
+            deadline: own,
+            extras,
+            head_bytes,
+            ..
+        } = self;
+        *state = State::Done;
+        let mut metadata = None;
+        if let Some(extras) = &mut **extras {
+            metadata = encoded(&extras.metadata);
+            offer_slot(extras.slot.take(), body, &connection.bulk);
+        }
+        if let Some(load) = &connection.load {
+            *loaded = Some(Box::new(load.begin()));
+        }
+        let channel = via.channel();
+        let inherited = CallContext::current_deadline();
+        let deadline = earliest(*own, channel.default_timeout, inherited);
+        *own = deadline.map(|(at, _)| at);
+        if method.idempotent && channel.retry.is_some() && !method.has_streams() {
+            keep(body, kept);
+        }
+        let mut streams = method.streams;
+        streams.idle_deadline &= deadline.is_some();
+        let call = StartCall {
+            method: method.id,
+            method_index: method.dense_index(),
+            signature: method.checked_hash(),
+            codec: channel.codec.id(),
+            deadline: deadline.map(|(at, now)| Deadline { at, now }),
+            no_cancel: method.no_cancel,
+            streams,
+            metadata: metadata.as_deref().unwrap_or_default(),
+        };
+        *head_bytes = body.as_ref().map_or(0, |body| body.len());
+        let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
+        let mut other = None;
+        // A single outstanding call polls for its own reply. With several, the driver polls.
+        let wanted = |peer: &mut RpcEndpoint, started: &Result<CallId, Refused>| {
+            let Ok(call) = started else { return Progress::GiveUp };
+            if peer.session.has_outcome(*call) {
+                take(peer, *call, found, &mut other);
+                Progress::Done(())
+            } else if may_wait && peer.session.outgoing_calls() == 1 {
+                Progress::Wait
+            } else {
+                Progress::GiveUp
+            }
+        };
+        match connection.shard.with_progress(connection.key, start, wanted) {
+            Some((Ok(call), None)) => {
+                *state = State::InFlight(call);
+                self.on = Guard::into_inner(on);
+            }
+            Some((Ok(_), Some(()))) => {
+                if let Some(other) = other {
+                    self.on = Guard::into_inner(on);
+                    *found = self.rarely_found(other);
+                }
+            }
+            Some((Err(refused), _)) => {
+                self.on = Guard::into_inner(on);
+                self.refused(Some(&refused));
+            }
+            None => {
+                self.on = Guard::into_inner(on);
+                self.refused(None);
+            }
+        }
+    }
+
+    /// Ends a call of which nothing was sent, or sends it on another connection. `None`: the
+    /// connection is gone.
+    #[cold]
+    fn refused(&mut self, refused: Option<&Refused>) {
+        let is_lost = match refused {
+            None => true,
+            Some(Refused::Start(error)) => matches!(
+                error,
+                StartError::Closed | StartError::PeerGoingAway | StartError::Stopped
+            ),
+            Some(_) => false,
+        };
+        if is_lost && let Some(mut body) = self.body.take() {
+            body.rewind(self.head_bytes);
+            return self.send_elsewhere(body);
+        }
+        let status = match refused {
+            None => self.unavailable(),
+            Some(Refused::Start(error)) => self.start_failed(error),
+            Some(Refused::TooLarge(why)) => {
+                Status::resource_exhausted(format!("{}: the request {why}", self.method.name))
+            }
+            Some(Refused::QueueFull) => Status::resource_exhausted(format!(
+                "{}: the queue of the connection is full (`queued_bytes` wait to leave, and \
+                 `when_full` is to refuse)",
+                self.method.name
+            ))
+            .with_retryable(true),
+        };
+        self.fail(status);
+    }
+}
+
+/// Keeps the body for another attempt, if it is not too long and not kept yet.
+#[inline]
+fn keep(body: &Option<OutBuf>, kept: &mut Option<OutBuf>) {
+    if kept.is_none()
+        && let Some(body) = body
+        && body.len() <= MAX_KEPT_BYTES
+    {
+        *kept = Some(body.copied());
+    }
+}
+
+/// Offers memory for the reply to the server of the connection that it belongs to.
+#[inline]
+fn offer_slot(slot: Option<ReplySlot>, body: &mut Option<OutBuf>, pool: &BulkPool) {
+    if let (Some(slot), Some(body)) = (slot, body) {
+        slot.offer_with(body, pool);
+    }
+}
+
+/// Encodes metadata for sending; empty metadata takes no bytes.
+#[cold]
+fn encoded(metadata: &Metadata) -> Option<OutBuf> {
+    if metadata.is_empty() {
+        return None;
+    }
+    let mut encoded = OutBuf::new();
+    metadata.encode(&mut encoded);
+    Some(encoded)
+}
+
+/// Why a request is not sent.
+enum Refused {
+    Start(StartError),
+    TooLarge(String),
+    QueueFull,
+}
+
+impl RpcEndpoint {
+    /// Starts a call. A refused body stays in its place.
+    #[inline]
+    fn start(
+        &mut self,
+        call: &StartCall<'_>,
+        body: &mut Option<OutBuf>,
+    ) -> Result<CallId, Refused> {
+        let body_bytes = body.as_ref().map_or(0, OutBuf::total_len);
+        if !self.request_passes(call.metadata.len(), body_bytes) {
+            self.look_closer(call.metadata.len(), body_bytes)?;
+        }
+        self.session.start_from(call, body, None).map_err(Refused::Start)
+    }
+
+    /// Slow path: a large request, or one that finds the queue full.
+    #[cold]
+    fn look_closer(&mut self, metadata: usize, body: u64) -> Result<(), Refused> {
+        if let Some(why) = self.request_too_large(metadata, body) {
+            return Err(Refused::TooLarge(why));
+        }
+        if !self.room.admit(body) {
+            if self.when_full() == WhenFull::Refuse {
+                return Err(Refused::QueueFull);
+            }
+            // Queued all the same: its call waits.
+            self.room.count(body);
+        }
+        Ok(())
+    }
+}
