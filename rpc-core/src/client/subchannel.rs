@@ -168,6 +168,8 @@ struct Lost {
     epoch: u64,
     /// Why it ended; `None` while its last calls finish, as its server goes away.
     cause: Option<CloseCause>,
+    /// Its server said that it shuts down: that says more than how the connection ended then.
+    is_going_away: bool,
 }
 
 /// What a waiting call knew when it began to wait.
@@ -302,8 +304,8 @@ impl Subchannel {
     fn failing(&self, state: &State) -> Status {
         let target = &self.target;
         let lost = state.lost.as_ref().map(|lost| match &lost.cause {
-            Some(cause) => unavailable(target, cause.clone()),
-            None => Status::new(
+            Some(cause) if !lost.is_going_away => unavailable(target, cause.clone()),
+            _ => Status::new(
                 Code::Unavailable,
                 format!("the server at {target} is shutting down and takes no new calls"),
             ),
@@ -339,7 +341,7 @@ impl Subchannel {
 
     fn on_outcome(&self, epoch: u64, outcome: Result<Connection, ConnectError>) {
         let (now, mut unwanted) = (clock::now(), None);
-        let mut has_ended = false;
+        let mut ended = None;
         {
             let mut state = self.state.lock();
             match outcome {
@@ -347,7 +349,7 @@ impl Subchannel {
                     state.error = None;
                     state.path = Some(connection.path.clone());
                     // Its end was told before it was in place, if it came so soon.
-                    has_ended = connection.close_cause().is_some();
+                    ended = connection.close_cause();
                     self.connection.store(Some(Arc::new(connection)));
                 }
                 Ok(connection) => unwanted = Some(connection),
@@ -360,25 +362,30 @@ impl Subchannel {
             }
         }
         drop(unwanted);
-        if has_ended {
-            self.on_lost(epoch, None);
+        if ended.is_some() {
+            self.on_lost(epoch, ended);
         }
         self.demand.tell();
     }
 
-    /// The connection of that epoch takes no calls any more; `cause`: it has ended, too.
+    /// The connection of that epoch takes no calls any more; `cause`: it has ended, too. `None`: its
+    /// server is going away.
     #[cold]
     pub(super) fn on_lost(&self, epoch: u64, cause: Option<CloseCause>) {
+        let is_going_away = cause.is_none();
         let gone = {
             let mut state = self.state.lock();
             if state.machine.on_lost(epoch, clock::now(), random()) {
                 let gone = self.connection.swap(None);
                 let cause = cause.or_else(|| gone.as_ref()?.close_cause());
-                state.lost = Some(Lost { epoch, cause });
+                state.lost = Some(Lost { epoch, cause, is_going_away });
                 gone
             } else {
                 match &mut state.lost {
-                    Some(lost) if lost.epoch == epoch && lost.cause.is_none() => lost.cause = cause,
+                    Some(lost) if lost.epoch == epoch => {
+                        lost.is_going_away |= is_going_away;
+                        lost.cause = lost.cause.take().or(cause);
+                    }
                     _ => return,
                 }
                 None
