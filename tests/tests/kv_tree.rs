@@ -357,9 +357,10 @@ async fn the_commands_of_the_readme_work() {
     let [serving, using @ ..] = &commands[..] else { panic!("no commands in the README") };
     assert_eq!(serving[..], ["serve", "tcp://127.0.0.1:7480", "shm://kv"]);
     let server = serve(&["tcp://127.0.0.1:0", &shm], &[]).await;
-    assert_eq!(using.len(), 3, "{using:?}");
-    for command in using {
-        let arguments: Vec<&dyn AsRef<OsStr>> = command
+    assert_eq!(using.len(), 5, "{using:?}");
+    let mut watching = None;
+    for words in using {
+        let arguments: Vec<&dyn AsRef<OsStr>> = words
             .iter()
             .map(|word| -> &dyn AsRef<OsStr> {
                 match word {
@@ -371,7 +372,20 @@ async fn the_commands_of_the_readme_work() {
                 }
             })
             .collect();
-        kv(&arguments).await.with_code(0);
+        if words[0] == "watch" {
+            // To its first change: the command of the README goes on until it is stopped.
+            let until: [&dyn AsRef<OsStr>; 2] = [&"-n", &"1"];
+            let arguments = arguments.iter().chain(&until).map(|argument| argument.as_ref());
+            watching = Some(tokio::spawn(run(command("kv", arguments))));
+        } else {
+            kv(&arguments).await.with_code(0);
+        }
     }
     assert_same(&read(from.path()), &read(to.path()));
+    let watching = watching.expect("a command that watches");
+    while !watching.is_finished() {
+        kv(&[&"put", &server.addresses()[1], &"src/new", &"x"]).await.with_code(0);
+    }
+    let seen = watching.await.unwrap().with_code(0).text();
+    assert!(seen.starts_with("set ") && seen.ends_with(" src/new\n"), "{seen}");
 }
