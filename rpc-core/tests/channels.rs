@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::{
-    Backoff, Bulk, Channel, CloseCause, Code, ConnectError, ConnectivityState, Server,
+    Backoff, Bulk, Channel, CloseCause, Code, ConnectError, ConnectivityState, ListenError, Server,
     ShutdownHandle,
 };
 use tokio::task::JoinHandle;
@@ -60,16 +60,23 @@ struct Running {
 
 impl Running {
     async fn start(address: &str, calls: &Arc<Calls>) -> Self {
-        Self::start_with(Server::builder(), address, calls).await
+        Self::start_with(Server::builder, address, calls).await
     }
 
     async fn start_with(
-        builder: rpc_core::ServerBuilder,
+        builder: impl Fn() -> rpc_core::ServerBuilder,
         address: &str,
         calls: &Arc<Calls>,
     ) -> Self {
-        let service = CounterServer::new(Arc::clone(calls));
-        let server = builder.add_service(service).bind(address).await.unwrap();
+        // The name is free again once the tasks of the server before are gone.
+        let server = loop {
+            let service = CounterServer::new(Arc::clone(calls));
+            match builder().add_service(service).bind(address).await {
+                Ok(server) => break server,
+                Err(ListenError::InUse { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        };
         let stop = server.shutdown_handle();
         let task = tokio::spawn(async move { server.serve().await.unwrap() });
         Self { task, stop }
@@ -122,7 +129,8 @@ async fn a_channel_comes_back_after_ten_minutes_of_absence() {
 #[tokio::test(start_paused = true)]
 async fn a_lazy_channel_connects_once_for_a_crowd_of_first_calls() {
     let (address, calls) = ("mem://lazy-crowd", Arc::default());
-    let _server = Running::start_with(Server::builder().max_connections(1), address, &calls).await;
+    let _server =
+        Running::start_with(|| Server::builder().max_connections(1), address, &calls).await;
     let channel = Channel::builder().connect_lazy(address).unwrap();
     assert_eq!(channel.state(), ConnectivityState::Idle);
     assert!(channel.path().is_none() && channel.close_cause().is_none());
@@ -138,7 +146,7 @@ async fn a_lazy_channel_connects_once_for_a_crowd_of_first_calls() {
 async fn calls_that_were_never_sent_go_again_by_themselves_and_once() {
     let (address, calls) = ("mem://never-sent", Arc::<Calls>::default());
     let one = || Server::builder().max_calls_per_connection(1);
-    let server = Running::start_with(one(), address, &calls).await;
+    let server = Running::start_with(one, address, &calls).await;
     let builder = Channel::builder().wait_for_ready(true);
     let client = CounterClient::new(builder.connect(address).await.unwrap());
     assert_eq!(client.add(1, 1).await, Ok(2), "the server's limit is known");

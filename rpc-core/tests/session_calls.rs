@@ -689,13 +689,30 @@ fn a_request_that_is_not_sent_comes_out_to_be_dropped() {
     assert_eq!(discarded(&mut client, |end| end.on_timeout(later, &mut too_late)), 1);
     waits(&mut client);
     assert_eq!(discarded(&mut client, |end| assert!(end.poll_transmit(|| later).is_none())), 1);
-    waits(&mut client);
-    let go_away = wire::go_away(false);
-    assert_eq!(discarded(&mut client, |end| take(end, &go_away).expect("legal")), 1);
-    let mut client = pair().0;
-    waits(&mut client);
-    let lost = |end: &mut End| end.on_closed(CloseCause::Disconnected, &mut too_late);
-    assert_eq!(discarded(&mut client, lost), 1);
+    // What another connection may take is kept for whoever waits, and comes out if it is not taken.
+    let end_of = |end: &mut End, id| assert!(end.take_outcome(id).is_some());
+    let ends: [fn(&mut End); 2] = [
+        |end| take(end, &wire::go_away(false)).expect("legal"),
+        |end| end.on_closed(CloseCause::Disconnected, &mut too_late),
+    ];
+    for ends in ends {
+        let mut client = pair().0;
+        let id = waits(&mut client);
+        assert_eq!(discarded(&mut client, ends), 0);
+        assert_eq!(discarded(&mut client, |end| end_of(end, id)), 1);
+        let mut client = pair().0;
+        let id = waits(&mut client);
+        ends(&mut client);
+        assert_eq!(
+            discarded(&mut client, |end| assert_eq!(end.cancel(id, &mut too_late), None)),
+            1
+        );
+        let mut client = pair().0;
+        let id = waits(&mut client);
+        ends(&mut client);
+        assert!(client.take_request(id).is_some_and(|request| !request.tail().is_empty()));
+        assert_eq!(discarded(&mut client, |end| end_of(end, id)), 0, "it was taken");
+    }
 }
 
 /// Replies whose caller was gone, or whose connection was, were dropped in the session.

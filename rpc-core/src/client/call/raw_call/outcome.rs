@@ -89,8 +89,12 @@ impl RawCall<'_> {
         {
             return CallOutcome::Nothing;
         }
+        // The server's own word stays as it is.
+        let is_reply = matches!(outcome, Outcome::Reply(_));
         match self.ended(outcome) {
-            CallOutcome::Failed(status) => CallOutcome::Failed(self.with_attempts(status)),
+            CallOutcome::Failed(status) if !is_reply => {
+                CallOutcome::Failed(self.with_attempts(status))
+            }
             other => other,
         }
     }
