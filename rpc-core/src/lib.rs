@@ -42,7 +42,8 @@
 //! `Result<T, CallError<E>>`, which is the user's own error or a [`Status`]. A status has one of
 //! gRPC's codes, a text that says what to do, and says whether the call may be tried again
 //! ([`Status::is_retryable`]). A method `-> Result<T, CallError<E>>` may end with either, so that `?`
-//! works through whole chains of services: see [`CallError`]. A handler that panics answers `Internal`, and the connection lives.
+//! works through whole chains of services: see [`CallError`]. A handler that panics answers
+//! `Internal`, and the connection lives.
 //!
 //! # Deadlines and cancellation
 //!
@@ -64,6 +65,18 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # Streams
+//!
+//! A method `-> impl Stream<Item = T>` streams its results, an argument `Streaming<T>` is a stream of
+//! the caller's, and a method may have both. A reader that stops holds up its sender and nobody
+//! else. The module `stream` teaches the shapes, the ends and the options.
+//!
+//! # Outages
+//!
+//! A [`Channel`] outlives its connections. A call of which nothing was sent goes again by itself; one
+//! that may have begun only where its method is marked `#[rpc(idempotent)]`. The builder of a channel
+//! has the choices: lazy or eager, wait for the server or fail fast, retries, several servers.
+//!
 //! # Large payloads
 //!
 //! Byte strings of 8 KiB and more ([`Bulk`], [`bytes::Bytes`], `Vec<u8>`, `&[u8]`) are sent beside
@@ -78,10 +91,10 @@
 //!
 //! # Testing
 //!
-//! [`Channel::to`] connects to a service inside this process, over the same engine; `mem://name` does so
-//! by name. Tokio's paused clock is followed: timeouts take virtual time. To test a
-//! handler without a connection, use [`Context::scope`], which gives it the deadline, metadata and
-//! peer of your choice.
+//! [`Channel::to`] connects to a service inside this process, over the same engine; `mem://name` does
+//! so by name. Tokio's paused clock is followed: timeouts take virtual time. To test a handler
+//! without a connection, use [`Context::scope`], which gives it the deadline, metadata and peer of
+//! your choice.
 //!
 //! # Features
 //!
@@ -97,8 +110,8 @@
 //! Linux only. A message has at most 64 MiB unless [`LinkConfig::max_message_bytes`] says
 //! otherwise, and needs room in `assembly_bytes` unless it is read as a [`BulkReader`]. Types must have
 //! the same content at both ends; a difference is an error that names the place, and
-//! `docs/changing-types.md` says how to change a struct in a running system. No sequence of safe calls, and no peer, causes undefined behaviour; `docs/design.md`,
-//! section 8, says what a hostile process of the same user can do over shared memory.
+//! `docs/changing-types.md` says how to change a struct in a running system. No sequence of safe calls,
+//! and no peer, causes undefined behaviour; `docs/design.md`, section 8, says what a hostile process of the same user can do over shared memory.
 
 // Generated code names `rpc_core`; this makes it resolve in this crate's own tests.
 #[cfg(test)]
