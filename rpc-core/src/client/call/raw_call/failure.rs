@@ -53,6 +53,10 @@ impl RawCall<'_> {
             )),
             // The handler may have run, also to its end.
             Failure::Closed => {
+                // The driver tells the channel too, but perhaps later than this task goes on.
+                if let Some(connection) = &self.on {
+                    connection.is_lost();
+                }
                 self.unavailable().with_retryable(never_sent || self.method.idempotent)
             }
             other => Status::new(Code::Unavailable, format!("{name}: {}", words(other)))
