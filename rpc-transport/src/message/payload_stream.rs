@@ -399,6 +399,7 @@ mod tests {
 
     /// Segments of one byte cost a hundred bytes of book-keeping each.
     #[tokio::test]
+    #[cfg_attr(miri, ignore = "ten thousand segments are long under an interpreter")]
     async fn short_segments_are_put_together_while_they_wait() {
         let budget = MemoryBudget::new(1 << 20);
         let (feed, mut stream) = StreamFeed::new(10_100, 1 << 20);
