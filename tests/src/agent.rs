@@ -36,8 +36,12 @@ pub const AGENT: &str = "RPC_TEST_AGENT";
 /// Longest wait for an answer that is due at once.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The signals that tests send.
-const SIGNALS: [(&str, Signal); 3] =
-    [("stop", Signal::STOP), ("cont", Signal::CONT), ("kill", Signal::KILL)];
+const SIGNALS: [(&str, Signal); 4] = [
+    ("stop", Signal::STOP),
+    ("cont", Signal::CONT),
+    ("term", Signal::TERM),
+    ("kill", Signal::KILL),
+];
 
 /// The agent of the peer's machine, if the tests have such a machine.
 ///
