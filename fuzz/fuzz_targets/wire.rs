@@ -49,7 +49,17 @@ fuzz_target!(|data: &[u8]| {
         Frame::Cancel(id) => out = wire::cancel(id),
         Frame::Cancelled(id) => out = wire::cancelled(id),
         Frame::GoAway { drained } => out = wire::go_away(drained),
-        Frame::Stream(_) => return,
+        Frame::Item(head) => {
+            check_parts(head.has_parts, rest, tail);
+            wire::prepend_item(&mut out, &head);
+        }
+        Frame::HalfClose { id, items } => out = wire::half_close(id, items),
+        Frame::Reset { id, code } => out = wire::reset(id, code),
+        Frame::Credit { id, results, items, bytes } => {
+            out = wire::credit(id, results, items, bytes);
+        }
+        Frame::Opened { id, accepted } => out = wire::opened(id, accepted),
+        Frame::Stop { id, results, code } => out = wire::stop(id, results, code),
     }
     assert_eq!(wire::parse_with_tail(&out, tail), Ok((frame, len)));
 });
