@@ -67,3 +67,14 @@ pub fn rss_bytes_of(pid: u32) -> u64 {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("the process lives");
     field(&statm, 1) * rustix::param::page_size() as u64
 }
+
+/// The most resident memory that another process of this machine has had so far, bytes.
+///
+/// # Panics
+/// When it has ended.
+#[must_use]
+pub fn peak_rss_bytes_of(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("the kernel's line");
+    field(line, 1) * 1024
+}
