@@ -136,6 +136,9 @@ impl RpcEndpoint {
         let identity = Arc::new(PeerIdentity::SameProcess);
         let mut session = Session::new(role, limits);
         session.set_item_room(queue.bytes);
+        if role == Role::Server {
+            session.set_stream_memory(memory.clone());
+        }
         Self {
             session,
             connection_context: Arc::new(ConnectionContext {

@@ -10,6 +10,8 @@ use rpc_core::session::{
 use rpc_core::wire::{
     self, ItemHead, Kind, ReplyKind, RequestHead, ResponseHead, WireError, WireId,
 };
+use rpc_transport::connect::error::CloseCause;
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
@@ -37,11 +39,26 @@ fn frames(end: &mut End) -> Vec<Vec<u8>> {
 
 /// Both ends, after their hellos.
 fn pair() -> (End, End) {
-    let mut client = End::new(Role::Client, limits());
-    let mut server = End::new(Role::Server, limits());
-    frames(&mut client).iter().for_each(|hello| take(&mut server, hello).expect("correct"));
-    frames(&mut server).iter().for_each(|hello| take(&mut client, hello).expect("correct"));
+    pair_of(limits())
+}
+
+fn pair_of(limits: SessionLimits) -> (End, End) {
+    let mut client = End::new(Role::Client, limits);
+    let mut server = End::new(Role::Server, limits);
+    settle(&mut client, &mut server);
     (client, server)
+}
+
+/// Until neither has anything to say.
+fn settle(client: &mut End, server: &mut End) {
+    loop {
+        let (to_server, to_client) = (frames(client), frames(server));
+        to_server.iter().for_each(|frame| take(server, frame).expect("correct"));
+        to_client.iter().for_each(|frame| take(client, frame).expect("correct"));
+        if to_server.is_empty() && to_client.is_empty() {
+            return;
+        }
+    }
 }
 
 fn request(id: WireId, streams: CallStreams) -> Vec<u8> {
@@ -94,6 +111,12 @@ fn running(server: &mut End) -> IncomingId {
 /// A client with one call that has left.
 fn client_with(streams: CallStreams) -> (End, CallId) {
     let (mut client, _) = pair();
+    let id = start(&mut client, streams);
+    assert_eq!(frames(&mut client).len(), 1);
+    (client, id)
+}
+
+fn start(client: &mut End, streams: CallStreams) -> CallId {
     let call = StartCall {
         method: 7,
         method_index: 7,
@@ -104,9 +127,7 @@ fn client_with(streams: CallStreams) -> (End, CallId) {
         metadata: &[],
         streams,
     };
-    let id = client.start(call, OutBuf::new(), None).expect("started");
-    assert_eq!(frames(&mut client).len(), 1);
-    (client, id)
+    client.start(call, OutBuf::new(), None).expect("started")
 }
 
 fn error(end: &mut End, frame: &[u8]) -> SessionError {
@@ -326,4 +347,75 @@ fn items_for_a_link_that_is_full_wait_in_their_streams() {
     assert!(matches!(server.poll_event(), Some(Event::Wake(9))));
     server.reply(id, Answer::Ok(OutBuf::new())).expect("the caller waits");
     assert_eq!(frames(&mut server).len(), 1);
+}
+
+fn long() -> OutBuf {
+    let mut item = OutBuf::new();
+    item.extend_from_slice(&[7; 400]);
+    item
+}
+
+/// Bytes of all that can be read now.
+fn read(server: &mut End, id: IncomingId) -> u64 {
+    let mut bytes = 0;
+    while let ReadItem::Item(item) = server.take_item(id) {
+        bytes += item.len() as u64;
+    }
+    bytes
+}
+
+/// Readers that keep up until their windows are as large as they get, and then never read again:
+/// what they hold is charged to the memory that the connections share, and to half of it at most.
+#[test]
+fn windows_grow_only_while_there_is_memory_that_can_be_done_without() {
+    const STREAMS: u64 = 8;
+    let window = StreamLimits { items: 4, bytes: 1000, ..StreamLimits::default() };
+    let limits = SessionLimits { streams: Some(window), ..SessionLimits::default() };
+    let (first, limit) = (2 * STREAMS * 1000, 16 * 1000);
+    let whole = MemoryBudget::new(limit);
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let (mut client, mut server) = pair_of(limits);
+        server.set_stream_memory(whole.share());
+        let opened = (0..STREAMS).map(|_| {
+            let id = start(&mut client, ARGUMENTS);
+            settle(&mut client, &mut server);
+            (id, running(&mut server))
+        });
+        let calls: Vec<_> = opened.collect();
+        all.push((client, server, calls));
+    }
+    for _ in 0..100 {
+        for (client, server, calls) in &mut all {
+            for (id, incoming) in calls {
+                while client.send_item(*id, long(), Instant::now).is_ok() {}
+                settle(client, server);
+                read(server, *incoming);
+                settle(client, server);
+            }
+        }
+        let windows: u64 = all.iter().map(|(_, server, _)| server.stream_window_bytes()).sum();
+        assert_eq!(whole.used_bytes(), windows - first, "all growth is charged");
+        assert!(whole.used_bytes() <= limit / 2, "{whole:?}");
+    }
+    assert!(whole.used_bytes() > limit / 4, "nothing has grown: {whole:?}");
+    // Who does not read holds its window and one item.
+    let mut unread = 0;
+    for (client, server, calls) in &mut all {
+        for (id, _) in &*calls {
+            while client.send_item(*id, long(), Instant::now).is_ok() {
+                settle(client, server);
+            }
+        }
+        unread += calls.iter().map(|(_, incoming)| read(server, *incoming)).sum::<u64>();
+    }
+    assert!(unread <= first + limit / 2 + 2 * STREAMS * 400, "{unread} bytes were held");
+    assert!(unread > first, "{unread} bytes were held");
+    // Given back by readers that stop, and by calls that end.
+    for (_, server, calls) in &mut all {
+        server.stop(calls[0].1, 0);
+        server.on_closed(CloseCause::Local, &mut |_| Revoked::TooLate);
+        calls.iter().for_each(|(_, incoming)| server.handler_ended(*incoming));
+    }
+    assert_eq!(whole.used_bytes(), 0);
 }

@@ -160,7 +160,7 @@ impl Reservation {
     }
 
     /// Takes over the bytes of another reservation of the same budget.
-    pub(crate) fn absorb(&mut self, mut other: Self) {
+    pub fn absorb(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.budget.0, &other.budget.0), "of different budgets");
         self.bytes += mem::take(&mut other.bytes);
     }

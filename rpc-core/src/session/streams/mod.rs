@@ -33,6 +33,7 @@ mod writer;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
@@ -170,6 +171,8 @@ pub(super) struct Streams<W> {
     grants: VecDeque<Key>,
     /// All windows together, bytes.
     window_bytes: u64,
+    /// What growth of windows is charged to: that of others who share it, too.
+    memory: Option<MemoryBudget>,
     /// Frames that correct peers may still send for calls that have ended.
     late: u64,
     /// How many of them came.
@@ -199,6 +202,7 @@ impl<W> Streams<W> {
             ready: VecDeque::new(),
             grants: VecDeque::new(),
             window_bytes: 0,
+            memory: None,
             late: 0,
             stale: 0,
             longest_small: SURELY_SMALL_BYTES,
@@ -344,6 +348,14 @@ impl<W> Streams<W> {
             self.grants.retain(|listed| *listed != key);
         }
         Some(stream)
+    }
+
+    /// Charges the growth of a window. Says whether there is memory for it: streams do without.
+    fn charge(&mut self, key: Key, bytes: u64) -> bool {
+        let Some(memory) = &self.memory else { return true };
+        let Ok(memory) = memory.reserve_spare(bytes) else { return false };
+        let stream = self.get_mut(key);
+        stream.map(|stream| stream.reader.grow_into(memory)).is_some()
     }
 
     /// The slots of all calls of the peer that have streams.

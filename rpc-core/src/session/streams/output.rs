@@ -32,12 +32,13 @@ impl<W, H> Session<W, H> {
         if stream.is_over || stream.reader.has_end() {
             return None;
         }
-        let before = stream.reader.window.bytes();
         let is_empty = stream.reader.is_empty();
-        let (items, bytes) = stream.reader.window.take_grant(is_empty, spare, &limits);
+        let growth = stream.reader.window.growth(is_empty, spare, &limits);
+        let grown = growth.filter(|bytes| self.streams.charge(key, *bytes));
+        let stream = self.streams.get_mut(key)?;
+        let (items, bytes) = stream.reader.window.take_grant(is_empty, grown.is_some());
         stream.reader.grant(items, bytes);
-        let grown = stream.reader.window.bytes() - before;
-        self.streams.window_bytes += grown;
+        self.streams.window_bytes += grown.unwrap_or(0);
         let results = matches!(key, Key::Call(_));
         Some(urgent(wire::credit(wire, results, items, bytes)))
     }

@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 
+use rpc_transport::memory::budget::Reservation;
 use rpc_transport::message::received::Message;
 
 use super::types::{StreamEnd, StreamLimits};
@@ -48,6 +49,8 @@ pub(super) struct Reader {
     sender_ended: bool,
     /// An end that comes behind what is ready.
     end: Option<StreamEnd>,
+    /// The memory that the window may take beyond its first size.
+    growth: Option<Reservation>,
 }
 
 /// Length of an item, as it is counted.
@@ -72,6 +75,15 @@ impl Reader {
             total: None,
             sender_ended: false,
             end: None,
+            growth: None,
+        }
+    }
+
+    /// The window grows into this memory.
+    pub(super) fn grow_into(&mut self, memory: Reservation) {
+        match &mut self.growth {
+            Some(growth) => growth.absorb(memory),
+            None => self.growth = Some(memory),
         }
     }
 
@@ -255,6 +267,7 @@ impl Reader {
         self.state = ReaderState::Stopped;
         self.ready = VecDeque::new();
         self.early = Vec::new();
+        self.growth = None;
     }
 }
 

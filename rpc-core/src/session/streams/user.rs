@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::reader::ReaderState;
@@ -278,6 +279,11 @@ impl<W, H> Session<W, H> {
     /// The longest message that the link sends in its small lane, bytes.
     pub fn set_longest_small(&mut self, bytes: usize) {
         self.streams.longest_small = bytes;
+    }
+
+    /// Charges windows that grow to a budget, to that half of it that may be done without.
+    pub fn set_stream_memory(&mut self, memory: MemoryBudget) {
+        self.streams.memory = Some(memory);
     }
 
     /// How many bytes of items the link takes until it reports again.

@@ -49,19 +49,21 @@ impl Window {
         u64::from(self.owed_items) * 2 >= u64::from(self.items) || self.owed_bytes * 2 >= self.bytes
     }
 
-    /// Takes what is to be granted. `is_empty`: the reader has read all there was; `spare`: by how
-    /// many bytes the windows of the connection may still grow. The window doubles when the reader
-    /// waited at two grants in a row: it took a whole window as fast as that came.
-    pub(super) fn take_grant(
-        &mut self,
-        is_empty: bool,
-        spare: u64,
-        limits: &StreamLimits,
-    ) -> (u32, u64) {
+    /// By how many bytes the window would grow with the grant that is due, if it would. `is_empty`:
+    /// the reader has read all there was; `spare`: by how many bytes the windows of the connection
+    /// may still grow. The window doubles when the reader waited at two grants in a row: it took a
+    /// whole window as fast as that came.
+    pub(super) fn growth(&self, is_empty: bool, spare: u64, limits: &StreamLimits) -> Option<u64> {
+        let fits = self.bytes * 2 <= u64::from(limits.max_window_bytes) && self.bytes <= spare;
+        let grows = is_empty && self.was_empty && fits && self.items < u32::MAX / 4;
+        grows.then_some(self.bytes)
+    }
+
+    /// Takes what is to be granted. `grows`: by what [`growth`](Self::growth) told.
+    pub(super) fn take_grant(&mut self, is_empty: bool, grows: bool) -> (u32, u64) {
         let mut grant = (self.owed_items, self.owed_bytes);
         (self.owed_items, self.owed_bytes) = (0, 0);
-        let fits = self.bytes * 2 <= u64::from(limits.max_window_bytes) && self.bytes <= spare;
-        if is_empty && self.was_empty && fits && self.items < u32::MAX / 4 {
+        if grows {
             grant.0 += self.items;
             grant.1 += self.bytes;
             self.items *= 2;
@@ -86,11 +88,11 @@ mod tests {
         let mut window = Window::new(&LIMITS);
         assert!(!window.consume(10, Rules::default()));
         assert!(window.consume(10, Rules::default()));
-        assert_eq!(window.take_grant(false, 0, &LIMITS), (2, 20));
+        assert_eq!(window.take_grant(false, false), (2, 20));
         assert!(window.consume(50, Rules::default()), "one long item");
-        assert_eq!(window.take_grant(false, 0, &LIMITS), (1, 50));
+        assert_eq!(window.take_grant(false, false), (1, 50));
         assert!(window.consume(1000, Rules::default()), "longer than the window");
-        assert_eq!(window.take_grant(false, 0, &LIMITS), (1, 1000));
+        assert_eq!(window.take_grant(false, false), (1, 1000));
     }
 
     #[test]
@@ -98,7 +100,8 @@ mod tests {
         let mut window = Window::new(&LIMITS);
         let mut grant = |is_empty, spare| {
             window.consume(50, Rules::default());
-            window.take_grant(is_empty, spare, &LIMITS)
+            let growth = window.growth(is_empty, spare, &LIMITS);
+            window.take_grant(is_empty, growth.is_some())
         };
         assert_eq!(grant(true, 1000), (1, 50));
         assert_eq!(grant(false, 1000), (1, 50), "a slow reader needs no larger window");
