@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{FutureExt, StreamExt};
+use rpc_core::stream::{self, Stream, StreamEnd, Streaming};
 use rpc_core::{Channel, Code, Context, PollMode, Server, ShutdownHandle, Status};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -16,6 +19,10 @@ trait Worker {
     async fn never(&self);
     #[rpc(idempotent)]
     async fn never_again(&self);
+    fn numbers_for_ever(&self) -> impl Stream<Item = u64>;
+    fn numbers_until_drained(&self) -> impl Stream<Item = u64>;
+    async fn sum(&self, numbers: Streaming<u64>) -> u64;
+    fn echo(&self, numbers: Streaming<u64>) -> impl Stream<Item = Result<u64, Status>>;
 }
 
 struct Work;
@@ -42,6 +49,30 @@ impl Worker for Work {
 
     async fn never_again(&self) {
         pending().await
+    }
+
+    fn numbers_for_ever(&self) -> impl Stream<Item = u64> {
+        stream::iter(0..3).chain(stream::iter([()]).then(|()| pending()))
+    }
+
+    fn numbers_until_drained(&self) -> impl Stream<Item = u64> {
+        stream::stream(async |mut out| {
+            out.send(1).await?;
+            Context::current().draining().await;
+            out.send(2).await
+        })
+    }
+
+    async fn sum(&self, mut numbers: Streaming<u64>) -> u64 {
+        let mut sum = 0;
+        while let Some(Ok(number)) = numbers.next().await {
+            sum += number;
+        }
+        sum
+    }
+
+    fn echo(&self, numbers: Streaming<u64>) -> impl Stream<Item = Result<u64, Status>> {
+        numbers
     }
 }
 
@@ -133,6 +164,73 @@ async fn idle_clients_do_not_hold_a_server_up() {
     stop.shutdown();
     serving.await.unwrap().unwrap();
     assert_eq!(began.elapsed().as_secs(), 5, "the lead, and nothing of the grace");
+}
+
+/// A source that gives some numbers and then waits; `held` tells whether it still is there.
+fn waits_after(count: u64, held: &Arc<()>) -> impl Stream<Item = u64> + use<> {
+    let held = Arc::clone(held);
+    let waits = stream::iter([()]).then(move |()| {
+        let _held = &held;
+        pending()
+    });
+    stream::iter(0..count).chain(waits)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_learns_of_the_drain_ends_in_order() {
+    let address = "mem://drain-stream-told";
+    let (stop, serving) = serve(address).await;
+    let client = connect(address).await;
+    let mut numbers = client.numbers_until_drained().await.unwrap();
+    assert_eq!(numbers.next().await, Some(Ok(1)));
+    stop.shutdown();
+    assert_eq!(numbers.next().await, Some(Ok(2)));
+    assert_eq!(numbers.next().await, None);
+    assert_eq!(numbers.end(), Some(StreamEnd::Finished));
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_are_open_at_the_end_of_grace_are_cut_by_name() {
+    let address = "mem://drain-stream-cut";
+    let (stop, serving) = serve(address).await;
+    let client = connect(address).await;
+    let held = Arc::new(());
+    let mut results = client.numbers_for_ever().await.unwrap();
+    let mut both = client.echo(waits_after(2, &held)).await.unwrap();
+    let mut upload = client.sum(waits_after(2, &held));
+    assert_eq!(both.next().await, Some(Ok(0)));
+    assert!((&mut upload).now_or_never().is_none());
+
+    let began = Instant::now();
+    stop.shutdown();
+    sleep(Duration::from_secs(14)).await;
+    // Clients have been told to go away, and streams that are open go on.
+    check_not_started(&client.numbers_for_ever().await.unwrap_err());
+    check_not_started(&client.sum(stream::iter([1])).await.unwrap_err());
+    assert_eq!(both.next().await, Some(Ok(1)));
+    assert!(both.next().now_or_never().is_none());
+    assert!((&mut upload).now_or_never().is_none());
+    sleep(Duration::from_secs(2)).await;
+    // What had arrived is given before the end.
+    for number in 0..3 {
+        assert_eq!(results.next().await, Some(Ok(number)));
+    }
+    let ends = [
+        results.next().await.unwrap().unwrap_err(),
+        both.next().await.unwrap().unwrap_err().into(),
+        upload.await.unwrap_err(),
+    ];
+    for status in ends {
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("shut down"), "{status}");
+        assert!(!status.is_retryable(), "its handler has run: {status}");
+    }
+    assert_eq!([results.end(), both.end()], [Some(StreamEnd::Disconnected); 2]);
+    assert_eq!((results.next().await, both.next().await), (None, None));
+    assert_eq!(Arc::strong_count(&held), 1, "the sources are dropped");
+    serving.await.unwrap().unwrap();
+    assert_eq!(began.elapsed().as_secs(), 16);
 }
 
 #[tokio::test]
