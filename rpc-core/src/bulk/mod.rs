@@ -12,6 +12,7 @@
 //!    first.
 
 pub(crate) mod handoff;
+mod pieces;
 mod pool;
 mod reader;
 mod serial;
@@ -35,6 +36,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
 use rpc_transport::message::payload::Payload;
 
+pub use self::pieces::{PieceReader, Pieces, ReadPieces, read_pieces};
 pub use self::pool::{BulkMut, BulkPool, PoolError};
 pub use self::reader::BulkReader;
 pub use self::slot::{Landing, ReplySlot};

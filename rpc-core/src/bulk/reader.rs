@@ -1,13 +1,15 @@
 //! Reading a payload in order, whether it is there or still arriving.
 
+use std::future::poll_fn;
 use std::io::{self, Read};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use rpc_transport::message::payload_stream::PayloadStream;
+use rpc_transport::message::payload_stream::{PayloadStream, StreamError};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Bulk;
+use super::pieces::Pieces;
 
 /// Most bytes that are copied in one step.
 const STEP_BYTES: usize = 64 * 1024;
@@ -21,6 +23,10 @@ const STEP_BYTES: usize = 64 * 1024;
 /// read while it arrives, through the little memory that both ends agreed on. While it is not read,
 /// the peer's large messages wait, so drop it early rather than keep it. Such a payload must be the
 /// only large one of its message.
+///
+/// One that is still arriving is sent on as a stream: see [`into_pieces`](BulkReader::into_pieces).
+/// What comes from a file or socket, of whatever length, is sent by
+/// [`read_pieces`](crate::bulk::read_pieces).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,21 +106,53 @@ impl BulkReader {
     /// # Errors
     /// The sender gave up, the connection ended, or it was read too slowly.
     pub async fn next_piece(&mut self) -> Option<io::Result<Bulk>> {
+        let piece = poll_fn(|cx| self.poll_piece(cx)).await;
+        piece.map(|piece| piece.map_err(io::Error::other))
+    }
+
+    pub(super) fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bulk, StreamError>>> {
         match &mut self.0 {
             Source::Whole { bulk, position } if *position < bulk.len() => {
                 let rest = bulk.slice(*position..bulk.len());
                 *position = bulk.len();
-                Some(Ok(rest))
+                Poll::Ready(Some(Ok(rest)))
             }
-            Source::Whole { .. } => None,
-            Source::Arriving { stream, left } => Some(match stream.next().await? {
-                Ok(piece) => {
-                    *left = left.saturating_sub(piece.len());
-                    Ok(Bulk::from(piece))
-                }
-                Err(error) => Err(io::Error::other(error)),
+            Source::Whole { .. } => Poll::Ready(None),
+            Source::Arriving { stream, left } => stream.poll_next(cx).map_ok(|piece| {
+                *left = left.saturating_sub(piece.len());
+                Bulk::from(piece)
             }),
         }
+    }
+
+    /// What has not been read, as a stream of pieces of at most 64 KiB: to be sent on while it
+    /// arrives, as an argument or a result of a method whose type is a stream of [`Bulk`]. The next
+    /// hop's reader then holds back the sender of this payload.
+    ///
+    /// ```
+    /// # use rpc_core::{Bulk, BulkReader, Status};
+    /// # use rpc_core::stream::{Stream, Streaming};
+    /// #[rpc_core::service]
+    /// trait Store {
+    ///     async fn put(&self, key: &str, data: Streaming<Bulk>) -> Result<u64, Status>;
+    /// }
+    ///
+    /// #[rpc_core::service]
+    /// trait Gateway {
+    ///     async fn upload(&self, key: &str, data: BulkReader) -> Result<u64, Status>;
+    /// }
+    ///
+    /// impl Gateway for StoreClient {
+    ///     async fn upload(&self, key: &str, data: BulkReader) -> Result<u64, Status> {
+    ///         Ok(self.put(key, data.into_pieces()).await?)
+    ///     }
+    /// }
+    /// ```
+    pub fn into_pieces(self) -> Pieces {
+        Pieces::new(self)
     }
 }
 

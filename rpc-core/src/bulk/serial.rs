@@ -79,7 +79,8 @@ impl Serialize for BulkReader {
         match self.unread() {
             Some(bulk) => bulk.serialize(serializer),
             None => Err(serde::ser::Error::custom(
-                "a payload that is still arriving cannot be sent; read it first",
+                "a payload that is still arriving cannot be sent on as one; send its `into_pieces()` \
+                 to a method that takes a `Streaming<Bulk>`, or read it first",
             )),
         }
     }

@@ -90,6 +90,13 @@
 //! readers that keep up. Items of several MiB are sent like large results, and a
 //! [`Bulk`](crate::Bulk) in an item lies where the peer's device has written it.
 //!
+//! An item whose payload is longer than the receiver puts together (`assembly_bytes`) is read while
+//! it arrives, as a [`BulkReader`](crate::BulkReader), and holds up the large messages of its
+//! direction until it is read: send such a payload in pieces, as
+//! [`BulkReader::into_pieces`](crate::BulkReader::into_pieces) and
+//! [`read_pieces`](crate::bulk::read_pieces) do. A stream of pieces is an `AsyncRead` again by
+//! [`Streaming::into_reader`].
+//!
 //! # Ends
 //! [`Streaming::end`] tells how a stream ended, once it has: [`StreamEnd::Finished`]; with a status
 //! or the method's own error ([`StreamEnd::Failed`]); given up by its sender

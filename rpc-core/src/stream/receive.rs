@@ -19,6 +19,7 @@ use rpc_transport::message::received::Message;
 use super::item::Decode;
 use super::line::Line;
 use super::upload::{NoUpload, Pump};
+use crate::bulk::{Bulk, PieceReader};
 use crate::client::call::stream_call::ClientStream;
 use crate::codec::Codec;
 use crate::service::{MethodDescriptor, ReplyParts};
@@ -183,6 +184,15 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
                 Some(Err(error))
             }
         })
+    }
+}
+
+impl<R, E, U> Streaming<Bulk, R, E, U> {
+    /// Reads the pieces as one string of bytes, as [`read_pieces`](crate::bulk::read_pieces) or
+    /// [`BulkReader::into_pieces`](crate::BulkReader::into_pieces) have made them of one.
+    #[must_use]
+    pub fn into_reader(self) -> PieceReader<Self> {
+        PieceReader::new(self)
     }
 }
 
