@@ -176,6 +176,7 @@ impl World {
             codec: 5,
             deadline,
             no_cancel: rng.chance(10),
+            when_full: rpc_core::WhenFull::Wait,
             metadata: &[],
             streams: CallStreams::NONE,
         };

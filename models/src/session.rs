@@ -17,6 +17,7 @@ use rpc_core::wire::{Frame, WireId, code, parse};
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
+use rpc_transport::protocol::config::WhenFull;
 
 pub use self::tally::Tally;
 use self::wire::Wire;
@@ -100,7 +101,8 @@ fn is_expired(record: &Record, now: Instant) -> bool {
 impl<'a> World<'a> {
     fn new(rng: &'a mut Rng) -> Self {
         let mut limits = || SessionLimits {
-            max_outgoing_calls: [3, 20, 100][rng.index(3)],
+            max_outgoing_calls: [1, 3, 20, 100][rng.index(4)],
+            max_waiting_calls: [0, 3, 100][rng.index(3)],
             max_incoming_calls: [1, 2, 8, 64, 80][rng.index(5)],
             ..SessionLimits::default()
         };
@@ -131,6 +133,7 @@ impl<'a> World<'a> {
             now: self.now,
         });
         let no_cancel = self.rng.chance(15);
+        let when_full = if self.rng.chance(20) { WhenFull::Refuse } else { WhenFull::Wait };
         let metadata: &[u8] = if self.rng.chance(20) { b"meta" } else { b"" };
         let mut body = OutBuf::new();
         body.extend_from_slice(&number.to_le_bytes());
@@ -142,6 +145,7 @@ impl<'a> World<'a> {
             codec: 5,
             deadline,
             no_cancel,
+            when_full,
             metadata,
             streams: CallStreams::NONE,
         };
@@ -174,10 +178,20 @@ impl<'a> World<'a> {
                 match refused.error {
                     StartError::Closed => assert!(self.cut),
                     StartError::PeerGoingAway => assert!(self.peer_going[end]),
-                    StartError::TooManyCalls => assert!(
-                        self.ends[end].outgoing_calls()
-                            >= self.limits[end].max_outgoing_calls as usize
-                    ),
+                    StartError::TooManyCalls => {
+                        let SessionLimits { max_outgoing_calls, max_waiting_calls, .. } =
+                            self.limits[end];
+                        let most = max_outgoing_calls + max_waiting_calls;
+                        assert_eq!(self.ends[end].outgoing_calls(), most as usize);
+                    }
+                    StartError::Full(limit) => {
+                        assert_eq!(when_full, WhenFull::Refuse);
+                        assert!(limit <= self.limits[end].max_outgoing_calls);
+                        let (calls, slots) =
+                            (self.ends[end].outgoing_calls(), self.ends[end].busy_slots());
+                        assert!(calls + slots as usize >= limit as usize);
+                        self.tally.full += 1;
+                    }
                     StartError::DeadlineExceeded => {
                         assert!(deadline.is_some_and(|deadline| deadline.at <= self.now));
                     }
@@ -185,6 +199,7 @@ impl<'a> World<'a> {
                 }
             }
         }
+        assert!(self.ends[end].busy_slots() <= self.limits[end].max_outgoing_calls);
         self.settle(end);
     }
 

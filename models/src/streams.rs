@@ -68,6 +68,7 @@ impl<'a> World<'a> {
                 role,
                 SessionLimits {
                     max_outgoing_calls: 20,
+                    max_waiting_calls: 0,
                     max_incoming_calls: calls[at],
                     streams: Some(limits[at]),
                 },
@@ -110,6 +111,7 @@ impl<'a> World<'a> {
             codec: 0,
             deadline,
             no_cancel: false,
+            when_full: rpc_core::WhenFull::Wait,
             metadata: &[],
             streams,
         };

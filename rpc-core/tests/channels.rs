@@ -263,7 +263,7 @@ async fn a_waiting_call_that_is_dropped_leaves_nothing_and_is_never_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn no_more_calls_wait_for_a_connection_than_may() {
-    let builder = Channel::builder().wait_for_ready(true).max_calls(10);
+    let builder = Channel::builder().wait_for_ready(true).max_calls(7).max_waiting_calls(3);
     let client = CounterClient::new(builder.connect_lazy("mem://too-many-wait").unwrap());
     let started = (0..100).map(|_| client.count().timeout(Duration::from_secs(1)).start());
     let (mut refused, mut expired) = (0, 0);

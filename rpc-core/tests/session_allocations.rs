@@ -28,6 +28,7 @@ fn round(client: &mut End, server: &mut End, now: Instant) {
             codec: 0,
             deadline,
             no_cancel: false,
+            when_full: rpc_core::WhenFull::Wait,
             metadata: &[],
             streams: CallStreams::NONE,
         };

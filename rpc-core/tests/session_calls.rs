@@ -13,6 +13,7 @@ use rpc_transport::connect::error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
 use rpc_transport::message::received::Message;
+use rpc_transport::protocol::config::WhenFull;
 use rpc_transport::user_code::HoldsShard;
 
 type End = Session<u32, u32>;
@@ -33,6 +34,7 @@ fn call(method: u32) -> StartCall<'static> {
         codec: 1,
         deadline: None,
         no_cancel: false,
+        when_full: WhenFull::Wait,
         metadata: &[],
         streams: CallStreams::NONE,
     }
@@ -301,13 +303,67 @@ fn a_peer_that_takes_no_calls_gets_none() {
 
 #[test]
 fn the_table_of_calls_is_bounded() {
-    let two = SessionLimits { max_outgoing_calls: 2, ..SessionLimits::default() };
-    let (mut client, _) = pair_of(two, SessionLimits::default());
+    let three =
+        SessionLimits { max_outgoing_calls: 2, max_waiting_calls: 1, ..SessionLimits::default() };
+    let (mut client, _) = pair_of(three, SessionLimits::default());
     let first = start(&mut client);
+    start(&mut client);
     start(&mut client);
     assert_eq!(why_not(&mut client, call(7)), StartError::TooManyCalls);
     client.cancel(first, &mut too_late);
     start(&mut client);
+}
+
+#[test]
+fn calls_above_the_callers_own_limit_wait_in_line_or_are_refused() {
+    let two = SessionLimits { max_outgoing_calls: 2, ..SessionLimits::default() };
+    let (mut client, mut server) = pair_of(two, SessionLimits::default());
+    let refuse = StartCall { when_full: WhenFull::Refuse, ..call(7) };
+    let first = client.start(refuse, body("ping"), None).expect("nobody else is there");
+    let second = start(&mut client);
+    let (third, fourth) = (start(&mut client), start(&mut client));
+    assert_eq!(why_not(&mut client, refuse), StartError::Full(2), "none has left yet");
+    carry(&mut client, &mut server);
+    let incoming = [request(&mut server).id, request(&mut server).id];
+    assert!(server.poll_event().is_none(), "two in flight");
+    assert_eq!(why_not(&mut client, refuse), StartError::Full(2));
+    // One that is dropped leaves its place in the line to the next.
+    client.cancel(third, &mut too_late);
+    let reply = |server: &mut End, id| server.reply(id, Answer::Ok(body("pong"))).expect("running");
+    reply(&mut server, incoming[0]);
+    carry(&mut server, &mut client);
+    client.take_outcome(first).expect("answered");
+    assert_eq!(why_not(&mut client, refuse), StartError::Full(2), "it does not jump the line");
+    carry(&mut client, &mut server);
+    let fourths = request(&mut server).id;
+    for id in [incoming[1], fourths] {
+        reply(&mut server, id);
+    }
+    carry(&mut server, &mut client);
+    assert!(client.take_outcome(second).is_some() && client.take_outcome(fourth).is_some());
+    client.start(refuse, body("ping"), None).expect("there is room");
+    // A slot in quarantine is a call that the server still runs.
+    let last = start(&mut client);
+    carry(&mut client, &mut server);
+    client.cancel(last, &mut too_late);
+    assert_eq!(why_not(&mut client, refuse), StartError::Full(2));
+}
+
+#[test]
+fn whether_a_call_may_leave_at_once_is_the_callers_limit_until_the_hello_says_the_peers() {
+    let mut client = End::new(Role::Client, SessionLimits::default());
+    let refuse = StartCall { when_full: WhenFull::Refuse, ..call(7) };
+    for _ in 0..5 {
+        client.start(refuse, body("ping"), None).expect("it waits for the hello");
+    }
+    let four = SessionLimits { max_incoming_calls: 4, ..SessionLimits::default() };
+    let mut server = End::new(Role::Server, four);
+    carry(&mut client, &mut server);
+    carry(&mut server, &mut client);
+    assert_eq!(why_not(&mut client, refuse), StartError::Full(4));
+    let none = SessionLimits { max_outgoing_calls: 0, ..SessionLimits::default() };
+    let (mut client, _) = pair_of(none, SessionLimits::default());
+    assert_eq!(why_not(&mut client, call(7)), StartError::TooManyCalls);
 }
 
 #[test]

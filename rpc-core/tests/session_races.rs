@@ -142,6 +142,7 @@ impl World {
             codec: 0,
             deadline: Some(deadline).filter(|_| self.variant.deadline && number == 0),
             no_cancel: self.variant.no_cancel,
+            when_full: rpc_core::WhenFull::Wait,
             metadata: &[],
             streams: CallStreams::NONE,
         };

@@ -39,6 +39,7 @@ fn call(streams: CallStreams) -> StartCall<'static> {
         codec: 1,
         deadline: None,
         no_cancel: false,
+        when_full: rpc_core::WhenFull::Wait,
         metadata: &[],
         streams,
     }

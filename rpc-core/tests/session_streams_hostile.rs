@@ -124,6 +124,7 @@ fn start(client: &mut End, streams: CallStreams) -> CallId {
         codec: 0,
         deadline: None,
         no_cancel: false,
+        when_full: rpc_core::WhenFull::Wait,
         metadata: &[],
         streams,
     };

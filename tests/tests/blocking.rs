@@ -1,10 +1,10 @@
 //! Blocking clients: where they work, where they refuse to, and that they leave nothing behind.
 #![allow(missing_docs, clippy::unwrap_used, reason = "the services here are examples")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rpc_core::client::blocking::BlockingChannel;
-use rpc_core::{CallError, Code, ConnectError};
+use rpc_core::{CallError, Code, ConnectError, Context};
 use tests::serve_elsewhere;
 
 #[rpc_core::service]
@@ -12,6 +12,8 @@ pub trait Kv {
     async fn get(&self, key: &str) -> Option<Vec<u8>>;
     async fn put(&self, key: &str, value: &[u8]) -> Result<u64, String>;
     async fn wait(&self);
+    /// The caller's metadata of that key.
+    async fn metadata(&self, key: &str) -> Option<String>;
 }
 
 struct Store;
@@ -29,6 +31,10 @@ impl Kv for Store {
 
     async fn wait(&self) {
         std::future::pending().await
+    }
+
+    async fn metadata(&self, key: &str) -> Option<String> {
+        Context::current().metadata().text(key).map(str::to_owned)
     }
 }
 
@@ -58,6 +64,25 @@ fn a_timeout_ends_the_wait() {
     assert_eq!(hurried.wait().unwrap_err().code(), Code::DeadlineExceeded);
     let patient = KvBlockingClient::new(channel);
     assert_eq!(patient.put("k", b"1"), Ok(1), "the connection lives on");
+}
+
+#[test]
+fn each_call_has_the_options_of_its_channel() {
+    let address = serve_elsewhere(KvServer::new(Store));
+    let client = KvBlockingClient::connect(address).unwrap();
+    let with = |channel| KvBlockingClient::new(channel);
+    let channel = client.channel().clone();
+    let knows = with(channel.clone().with_metadata("token", "s3cret").with_metadata("hop", "1"));
+    assert_eq!(knows.metadata("token"), Ok(Some("s3cret".to_owned())));
+    assert_eq!(knows.metadata("hop"), Ok(Some("1".to_owned())));
+    assert_eq!(client.metadata("token"), Ok(None), "of that clone alone");
+    let bad = with(channel.clone().with_metadata("no\nkey", "1"));
+    assert_eq!(bad.metadata("token").unwrap_err().code(), Code::InvalidArgument);
+    let until = Instant::now() + Duration::from_millis(5);
+    let hurried = with(channel.clone().with_deadline(until).with_timeout(Duration::from_secs(60)));
+    assert_eq!(hurried.wait().unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(hurried.wait().unwrap_err().code(), Code::DeadlineExceeded, "one time for all");
+    assert_eq!(client.put("k", b"1"), Ok(1));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #[derive(Debug, Default)]
 pub struct Tally {
     pub(super) started: u64,
+    pub(super) full: u64,
     pub(super) replies: u64,
     pub(super) expired: u64,
     pub(super) never_sent: u64,

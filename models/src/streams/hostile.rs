@@ -234,6 +234,7 @@ fn operate(end: &mut End, calls: &mut Calls, peer: &mut Peer, rng: &mut Rng) {
                 codec: 0,
                 deadline: None,
                 no_cancel: false,
+                when_full: rpc_core::WhenFull::Wait,
                 metadata: &[],
                 streams: streams(rng),
             };
@@ -265,8 +266,12 @@ fn operate(end: &mut End, calls: &mut Calls, peer: &mut Peer, rng: &mut Rng) {
 pub fn run_hostile(rng: &mut Rng) -> u64 {
     let limits =
         StreamLimits { items: 4, bytes: WINDOW, max_window_bytes: WINDOW, max_stream_bytes: 0 };
-    let limits =
-        SessionLimits { max_outgoing_calls: 4, max_incoming_calls: SLOTS, streams: Some(limits) };
+    let limits = SessionLimits {
+        max_outgoing_calls: 4,
+        max_waiting_calls: 4,
+        max_incoming_calls: SLOTS,
+        streams: Some(limits),
+    };
     let mut end = End::new(Role::Server, limits);
     let hello = Hello {
         min_version: 1,

@@ -12,14 +12,16 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::coop;
 
 use rpc_transport::connect::error::ConnectError;
+use rpc_transport::protocol::config::WhenFull;
 
 use crate::client::Channel;
 use crate::client::call::stream_call::StreamDecoders;
@@ -27,6 +29,29 @@ use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 use crate::stream::BlockingStreaming;
 use crate::stream::upload::Pump;
+
+/// The options of a blocking channel, on a call of any kind.
+macro_rules! with_options {
+    ($channel:ident, $call:ident) => {{
+        let mut call = $call;
+        if let Some(timeout) = $channel.timeout {
+            call = call.timeout(timeout);
+        }
+        if let Some(deadline) = $channel.deadline {
+            call = call.deadline(deadline);
+        }
+        if let Some(wait) = $channel.wait_for_ready {
+            call = call.wait_for_ready(wait);
+        }
+        if let Some(when_full) = $channel.when_full {
+            call = call.when_full(when_full);
+        }
+        for (key, value) in &$channel.metadata {
+            call = call.metadata(key, value.clone());
+        }
+        call
+    }};
+}
 
 /// A channel whose calls block. Cheap to clone; clones share one connection and its thread.
 ///
@@ -41,7 +66,10 @@ use crate::stream::upload::Pump;
 pub struct BlockingChannel {
     channel: Channel,
     timeout: Option<Duration>,
+    deadline: Option<Instant>,
     wait_for_ready: Option<bool>,
+    when_full: Option<WhenFull>,
+    metadata: Vec<(String, Bytes)>,
     driver: Arc<Driver>,
 }
 
@@ -81,7 +109,15 @@ impl BlockingChannel {
         let driver = Driver::start()
             .map_err(|error| ConnectError::Config(format!("cannot start a thread: {error}")))?;
         let channel = driver.wait(connecting)?;
-        Ok(Self { channel, timeout: None, wait_for_ready: None, driver: Arc::new(driver) })
+        Ok(Self {
+            channel,
+            timeout: None,
+            deadline: None,
+            wait_for_ready: None,
+            when_full: None,
+            metadata: Vec::new(),
+            driver: Arc::new(driver),
+        })
     }
 
     /// Sets how long each call waits; without it, for ever.
@@ -99,6 +135,40 @@ impl BlockingChannel {
         self
     }
 
+    /// Ends each call at `deadline`, as [`Call::deadline`](crate::Call::deadline) does: for several
+    /// calls that have one time together. Together with a timeout the earlier one counts.
+    ///
+    /// ```no_run
+    /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self, name: &str) -> String; }
+    /// use std::time::{Duration, Instant};
+    ///
+    /// let greeter = GreeterBlockingClient::connect("auto://10.0.0.7:7471")?;
+    /// let until = Instant::now() + Duration::from_secs(1);
+    /// let hurried = GreeterBlockingClient::new(greeter.channel().clone().with_deadline(until));
+    /// println!("{} {}", hurried.greet("Ada")?, hurried.greet("Grace")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Sets whether each call waits or fails where its connection is full, as
+    /// [`Call::when_full`](crate::Call::when_full) does.
+    #[must_use]
+    pub fn with_when_full(mut self, when_full: WhenFull) -> Self {
+        self.when_full = Some(when_full);
+        self
+    }
+
+    /// Adds a key and a value to each call, as [`Call::metadata`](crate::Call::metadata) does.
+    #[must_use]
+    pub fn with_metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
+        self.metadata.push((key.to_owned(), value.into()));
+        self
+    }
+
     /// Calls a method and waits for the reply.
     ///
     /// # Panics
@@ -111,13 +181,8 @@ impl BlockingChannel {
         decode: fn(ReplyParts) -> O,
     ) -> O {
         refuse_inside_a_runtime();
-        let mut call = self.channel.call(method, args, decode);
-        if let Some(timeout) = self.timeout {
-            call = call.timeout(timeout);
-        }
-        if let Some(wait) = self.wait_for_ready {
-            call = call.wait_for_ready(wait);
-        }
+        let call = self.channel.call(method, args, decode);
+        let call = with_options!(self, call);
         self.driver.wait(call)
     }
 
@@ -141,13 +206,8 @@ impl BlockingChannel {
         U: Pump,
     {
         refuse_inside_a_runtime();
-        let mut call = self.channel.call_stream(method, args, upload, decoders);
-        if let Some(timeout) = self.timeout {
-            call = call.timeout(timeout);
-        }
-        if let Some(wait) = self.wait_for_ready {
-            call = call.wait_for_ready(wait);
-        }
+        let call = self.channel.call_stream(method, args, upload, decoders);
+        let call = with_options!(self, call);
         let stream = self.driver.wait(call)?;
         Ok(BlockingStreaming::new(stream, Arc::clone(&self.driver)))
     }
@@ -164,13 +224,8 @@ impl BlockingChannel {
         decode: fn(ReplyParts) -> O,
     ) -> O {
         refuse_inside_a_runtime();
-        let mut call = self.channel.call_upload(method, args, upload, decode);
-        if let Some(timeout) = self.timeout {
-            call = call.timeout(timeout);
-        }
-        if let Some(wait) = self.wait_for_ready {
-            call = call.wait_for_ready(wait);
-        }
+        let call = self.channel.call_upload(method, args, upload, decode);
+        let call = with_options!(self, call);
         self.driver.wait(call)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::engine::spin::PollMode;
-use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::config::{LinkConfig, WhenFull};
 
 use super::balancer::Balancer;
 use super::connection::ConnectOptions;
@@ -47,6 +47,7 @@ pub struct ChannelBuilder {
     default_timeout: Option<Duration>,
     min_part_bytes: usize,
     wait_for_ready: bool,
+    when_full: Option<WhenFull>,
     reconnect: Option<Backoff>,
     retry: Option<RetryPolicy>,
 }
@@ -62,6 +63,7 @@ impl Default for ChannelBuilder {
             default_timeout: None,
             min_part_bytes: DEFAULT_MIN_PART_BYTES,
             wait_for_ready: false,
+            when_full: None,
             reconnect: Some(Backoff::new()),
             retry: Some(RetryPolicy::new()),
         }
@@ -84,12 +86,36 @@ impl ChannelBuilder {
         self
     }
 
-    /// Calls that may exist at once on a connection of the channel, and that may wait for one.
-    /// Default 65,536; more fail at once with a retryable
-    /// [`ResourceExhausted`](crate::Code::ResourceExhausted).
+    /// Calls that may be in flight at once on a connection of the channel. Default 65,536; the
+    /// server may allow fewer
+    /// ([`ServerBuilder::max_calls_per_connection`](crate::ServerBuilder::max_calls_per_connection)).
+    /// Further ones wait or fail: [`ChannelBuilder::when_full`].
     #[must_use]
     pub fn max_calls(mut self, count: u32) -> Self {
         self.limits.max_outgoing_calls = count;
+        self
+    }
+
+    /// Calls that may wait at once until one of the [`max_calls`](ChannelBuilder::max_calls) of
+    /// their connection has ended. Default 65,536; more fail at once with a retryable
+    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). For a connection may wait as many as
+    /// both limits together allow.
+    #[must_use]
+    pub fn max_waiting_calls(mut self, count: u32) -> Self {
+        self.limits.max_waiting_calls = count;
+        self
+    }
+
+    /// What a call does that finds its connection full: as many calls in flight as may be, or
+    /// [`LinkConfig::queued_bytes`] waiting to leave. [`WhenFull::Wait`]: it waits, first come first
+    /// served, until its deadline; what is dropped waits no more, and what a lost connection leaves
+    /// waiting goes to the next one. [`WhenFull::Refuse`]: it fails with a retryable
+    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). Default: what the channel's
+    /// [`LinkConfig::when_full`] says, which is to wait. [`Call::when_full`](crate::Call::when_full)
+    /// chooses for one call.
+    #[must_use]
+    pub fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.when_full = Some(when_full);
         self
     }
 
@@ -260,6 +286,7 @@ impl ChannelBuilder {
             let text = format!("codec {} is not compiled in", self.codec.name());
             return Err(ConnectError::Config(text));
         }
+        let when_full = self.when_full.unwrap_or(self.link.queue_limit().when_full);
         let options = Arc::new(ConnectOptions {
             codec: self.codec,
             link: self.link,
@@ -277,7 +304,11 @@ impl ChannelBuilder {
             default_timeout: self.default_timeout,
             wait_for_ready: self.wait_for_ready,
             min_part_bytes: self.min_part_bytes,
-            max_calls: self.limits.max_outgoing_calls,
+            when_full,
+            max_waiting: self
+                .limits
+                .max_outgoing_calls
+                .saturating_add(self.limits.max_waiting_calls),
             retry: self.retry.filter(RetryPolicy::may_retry).map(Retries::new),
             server: None,
             spare_pool: OnceLock::new(),

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_transport::engine::clock;
 use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::protocol::config::WhenFull;
 
 use self::raw_call::{CallOutcome, RawCall};
 use crate::bulk::Landing;
@@ -91,6 +92,25 @@ impl<'a, O> Call<'a, O> {
     /// the default.
     pub fn wait_for_ready(mut self, wait: bool) -> Self {
         self.call.wait_for_ready(wait);
+        self
+    }
+
+    /// Whether the call waits or fails where its connection is full, other than the channel says:
+    /// [`ChannelBuilder::when_full`](crate::ChannelBuilder::when_full).
+    ///
+    /// ```
+    /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+    /// # async fn greet(greeter: GreeterClient) -> Result<(), rpc_core::Status> {
+    /// use rpc_core::{Code, WhenFull};
+    ///
+    /// match greeter.greet().when_full(WhenFull::Refuse).await {
+    ///     Err(status) if status.code() == Code::ResourceExhausted => {} // later, or elsewhere
+    ///     greeting => println!("{}", greeting?),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.call.when_full(when_full);
         self
     }
 

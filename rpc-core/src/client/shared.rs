@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::engine::clock;
+use rpc_transport::protocol::config::WhenFull;
 
 use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
@@ -31,8 +32,10 @@ pub(crate) struct Shared {
     pub(crate) default_timeout: Option<Duration>,
     pub(crate) wait_for_ready: bool,
     pub(super) min_part_bytes: usize,
+    /// What a call does that finds its connection full.
+    pub(crate) when_full: WhenFull,
     /// Calls that may wait for a connection at once.
-    pub(super) max_calls: u32,
+    pub(super) max_waiting: u32,
     /// `None`: a call whose handler may have begun is never tried again.
     pub(crate) retry: Option<Retries>,
     /// The server of [`Channel::to`](super::Channel::to), which ends with the channel.
@@ -164,10 +167,11 @@ impl Shared {
     }
 
     async fn find(&self, wait_for_ready: bool) -> Result<Arc<Connection>, Status> {
-        let Some(_waits) = self.demand.wait(self.max_calls) else {
+        let Some(_waits) = self.demand.wait(self.max_waiting) else {
             let text = format!(
-                "{} calls wait for a connection to {} already (`max_calls`)",
-                self.max_calls,
+                "{} calls wait for a connection to {} already (`max_calls` and \
+                 `max_waiting_calls`)",
+                self.max_waiting,
                 self.targets.name()
             );
             return Err(Status::resource_exhausted(text).with_retryable(true));

@@ -9,6 +9,7 @@ use std::time::Instant;
 use rpc_transport::memory::budget::BudgetExhausted;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
+use rpc_transport::protocol::config::WhenFull;
 
 use super::streams::StreamLimits;
 use crate::wire::{self, CallStreams, ReplyKind};
@@ -16,8 +17,11 @@ use crate::wire::{self, CallStreams, ReplyKind};
 /// Bounds of one end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Calls of this end that may exist at once, waiting ones included. Default 65,536.
+    /// Calls of this end that may be in flight at once; the peer may allow fewer. Default 65,536. 0:
+    /// this end makes no calls.
     pub max_outgoing_calls: u32,
+    /// Further calls that may wait until one of those has ended. Default 65,536.
+    pub max_waiting_calls: u32,
     /// Calls of the peer that this end accepts in flight at once; announced in the hello. 0: this
     /// end takes no calls. Default 1,024.
     pub max_incoming_calls: u32,
@@ -29,6 +33,7 @@ impl Default for SessionLimits {
     fn default() -> Self {
         Self {
             max_outgoing_calls: 65_536,
+            max_waiting_calls: 65_536,
             max_incoming_calls: 1024,
             streams: Some(StreamLimits::default()),
         }
@@ -69,6 +74,8 @@ pub struct StartCall<'a> {
     pub deadline: Option<Deadline>,
     /// Dropping the call neither takes the request back nor cancels its handler.
     pub no_cancel: bool,
+    /// What becomes of the call if it had to wait for others to end.
+    pub when_full: WhenFull,
     /// Encoded metadata, at most 65,535 bytes; empty costs nothing on the wire.
     pub metadata: &'a [u8],
     /// Its streams.
@@ -98,9 +105,19 @@ pub enum StartError {
     /// The peer's hello says that it takes no calls.
     #[error("the peer takes no calls")]
     PeerTakesNoCalls,
-    /// [`SessionLimits::max_outgoing_calls`] calls exist.
-    #[error("too many calls at once on one connection")]
+    /// [`SessionLimits::max_outgoing_calls`] calls exist, and as many as may wait wait.
+    #[error(
+        "too many calls at once on one connection: all that may be in flight are, and as many as \
+             may wait do (`max_calls` and `max_waiting_calls`)"
+    )]
     TooManyCalls,
+    /// As many calls are in flight as may be, and this one was not to wait.
+    #[error(
+        "{0} calls are in flight on the connection, as many as may be, and `when_full` is to \
+             refuse: let the call wait, or raise this end's `max_calls` or the server's \
+             `max_calls_per_connection`, whichever it is"
+    )]
+    Full(u32),
     /// The metadata is longer than its block can be.
     #[error("metadata of {0} bytes, the longest is {max}", max = wire::MAX_METADATA_BYTES)]
     MetadataTooLong(usize),

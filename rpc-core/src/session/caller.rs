@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
+use rpc_transport::protocol::config::WhenFull;
 
 use super::deadlines::micros;
 use super::outgoing::{CallHead, Failed, Stage, Timed};
@@ -90,8 +91,11 @@ impl<W, H> Session<W, H> {
         if self.slots.limit() == 0 {
             return Err(StartError::PeerTakesNoCalls);
         }
-        if self.calls.len() >= self.limits.max_outgoing_calls as usize {
+        if self.calls.len() >= self.most_calls {
             return Err(StartError::TooManyCalls);
+        }
+        if call.when_full == WhenFull::Refuse {
+            self.leaves_at_once()?;
         }
         if call.metadata.len() > wire::MAX_METADATA_BYTES {
             return Err(StartError::MetadataTooLong(call.metadata.len()));
@@ -100,6 +104,19 @@ impl<W, H> Session<W, H> {
             return Err(StartError::DeadlineExceeded);
         }
         if call.streams == CallStreams::NONE { Ok(()) } else { self.may_start_streams(call) }
+    }
+
+    /// Whether one more call need not wait until another has ended.
+    fn leaves_at_once(&self) -> Result<(), StartError> {
+        // Who has not heard the peer's limit yet waits for that, and not for a call.
+        let limit = match self.peer {
+            Some(_) => self.slots.limit(),
+            None => self.limits.max_outgoing_calls,
+        };
+        if self.slots.busy() as usize + self.calls.unsent_len() < limit as usize {
+            return Ok(());
+        }
+        Err(StartError::Full(limit))
     }
 
     #[cold]

@@ -115,6 +115,8 @@ impl<W, H> From<SessionEvent<W, H>> for Event<W, H> {
 pub struct Session<W, H> {
     role: Role,
     limits: SessionLimits,
+    /// Calls of this end that may exist at once, waiting ones included.
+    most_calls: usize,
     /// The hello is queued or sent: other frames may follow.
     may_speak: bool,
     peer: Option<Hello>,
@@ -144,12 +146,18 @@ impl<W, H> Session<W, H> {
     pub fn new(role: Role, limits: SessionLimits) -> Self {
         let limits = SessionLimits {
             max_outgoing_calls: limits.max_outgoing_calls.min(MAX_CALLS),
+            max_waiting_calls: limits.max_waiting_calls.min(MAX_CALLS),
             max_incoming_calls: limits.max_incoming_calls.min(MAX_CALLS),
             streams: limits.streams,
+        };
+        let most_calls = match limits.max_outgoing_calls {
+            0 => 0,
+            count => count as usize + limits.max_waiting_calls as usize,
         };
         let mut session = Self {
             role,
             limits,
+            most_calls,
             may_speak: false,
             peer: None,
             calls: Calls::new(),
@@ -292,7 +300,8 @@ impl<W, H> Session<W, H> {
         }
         self.peer = Some(hello);
         self.streams.on_hello(&hello);
-        self.slots.set_limit(hello.max_calls.min(MAX_CALLS));
+        // A limit of 0 is the peer's word alone: this end's own is looked at before.
+        self.slots.set_limit(hello.max_calls.min(self.limits.max_outgoing_calls.max(1)));
         if hello.max_calls == 0 {
             self.fail_unsent(Failure::PeerTakesNoCalls);
         }

@@ -46,7 +46,8 @@ pub enum Isolation {
     PerConnection,
 }
 
-/// What happens to a message when [`LinkConfig::queued_bytes`] already wait to be sent.
+/// What happens to a message when [`LinkConfig::queued_bytes`] already wait to be sent, and to a call
+/// when as many are in flight as may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhenFull {

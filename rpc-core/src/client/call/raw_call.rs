@@ -25,6 +25,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
+use rpc_transport::protocol::config::WhenFull;
 
 use crate::bulk::{BulkMut, Landing, ReplySlot};
 use crate::channel::retry::Attempts;
@@ -84,6 +85,8 @@ struct Extras {
     found: CallOutcome,
     /// Unless the channel's default holds.
     wait_for_ready: Option<bool>,
+    /// The same.
+    when_full: Option<WhenFull>,
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
     attempts: Attempts,
@@ -165,6 +168,10 @@ impl<'a> RawCall<'a> {
 
     pub(crate) fn wait_for_ready(&mut self, wait: bool) {
         self.extras.get_or_insert_default().wait_for_ready = Some(wait);
+    }
+
+    pub(crate) fn when_full(&mut self, when_full: WhenFull) {
+        self.extras.get_or_insert_default().when_full = Some(when_full);
     }
 
     /// Ends the call with an error; nothing is sent.

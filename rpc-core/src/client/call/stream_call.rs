@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rpc_transport::engine::clock;
+use rpc_transport::protocol::config::WhenFull;
 
 use super::raw_call::streaming::Accepted;
 use super::raw_call::{CallOutcome, RawCall};
@@ -93,6 +94,12 @@ macro_rules! options {
         /// resumed on another connection.
         pub fn wait_for_ready(mut self, wait: bool) -> Self {
             self.call.wait_for_ready(wait);
+            self
+        }
+
+        /// As [`Call::when_full`](super::Call::when_full).
+        pub fn when_full(mut self, when_full: WhenFull) -> Self {
+            self.call.when_full(when_full);
             self
         }
 

@@ -20,7 +20,7 @@ impl RawCall<'_> {
         let name = self.method.name;
         match error {
             StartError::Closed => self.unavailable(),
-            StartError::TooManyCalls => {
+            StartError::TooManyCalls | StartError::Full(_) => {
                 Status::new(Code::ResourceExhausted, format!("{name}: {error}"))
                     .with_retryable(true)
             }

@@ -55,8 +55,10 @@ impl RawCall<'_> {
         } = self;
         *state = State::Done;
         let mut metadata = None;
+        let mut when_full = via.channel().when_full;
         if let Some(extras) = &mut **extras {
             metadata = encoded(&extras.metadata);
+            when_full = extras.when_full.unwrap_or(when_full);
             offer_slot(extras.slot.take(), body, &connection.bulk);
         }
         if let Some(load) = &connection.load {
@@ -78,6 +80,7 @@ impl RawCall<'_> {
             codec: channel.codec.id(),
             deadline: deadline.map(|(at, now)| Deadline { at, now }),
             no_cancel: method.no_cancel,
+            when_full,
             streams,
             metadata: metadata.as_deref().unwrap_or_default(),
         };
@@ -198,19 +201,19 @@ impl RpcEndpoint {
     ) -> Result<CallId, Refused> {
         let body_bytes = body.as_ref().map_or(0, OutBuf::total_len);
         if !self.request_passes(call.metadata.len(), body_bytes) {
-            self.look_closer(call.metadata.len(), body_bytes)?;
+            self.look_closer(call, body_bytes)?;
         }
         self.session.start_from(call, body, None).map_err(Refused::Start)
     }
 
     /// Slow path: a large request, or one that finds the queue full.
     #[cold]
-    fn look_closer(&mut self, metadata: usize, body: u64) -> Result<(), Refused> {
-        if let Some(why) = self.request_too_large(metadata, body) {
+    fn look_closer(&mut self, call: &StartCall<'_>, body: u64) -> Result<(), Refused> {
+        if let Some(why) = self.request_too_large(call.metadata.len(), body) {
             return Err(Refused::TooLarge(why));
         }
         if !self.room.admit(body) {
-            if self.when_full() == WhenFull::Refuse {
+            if call.when_full == WhenFull::Refuse {
                 return Err(Refused::QueueFull);
             }
             // Queued all the same: its call waits.
