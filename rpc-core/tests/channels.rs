@@ -2,16 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, FutureExt, join_all};
 use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::{
     Backoff, Bulk, Channel, CloseCause, Code, ConnectError, ConnectivityState, ListenError, Server,
-    ShutdownHandle,
+    ShutdownHandle, Status,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -353,4 +353,64 @@ fn a_channel_moves_to_another_runtime_when_its_own_has_ended() {
         assert!(matches!(cause, CloseCause::DriverGone), "{cause}");
         assert_eq!(client.count().wait_for_ready(true).await, Ok(2));
     });
+}
+
+/// A call that is polled by its own waker: the moment the driver wakes it, before the driver does
+/// anything else.
+struct PolledWhenWoken {
+    call: Mutex<BoxFuture<'static, Result<(), Status>>>,
+    channel: Channel,
+    /// How the call ended, and what the channel knew by then.
+    seen: Mutex<Option<(Status, Option<CloseCause>)>>,
+}
+
+impl Wake for PolledWhenWoken {
+    fn wake(self: Arc<Self>) {
+        let mut call = self.call.lock().unwrap();
+        if let Some(ended) = poll_once(&mut call, Waker::noop()) {
+            *self.seen.lock().unwrap() = Some((ended.unwrap_err(), self.channel.close_cause()));
+        }
+    }
+}
+
+fn poll_once<O>(future: &mut BoxFuture<'static, O>, waker: &Waker) -> Option<O> {
+    match future.poll_unpin(&mut Context::from_waker(waker)) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// Also after a go-away, which takes the connection out of the channel while its calls go on.
+#[tokio::test(start_paused = true)]
+async fn who_sees_a_call_end_with_its_connection_finds_the_cause_at_the_channel() {
+    for is_going_away in [false, true] {
+        let (address, calls) = ("mem://late-cause", Arc::<Calls>::default());
+        let server = Running::start(address, &calls).await;
+        let client = CounterClient::connect(address).await.unwrap();
+        let polled = Arc::new(PolledWhenWoken {
+            call: Mutex::new(client.hang().start().boxed()),
+            channel: client.channel().clone(),
+            seen: Mutex::default(),
+        });
+        let waker = Waker::from(Arc::clone(&polled));
+        assert!(poll_once(&mut polled.call.lock().unwrap(), &waker).is_none(), "nobody answers");
+        while calls.0.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        if is_going_away {
+            server.stop.shutdown();
+            client.channel().state_changed(ConnectivityState::Ready).await;
+            assert!(client.channel().close_cause().is_none(), "its last call is not over");
+        }
+        server.kill().await;
+        let (status, cause) = loop {
+            if let Some(seen) = polled.seen.lock().unwrap().take() {
+                break seen;
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        let cause = cause.expect("the channel knows why");
+        assert!(status.message().contains(&cause.to_string()), "`{status}` does not say: {cause}");
+    }
 }
