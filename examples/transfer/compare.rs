@@ -1,7 +1,7 @@
 //! Comparing files of two sides by the sums of their leaves.
 
 use bytes::Bytes;
-use futures::try_join;
+use futures::future::try_join;
 
 use super::service::{MAX_SUMS, SumAsk};
 use super::side::{Failure, Side};
@@ -45,7 +45,7 @@ pub(crate) async fn common_leaves(
         if count == 0 {
             return Ok(common);
         }
-        let (ours, theirs) = try_join!(one.sums(first, count), other.sums(first, count))?;
+        let (ours, theirs) = try_join(one.sums(first, count), other.sums(first, count)).await?;
         let equal = ours.iter().zip(&theirs).take_while(|(one, other)| one == other).count();
         common.extend(&ours[..equal]);
         // Also where a file is shorter than it was.

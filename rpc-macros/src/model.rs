@@ -11,7 +11,8 @@ use syn::ext::IdentExt;
 use syn::punctuated::Punctuated;
 use syn::{
     Attribute, Block, FnArg, Generics, ItemTrait, LitInt, LitStr, Pat, PatType, Path, Receiver,
-    ReturnType, Signature, Token, TraitItem, TraitItemFn, Type, TypeParamBound, Visibility,
+    ReceiverKind, ReturnType, Safety, Signature, Token, TraitItem, TraitItemFn, Type,
+    TypeParamBound, Visibility,
 };
 
 use crate::parse::{Errors, Input, MethodOptions, ServiceOptions};
@@ -120,7 +121,7 @@ fn check_trait(item: &ItemTrait, errors: &mut Errors) {
     if let Some(token) = &item.unsafety {
         errors.at(token, "a service cannot be an unsafe trait");
     }
-    if let Some(token) = &item.auto_token {
+    if let Some(token) = &item.modifiers.auto_token {
         errors.at(token, "a service cannot be an auto trait");
     }
     check_generics(
@@ -357,7 +358,7 @@ impl Checker<'_> {
         if let Some(token) = &signature.constness {
             errors.at(token, "a method of a service cannot be const");
         }
-        if let Some(token) = &signature.unsafety {
+        if let Safety::Unsafe(token) = &signature.safety {
             errors.at(token, "a method of a service cannot be unsafe");
         }
         if let Some(abi) = &signature.abi {
@@ -511,18 +512,17 @@ fn returns_impl_trait(output: &ReturnType) -> bool {
 }
 
 fn check_receiver(receiver: &Receiver, errors: &mut Errors) {
-    if receiver.colon_token.is_some() {
-        errors.at(receiver, "the receiver of a service's method is written `&self`");
-        return;
-    }
-    let Some((_, lifetime)) = &receiver.reference else {
-        errors.at(
-            receiver,
-            "a call cannot take the service by value: many calls share it; write `&self`",
-        );
+    let ReceiverKind::Reference(_, lifetime, mutability) = &receiver.kind else {
+        let complaint = match receiver.kind {
+            ReceiverKind::Value => {
+                "a call cannot take the service by value: many calls share it; write `&self`"
+            }
+            _ => "the receiver of a service's method is written `&self`",
+        };
+        errors.at(receiver, complaint);
         return;
     };
-    if let Some(token) = &receiver.mutability {
+    if let Some(token) = mutability {
         errors.at(
             token,
             "a call cannot have the service to itself: many calls share it; write `&self` and \

@@ -38,7 +38,7 @@ pub(crate) fn bare(mut ty: &Type) -> &Type {
 /// The last segment of a plain path type.
 pub(crate) fn last_segment(ty: &Type) -> Option<&PathSegment> {
     match bare(ty) {
-        Type::Path(TypePath { qself: None, path }) => path.segments.last(),
+        Type::Path(TypePath { qself: None, path, .. }) => path.segments.last(),
         _ => None,
     }
 }
@@ -203,7 +203,7 @@ impl Visit<'_> for Checker<'_> {
             Type::TraitObject(_) => {
                 "a trait object cannot be sent; name a type that implements serde's traits"
             }
-            Type::BareFn(_) => "a function cannot be sent",
+            Type::FnPtr(_) => "a function cannot be sent",
             Type::Ptr(_) => "a raw pointer cannot be sent; the other side has memory of its own",
             Type::Infer(_) => "a type must be written out here: it is part of the signature",
             Type::Never(_) => "a method has to return; write no type for no result",

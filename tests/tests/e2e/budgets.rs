@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::future::join_all;
+use futures::future::{join_all, join3};
 use rpc_core::{Bulk, Code, Status};
 use tests::probe::Mark;
 use tests::process::{Child, READY};
@@ -118,7 +118,7 @@ async fn memory_of_a_burst_is_given_back_when_nobody_is_connected(scheme: Scheme
     let echoes = join_all((0..24).map(|_| client.echo(&vec)));
     let bulks = join_all((0..24).map(|_| client.bulk(data.clone())));
     let produced = join_all((0..24).map(|seed| client.produce_bulk(8 << 20, seed)));
-    let (echoes, bulks, produced) = futures::join!(echoes, bulks, produced);
+    let (echoes, bulks, produced) = join3(echoes, bulks, produced).await;
     assert!(echoes.iter().all(Result::is_ok) && bulks.iter().all(Result::is_ok));
     assert!(produced.iter().all(Result::is_ok));
     // Some of it may have been given back already.
