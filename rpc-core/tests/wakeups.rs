@@ -1,34 +1,63 @@
 //! Nobody sleeps through a message, whoever polled last.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
-use std::time::Duration;
+use std::fs;
+use std::path::PathBuf;
 
 use rpc_core::{PollMode, Server, ShutdownHandle};
+use test_kit::Watchdog;
 
 #[rpc_core::service]
 trait Slow {
-    async fn answer_after(&self, micros: u64) -> u64;
+    async fn answer(&self) -> u64;
+    /// Answers as soon as the caller's thread sleeps.
+    async fn answer_when_asleep(&self) -> u64;
 }
 
-struct Sleeper;
+struct Watcher(Thread);
 
-impl Slow for Sleeper {
-    async fn answer_after(&self, micros: u64) -> u64 {
-        if micros > 0 {
-            tokio::time::sleep(Duration::from_micros(micros)).await;
+impl Slow for Watcher {
+    async fn answer(&self) -> u64 {
+        0
+    }
+
+    async fn answer_when_asleep(&self) -> u64 {
+        while !self.0.is_asleep() {
+            tokio::task::yield_now().await;
         }
-        micros
+        1
+    }
+}
+
+/// A thread, as the kernel sees it.
+#[derive(Clone)]
+struct Thread(PathBuf);
+
+impl Thread {
+    fn current() -> Self {
+        Self(fs::canonicalize("/proc/thread-self").unwrap())
+    }
+
+    /// Whether it waits in the kernel. A runtime of one thread does when no task of it has anything to
+    /// do, the driver among them; one that spins or yields never lets it.
+    fn is_asleep(&self) -> bool {
+        let stat = fs::read_to_string(self.0.join("stat")).unwrap();
+        // The name in parentheses may hold anything.
+        stat.rsplit_once(") ").unwrap().1.starts_with('S')
     }
 }
 
 /// A server on a thread of its own that polls without a pause.
-fn busy_server(address: &'static str) -> (ShutdownHandle, std::thread::JoinHandle<()>) {
+fn busy_server(
+    address: &'static str,
+    client: Thread,
+) -> (ShutdownHandle, std::thread::JoinHandle<()>) {
     let (ready, is_ready) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let server = Server::builder()
-                .add_service(SlowServer::new(Sleeper))
+                .add_service(SlowServer::new(Watcher(client)))
                 .poll_mode(PollMode::Busy)
                 .bind(address)
                 .await
@@ -40,35 +69,26 @@ fn busy_server(address: &'static str) -> (ShutdownHandle, std::thread::JoinHandl
     (is_ready.recv().unwrap(), thread)
 }
 
-/// Rounds in which the driver must have been asleep.
-const ROUNDS: u32 = 20;
-
-/// How often this thread has given its core away by itself. Its runtime does so when no task has
-/// anything to do, the driver among them; one that spins never lets it.
-fn sleeps_of_this_thread() -> u64 {
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-    line.unwrap().trim().parse().unwrap()
-}
-
 /// A lone caller polls the CQ itself while the driver sleeps, and so takes the events that the
-/// driver armed for. It must not leave the driver asleep: the slow answer would wake nobody.
+/// driver armed for. It must not leave the driver asleep: the late answer would wake nobody.
 async fn fast_calls_then_a_slow_one(address: &'static str) {
-    let (stop, serving) = busy_server(address);
+    let _watchdog = Watchdog::start(address);
+    let thread = Thread::current();
+    let (stop, serving) = busy_server(address, thread.clone());
     let client = SlowClient::connect(address).await.unwrap();
-    let (mut proved, mut rounds) = (0, 0);
-    while proved < ROUNDS {
-        rounds += 1;
-        assert!(rounds <= 20 * ROUNDS, "the driver slept in {proved} of {rounds} rounds only");
-        let before = sleeps_of_this_thread();
-        // Long enough for an adaptive driver to go to sleep; a round in which it did not, because
-        // this thread was kept from running, proves nothing.
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        proved += u32::from(sleeps_of_this_thread() > before);
+    for _ in 0..20 {
+        // The driver is to sleep when the fast calls begin.
+        let thread = thread.clone();
+        let asleep = move || {
+            while !thread.is_asleep() {
+                std::thread::yield_now();
+            }
+        };
+        tokio::task::spawn_blocking(asleep).await.unwrap();
         for _ in 0..200 {
-            assert_eq!(client.answer_after(0).await.unwrap(), 0);
+            assert_eq!(client.answer().await, Ok(0));
         }
-        assert_eq!(client.answer_after(1_000).await.unwrap(), 1_000);
+        assert_eq!(client.answer_when_asleep().await, Ok(1));
     }
     drop(client);
     stop.shutdown();
