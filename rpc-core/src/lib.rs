@@ -144,6 +144,7 @@ pub mod wire;
 
 pub use rpc_transport::connect::address::{Address, AddressError, HostPort};
 pub use rpc_transport::connect::error::{CloseCause, ConnectError, ListenError};
+pub use rpc_transport::device::fault::FaultPlan;
 pub use rpc_transport::device::{PeerIdentity, ProviderError, Status as CompletionStatus};
 pub use rpc_transport::engine::spin::PollMode;
 pub use rpc_transport::memory::mapped::MappedFile;

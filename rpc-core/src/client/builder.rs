@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::{ConnectError, ListenError};
+use rpc_transport::device::fault::FaultPlan;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::{LinkConfig, WhenFull};
 
@@ -50,6 +51,7 @@ pub struct ChannelBuilder {
     when_full: Option<WhenFull>,
     reconnect: Option<Backoff>,
     retry: Option<RetryPolicy>,
+    faults: Option<FaultPlan>,
 }
 
 impl Default for ChannelBuilder {
@@ -66,6 +68,7 @@ impl Default for ChannelBuilder {
             when_full: None,
             reconnect: Some(Backoff::new()),
             retry: Some(RetryPolicy::new()),
+            faults: None,
         }
     }
 }
@@ -174,6 +177,14 @@ impl ChannelBuilder {
     #[must_use]
     pub fn reconnect(mut self, backoff: impl Into<Option<Backoff>>) -> Self {
         self.reconnect = backoff.into();
+        self
+    }
+
+    /// For tests: this end's device has the faults of the plan, late completions or queue pairs that
+    /// fail, whatever the scheme; each connection by another seed. Default none.
+    #[must_use]
+    pub fn faults(mut self, plan: FaultPlan) -> Self {
+        self.faults = Some(plan);
         self
     }
 
@@ -294,6 +305,7 @@ impl ChannelBuilder {
             poll_mode: self.poll_mode,
             connect_timeout: self.connect_timeout,
             min_part_bytes: self.min_part_bytes,
+            faults: self.faults,
             is_one_of_several,
         });
         let demand = Demand::new();

@@ -14,6 +14,7 @@ use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::{CloseCause, ConnectError};
 use rpc_transport::connect::schemes::{self, Resolved};
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::shard::ConnectionKey;
@@ -38,6 +39,7 @@ pub(super) struct ConnectOptions {
     pub(super) poll_mode: PollMode,
     pub(super) connect_timeout: Duration,
     pub(super) min_part_bytes: usize,
+    pub(super) faults: Option<FaultPlan>,
     /// Its calls are counted and timed.
     pub(super) is_one_of_several: bool,
 }
@@ -177,7 +179,11 @@ async fn connect_to(
     let load = load.map(|subchannel| Arc::clone(&subchannel.load));
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
-    let Resolved { outgoing, address, reason } = schemes::resolve(target).await?;
+    let Resolved { mut outgoing, address, reason } = schemes::resolve(target).await?;
+    if let Some(plan) = &options.faults {
+        let seed = plan.seed().wrapping_add(epoch << 32);
+        outgoing = fault::outgoing(outgoing, &plan.clone().with_seed(seed));
+    }
     let device = Arc::clone(outgoing.device());
     let domain = device.allocate_pd()?;
     let entries = completions_per_connection(link);

@@ -31,6 +31,7 @@ use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::ListenError;
 use rpc_transport::connect::schemes;
 use rpc_transport::device::Listener;
+use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 use tokio::task::{self, JoinError, JoinSet};
@@ -77,6 +78,7 @@ struct Config {
     min_part_bytes: usize,
     /// `None`: sized from the machine.
     memory_budget: Option<u64>,
+    faults: Option<FaultPlan>,
 }
 
 impl Default for ServerBuilder {
@@ -91,6 +93,7 @@ impl Default for ServerBuilder {
             grace: Duration::from_secs(10),
             min_part_bytes: DEFAULT_MIN_PART_BYTES,
             memory_budget: None,
+            faults: None,
         };
         Self { services: Vec::new(), config }
     }
@@ -186,6 +189,13 @@ impl ServerBuilder {
         self
     }
 
+    /// As [`ChannelBuilder::faults`](crate::ChannelBuilder::faults), for the server's end.
+    #[must_use]
+    pub fn faults(mut self, plan: FaultPlan) -> Self {
+        self.config.faults = Some(plan);
+        self
+    }
+
     /// Opens an address. Clients may connect from now on; they are served by [`Server::serve`].
     ///
     /// # Errors
@@ -219,7 +229,11 @@ impl ServerBuilder {
         let mut listeners = Vec::new();
         for address in addresses {
             let address: Address = address.as_ref().parse()?;
-            listeners.push(schemes::listen(&address).await?);
+            let listener = schemes::listen(&address).await?;
+            listeners.push(match &self.config.faults {
+                Some(plan) => fault::listener(listener, plan.clone()),
+                None => listener,
+            });
         }
         let phases = Arc::new(Phases::new());
         let acceptor = Acceptor::new(router, self.config, phases.watch());

@@ -113,6 +113,13 @@ impl FaultPlan {
         self
     }
 
+    /// The same plan with the random choices of another seed, such as for the next connection.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
     /// The seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
