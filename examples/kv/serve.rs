@@ -5,7 +5,7 @@ use std::sync::Arc;
 use examples::serving;
 use examples::units::{bytes, counted};
 use rpc_core::stream::{self, Stream, Streaming};
-use rpc_core::{Bulk, CallError, Server, ServerBuilder};
+use rpc_core::{Bulk, CallError, Context, Server, ServerBuilder, Status};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::cli::ServeArgs;
@@ -45,12 +45,22 @@ impl Kv for StoreService {
         self.0.list(prefix, after, limit)
     }
 
-    fn watch(&self, prefix: &str) -> impl Stream<Item = Change> {
+    fn watch(&self, prefix: &str) -> impl Stream<Item = Result<Change, Status>> {
         // At once, so that nothing is missed that happens after the call is accepted.
         let mut changes = self.0.watch();
-        stream::stream(async move |mut out| {
+        let draining = Context::current().draining();
+        stream::try_stream(async move |mut out| {
+            tokio::pin!(draining);
             loop {
-                match changes.recv().await {
+                let change = tokio::select! {
+                    change = changes.recv() => change,
+                    // It has no end of its own, so it would be cut at the end of grace.
+                    () = &mut draining => {
+                        let status = Status::unavailable("the server is shutting down");
+                        return Err(status.with_retryable(true));
+                    }
+                };
+                match change {
                     Ok(change) if change.is_below(prefix) => out.send(change).await?,
                     Ok(_) => {}
                     Err(RecvError::Lagged(missed)) => out.send(Change::Lagged { missed }).await?,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use rpc_core::stream::{Stream, Streaming};
-use rpc_core::{Bulk, CallError};
+use rpc_core::{Bulk, CallError, Status};
 use serde::{Deserialize, Serialize};
 
 /// Longest key, bytes: as long as a path.
@@ -45,8 +45,8 @@ pub(crate) trait Kv {
     async fn list(&self, prefix: &str, after: &str, limit: u32) -> Page;
 
     /// Changes of keys that begin with `prefix`, from the moment on at which the call is accepted. Who
-    /// reads too slowly misses some, and is told how many.
-    fn watch(&self, prefix: &str) -> impl Stream<Item = Change>;
+    /// reads too slowly misses some, and is told how many. A server that shuts down ends it.
+    fn watch(&self, prefix: &str) -> impl Stream<Item = Result<Change, Status>>;
 
     /// Sets the values of keys, one after the other, until one is refused.
     #[rpc(stream_deadline = "idle")]

@@ -25,7 +25,7 @@ pub(crate) async fn watch(args: &WatchArgs) -> Result<(), CommandError> {
     eprintln!("watching");
     let mut left = args.limit.unwrap_or(u64::MAX);
     while left > 0 {
-        let Some(change) = changes.try_next().await? else { break };
+        let Some(change) = changes.try_next().await.map_err(Status::from)? else { break };
         writeln!(io::stdout(), "{}", line(&change))?;
         left -= 1;
     }
@@ -150,7 +150,6 @@ pub(crate) fn compare(
     stream::try_stream(async move |mut out| {
         let mut ours = store.keys(prefix).peekable();
         let mut before: Option<String> = None;
-        // An update that nobody takes ends the stream, and this with it.
         while let Some(Held { key, checksum: theirs }) = theirs.try_next().await? {
             if before.is_some_and(|before| before >= key) {
                 return Err(Status::invalid_argument("the keys are not in order").into());
@@ -158,24 +157,24 @@ pub(crate) fn compare(
             while let Some(listed) = ours.next_if(|listed| **listed < *key)
                 && let Ok(value) = store.get(&listed)
             {
-                let _ = out.send(Update::Set { key: listed, value: value.bytes }).await;
+                out.send(Update::Set { key: listed, value: value.bytes }).await?;
             }
             ours.next_if(|listed| **listed == *key);
             match store.get(&key) {
                 Ok(value) if checksum(&value.bytes.to_bytes()) == theirs => {}
                 Ok(value) => {
                     let update = Update::Set { key: key.clone(), value: value.bytes };
-                    let _ = out.send(update).await;
+                    out.send(update).await?;
                 }
                 Err(_) => {
-                    let _ = out.send(Update::Gone { key: key.clone() }).await;
+                    out.send(Update::Gone { key: key.clone() }).await?;
                 }
             }
             before = Some(key);
         }
         for listed in ours {
             if let Ok(value) = store.get(&listed) {
-                let _ = out.send(Update::Set { key: listed, value: value.bytes }).await;
+                out.send(Update::Set { key: listed, value: value.bytes }).await?;
             }
         }
         Ok(())

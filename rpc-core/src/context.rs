@@ -229,7 +229,7 @@ impl Context {
     ///     }
     /// }
     /// ```
-    pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         let phase = self.phase().cloned();
         async move {
             match phase {

@@ -139,3 +139,30 @@ async fn a_client_that_is_killed_leaves_no_server() {
     let limit = Timespec::try_from(LIMIT).unwrap();
     assert_eq!(poll(&mut ended, Some(&limit)).unwrap(), 1, "the server did not end by itself");
 }
+
+/// The calls in flight are answered, the next ones refused, and both ends say what happened.
+async fn a_server_that_is_terminated_under_load_ends_in_order(address: &str) {
+    let server = Serving::start(command("echo", ["server", address]), 1).await;
+    let mut client = command("echo", ["client", &server.addresses()[0], "--calls", "1000000000"]);
+    let mut client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    while !lines.next_line().await.unwrap().expect("it goes on").contains("calls/s") {}
+    let pid = i32::try_from(server.id()).ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let (code, stderr) = end(&mut client).await;
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("shutting down"), "{stderr}");
+    let (status, stderr) = server.ended().await;
+    assert!(status.success() && stderr.is_empty(), "{status} {stderr}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_terminated_under_load_ends_in_order_over_shm() {
+    let address = format!("shm://echo-run-drain-{}", std::process::id());
+    a_server_that_is_terminated_under_load_ends_in_order(&address).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_terminated_under_load_ends_in_order_over_tcp() {
+    a_server_that_is_terminated_under_load_ends_in_order("tcp://127.0.0.1:0").await;
+}

@@ -4,8 +4,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::process::Stdio;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tests::example::{Ended, Scratch, Serving, command, run};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
 
 async fn serve(name: &str) -> Serving {
     let address = format!("shm://kv-streams-{name}-{}", std::process::id());
@@ -61,4 +64,56 @@ fn changes_are_watched() {
         assert_eq!(lines.lines().count(), 3, "{lines}");
         assert!(lines.lines().all(|line| line.starts_with("set ") && line.ends_with(" w/key")));
     });
+}
+
+/// The next line that a program says.
+async fn line(pipe: &mut (impl AsyncBufRead + Unpin)) -> String {
+    let mut line = String::new();
+    pipe.read_line(&mut line).await.unwrap();
+    line
+}
+
+/// A watch has no end of its own: it ends as the server begins to shut down. A load that is under way
+/// is finished, and its server with it, long before the end of grace.
+fn a_server_that_is_terminated_ends_its_streams_in_order(address: &str) {
+    tests::limit::run(async {
+        let serve = command("kv", ["serve", address, "--grace", "86400"]);
+        let server = Serving::start(serve, 1).await;
+        let address = &*server.addresses()[0].clone();
+        let mut watch = command("kv", ["watch", address, "w/"]);
+        let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut errors = BufReader::new(watch.stderr.take().unwrap());
+        let mut changes = BufReader::new(watch.stdout.take().unwrap());
+        assert_eq!(line(&mut errors).await, "watching\n");
+        let mut load = command("kv", ["load", address, "-"]);
+        let mut load = load.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut pairs = load.stdin.take().unwrap();
+        pairs.write_all(b"w/a\t1\n").await.unwrap();
+        let changed = line(&mut changes).await;
+        assert!(changed.starts_with("set ") && changed.ends_with(" w/a\n"), "{changed}");
+
+        let pid = i32::try_from(server.id()).ok().and_then(Pid::from_raw).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        let told = line(&mut errors).await;
+        assert!(told.contains("shutting down"), "{told}");
+        assert_eq!(watch.wait().await.unwrap().code(), Some(1));
+        pairs.write_all(b"w/b\t2\n").await.unwrap();
+        drop(pairs);
+        let loaded = load.wait_with_output().await.unwrap();
+        assert!(loaded.status.success(), "{loaded:?}");
+        assert_eq!(String::from_utf8_lossy(&loaded.stdout), "loaded 2 keys (8 B)\n");
+        let (status, stderr) = server.ended().await;
+        assert!(status.success() && stderr.contains("with 2 keys"), "{status} {stderr}");
+    });
+}
+
+#[test]
+fn a_server_that_is_terminated_ends_its_streams_in_order_over_shm() {
+    let address = format!("shm://kv-streams-drain-{}", std::process::id());
+    a_server_that_is_terminated_ends_its_streams_in_order(&address);
+}
+
+#[test]
+fn a_server_that_is_terminated_ends_its_streams_in_order_over_tcp() {
+    a_server_that_is_terminated_ends_its_streams_in_order("tcp://127.0.0.1:0");
 }

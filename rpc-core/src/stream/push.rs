@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 
 use super::producer::{Producer, Step};
+use crate::status::{CallError, Status};
 
 /// The place between a body and who polls its stream.
 struct Place<T> {
@@ -42,6 +43,20 @@ pub struct Sender<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("nobody reads the stream any more")]
 pub struct Stopped;
+
+/// For `?` in the body of a [`try_stream`].
+impl From<Stopped> for Status {
+    fn from(stopped: Stopped) -> Self {
+        Self::cancelled(stopped.to_string())
+    }
+}
+
+/// For `?` in the body of a [`try_stream`].
+impl<E> From<Stopped> for CallError<E> {
+    fn from(stopped: Stopped) -> Self {
+        Self::Status(stopped.into())
+    }
+}
 
 impl<T> Sender<T> {
     /// Sends an item, as soon as the one before has been taken. Dropped before it is ready, it has
@@ -271,17 +286,18 @@ where
 /// The same for a stream that may end with an error, which is its last item.
 ///
 /// ```
+/// use rpc_core::Status;
 /// use rpc_core::stream::{Stream, try_stream};
 ///
-/// fn halves(from: u32) -> impl Stream<Item = Result<u32, String>> {
+/// fn halves(from: u32) -> impl Stream<Item = Result<u32, Status>> {
 ///     try_stream(async move |mut out| {
 ///         let mut number = from;
 ///         while number > 1 {
 ///             if number % 2 == 1 {
-///                 return Err(format!("{number} is odd"));
+///                 return Err(Status::out_of_range(format!("{number} is odd")));
 ///             }
 ///             number /= 2;
-///             let _ = out.send(number).await; // fails only in other tasks
+///             out.send(number).await?;
 ///         }
 ///         Ok(())
 ///     })
@@ -289,7 +305,7 @@ where
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// use futures::StreamExt;
 /// let all: Vec<_> = halves(6).collect().await;
-/// assert_eq!(all, [Ok(3), Err("3 is odd".to_owned())]);
+/// assert_eq!(all, [Ok(3), Err(Status::out_of_range("3 is odd"))]);
 /// # }
 /// ```
 pub fn try_stream<T, E, F>(body: impl FnOnce(Sender<T>) -> F) -> Pushed<T, F>
