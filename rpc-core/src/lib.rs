@@ -119,6 +119,10 @@ extern crate self as rpc_core;
 
 /// The examples of the documents.
 #[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+mod readme {}
+
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/changing-types.md")]
 mod changing_types {}
 

@@ -60,6 +60,24 @@ fn the_other_documents_name_files_that_exist() {
     }
 }
 
+/// What is not compiled goes wrong unseen.
+#[test]
+fn the_rust_of_the_documents_is_compiled() {
+    let library = std::fs::read_to_string(workspace().join("rpc-core/src/lib.rs")).expect("it");
+    for document in ["README.md", "docs/changing-types.md"] {
+        let text = std::fs::read_to_string(workspace().join(document)).expect(document);
+        assert!(library.contains(&format!("include_str!(\"../../{document}\")")), "{document}");
+        // Every other fence begins a block.
+        let fences = text.lines().filter_map(|line| line.strip_prefix("```")).step_by(2);
+        let mut rust = 0;
+        for language in fences {
+            assert!(["rust", "sh", "text"].contains(&language), "{document}: ```{language}");
+            rust += u32::from(language == "rust");
+        }
+        assert!(rust > 0, "{document}");
+    }
+}
+
 /// More than that nobody follows in ten minutes.
 #[test]
 fn a_call_walks_through_35_files_at_most() {
