@@ -1,9 +1,11 @@
 //! Three services in a row, each of which calls the next: what becomes of an error on its way back.
 
+use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{CallError, Channel, Code, Status};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
+use crate::flow::FlowClient;
 use crate::limit::patient_channel;
 
 /// Why nothing was reserved.
@@ -61,6 +63,19 @@ pub trait Shop {
     /// Calls [`Orders::quote`], and may be done again.
     #[rpc(idempotent)]
     async fn price(&self, article: &str) -> Result<u32, Status>;
+    /// Passes on what [`Passage::pass`] gives.
+    fn pass_twice(&self, tag: u64, items: u64) -> impl Stream<Item = Result<u64, Status>>;
+    /// Passes `rows` on to [`Passage::fill`].
+    async fn fill_twice(&self, tag: u64, rows: Streaming<u64>) -> Result<u64, Status>;
+}
+
+/// What is in the middle of streams.
+#[rpc_core::service]
+pub trait Passage {
+    /// Passes on what [`Flow::hold`](crate::flow::Flow::hold) gives.
+    fn pass(&self, tag: u64, items: u64) -> impl Stream<Item = Result<u64, Status>>;
+    /// Passes `rows` on to [`Flow::observe`](crate::flow::Flow::observe).
+    async fn fill(&self, tag: u64, rows: Streaming<u64>) -> Result<u64, Status>;
 }
 
 /// All three services of one process; the next process has those that it calls.
@@ -123,5 +138,36 @@ impl Shop for Chain {
 
     async fn price(&self, article: &str) -> Result<u32, Status> {
         Ok(OrdersClient::from(self.next().await?).quote(article).await? + 1)
+    }
+
+    fn pass_twice(&self, tag: u64, items: u64) -> impl Stream<Item = Result<u64, Status>> {
+        stream::try_stream(async move |mut out| {
+            let next = PassageClient::from(self.next().await?);
+            let mut numbers = next.pass(tag, items).await?;
+            while let Some(number) = numbers.try_next().await? {
+                out.send(number).await?;
+            }
+            Ok(())
+        })
+    }
+
+    async fn fill_twice(&self, tag: u64, rows: Streaming<u64>) -> Result<u64, Status> {
+        Ok(PassageClient::from(self.next().await?).fill(tag, rows).await?)
+    }
+}
+
+impl Passage for Chain {
+    fn pass(&self, tag: u64, items: u64) -> impl Stream<Item = Result<u64, Status>> {
+        stream::try_stream(async move |mut out| {
+            let mut numbers = FlowClient::from(self.next().await?).hold(tag, items).await?;
+            while let Some(number) = numbers.try_next().await? {
+                out.send(number).await?;
+            }
+            Ok(())
+        })
+    }
+
+    async fn fill(&self, tag: u64, rows: Streaming<u64>) -> Result<u64, Status> {
+        FlowClient::from(self.next().await?).observe(tag, rows).await
     }
 }

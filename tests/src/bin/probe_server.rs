@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rpc_core::{Isolation, LinkConfig, PollMode, Server};
-use tests::chain::{Chain, OrdersServer, ShopServer, StockServer};
+use tests::chain::{Chain, OrdersServer, PassageServer, ShopServer, StockServer};
 use tests::changed;
 use tests::flow::{FlowServer, FlowService};
 use tests::journal::Journal;
@@ -128,6 +128,7 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     let mut builder = Server::builder()
         .add_service(StockServer::from_arc(Arc::clone(&chain)))
         .add_service(OrdersServer::from_arc(Arc::clone(&chain)))
+        .add_service(PassageServer::from_arc(Arc::clone(&chain)))
         .add_service(ShopServer::from_arc(chain))
         .add_service(FlowServer::new(FlowService::new(Arc::clone(&journal))))
         .add_service(ProbeServer::new(ProbeService::new(journal, options.next.clone())))

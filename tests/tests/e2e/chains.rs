@@ -1,11 +1,19 @@
-//! Errors on their way through three services in a row, each in a process of its own.
+//! Errors and streams on their way through three services in a row, each in a process of its own.
 
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use futures::StreamExt;
+use rpc_core::stream::{self, StreamEnd};
 use rpc_core::{CallError, Code, Status};
 use tests::chain::{OrdersClient, ShopClient, ShopError, StockClient, StockError};
+use tests::flow::marked;
+use tests::probe::Mark;
+use tests::process::OPEN;
 use tests::scheme::Scheme;
-use tests::world::World;
+use tests::world::{World, start_server};
+use tokio::sync::oneshot;
 
 use crate::SERVER;
 
@@ -13,12 +21,15 @@ between_processes! {
     a_result_and_every_error_come_through,
     a_service_in_the_middle_that_dies_is_named,
     a_deadline_holds_for_the_whole_chain,
+    a_middle_that_dies_ends_a_stream_at_both_of_its_sides,
+    a_middle_that_dies_ends_an_upload_at_both_of_its_sides,
+    a_client_that_gives_a_stream_up_stops_it_through_two_hops,
 }
 
 /// The three servers, the first one last, and clients of each.
 struct Row {
     stock: World,
-    _orders: World,
+    orders: World,
     _shop: World,
     ask_stock: StockClient,
     ask_orders: OrdersClient,
@@ -32,7 +43,7 @@ async fn row(scheme: Scheme) -> Row {
     let ask_stock = stock.channel_with(|builder| builder).await.into();
     let ask_orders = orders.channel_with(|builder| builder).await.into();
     let ask_shop = shop.channel_with(|builder| builder).await.into();
-    Row { stock, _orders: orders, _shop: shop, ask_stock, ask_orders, ask_shop }
+    Row { stock, orders, _shop: shop, ask_stock, ask_orders, ask_shop }
 }
 
 async fn buy(shop: &ShopClient, article: &str) -> Result<u32, Status> {
@@ -95,4 +106,71 @@ async fn a_deadline_holds_for_the_whole_chain(scheme: Scheme) {
     let status = Status::from(late.expect_err("nobody answers"));
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     assert_eq!(buy(&row.ask_shop, "apple").await, Ok(9));
+}
+
+async fn a_middle_that_dies_ends_a_stream_at_both_of_its_sides(scheme: Scheme) {
+    let mut row = row(scheme).await;
+    let flow = row.stock.flow().await;
+    let mut numbers = row.ask_shop.pass_twice(1, 10).await.expect("accepted");
+    for number in 0..10 {
+        assert_eq!(numbers.next().await, Some(Ok(number)));
+    }
+    marked(&flow, 1, Mark::Started).await;
+    row.orders.process().kill().await;
+    let status = Status::from(numbers.next().await.expect("no clean end").expect_err("it is dead"));
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().starts_with("Passage.pass: "), "{status}");
+    assert!(!status.is_retryable(), "two handlers have run: {status}");
+    assert_eq!(numbers.end(), Some(StreamEnd::Failed), "the nearest server lives");
+    marked(&flow, 1, Mark::Cancelled).await;
+
+    // Its successor is found by the same channels.
+    let options = ["--next", &*row.stock.address];
+    let _again = start_server(SERVER, &row.orders.address, &options).await;
+    let mut numbers = loop {
+        let mut numbers = row.ask_shop.pass_twice(2, 1).await.expect("the nearest server lives");
+        match numbers.next().await.expect("no clean end") {
+            Ok(number) => {
+                assert_eq!(number, 0);
+                break numbers;
+            }
+            Err(error) => assert_eq!(Status::from(error).code(), Code::Unavailable),
+        }
+    };
+    row.stock.process().command(&format!("{OPEN} 2")).await;
+    assert_eq!(numbers.next().await, Some(Ok(1)));
+    assert_eq!(numbers.next().await, None);
+}
+
+async fn a_middle_that_dies_ends_an_upload_at_both_of_its_sides(scheme: Scheme) {
+    let mut row = row(scheme).await;
+    let flow = row.stock.flow().await;
+    let (flows, flowing) = oneshot::channel();
+    let (mut flows, held) = (Some(flows), Arc::new(()));
+    let source = Arc::clone(&held);
+    // More than fits the windows of two hops, so the far end reads; then it never ends.
+    let rows = stream::iter(0..2000).chain(futures::stream::poll_fn(move |_| {
+        let _held = &source;
+        flows.take().map(|flows| flows.send(()));
+        Poll::Pending
+    }));
+    let filling = tokio::spawn(row.ask_shop.fill_twice(1, rows).start());
+    flowing.await.expect("the source is read");
+    row.orders.process().kill().await;
+    let status = filling.await.expect("no panic").expect_err("the middle is dead");
+    let status = Status::from(status);
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().starts_with("Passage.fill: "), "{status}");
+    assert_eq!(Arc::strong_count(&held), 1, "nobody sends any more");
+    let seen = flow.observed(1).await.expect("it is told");
+    assert!(seen.ends_with("dropped") || seen.contains("Disconnected"), "{seen}");
+}
+
+async fn a_client_that_gives_a_stream_up_stops_it_through_two_hops(scheme: Scheme) {
+    let row = row(scheme).await;
+    let flow = row.stock.flow().await;
+    let mut numbers = row.ask_shop.pass_twice(1, 10).await.expect("accepted");
+    assert_eq!(numbers.next().await, Some(Ok(0)));
+    drop(numbers);
+    marked(&flow, 1, Mark::Cancelled).await;
 }
