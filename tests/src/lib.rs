@@ -11,6 +11,7 @@
 //! | `changed` | two traits of one name whose types differ in their content |
 //! | `versions` | two traits of one name with different methods |
 //! | `ledger` | a service whose deeds are in a file, so that they outlive it |
+//! | `load` | callers of ledgers that count what they know |
 //! | `raw` | a service without a macro, for statuses with details |
 //! | `limit` | a test's own runtime, with a hard end |
 //! | `process` | server and client processes that die with the test |
@@ -28,6 +29,7 @@ pub mod hostile;
 pub mod journal;
 pub mod ledger;
 pub mod limit;
+pub mod load;
 pub mod probe;
 pub mod process;
 pub mod raw;

@@ -26,6 +26,14 @@ pub const STOPPED: &str = "STOPPED";
 pub const SHUTDOWN: &str = "shutdown";
 /// The command that makes a client call.
 pub const CALL: &str = "call";
+/// The command that has a client under load go on for some calls, and what it says then.
+pub const ADVANCE: &str = "advance";
+/// See [`ADVANCE`].
+pub const ADVANCED: &str = "ADVANCED";
+/// The command that ends a client's load.
+pub const STOP: &str = "stop";
+/// What a client says at the end of its load: how many calls have failed, and what it has booked.
+pub const BOOKED: &str = "BOOKED";
 /// The command that opens a gate; its number follows.
 pub const OPEN: &str = "open";
 

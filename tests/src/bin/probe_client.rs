@@ -2,17 +2,23 @@
 //! waits for its stdin to end.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use rpc_core::client::resolve::StaticList;
 use rpc_core::{Channel, CloseCause, LinkConfig, PollMode, stream};
 use tests::flow::FlowClient;
-use tests::limit::paced;
+use tests::ledger::LedgerClient;
+use tests::limit::{paced, patient_channel};
+use tests::load::{Tally, load};
 use tests::probe::{ProbeClient, Resources};
-use tests::process::{self, CALL, READY};
+use tests::process::{self, ADVANCE, ADVANCED, BOOKED, CALL, READY, STOP};
 use tests::resources;
 use tests::service::pattern;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
 
 #[derive(Debug, Parser)]
 struct Options {
@@ -38,6 +44,10 @@ enum Role {
     Many { channels: u64, calls: u64 },
     /// Sends a stream that never ends; says `READY` when the server has taken some of it.
     Upload { tag: u64 },
+    /// Calls the ledgers at all of the addresses until it gets the command `stop`, with ids of its own;
+    /// says `ADVANCED` after some calls for each command `advance`, in the end `BOOKED` with the number
+    /// of calls that have failed and the ids of those that were booked.
+    Load { number: u64, others: Vec<String> },
     /// Connects and calls once for each command `call`; says `STARTED`, then `ENDED code`, `RULE` and
     /// the rule that the server has broken, `STATUS` and the status.
     Victim,
@@ -50,8 +60,10 @@ async fn main() -> ExitCode {
     resources::raise_fd_limit();
     let (command, commands) = tokio::sync::mpsc::unbounded_channel();
     process::obey(move |line| {
-        let known = (line == CALL).then(|| command.send(()).ok());
-        known.unwrap_or_else(|| panic!("unknown command `{line}`"));
+        let known = [CALL, ADVANCE, STOP].into_iter().find(|known| *known == line);
+        let known = known.unwrap_or_else(|| panic!("unknown command `{line}`"));
+        // Without anybody who takes commands the process is ending.
+        let _ = command.send(known);
     });
     match role {
         Role::Hold { tag, count } => hold(&address, tag, count).await,
@@ -70,6 +82,7 @@ async fn main() -> ExitCode {
             process::say("DONE", done);
         }
         Role::Upload { tag } => upload(&address, tag).await,
+        Role::Load { number, others } => under_load(&address, number, &others, commands).await,
         Role::Victim => victim(&address, commands).await,
     }
     // The thread that listens to stdin ends the process.
@@ -161,7 +174,36 @@ async fn say_resources() {
     process::say("RESOURCES", format_args!("{fds} {rss_bytes} {mappings} {tasks}"));
 }
 
-async fn victim(address: &str, mut commands: UnboundedReceiver<()>) {
+async fn under_load(
+    address: &str,
+    number: u64,
+    others: &[String],
+    mut commands: UnboundedReceiver<&'static str>,
+) {
+    let addresses = std::iter::once(address).chain(others.iter().map(String::as_str));
+    let servers = StaticList::new(addresses).expect("addresses");
+    let builder = patient_channel().wait_for_ready(true);
+    let client = LedgerClient::new(builder.connect_balanced(servers).expect("a list"));
+    let tally = Arc::new(Tally::starting_at(number << 32));
+    let mut callers = JoinSet::new();
+    for _ in 0..4 {
+        callers.spawn(load(vec![client.clone()], Arc::clone(&tally)));
+    }
+    process::say(READY, "");
+    while commands.recv().await == Some(ADVANCE) {
+        tokio::select! {
+            () = tally.advance(50) => process::say(ADVANCED, ""),
+            ended = callers.join_next() => process::say("FAILED", format_args!("{ended:?}")),
+        }
+    }
+    tally.stop();
+    let booked = callers.join_all().await.concat();
+    let booked: Vec<_> = booked.iter().map(ToString::to_string).collect();
+    let unknown = tally.unknown.load(Ordering::SeqCst);
+    process::say(BOOKED, format_args!("{unknown} {}", booked.join(",")));
+}
+
+async fn victim(address: &str, mut commands: UnboundedReceiver<&'static str>) {
     process::say(READY, "");
     while commands.recv().await.is_some() {
         let client = connect(address).await;

@@ -57,6 +57,8 @@ struct Options {
     keep_alive_ms: Option<u64>,
     #[arg(long)]
     grace_ms: Option<u64>,
+    #[arg(long)]
+    drain_lead_ms: Option<u64>,
     #[arg(long, default_value_t = 1)]
     shards: usize,
     #[arg(long, default_value = "event")]
@@ -152,6 +154,9 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
     }
     if let Some(grace) = options.grace_ms {
         builder = builder.grace(Duration::from_millis(grace));
+    }
+    if let Some(lead) = options.drain_lead_ms {
+        builder = builder.drain_lead(Duration::from_millis(lead));
     }
     builder.bind_all(&options.listen).await.unwrap_or_else(|error| panic!("{error}"))
 }

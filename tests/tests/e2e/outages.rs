@@ -2,33 +2,31 @@
 //! call is lost that may go again, none is carried out twice that may not.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rpc_core::{
-    Bulk, Channel, ChannelBuilder, Code, Context, LinkConfig, PollMode, Server, Status,
-};
+use rpc_core::{Channel, ChannelBuilder, Code, Context, LinkConfig, PollMode, Server, Status};
 use test_kit::Rng;
 use tests::ledger::{LedgerClient, LedgerFile};
 use tests::limit::{long, paced};
+use tests::load::{DEADLINE, Tally, load};
 use tests::probe::{Mark, ProbeClient};
-use tests::process::{Child, SHUTDOWN, STOPPED};
+use tests::process::{ADVANCE, ADVANCED, BOOKED, Child, READY, SHUTDOWN, STOP, STOPPED};
 use tests::resources;
 use tests::scheme::Scheme;
 use tests::world::{marked, start_server};
 use tokio::task::JoinSet;
 
-use crate::SERVER;
+use crate::{CLIENT, SERVER};
 
 between_processes! {
     a_gateway_loses_nothing_over_twenty_kills_of_its_backends,
     a_rolling_restart_fails_no_call_at_all,
+    a_rolling_restart_fails_no_call_of_client_processes,
     a_server_that_stops_and_goes_on_is_found_again,
     chaos,
 }
 
-/// Time enough for everything that is not stuck.
-const DEADLINE: Duration = Duration::from_secs(90);
 /// Calls that are under way at once.
 const CALLERS: u64 = 16;
 
@@ -45,14 +43,18 @@ struct Backend {
 
 impl Backend {
     async fn start(scheme: Scheme, ledger: &Arc<LedgerFile>) -> Self {
-        let options = ["--ledger", ledger.path()];
+        let options = Self::options(ledger);
         let address = scheme.fresh_address_there();
         let (child, address) = start_server(SERVER, &address, &options).await;
         Self { address, child, ledger: Arc::clone(ledger) }
     }
 
+    fn options(ledger: &LedgerFile) -> [&str; 4] {
+        ["--ledger", ledger.path(), "--drain-lead-ms", "50"]
+    }
+
     async fn again(&mut self) {
-        let options = ["--ledger", self.ledger.path()];
+        let options = Self::options(&self.ledger);
         (self.child, _) = start_server(SERVER, &self.address, &options).await;
     }
 
@@ -66,57 +68,13 @@ impl Backend {
         assert_eq!(self.child.expect(STOPPED).await, "ok");
         self.child.kill().await;
     }
-}
 
-/// What the callers have achieved.
-#[derive(Default)]
-struct Tally {
-    next: AtomicU64,
-    done: AtomicU64,
-    /// Calls of which nobody can say whether they were carried out.
-    unknown: AtomicU64,
-    stop: std::sync::atomic::AtomicBool,
-}
-
-impl Tally {
-    /// Waits until so many more calls are done.
-    async fn advance(&self, calls: u64) {
-        let goal = self.done.load(Ordering::SeqCst) + calls;
-        while self.done.load(Ordering::SeqCst) < goal {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+    /// The same as an init system does it.
+    async fn terminate(&mut self) {
+        self.child.terminate();
+        assert_eq!(self.child.expect(STOPPED).await, "ok");
+        assert!(self.child.wait().await.success());
     }
-
-    fn goes_on(&self) -> bool {
-        !self.stop.load(Ordering::SeqCst)
-    }
-}
-
-/// Calls one after another until told to stop; gives the ids that were booked for certain.
-async fn load(clients: Vec<LedgerClient>, tally: Arc<Tally>) -> Vec<u64> {
-    let mut booked = Vec::new();
-    while tally.goes_on() {
-        let id = tally.next.fetch_add(1, Ordering::SeqCst);
-        let client = &clients[usize::try_from(id).expect("small") % clients.len()];
-        match id % 8 {
-            0..4 => assert_eq!(client.read(id).timeout(DEADLINE).await, Ok(id), "may go again"),
-            4 => {
-                let data = Bulk::from(vec![7; 40_000]);
-                let weighed = client.weigh(id, data).timeout(DEADLINE).await;
-                assert_eq!(weighed, Ok(id + 40_000), "may go again");
-            }
-            _ => match client.book(id).timeout(DEADLINE).await {
-                Ok(_) => booked.push(id),
-                Err(status) => {
-                    assert_eq!(status.code(), Code::Unavailable, "{status}");
-                    assert!(!status.is_retryable(), "what was not sent goes again: {status}");
-                    tally.unknown.fetch_add(1, Ordering::SeqCst);
-                }
-            },
-        }
-        tally.done.fetch_add(1, Ordering::SeqCst);
-    }
-    booked
 }
 
 /// Callers, each at all of the clients.
@@ -136,7 +94,7 @@ impl Load {
 
     /// Ends it, and compares what the callers know with what was done.
     async fn check(mut self, ledger: &LedgerFile) -> u64 {
-        self.tally.stop.store(true, Ordering::SeqCst);
+        self.tally.stop();
         let mut sure = Vec::new();
         while let Some(booked) = self.callers.join_next().await {
             sure.extend(booked.expect("no caller fails"));
@@ -196,7 +154,7 @@ async fn requests(gateway: GatewayClient, tally: Arc<Tally>) -> Vec<u64> {
                 }
             }
         }
-        tally.done.fetch_add(1, Ordering::SeqCst);
+        tally.one_more();
     }
     booked
 }
@@ -263,6 +221,60 @@ async fn a_rolling_restart_fails_no_call_at_all(scheme: Scheme) {
     }
     load.tally.advance(200).await;
     assert_eq!(load.check(&ledger).await, 0, "nothing fails, idempotent or not");
+}
+
+/// Two servers behind a list, each with a ledger of its own, and eight processes that call both. Each
+/// server ends by SIGTERM, after it has served something, and is started again: no process sees a call
+/// fail, and nothing is done twice.
+async fn a_rolling_restart_fails_no_call_of_client_processes(scheme: Scheme) {
+    let mut backends = [
+        Backend::start(scheme, &Arc::new(LedgerFile::new())).await,
+        Backend::start(scheme, &Arc::new(LedgerFile::new())).await,
+    ];
+    let [first, second] = [0, 1].map(|number: usize| backends[number].address.clone());
+    let mut clients: Vec<_> = (0..8)
+        .map(|number| {
+            let number = number.to_string();
+            Child::start(CLIENT, ["--address", &first, "load", &number, &second])
+        })
+        .collect();
+    for client in &mut clients {
+        client.expect(READY).await;
+    }
+    for round in 0..4 {
+        let backend = &mut backends[round % 2];
+        let before = backend.ledger.booked().len();
+        loop {
+            for client in &mut clients {
+                client.command(ADVANCE).await;
+            }
+            for client in &mut clients {
+                client.expect(ADVANCED).await;
+            }
+            if backend.ledger.booked().len() > before {
+                break;
+            }
+        }
+        backend.terminate().await;
+        backend.again().await;
+    }
+    let mut sure = 0;
+    let booked = backends.each_ref().map(|backend| Arc::clone(&backend.ledger));
+    for client in &mut clients {
+        client.command(STOP).await;
+        let said = client.expect(BOOKED).await;
+        let (unknown, ids) = said.split_once(' ').expect("a number, then ids");
+        assert_eq!(unknown, "0", "no call fails, idempotent or not");
+        let ledgers = booked.each_ref().map(|ledger| ledger.booked());
+        for id in ids.split(',') {
+            let id = id.parse().expect("a number");
+            let times = ledgers.iter().filter_map(|ledger| ledger.get(&id)).sum::<u32>();
+            assert_eq!(times, 1, "{id} was answered");
+            sure += 1;
+        }
+    }
+    let done: usize = booked.iter().map(|ledger| ledger.booked().len()).sum();
+    assert_eq!(done, sure, "nothing is done that nobody knows of");
 }
 
 async fn a_server_that_stops_and_goes_on_is_found_again(scheme: Scheme) {
