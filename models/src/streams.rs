@@ -5,6 +5,7 @@
 //! is lost, doubled or out of order, an end that nobody made: each is a panic.
 
 mod call;
+mod chain;
 mod handler;
 mod hostile;
 mod tally;
@@ -122,6 +123,7 @@ impl<'a> World<'a> {
                 self.tally.started += 1;
                 let call = Call::new(end, id, streams, deadline.is_some(), self.rng);
                 self.calls.insert(number, call);
+                self.feed(number);
             }
             Err(refused) => match refused.error {
                 StartError::Closed => assert!(self.cut),
@@ -229,7 +231,10 @@ impl<'a> World<'a> {
         }
         let end = call.caller;
         let id = call.id;
-        while steps > 0 {
+        if !self.has_input(number) {
+            return false;
+        }
+        while steps > 0 && self.has_input(number) {
             steps -= 1;
             let call = self.calls.get_mut(&number).expect("it is here");
             if call.up.left == 0 {
@@ -248,7 +253,10 @@ impl<'a> World<'a> {
                 break;
             }
             match send(&mut self.ends[end], id.into(), &mut call.up, number, self.rng, self.now) {
-                Ok(()) => self.tally.sent += 1,
+                Ok(()) => {
+                    self.tally.sent += 1;
+                    call.in_hand = call.in_hand.saturating_sub(1);
+                }
                 Err(SendError::Full) => {
                     self.tally.full += 1;
                     let waiter = task(number, Side::Writer);
@@ -281,7 +289,10 @@ impl<'a> World<'a> {
             return false;
         }
         let (end, id) = (call.caller, call.id);
-        while steps > 0 {
+        if !self.may_read_on(number) {
+            return false;
+        }
+        while steps > 0 && self.may_read_on(number) {
             steps -= 1;
             let call = self.calls.get_mut(&number).expect("it is here");
             if call.stop_after == Some(0) {
@@ -294,6 +305,7 @@ impl<'a> World<'a> {
                     call.down.take(&item);
                     call.stop_after = call.stop_after.map(|left| left - 1);
                     self.tally.read += 1;
+                    self.pass_on(number);
                 }
                 ReadItem::Pending => {
                     let waiter = task(number, Side::Reader);
@@ -442,10 +454,10 @@ impl<'a> World<'a> {
         // All but those that sleep on purpose come to their end, whatever these hold.
         self.come_to_rest();
         for (number, call) in &self.calls {
-            let sleeps = call.stalls || call.handler.as_ref().is_some_and(|task| task.stalls);
-            // A call may also wait for the slot of one that sleeps.
-            let waits = !call.handled && !call.done;
-            assert!(sleeps || waits, "call {number} is stuck beside one that sleeps: {call:?}");
+            assert!(
+                self.is_chain_held(*number),
+                "call {number} is stuck beside one that sleeps: {call:?}"
+            );
         }
         self.stalling = false;
         self.come_to_rest();

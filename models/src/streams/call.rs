@@ -143,6 +143,13 @@ pub(super) struct Call {
     pub(super) written: bool,
     pub(super) stalls: bool,
     pub(super) stop_after: Option<u32>,
+    /// The call whose results are this one's arguments.
+    pub(super) fed_by: Option<Number>,
+    /// The call whose arguments are this one's results.
+    pub(super) feeds: Option<Number>,
+    /// Items that have been read of `fed_by` and are still to be written: one at most, once the
+    /// handler runs.
+    pub(super) in_hand: u32,
     /// The caller has its outcome, or has given the call up.
     pub(super) done: bool,
     pub(super) cancelled: bool,
@@ -175,12 +182,22 @@ impl Call {
             stalls: rng.chance(15),
             stop_after: (streams.results && rng.chance(15))
                 .then(|| u32::try_from(rng.below(5)).expect("small")),
+            fed_by: None,
+            feeds: None,
+            in_hand: 0,
             done: false,
             cancelled: false,
             handled: false,
             handler: None,
             said: None,
         }
+    }
+
+    /// Whether it sleeps on purpose, or waits for a slot.
+    pub(super) fn is_held(&self) -> bool {
+        self.stalls
+            || self.handler.as_ref().is_some_and(|handler| handler.stalls)
+            || (!self.handled && !self.done)
     }
 
     /// An outcome that the caller may get, after all items that belong in front of it.

@@ -14,12 +14,13 @@ pub struct Tally {
     pub(super) failed: u64,
     pub(super) replies: u64,
     pub(super) resets: u64,
+    pub(super) fed: u64,
 }
 
 impl Tally {
-    fn counts(&mut self) -> [&mut u64; 12] {
+    fn counts(&mut self) -> [&mut u64; 13] {
         let Self { started, sent, read, full, stopped, clean, .. } = self;
-        let Self { read_after_end, cancelled, cuts, failed, replies, resets, .. } = self;
+        let Self { read_after_end, cancelled, cuts, failed, replies, resets, fed, .. } = self;
         [
             started,
             sent,
@@ -33,6 +34,7 @@ impl Tally {
             failed,
             replies,
             resets,
+            fed,
         ]
     }
 
