@@ -205,7 +205,7 @@ impl LineRef<'_> {
     /// The next item, or the end of them.
     #[inline]
     pub(crate) fn poll_item(&self, cx: &Context<'_>) -> Poll<Option<ReadItem>> {
-        let looked = self.with(|peer| match peer.session.take_item(self.id) {
+        let looked = self.shard.read(self.key, |peer| match peer.session.take_item(self.id) {
             ReadItem::Pending => match peer.session.reader(self.id) {
                 Some(reader) if reader.will_wake(cx.waker()) => Looked::Waits,
                 _ => Looked::Unknown,

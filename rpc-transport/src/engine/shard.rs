@@ -111,6 +111,13 @@ impl<P: Protocol> Shard<P> {
         self.visit(|state| state.with(key, step))
     }
 
+    /// Like [`Shard::with`], for steps that make no actions and seldom give the protocol something
+    /// to send: unless it says that it has, nothing is sent afterwards.
+    #[inline]
+    pub fn read<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {
+        self.visit(|state| state.read(key, step))
+    }
+
     /// Runs `step` on a connection's protocol, for steps that give it nothing to send: nothing is
     /// sent afterwards. `None` when the connection is gone from the shard.
     pub fn look<R>(&self, key: ConnectionKey, step: impl FnOnce(&mut P) -> R) -> Option<R> {

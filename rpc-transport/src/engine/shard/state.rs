@@ -156,6 +156,21 @@ impl<P: Protocol> State<P> {
         Some(result)
     }
 
+    /// Runs `step`, and pumps the connection only if its protocol then has something to send.
+    #[inline]
+    pub(super) fn read<R>(
+        &mut self,
+        key: ConnectionKey,
+        step: impl FnOnce(&mut P) -> R,
+    ) -> Option<R> {
+        let protocol = &mut self.connection(key)?.protocol;
+        let result = step(protocol);
+        if protocol.may_transmit() {
+            self.mark_dirty(key.index);
+        }
+        Some(result)
+    }
+
     pub(super) fn with_revoke<R>(
         &mut self,
         key: ConnectionKey,
