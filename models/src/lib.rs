@@ -9,6 +9,7 @@
 //! | [`link`] | two links joined by two in-order wires, with arenas, slots and streams |
 //! | [`calls`] | two sessions over two links: what one layer believes of the other |
 //! | [`channel`] | a channel's decisions: connecting again, and second attempts |
+//! | [`hedging`] | second attempts of calls whose first one runs: the budget, and races |
 //! | [`session`] | two sessions, over a wire that delays, reorders and takes messages back |
 //! | [`streams`] | two sessions and their streams, with tasks that sleep until they are woken |
 //!
@@ -25,6 +26,7 @@
 
 pub mod calls;
 pub mod channel;
+pub mod hedging;
 pub mod link;
 pub mod session;
 pub mod streams;

@@ -162,6 +162,7 @@ pub use rpc_transport::protocol::link::LinkMetrics;
 pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
 pub use crate::channel::backoff::Backoff;
 pub use crate::channel::connectivity::ConnectivityState;
+pub use crate::channel::hedging::HedgingPolicy;
 pub use crate::channel::retry::RetryPolicy;
 pub use crate::client::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, Path};

@@ -1,5 +1,5 @@
 //! What a channel decides, apart from the doing: when to connect again, which end point a call goes
-//! to, and whether a call may be tried again.
+//! to, and whether a call may be tried again or twice at once.
 //!
 //! Pure: no clock, no I/O, no thread, no async, no random numbers. Time and chance are arguments, so
 //! that the same code runs in production and, under virtual time, in the model tests. The doing is
@@ -7,6 +7,7 @@
 
 pub mod backoff;
 pub mod connectivity;
+pub mod hedging;
 pub mod picker;
 pub mod retry;
 pub mod throttle;

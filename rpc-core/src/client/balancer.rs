@@ -81,15 +81,23 @@ impl Balancer {
 
     /// The connection for a call, if any is up.
     pub(super) fn pick(self: &Arc<Self>) -> Option<Arc<Connection>> {
+        self.pick_but(None)
+    }
+
+    /// The same, but for one end point.
+    pub(super) fn pick_but(self: &Arc<Self>, other: Option<usize>) -> Option<Arc<Connection>> {
         let members = self.members.load();
+        let is_other = |at: usize| other == Some(Arc::as_ptr(&members[at]).addr());
         let cost = |at: usize| {
             let subchannel = &members[at];
-            let is_up = subchannel.connection().is_some();
+            let is_up = subchannel.connection().is_some() && !is_other(at);
             is_up.then(|| subchannel.load.cost())
         };
         let drawn_dead = |at: usize| {
-            members[at].kick();
-            self.refresh();
+            if !is_other(at) {
+                members[at].kick();
+                self.refresh();
+            }
         };
         let at = pick(members.len(), random(), cost, drawn_dead)?;
         // Lost a moment ago: the caller waits for another.

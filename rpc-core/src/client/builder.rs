@@ -12,10 +12,11 @@ use rpc_transport::protocol::config::{LinkConfig, WhenFull};
 use super::balancer::Balancer;
 use super::connection::ConnectOptions;
 use super::resolve::Resolve;
-use super::shared::{Retries, ServerTask, Shared, Targets};
+use super::shared::{Hedges, Retries, ServerTask, Shared, Targets};
 use super::subchannel::{Demand, Subchannel};
 use super::{Channel, DEFAULT_MIN_PART_BYTES};
 use crate::channel::backoff::Backoff;
+use crate::channel::hedging::HedgingPolicy;
 use crate::channel::retry::RetryPolicy;
 use crate::codec::Codec;
 use crate::server::Server;
@@ -52,6 +53,7 @@ pub struct ChannelBuilder {
     reconnect: Option<Backoff>,
     retry: Option<RetryPolicy>,
     faults: Option<FaultPlan>,
+    hedging: Option<HedgingPolicy>,
 }
 
 impl Default for ChannelBuilder {
@@ -69,6 +71,7 @@ impl Default for ChannelBuilder {
             reconnect: Some(Backoff::new()),
             retry: Some(RetryPolicy::new()),
             faults: None,
+            hedging: None,
         }
     }
 }
@@ -169,6 +172,14 @@ impl ChannelBuilder {
     #[must_use]
     pub fn retry(mut self, policy: impl Into<Option<RetryPolicy>>) -> Self {
         self.retry = policy.into();
+        self
+    }
+
+    /// When a call of an idempotent method gets a second attempt while its first one runs. Default
+    /// `None`: never. [`Call::hedging`](crate::Call::hedging) chooses for one call.
+    #[must_use]
+    pub fn hedging(mut self, policy: impl Into<Option<HedgingPolicy>>) -> Self {
+        self.hedging = policy.into();
         self
     }
 
@@ -322,6 +333,7 @@ impl ChannelBuilder {
                 .max_outgoing_calls
                 .saturating_add(self.limits.max_waiting_calls),
             retry: self.retry.filter(RetryPolicy::may_retry).map(Retries::new),
+            hedging: Hedges::new(self.hedging),
             server: None,
             spare_pool: OnceLock::new(),
         };

@@ -20,6 +20,7 @@ use rpc_transport::protocol::config::WhenFull;
 
 use self::raw_call::{CallOutcome, RawCall};
 use crate::bulk::Landing;
+use crate::channel::hedging::HedgingPolicy;
 use crate::client::shared::Shared;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
@@ -111,6 +112,14 @@ impl<'a, O> Call<'a, O> {
     /// ```
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
         self.call.when_full(when_full);
+        self
+    }
+
+    /// Whether, and when, the call gets a second attempt while its first one runs, other than the
+    /// channel says: [`ChannelBuilder::hedging`](crate::ChannelBuilder::hedging). The share of the
+    /// calls that may have one is counted by channel.
+    pub fn hedging(mut self, policy: impl Into<Option<HedgingPolicy>>) -> Self {
+        self.call.hedging(policy.into());
         self
     }
 

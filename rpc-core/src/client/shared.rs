@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::engine::clock;
 use rpc_transport::protocol::config::WhenFull;
@@ -19,6 +19,7 @@ use super::random::random;
 use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::bulk::{Bulk, BulkPool};
 use crate::channel::connectivity::ConnectivityState;
+use crate::channel::hedging::{Hedging, HedgingPolicy};
 use crate::channel::retry::{Attempts, Failed, RetryPolicy};
 use crate::channel::throttle::Throttle;
 use crate::codec::{Codec, Copies, Placement, Pool};
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     pub(super) max_waiting: u32,
     /// `None`: a call whose handler may have begun is never tried again.
     pub(crate) retry: Option<Retries>,
+    /// Second attempts while the first one runs.
+    pub(crate) hedging: Hedges,
     /// The server of [`Channel::to`](super::Channel::to), which ends with the channel.
     pub(super) server: Option<ServerTask>,
     /// Buffers for the time without a connection.
@@ -75,6 +78,16 @@ impl Shared {
             Targets::One(subchannel) => subchannel.connection(),
             Targets::Several(balancer) => arc_swap::Guard::from_inner(balancer.pick()),
         }
+    }
+
+    /// The connection for another attempt of a call that is on this one: to another end point, if
+    /// one is connected.
+    pub(crate) fn another(&self, than: &Arc<Connection>) -> Arc<Connection> {
+        let found = match &self.targets {
+            Targets::One(subchannel) => subchannel.connection().clone(),
+            Targets::Several(balancer) => balancer.pick_but(Some(than.end_point())),
+        };
+        found.unwrap_or_else(|| Arc::clone(than))
     }
 
     /// The connection, if there can be no more than one.
@@ -265,7 +278,7 @@ impl Retries {
         let mut throttle = self.throttle.lock();
         let (now, random) = (clock::now(), random());
         let delay = attempts.after(failed, &self.policy, &mut throttle, now, deadline, random);
-        self.is_full.store(throttle.is_full(), Ordering::Relaxed);
+        self.on_throttle(&throttle);
         delay
     }
 
@@ -281,7 +294,37 @@ impl Retries {
     fn refill(&self) {
         let mut throttle = self.throttle.lock();
         throttle.on_success();
+        self.on_throttle(&throttle);
+    }
+
+    pub(crate) fn throttle(&self) -> MutexGuard<'_, Throttle> {
+        self.throttle.lock()
+    }
+
+    /// It was changed.
+    pub(crate) fn on_throttle(&self, throttle: &Throttle) {
         self.is_full.store(throttle.is_full(), Ordering::Relaxed);
+    }
+}
+
+/// What a channel needs for second attempts of calls whose first one runs.
+pub(crate) struct Hedges {
+    /// `None`: only calls that ask for it are hedged.
+    pub(crate) policy: Option<HedgingPolicy>,
+    pub(crate) state: Mutex<Hedging>,
+}
+
+impl Hedges {
+    pub(super) fn new(policy: Option<HedgingPolicy>) -> Self {
+        Self { policy, state: Mutex::default() }
+    }
+
+    /// A server wants no further attempt for so long.
+    #[cold]
+    pub(crate) fn on_pushback(&self, wait: Duration) {
+        if let Some(until) = clock::now().checked_add(wait) {
+            self.state.lock().on_pushback(until);
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod attempts;
 mod failure;
+mod hedge;
 mod outcome;
 mod start;
 pub(crate) mod streaming;
@@ -27,7 +28,9 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 
+use self::hedge::Hedge;
 use crate::bulk::{BulkMut, Landing, ReplySlot};
+use crate::channel::hedging::HedgingPolicy;
 use crate::channel::retry::Attempts;
 use crate::client::Connection;
 use crate::client::shared::Shared;
@@ -87,6 +90,11 @@ struct Extras {
     wait_for_ready: Option<bool>,
     /// The same.
     when_full: Option<WhenFull>,
+    /// The same.
+    hedging: Option<Option<HedgingPolicy>>,
+    /// It is the second attempt of another call.
+    is_second: bool,
+    hedge: Option<Hedge>,
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
     attempts: Attempts,
@@ -174,6 +182,10 @@ impl<'a> RawCall<'a> {
         self.extras.get_or_insert_default().when_full = Some(when_full);
     }
 
+    pub(crate) fn hedging(&mut self, policy: Option<HedgingPolicy>) {
+        self.extras.get_or_insert_default().hedging = Some(policy);
+    }
+
     /// Ends the call with an error; nothing is sent.
     #[cold]
     pub(crate) fn fail(&mut self, status: Status) {
@@ -201,6 +213,11 @@ impl<'a> RawCall<'a> {
                 self.via.channel().kick();
             }
         }
+        self.detached()
+    }
+
+    /// Moves the call out, detached from the channel borrow.
+    fn detached(&mut self) -> RawCall<'static> {
         RawCall {
             via: Via::Owned(Arc::clone(self.via.channel())),
             method: self.method,
@@ -219,7 +236,16 @@ impl<'a> RawCall<'a> {
     ///
     /// # Panics
     /// When polled after that.
+    #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
+        let polled = self.poll_attempt(cx, found);
+        match &*self.extras {
+            Some(extras) if extras.hedge.is_some() => self.poll_race(polled.is_ready(), cx, found),
+            _ => polled,
+        }
+    }
+
+    fn poll_attempt(&mut self, cx: &mut Context<'_>, found: &mut CallOutcome) -> Poll<()> {
         loop {
             match self.state {
                 State::Ready => {
@@ -274,7 +300,13 @@ impl<'a> RawCall<'a> {
         if self.kept.is_some() {
             self.let_go_of_kept(&found);
         }
-        let into = self.extras.as_mut().and_then(|extras| extras.into.take());
+        let mut into = None;
+        if let Some(extras) = &mut *self.extras {
+            into = extras.into.take();
+            if let Some(hedge) = extras.hedge.take() {
+                hedge.end(self.via.channel(), self.method, &found);
+            }
+        }
         let outcome = match found {
             CallOutcome::Ok(message) => Ok((ReplyKind::Ok, message)),
             CallOutcome::UserError(message) => Ok((ReplyKind::UserError, message)),

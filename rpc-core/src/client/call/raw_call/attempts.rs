@@ -108,6 +108,9 @@ impl RawCall<'_> {
     pub(super) fn try_again(&mut self, failed: Failed) -> bool {
         let channel = Arc::clone(self.via.channel());
         let (Some(retries), Some(kept)) = (&channel.retry, &*self.kept) else { return false };
+        if let Failed::Refused(Some(wait)) = failed {
+            channel.hedging.on_pushback(wait);
+        }
         let extras = self.extras.get_or_insert_default();
         let Some(delay) = retries.after(&mut extras.attempts, failed, self.deadline) else {
             return false;

@@ -56,9 +56,12 @@ impl RawCall<'_> {
         *state = State::Done;
         let mut metadata = None;
         let mut when_full = via.channel().when_full;
+        let (mut may_repeat, mut may_hedge) = (method.idempotent && !method.has_streams(), true);
         if let Some(extras) = &mut **extras {
             metadata = encoded(&extras.metadata);
             when_full = extras.when_full.unwrap_or(when_full);
+            may_repeat &= !extras.is_second;
+            may_hedge = extras.slot.is_none();
             offer_slot(extras.slot.take(), body, &connection.bulk);
         }
         if let Some(load) = &connection.load {
@@ -68,8 +71,15 @@ impl RawCall<'_> {
         let inherited = CallContext::current_deadline();
         let deadline = earliest(*own, channel.default_timeout, inherited);
         *own = deadline.map(|(at, _)| at);
-        if method.idempotent && channel.retry.is_some() && !method.has_streams() {
-            keep(body, kept);
+        if may_repeat {
+            let own = extras.as_ref().and_then(|extras| extras.hedging);
+            let hedging = own.unwrap_or(channel.hedging.policy).filter(|_| may_hedge);
+            if channel.retry.is_some() || hedging.is_some() {
+                keep(body, kept);
+            }
+            if let (Some(policy), Some(_)) = (&hedging, &**kept) {
+                extras.get_or_insert_default().on_sent(channel, method, policy);
+            }
         }
         let mut streams = method.streams;
         streams.idle_deadline &= deadline.is_some();

@@ -1,0 +1,401 @@
+//! Whether a call gets a second attempt while its first one runs, and when: gRPC A6's hedging.
+//!
+//! Owns the policy, what a channel knows for it ([`Hedging`]: how long methods take, and the budget),
+//! and the race of one call's two attempts ([`Race`]). Is only asked about idempotent methods.
+//!
+//! Invariants:
+//! 1. Second attempts are at most the budget's share of all calls, from the first call on: nothing is
+//!    lent.
+//! 2. A call has one second attempt at most, and none while a server has asked for peace, or the
+//!    throttle of the retries is closed.
+//! 3. The first answer ends the call. A failure does only when no other attempt runs.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::throttle::Throttle;
+
+/// Thousandths of a second attempt.
+const MILLI: u32 = 1000;
+/// Second attempts that may be saved up: what a quiet hour has saved is not spent in one burst.
+const MOST_SAVED: u32 = 10 * MILLI;
+/// Answers of a method before its latency is taken for known.
+const ENOUGH_ANSWERS: u32 = 50;
+/// Answers after which those before lose half of their weight.
+const MEMORY: u32 = 1024;
+
+/// When a call of a method marked `#[rpc(idempotent)]` gets a second attempt while its first one
+/// runs: for calls whose time is worth more than the work of a few percent of them done twice.
+///
+/// The second attempt goes to another server, if the channel has several; the first answer counts,
+/// and the other attempt is cancelled. Calls without an answer after the time in which 95 of 100
+/// calls of that method on that channel have one are hedged, once, and at most one of ten calls is.
+/// Nothing is while a server asks for time ([`Status::with_retry_after`](crate::Status::with_retry_after)),
+/// or while the throttle of the [`RetryPolicy`](crate::RetryPolicy) is closed.
+///
+/// Methods that are not idempotent, calls with streams, calls whose reply goes into a
+/// [`ReplySlot`](crate::ReplySlot) and bodies above 64 KiB (without the byte strings beside them) are
+/// never hedged, nor is a call that nobody polls.
+///
+/// ```
+/// use rpc_core::{Channel, HedgingPolicy};
+/// use std::time::Duration;
+///
+/// let builder = Channel::builder().hedging(HedgingPolicy::new());
+/// let impatient = HedgingPolicy::new().delay(Duration::from_millis(5)).budget(0.02);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HedgingPolicy {
+    delay: Option<Duration>,
+    budget: f64,
+}
+
+impl Default for HedgingPolicy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl HedgingPolicy {
+    /// After the method's own 95th percentile; one of ten calls at most.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { delay: None, budget: 0.1 }
+    }
+
+    /// How long the first attempt runs alone. Default: until 95 of 100 calls of the method have
+    /// their answer; while fewer than 50 have been answered there is no second attempt.
+    #[must_use]
+    pub const fn delay(mut self, delay: Duration) -> Self {
+        self.delay = Some(delay);
+        self
+    }
+
+    /// What share of the calls, from 0 to 1, may have a second attempt. Default 0.1. Each call adds
+    /// its share to what the channel may spend, which begins with nothing and is never more than
+    /// ten attempts.
+    #[must_use]
+    pub const fn budget(mut self, share: f64) -> Self {
+        self.budget = share;
+        self
+    }
+
+    /// What one call adds, thousandths.
+    fn share(&self) -> u32 {
+        // `NaN` gives 0.
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is clamped"
+        )]
+        let share = (self.budget.clamp(0.0, 1.0) * f64::from(MILLI)) as u32;
+        share
+    }
+}
+
+/// What a channel knows for its second attempts.
+#[derive(Debug, Default)]
+pub struct Hedging {
+    /// Thousandths.
+    saved: u32,
+    /// A server has asked for no second attempts until then.
+    quiet_until: Option<Instant>,
+    methods: HashMap<u32, Latencies>,
+}
+
+impl Hedging {
+    /// A call of that method begins. How long its first attempt runs alone; `None`: to its end.
+    pub fn begin(&mut self, method: u32, policy: &HedgingPolicy) -> Option<Duration> {
+        self.saved = self.saved.saturating_add(policy.share()).min(MOST_SAVED);
+        policy.delay.or_else(|| self.methods.get(&method)?.percentile_95())
+    }
+
+    /// A call of that method was answered after so long, or had at least no answer before.
+    pub fn on_answer(&mut self, method: u32, took: Duration) {
+        self.methods.entry(method).or_default().observe(took);
+    }
+
+    /// A server has named a time before which it wants no further attempt.
+    pub fn on_pushback(&mut self, until: Instant) {
+        self.quiet_until = self.quiet_until.max(Some(until));
+    }
+
+    /// Takes what a second attempt costs, if there is to be one.
+    fn spend(&mut self, now: Instant) -> bool {
+        let is_quiet = self.quiet_until.is_some_and(|until| until > now);
+        if is_quiet || self.saved < MILLI {
+            return false;
+        }
+        self.saved -= MILLI;
+        true
+    }
+}
+
+/// How an attempt has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// With the server's word on the call, good or bad.
+    Answered,
+    /// In a way in which another attempt need not end.
+    Failed,
+}
+
+/// What an attempt's end means for its call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The other attempt decides.
+    GoesOn,
+    /// The call ends as the first attempt did.
+    First,
+    /// The call ends as the second attempt did.
+    Second,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Second {
+    /// To be sent then, if the first runs still.
+    At(Instant),
+    /// Not before the first was sent again.
+    Waits,
+    Runs,
+    /// It has been, or there is to be none.
+    Over,
+}
+
+/// A call and its two attempts.
+#[derive(Debug, Clone, Copy)]
+pub struct Race {
+    since: Instant,
+    delay: Option<Duration>,
+    second: Second,
+    first_failed: bool,
+}
+
+impl Race {
+    /// The first attempt is sent; [`Hedging::begin`] has given the delay.
+    #[must_use]
+    pub fn new(now: Instant, delay: Option<Duration>) -> Self {
+        let mut race = Self { since: now, delay, second: Second::Waits, first_failed: false };
+        race.on_sent(now);
+        race
+    }
+
+    /// The first attempt is sent, also once more: the time that it runs alone starts anew.
+    pub fn on_sent(&mut self, now: Instant) {
+        if matches!(self.second, Second::At(_) | Second::Waits) {
+            self.since = now;
+            let at = self.delay.and_then(|delay| now.checked_add(delay));
+            self.second = at.map_or(Second::Over, Second::At);
+        }
+    }
+
+    /// When to call [`Race::on_time`].
+    #[must_use]
+    pub fn next(&self) -> Option<Instant> {
+        match self.second {
+            Second::At(at) => Some(at),
+            _ => None,
+        }
+    }
+
+    /// Whether a second attempt is to be sent now. `first_runs`: the first is with a server, and does
+    /// not wait to be sent. `throttle`: that of the retries.
+    pub fn on_time(
+        &mut self,
+        now: Instant,
+        first_runs: bool,
+        hedging: &mut Hedging,
+        throttle: Option<&Throttle>,
+    ) -> bool {
+        if self.next().is_none_or(|at| at > now) {
+            return false;
+        }
+        if !first_runs {
+            self.second = Second::Waits;
+            return false;
+        }
+        let sends = throttle.is_none_or(Throttle::allows) && hedging.spend(now);
+        self.second = if sends { Second::Runs } else { Second::Over };
+        sends
+    }
+
+    /// The first attempt has ended.
+    pub fn on_first(&mut self, ended: Ended) -> Verdict {
+        if ended == Ended::Failed && self.second == Second::Runs {
+            self.first_failed = true;
+            return Verdict::GoesOn;
+        }
+        Verdict::First
+    }
+
+    /// The second attempt has ended. A failure counts in the throttle, as that of a first one does.
+    pub fn on_second(&mut self, ended: Ended, throttle: Option<&mut Throttle>) -> Verdict {
+        self.second = Second::Over;
+        match ended {
+            Ended::Answered => Verdict::Second,
+            Ended::Failed => {
+                throttle.into_iter().for_each(Throttle::on_failure);
+                if self.first_failed { Verdict::First } else { Verdict::GoesOn }
+            }
+        }
+    }
+
+    /// How long the first attempt has run.
+    #[must_use]
+    pub fn took(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+}
+
+/// Four buckets for each power of two of microseconds.
+const BUCKETS: usize = 164;
+
+/// How long a method's calls take, to a quarter of a power of two.
+#[derive(Debug)]
+struct Latencies {
+    counts: [u16; BUCKETS],
+    total: u32,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS], total: 0 }
+    }
+}
+
+impl Latencies {
+    fn observe(&mut self, took: Duration) {
+        if self.total >= MEMORY {
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.total = self.counts.iter().map(|count| u32::from(*count)).sum();
+        }
+        self.counts[bucket(took)] += 1;
+        self.total += 1;
+    }
+
+    fn percentile_95(&self) -> Option<Duration> {
+        if self.total < ENOUGH_ANSWERS {
+            return None;
+        }
+        let mut left = (self.total * 95).div_ceil(100);
+        let at = self.counts.iter().position(|count| {
+            left = left.saturating_sub(u32::from(*count));
+            left == 0
+        })?;
+        Some(upper_edge(at))
+    }
+}
+
+fn bucket(took: Duration) -> usize {
+    let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).clamp(1, 1 << 40);
+    let power = micros.ilog2();
+    let quarter = ((micros << 2) >> power) & 3;
+    (power as usize * 4 + usize::try_from(quarter).unwrap_or(0)).min(BUCKETS - 1)
+}
+
+/// What all durations of a bucket are below.
+fn upper_edge(bucket: usize) -> Duration {
+    let (power, quarter) = (bucket / 4, bucket as u64 % 4);
+    Duration::from_micros(((5 + quarter) << power).div_ceil(4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_percentile_is_that_of_the_method_and_follows_it() {
+        let (mut hedging, policy) = (Hedging::default(), HedgingPolicy::new());
+        for _ in 0..3 {
+            for millis in 1..=100 {
+                hedging.on_answer(1, millis * MS);
+            }
+        }
+        hedging.on_answer(2, MS);
+        let after = hedging.begin(1, &policy).unwrap();
+        assert!(after >= 95 * MS && after <= 119 * MS, "{after:?}");
+        assert_eq!(hedging.begin(2, &policy), None, "too few to know");
+        assert_eq!(hedging.begin(2, &policy.delay(MS)), Some(MS));
+        for _ in 0..20_000 {
+            hedging.on_answer(1, MS);
+        }
+        assert!(hedging.begin(1, &policy).unwrap() < 2 * MS);
+        for micros in (0..60).map(|power| 1 << power) {
+            let took = Duration::from_micros(micros);
+            assert!(upper_edge(bucket(took)) > took || micros >= 1 << 40, "{micros}");
+            assert!(upper_edge(bucket(took)) <= took * 5 / 4 + Duration::from_micros(1));
+        }
+    }
+
+    #[test]
+    fn the_budget_begins_with_nothing_and_saves_little() {
+        let (mut hedging, policy) = (Hedging::default(), HedgingPolicy::new());
+        let now = Instant::now();
+        let calls = |hedging: &mut Hedging, count| {
+            (0..count).for_each(|_| _ = hedging.begin(1, &policy));
+        };
+        calls(&mut hedging, 9);
+        assert!(!hedging.spend(now));
+        calls(&mut hedging, 1);
+        assert!(hedging.spend(now) && !hedging.spend(now));
+        calls(&mut hedging, 100_000);
+        assert_eq!((0..100).filter(|_| hedging.spend(now)).count(), 10);
+        for share in [f64::NAN, -1.0, 0.0] {
+            (0..1000).for_each(|_| _ = hedging.begin(1, &policy.budget(share)));
+            assert!(!hedging.spend(now), "{share}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_hedged_before_the_time_that_a_server_has_named_or_while_the_throttle_is_closed() {
+        let (mut hedging, policy, now) = (Hedging::default(), HedgingPolicy::new(), Instant::now());
+        (0..100).for_each(|_| _ = hedging.begin(1, &policy));
+        let mut throttle = Throttle::new(2, 0.1);
+        let hedges = |hedging: &mut Hedging, throttle: &Throttle, at| {
+            Race::new(now, Some(MS)).on_time(at, true, hedging, Some(throttle))
+        };
+        assert!(!hedges(&mut hedging, &throttle, now), "it is not time yet");
+        assert!(hedges(&mut hedging, &throttle, now + MS));
+        hedging.on_pushback(now + 10 * MS);
+        hedging.on_pushback(now + 5 * MS);
+        assert!(!hedges(&mut hedging, &throttle, now + 9 * MS));
+        assert!(hedges(&mut hedging, &throttle, now + 10 * MS));
+        let mut race = Race::new(now, Some(MS));
+        assert!(race.on_time(now + 10 * MS, true, &mut hedging, Some(&throttle)));
+        assert_eq!(race.on_second(Ended::Failed, Some(&mut throttle)), Verdict::GoesOn);
+        assert!(!hedges(&mut hedging, &throttle, now + 10 * MS), "half of two tokens is left");
+    }
+
+    #[test]
+    fn the_first_answer_ends_the_call_and_a_failure_only_the_last() {
+        use Ended::{Answered, Failed};
+        let (mut hedging, now) = (Hedging::default(), Instant::now());
+        let policy = HedgingPolicy::new().budget(1.0);
+        let mut hedged = || {
+            let mut race = Race::new(now, hedging.begin(1, &policy.delay(MS)));
+            assert_eq!(race.next(), Some(now + MS));
+            assert!(race.on_time(now + MS, true, &mut hedging, None));
+            assert_eq!(race.next(), None, "one second attempt");
+            race
+        };
+        assert_eq!(hedged().on_first(Answered), Verdict::First);
+        assert_eq!(hedged().on_second(Answered, None), Verdict::Second);
+        let mut race = hedged();
+        assert_eq!(race.on_first(Failed), Verdict::GoesOn);
+        assert_eq!(race.on_second(Answered, None), Verdict::Second);
+        let mut race = hedged();
+        assert_eq!(race.on_first(Failed), Verdict::GoesOn);
+        assert_eq!(race.on_second(Failed, None), Verdict::First);
+        let mut race = hedged();
+        assert_eq!(race.on_second(Failed, None), Verdict::GoesOn);
+        assert_eq!(race.on_first(Failed), Verdict::First);
+        // While the first waits to be sent again there is nothing to hedge.
+        let mut race = Race::new(now, Some(MS));
+        assert!(!race.on_time(now + MS, false, &mut hedging, None));
+        assert_eq!(race.next(), None);
+        race.on_sent(now + 10 * MS);
+        assert_eq!(race.next(), Some(now + 11 * MS));
+    }
+}

@@ -1,0 +1,299 @@
+//! Second attempts while the first one runs, over `mem://` and virtual time: who gets one, when, where,
+//! and how many.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::join_all;
+use rpc_core::client::resolve::StaticList;
+use rpc_core::{Bulk, Channel, ChannelBuilder, Code, HedgingPolicy, Server, Status};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+#[rpc_core::service]
+trait Data {
+    /// Gives the server's number, once the gate is open.
+    #[rpc(idempotent)]
+    async fn read(&self, data: Bulk) -> u64;
+    /// The same, but may be carried out once only.
+    async fn write(&self) -> u64;
+    /// Waits at the gate if it is the first call, and is refused else: come back in 10 s.
+    #[rpc(idempotent)]
+    async fn refuse_others(&self) -> Result<u64, Status>;
+}
+
+struct Node {
+    number: u64,
+    takes: Duration,
+    open: watch::Sender<bool>,
+    calls: AtomicU64,
+    given_up: AtomicU64,
+    saw_metadata: AtomicBool,
+}
+
+/// Tells that a handler was dropped at the gate.
+struct AtGate<'a>(&'a Node, bool);
+
+impl Drop for AtGate<'_> {
+    fn drop(&mut self) {
+        self.0.given_up.fetch_add(u64::from(self.1), Ordering::SeqCst);
+    }
+}
+
+impl Node {
+    fn new(number: u64, takes_ms: u64) -> Arc<Self> {
+        let open = watch::Sender::new(true);
+        let takes = Duration::from_millis(takes_ms);
+        let (calls, given_up) = Default::default();
+        Arc::new(Self { number, takes, open, calls, given_up, saw_metadata: AtomicBool::default() })
+    }
+
+    fn hold(&self) {
+        self.open.send_replace(false);
+    }
+
+    fn let_go(&self) {
+        self.open.send_replace(true);
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    fn given_up(&self) -> u64 {
+        self.given_up.load(Ordering::SeqCst)
+    }
+
+    async fn pass(&self) -> u64 {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let metadata = rpc_core::Context::current().metadata().text("key").is_some();
+        self.saw_metadata.store(metadata, Ordering::SeqCst);
+        let mut at_gate = AtGate(self, true);
+        tokio::time::sleep(self.takes).await;
+        self.open.subscribe().wait_for(|open| *open).await.unwrap();
+        at_gate.1 = false;
+        self.number
+    }
+}
+
+struct Nodes(Arc<Node>);
+
+impl Data for Nodes {
+    async fn read(&self, _data: Bulk) -> u64 {
+        self.0.pass().await
+    }
+
+    async fn write(&self) -> u64 {
+        self.0.pass().await
+    }
+
+    async fn refuse_others(&self) -> Result<u64, Status> {
+        if self.0.calls() > 0 {
+            self.0.calls.fetch_add(1, Ordering::SeqCst);
+            return Err(Status::unavailable("busy").with_retry_after(Duration::from_secs(10)));
+        }
+        Ok(self.0.pass().await)
+    }
+}
+
+async fn serve(address: &str, node: &Arc<Node>) -> JoinHandle<()> {
+    let server = Server::builder().add_service(DataServer::new(Nodes(Arc::clone(node))));
+    let server = server.bind(address).await.unwrap();
+    tokio::spawn(async move { server.serve().await.unwrap() })
+}
+
+/// Two servers behind one channel, both connected, after so many calls.
+struct Pair {
+    nodes: [Arc<Node>; 2],
+    servers: Vec<JoinHandle<()>>,
+    client: DataClient,
+}
+
+impl Pair {
+    async fn start(name: &str, takes_ms: u64, builder: ChannelBuilder, calls: u64) -> Self {
+        let nodes = [Node::new(0, takes_ms), Node::new(1, takes_ms)];
+        let addresses = [format!("mem://{name}-0"), format!("mem://{name}-1")];
+        let mut servers = Vec::new();
+        for (address, node) in addresses.iter().zip(&nodes) {
+            servers.push(serve(address, node).await);
+        }
+        let client = builder.connect_balanced(StaticList::new(addresses).unwrap()).unwrap();
+        let client = DataClient::new(client);
+        for _ in 0..calls {
+            client.read(Bulk::new()).hedging(None).await.unwrap();
+        }
+        // What may be spent is counted for calls that may be hedged.
+        for _ in 0..calls {
+            client.read(Bulk::new()).await.unwrap();
+        }
+        assert!(nodes.iter().all(|node| node.calls() > 0), "both are connected");
+        Self { nodes, servers, client }
+    }
+
+    fn calls(&self) -> u64 {
+        self.nodes.iter().map(|node| node.calls()).sum()
+    }
+
+    fn hold_both(&self) {
+        self.nodes.iter().for_each(|node| node.hold());
+    }
+}
+
+async fn until(mut is_so: impl FnMut() -> bool) {
+    let mut turns = 0;
+    while !is_so() {
+        turns += 1;
+        assert!(turns < 100_000, "it never happens");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn after(millis: u64) -> HedgingPolicy {
+    HedgingPolicy::new().delay(Duration::from_millis(millis))
+}
+
+/// Of a hundred calls some go to the server that hangs: the others answer for it.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_hangs_at_one_server_is_answered_by_another() {
+    let pair = Pair::start("hang", 0, Channel::builder().hedging(after(10)), 100).await;
+    pair.nodes[0].hold();
+    let (mut hanging, mut turns, before) = (0, 0, pair.calls());
+    // Half of the time it begins at the server that answers.
+    while hanging == 0 {
+        turns += 1;
+        assert!(turns < 1000, "it is never chosen");
+        let (calls, began) = (pair.nodes[0].calls(), Instant::now());
+        let read = pair.client.read(Bulk::from(vec![7; 100_000])).metadata("key", "v");
+        assert_eq!(read.timeout(Duration::from_secs(60)).await, Ok(1));
+        assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+        if pair.nodes[0].calls() > calls {
+            hanging += 1;
+            assert!(began.elapsed() >= Duration::from_millis(10), "not before its time");
+        }
+        assert!(pair.nodes[1].saw_metadata.load(Ordering::SeqCst));
+    }
+    assert_eq!(pair.calls(), before + turns + 1, "one second attempt, and only for that one");
+    until(|| pair.nodes[0].given_up() == 1).await;
+    // Who lost is known to be slow: it is left alone.
+    let calls = pair.nodes[0].calls();
+    for _ in 0..20 {
+        assert_eq!(pair.client.read(Bulk::new()).timeout(Duration::from_secs(60)).await, Ok(1));
+    }
+    assert_eq!((pair.nodes[0].calls(), pair.nodes[1].given_up()), (calls, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_idempotent_is_never_sent_twice() {
+    let pair = Pair::start("twice", 0, Channel::builder().hedging(after(10)), 100).await;
+    pair.hold_both();
+    let before = pair.calls();
+    let write = pair.client.write().timeout(Duration::from_secs(60)).hedging(after(1));
+    assert_eq!(write.await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(pair.calls(), before + 1);
+    // Nor what its caller does not want twice, nor what goes into a slot.
+    let read = pair.client.read(Bulk::new()).timeout(Duration::from_secs(60)).hedging(None);
+    assert_eq!(read.await.unwrap_err().code(), Code::DeadlineExceeded);
+    let slot = pair.client.channel().bulk_pool().slot(4096).unwrap();
+    let read = pair.client.read(Bulk::new()).timeout(Duration::from_secs(60)).into(slot);
+    assert_eq!(read.await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(pair.calls(), before + 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_budget_is_kept_however_slow_the_servers_are() {
+    let builder = Channel::builder().hedging(after(10).budget(0.05));
+    let pair = Pair::start("budget", 100, builder, 20).await;
+    let before = pair.calls();
+    for _ in 0..100 {
+        for read in join_all((0..8).map(|_| pair.client.read(Bulk::new()))).await {
+            read.unwrap();
+        }
+    }
+    let seconds = pair.calls() - before - 800;
+    assert!((35..=41).contains(&seconds), "{seconds} of 820 calls at 5 %");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_delay_of_the_users_it_is_that_of_95_of_100_calls() {
+    let pair = Pair::start("p95", 20, Channel::builder().hedging(HedgingPolicy::new()), 40).await;
+    pair.hold_both();
+    let before = pair.calls();
+    let read = pair.client.read(Bulk::new()).timeout(Duration::from_secs(60));
+    assert_eq!(read.await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(pair.calls(), before + 1, "nobody knows how long it takes");
+    pair.nodes.iter().for_each(|node| node.let_go());
+    for _ in 0..10 {
+        pair.client.read(Bulk::new()).await.unwrap();
+    }
+    pair.hold_both();
+    let (before, began) = (pair.calls(), Instant::now());
+    let read = tokio::spawn(pair.client.read(Bulk::new()).start());
+    until(|| pair.calls() == before + 2).await;
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(20) && took <= Duration::from_millis(30), "{took:?}");
+    pair.nodes.iter().for_each(|node| node.let_go());
+    read.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_asks_for_time_gets_no_second_attempts() {
+    let node = Node::new(0, 0);
+    let _server = serve("mem://asks-for-time", &node).await;
+    let builder = Channel::builder().hedging(after(10).budget(1.0));
+    let client = DataClient::new(builder.connect("mem://asks-for-time").await.unwrap());
+    node.hold();
+    // There is one server: it gets the second attempt too, and refuses it.
+    let first = tokio::spawn(client.refuse_others().start());
+    until(|| node.calls() == 2).await;
+    let second = tokio::spawn(client.read(Bulk::new()).start());
+    until(|| node.calls() == 3).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(node.calls(), 3);
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let third = tokio::spawn(client.read(Bulk::new()).start());
+    until(|| node.calls() == 5).await;
+    node.let_go();
+    for call in [second, third] {
+        assert_eq!(call.await.unwrap(), Ok(0));
+    }
+    assert_eq!(first.await.unwrap(), Ok(0), "a refused second attempt changes nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_server_dies_has_the_answer_of_the_other() {
+    let builder = Channel::builder().hedging(after(10)).retry(None);
+    let mut pair = Pair::start("dies", 0, builder, 100).await;
+    pair.hold_both();
+    let before = [0, 1].map(|at| pair.nodes[at].calls());
+    let read = pair.client.read(Bulk::new()).timeout(Duration::from_secs(600));
+    let read = tokio::spawn(read.start());
+    until(|| (0..2).any(|at| pair.nodes[at].calls() > before[at])).await;
+    let first = usize::from(pair.nodes[0].calls() == before[0]);
+    until(|| pair.nodes[1 - first].calls() > before[1 - first]).await;
+    let server = pair.servers.remove(first);
+    server.abort();
+    let _ = server.await;
+    until(|| pair.nodes[first].given_up() == 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!read.is_finished());
+    pair.nodes[1 - first].let_go();
+    assert_eq!(read.await.unwrap(), Ok(1 - first as u64));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_call_leaves_no_attempt_behind() {
+    let pair = Pair::start("dropped", 0, Channel::builder().hedging(after(10)), 100).await;
+    pair.hold_both();
+    for number in 1..=3 {
+        let before = pair.calls();
+        let read = tokio::spawn(pair.client.read(Bulk::new()).start());
+        until(|| pair.calls() == before + 2).await;
+        read.abort();
+        until(|| pair.nodes.iter().all(|node| node.given_up() == number)).await;
+    }
+    pair.nodes.iter().for_each(|node| node.let_go());
+    assert!(pair.client.read(Bulk::new()).await.is_ok());
+}
