@@ -1,4 +1,4 @@
-//! Several servers behind a name, over `mem://` and virtual time.
+//! Several servers behind a name, over `mem://` and virtual time; dead ones over `tcp://` as well.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 use std::sync::Arc;
@@ -43,11 +43,18 @@ struct Running {
 }
 
 async fn serve(address: &str, number: u64, takes_ms: u64) -> Running {
+    serve_at(address, number, takes_ms).await.0
+}
+
+/// With the address that it has.
+async fn serve_at(address: &str, number: u64, takes_ms: u64) -> (Running, String) {
     let calls = Arc::<AtomicU64>::default();
     let takes = Duration::from_millis(takes_ms);
     let service = NamedServer::new(Numbered { number, takes, calls: Arc::clone(&calls) });
     let server = Server::builder().add_service(service).bind(address).await.unwrap();
-    Running { calls, task: tokio::spawn(async move { server.serve().await.unwrap() }) }
+    let address = server.local_address().to_string();
+    let task = tokio::spawn(async move { server.serve().await.unwrap() });
+    (Running { calls, task }, address)
 }
 
 impl Running {
@@ -134,6 +141,50 @@ async fn a_dead_end_point_hurts_no_call_that_may_go_elsewhere() {
     while first.calls() == 0 {
         client.name().await.unwrap();
     }
+}
+
+/// Nobody listens at one address; behind another one is somebody who takes connections and never says
+/// a word.
+#[tokio::test]
+async fn dead_end_points_over_tcp_hurt_no_call_that_may_go_elsewhere() {
+    let far = Duration::from_secs(100);
+    let bind = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (silent, gone) = (bind(), bind().local_addr().unwrap());
+    let silent_address = format!("tcp://{}", silent.local_addr().unwrap());
+    let (first, first_address) = serve_at("tcp://127.0.0.1:0", 1, 1).await;
+    let (second, second_address) = serve_at("tcp://127.0.0.1:0", 2, 1).await;
+    let all = [silent_address, format!("tcp://{gone}"), first_address, second_address];
+    // Longer than any call waits.
+    let builder = Channel::builder().connect_timeout(10 * far);
+    let client = builder.connect_balanced(StaticList::new(all).unwrap()).unwrap();
+    let client = NamedClient::new(client);
+    // Nothing is connected yet.
+    for name in join_all((0..50).map(|_| client.name().timeout(far))).await {
+        assert!(matches!(name, Ok(1 | 2)), "{name:?}");
+    }
+    while first.calls() == 0 || second.calls() == 0 {
+        client.name().timeout(far).await.unwrap();
+    }
+    let calls: Vec<_> = (0..20).map(|_| client.name_again().timeout(far).start()).collect();
+    first.kill().await;
+    for call in calls {
+        call.await.expect("what was at the first goes to the second");
+    }
+    let before = second.calls();
+    for _ in 0..100 {
+        assert_eq!(client.name_again().timeout(far).await, Ok(2));
+    }
+    assert!(second.calls() >= before + 100);
+    second.kill().await;
+    // Nobody is left: each dead end point is named.
+    let status = loop {
+        match client.name().timeout(Duration::from_millis(200)).await {
+            Err(status) if status.message().contains(&gone.to_string()) => break status,
+            _ => {}
+        }
+    };
+    assert!(status.message().contains("tcp://"), "{status}");
+    drop(silent);
 }
 
 #[tokio::test(start_paused = true)]
