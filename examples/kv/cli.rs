@@ -143,6 +143,10 @@ pub(crate) struct ConnectArgs {
     )]
     pub(crate) timeout: Duration,
 
+    /// Wait for a server that is not there, until the timeout, and go on over its restarts
+    #[arg(long, help_heading = "Connection")]
+    pub(crate) wait: bool,
+
     /// How to wait for replies
     #[arg(long, value_enum, default_value_t, help_heading = "Connection")]
     pub(crate) poll: Poll,

@@ -29,15 +29,17 @@ async fn connect_with(
     args: &ConnectArgs,
     timeout: Option<Duration>,
 ) -> Result<KvClient, CommandError> {
-    let channel = Channel::builder()
+    let builder = Channel::builder()
         .codec(args.codec.into())
         .poll_mode(args.poll.into())
         .link(link())
-        .default_timeout(timeout)
-        // A command ends with its connection.
-        .reconnect(None)
-        .connect(args.address.to_string())
-        .await
-        .map_err(CommandError::Connect)?;
-    Ok(KvClient::new(channel))
+        .default_timeout(timeout);
+    let address = args.address.to_string();
+    let channel = if args.wait {
+        builder.wait_for_ready(true).connect_lazy(address)
+    } else {
+        // The command ends with its connection.
+        builder.reconnect(None).connect(address).await
+    };
+    Ok(KvClient::new(channel.map_err(CommandError::Connect)?))
 }

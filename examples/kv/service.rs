@@ -23,6 +23,7 @@ pub(crate) const MAX_PAGE_BYTES: usize = 1 << 20;
 #[rpc_core::service]
 pub(crate) trait Kv {
     /// The value of a key, and its version.
+    #[rpc(idempotent)]
     async fn get(&self, key: &str) -> Result<Value, KvError>;
 
     /// Sets the value of a key, whatever it was. Gives the new version.
@@ -42,6 +43,7 @@ pub(crate) trait Kv {
 
     /// Keys that begin with `prefix` and come behind `after`, in order, at most `limit` and at most
     /// [`MAX_PAGE_KEYS`]. Begin with an empty `after`, go on with [`Page::next`].
+    #[rpc(idempotent)]
     async fn list(&self, prefix: &str, after: &str, limit: u32) -> Page;
 
     /// Changes of keys that begin with `prefix`, from the moment on at which the call is accepted. Who
@@ -62,6 +64,7 @@ pub(crate) trait Kv {
     ) -> impl Stream<Item = Result<Update, CallError<KvError>>>;
 
     /// What the store holds, and what was asked of it.
+    #[rpc(idempotent)]
     async fn stats(&self) -> Stats;
 }
 

@@ -15,6 +15,11 @@ async fn serve(name: &str) -> Serving {
     Serving::start(command("kv", ["serve", &address]), 1).await
 }
 
+fn terminate(server: &Serving) {
+    let pid = i32::try_from(server.id()).ok().and_then(Pid::from_raw).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+}
+
 async fn kv(arguments: &[&dyn AsRef<OsStr>]) -> Ended {
     run(command("kv", arguments.iter().map(|argument| argument.as_ref()))).await
 }
@@ -66,6 +71,27 @@ fn changes_are_watched() {
     });
 }
 
+#[test]
+fn a_command_waits_for_its_server_if_it_is_told_to() {
+    tests::limit::run(async {
+        let server = Serving::start(command("kv", ["serve", "tcp://127.0.0.1:0"]), 1).await;
+        let tcp = server.addresses()[0].clone();
+        let shm = format!("shm://kv-streams-wait-{}", std::process::id());
+        terminate(&server);
+        server.ended().await;
+        for address in [&tcp, &shm] {
+            let refused = kv(&[&"stats", address]).await.with_code(1);
+            assert!(refused.stderr.contains("start the server there"), "{refused:?}");
+            let put = tokio::spawn(run(command("kv", ["put", address, "key", "1", "--wait"])));
+            let server = Serving::start(command("kv", ["serve", address]), 1).await;
+            put.await.unwrap().with_code(0);
+            assert_eq!(kv(&[&"get", address, &"key", &"--wait"]).await.with_code(0).text(), "1");
+            terminate(&server);
+            server.ended().await;
+        }
+    });
+}
+
 /// The next line that a program says.
 async fn line(pipe: &mut (impl AsyncBufRead + Unpin)) -> String {
     let mut line = String::new();
@@ -92,8 +118,7 @@ fn a_server_that_is_terminated_ends_its_streams_in_order(address: &str) {
         let changed = line(&mut changes).await;
         assert!(changed.starts_with("set ") && changed.ends_with(" w/a\n"), "{changed}");
 
-        let pid = i32::try_from(server.id()).ok().and_then(Pid::from_raw).unwrap();
-        kill_process(pid, Signal::TERM).unwrap();
+        terminate(&server);
         let told = line(&mut errors).await;
         assert!(told.contains("shutting down"), "{told}");
         assert_eq!(watch.wait().await.unwrap().code(), Some(1));
