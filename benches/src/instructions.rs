@@ -1,4 +1,4 @@
-//! Instructions of a call, by layer.
+//! Instructions of a call and of a stream's item, by layer.
 //!
 //! Owns the kept counts in `benches/instructions.txt`: a figure that grows by more than [`SLACK`] fails,
 //! until the baseline is written anew (`--write`) and the change is there to be seen in review.
@@ -20,28 +20,33 @@ const SLACK: f64 = 0.03;
 /// Layers that grow by less than this part of a whole call are left alone: a few instructions are 3 %
 /// of the small ones.
 const WHOLE_SLACK: f64 = 0.005;
-/// Calls of the two runs.
+/// Calls, or items, of the two runs.
 const RUNS: [u32; 2] = [1_600, 4_800];
-/// Calls in flight.
-const WAYS: [u32; 2] = [1, 32];
+/// What is counted, by name: arguments of `count`.
+const WAYS: [(&str, [&str; 2]); 4] = [
+    ("1 in flight", ["--in-flight", "1"]),
+    ("32 in flight", ["--in-flight", "32"]),
+    ("item of arguments", ["--items", "arguments"]),
+    ("item of results", ["--items", "results"]),
+];
 /// The name of the sum.
 const TOTAL: &str = "in all";
 
-/// Instructions per call, by name: calls in flight and layer.
+/// Instructions per call or item, by name: what is counted, and layer.
 type Figures = BTreeMap<String, f64>;
 
 /// Counts, prints, and compares with the baseline or writes it.
 pub(crate) fn run(write: bool) -> Result<()> {
     let baseline = Path::new(env!("CARGO_MANIFEST_DIR")).join("instructions.txt");
     let mut now = Figures::new();
-    for in_flight in WAYS {
-        let [few, many] = RUNS.map(|calls| count(calls, in_flight));
+    for (name, way) in WAYS {
+        let [few, many] = RUNS.map(|calls| count(calls, way));
         let (few, many) = (few?, many?);
         for (layer, count) in many {
             let before = few.get(&layer).copied().unwrap_or_default();
             let per_call = (count - before) / f64::from(RUNS[1] - RUNS[0]);
             if per_call >= 1.0 {
-                now.insert(format!("{in_flight} in flight: {layer}"), per_call);
+                now.insert(format!("{name}: {layer}"), per_call);
             }
         }
     }
@@ -85,7 +90,7 @@ fn text(figures: &Figures) -> Result<String> {
     let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let version = Command::new(rustc).arg("--version").stdin(Stdio::null()).output()?;
     let mut text = format!("# {}", String::from_utf8_lossy(&version.stdout));
-    text += "# Instructions per 64-byte echo, both ends: `cargo run --profile counted -p benches -- \
+    text += "# Instructions per 64-byte echo or item, both ends: `cargo run --profile counted -p benches -- \
              instructions --write`\n";
     for (name, figure) in figures {
         writeln!(text, "{name} = {figure:.0}")?;
@@ -104,13 +109,14 @@ fn parse(text: &str) -> Result<Figures> {
 }
 
 /// Instructions of a child that makes calls, by layer.
-fn count(calls: u32, in_flight: u32) -> Result<Figures> {
-    let out = env::temp_dir().join(format!("callgrind.{}.{calls}.{in_flight}", std::process::id()));
+fn count(calls: u32, way: [&str; 2]) -> Result<Figures> {
+    let out = env::temp_dir().join(format!("callgrind.{}.{calls}", std::process::id()));
     let done = Command::new("valgrind")
         .args(["--tool=callgrind", "--compress-strings=no", "--compress-pos=no"])
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(env::current_exe()?)
-        .args(["count", "--calls", &calls.to_string(), "--in-flight", &in_flight.to_string()])
+        .args(["count", "--calls", &calls.to_string()])
+        .args(way)
         .stdin(Stdio::null())
         .output()
         .context("valgrind does not start: install it (Debian: apt-get install valgrind)")?;

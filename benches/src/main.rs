@@ -12,6 +12,7 @@ mod floor_large;
 mod floor_tcp;
 mod idle;
 mod instructions;
+mod items;
 mod large;
 mod large_cpu;
 mod ours;
@@ -113,8 +114,11 @@ enum Command {
         /// Calls in flight; 1 counts two wake-ups with each.
         #[arg(long, default_value_t = 32)]
         in_flight: u32,
+        /// In place of calls so many items of one stream: `results` or `arguments`.
+        #[arg(long)]
+        items: Option<String>,
     },
-    /// Instructions of a 64-byte echo by layer, both ends, against the baseline in
+    /// Instructions of a 64-byte echo and of a 64-byte item by layer, both ends, against the baseline in
     /// `benches/instructions.txt`. Needs valgrind; run it with `--profile counted`.
     Instructions {
         /// Writes the baseline anew.
@@ -217,7 +221,12 @@ fn main() -> Result<()> {
             echo::run(&runtime, rounds, Duration::from_millis(millis))
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
-        Command::Count { calls, in_flight } => runtime.block_on(count(calls, in_flight.max(1))),
+        Command::Count { calls, in_flight, items: None } => {
+            runtime.block_on(count(calls, in_flight.max(1)))
+        }
+        Command::Count { calls, items: Some(items), .. } => {
+            runtime.block_on(items::count(calls, &items))
+        }
         Command::Instructions { write } => instructions::run(write),
         #[cfg(feature = "verbs")]
         Command::Rdma { rounds, iterations, millis } => {
