@@ -96,6 +96,54 @@
 //! without a connection, use [`Context::scope`], which gives it the deadline, metadata and peer of
 //! your choice.
 //!
+//! A fake is one more implementation of the trait. The client before it is the real one, so the code
+//! that is tested meets deadlines, cancellation and errors as they are; there is no trait over clients
+//! that would have to imitate them.
+//!
+//! ```
+//! # #[rpc_core::service] pub trait Weather { async fn degrees(&self, city: &str) -> Result<f64, Status>; }
+//! use std::collections::VecDeque;
+//! use std::sync::{Arc, Mutex};
+//! use std::time::Duration;
+//!
+//! use rpc_core::{Channel, Code, Status};
+//!
+//! /// Gives the answers that a test has put in, then none at all, and keeps what it was asked.
+//! #[derive(Default)]
+//! struct Fake {
+//!     answers: Mutex<VecDeque<Result<f64, Status>>>,
+//!     asked: Mutex<Vec<String>>,
+//! }
+//!
+//! impl Weather for Fake {
+//!     async fn degrees(&self, city: &str) -> Result<f64, Status> {
+//!         self.asked.lock().unwrap().push(city.to_owned());
+//!         let answer = self.answers.lock().unwrap().pop_front();
+//!         match answer {
+//!             Some(answer) => answer,
+//!             None => std::future::pending().await,
+//!         }
+//!     }
+//! }
+//!
+//! # /*
+//! #[tokio::test(start_paused = true)]
+//! # */
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() { an_hour_passes_at_once().await }
+//! async fn an_hour_passes_at_once() {
+//!     let fake = Arc::new(Fake::default());
+//!     let channel = Channel::to(WeatherServer::from_arc(Arc::clone(&fake))).await.unwrap();
+//!     let weather = WeatherClient::new(channel);
+//!     fake.answers.lock().unwrap().push_back(Err(Status::not_found("Oslo")));
+//!     let status = Status::from(weather.degrees("Oslo").await.unwrap_err());
+//!     assert_eq!(status.code(), Code::NotFound);
+//!     let late = weather.degrees("Bergen").timeout(Duration::from_secs(3600)).await;
+//!     assert_eq!(Status::from(late.unwrap_err()).code(), Code::DeadlineExceeded);
+//!     assert_eq!(*fake.asked.lock().unwrap(), ["Oslo", "Bergen"]);
+//! }
+//! ```
+//!
 //! # Features
 //!
 //! | feature | default | what it brings |
