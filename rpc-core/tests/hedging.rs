@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
+use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::client::resolve::StaticList;
 use rpc_core::{Bulk, Channel, ChannelBuilder, Code, HedgingPolicy, Server, Status};
 use tokio::sync::watch;
@@ -296,4 +297,21 @@ async fn a_dropped_call_leaves_no_attempt_behind() {
     }
     pair.nodes.iter().for_each(|node| node.let_go());
     assert!(pair.client.read(Bulk::new()).await.is_ok());
+}
+
+/// The second attempt of a blocking call is sent while its thread waits.
+#[test]
+fn blocking_clients_hedge_as_well() {
+    let servers =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let node = Node::new(7, 0);
+    let _server = servers.block_on(serve("mem://blocking-hedge", &node));
+    let channel = BlockingChannel::connect("mem://blocking-hedge").unwrap();
+    node.hold();
+    let hedged = DataBlockingClient::new(channel.with_hedging(after(1).budget(1.0)));
+    // A channel without a policy of its own has the call's.
+    let read = std::thread::spawn(move || hedged.read(Bulk::new()));
+    servers.block_on(until(|| node.calls() == 2));
+    node.let_go();
+    assert_eq!(read.join().unwrap(), Ok(7));
 }

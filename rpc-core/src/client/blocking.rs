@@ -23,6 +23,7 @@ use tokio::task::coop;
 use rpc_transport::connect::error::ConnectError;
 use rpc_transport::protocol::config::WhenFull;
 
+use crate::channel::hedging::HedgingPolicy;
 use crate::client::Channel;
 use crate::client::call::stream_call::StreamDecoders;
 use crate::service::{MethodDescriptor, ReplyParts};
@@ -69,6 +70,7 @@ pub struct BlockingChannel {
     deadline: Option<Instant>,
     wait_for_ready: Option<bool>,
     when_full: Option<WhenFull>,
+    hedging: Option<Option<HedgingPolicy>>,
     metadata: Vec<(String, Bytes)>,
     driver: Arc<Driver>,
 }
@@ -115,6 +117,7 @@ impl BlockingChannel {
             deadline: None,
             wait_for_ready: None,
             when_full: None,
+            hedging: None,
             metadata: Vec::new(),
             driver: Arc::new(driver),
         })
@@ -162,6 +165,14 @@ impl BlockingChannel {
         self
     }
 
+    /// Sets whether and when each call gets a second attempt while its first one runs, as
+    /// [`Call::hedging`](crate::Call::hedging) does.
+    #[must_use]
+    pub fn with_hedging(mut self, policy: impl Into<Option<HedgingPolicy>>) -> Self {
+        self.hedging = Some(policy.into());
+        self
+    }
+
     /// Adds a key and a value to each call, as [`Call::metadata`](crate::Call::metadata) does.
     #[must_use]
     pub fn with_metadata(mut self, key: &str, value: impl Into<Bytes>) -> Self {
@@ -182,7 +193,10 @@ impl BlockingChannel {
     ) -> O {
         refuse_inside_a_runtime();
         let call = self.channel.call(method, args, decode);
-        let call = with_options!(self, call);
+        let mut call = with_options!(self, call);
+        if let Some(policy) = self.hedging {
+            call = call.hedging(policy);
+        }
         self.driver.wait(call)
     }
 
