@@ -12,7 +12,9 @@ use std::time::Duration;
 use futures::future::{Either, select};
 use rpc_core::bulk::read_pieces;
 use rpc_core::stream::{Stream, StreamEnd, Streaming};
-use rpc_core::{Bulk, BulkReader, Channel, Code, LinkConfig, PollMode, Server, Status};
+use rpc_core::{
+    ArenaConfig, Bulk, BulkReader, Channel, Code, LinkConfig, PollMode, Server, Status,
+};
 use test_kit::Watchdog;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::sync::watch;
@@ -180,9 +182,11 @@ impl AsyncRead for Counting {
     }
 }
 
-/// Puts together 100 kB at most.
+/// Puts together 100 kB at most, and has memory for 1 MiB of what is not read: a long payload never
+/// is all there.
 fn link() -> LinkConfig {
-    LinkConfig::default().assembly_bytes(100_000)
+    let arena = ArenaConfig::default().arena_chunks(16).max_chunks(16);
+    LinkConfig::default().assembly_bytes(100_000).arena(arena)
 }
 
 /// Serves on a runtime of its own, whose end is the death of the server.
@@ -362,7 +366,8 @@ fn a_deadline_ends_every_hop_of_a_chain() {
         let call = world.gateway.upload_and_hold(data.reader()).timeout(Duration::from_millis(500));
         let status = Status::from(call.await.unwrap_err());
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-        world.until(|seen| seen.dropped == seen.holding).await;
+        // It may pass before the last of them has read anything.
+        world.until(|seen| seen.dropped >= seen.holding).await;
         assert_eq!(
             world.gateway.upload(Bulk::from(pattern(200_000)).reader()).await,
             Ok(expected(200_000))
