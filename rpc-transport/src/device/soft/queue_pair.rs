@@ -515,3 +515,6 @@ fn take_packet(
         _ => targets.finish(head, extension),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,7 @@ impl Link {
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
         if self.has_nothing_to_transmit() {
+            debug_assert!(self.poll_queued().is_none(), "the check and the choice disagree");
             return None;
         }
         self.poll_queued()
