@@ -55,9 +55,10 @@ pub use crate::stream::pump::Port;
 pub use rpc_transport::connect::error::ConnectError;
 
 use crate::bulk::{Bulk, BulkMut};
-use crate::codec::{Codec, CodecErrorKind, Copies, Placement, Pool, Scratch, Tail};
-use crate::context::Context;
+use crate::codec::{Codec, Placement, Pool, Scratch, Tail};
+use crate::context::{Context, copy_to_own_pool};
 use crate::endpoint::room::UNCOUNTED_BYTES;
+use crate::service::coding::{undecodable, undecodable_reply};
 use crate::session::RAISE;
 
 /// A type that is a [`Result`], behind an alias.
@@ -145,12 +146,6 @@ fn extras(message: &mut Message) -> Option<Box<Mutex<Extras>>> {
     let any = tail.is_some() || stream.is_some() || slot.is_some() || charge.is_some();
     let extras = Extras { tail, stream, slot, _charge: charge };
     any.then(|| Box::new(Mutex::new(extras)))
-}
-
-/// Copies bytes that cannot be shared into a registered buffer of the connection whose handler
-/// runs.
-pub(crate) fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
-    Context::current().bulk_pool()?.copy_of(bytes)
 }
 
 /// Splits a request into the handler's context and the part that its future owns.
@@ -265,17 +260,6 @@ impl Incoming {
             ReplyKind::UserError => Reply::UserError(body),
         }
     }
-}
-
-/// Advice for bytes that are not a value of the type. The check of schemas has not found this where
-/// a type cannot be looked into.
-const TYPES_DIFFER: &str = "; where the types of the two ends differ, bring both up to date";
-
-#[cold]
-fn undecodable(part: &str, method: &MethodDescriptor, what: &str, kind: &CodecErrorKind) -> String {
-    let name = method.name;
-    let advice = if kind.may_come_from_other_types() { TYPES_DIFFER } else { "" };
-    format!("cannot decode {part} of {name}: {what}{advice}")
 }
 
 #[cold]
@@ -409,43 +393,9 @@ fn landed(tail: Payload, into: Option<Box<BulkMut>>) -> Bulk {
 }
 
 #[cold]
-pub(crate) fn undecodable_item(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    let text = undecodable("an item", method, &error.to_string(), error.kind());
-    let status = match error.kind().is_limit() {
-        true => Status::resource_exhausted(text),
-        false => Status::invalid_argument(text),
-    };
-    status.with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
-}
-
-#[cold]
-pub(crate) fn unencodable_item(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    Status::invalid_argument(format!("cannot encode an item of {}: {error}", method.name))
-}
-
-#[cold]
-fn undecodable_reply(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    let text = undecodable("the reply", method, &error.to_string(), error.kind());
-    let status = match error.kind().is_limit() {
-        true => Status::resource_exhausted(text),
-        false => Status::internal(text),
-    };
-    status.with_source(std::sync::Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
-}
-
-#[cold]
 fn unexpected_user_error(method: &'static MethodDescriptor) -> Status {
     Status::internal(format!(
         "{} answered with an error of its own, which the method has not here",
         method.name
     ))
-}
-
-/// The status of a call whose arguments cannot be encoded.
-#[cold]
-#[must_use]
-pub fn unencodable_arguments(method: &'static MethodDescriptor, error: CodecError) -> Status {
-    let what = error.describe(method.arguments);
-    Status::invalid_argument(format!("cannot encode the arguments of {}: {what}", method.name))
-        .with_source(Arc::new(error) as Arc<dyn std::error::Error + Send + Sync>)
 }

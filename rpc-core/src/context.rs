@@ -20,7 +20,7 @@ use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 
-use crate::bulk::BulkPool;
+use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::metadata::Metadata;
 use crate::server::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
@@ -334,6 +334,12 @@ impl<F: Future> Future for Scoped<F> {
         let _restore = Restore(this.context);
         this.future.poll(cx)
     }
+}
+
+/// Copies bytes that cannot be shared into a registered buffer of the connection whose handler
+/// runs.
+pub(crate) fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
+    Context::current().bulk_pool()?.copy_of(bytes)
 }
 
 #[cfg(test)]

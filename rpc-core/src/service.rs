@@ -3,19 +3,19 @@
 //! Owns the interface between generated dispatch and the server. Knows nothing of connections: a
 //! [`Request`] comes from a session or from a test.
 
+pub(crate) mod coding;
+pub(crate) mod hash;
 pub(crate) mod method;
+pub(crate) mod reply;
 
-use std::fmt;
-
-use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
-pub use self::method::{MethodDescriptor, method_id, signature_hash};
-use crate::bulk::BulkMut;
+pub use self::hash::{method_id, signature_hash};
+pub use self::method::MethodDescriptor;
+pub use self::reply::{Reply, ReplyKind, ReplyParts};
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::server::handler::Handler;
-use crate::status::Status;
 use crate::stream::line::Streams;
 
 /// Describes a service to both sides. Lives in a `static` of the generated code.
@@ -133,49 +133,6 @@ impl Request {
     #[must_use]
     pub fn new(message: Message, codec: Codec, context: Context) -> Self {
         Self { message, codec, context, streams: None }
-    }
-}
-
-/// The kind of body that a reply has, which decides how to decode it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReplyKind {
-    /// The body is the result.
-    Ok,
-    /// The body is the method's own error.
-    UserError,
-}
-
-/// The outcome of a handler.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Reply {
-    /// The encoded result.
-    Ok(OutBuf),
-    /// The method's own error, encoded.
-    UserError(OutBuf),
-    /// The call failed.
-    Status(Status),
-}
-
-/// A reply as a client sees it.
-#[non_exhaustive]
-pub struct ReplyParts {
-    /// The codec of the body.
-    pub codec: Codec,
-    /// The method that was called.
-    pub method: &'static MethodDescriptor,
-    /// The reply, or why there is none.
-    pub outcome: Result<(ReplyKind, Message), Status>,
-    /// The buffer to receive the reply's payload in.
-    pub(crate) into: Option<Box<BulkMut>>,
-}
-
-impl fmt::Debug for ReplyParts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReplyParts")
-            .field("method", &self.method.name)
-            .field("outcome", &self.outcome)
-            .finish_non_exhaustive()
     }
 }
 

@@ -37,6 +37,7 @@ use rpc_transport::message::part::OutPart;
 use rpc_transport::message::payload::Payload;
 
 pub use self::pieces::{PieceReader, Pieces, ReadPieces, read_pieces};
+pub(crate) use self::pool::Copies;
 pub use self::pool::{BulkMut, BulkPool, PoolError};
 pub use self::reader::BulkReader;
 pub use self::slot::{Landing, ReplySlot};

@@ -27,7 +27,6 @@ use tokio::task::AbortHandle;
 
 use super::slot::{ReplySlot, SlotHome};
 use super::{Bulk, Memory};
-use crate::codec::Copies;
 
 /// Smallest buffer that is allocated, bytes.
 const MIN_BUFFER_BYTES: u32 = 64 * 1024;
@@ -193,6 +192,12 @@ impl BulkPool {
     pub fn allocated_bytes(&self) -> u64 {
         self.0.slabs.lock().all.iter().map(Slab::bytes).sum()
     }
+}
+
+/// Where copies are made in registered buffers; asked only when there is something to copy.
+pub(crate) trait Copies: Send + Sync {
+    /// A copy; `None` when no buffer can be had.
+    fn copy_of(&self, bytes: &[u8]) -> Option<Bulk>;
 }
 
 impl Copies for BulkPool {

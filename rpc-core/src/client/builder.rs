@@ -9,16 +9,16 @@ use rpc_transport::device::fault::FaultPlan;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::{LinkConfig, WhenFull};
 
+use super::Channel;
 use super::balancer::Balancer;
 use super::connection::ConnectOptions;
 use super::resolve::Resolve;
 use super::shared::{Hedges, Retries, ServerTask, Shared, Targets};
 use super::subchannel::{Demand, Subchannel};
-use super::{Channel, DEFAULT_MIN_PART_BYTES};
 use crate::channel::backoff::Backoff;
 use crate::channel::hedging::HedgingPolicy;
 use crate::channel::retry::RetryPolicy;
-use crate::codec::Codec;
+use crate::codec::{Codec, DEFAULT_MIN_PART_BYTES};
 use crate::server::Server;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;

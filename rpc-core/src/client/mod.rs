@@ -40,13 +40,11 @@ pub(crate) use self::connection::Connection;
 use self::shared::Shared;
 use crate::bulk::BulkPool;
 use crate::channel::connectivity::ConnectivityState;
+use crate::service::coding::unencodable_arguments;
 use crate::service::{MethodDescriptor, ReplyParts};
 
 pub use self::builder::ChannelBuilder;
 pub use self::connection::Path;
-
-/// Default length, bytes, from which on byte strings are sent beside the body.
-pub(crate) const DEFAULT_MIN_PART_BYTES: usize = 8 * 1024;
 
 /// A channel to a server. Cheap to clone; clones share the connection, and calls of all clones are
 /// in flight together.
@@ -199,7 +197,7 @@ impl Channel {
         match self.shared.codec.encode_body(args, &mut body, self.shared.placement()) {
             Ok(()) => Call::new(&self.shared, method, body, decode),
             Err(error) => {
-                let status = crate::__private::unencodable_arguments(method, error);
+                let status = unencodable_arguments(method, error);
                 Call::failed_early(&self.shared, method, status, decode)
             }
         }
@@ -236,7 +234,7 @@ impl Channel {
             Ok(()) => RawCall::new(&self.shared, method, Some(body)),
             Err(error) => {
                 let mut call = RawCall::new(&self.shared, method, None);
-                call.fail(crate::__private::unencodable_arguments(method, error));
+                call.fail(unencodable_arguments(method, error));
                 call
             }
         }

@@ -17,12 +17,12 @@ use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
 use super::random::random;
 use super::subchannel::{Demand, Found, Since, Subchannel};
-use crate::bulk::{Bulk, BulkPool};
+use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::channel::connectivity::ConnectivityState;
 use crate::channel::hedging::{Hedging, HedgingPolicy};
 use crate::channel::retry::{Attempts, Failed, RetryPolicy};
 use crate::channel::throttle::Throttle;
-use crate::codec::{Codec, Copies, Placement, Pool};
+use crate::codec::{Codec, Placement, Pool};
 use crate::status::{Code, Status};
 
 /// What calls of a channel have in common.

@@ -13,8 +13,11 @@ use std::fmt;
 
 use rpc_transport::message::outgoing::OutBuf;
 
-use crate::bulk::Bulk;
+use crate::bulk::{Bulk, Copies};
 use crate::wire::{self, MAX_PARTS, Part};
+
+/// Default length, bytes, from which on byte strings are sent beside the body.
+pub(crate) const DEFAULT_MIN_PART_BYTES: usize = 8 * 1024;
 
 /// The rule for where the byte strings of a body go.
 #[derive(Debug, Clone, Copy)]
@@ -23,12 +26,6 @@ pub(crate) struct Placement<'a> {
     pub(crate) min_part_bytes: usize,
     /// The pool for copies of byte strings that cannot be shared.
     pub(crate) pool: Pool<'a>,
-}
-
-/// Where copies are made in registered buffers; asked only when there is something to copy.
-pub(crate) trait Copies: Send + Sync {
-    /// A copy; `None` when no buffer can be had.
-    fn copy_of(&self, bytes: &[u8]) -> Option<Bulk>;
 }
 
 /// Registered buffers, or a function that copies into one when needed.

@@ -46,7 +46,7 @@ use serde::de::DeserializeSeed;
 use serde::{Deserialize, Serialize};
 
 use self::collector::Collector;
-pub(crate) use self::collector::{Copies, Placement, Pool};
+pub(crate) use self::collector::{DEFAULT_MIN_PART_BYTES, Placement, Pool};
 pub use self::error::{CodecError, CodecErrorKind};
 use self::guard::Guard;
 #[doc(hidden)]

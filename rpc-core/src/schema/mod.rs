@@ -19,7 +19,7 @@ use std::fmt::Write;
 use serde::de::DeserializeSeed;
 
 use self::trace::Trace;
-use crate::service::method::signature_hash;
+use crate::service::hash::signature_hash;
 
 /// Most bytes of lines that are sent to explain a difference.
 const MAX_TEXT_BYTES: usize = 16 << 10;

@@ -20,7 +20,7 @@ use rpc_transport::device::PeerIdentity;
 
 use crate::context::Context;
 use crate::server::pooled_future::PooledFuture;
-use crate::service::Reply;
+use crate::service::reply::Reply;
 use crate::status::Status;
 
 /// A running handler. Dropping it cancels it.

@@ -38,7 +38,7 @@ use tokio::task::{self, JoinError, JoinSet};
 
 use self::acceptor::Acceptor;
 use self::phase::{Phase, Phases};
-use crate::client::DEFAULT_MIN_PART_BYTES;
+use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::server::router::Router;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;

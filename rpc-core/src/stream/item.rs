@@ -10,6 +10,7 @@ use crate::bulk::Bulk;
 use crate::codec::shape::{TakeShape, seed};
 use crate::codec::{Codec, CodecError, Placement, Scratch, Tail};
 use crate::service::MethodDescriptor;
+use crate::service::coding::undecodable_item;
 use crate::status::Status;
 
 /// What an item of a client's source becomes: itself, or the error that ends the source.
@@ -106,7 +107,7 @@ where
         None => codec.decode_seed(shape, &message),
         Some(tail) => codec.decode_parts(shape, &message, tail, &Scratch::new()),
     };
-    decoded.map_err(|error| crate::__private::undecodable_item(method, error))
+    decoded.map_err(|error| undecodable_item(method, error))
 }
 
 #[cold]

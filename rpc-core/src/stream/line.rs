@@ -14,7 +14,7 @@ use rpc_transport::message::outgoing::OutBuf;
 
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{RpcEndpoint, RpcShard};
-use crate::service::MethodDescriptor;
+use crate::service::method::MethodDescriptor;
 use crate::session::{NotSent, RAISE, ReadItem, SendError, StreamId};
 use crate::status::Status;
 

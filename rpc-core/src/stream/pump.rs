@@ -21,8 +21,9 @@ use super::item::{Decode, Encode, ItemEncoder};
 use super::line::{Line, NotTaken, Streams};
 use super::producer::{Producer, Step};
 use super::receive::Streaming;
-use crate::__private::copy_to_own_pool;
 use crate::codec::{Codec, Placement, Pool};
+use crate::context::copy_to_own_pool;
+use crate::service::coding::unencodable_item;
 use crate::service::{MethodDescriptor, Reply};
 use crate::session::StreamId;
 use crate::status::Status;
@@ -198,7 +199,7 @@ where
             match ItemEncoder::encode(item, self.encode, codec, placement) {
                 Ok(frame) => self.waiting = Some(frame),
                 Err(error) => {
-                    let status = crate::__private::unencodable_item(self.method, error);
+                    let status = unencodable_item(self.method, error);
                     return Poll::Ready(Err(Reply::Status(status)));
                 }
             }

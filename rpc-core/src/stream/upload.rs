@@ -20,6 +20,7 @@ use super::item::{Encode, IntoItem, ItemEncoder};
 use super::line::{LineRef, NotTaken};
 use crate::client::Connection;
 use crate::service::MethodDescriptor;
+use crate::service::coding::unencodable_item;
 use crate::session::StreamId;
 use crate::status::{Code, Status};
 
@@ -149,7 +150,7 @@ where
                     match ItemEncoder::encode(item, self.encode, *codec, placement) {
                         Ok(frame) => self.waiting = Some(frame),
                         Err(error) => {
-                            self.fail(call, crate::__private::unencodable_item(call.method, error));
+                            self.fail(call, unencodable_item(call.method, error));
                         }
                     }
                 }
