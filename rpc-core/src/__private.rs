@@ -43,8 +43,8 @@ pub use crate::codec::shape::{
     Blob, Lacking, Missing, OwnedBlob, Plain, Probe, ProbeMissing, ProbePut, ProbeTake,
     ProbeTakeOwned, PutShape, Seeds, StatusShape, TakeShape, put, seed,
 };
-pub use crate::schema::Tracer;
 pub use crate::server::handler::Handler;
+pub use crate::service::schema::Tracer;
 pub use crate::service::{
     Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,
     assert_distinct_ids,

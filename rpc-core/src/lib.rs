@@ -184,7 +184,6 @@ pub mod codec;
 pub mod context;
 mod endpoint;
 pub mod metadata;
-mod schema;
 pub mod server;
 pub mod service;
 #[doc(hidden)]

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::hash::{method_id, signature_hash};
-use crate::schema::{Schema, Tracer};
+use super::schema::{Schema, Tracer};
 use crate::session::CallStreams;
 
 /// Describes a method to both sides. Lives in a `static` of the generated code.

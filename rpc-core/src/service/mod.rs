@@ -7,6 +7,7 @@ pub(crate) mod coding;
 pub(crate) mod hash;
 pub(crate) mod method;
 pub(crate) mod reply;
+pub(crate) mod schema;
 
 use rpc_transport::message::received::Message;
 
