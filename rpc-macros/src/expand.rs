@@ -4,6 +4,7 @@
 //! name of a helper is out of reach of the user's (local variables by span, items by living in an
 //! anonymous constant and by their leading underscores).
 
+mod call;
 mod checks;
 mod client;
 mod schemas;

@@ -11,7 +11,7 @@ use syn::{
 };
 
 use crate::parse::Errors;
-use crate::types::{self, bare, last_segment, type_arguments};
+use crate::types::{self, bare, is_stream_trait, last_segment, type_arguments};
 
 /// The stream of a method's arguments: its last argument, `name: Streaming<T>`.
 pub(crate) struct Upload {
@@ -89,11 +89,6 @@ fn as_stream(ty: &Type) -> Option<(&TypeImplTrait, &PathSegment)> {
     });
     let mut streams = segments.filter(|segment| is_stream_trait(segment));
     Some((written, streams.next()?))
-}
-
-/// Whether it is a trait of streams of results.
-pub(crate) fn is_stream_trait(segment: &PathSegment) -> bool {
-    segment.ident == "Stream" || segment.ident == "Producer"
 }
 
 /// Checks the stream of a method's results. `None`: there is none.

@@ -14,7 +14,6 @@ use syn::{
 };
 
 use crate::parse::Errors;
-use crate::streams::is_stream_trait;
 
 /// How the server gets an argument.
 pub(crate) struct Decoded {
@@ -358,4 +357,9 @@ pub(crate) fn located(path: &Path, span: Span) -> TokenStream {
         token
     };
     path.to_token_stream().into_iter().map(place).collect()
+}
+
+/// Whether it is a trait of streams of results.
+pub(crate) fn is_stream_trait(segment: &PathSegment) -> bool {
+    segment.ident == "Stream" || segment.ident == "Producer"
 }

@@ -1,63 +1,10 @@
 //! Writes the clients: their constructors, and one method for each of the service's.
 
 use proc_macro2::{Ident, TokenStream};
-use quote::quote_spanned;
-use syn::{Attribute, Type};
 
-use super::{alias_parts, method_static, probes, quote, streams};
-use crate::model::{Argument, Method, Returns, Service};
-use crate::types::{self, located, span_of};
-
-/// What the client's method returns, and the function that decodes it.
-pub(super) fn client_result(krate: &syn::Path, returns: &Returns) -> (TokenStream, TokenStream) {
-    match returns {
-        Returns::Plain(ty) => {
-            let ty = types::client_result(ty);
-            let shape = types::shape(&ty, "take_owned_shape", krate);
-            let span = span_of(&ty);
-            let there = located(krate, span);
-            (
-                quote!(#krate::__private::Result<#ty, #krate::__private::Status>),
-                quote_spanned!(span=> #there::__private::plain::<#ty, _>(#shape)),
-            )
-        }
-        Returns::Result { ok, error } | Returns::OrStatus { ok, error } => {
-            let ok = types::client_result(ok);
-            let error = types::client_result(error);
-            result_parts(krate, &ok, &error)
-        }
-        Returns::Alias(ty) => {
-            let (ok, error) = alias_parts(krate, &types::client_result(ty));
-            result_parts(krate, &ok, &error)
-        }
-        // A stream's methods are written in `streams`.
-        Returns::Stream(_) => (TokenStream::new(), TokenStream::new()),
-    }
-}
-
-fn result_parts(krate: &syn::Path, ok: &Type, error: &Type) -> (TokenStream, TokenStream) {
-    let shape = types::shape(ok, "take_owned_shape", krate);
-    let error_shape = types::shape_of_error(error, "take_error_shape", krate);
-    let span = span_of(ok);
-    let there = located(krate, span);
-    (
-        quote!(#krate::__private::Result<#ok, #krate::__private::CallError<#error>>),
-        quote_spanned!(span=>
-            #there::__private::result(#shape, #error_shape)),
-    )
-}
-
-/// The arguments as a tuple of values with their shapes.
-pub(super) fn put_arguments(krate: &syn::Path, arguments: &[Argument]) -> TokenStream {
-    let puts =
-        arguments.iter().map(|Argument { ident, ty, .. }| types::put(&quote!(#ident), ty, krate));
-    quote!(&(#(#puts,)*))
-}
-
-/// `ident: type` for each argument.
-pub(super) fn parameters(method: &Method) -> impl Iterator<Item = TokenStream> {
-    method.arguments.iter().map(|Argument { ident, ty, .. }| quote!(#ident: #ty))
-}
+use super::call::{client_result, has_docs, parameters, put_arguments};
+use super::{method_static, probes, quote, streams};
+use crate::model::{Method, Service};
 
 /// The methods of a client. `note` is the line of documentation.
 fn client_methods<'a>(
@@ -92,10 +39,6 @@ fn client_methods<'a>(
             }
         }
     })
-}
-
-pub(super) fn has_docs(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
 }
 
 pub(super) fn client(service: &Service, client: &Ident) -> TokenStream {

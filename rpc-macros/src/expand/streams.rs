@@ -7,7 +7,7 @@ use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, quote_spanned};
 use syn::{Path, Type, TypeParamBound};
 
-use super::{client, method_static, probes, quote};
+use super::{call, method_static, probes, quote};
 use crate::model::{Method, Returns, Service};
 use crate::streams::{Download, ErrorType, Upload, with_send};
 use crate::types::{self, located, span_of};
@@ -160,7 +160,7 @@ fn ending(krate: &Path, ok: &Type, error: &Option<ErrorType>) -> (TokenStream, T
         None => Returns::Plain(ok.clone()),
         Some(error) => Returns::Result { ok: Box::new(ok.clone()), error: Box::new(error.clone()) },
     };
-    let (_, decode) = client::client_result(krate, &returns);
+    let (_, decode) = call::client_result(krate, &returns);
     let error = match error {
         None => quote!(#krate::__private::Status),
         Some(error) => {
@@ -183,10 +183,10 @@ pub(super) fn client_method(
     let Method { client_attributes, ident, wire_name, .. } = method;
     let probes = probes(krate);
     let descriptor = method_static(at);
-    let parameters = client::parameters(method);
-    let arguments = client::put_arguments(krate, &method.arguments);
+    let parameters = call::parameters(method);
+    let arguments = call::put_arguments(krate, &method.arguments);
     let note = format!("{note} `{wire_name}`.");
-    let gap = client::has_docs(client_attributes).then(|| quote!(#[doc = ""]));
+    let gap = call::has_docs(client_attributes).then(|| quote!(#[doc = ""]));
     let source = method.upload.as_ref().map(|upload| source(krate, upload, is_blocking));
     let Source { generics, parameter, bounds, ty, value } = source.unwrap_or_default();
     let (returned, called) = match &method.returns {
@@ -200,7 +200,7 @@ pub(super) fn client_method(
             (returned, quote!(call_stream(&#descriptor, #arguments, #value, #decoders)))
         }
         returns => {
-            let (output, decode) = client::client_result(krate, returns);
+            let (output, decode) = call::client_result(krate, returns);
             let returned = match is_blocking {
                 true => output,
                 false => quote!(#krate::stream::UploadCall<'_, #output, #ty>),
