@@ -7,8 +7,10 @@ use std::io;
 
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
+use crate::device::ProviderError;
 
-use super::setup;
+/// Advice for when no file descriptor is left.
+pub(super) const RAISE_FDS: &str = "raise the limit on open files (LimitNOFILE, ulimit -n)";
 
 /// Makes the error for a failed attempt to listen at `address`.
 pub(super) fn cannot_listen(address: Address, error: &io::Error) -> ListenError {
@@ -50,7 +52,7 @@ fn is_shm(address: &Address) -> bool {
 fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str> {
     let shm = is_shm(address);
     Some(match error.kind() {
-        _ if setup::is_out_of_fds(error) => setup::RAISE_FDS,
+        _ if is_out_of_fds(error) => RAISE_FDS,
         io::ErrorKind::AddrInUse if shm => "stop the other listener or choose another name",
         io::ErrorKind::AddrInUse => {
             "stop the other listener or choose another port (0 takes a free one)"
@@ -70,7 +72,7 @@ fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str
 
 fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static str> {
     Some(match error.kind() {
-        _ if setup::is_out_of_fds(error) => setup::RAISE_FDS,
+        _ if is_out_of_fds(error) => RAISE_FDS,
         io::ErrorKind::PermissionDenied if is_shm(address) => {
             "run both ends as the same user, or use tcp://"
         }
@@ -86,6 +88,18 @@ fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static st
 fn unknown_host(address: &Address, error: &io::Error) -> Option<&'static str> {
     let is_lookup = !is_shm(address) && error.raw_os_error().is_none();
     is_lookup.then_some("check the spelling of the host, or give its IP address")
+}
+
+/// The error when set-up fails for lack of memory or file descriptors; says which limit to raise.
+pub(super) fn out_of_resources(what: &'static str, error: &io::Error) -> ProviderError {
+    let message =
+        if is_out_of_fds(error) { format!("{error}; {RAISE_FDS}") } else { error.to_string() };
+    ProviderError::Resources { what, message }
+}
+
+/// Whether this process, or the whole system, has no file descriptor left.
+pub(super) fn is_out_of_fds(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 #[cfg(test)]

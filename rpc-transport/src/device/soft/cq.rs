@@ -30,10 +30,10 @@ use crate::device::{
 };
 use crate::memory::region::ProtectionDomain;
 
+use super::advice;
 use super::bell::Doorbell;
 use super::domain::SoftDomain;
 use super::queue_pair::QueuePair;
-use super::setup;
 use super::sink::{Queued, Sink};
 use super::wire::Wire;
 
@@ -370,7 +370,7 @@ fn entries_of(capacity: QpCapacity) -> Result<u32, ProviderError> {
 }
 
 fn no_fds(error: io::Error) -> ProviderError {
-    setup::out_of_resources("watching a file descriptor", &error)
+    advice::out_of_resources("watching a file descriptor", &error)
 }
 
 impl CompletionQueue for SoftCompletionQueue {

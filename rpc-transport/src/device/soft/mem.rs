@@ -15,8 +15,9 @@ use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{Connector, Device, Incoming, Listener, Outgoing, PeerIdentity};
 
+use super::advice;
 use super::ring::DEFAULT_SLOTS;
-use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
+use super::setup::{Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
 use super::wire::Wire;
 use super::wire_ring::RingWire;
 
@@ -83,7 +84,7 @@ impl Dial for MemOutgoing {
         private_data: Vec<u8>,
     ) -> Result<(Vec<u8>, PeerIdentity, Wire), ConnectError> {
         let (near, far) = RingWire::pair(DEFAULT_SLOTS)
-            .map_err(|error| setup::out_of_resources("making a connection", &error))?;
+            .map_err(|error| advice::out_of_resources("making a connection", &error))?;
         let (reply, answer) = oneshot::channel();
         let request = Request { private_data, wire: far, reply };
         let gone = || refused(&self.address, "the listener is gone");

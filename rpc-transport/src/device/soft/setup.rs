@@ -25,9 +25,6 @@ use super::wire::Wire;
 /// Time limit for the peer's answer to a connector.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Advice for when no file descriptor is left.
-pub(super) const RAISE_FDS: &str = "raise the limit on open files (LimitNOFILE, ulimit -n)";
-
 /// Pause before the next `accept(2)` when the system has no room for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -203,18 +200,6 @@ pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
         let reason = "listening needs a tokio runtime; call it from async code".to_owned();
         ListenError::Unavailable { scheme, reason }
     })
-}
-
-/// The error when set-up fails for lack of memory or file descriptors; says which limit to raise.
-pub(super) fn out_of_resources(what: &'static str, error: &io::Error) -> ProviderError {
-    let message =
-        if is_out_of_fds(error) { format!("{error}; {RAISE_FDS}") } else { error.to_string() };
-    ProviderError::Resources { what, message }
-}
-
-/// Whether this process, or the whole system, has no file descriptor left.
-pub(super) fn is_out_of_fds(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Handles a failed `accept(2)`. A failure that concerns one peer only, or is temporary (no file

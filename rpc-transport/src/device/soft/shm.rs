@@ -30,7 +30,7 @@ use crate::device::{
 };
 use crate::log_limit::LogLimit;
 
-use super::advice::{cannot_connect, cannot_listen};
+use super::advice::{self, cannot_connect, cannot_listen};
 use super::pending::Pending;
 use super::ring::{DEFAULT_SLOTS, MAX_SLOTS, MIN_SLOTS};
 use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
@@ -209,7 +209,7 @@ impl ShmOutgoing {
         let socket =
             socket::watch(socket).map_err(|error| ConnectError::from(out_of_resources(&error)))?;
         let lost = |error: io::Error| match error.kind() {
-            _ if setup::is_out_of_fds(&error) => out_of_resources(&error).into(),
+            _ if advice::is_out_of_fds(&error) => out_of_resources(&error).into(),
             io::ErrorKind::InvalidData => self.protocol(error.to_string()),
             _ => self.rejected("the request was dropped", Vec::new()),
         };
@@ -247,7 +247,7 @@ impl ShmOutgoing {
 }
 
 fn out_of_resources(error: &io::Error) -> ProviderError {
-    setup::out_of_resources("making a connection", error)
+    advice::out_of_resources("making a connection", error)
 }
 
 /// Listens at a `shm://` address. A name is an abstract socket of this network namespace. A path is
@@ -324,7 +324,7 @@ async fn handshake(
     let socket = socket::watch(socket).ok()?;
     // Read in any case: closing a socket with unread data would discard the refusal too.
     let request = match receive(&socket).await {
-        Err(error) if setup::is_out_of_fds(&error) => Err(out_of_resources(&error).to_string()),
+        Err(error) if advice::is_out_of_fds(&error) => Err(out_of_resources(&error).to_string()),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
         Err(_) => return None,
         Ok(request) => request,
