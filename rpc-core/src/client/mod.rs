@@ -19,7 +19,7 @@ mod balancer;
 pub mod blocking;
 mod builder;
 pub mod call;
-mod connection;
+pub(crate) mod connection;
 pub(crate) mod random;
 pub mod resolve;
 pub(crate) mod shared;

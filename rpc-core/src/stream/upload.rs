@@ -18,7 +18,7 @@ use rpc_transport::message::outgoing::OutBuf;
 
 use super::item::{Encode, IntoItem, ItemEncoder};
 use super::line::{LineRef, NotTaken};
-use crate::client::Connection;
+use crate::client::connection::Connection;
 use crate::service::MethodDescriptor;
 use crate::service::coding::unencodable_item;
 use crate::session::StreamId;
