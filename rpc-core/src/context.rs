@@ -172,7 +172,7 @@ impl Context {
         }
     }
 
-    /// Registered buffers of the connection that the call came over. A [`Bulk`](crate::Bulk) in the
+    /// Registered buffers of the connection that the call came over. A [`Bulk`] in the
     /// reply that was filled in one of them is sent without a copy. `None` outside a handler.
     ///
     /// ```
