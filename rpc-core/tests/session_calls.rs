@@ -1,12 +1,14 @@
 //! Two sessions, every frame carried by hand: what a call does on the wire, limit by limit and
 //! rule by rule.
 
+mod by_hand;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
     Answer, CallId, CallStreams, Deadline, Event, Failure, INITIAL_CALLS, Incoming, Outcome,
-    ReplyKind, Revoked, Role, Session, SessionError, SessionLimits, StartCall, StartError,
+    ReplyKind, Revoked, Role, SessionError, SessionLimits, StartCall, StartError,
 };
 use rpc_core::wire::{self, Frame, Hello, RequestHead, ResponseHead, WireId, code};
 use rpc_transport::connect::error::CloseCause;
@@ -16,15 +18,9 @@ use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 use rpc_transport::user_code::HoldsShard;
 
-type End = Session<u32, u32>;
+use self::by_hand::*;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
-
-fn body(text: &str) -> OutBuf {
-    let mut out = OutBuf::new();
-    out.extend_from_slice(text.as_bytes());
-    out
-}
 
 fn call(method: u32) -> StartCall<'static> {
     StartCall {
@@ -42,32 +38,6 @@ fn call(method: u32) -> StartCall<'static> {
 
 fn start(end: &mut End) -> CallId {
     end.start(call(7), body("ping"), None).expect("started")
-}
-
-fn too_late(_: u64) -> Revoked {
-    Revoked::TooLate
-}
-
-fn take(end: &mut End, frame: &[u8]) -> Result<(), SessionError> {
-    end.on_message(Message::copied(frame), Instant::now, &mut too_late)
-}
-
-/// Every frame that an end has to send.
-fn frames(end: &mut End) -> Vec<Vec<u8>> {
-    std::iter::from_fn(|| end.poll_transmit(Instant::now)).map(|sent| sent.frame.to_vec()).collect()
-}
-
-fn parsed(end: &mut End) -> Vec<Frame> {
-    frames(end).iter().map(|frame| wire::parse(frame).expect("well-formed").0).collect()
-}
-
-/// Carries every frame that `from` has to `to`; says how many.
-fn carry(from: &mut End, to: &mut End) -> usize {
-    let frames = frames(from);
-    for frame in &frames {
-        take(to, frame).expect("a correct peer");
-    }
-    frames.len()
 }
 
 fn pair_of(client: SessionLimits, server: SessionLimits) -> (End, End) {

@@ -1,29 +1,25 @@
 //! Streams of calls between two sessions, every frame carried by hand.
 
+mod by_hand;
+
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
     Answer, CallId, CallStreams, Deadline, Event, Failure, IncomingId, Outcome, ReadItem,
-    ReplyKind, Revoked, Role, SendError, Session, SessionError, SessionLimits, StartCall,
-    StartError, StreamEnd, StreamId, StreamLimits,
+    ReplyKind, Revoked, Role, SendError, SessionLimits, StartCall, StartError, StreamEnd, StreamId,
+    StreamLimits,
 };
-use rpc_core::wire::{self, Frame, code};
+use rpc_core::wire::{self, code};
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 
-type End = Session<u32, u32>;
+use self::by_hand::*;
 
 const ARGUMENTS: CallStreams =
     CallStreams { arguments: true, results: false, idle_deadline: false };
 const RESULTS: CallStreams = CallStreams { arguments: false, results: true, idle_deadline: false };
 const BOTH: CallStreams = CallStreams { arguments: true, results: true, idle_deadline: false };
-
-fn body(text: &str) -> OutBuf {
-    let mut out = OutBuf::new();
-    out.extend_from_slice(text.as_bytes());
-    out
-}
 
 fn long(len: usize) -> OutBuf {
     let mut out = OutBuf::new();
@@ -43,31 +39,6 @@ fn call(streams: CallStreams) -> StartCall<'static> {
         metadata: &[],
         streams,
     }
-}
-
-fn too_late(_: u64) -> Revoked {
-    Revoked::TooLate
-}
-
-fn take(end: &mut End, frame: &[u8]) -> Result<(), SessionError> {
-    end.on_message(Message::copied(frame), Instant::now, &mut too_late)
-}
-
-fn frames(end: &mut End) -> Vec<Vec<u8>> {
-    std::iter::from_fn(|| end.poll_transmit(Instant::now)).map(|sent| sent.frame.to_vec()).collect()
-}
-
-fn parsed(end: &mut End) -> Vec<Frame> {
-    frames(end).iter().map(|frame| wire::parse(frame).expect("well-formed").0).collect()
-}
-
-/// Carries every frame that `from` has to `to`; says how many.
-fn carry(from: &mut End, to: &mut End) -> usize {
-    let frames = frames(from);
-    for frame in &frames {
-        take(to, frame).expect("a correct peer");
-    }
-    frames.len()
 }
 
 /// Until neither has anything to say.
