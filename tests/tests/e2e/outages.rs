@@ -232,8 +232,10 @@ async fn a_rolling_restart_fails_no_call_of_client_processes(scheme: Scheme) {
         Backend::start(scheme, &Arc::new(LedgerFile::new())).await,
     ];
     let [first, second] = [0, 1].map(|number: usize| backends[number].address.clone());
-    let mut clients: Vec<_> = (0..8)
-        .map(|number| {
+    // At an emulated machine, which is told by its pace, a few show as much.
+    let count = if paced(DEADLINE) > DEADLINE { 3 } else { 8 };
+    let mut clients: Vec<_> = (0..count)
+        .map(|number: u64| {
             let number = number.to_string();
             Child::start(CLIENT, ["--address", &first, "load", &number, &second])
         })
