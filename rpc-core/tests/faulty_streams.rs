@@ -64,10 +64,10 @@ const SIZES: [u32; 24] = [
     200_000, 7,
 ];
 
-async fn client(scheme: &str, seed: u64, plans: [FaultPlan; 2]) -> StreamsClient {
+async fn client(scheme: &str, name: &str, plans: [FaultPlan; 2]) -> StreamsClient {
     let address = match scheme {
         "tcp" => "tcp://127.0.0.1:0".to_owned(),
-        scheme => format!("{scheme}://faulty-streams-{seed}-{}", std::process::id()),
+        scheme => format!("{scheme}://faulty-streams-{name}-{}", std::process::id()),
     };
     let [ours, theirs] = plans;
     let server = Server::builder()
@@ -91,7 +91,8 @@ fn run(test: &str, seeds: u64, plan: impl Fn(u64) -> FaultPlan, body: impl Async
             let _watchdog = Watchdog::start(&format!("{test}, {scheme}, seed {seed}"));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let plans = [plan(2 * seed), plan(2 * seed + 1)];
-            runtime.unwrap().block_on(async { body(client(scheme, seed, plans).await).await });
+            let name = format!("{test}-{seed}");
+            runtime.unwrap().block_on(async { body(client(scheme, &name, plans).await).await });
         }
     }
 }
