@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::queue_pair::InFlight;
 use super::queue_pair::{Phase, post_drain_wr};
-use super::send_path::InFlight;
 use super::{Connection, OwnSilence, Pressing, take_freed};
 use crate::connect::error::{CloseCause, VendorError};
 use crate::device::{Completion, CompletionQueue, QpHandle, Status};

@@ -5,14 +5,32 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::send_path::InFlight;
 use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::engine::deferred::Deferred;
 use crate::memory::region::{Buffer, BufferPool};
+use crate::message::part::OutPart;
 
 /// Low bits of a wr_id that hold the link's token, which is below 2^33. The bits above hold the
 /// sequence number of the send WR.
 pub(super) const TOKEN_BITS: u32 = 33;
+
+/// Memory that a WRITE in flight reads.
+pub(super) enum InFlight {
+    /// The part itself.
+    Part(OutPart),
+    /// A staged copy.
+    Staged { _buffer: Buffer },
+}
+
+impl InFlight {
+    /// The WRITE has completed: returns memory that must be dropped outside the lock.
+    pub(super) fn complete(self) -> Option<Deferred> {
+        match self {
+            Self::Part(_part) => Some(Deferred::Part { _part }),
+            Self::Staged { .. } => None,
+        }
+    }
+}
 
 /// The transport half of a connection, as long as its QP exists.
 pub(crate) struct ConnectionQp {

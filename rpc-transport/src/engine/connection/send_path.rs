@@ -10,36 +10,17 @@
 //!    copied into staging buffers that stay registered.
 //! 3. A WR counts once it is posted: no completion is awaited of one that the device refused.
 
-use super::queue_pair::{ConnectionQp, TOKEN_BITS};
+use super::queue_pair::{ConnectionQp, InFlight, TOKEN_BITS};
 use super::staging::Staging;
 use crate::connect::error::CloseCause;
 use crate::device::{
     Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
 };
-use crate::engine::deferred::Deferred;
 use crate::memory::owned::OwnedMemory;
 use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::part::{OutPart, PartSource};
 use crate::protocol::config::LinkConfig;
 use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Transmit, Whole};
-
-/// Memory that a WRITE in flight reads.
-pub(super) enum InFlight {
-    /// The part itself.
-    Part(OutPart),
-    /// A staged copy.
-    Staged { _buffer: Buffer },
-}
-
-impl InFlight {
-    /// The WRITE has completed: returns memory that must be dropped outside the lock.
-    pub(super) fn complete(self) -> Option<Deferred> {
-        match self {
-            Self::Part(_part) => Some(Deferred::Part { _part }),
-            Self::Staged { .. } => None,
-        }
-    }
-}
 
 /// The posting side of one connection.
 pub(crate) struct SendPath {
