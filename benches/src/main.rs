@@ -19,6 +19,7 @@ mod ours;
 mod pages;
 #[cfg(feature = "verbs")]
 mod perftest;
+mod placements;
 #[cfg(feature = "verbs")]
 mod rdma;
 mod report;
@@ -49,6 +50,25 @@ enum Command {
         rounds: usize,
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 400)]
+        millis: u64,
+    },
+    /// 64-byte echo from spawned tasks, the main future, a `LocalSet` and another runtime, on both
+    /// flavors of runtimes.
+    Placements {
+        /// `shm` or `tcp`.
+        #[arg(long, default_value = "shm")]
+        scheme: String,
+        /// Poll mode of both ends.
+        #[arg(long, default_value = "adaptive")]
+        mode: String,
+        /// The server's runtime: `current` or `multi`.
+        #[arg(long, default_value = "current")]
+        server: String,
+        /// Interleaved rounds; medians are printed.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 300)]
         millis: u64,
     },
     /// 1 MiB payloads: rates against raw passes through shared memory and tarpc.
@@ -175,7 +195,7 @@ enum Command {
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
-        /// `ours`, `large`, `stream` or `tarpc`.
+        /// `ours`, `ours-current`, `ours-multi`, `large`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -197,8 +217,15 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match cli.command {
+        Command::Serve { who, address, mode: name } if who == "ours-multi" => {
+            let multi = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            // The accepting future waits in the main future, as a user's does.
+            multi.block_on(ours::serve(&address, mode(&name)))
+        }
         Command::Serve { who, address, mode: name } => {
-            cores::pin(1);
+            if who != "ours-current" {
+                cores::pin(1);
+            }
             runtime.block_on(async {
                 match &*who {
                     "tarpc" => tarpc_peer::serve(address.as_ref()).await,
@@ -219,6 +246,9 @@ fn main() -> Result<()> {
         }
         Command::Echo { rounds, millis } => {
             echo::run(&runtime, rounds, Duration::from_millis(millis))
+        }
+        Command::Placements { scheme, mode, server, rounds, millis } => {
+            placements::run(&scheme, &mode, &server, rounds, Duration::from_millis(millis))
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, in_flight, items: None } => {

@@ -59,6 +59,11 @@ pub(crate) fn quantile(histogram: &Histogram<u64>, at: f64) -> f64 {
     histogram.value_at_quantile(at) as f64
 }
 
+/// The mean, nanoseconds.
+pub(crate) fn mean(histogram: &Histogram<u64>) -> f64 {
+    histogram.mean()
+}
+
 /// The median of several runs.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

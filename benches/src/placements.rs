@@ -1,0 +1,219 @@
+//! 64-byte echo by the place that calls are made from: what a user gets who awaits in the main future,
+//! in a `LocalSet`, in a spawned task, or on another runtime than the channel's.
+//!
+//! A bench that only calls from where the code is fastest hides what others see. Nothing is pinned, as
+//! in a user's program. Each row is measured once in every round, and rounds are interleaved.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::future::join_all;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::LocalSet;
+
+use crate::ours::{self, EchoClient};
+use crate::report::{at_least, at_most, mean, median, quantile, row};
+use crate::server_process::ServerProcess;
+
+/// Bytes that each call carries there and back.
+const SIZE: usize = 64;
+/// Calls under way at once where calls per second are measured.
+const IN_FLIGHT: [usize; 2] = [32, 256];
+/// Least rate of a placement at 32 in flight, of the best one on the same flavor of runtime.
+const RATE_BAR: f64 = 0.6;
+/// Most that a lone call may take on average, of its median.
+const MEAN_BAR: f64 = 1.3;
+
+/// A flavor of tokio's runtimes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flavor {
+    Multi,
+    Current,
+}
+
+impl Flavor {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Multi => "multi",
+            Self::Current => "current",
+        }
+    }
+
+    fn runtime(self) -> Result<Runtime> {
+        let mut builder = match self {
+            Self::Multi => Builder::new_multi_thread(),
+            Self::Current => Builder::new_current_thread(),
+        };
+        Ok(builder.worker_threads(2).enable_all().build()?)
+    }
+}
+
+/// Where calls are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Spawned,
+    Main,
+    LocalSet,
+    /// The channel lives on another runtime, of the same flavor.
+    Elsewhere,
+}
+
+const PLACES: [(Place, Flavor); 7] = [
+    (Place::Spawned, Flavor::Multi),
+    (Place::Main, Flavor::Multi),
+    (Place::Elsewhere, Flavor::Multi),
+    (Place::Spawned, Flavor::Current),
+    (Place::Main, Flavor::Current),
+    (Place::LocalSet, Flavor::Current),
+    (Place::Elsewhere, Flavor::Current),
+];
+
+/// What one placement gave in one round.
+#[derive(Clone, Copy)]
+struct Sample {
+    p50: f64,
+    mean: f64,
+    p999: f64,
+    rates: [f64; 2],
+}
+
+pub(crate) fn run(
+    scheme: &str,
+    mode: &str,
+    server: &str,
+    rounds: usize,
+    duration: Duration,
+) -> Result<()> {
+    let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); PLACES.len()];
+    for _ in 0..rounds {
+        for (samples, &(place, flavor)) in samples.iter_mut().zip(&PLACES) {
+            samples.push(sample(scheme, mode, server, place, flavor, duration)?);
+        }
+    }
+    let of = |at: usize, value: fn(&Sample) -> f64| median(samples[at].iter().map(value).collect());
+    println!(
+        "64-byte echo over {scheme}, {mode}, server on a {server} runtime, medians of {rounds}"
+    );
+    for flavor in [Flavor::Multi, Flavor::Current] {
+        let places = || PLACES.iter().enumerate().filter(|(_, place)| place.1 == flavor);
+        let best = places().map(|(at, _)| of(at, |it| it.rates[0])).fold(0.0, f64::max);
+        for (at, (place, _)) in places() {
+            let rate = of(at, |it| it.rates[0]);
+            row(
+                format!("{}, {place:?}: 32 in flight, of the best", flavor.name()),
+                format!("{:.0} k/s", rate / 1e3),
+                at_least(rate / best, RATE_BAR),
+            );
+            row("    256 in flight", format!("{:.0} k/s", of(at, |it| it.rates[1]) / 1e3), "");
+            let tail = of(at, |it| it.p999 / it.p50);
+            row(
+                "    lone call, mean of p50",
+                format!("{:.2} us", of(at, |it| it.p50) / 1e3),
+                format!(
+                    "{}, p99.9 {tail:.1} of p50",
+                    at_most(of(at, |it| it.mean / it.p50), MEAN_BAR)
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn sample(
+    scheme: &str,
+    mode: &str,
+    server: &str,
+    place: Place,
+    flavor: Flavor,
+    duration: Duration,
+) -> Result<Sample> {
+    let address = match scheme {
+        "tcp" => "tcp://127.0.0.1:0".to_owned(),
+        _ => format!("shm://bench-placements-{}", std::process::id()),
+    };
+    let server = ServerProcess::start(&format!("ours-{server}"), &address, mode)?;
+    let other = if place == Place::Elsewhere { Some(flavor.runtime()?) } else { None };
+    let runtime = flavor.runtime()?;
+    let connect = ours::connect(server.address(), crate::mode(mode));
+    let client = other.as_ref().unwrap_or(&runtime).block_on(connect)?;
+    // A current-thread runtime runs its tasks only while somebody blocks on it.
+    let runs = other.map(|other| {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let _ = other.block_on(stopped);
+        });
+        (stop, thread)
+    });
+    let histogram = {
+        let client = client.clone();
+        at(&runtime, place, async move { latency(&client, duration).await })?
+    };
+    let mut rates = [0.0; 2];
+    for (rate, in_flight) in rates.iter_mut().zip(IN_FLIGHT) {
+        let client = client.clone();
+        // The same loops either way: tasks where tasks are measured, futures of one task elsewhere.
+        *rate = match place {
+            Place::Spawned | Place::Elsewhere => {
+                runtime.block_on(ours::rate(&client, SIZE, in_flight, duration))?
+            }
+            Place::Main => runtime.block_on(joined(&client, in_flight, duration))?,
+            Place::LocalSet => {
+                let local = LocalSet::new();
+                let joined = async move { joined(&client, in_flight, duration).await };
+                local.block_on(&runtime, async move { tokio::task::spawn_local(joined).await? })?
+            }
+        };
+    }
+    drop(client);
+    if let Some((stop, thread)) = runs {
+        drop(stop);
+        let _ = thread.join();
+    }
+    Ok(Sample {
+        p50: quantile(&histogram, 0.5),
+        mean: mean(&histogram),
+        p999: quantile(&histogram, 0.999),
+        rates,
+    })
+}
+
+/// Runs a future at its place.
+fn at<T: Send + 'static>(
+    runtime: &Runtime,
+    place: Place,
+    future: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    match place {
+        Place::Spawned | Place::Elsewhere => {
+            runtime.block_on(async { tokio::spawn(future).await? })
+        }
+        Place::Main => runtime.block_on(future),
+        Place::LocalSet => {
+            LocalSet::new().block_on(runtime, async { tokio::task::spawn_local(future).await? })
+        }
+    }
+}
+
+async fn latency(client: &EchoClient, duration: Duration) -> Result<hdrhistogram::Histogram<u64>> {
+    ours::latency(client, SIZE, duration).await
+}
+
+/// Calls per second with `in_flight` futures of one task.
+#[allow(clippy::cast_precision_loss, reason = "call counts are far below 2^52")]
+async fn joined(client: &EchoClient, in_flight: usize, duration: Duration) -> Result<f64> {
+    let start = Instant::now();
+    let loops = (0..in_flight).map(|_| async {
+        let data = [7; SIZE];
+        let mut calls = 0_u64;
+        while start.elapsed() < duration {
+            for _ in 0..32 {
+                ensure!(client.echo(&data).await?.len() == SIZE, "the echo is of another size");
+                calls += 1;
+            }
+        }
+        Ok(calls)
+    });
+    let calls: u64 = join_all(loops).await.into_iter().sum::<Result<u64>>()?;
+    Ok(calls as f64 / start.elapsed().as_secs_f64())
+}
