@@ -143,7 +143,8 @@ pub(crate) struct ConnectArgs {
     )]
     pub(crate) timeout: Duration,
 
-    /// Wait for a server that is not there, until the timeout, and go on over its restarts
+    /// Wait for a server that is not there, until the timeout (`watch`: for ever). Calls that may be
+    /// made again go on over its restarts; watches, loads and syncs end with them
     #[arg(long, help_heading = "Connection")]
     pub(crate) wait: bool,
 
