@@ -289,7 +289,7 @@ async fn a_stream_that_pauses_ends_at_its_idle_deadline(scheme: Scheme) {
     let world = World::start(SERVER, scheme).await;
     let client = world.flow().await;
     let held = Arc::new(());
-    let deadline = paced(Duration::from_secs(2));
+    let deadline = paced(Duration::from_secs(5));
     let mut relayed = client.relay(endless(&held, 5)).timeout(deadline).await.expect("accepted");
     for number in 0..5 {
         assert_eq!(relayed.next().await, Some(Ok(number)));
