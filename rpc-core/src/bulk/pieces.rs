@@ -205,6 +205,9 @@ where
         to: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if to.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
         while this.position == this.piece.len() {
             // Given back before the next one is waited for.
             (this.piece, this.position) = (Bulk::new(), 0);
