@@ -148,8 +148,11 @@ async fn a_dead_end_point_hurts_no_call_that_may_go_elsewhere() {
 #[tokio::test]
 async fn dead_end_points_over_tcp_hurt_no_call_that_may_go_elsewhere() {
     let far = Duration::from_secs(100);
-    let bind = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (silent, gone) = (bind(), bind().local_addr().unwrap());
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // Bound, so that nobody else gets the port, and nobody listens.
+    let not_listening = tokio::net::TcpSocket::new_v4().unwrap();
+    not_listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let gone = not_listening.local_addr().unwrap();
     let silent_address = format!("tcp://{}", silent.local_addr().unwrap());
     let (first, first_address) = serve_at("tcp://127.0.0.1:0", 1, 1).await;
     let (second, second_address) = serve_at("tcp://127.0.0.1:0", 2, 1).await;
