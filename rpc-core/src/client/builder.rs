@@ -102,10 +102,11 @@ impl ChannelBuilder {
         self
     }
 
-    /// Calls that may wait at once until one of the [`max_calls`](ChannelBuilder::max_calls) of
-    /// their connection has ended. Default 65,536; more fail at once with a retryable
-    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). For a connection may wait as many as
-    /// both limits together allow.
+    /// Calls beyond [`max_calls`](ChannelBuilder::max_calls) that a connection may have, which wait
+    /// until others have ended. Default 65,536; more fail at once with a retryable
+    /// [`ResourceExhausted`](crate::Code::ResourceExhausted). Where the server allows fewer in flight
+    /// than `max_calls`, the difference may wait as well. For a connection may wait as many as both
+    /// limits together allow.
     #[must_use]
     pub fn max_waiting_calls(mut self, count: u32) -> Self {
         self.limits.max_waiting_calls = count;
@@ -115,7 +116,7 @@ impl ChannelBuilder {
     /// What a call does that finds its connection full: as many calls in flight as may be, or
     /// [`LinkConfig::queued_bytes`] waiting to leave. [`WhenFull::Wait`]: it waits, first come first
     /// served, until its deadline; what is dropped waits no more, and what a lost connection leaves
-    /// waiting goes to the next one. [`WhenFull::Refuse`]: it fails with a retryable
+    /// waiting goes to the next one, but for calls with streams. [`WhenFull::Refuse`]: it fails with a retryable
     /// [`ResourceExhausted`](crate::Code::ResourceExhausted). Default: what the channel's
     /// [`LinkConfig::when_full`] says, which is to wait. [`Call::when_full`](crate::Call::when_full)
     /// chooses for one call.
@@ -192,7 +193,8 @@ impl ChannelBuilder {
     }
 
     /// For tests: this end's device has the faults of the plan, late completions or queue pairs that
-    /// fail, whatever the scheme; each connection by another seed. Default none.
+    /// fail, whatever the scheme; each further connection to an end point
+    /// by another seed. Default none.
     #[must_use]
     pub fn faults(mut self, plan: FaultPlan) -> Self {
         self.faults = Some(plan);
