@@ -23,6 +23,9 @@ trait Counter {
     async fn add(&self, a: u64, b: u64) -> u64;
     async fn len(&self, data: Bulk) -> u64;
     async fn hang(&self);
+    /// Counts as well, and the first call hangs.
+    #[rpc(idempotent)]
+    async fn hang_first(&self) -> u64;
     async fn give(&self, len: u32) -> Bulk;
 }
 
@@ -45,6 +48,13 @@ impl Counter for Arc<Calls> {
     async fn hang(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
         std::future::pending().await
+    }
+
+    async fn hang_first(&self) -> u64 {
+        match self.count().await {
+            1 => std::future::pending().await,
+            number => number,
+        }
     }
 
     async fn give(&self, len: u32) -> Bulk {
@@ -355,6 +365,26 @@ fn a_channel_moves_to_another_runtime_when_its_own_has_ended() {
         let minute = Duration::from_secs(60);
         assert_eq!(client.count().wait_for_ready(true).timeout(minute).await, Ok(2));
     });
+}
+
+/// The wait before the next attempt had a timer of the runtime that had ended.
+#[test]
+fn a_call_under_way_is_tried_again_in_another_runtime_when_its_own_has_ended() {
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (servers, first, second) = (runtime().unwrap(), runtime().unwrap(), runtime().unwrap());
+    let (address, calls) = ("mem://runtimes-retry", Arc::<Calls>::default());
+    let _server = servers.block_on(Running::start(address, &calls));
+    let call = first.block_on(async {
+        let client = CounterClient::connect(address).await.unwrap();
+        let call = client.hang_first().timeout(Duration::from_secs(60)).start();
+        while calls.0.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        call
+    });
+    drop(first);
+    assert_eq!(second.block_on(call), Ok(2));
 }
 
 /// A call that is polled by its own waker: the moment the driver wakes it, before the driver does

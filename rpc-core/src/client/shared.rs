@@ -152,10 +152,14 @@ impl Shared {
     ) -> Result<Arc<Connection>, Status> {
         let finding = self.find(wait_for_ready);
         let Some(deadline) = deadline else { return finding.await };
-        let expired = {
-            // Calls may be awaited outside of any runtime.
-            let _here = self.demand.runtime().enter();
-            tokio::time::sleep_until(deadline.into())
+        let expired = async {
+            // Calls may be awaited outside of any runtime. `find` is polled first: it moves the
+            // channel to another runtime if its own has ended.
+            let sleep = {
+                let _here = self.demand.runtime().enter();
+                tokio::time::sleep_until(deadline.into())
+            };
+            sleep.await;
         };
         tokio::select! {
             biased;

@@ -372,6 +372,10 @@ impl Subchannel {
     /// server is going away.
     #[cold]
     pub(super) fn on_lost(&self, epoch: u64, cause: Option<CloseCause>) {
+        if matches!(cause, Some(CloseCause::DriverGone)) {
+            // With its runtime, which keeps no timers any more either.
+            self.demand.move_here();
+        }
         let is_going_away = cause.is_none();
         let gone = {
             let mut state = self.state.lock();
