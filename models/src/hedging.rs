@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use rpc_core::channel::hedging::{Ended, Hedging, HedgingPolicy, Race, Verdict};
+use rpc_core::channel::hedging::{Ended, Hedging, HedgingPolicy, Race, SecondEnded, Verdict};
+use rpc_core::channel::retry::Failed;
 use rpc_core::channel::throttle::Throttle;
 use test_kit::{Clock, Rng};
 
@@ -131,8 +132,15 @@ impl World {
                 call.race.on_sent(now);
                 (call.first, call.sent_at) = (Leg::Runs, now);
             }
-            10 if is_live => self.second_ends(at, Ended::Answered),
-            11 if is_live => self.second_ends(at, Ended::Failed),
+            10 if is_live => self.second_ends(at, SecondEnded::Answered),
+            11 if is_live => {
+                let how = match rng.below(3) {
+                    0 => SecondEnded::NeverSent,
+                    1 => SecondEnded::Failed(Failed::Refused(None)),
+                    _ => SecondEnded::Failed(Failed::Lost(rng.index(2), rng.below(2))),
+                };
+                self.second_ends(at, how);
+            }
             12 if rng.chance(20) => {
                 let until = now + Duration::from_millis(rng.below(30));
                 self.hedging.on_pushback(until);
@@ -205,13 +213,19 @@ impl World {
         self.end(at, ended);
     }
 
-    fn second_ends(&mut self, at: usize, ended: Ended) {
+    fn second_ends(&mut self, at: usize, how: SecondEnded) {
         let call = &mut self.calls[at];
         if call.second != Leg::Runs {
             return;
         }
         call.second = Leg::Failed;
-        let verdict = call.race.on_second(ended, Some(&mut self.throttle));
+        let before = self.throttle.clone();
+        let verdict = call.race.on_second(how, Some(&mut self.throttle));
+        if !matches!(how, SecondEnded::Failed(_)) {
+            assert_eq!(self.throttle, before, "nobody has failed: {how:?}");
+        }
+        let answered = how == SecondEnded::Answered;
+        let ended = if answered { Ended::Answered } else { Ended::Failed };
         match (ended, call.first) {
             (Ended::Answered, first) => {
                 assert_eq!(verdict, Verdict::Second, "{call:?}");
@@ -244,7 +258,7 @@ impl World {
             self.first_ends(at, Ended::Failed);
         }
         if !self.calls[at].is_over {
-            self.second_ends(at, Ended::Failed);
+            self.second_ends(at, SecondEnded::NeverSent);
         }
         assert!(self.calls[at].is_over, "stuck: {:?}", self.calls[at]);
     }

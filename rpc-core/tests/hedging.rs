@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{Bulk, Channel, ChannelBuilder, Code, HedgingPolicy, Server, Status};
+use rpc_core::{Bulk, Channel, ChannelBuilder, Code, HedgingPolicy, LinkConfig, Server, Status};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -101,7 +101,12 @@ impl Data for Nodes {
 }
 
 async fn serve(address: &str, node: &Arc<Node>) -> JoinHandle<()> {
-    let server = Server::builder().add_service(DataServer::new(Nodes(Arc::clone(node))));
+    serve_with(LinkConfig::default(), address, node).await
+}
+
+async fn serve_with(link: LinkConfig, address: &str, node: &Arc<Node>) -> JoinHandle<()> {
+    let server = Server::builder().link(link);
+    let server = server.add_service(DataServer::new(Nodes(Arc::clone(node))));
     let server = server.bind(address).await.unwrap();
     tokio::spawn(async move { server.serve().await.unwrap() })
 }
@@ -282,6 +287,53 @@ async fn a_call_whose_server_dies_has_the_answer_of_the_other() {
     assert!(!read.is_finished());
     pair.nodes[1 - first].let_go();
     assert_eq!(read.await.unwrap(), Ok(1 - first as u64));
+}
+
+/// A connection that is full refused second attempts, and the throttle took that for failures.
+#[tokio::test(start_paused = true)]
+async fn second_attempts_that_never_left_do_not_end_retries() {
+    let node = Node::new(0, 20);
+    let _server = serve("mem://never-left", &node).await;
+    let builder = Channel::builder().hedging(after(10).budget(1.0)).max_calls(1);
+    let client = DataClient::new(builder.connect("mem://never-left").await.unwrap());
+    for _ in 0..30 {
+        assert_eq!(client.read(Bulk::new()).await, Ok(0));
+    }
+    assert_eq!(node.calls(), 30, "there is no room for a second one");
+    assert!(client.refuse_others().await.is_err());
+    assert!(node.calls() > 31, "it was tried again");
+}
+
+/// What this end said of the second attempt ended the first one.
+#[tokio::test(start_paused = true)]
+async fn a_second_attempt_that_is_too_large_for_its_server_leaves_the_first_alone() {
+    let [wide, narrow] = [0, 1].map(|number| Node::new(number, 0));
+    let narrow_link = LinkConfig::default().max_message_bytes(64 * 1024);
+    let _wide = serve("mem://wide", &wide).await;
+    let _narrow = serve_with(narrow_link, "mem://narrow", &narrow).await;
+    let addresses = StaticList::new(["mem://wide", "mem://narrow"]).unwrap();
+    let builder = Channel::builder().hedging(after(10).budget(1.0));
+    let client = DataClient::new(builder.connect_balanced(addresses).unwrap());
+    for _ in 0..100 {
+        client.read(Bulk::new()).hedging(None).await.unwrap();
+    }
+    wide.hold();
+    let before = [wide.calls(), narrow.calls()];
+    // Half of the time it begins at the server that cannot take it.
+    let read = loop {
+        let read = tokio::spawn(client.read(Bulk::from(vec![7; 100_000])).start());
+        until(|| read.is_finished() || wide.calls() > before[0]).await;
+        if !read.is_finished() {
+            break read;
+        }
+        let status = read.await.unwrap().unwrap_err();
+        assert!(Status::from(status).message().contains("too large"));
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!read.is_finished(), "the first attempt runs");
+    wide.let_go();
+    assert_eq!(read.await.unwrap(), Ok(0));
+    assert_eq!([wide.calls(), narrow.calls()], [before[0] + 1, before[1]]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::retry::Failed;
 use super::throttle::Throttle;
 
 /// Thousandths of a second attempt.
@@ -140,6 +141,17 @@ pub enum Ended {
     Failed,
 }
 
+/// How the second attempt has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecondEnded {
+    /// With an outcome that another attempt would not change.
+    Answered,
+    /// Another attempt may end otherwise.
+    Failed(Failed),
+    /// This end refused it, or had no connection for it: no server has seen it.
+    NeverSent,
+}
+
 /// What an attempt's end means for its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -228,16 +240,19 @@ impl Race {
         Verdict::First
     }
 
-    /// The second attempt has ended. A failure counts in the throttle, as that of a first one does.
-    pub fn on_second(&mut self, ended: Ended, throttle: Option<&mut Throttle>) -> Verdict {
+    /// The second attempt has ended. A failure counts in the throttle, as that of a first one does:
+    /// calls that are lost with one connection count once.
+    pub fn on_second(&mut self, ended: SecondEnded, throttle: Option<&mut Throttle>) -> Verdict {
         self.second = Second::Over;
-        match ended {
-            Ended::Answered => Verdict::Second,
-            Ended::Failed => {
-                throttle.into_iter().for_each(Throttle::on_failure);
-                if self.first_failed { Verdict::First } else { Verdict::GoesOn }
+        match (ended, throttle) {
+            (SecondEnded::Answered, _) => return Verdict::Second,
+            (SecondEnded::Failed(Failed::Lost(end_point, epoch)), Some(throttle)) => {
+                throttle.on_lost(end_point, epoch);
             }
+            (SecondEnded::Failed(Failed::Refused(_)), Some(throttle)) => throttle.on_failure(),
+            (SecondEnded::Failed(_), None) | (SecondEnded::NeverSent, _) => {}
         }
+        if self.first_failed { Verdict::First } else { Verdict::GoesOn }
     }
 
     /// How long the first attempt has run.
@@ -352,7 +367,7 @@ mod tests {
     fn nothing_is_hedged_before_the_time_that_a_server_has_named_or_while_the_throttle_is_closed() {
         let (mut hedging, policy, now) = (Hedging::default(), HedgingPolicy::new(), Instant::now());
         (0..100).for_each(|_| _ = hedging.begin(1, &policy));
-        let mut throttle = Throttle::new(2, 0.1);
+        let mut throttle = Throttle::new(4, 0.1);
         let hedges = |hedging: &mut Hedging, throttle: &Throttle, at| {
             Race::new(now, Some(MS)).on_time(at, true, hedging, Some(throttle))
         };
@@ -364,13 +379,21 @@ mod tests {
         assert!(hedges(&mut hedging, &throttle, now + 10 * MS));
         let mut race = Race::new(now, Some(MS));
         assert!(race.on_time(now + 10 * MS, true, &mut hedging, Some(&throttle)));
-        assert_eq!(race.on_second(Ended::Failed, Some(&mut throttle)), Verdict::GoesOn);
-        assert!(!hedges(&mut hedging, &throttle, now + 10 * MS), "half of two tokens is left");
+        let lost = SecondEnded::Failed(Failed::Lost(0, 1));
+        let never_sent = SecondEnded::NeverSent;
+        for ended in [never_sent, lost, lost, lost] {
+            assert_eq!(race.on_second(ended, Some(&mut throttle)), Verdict::GoesOn);
+        }
+        assert!(hedges(&mut hedging, &throttle, now + 10 * MS), "one connection counts once");
+        let refused = SecondEnded::Failed(Failed::Refused(None));
+        assert_eq!(race.on_second(refused, Some(&mut throttle)), Verdict::GoesOn);
+        assert!(!hedges(&mut hedging, &throttle, now + 10 * MS), "half of four tokens is left");
     }
 
     #[test]
     fn the_first_answer_ends_the_call_and_a_failure_only_the_last() {
         use Ended::{Answered, Failed};
+        let refused = SecondEnded::Failed(super::Failed::Refused(None));
         let (mut hedging, now) = (Hedging::default(), Instant::now());
         let policy = HedgingPolicy::new().budget(1.0);
         let mut hedged = || {
@@ -381,15 +404,15 @@ mod tests {
             race
         };
         assert_eq!(hedged().on_first(Answered), Verdict::First);
-        assert_eq!(hedged().on_second(Answered, None), Verdict::Second);
+        assert_eq!(hedged().on_second(SecondEnded::Answered, None), Verdict::Second);
         let mut race = hedged();
         assert_eq!(race.on_first(Failed), Verdict::GoesOn);
-        assert_eq!(race.on_second(Answered, None), Verdict::Second);
+        assert_eq!(race.on_second(SecondEnded::Answered, None), Verdict::Second);
         let mut race = hedged();
         assert_eq!(race.on_first(Failed), Verdict::GoesOn);
-        assert_eq!(race.on_second(Failed, None), Verdict::First);
+        assert_eq!(race.on_second(refused, None), Verdict::First);
         let mut race = hedged();
-        assert_eq!(race.on_second(Failed, None), Verdict::GoesOn);
+        assert_eq!(race.on_second(refused, None), Verdict::GoesOn);
         assert_eq!(race.on_first(Failed), Verdict::First);
         // While the first waits to be sent again there is nothing to hedge.
         let mut race = Race::new(now, Some(MS));

@@ -7,7 +7,7 @@
 const MILLI: u32 = 1000;
 
 /// The tokens of a channel.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Throttle {
     /// Thousandths.
     tokens: u32,

@@ -311,6 +311,9 @@ impl Retries {
     }
 }
 
+/// Longest time for which a server can keep a channel from second attempts.
+const MOST_QUIET: Duration = Duration::from_secs(60);
+
 /// What a channel needs for second attempts of calls whose first one runs.
 pub(crate) struct Hedges {
     /// `None`: only calls that ask for it are hedged.
@@ -326,7 +329,8 @@ impl Hedges {
     /// A server wants no further attempt for so long.
     #[cold]
     pub(crate) fn on_pushback(&self, wait: Duration) {
-        if let Some(until) = clock::now().checked_add(wait) {
+        // One server among many does not end second attempts for good.
+        if let Some(until) = clock::now().checked_add(wait.min(MOST_QUIET)) {
             self.state.lock().on_pushback(until);
         }
     }

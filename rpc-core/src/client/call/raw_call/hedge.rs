@@ -14,7 +14,8 @@ use rpc_transport::protocol::config::WhenFull;
 use tokio::time::Sleep;
 
 use super::{CallOutcome, Extras, RawCall, State};
-use crate::channel::hedging::{Ended, HedgingPolicy, Race, Verdict};
+use crate::channel::hedging::{Ended, HedgingPolicy, Race, SecondEnded, Verdict};
+use crate::channel::retry::Failed;
 use crate::client::shared::{Retries, Shared};
 use crate::service::MethodDescriptor;
 use crate::status::Code;
@@ -145,6 +146,7 @@ impl RawCall<'_> {
         of_second.metadata = extras.metadata.clone();
         of_second.is_second = true;
         of_second.when_full = Some(WhenFull::Refuse);
+        of_second.wait_for_ready = Some(false);
         hedge.second = Some(Box::new(second.detached()));
     }
 
@@ -156,15 +158,25 @@ impl RawCall<'_> {
         if second.poll(cx, found).is_pending() {
             return Verdict::GoesOn;
         }
-        let ended = ended(found);
+        let how = if matches!(second.state, State::Over) {
+            // What this end says of an attempt that never left is no answer.
+            SecondEnded::NeverSent
+        } else if ended(found) == Ended::Answered {
+            SecondEnded::Answered
+        } else {
+            let lost = second.on.as_ref().filter(|on| on.close_cause().is_some());
+            SecondEnded::Failed(
+                lost.map_or(Failed::Refused(None), |on| Failed::Lost(on.end_point(), on.epoch())),
+            )
+        };
         let verdict = match &channel.retry {
             Some(retries) => {
                 let mut throttle = retries.throttle();
-                let verdict = hedge.race.on_second(ended, Some(&mut throttle));
+                let verdict = hedge.race.on_second(how, Some(&mut throttle));
                 retries.on_throttle(&throttle);
                 verdict
             }
-            None => hedge.race.on_second(ended, None),
+            None => hedge.race.on_second(how, None),
         };
         if verdict != Verdict::Second {
             second.load.take().iter().for_each(|load| load.refused());
@@ -181,8 +193,12 @@ impl RawCall<'_> {
         }
         self.state = State::Done;
         if let Some(load) = self.load.take() {
-            // It would have taken longer still.
-            load.answered();
+            if self.extras.as_ref().is_some_and(|extras| is_unavailable(&extras.found)) {
+                load.refused();
+            } else {
+                // It would have taken longer still.
+                load.answered();
+            }
         }
         let Some(extras) = &mut *self.extras else { return };
         extras.wait = None;
@@ -203,6 +219,10 @@ impl Hedge {
         }
         // With it goes the second attempt, if it runs still.
     }
+}
+
+fn is_unavailable(found: &CallOutcome) -> bool {
+    matches!(found, CallOutcome::Failed(status) if status.code() == Code::Unavailable)
 }
 
 /// Whether another attempt may end otherwise.

@@ -160,6 +160,8 @@ impl RawCall<'_> {
             ))
             .with_retryable(true),
         };
+        // This end's own word tells nothing of the end point.
+        self.load = None;
         self.fail(status);
     }
 }
