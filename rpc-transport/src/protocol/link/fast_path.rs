@@ -35,7 +35,6 @@ impl Link {
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
         if self.has_nothing_to_transmit() {
-            debug_assert!(self.poll_queued().is_none(), "the check and the choice disagree");
             return None;
         }
         self.poll_queued()
@@ -76,7 +75,8 @@ impl Link {
     }
 
     /// Whether [`Link::poll_transmit`] would give `None` because the link is idle. Most calls of
-    /// `poll_transmit` end with this cheap check.
+    /// `poll_transmit` end with this cheap check. Other threads may give memory back at any time, so
+    /// that two looks may differ.
     #[inline(always)]
     pub(crate) fn has_nothing_to_transmit(&mut self) -> bool {
         !self.is_closing()
