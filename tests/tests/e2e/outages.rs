@@ -5,7 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rpc_core::{Channel, ChannelBuilder, Code, Context, LinkConfig, PollMode, Server, Status};
+use futures::future::join_all;
+use rpc_core::client::resolve::StaticList;
+use rpc_core::{
+    Channel, ChannelBuilder, Code, Context, HedgingPolicy, LinkConfig, PollMode, Server, Status,
+};
 use test_kit::Rng;
 use tests::ledger::{LedgerClient, LedgerFile};
 use tests::limit::{long, paced};
@@ -24,6 +28,7 @@ between_processes! {
     a_rolling_restart_fails_no_call_at_all,
     a_rolling_restart_fails_no_call_of_client_processes,
     a_server_that_stops_and_goes_on_is_found_again,
+    calls_at_a_server_that_stops_are_answered_by_another,
     chaos,
 }
 
@@ -294,6 +299,31 @@ async fn a_server_that_stops_and_goes_on_is_found_again(scheme: Scheme) {
     backend.child.resume();
     assert_eq!(read.await.expect("no panic"), Ok(7));
     assert_eq!(ledgers.book(8).timeout(DEADLINE).await, Ok(8));
+}
+
+/// Hedging, at work: half of the calls begin at a server that does nothing any more.
+async fn calls_at_a_server_that_stops_are_answered_by_another(scheme: Scheme) {
+    let mut backends = Vec::new();
+    for _ in 0..2 {
+        backends.push(Backend::start(scheme, &Arc::new(LedgerFile::new())).await);
+    }
+    let addresses = backends.iter().map(|backend| backend.address.clone());
+    let hedging = HedgingPolicy::new().delay(paced(Duration::from_millis(20))).budget(1.0);
+    let channel =
+        patient().hedging(hedging).connect_balanced(StaticList::new(addresses).expect("addresses"));
+    let client = LedgerClient::new(channel.expect("addresses"));
+    let mut next = 0;
+    // Both are connected.
+    while backends.iter().any(|backend| backend.ledger.booked().is_empty()) {
+        next += 1;
+        assert_eq!(client.book(next).timeout(DEADLINE).await, Ok(next));
+    }
+    backends[0].child.stop();
+    // No more than there may be second attempts at once.
+    let reads = (0..8).map(|id| client.read(id).timeout(DEADLINE).start());
+    for (id, read) in (0..).zip(join_all(reads).await) {
+        assert_eq!(read, Ok(id));
+    }
 }
 
 /// Kills, stops, ends and restarts in any order, under load.
