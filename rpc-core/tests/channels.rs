@@ -375,14 +375,11 @@ fn a_call_under_way_is_tried_again_in_another_runtime_when_its_own_has_ended() {
     let (servers, first, second) = (runtime().unwrap(), runtime().unwrap(), runtime().unwrap());
     let (address, calls) = ("mem://runtimes-retry", Arc::<Calls>::default());
     let _server = servers.block_on(Running::start(address, &calls));
-    let call = first.block_on(async {
-        let client = CounterClient::connect(address).await.unwrap();
-        let call = client.hang_first().timeout(Duration::from_secs(60)).start();
-        while calls.0.load(Ordering::SeqCst) == 0 {
-            tokio::task::yield_now().await;
-        }
-        call
-    });
+    let client = first.block_on(CounterClient::connect(address)).unwrap();
+    let call = client.hang_first().timeout(Duration::from_secs(60)).start();
+    while calls.0.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
     drop(first);
     assert_eq!(second.block_on(call), Ok(2));
 }
