@@ -97,8 +97,41 @@
 //! your choice.
 //!
 //! A fake is one more implementation of the trait. The client before it is the real one, so the code
-//! that is tested meets deadlines, cancellation and errors as they are; there is no trait over clients
-//! that would have to imitate them.
+//! that is tested meets deadlines, cancellation and errors as they are. Where a fake shall stand in for the
+//! client itself, or a wrapper be generic over clients, `#[service(client_trait = WeatherCalls)]` writes a
+//! trait that the client implements:
+//!
+//! ```
+//! # use rpc_core::{Channel, Status};
+//! #[rpc_core::service(client_trait = WeatherCalls)]
+//! pub trait Weather {
+//!     async fn degrees(&self, city: &str) -> f64;
+//! }
+//!
+//! struct Stormy;
+//!
+//! impl WeatherCalls for Stormy {
+//!     async fn degrees(&self, _city: &str) -> Result<f64, Status> {
+//!         Err(Status::unavailable("the mast is down"))
+//!     }
+//! }
+//!
+//! async fn report(weather: &impl WeatherCalls) -> String {
+//!     match weather.degrees("Oslo").await {
+//!         Ok(degrees) => format!("{degrees} degrees"),
+//!         Err(status) => format!("no report: {}", status.message()),
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! # struct Mild; impl Weather for Mild { async fn degrees(&self, _: &str) -> f64 { 12.0 } }
+//! # let channel = Channel::to(WeatherServer::new(Mild)).await.unwrap();
+//! assert_eq!(report(&Stormy).await, "no report: the mast is down");
+//! assert_eq!(report(&WeatherClient::new(channel)).await, "12 degrees");
+//! # }
+//! ```
+//!
+//! A whole service is faked like this:
 //!
 //! ```
 //! # #[rpc_core::service] pub trait Weather { async fn degrees(&self, city: &str) -> Result<f64, Status>; }

@@ -7,6 +7,7 @@
 mod call;
 mod checks;
 mod client;
+mod client_trait;
 mod schemas;
 mod server;
 mod streams;
@@ -70,6 +71,8 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
     let server = server::server(service, &names.server);
     let client = client::client(service, &names.client);
     let blocking = client::blocking(service, &names.blocking);
+    let client_trait = client_trait::definition(service, &names.client);
+    let client_traits = client_trait::implementations(service, &names.client);
     let checks = checks::checks(service);
     let for_arcs = for_arcs(service);
     let cfgs = &service.cfgs;
@@ -77,6 +80,7 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
     quote! {
         #the_trait
         #types
+        #client_trait
         #(#cfgs)*
         #allowed
         const _: () = {
@@ -86,6 +90,7 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
             #server
             #client
             #blocking
+            #client_traits
         };
     }
 }

@@ -26,6 +26,9 @@ use proc_macro::TokenStream;
 /// # Options of a service
 /// - `name = "Other"`: the name on the wire, in place of the trait's.
 /// - `version = 2`: the version of all methods that set none.
+/// - `client_trait = KvCalls`: writes a trait of that name as well, which `KvClient` implements, and which
+///   a fake or a wrapper can. A method in it gives a future of what the client's call gives, a stream of
+///   results as `impl Stream` in that, and takes any `Stream` for a stream of arguments.
 /// - `crate = path::to::rpc_core`: where `rpc-core` is, when it is renamed or re-exported.
 ///
 /// # Options of a method: `#[rpc(..)]`

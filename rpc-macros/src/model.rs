@@ -37,6 +37,8 @@ pub(crate) struct Service {
     pub(crate) ident: Ident,
     pub(crate) supertraits: Punctuated<TypeParamBound, Token![+]>,
     pub(crate) wire_name: String,
+    /// The name of the trait over the client, if there is to be one.
+    pub(crate) client_trait: Option<Ident>,
     pub(crate) methods: Vec<Method>,
 }
 
@@ -112,6 +114,7 @@ pub(crate) fn check(input: Input) -> syn::Result<Service> {
         ident: item.ident,
         supertraits: item.supertraits,
         wire_name,
+        client_trait: options.client_trait.clone(),
         methods,
         krate,
     })

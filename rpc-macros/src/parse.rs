@@ -43,6 +43,7 @@ pub(crate) struct ServiceOptions {
     pub(crate) name: Option<LitStr>,
     pub(crate) version: Option<LitInt>,
     pub(crate) krate: Option<Path>,
+    pub(crate) client_trait: Option<Ident>,
 }
 
 /// Options of `#[rpc(..)]` on a method.
@@ -85,10 +86,19 @@ impl ServiceOptions {
             once(&mut self.version, meta, meta.value()?.parse()?)
         } else if meta.path.is_ident("crate") {
             once(&mut self.krate, meta, meta.value()?.call(Path::parse_mod_style)?)
+        } else if meta.path.is_ident("client_trait") {
+            let value = meta.value()?;
+            let name = value.parse::<Ident>().map_err(|error| {
+                Error::new(
+                    error.span(),
+                    "the name of the trait, without quotes: client_trait = KvCalls",
+                )
+            })?;
+            once(&mut self.client_trait, meta, name)
         } else {
             Err(meta.error(
-                "unknown option of #[service]; there are name = \"..\", version = N and \
-                 crate = path",
+                "unknown option of #[service]; there are name = \"..\", version = N, \
+                 client_trait = Name and crate = path",
             ))
         }
     }

@@ -22,7 +22,7 @@ mod reexported {
 mod bare {
     #![no_implicit_prelude]
 
-    #[::rpc_core::service]
+    #[::rpc_core::service(client_trait = KvCalls)]
     pub trait Kv {
         async fn get(&self, key: &str) -> ::std::option::Option<::std::vec::Vec<u8>>;
         async fn put(&self, key: &str, all: &[u32]) -> ::std::result::Result<u64, u8>;
@@ -77,7 +77,7 @@ mod shadowed {
     pub mod serde_derive {}
     pub mod rpc_core {}
 
-    #[::rpc_core::service]
+    #[::rpc_core::service(client_trait = Stream)]
     pub trait Kv {
         async fn a(&self, a: Result, b: Option, c: Status, d: Future, e: Box) -> String;
         async fn b(&self, a: Vec, b: Bytes, c: &Arc, d: &[Send], e: Sync) -> Result;

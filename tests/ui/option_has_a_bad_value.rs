@@ -10,4 +10,9 @@ pub trait Mistake {
     async fn d(&self);
 }
 
+#[rpc_core::service(client_trait = "Calls")]
+pub trait Quoted {
+    async fn a(&self);
+}
+
 fn main() {}

@@ -18,6 +18,7 @@ use rpc_transport::message::received::Message;
 
 use super::item::Decode;
 use super::line::Line;
+use super::producer::{Producer, Step};
 use super::upload::{NoUpload, Pump};
 use crate::bulk::{Bulk, PieceReader};
 use crate::client::call::stream_call::ClientStream;
@@ -147,6 +148,11 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
     /// [`FailedPrecondition`](Code::FailedPrecondition).
     pub async fn finish(mut self) -> Result<R, E> {
         while self.try_next().await?.is_some() {}
+        self.take_output()
+    }
+
+    /// The value after the items, at the end.
+    fn take_output(&mut self) -> Result<R, E> {
         let name = self.method.name;
         let output = self.output.take().filter(|_| self.end == Some(StreamEnd::Finished));
         output.ok_or_else(|| {
@@ -279,6 +285,22 @@ impl<T, R, E: From<Status>, U: Pump> Stream for Streaming<T, R, E, U> {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<T, E>>> {
         self.get_mut().poll_item(cx)
+    }
+}
+
+/// So that a handler may pass on a stream of another service's, with the value after its items.
+impl<T, R, E: From<Status>, U: Pump> Producer for Streaming<T, R, E, U> {
+    type Item = T;
+    type Output = Result<R, E>;
+
+    fn poll_step(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Step<T, Result<R, E>>> {
+        let this = self.get_mut();
+        let item = std::task::ready!(this.poll_item(cx));
+        Poll::Ready(match item {
+            Some(Ok(item)) => Step::Item(item),
+            Some(Err(error)) => Step::End(Err(error)),
+            None => Step::End(this.take_output()),
+        })
     }
 }
 

@@ -276,6 +276,29 @@ fn decoders(krate: &Path, download: &Download) -> TokenStream {
     quote!(#krate::__private::StreamDecoders::new(#item, #end, #refusal))
 }
 
+/// What a call of a method with a stream of results gives, in the trait over the client.
+pub(super) fn client_output(krate: &Path, download: &Download) -> TokenStream {
+    let Download { refusal, item, error, end, .. } = download;
+    let unit: Type = syn::parse_quote!(());
+    let item = types::client_result(item);
+    let (error, _) = ending(krate, &unit, error);
+    let (refusal, _) = ending(krate, &unit, refusal);
+    let stream = match end.as_ref().map(types::client_result) {
+        None => quote!(
+            #krate::stream::Stream<Item = #krate::__private::Result<#item, #error>>
+        ),
+        Some(end) => quote!(
+            #krate::stream::Producer<
+                Item = #item,
+                Output = #krate::__private::Result<#end, #error>,
+            >
+        ),
+    };
+    quote!(
+        #krate::__private::Result<impl #stream + #krate::__private::Send, #refusal>
+    )
+}
+
 /// The type that a call of a method with a stream of results has.
 fn stream_call(
     krate: &Path,
