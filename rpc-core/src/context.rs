@@ -6,7 +6,8 @@
 //! Invariants:
 //! 1. [`Scoped`] makes its context current for exactly the time of a poll, then restores the
 //!    previous one, also when the poll panics; so handlers may nest.
-//! 2. A context is two reference counts at most: making, moving and dropping one never allocates.
+//! 2. A context is two reference counts at most: making, moving and dropping one never allocates,
+//!    unless there are metadata or extensions.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -21,6 +22,7 @@ use rpc_transport::engine::clock;
 use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 
 use crate::bulk::{Bulk, BulkPool, Copies};
+use crate::extensions::Extensions;
 use crate::metadata::Metadata;
 use crate::server::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
@@ -48,10 +50,38 @@ pub(crate) struct ConnectionContext {
 #[derive(Clone, Default)]
 pub struct Context {
     deadline: Option<Instant>,
-    metadata: Metadata,
+    /// Together, so that a call without any has one word to look at.
+    extras: Option<Arc<Extras>>,
     caller: Caller,
     method: Option<&'static MethodDescriptor>,
 }
+
+/// What few calls have.
+#[derive(Clone, Default)]
+struct Extras {
+    metadata: Metadata,
+    extensions: Extensions,
+}
+
+impl Extras {
+    #[inline]
+    fn of(metadata: Metadata) -> Option<Arc<Self>> {
+        if metadata.is_empty() {
+            // There is nothing to drop.
+            std::mem::forget(metadata);
+            return None;
+        }
+        Some(Self::of_some(metadata))
+    }
+
+    #[cold]
+    fn of_some(metadata: Metadata) -> Arc<Self> {
+        Arc::new(Self { metadata, extensions: Extensions::new() })
+    }
+}
+
+static NO_METADATA: Metadata = Metadata::new();
+static NO_EXTENSIONS: Extensions = Extensions::new();
 
 /// What is known about the caller.
 #[derive(Clone, Default)]
@@ -109,8 +139,30 @@ impl Context {
     /// Sets the metadata.
     #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
-        self.metadata = metadata;
+        if !metadata.is_empty() || self.extras.is_some() {
+            self.extras_mut().metadata = metadata;
+        }
         self
+    }
+
+    /// Puts a value beside the call, in place of an earlier one of its type: a layer's word to the
+    /// handler, which reads it with [`Context::extension`].
+    #[must_use]
+    pub fn with_extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.insert_extension(value);
+        self
+    }
+
+    pub(crate) fn insert_extension<T: Send + Sync + 'static>(&mut self, value: T) {
+        self.extras_mut().extensions.insert(value);
+    }
+
+    fn extras_mut(&mut self) -> &mut Extras {
+        Arc::make_mut(self.extras.get_or_insert_default())
+    }
+
+    pub(crate) fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = Some(deadline);
     }
 
     /// Sets the peer.
@@ -130,7 +182,7 @@ impl Context {
     ) -> Self {
         Self {
             deadline,
-            metadata,
+            extras: Extras::of(metadata),
             caller: Caller::Connected(connection_context),
             method: Some(method),
         }
@@ -159,7 +211,18 @@ impl Context {
     /// The metadata of the call.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
-        &self.metadata
+        self.extras.as_ref().map_or(&NO_METADATA, |extras| &extras.metadata)
+    }
+
+    /// The value of that type which an [interceptor](crate::interceptor) or a layer has put beside
+    /// the call: who the user is, say. Nobody else sees it, and nested calls do not inherit it.
+    #[must_use]
+    pub fn extension<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.extensions().get()
+    }
+
+    pub(crate) fn extensions(&self) -> &Extensions {
+        self.extras.as_ref().map_or(&NO_EXTENSIONS, |extras| &extras.extensions)
     }
 
     /// The caller, as far as the transport knows it.
@@ -290,7 +353,8 @@ impl fmt::Debug for Context {
             .field("method", &self.method_name())
             .field("remaining", &self.remaining())
             .field("peer", &self.peer())
-            .field("metadata", &self.metadata)
+            .field("metadata", self.metadata())
+            .field("extensions", self.extensions())
             .finish()
     }
 }

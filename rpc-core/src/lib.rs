@@ -216,6 +216,8 @@ pub mod client;
 pub mod codec;
 pub mod context;
 mod endpoint;
+mod extensions;
+pub mod interceptor;
 pub mod metadata;
 pub mod server;
 pub mod service;

@@ -18,6 +18,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rpc_transport::message::outgoing::OutBuf;
 
+use crate::status::Status;
+
 /// Most entries of a call.
 pub const MAX_ENTRIES: usize = 64;
 /// Longest name, bytes.
@@ -94,6 +96,10 @@ impl Metadata {
     /// Names and values, in the order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.entries().iter().map(|entry| (&*entry.name, &*entry.value))
+    }
+
+    pub(crate) fn iter_bytes(&self) -> impl Iterator<Item = (&str, &Bytes)> {
+        self.entries().iter().map(|entry| (&*entry.name, &entry.value))
     }
 
     /// Sets a value, in place of an earlier one of that name.
@@ -219,6 +225,12 @@ impl fmt::Debug for Metadata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Values may be credentials; names and lengths are enough to see what travels.
         f.debug_map().entries(self.iter().map(|(name, value)| (name, value.len()))).finish()
+    }
+}
+
+impl From<MetadataError> for Status {
+    fn from(error: MetadataError) -> Self {
+        Self::invalid_argument(error.to_string())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::device::fault::FaultPlan;
@@ -19,6 +20,8 @@ use crate::channel::backoff::Backoff;
 use crate::channel::hedging::HedgingPolicy;
 use crate::channel::retry::RetryPolicy;
 use crate::codec::{Codec, DEFAULT_MIN_PART_BYTES};
+use crate::interceptor::ClientInterceptor;
+use crate::interceptor::client::Around;
 use crate::server::Server;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
@@ -54,6 +57,8 @@ pub struct ChannelBuilder {
     retry: Option<RetryPolicy>,
     faults: Option<FaultPlan>,
     hedging: Option<HedgingPolicy>,
+    around: Around,
+    bad_metadata: Option<String>,
 }
 
 impl Default for ChannelBuilder {
@@ -72,6 +77,8 @@ impl Default for ChannelBuilder {
             retry: Some(RetryPolicy::new()),
             faults: None,
             hedging: None,
+            around: Around::default(),
+            bad_metadata: None,
         }
     }
 }
@@ -189,6 +196,31 @@ impl ChannelBuilder {
     #[must_use]
     pub fn reconnect(mut self, backoff: impl Into<Option<Backoff>>) -> Self {
         self.reconnect = backoff.into();
+        self
+    }
+
+    /// Adds an interceptor: what is done before and after each call of the channel. The first that
+    /// was added is the outermost. See [`interceptor`](crate::interceptor).
+    #[must_use]
+    pub fn interceptor(mut self, interceptor: impl ClientInterceptor) -> Self {
+        self.around.intercept(Arc::new(interceptor));
+        self
+    }
+
+    /// Adds metadata to each call of the channel that has none of that name. What cannot be sent is
+    /// told when the channel connects.
+    ///
+    /// ```
+    /// # async fn connect() -> Result<(), rpc_core::ConnectError> {
+    /// # use rpc_core::Channel;
+    /// let channel = Channel::builder().metadata("token", "s3cret").connect("auto://10.0.0.7:7471").await?;
+    /// # drop(channel); Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn metadata(mut self, name: &str, value: impl Into<Bytes>) -> Self {
+        if let Err(error) = self.around.metadata.insert(name, value) {
+            self.bad_metadata = Some(format!("metadata {name:?} of the channel: {error}"));
+        }
         self
     }
 
@@ -310,6 +342,9 @@ impl ChannelBuilder {
             let text = format!("codec {} is not compiled in", self.codec.name());
             return Err(ConnectError::Config(text));
         }
+        if let Some(text) = self.bad_metadata {
+            return Err(ConnectError::Config(text));
+        }
         let when_full = self.when_full.unwrap_or(self.link.queue_limit().when_full);
         let options = Arc::new(ConnectOptions {
             codec: self.codec,
@@ -336,6 +371,7 @@ impl ChannelBuilder {
                 .saturating_add(self.limits.max_waiting_calls),
             retry: self.retry.filter(RetryPolicy::may_retry).map(Retries::new),
             hedging: Hedges::new(self.hedging),
+            around: Some(self.around).filter(|around| !around.is_empty()).map(Arc::new),
             server: None,
             spare_pool: OnceLock::new(),
         };

@@ -23,6 +23,7 @@ use crate::channel::hedging::{Hedging, HedgingPolicy};
 use crate::channel::retry::{Attempts, Failed, RetryPolicy};
 use crate::channel::throttle::Throttle;
 use crate::codec::{Codec, Placement, Pool};
+use crate::interceptor::client::Around;
 use crate::status::{Code, Status};
 
 /// What calls of a channel have in common.
@@ -39,6 +40,8 @@ pub(crate) struct Shared {
     pub(super) max_waiting: u32,
     /// `None`: a call whose handler may have begun is never tried again.
     pub(crate) retry: Option<Retries>,
+    /// Interceptors, and metadata of all calls.
+    pub(crate) around: Option<Arc<Around>>,
     /// Second attempts while the first one runs.
     pub(crate) hedging: Hedges,
     /// The server of [`Channel::to`](super::Channel::to), which ends with the channel.

@@ -57,7 +57,7 @@ fn streams(
         let text = format!("{name}: no memory for a stream's window of {window} bytes: {reason}");
         Status::resource_exhausted(format!("{text}; {RAISE}")).with_retryable(true)
     })?;
-    let line = Line { shard: Arc::clone(shard), key, id: id.into() };
+    let line = Line { shard: Arc::clone(shard), key, id: id.into(), counters: None };
     Ok(Some(Box::new(Streams { line, _charge: charge })))
 }
 

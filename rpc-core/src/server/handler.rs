@@ -50,6 +50,14 @@ impl Handler {
         Self { stage: Stage::Running(PooledFuture::new(context.scope(future))), is_over: false }
     }
 
+    /// The same for a future that needs no context: one that polls other handlers.
+    pub(crate) fn without_context<F>(future: F) -> Self
+    where
+        F: Future<Output = Reply> + Send + 'static,
+    {
+        Self { stage: Stage::Running(PooledFuture::new(future)), is_over: false }
+    }
+
     /// A handler that has its reply already.
     pub fn ready(reply: Reply) -> Self {
         Self { stage: Stage::Ready(Box::new(reply)), is_over: false }

@@ -10,6 +10,7 @@
 //! 2. If a listener dies, the server shuts down in the same order, and the error names its address.
 
 mod acceptor;
+mod around;
 mod available_memory;
 pub(crate) mod executor;
 pub mod handler;
@@ -37,8 +38,10 @@ use rpc_transport::protocol::config::LinkConfig;
 use tokio::task::{self, JoinError, JoinSet};
 
 use self::acceptor::Acceptor;
+use self::around::Arounds;
 use self::phase::{Phase, Phases};
 use crate::codec::DEFAULT_MIN_PART_BYTES;
+use crate::interceptor::ServerInterceptor;
 use crate::server::router::Router;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
@@ -63,6 +66,7 @@ use crate::session::SessionLimits;
 /// ```
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Dispatch>>,
+    arounds: Arounds,
     config: Config,
 }
 
@@ -95,7 +99,7 @@ impl Default for ServerBuilder {
             memory_budget: None,
             faults: None,
         };
-        Self { services: Vec::new(), config }
+        Self { services: Vec::new(), arounds: Arounds::default(), config }
     }
 }
 
@@ -104,6 +108,63 @@ impl ServerBuilder {
     #[must_use]
     pub fn add_service(mut self, service: impl Dispatch) -> Self {
         self.services.push(Arc::new(service));
+        self
+    }
+
+    /// Adds an interceptor: what is done before and after each call of every service, also of those
+    /// that are added later. The first that was added is the outermost. See
+    /// [`interceptor`](crate::interceptor), also for an example.
+    #[must_use]
+    pub fn interceptor(mut self, interceptor: impl ServerInterceptor) -> Self {
+        self.arounds.intercept(Arc::new(interceptor));
+        self
+    }
+
+    /// Adds a layer: a [`Dispatch`] that stands around each service, for what has to wait or to see
+    /// replies. It stands inside of the interceptors and layers that were added before it.
+    ///
+    /// ```
+    /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
+    /// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
+    /// use rpc_core::server::handler::Handler;
+    /// use rpc_core::service::{Dispatch, Request, ServiceDescriptor};
+    /// use std::sync::Arc;
+    /// use tokio::sync::Semaphore;
+    ///
+    /// /// No more than so many calls at once; others wait.
+    /// struct AtMost(Arc<dyn Dispatch>, Arc<Semaphore>);
+    ///
+    /// impl Dispatch for AtMost {
+    ///     fn descriptor(&self) -> &'static ServiceDescriptor {
+    ///         self.0.descriptor()
+    ///     }
+    ///
+    ///     fn dispatch(&self, method: usize, request: Request) -> Handler {
+    ///         let (inner, places) = (Arc::clone(&self.0), Arc::clone(&self.1));
+    ///         Handler::new(request.context.clone(), async move {
+    ///             let _place = places.acquire().await;
+    ///             inner.dispatch(method, request).await // a panic of the handler is a reply, too
+    ///         })
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let places = Arc::new(Semaphore::new(8));
+    /// let server = rpc_core::Server::builder()
+    ///     .layer(move |inner| Arc::new(AtMost(inner, Arc::clone(&places))))
+    ///     .add_service(GreeterServer::new(Polite))
+    ///     .bind("mem://at-most")
+    ///     .await?;
+    /// # tokio::spawn(server.serve());
+    /// # assert_eq!(GreeterClient::connect("mem://at-most").await?.greet().await?, "Good day");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn layer<L>(mut self, layer: L) -> Self
+    where
+        L: Fn(Arc<dyn Dispatch>) -> Arc<dyn Dispatch> + Send + Sync + 'static,
+    {
+        self.arounds.layer(layer);
         self
     }
 
@@ -223,7 +284,7 @@ impl ServerBuilder {
             return Err(ListenError::Config("shards is 0, at least 1 is needed".to_owned()));
         }
         let mut router = Router::default();
-        for service in self.services {
+        for service in self.arounds.around(self.services).map_err(ListenError::Config)? {
             router.add(service).map_err(ListenError::Config)?;
         }
         let mut listeners = Vec::new();
@@ -244,7 +305,10 @@ impl ServerBuilder {
 impl fmt::Debug for ServerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.services.iter().map(|it| it.descriptor().name).collect();
-        f.debug_struct("ServerBuilder").field("services", &names).finish_non_exhaustive()
+        f.debug_struct("ServerBuilder")
+            .field("services", &names)
+            .field("interceptors_and_layers", &self.arounds)
+            .finish_non_exhaustive()
     }
 }
 

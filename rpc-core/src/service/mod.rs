@@ -9,6 +9,8 @@ pub(crate) mod method;
 pub(crate) mod reply;
 pub(crate) mod schema;
 
+use std::sync::Arc;
+
 use rpc_transport::message::received::Message;
 
 pub use self::hash::{method_id, signature_hash};
@@ -16,6 +18,7 @@ pub use self::method::MethodDescriptor;
 pub use self::reply::{Reply, ReplyKind, ReplyParts};
 use crate::codec::Codec;
 use crate::context::Context;
+use crate::interceptor::ItemCounters;
 use crate::server::handler::Handler;
 use crate::stream::line::Streams;
 
@@ -115,6 +118,16 @@ pub trait Dispatch: Send + Sync + 'static {
     fn dispatch(&self, method: usize, request: Request) -> Handler;
 }
 
+impl<D: Dispatch + ?Sized> Dispatch for Arc<D> {
+    fn descriptor(&self) -> &'static ServiceDescriptor {
+        (**self).descriptor()
+    }
+
+    fn dispatch(&self, method: usize, request: Request) -> Handler {
+        (**self).dispatch(method, request)
+    }
+}
+
 /// A request on its way to a handler.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -134,6 +147,12 @@ impl Request {
     #[must_use]
     pub fn new(message: Message, codec: Codec, context: Context) -> Self {
         Self { message, codec, context, streams: None }
+    }
+
+    /// Has the items of its streams counted, if it has some.
+    pub(crate) fn count_items(&mut self) -> Option<Arc<ItemCounters>> {
+        let line = &mut self.streams.as_mut()?.line;
+        Some(Arc::clone(line.counters.get_or_insert_default()))
     }
 }
 

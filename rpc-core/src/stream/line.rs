@@ -14,6 +14,7 @@ use rpc_transport::message::outgoing::OutBuf;
 
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{RpcEndpoint, RpcShard};
+use crate::interceptor::ItemCounters;
 use crate::service::method::MethodDescriptor;
 use crate::session::{NotSent, RAISE, ReadItem, SendError, StreamId};
 use crate::status::Status;
@@ -24,6 +25,8 @@ pub(crate) struct Line {
     pub(crate) shard: Arc<RpcShard>,
     pub(crate) key: ConnectionKey,
     pub(crate) id: StreamId,
+    /// What counts its items, if somebody wants to know.
+    pub(crate) counters: Option<Arc<ItemCounters>>,
 }
 
 /// The streams of a call of the peer, while its handler runs.

@@ -197,7 +197,13 @@ where
             let placement = Placement { min_part_bytes, pool: Pool::Ask(copy_to_own_pool) };
             self.is_accepted = true;
             match ItemEncoder::encode(item, self.encode, codec, placement) {
-                Ok(frame) => self.waiting = Some(frame),
+                Ok(frame) => {
+                    if let Some(counters) = self.port.line().and_then(|line| line.counters.as_ref())
+                    {
+                        counters.on_sent(frame.total_len());
+                    }
+                    self.waiting = Some(frame);
+                }
                 Err(error) => {
                     let status = unencodable_item(self.method, error);
                     return Poll::Ready(Err(Reply::Status(status)));

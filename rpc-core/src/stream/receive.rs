@@ -227,6 +227,9 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
         if let Some(line) = self.call.line()
             && let Some(ReadItem::Item(message)) = std::task::ready!(line.poll_item(cx))
         {
+            if let Some(counters) = self.call.item_counters() {
+                counters.on_received(message.len() as u64 + message.tail_bytes());
+            }
             return Poll::Ready(Read::Item(message));
         }
         let (end, parts) = self.call.finish();
@@ -246,7 +249,12 @@ fn poll_arguments<R, E: From<Status>>(
     let Some(line) = line else { return Poll::Ready(Read::Finished(None)) };
     let read = std::task::ready!(line.by_ref().poll_item(cx));
     let end = match read {
-        Some(ReadItem::Item(message)) => return Poll::Ready(Read::Item(message)),
+        Some(ReadItem::Item(message)) => {
+            if let Some(counters) = &line.counters {
+                counters.on_received(message.len() as u64 + message.tail_bytes());
+            }
+            return Poll::Ready(Read::Item(message));
+        }
         Some(ReadItem::End(end)) => end,
         Some(ReadItem::Pending) | None => session::StreamEnd::ConnectionLost,
     };

@@ -19,6 +19,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use super::item::{Encode, IntoItem, ItemEncoder};
 use super::line::{LineRef, NotTaken};
 use crate::client::connection::Connection;
+use crate::interceptor::ItemCounters;
 use crate::service::MethodDescriptor;
 use crate::service::coding::unencodable_item;
 use crate::session::StreamId;
@@ -45,6 +46,7 @@ pub struct PumpedCall<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) line: LineRef<'a>,
     pub(crate) method: &'static MethodDescriptor,
+    pub(crate) counters: Option<&'a ItemCounters>,
 }
 
 impl fmt::Debug for PumpedCall<'_> {
@@ -148,7 +150,12 @@ where
                     let Connection { codec, .. } = call.connection;
                     let placement = call.connection.placement();
                     match ItemEncoder::encode(item, self.encode, *codec, placement) {
-                        Ok(frame) => self.waiting = Some(frame),
+                        Ok(frame) => {
+                            if let Some(counters) = call.counters {
+                                counters.on_sent(frame.total_len());
+                            }
+                            self.waiting = Some(frame);
+                        }
                         Err(error) => {
                             self.fail(call, unencodable_item(call.method, error));
                         }

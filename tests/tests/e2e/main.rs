@@ -79,6 +79,7 @@ mod cycles;
 mod hostile_client;
 mod hostile_server;
 mod idle;
+mod interceptors;
 mod interop;
 mod late_writes;
 mod mismatch;

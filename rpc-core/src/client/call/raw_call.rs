@@ -8,6 +8,7 @@
 //! 2. A call yields one outcome. A call dropped before that takes the request back if nothing of
 //!    it was sent, and cancels its handler otherwise.
 
+mod around;
 mod attempts;
 mod failure;
 mod hedge;
@@ -36,6 +37,7 @@ use crate::client::Connection;
 use crate::client::shared::Shared;
 use crate::client::subchannel::Loaded;
 use crate::endpoint::revoked;
+use crate::interceptor::client::Watch;
 use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::CallId;
@@ -95,6 +97,9 @@ struct Extras {
     /// It is the second attempt of another call.
     is_second: bool,
     hedge: Option<Hedge>,
+    /// The channel's interceptors have seen it.
+    has_begun: bool,
+    watch: Option<Box<Watch>>,
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
     attempts: Attempts,
@@ -288,7 +293,7 @@ impl<'a> RawCall<'a> {
 
     /// The input of the reply's decoder.
     #[inline]
-    pub(crate) fn finish(&mut self, found: CallOutcome) -> ReplyParts {
+    pub(crate) fn finish(&mut self, mut found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.channel().codec;
         if let Some(load) = self.load.take() {
@@ -305,6 +310,9 @@ impl<'a> RawCall<'a> {
             into = extras.into.take();
             if let Some(hedge) = extras.hedge.take() {
                 hedge.end(self.via.channel(), self.method, &found);
+            }
+            if extras.watch.is_some() {
+                self.end_around(&mut found);
             }
         }
         let outcome = match found {

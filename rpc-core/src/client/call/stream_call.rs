@@ -17,6 +17,7 @@ use rpc_transport::protocol::config::WhenFull;
 use super::raw_call::streaming::Accepted;
 use super::raw_call::{CallOutcome, RawCall};
 use crate::codec::Codec;
+use crate::interceptor::ItemCounters;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 use crate::stream::item::Decode;
@@ -241,6 +242,10 @@ impl ClientStream {
 
     pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
         self.0.pumped()
+    }
+
+    pub(crate) fn item_counters(&self) -> Option<&ItemCounters> {
+        self.0.item_counters()
     }
 
     /// How the stream ended, and what is behind it.

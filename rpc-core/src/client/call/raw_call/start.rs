@@ -23,8 +23,11 @@ const MAX_KEPT_BYTES: usize = 64 * 1024;
 
 impl RawCall<'_> {
     /// Hands the request to the session. Afterwards the state is not `Ready`: if there is no
-    /// connection, it is `Waiting`. Sets `found` if the outcome came at once.
+    /// connection, it is `Waiting`; if an interceptor refuses the call, it is `Over`. Sets `found` if the outcome came at once.
     pub(super) fn send(&mut self, may_wait: bool, found: &mut CallOutcome) {
+        if self.via.channel().around.is_some() && !self.begin_around() {
+            return;
+        }
         if self.on.is_some() {
             let on = self.on.take();
             return self.send_on(Guard::from_inner(on), may_wait, found);

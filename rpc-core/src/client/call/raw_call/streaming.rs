@@ -59,7 +59,8 @@ impl RawCall<'_> {
     /// The call, while arguments may be sent.
     pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
         let connection: &Connection = self.on.as_ref()?;
-        Some(PumpedCall { connection, line: self.line()?, method: self.method })
+        let counters = self.item_counters();
+        Some(PumpedCall { connection, line: self.line()?, method: self.method, counters })
     }
 
     /// Ready when the server has accepted the call, or it has ended.

@@ -1,0 +1,212 @@
+//! Interceptors: code of the user's before and after each call, at either end.
+//!
+//! A [`ServerInterceptor`] sees the calls of a server ([`ServerBuilder::interceptor`]), a
+//! [`ClientInterceptor`] those of a channel ([`ChannelBuilder::interceptor`]): who calls, metadata,
+//! deadline, how the call ended. They are plain functions and see no payload. What has to wait, or
+//! to see replies, is a layer: a [`Dispatch`](crate::service::Dispatch) around a `Dispatch`, see
+//! [`ServerBuilder::layer`].
+//!
+//! * The first that was added is the outermost: its `before` runs first, its `after` last.
+//! * A call that `before` refuses does not run. Those whose `before` has let it pass get an `after`.
+//! * Whose `before` has let a call pass gets exactly one `after`, however the call ends: also when
+//!   it is cancelled, or its handler panics.
+//! * An interceptor that panics costs its own call, which ends with
+//!   [`Internal`](crate::Code::Internal).
+//! * They run where the call runs, on a thread that drives other calls as well: they must not block.
+//!
+//! [`ServerBuilder::interceptor`]: crate::ServerBuilder::interceptor
+//! [`ServerBuilder::layer`]: crate::ServerBuilder::layer
+//! [`ChannelBuilder::interceptor`]: crate::ChannelBuilder::interceptor
+
+pub(crate) mod client;
+pub(crate) mod server;
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rpc_transport::engine::clock;
+
+pub use self::client::{ClientInterceptor, Outbound};
+pub use self::server::{Inbound, ServerInterceptor};
+pub use crate::extensions::Extensions;
+use crate::service::MethodDescriptor;
+use crate::status::{Code, Status};
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Ending<'a> {
+    /// With a result; a stream came to its own end.
+    Ok,
+    /// With the method's own error.
+    UserError,
+    /// With a status.
+    Status(&'a Status),
+    /// Nobody waits for its end any more: the caller dropped the call, its deadline passed, or the
+    /// connection was lost.
+    Cancelled,
+}
+
+impl Ending<'_> {
+    /// The code: that of the status, [`Cancelled`](Code::Cancelled), and else
+    /// [`Ok`](Code::Ok), as a method's own error is an answer.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Ok | Self::UserError => Code::Ok,
+            Self::Status(status) => status.code(),
+            Self::Cancelled => Code::Cancelled,
+        }
+    }
+}
+
+/// The items of a call's streams that have left or were read, at one end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ItemCounts {
+    /// Items that this end has read.
+    pub received: u64,
+    /// Their encoded bytes.
+    pub received_bytes: u64,
+    /// Items that this end has sent.
+    pub sent: u64,
+    /// Their encoded bytes.
+    pub sent_bytes: u64,
+}
+
+/// The same while the call runs.
+#[derive(Debug, Default)]
+pub(crate) struct ItemCounters {
+    received: AtomicU64,
+    received_bytes: AtomicU64,
+    sent: AtomicU64,
+    sent_bytes: AtomicU64,
+}
+
+impl ItemCounters {
+    pub(crate) fn on_received(&self, bytes: u64) {
+        self.received.fetch_add(1, Ordering::Relaxed);
+        self.received_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn on_sent(&self, bytes: u64) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn counts(&self) -> ItemCounts {
+        ItemCounts {
+            received: self.received.load(Ordering::Relaxed),
+            received_bytes: self.received_bytes.load(Ordering::Relaxed),
+            sent: self.sent.load(Ordering::Relaxed),
+            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A call that has ended, as its interceptors see it.
+pub struct Ended<'a> {
+    method: &'static MethodDescriptor,
+    ending: Ending<'a>,
+    began: Instant,
+    request_bytes: u64,
+    reply_bytes: u64,
+    items: Option<&'a ItemCounters>,
+    extensions: &'a Extensions,
+}
+
+impl Ended<'_> {
+    /// The method.
+    #[must_use]
+    pub fn method(&self) -> &'static MethodDescriptor {
+        self.method
+    }
+
+    /// How it ended.
+    #[must_use]
+    pub fn ending(&self) -> Ending<'_> {
+        self.ending
+    }
+
+    /// The code that it ended with; see [`Ending::code`].
+    #[must_use]
+    pub fn code(&self) -> Code {
+        self.ending.code()
+    }
+
+    /// Time since the first `before`: on a server that of the handler, in a client that of the
+    /// whole call with all of its attempts.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        clock::now().saturating_duration_since(self.began)
+    }
+
+    /// Length of the encoded arguments, bytes.
+    #[must_use]
+    pub fn request_bytes(&self) -> u64 {
+        self.request_bytes
+    }
+
+    /// Length of the encoded result or error of the method's own, bytes; 0 for everything else.
+    #[must_use]
+    pub fn reply_bytes(&self) -> u64 {
+        self.reply_bytes
+    }
+
+    /// The items of its streams.
+    #[must_use]
+    pub fn items(&self) -> ItemCounts {
+        self.items.map(ItemCounters::counts).unwrap_or_default()
+    }
+
+    /// What an interceptor has put beside the call before.
+    #[must_use]
+    pub fn extension<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.extensions.get()
+    }
+}
+
+impl fmt::Debug for Ended<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ended")
+            .field("method", &self.method.name)
+            .field("ending", &self.ending)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs an interceptor.
+///
+/// # Errors
+/// It has panicked: the status that its call ends with.
+fn guarded<T>(
+    name: &str,
+    method: &'static MethodDescriptor,
+    run: impl FnOnce() -> T,
+) -> Result<T, Status> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panicked(name, method, panic))
+}
+
+#[cold]
+fn panicked(name: &str, method: &'static MethodDescriptor, panic: Box<dyn Any + Send>) -> Status {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(not a text)");
+    tracing::error!(
+        method = method.name,
+        interceptor = name,
+        panic = text,
+        "an interceptor panicked"
+    );
+    // What was thrown may itself panic when it is dropped.
+    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(second);
+    }
+    Status::internal(format!("{}: an interceptor panicked", method.name))
+}
