@@ -223,6 +223,7 @@ pub mod server;
 pub mod service;
 #[doc(hidden)]
 pub mod session;
+pub mod stats;
 pub mod status;
 pub mod stream;
 #[doc(hidden)]
@@ -252,6 +253,7 @@ pub use crate::codec::Codec;
 pub use crate::context::Context;
 pub use crate::metadata::Metadata;
 pub use crate::server::{Server, ServerBuilder, ShutdownHandle};
+pub use crate::stats::{ChannelStats, ServerStats, StatsHandle};
 pub use crate::status::{CallError, Code, Status};
 /// # Example
 /// ```

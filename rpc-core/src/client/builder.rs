@@ -15,6 +15,7 @@ use super::balancer::Balancer;
 use super::connection::ConnectOptions;
 use super::resolve::Resolve;
 use super::shared::{Hedges, Retries, ServerTask, Shared, Targets};
+use super::stats::ChannelCounts;
 use super::subchannel::{Demand, Subchannel};
 use crate::channel::backoff::Backoff;
 use crate::channel::hedging::HedgingPolicy;
@@ -346,6 +347,7 @@ impl ChannelBuilder {
             return Err(ConnectError::Config(text));
         }
         let when_full = self.when_full.unwrap_or(self.link.queue_limit().when_full);
+        let counts = Arc::<ChannelCounts>::default();
         let options = Arc::new(ConnectOptions {
             codec: self.codec,
             link: self.link,
@@ -355,6 +357,7 @@ impl ChannelBuilder {
             min_part_bytes: self.min_part_bytes,
             faults: self.faults,
             is_one_of_several,
+            counts: Arc::clone(&counts),
         });
         let demand = Demand::new();
         let shared = Shared {
@@ -373,6 +376,7 @@ impl ChannelBuilder {
             hedging: Hedges::new(self.hedging),
             around: Some(self.around).filter(|around| !around.is_empty()).map(Arc::new),
             server: None,
+            counts,
             spare_pool: OnceLock::new(),
         };
         Ok(Channel { shared: Arc::new(shared) })

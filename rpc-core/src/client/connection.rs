@@ -23,6 +23,7 @@ use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::protocol::config::LinkConfig;
 
 use crate::bulk::BulkPool;
+use crate::client::stats::ChannelCounts;
 use crate::client::subchannel::{Load, Subchannel};
 use crate::codec::{Codec, Placement, Pool};
 use crate::endpoint::{ConnectionEvent, OnEvent, RpcEndpoint, RpcShard};
@@ -40,8 +41,10 @@ pub(super) struct ConnectOptions {
     pub(super) connect_timeout: Duration,
     pub(super) min_part_bytes: usize,
     pub(super) faults: Option<FaultPlan>,
-    /// Its calls are counted and timed.
+    /// Its calls are counted and timed, for the choice between end points.
     pub(super) is_one_of_several: bool,
+    /// Of the channel.
+    pub(super) counts: Arc<ChannelCounts>,
 }
 
 /// One connection, as calls see it.
@@ -208,7 +211,8 @@ async fn connect_to(
         }
     });
     let peer = RpcEndpoint::new(Role::Client, *limits, bulk, *min_part_bytes, queue, memory)
-        .telling(on_event);
+        .telling(on_event)
+        .counting(Arc::clone(&options.counts.methods));
     let connected = shard.connect(outgoing, &address, link, *connect_timeout, peer).await?;
     guard.disarm();
     let domain = shard.domain_of(connected.key).unwrap_or_else(|| shard.domain().clone());

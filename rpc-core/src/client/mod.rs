@@ -11,6 +11,7 @@
 //! | `resolve` | who knows the addresses behind a name |
 //! | `subchannel` | one end point: its connection, and the task that makes the next |
 //! | `connection` | one connection, and how it is made |
+//! | `stats` | the numbers of a channel |
 //! | `blocking` | calls that block, for programs without a runtime |
 //!
 //! When to do what is decided in [`channel`](crate::channel), which is pure.
@@ -23,6 +24,7 @@ pub(crate) mod connection;
 pub(crate) mod random;
 pub mod resolve;
 pub(crate) mod shared;
+mod stats;
 pub(crate) mod subchannel;
 
 use std::fmt;
@@ -42,6 +44,7 @@ use crate::bulk::BulkPool;
 use crate::channel::connectivity::ConnectivityState;
 use crate::service::coding::unencodable_arguments;
 use crate::service::{MethodDescriptor, ReplyParts};
+use crate::stats::ChannelStats;
 
 pub use self::builder::ChannelBuilder;
 pub use self::connection::Path;
@@ -176,6 +179,12 @@ impl Channel {
         let connection = self.shared.connection();
         let connection = connection.as_ref()?;
         connection.shard.link_metrics(connection.key)
+    }
+
+    /// What the channel has done so far, and what it does now: a snapshot of its counts.
+    #[must_use]
+    pub fn stats(&self) -> ChannelStats {
+        self.shared.stats()
     }
 
     /// Why the last connection ended; `None` while there is one, and before the first.

@@ -16,6 +16,7 @@ use rpc_transport::protocol::config::WhenFull;
 use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
 use super::random::random;
+use super::stats::ChannelCounts;
 use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::channel::connectivity::ConnectivityState;
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) hedging: Hedges,
     /// The server of [`Channel::to`](super::Channel::to), which ends with the channel.
     pub(super) server: Option<ServerTask>,
+    pub(crate) counts: Arc<ChannelCounts>,
     /// Buffers for the time without a connection.
     pub(super) spare_pool: OnceLock<BulkPool>,
 }

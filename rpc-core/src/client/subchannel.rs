@@ -61,7 +61,11 @@ impl Demand {
     }
 
     pub(super) fn somebody_waits(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0
+        self.waiting_count() > 0
+    }
+
+    pub(super) fn waiting_count(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
@@ -341,6 +345,10 @@ impl Subchannel {
 
     fn on_outcome(&self, epoch: u64, outcome: Result<Connection, ConnectError>) {
         let (now, mut unwanted) = (clock::now(), None);
+        match &outcome {
+            Ok(_) => self.options.counts.connected.add_shared(1),
+            Err(_) => self.options.counts.connect_failures.add_shared(1),
+        }
         let mut ended = None;
         {
             let mut state = self.state.lock();

@@ -4,6 +4,7 @@
 //! view of the layer above). Runs under the shard's lock, so it never calls user code: work for
 //! outside the lock leaves as an [`Action`].
 
+pub(crate) mod counts;
 pub(crate) mod room;
 
 use std::sync::Arc;
@@ -23,11 +24,13 @@ use rpc_transport::protocol::link::{self, Lane, SubmitError, Waiting};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
+use self::counts::{EndpointCounts, OwnCalls};
 use self::room::Room;
 use crate::bulk::BulkPool;
 use crate::context::ConnectionContext;
 use crate::server::phase::Watch;
 use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
+use crate::stats::counts::Methods;
 use crate::wire;
 
 /// A shard whose connections carry sessions.
@@ -53,6 +56,7 @@ pub(crate) struct RpcEndpoint {
     /// The QP has been destroyed.
     released: bool,
     on_event: Option<OnEvent>,
+    pub(crate) counts: EndpointCounts,
 }
 
 /// Longest header of a request, bytes: fixed header, deadline, signature, length of the metadata.
@@ -158,12 +162,19 @@ impl RpcEndpoint {
             place: None,
             released: false,
             on_event: None,
+            counts: EndpointCounts::default(),
         }
     }
 
     /// Tells the connection's owner what becomes of it.
     pub(crate) fn telling(mut self, on_event: OnEvent) -> Self {
         self.on_event = Some(on_event);
+        self
+    }
+
+    /// Counts the calls of this end.
+    pub(crate) fn counting(mut self, methods: Arc<Methods>) -> Self {
+        self.counts.calls = Some(OwnCalls::new(methods));
         self
     }
 
@@ -284,6 +295,7 @@ impl Protocol for RpcEndpoint {
             ..ConnectionContext::clone(&self.connection_context)
         };
         self.is_established = true;
+        self.counts.established = Some(clock::now());
         self.connection_context = Arc::new(context);
         self.max_message_bytes = max_message_bytes;
         self.room.set_max_message_bytes(max_message_bytes);
@@ -307,6 +319,7 @@ impl Protocol for RpcEndpoint {
 
     #[inline]
     fn on_message(&mut self, message: Message, revoke: Revoke<'_>) -> Result<(), Arc<str>> {
+        self.counts.on_message(&message);
         self.session
             .on_message(message, clock::now, &mut |tag| revoked(revoke(tag)))
             .map_err(|error| error.to_string().into())
@@ -326,6 +339,7 @@ impl Protocol for RpcEndpoint {
     #[inline]
     fn poll_transmit(&mut self) -> Option<Submission> {
         let transmit = self.session.poll_transmit(clock::now)?;
+        self.counts.on_transmit(transmit.frame.total_len());
         let lane = if transmit.urgent { Lane::Urgent } else { Lane::Small };
         Some(Submission { lane, tag: transmit.tag, frame: transmit.frame })
     }

@@ -34,12 +34,14 @@ use tokio::time::Instant;
 
 use super::phase::{Phase, Watch};
 use super::set_ups::SetUps;
+use super::stats::Admissions;
 use super::{Config, available_memory};
 use crate::bulk::BulkPool;
 use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::server::executor::Handlers;
 use crate::server::router::Router;
 use crate::session::Role;
+use crate::stats::counts::Methods;
 
 /// Number of connections that a CQ is sized for, at most.
 pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
@@ -72,6 +74,10 @@ impl ServedShard {
         let under_way = MOST_SET_UPS - self.set_ups.available_permits();
         let count = u32::try_from(under_way + 1).unwrap_or(u32::MAX);
         self.shard.has_room_for(count, entries)
+    }
+
+    pub(super) fn set_ups_under_way(&self) -> u64 {
+        (MOST_SET_UPS - self.set_ups.available_permits()) as u64
     }
 
     /// Reserves a place; it counts as a set-up until it is dropped.
@@ -111,11 +117,16 @@ pub(super) struct Acceptor {
     pub(super) memory: MemoryBudget,
     phase: Watch,
     config: Config,
+    /// What was counted of the methods, over all shards.
+    pub(super) methods: Arc<Methods>,
+    pub(super) admissions: Admissions,
 }
 
 impl Acceptor {
     pub(super) fn new(router: Router, config: Config, phase: Watch) -> Self {
         let places = config.max_connections.min(Semaphore::MAX_PERMITS);
+        let methods = Arc::<Methods>::default();
+        router.for_each_method(|method| drop(methods.method(method)));
         Self {
             shards: Mutex::new(Some(Shards::new())),
             places: Arc::new(Semaphore::new(places)),
@@ -126,7 +137,13 @@ impl Acceptor {
             ),
             phase,
             config,
+            methods,
+            admissions: Admissions::default(),
         }
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.phase.has_reached(Phase::Draining)
     }
 
     /// Accepts until the server is stopped; returns `Some` if the listener dies before that.
@@ -180,6 +197,7 @@ impl Acceptor {
         let place = match self.place(incoming.device()) {
             Ok(place) => place,
             Err(text) => {
+                self.admissions.refused.add_shared(1);
                 fault(&|| tracing::warn!(peer = ?from, "cannot serve: {text}"));
                 incoming.reject(&Reject::new(RejectCode::Busy, text.clone()).to_bytes()).await;
                 return;
@@ -192,7 +210,12 @@ impl Acceptor {
         let peer = RpcEndpoint::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
         let peer = peer.holding(permit).watching(self.phase.clone());
         let accepting = shard.accept(incoming, &self.config.link, peer);
-        match tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await {
+        let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
+        match &accepted {
+            Ok(Ok(_)) => self.admissions.accepted.add_shared(1),
+            _ => self.admissions.failed.add_shared(1),
+        }
+        match accepted {
             Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
             Ok(Err(AcceptError::Connect(ConnectError::Provider(error)))) => {
                 fault(&|| tracing::warn!(peer = ?from, %error, "set-up failed"));
@@ -251,7 +274,8 @@ impl Acceptor {
         let shard =
             RpcShard::new(Arc::clone(device), domain, entries).map_err(|error| text(&error))?;
         let handlers =
-            Handlers::new(Arc::clone(&shard), Arc::clone(&self.router), Arc::clone(&self.settled));
+            Handlers::new(Arc::clone(&shard), Arc::clone(&self.router), Arc::clone(&self.settled))
+                .counting(&self.methods);
         let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
             .map_err(|error| text(&error))?;
         tokio::spawn(driver);

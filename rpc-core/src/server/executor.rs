@@ -14,10 +14,10 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll, Waker};
+use std::task::{Context as TaskContext, Waker};
 
+use rpc_transport::engine::clock;
 use rpc_transport::engine::executor::Executor;
 use rpc_transport::engine::shard::{ConnectionKey, State};
 use rpc_transport::memory::budget::MemoryBudget;
@@ -32,10 +32,13 @@ use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{Action, ConnectionEvent, RpcEndpoint, RpcShard};
 use crate::metadata::Metadata;
 use crate::server::handler::{Handler, Origin, log_panic};
+use crate::server::route_counts::{RouteCounts, Running};
 use crate::server::router::{Route, Router};
+use crate::server::running::{HandlerEnded, WaitingReply, spawn};
 use crate::service::{MethodDescriptor, Reply, Request};
 use crate::session::{self, Answer, Gone, Incoming, IncomingId, RAISE, StreamLimits};
-use crate::status::Status;
+use crate::stats::counts::{End, Lease, Methods};
+use crate::status::{Code, Status};
 use crate::stream::line::{Line, Streams};
 
 /// Where the streams of a call are; the window of its arguments is charged to the memory budget, as
@@ -62,7 +65,7 @@ fn streams(
 }
 
 /// A result to be handed to the session under the lock.
-enum Done {
+pub(super) enum Done {
     Reply { call: Call, reply: Reply },
     Attach { call: Call, handle: tokio::task::AbortHandle },
 }
@@ -91,6 +94,7 @@ pub(crate) struct Handlers {
     /// Replies that must wait for room; each gets a task.
     waiting: Vec<(Call, Reply)>,
     settled: Arc<Notify>,
+    counts: RouteCounts,
 }
 
 impl Handlers {
@@ -102,14 +106,21 @@ impl Handlers {
     /// `settled` is notified when a connection ends or has drained.
     pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
         let (done, spent, finished) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { shard, router, last: 0, done, spent, finished, waiting: Vec::new(), settled }
+        let counts = RouteCounts::new(&router, &Methods::default());
+        Self { shard, router, last: 0, done, spent, finished, waiting: Vec::new(), settled, counts }
+    }
+
+    /// Counts calls in `methods`.
+    pub(crate) fn counting(mut self, methods: &Methods) -> Self {
+        self.counts = RouteCounts::new(&self.router, methods);
+        self
     }
 
     /// Spawns a task for each reply of an inline handler that must wait for room.
     #[cold]
     fn spawn_waiting(&mut self) {
         for (call, reply) in self.waiting.drain(..) {
-            let ended = HandlerEnded::new(&self.shard, call);
+            let ended = HandlerEnded::new(&self.shard, call, None);
             let task = tokio::spawn(WaitingReply { reply: Some(reply), ended });
             self.done.push_back(call.attach(task.abort_handle()));
         }
@@ -123,9 +134,12 @@ impl Handlers {
         Incoming { id, method, codec, signature, deadline, streams, metadata_bytes, mut message }: Incoming,
         connection_context: Arc<ConnectionContext>,
     ) {
-        let Self { shard, router, last, done, finished, .. } = self;
+        let Self { shard, router, last, done, finished, counts, .. } = self;
         let mut call = Call { key, id, accepted: signature.is_some(), method: None };
-        let prepared = router.find(method, last).and_then(|route| {
+        let route = router.find(method, last);
+        let lease = counts.of(route.as_ref().ok().map(|_| *last));
+        lease.counts.on_start(message.len() as u64 + message.tail_bytes() - metadata_bytes as u64);
+        let prepared = route.and_then(|route| {
             let codec = route.accept(signature, codec)?;
             route.accept_streams(streams)?;
             let memory = &connection_context.memory;
@@ -133,7 +147,10 @@ impl Handlers {
             Ok((route, codec, streams, metadata(route.method, &message[..metadata_bytes])?))
         });
         match prepared {
-            Err(status) => done.push_back(call.refused(status)),
+            Err(status) => {
+                lease.counts.on_end(End::Code(status.code()), 0);
+                done.push_back(call.refused(status));
+            }
             Ok((route, codec, streams, metadata)) => {
                 message.advance(metadata_bytes);
                 call.method = Some(route.method);
@@ -144,7 +161,7 @@ impl Handlers {
                     request.streams = streams;
                     request
                 };
-                run(shard, call, route, request, done, finished);
+                run(shard, call, route, lease, request, done, finished);
             }
         }
     }
@@ -152,13 +169,13 @@ impl Handlers {
 
 /// What is needed to answer a call of the peer.
 #[derive(Clone, Copy)]
-struct Call {
-    key: ConnectionKey,
-    id: IncomingId,
+pub(super) struct Call {
+    pub(super) key: ConnectionKey,
+    pub(super) id: IncomingId,
     /// The call carried a signature, and it matches the method's.
     accepted: bool,
     /// The method, unless its id is unknown.
-    method: Option<&'static MethodDescriptor>,
+    pub(super) method: Option<&'static MethodDescriptor>,
 }
 
 impl Call {
@@ -167,7 +184,7 @@ impl Call {
         Done::Reply { call: self, reply }
     }
 
-    fn attach(self, handle: tokio::task::AbortHandle) -> Done {
+    pub(super) fn attach(self, handle: tokio::task::AbortHandle) -> Done {
         Done::Attach { call: self, handle }
     }
 
@@ -184,11 +201,13 @@ fn run(
     shard: &Arc<RpcShard>,
     call: Call,
     route: &Route,
+    lease: &mut Lease,
     request: impl FnOnce() -> Request,
     done: &mut VecDeque<Done>,
     finished: &mut Vec<Handler>,
 ) {
     let (mut handler, mut reply) = (None, None);
+    let began = lease.begin();
     let start = || {
         let handler = handler.insert(route.service.dispatch(route.position, request()));
         if route.method.spawn {
@@ -202,13 +221,23 @@ fn run(
         on_panic(panic, &origin, handler.as_mut(), &mut reply);
     }
     if let Some(reply) = reply {
+        let (end, bytes) = End::of(&reply);
+        lease.counts.on_end(end, bytes);
+        if let Some(began) = began {
+            lease.took(began);
+        }
         done.push_back(call.replied(reply));
         if let Some(handler) = handler {
             finished.push(handler);
         }
     } else if let Some(handler) = handler {
-        done.push_back(spawn(shard, call, handler, route.method.spawn));
+        let running = Running {
+            method: Arc::clone(&lease.method),
+            began: began.map_or_else(clock::now, |began| began.at),
+        };
+        done.push_back(spawn(shard, call, handler, running, route.method.spawn));
     } else {
+        lease.counts.on_end(End::Code(Code::Internal), 0);
         done.push_back(call.refused(Status::internal("the dispatcher panicked")));
     }
 }
@@ -230,128 +259,13 @@ fn on_panic(
 
 impl Origin {
     #[cold]
-    fn of(shard: &RpcShard, key: ConnectionKey, method: Option<&'static MethodDescriptor>) -> Self {
+    pub(super) fn of(
+        shard: &RpcShard,
+        key: ConnectionKey,
+        method: Option<&'static MethodDescriptor>,
+    ) -> Self {
         let peer = shard.look(key, |peer| Arc::clone(peer.identity()));
         Self { method: method.map(|method| method.name), peer }
-    }
-}
-
-#[cold]
-fn spawn(shard: &Arc<RpcShard>, call: Call, handler: Handler, yields: bool) -> Done {
-    // Made here, not in the task: an abort before the task's first poll must be reported too.
-    let ended = HandlerEnded::new(shard, call);
-    let task = tokio::spawn(Spawned { handler, reply: None, ended, yields });
-    call.attach(task.abort_handle())
-}
-
-/// A handler as a task. Field order matters: the handler is dropped before `ended` tells the
-/// session, so by then none of its code runs any more.
-struct Spawned {
-    handler: Handler,
-    /// The reply, while it waits for room.
-    reply: Option<Reply>,
-    ended: HandlerEnded,
-    /// Whether to yield once before the first poll. Tokio starts a new task on the worker that
-    /// spawned it, here the driver's; a task that has yielded waits in the queue that all workers
-    /// take from.
-    yields: bool,
-}
-
-impl Future for Spawned {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        if std::mem::take(&mut this.yields) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        if this.reply.is_none() {
-            let HandlerEnded { shard, call: Call { key, method, .. }, .. } = &this.ended;
-            let origin = || Origin::of(shard, *key, *method);
-            this.reply = Some(std::task::ready!(this.handler.poll_of(cx, origin)));
-        }
-        this.ended.poll_reply(&mut this.reply, cx)
-    }
-}
-
-/// Tells the session that a spawned handler has ended, also when its task is aborted.
-struct HandlerEnded {
-    shard: Arc<RpcShard>,
-    call: Call,
-    replied: bool,
-}
-
-impl HandlerEnded {
-    fn new(shard: &Arc<RpcShard>, call: Call) -> Self {
-        Self { shard: Arc::clone(shard), call, replied: false }
-    }
-
-    fn reply(&mut self, reply: &mut Option<Reply>) -> Replied {
-        self.replied = true;
-        let Call { key, id, method, .. } = self.call;
-        let replied = self.shard.with(key, |peer| peer.reply(id, method, reply));
-        let replied = replied.unwrap_or(Replied::Done);
-        self.replied = replied == Replied::Done;
-        replied
-    }
-
-    /// Ready when the session has accepted the reply.
-    fn poll_reply(&mut self, reply: &mut Option<Reply>, cx: &TaskContext<'_>) -> Poll<()> {
-        match self.reply(reply) {
-            Replied::Done => Poll::Ready(()),
-            Replied::MustWait => self.wait(reply, cx.waker().clone()),
-        }
-    }
-
-    /// Tries once more and, under the same lock, registers `waker` if there is still no room.
-    #[cold]
-    fn wait(&mut self, reply: &mut Option<Reply>, waker: Waker) -> Poll<()> {
-        let mut waker = Some(waker);
-        let Call { key, id, method, .. } = self.call;
-        let replied = self.shard.with(key, |peer| {
-            let replied = peer.reply(id, method, reply);
-            if replied == Replied::MustWait
-                && let Some(waker) = waker.take()
-            {
-                peer.wait_for_room(id, reply.as_ref(), waker);
-            }
-            replied
-        });
-        match replied {
-            Some(Replied::MustWait) => Poll::Pending,
-            Some(Replied::Done) | None => {
-                self.replied = true;
-                Poll::Ready(())
-            }
-        }
-    }
-}
-
-/// A task that sends the reply of a finished handler when its connection's queue has room.
-struct WaitingReply {
-    reply: Option<Reply>,
-    ended: HandlerEnded,
-}
-
-impl Future for WaitingReply {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        this.ended.poll_reply(&mut this.reply, cx)
-    }
-}
-
-impl Drop for HandlerEnded {
-    fn drop(&mut self) {
-        if !self.replied {
-            // A panic is turned into a reply, and the caller of a cancelled call waits for none. So
-            // a handler that is dropped without a reply means that the runtime shuts down.
-            let status = Status::unavailable("the handler was dropped: its runtime has shut down");
-            // A status never has to wait for room.
-            self.reply(&mut Some(Reply::Status(status)));
-        }
     }
 }
 
@@ -455,7 +369,7 @@ impl RpcEndpoint {
     }
 
     /// Registers `waker` for a reply that was not admitted; it is woken when there may be room.
-    fn wait_for_room(&mut self, id: IncomingId, reply: Option<&Reply>, waker: Waker) {
+    pub(super) fn wait_for_room(&mut self, id: IncomingId, reply: Option<&Reply>, waker: Waker) {
         let bytes = match reply {
             Some(Reply::Ok(body) | Reply::UserError(body)) => body.total_len(),
             _ => 0,

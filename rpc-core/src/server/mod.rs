@@ -17,8 +17,11 @@ pub mod handler;
 pub(crate) mod phase;
 mod poll_watch;
 mod pooled_future;
+mod route_counts;
 mod router;
+mod running;
 mod set_ups;
+pub(crate) mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -43,8 +46,10 @@ use self::phase::{Phase, Phases};
 use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::interceptor::ServerInterceptor;
 use crate::server::router::Router;
+use crate::server::stats::StatsHandle;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
+use crate::stats::ServerStats;
 
 /// Configuration of a [`Server`].
 ///
@@ -387,6 +392,18 @@ impl Server {
     #[must_use]
     pub fn shutdown_handle(&self) -> ShutdownHandle {
         ShutdownHandle(Arc::clone(&self.phases))
+    }
+
+    /// What the server has done so far, and what it does now: a snapshot of its counts.
+    #[must_use]
+    pub fn stats(&self) -> ServerStats {
+        self.acceptor.stats()
+    }
+
+    /// A handle to read the [`stats`](Self::stats) with while the server serves, and after that.
+    #[must_use]
+    pub fn stats_handle(&self) -> StatsHandle {
+        StatsHandle(Arc::clone(&self.acceptor))
     }
 
     /// Serves until shut down. Dropping the future ends all connections at once.

@@ -71,6 +71,11 @@ impl Router {
         Ok(())
     }
 
+    /// Its methods in the order of the routes, and `None` for all others.
+    pub(super) fn for_each_method(&self, each: impl FnMut(Option<&'static MethodDescriptor>)) {
+        self.routes.iter().map(|route| Some(route.method)).chain([None]).for_each(each);
+    }
+
     /// Looks a method up by id. `last` caches the previous result, because most callers call one
     /// method many times in a row.
     #[inline]

@@ -139,6 +139,7 @@ impl<W, H> Session<W, H> {
 
     #[cold]
     fn refuse(&mut self, id: WireId, answer: &Answer<'_>) {
+        self.refused_calls += 1;
         if let Ended::Reply { signature_accepted } = self.incoming.end(id)
             && let Answer::Status { code, retryable, text, details } = *answer
         {

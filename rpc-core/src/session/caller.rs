@@ -195,6 +195,11 @@ impl<W, H> Session<W, H> {
         result
     }
 
+    /// Whether the call exists: it is under way, or its outcome was not taken.
+    pub(crate) fn knows(&self, id: CallId) -> bool {
+        self.calls.contains(id)
+    }
+
     /// Whether `take_outcome` would return an outcome.
     #[inline]
     #[must_use]

@@ -135,6 +135,7 @@ pub struct Session<W, H> {
     streams: Streams<W>,
     shutdown: Shutdown,
     stale_cancels: u64,
+    refused_calls: u64,
     closed: Option<CloseCause>,
     /// Calls that ended with the connection and had been handed to the link, by their tags.
     given_back: HashMap<u64, u32>,
@@ -172,6 +173,7 @@ impl<W, H> Session<W, H> {
             streams: Streams::new(limits.streams),
             shutdown: Shutdown::default(),
             stale_cancels: 0,
+            refused_calls: 0,
             closed: None,
             given_back: HashMap::new(),
         };
@@ -380,6 +382,12 @@ impl<W, H> Session<W, H> {
     #[must_use]
     pub fn stale_cancels(&self) -> u64 {
         self.stale_cancels
+    }
+
+    /// Calls of the peer that were answered without being given out as requests.
+    #[must_use]
+    pub fn refused_calls(&self) -> u64 {
+        self.refused_calls
     }
 
     /// The peer's hello, once it has arrived.

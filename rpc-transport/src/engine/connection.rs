@@ -188,6 +188,11 @@ impl<P: Protocol> Connection<P> {
         self.link.as_ref().map(Link::metrics)
     }
 
+    /// Frames whose bytes were copied into a registered buffer.
+    pub(crate) fn staged_count(&self) -> u64 {
+        self.poster.staged_count()
+    }
+
     pub(crate) fn has_qp(&self) -> bool {
         self.queue_pair.is_some()
     }

@@ -58,6 +58,16 @@ pub enum Progress<T> {
     GiveUp,
 }
 
+/// What the engine knows of a connection: [`Shard::survey`].
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Survey {
+    /// Its link, once there is one, until the connection has ended.
+    pub link: Option<LinkMetrics>,
+    /// Frames of large messages that were copied into registered memory to be sent.
+    pub staged: u64,
+}
+
 /// Names a connection of a [`Shard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnectionKey {
@@ -205,6 +215,39 @@ impl<P: Protocol> Shard<P> {
     /// Credits, queue depths and slots of a connection's link, while it has one.
     pub fn link_metrics(&self, key: ConnectionKey) -> Option<LinkMetrics> {
         self.lock().connection(key)?.link_metrics()
+    }
+
+    /// Looks at connections that have a QP, those at `from` and behind it in the table, at most `most`
+    /// places of it: so the lock is held for a short time, however many there are. Gives where to go
+    /// on; `None` at the end. Connections that come and go meanwhile may be missed, and none is seen
+    /// twice. `look` must not run user code.
+    pub fn survey(
+        &self,
+        from: usize,
+        most: usize,
+        mut look: impl FnMut(&P, Survey),
+    ) -> Option<usize> {
+        let state = self.lock();
+        let end = state.connections.capacity();
+        let until = from.saturating_add(most).min(end);
+        for index in from..until {
+            let found = state.connections.get(index).filter(|connection| connection.has_qp());
+            if let Some(connection) = found {
+                let link = connection.link_metrics();
+                look(&connection.protocol, Survey { link, staged: connection.staged_count() });
+            }
+        }
+        (until < end).then_some(until)
+    }
+
+    /// QPs that were destroyed before all their work requests had been flushed.
+    pub fn unflushed(&self) -> u64 {
+        self.lock().unflushed
+    }
+
+    /// Entries of the CQ.
+    pub fn cq_capacity(&self) -> u32 {
+        self.lock().cq().capacity()
     }
 
     /// Connections whose QP exists.

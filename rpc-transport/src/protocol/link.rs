@@ -56,6 +56,7 @@ use self::keepalive::{Due, KeepAlive, Moves};
 pub use self::lanes::{Lane, Waiting};
 use self::lanes::{Lanes, Queued};
 pub use self::metrics::LinkMetrics;
+use self::metrics::Shortages;
 pub use self::results::{Freed, Inbound, LinkError, Revoked, SubmitError};
 pub use self::transmit::{FrameBytes, RemoteWrite, Transmit};
 use crate::device::Traffic;
@@ -114,6 +115,7 @@ pub struct Link {
     room: usize,
     /// The peer's `max_message_bytes`.
     max_message_bytes: u64,
+    shortages: Shortages,
 }
 
 /// Where the next frame comes from.
@@ -179,6 +181,7 @@ impl Link {
             slots: u32::from(budget.data_slots) + u32::from(budget.ack_slots),
             eager_bytes: payload_bytes(HEADER_BYTES),
             max_message_bytes: remote.max_message_bytes,
+            shortages: Shortages::default(),
         })
     }
 
@@ -242,6 +245,7 @@ impl Link {
         if self.has_nothing_queued() {
             return self.credits.poll_ack().map(|stamp| self.ack(stamp));
         }
+        self.shortages.look(&self.credits.counters());
         match self.next_source() {
             Source::Whole(message, lane) => self.send_whole(message, lane),
             Source::Segment(way) => self.send_segment(way),

@@ -92,4 +92,5 @@ mod random_frames;
 mod rdma_only;
 mod runtimes;
 mod shutdown;
+mod stats;
 mod streams;

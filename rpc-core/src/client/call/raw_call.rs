@@ -41,6 +41,7 @@ use crate::interceptor::client::Watch;
 use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::CallId;
+use crate::stats::counts::{End, Timed};
 use crate::status::{Code, Status};
 
 /// The channel that a call goes through: borrowed, until [`RawCall::start`] makes the call
@@ -74,6 +75,16 @@ enum State {
     Over,
     /// The outcome has been taken.
     Done,
+}
+
+/// An attempt that the session knows.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    call: CallId,
+    /// [`MethodDescriptor::dense_index`].
+    method_index: u32,
+    /// When it was sent, if it is one that is timed.
+    began: Option<Timed>,
 }
 
 /// What gives a waiting call its connection.
@@ -126,6 +137,8 @@ pub(crate) struct RawCall<'a> {
     deadline: Option<Instant>,
     /// Length of the body's head, bytes, without what is put in front of it to be sent.
     head_bytes: usize,
+    /// When the attempt in flight was sent, if it is one that is timed.
+    began: Option<Timed>,
     on: Option<Arc<Connection>>,
     /// Its share of the load, where there are several end points.
     load: Option<Box<Loaded>>,
@@ -150,6 +163,7 @@ impl<'a> RawCall<'a> {
             state: State::Ready,
             deadline: None,
             head_bytes: 0,
+            began: None,
             on: None,
             load: None,
             body: ManuallyDrop::new(body),
@@ -194,6 +208,9 @@ impl<'a> RawCall<'a> {
     /// Ends the call with an error; nothing is sent.
     #[cold]
     pub(crate) fn fail(&mut self, status: Status) {
+        if !matches!(self.state, State::Over) {
+            self.via.channel().counts.on_unsent(self.method, status.code());
+        }
         self.over(CallOutcome::Failed(status.of_call(self.method)));
     }
 
@@ -229,6 +246,7 @@ impl<'a> RawCall<'a> {
             state: std::mem::replace(&mut self.state, State::Done),
             deadline: self.deadline,
             head_bytes: self.head_bytes,
+            began: self.began,
             on: self.on.take(),
             load: self.load.take(),
             body: ManuallyDrop::new(self.body.take()),
@@ -329,7 +347,7 @@ impl Drop for RawCall<'_> {
     #[inline]
     fn drop(&mut self) {
         if let (State::InFlight(call), Some(connection)) = (self.state, &self.on) {
-            cancel(connection, call);
+            cancel(connection, call, self.method);
         }
         if let Some(body) = self.body.take() {
             drop(body);
@@ -349,9 +367,13 @@ fn drop_extras(extras: Box<Extras>) {
 }
 
 #[cold]
-fn cancel(connection: &Connection, call: CallId) {
+fn cancel(connection: &Connection, call: CallId, method: &'static MethodDescriptor) {
+    let method_index = method.dense_index();
     // The waker is returned, to be dropped outside the lock.
     let _waker = connection.shard.with_revoke(connection.key, |peer, revoke| {
+        if peer.session.knows(call) {
+            peer.counts.on_end(method_index, End::Code(Code::Cancelled), 0);
+        }
         peer.session.cancel(call, &mut |tag| revoked(revoke(tag)))
     });
 }

@@ -53,6 +53,11 @@ impl SendPath {
         self.slices
     }
 
+    /// Frames whose bytes were copied into a registered buffer.
+    pub(super) fn staged_count(&self) -> u64 {
+        self.staging.taken()
+    }
+
     #[cfg(any(test, feature = "model"))]
     pub(super) fn staging(&self) -> &[BufferPool] {
         self.staging.pools()

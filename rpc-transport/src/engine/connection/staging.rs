@@ -22,18 +22,25 @@ pub(super) struct Staging {
     /// Buffers of a new pool: as many as the bulk lane has frames of full length in the SQ, plus
     /// one that is being posted.
     count: u32,
+    /// Buffers ever taken.
+    taken: u64,
 }
 
 impl Staging {
     pub(super) fn new(config: &LinkConfig) -> Self {
         let long_bytes = config.arena_segment_bytes;
         let count = (config.bulk_queue_bytes / long_bytes).clamp(2, 64) + 1;
-        Self { pools: Vec::new(), long_bytes, count }
+        Self { pools: Vec::new(), long_bytes, count, taken: 0 }
     }
 
     #[cfg(any(test, feature = "model"))]
     pub(super) fn pools(&self) -> &[BufferPool] {
         &self.pools
+    }
+
+    /// Frames that were copied into a buffer.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Takes a buffer for a frame of `bytes` bytes.
@@ -42,6 +49,7 @@ impl Staging {
         domain: &ProtectionDomain,
         bytes: u64,
     ) -> Result<Buffer, ProviderError> {
+        self.taken += 1;
         let short_bytes = self.long_bytes / SHORT;
         let size = if bytes <= short_bytes.into() { short_bytes } else { self.long_bytes };
         let fits = |pool: &&BufferPool| (size..2 * size.max(1)).contains(&pool.buffer_bytes());

@@ -38,6 +38,31 @@ pub struct LinkMetrics {
     pub peer_usable: u32,
     /// Chunks of the peer's arenas that are free to write.
     pub peer_free: u32,
+    /// Times that something had to wait because the peer had granted no data credit.
+    pub starved_count: u64,
+    /// Times that something had to wait because the SQ had no free slot.
+    pub queue_full_count: u64,
+}
+
+/// What this link ran short of. Counts how often that began, not how long it lasted: the link has no
+/// clock.
+#[derive(Debug, Default)]
+pub(super) struct Shortages {
+    starved_count: u64,
+    queue_full_count: u64,
+    is_starved: bool,
+    is_full: bool,
+}
+
+impl Shortages {
+    /// Something waits to be sent, and this is what there is for it.
+    #[inline]
+    pub(super) fn look(&mut self, counters: &Counters) {
+        let (is_starved, is_full) = (counters.data_credits == 0, counters.data_slots == 0);
+        self.starved_count += u64::from(is_starved && !self.is_starved);
+        self.queue_full_count += u64::from(is_full && !self.is_full);
+        (self.is_starved, self.is_full) = (is_starved, is_full);
+    }
 }
 
 impl Link {
@@ -61,6 +86,37 @@ impl Link {
             peer_chunks: writer.map_or(0, ArenaWriter::chunk_count),
             peer_usable: writer.map_or(0, ArenaWriter::usable_count),
             peer_free: writer.map_or(0, ArenaWriter::free_count),
+            starved_count: self.shortages.starved_count,
+            queue_full_count: self.shortages.queue_full_count,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::credit::{Grant, SendQueueMark};
+
+    #[test]
+    fn a_shortage_counts_once_however_often_it_is_looked_at() {
+        let mut shortages = Shortages::default();
+        let mut look = |data_credits, data_slots| {
+            shortages.look(&Counters {
+                data_credits,
+                data_slots,
+                ack_credits: 1,
+                owed: Grant::default(),
+                ack_slots: 1,
+                unsignaled: 0,
+                posted: SendQueueMark::default(),
+            });
+            (shortages.starved_count, shortages.queue_full_count)
+        };
+        assert_eq!(look(1, 1), (0, 0));
+        assert_eq!(look(0, 1), (1, 0));
+        assert_eq!(look(0, 0), (1, 1));
+        assert_eq!(look(0, 0), (1, 1));
+        assert_eq!(look(5, 0), (1, 1));
+        assert_eq!(look(0, 9), (2, 1));
     }
 }

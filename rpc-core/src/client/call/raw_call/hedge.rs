@@ -189,7 +189,7 @@ impl RawCall<'_> {
     /// The call ends with what the second attempt has found: the first is cancelled.
     fn second_has_won(&mut self) {
         if let (State::InFlight(call), Some(connection)) = (self.state, &self.on) {
-            super::cancel(connection, call);
+            super::cancel(connection, call, self.method);
         }
         self.state = State::Done;
         if let Some(load) = self.load.take() {

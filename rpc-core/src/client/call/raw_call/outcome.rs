@@ -4,11 +4,19 @@ use std::task::{Context, Poll};
 
 use rpc_transport::message::outgoing::OutBuf;
 
-use super::{CallOutcome, RawCall, State};
+use super::{CallOutcome, RawCall, Sent, State};
 use crate::endpoint::RpcEndpoint;
+use crate::endpoint::counts::end_of;
 use crate::session::{self, CallId, Failure, Outcome};
+use crate::stats::counts::End;
 
 impl RawCall<'_> {
+    /// The attempt in flight.
+    #[inline]
+    pub(super) fn sent(&self, call: CallId) -> Sent {
+        Sent { call, method_index: self.method.dense_index(), began: self.began }
+    }
+
     #[inline(always)]
     pub(super) fn poll_outcome(
         &mut self,
@@ -18,9 +26,10 @@ impl RawCall<'_> {
     ) -> Poll<()> {
         let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
         let mut other = None;
+        let sent = self.sent(call);
         let looked = connection.shard.look(connection.key, |peer| {
             if peer.session.has_outcome(call) {
-                take(peer, call, found, &mut other);
+                take(peer, sent, found, &mut other);
                 return Looked::Over;
             }
             match peer.session.waiter(call) {
@@ -47,9 +56,10 @@ impl RawCall<'_> {
         let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
         let waker = cx.waker().clone();
         let mut other = None;
+        let sent = self.sent(call);
         let not_needed = connection.shard.look(connection.key, |peer| {
             if peer.session.has_outcome(call) {
-                take(peer, call, found, &mut other);
+                take(peer, sent, found, &mut other);
                 Err(waker)
             } else {
                 Ok(peer.session.set_waiter(call, waker))
@@ -139,20 +149,40 @@ pub(super) struct Other {
 #[inline(always)]
 pub(super) fn take(
     peer: &mut RpcEndpoint,
-    call: CallId,
+    sent: Sent,
     found: &mut CallOutcome,
     other: &mut Option<Other>,
 ) {
-    match peer.session.take_result(call) {
-        Some(message) => *found = CallOutcome::Ok(message),
-        None => *other = take_other(peer, call),
+    match peer.session.take_result(sent.call) {
+        Some(message) => {
+            let bytes = message.len() as u64 + message.tail_bytes();
+            peer.counts.on_end(sent.method_index, End::OK, bytes);
+            *found = CallOutcome::Ok(message);
+        }
+        None => *other = take_other(peer, sent),
+    }
+    if let Some(began) = sent.began {
+        peer.counts.on_timed(sent.method_index, began);
     }
 }
 
 #[cold]
-fn take_other(peer: &mut RpcEndpoint, call: CallId) -> Option<Other> {
-    let request = peer.session.take_request(call);
-    peer.session.take_outcome(call).map(|outcome| Other { outcome, request })
+fn take_other(peer: &mut RpcEndpoint, sent: Sent) -> Option<Other> {
+    let request = peer.session.take_request(sent.call);
+    let outcome = peer.session.take_outcome(sent.call)?;
+    let (end, bytes) = end_of(&outcome);
+    peer.counts.on_end(sent.method_index, end, bytes);
+    Some(Other { outcome, request })
+}
+
+/// Counts the outcome of a call with streams.
+#[cold]
+pub(super) fn count(peer: &mut RpcEndpoint, sent: Sent, outcome: &Outcome) {
+    let (end, bytes) = end_of(outcome);
+    peer.counts.on_end(sent.method_index, end, bytes);
+    if let Some(began) = sent.began {
+        peer.counts.on_timed(sent.method_index, began);
+    }
 }
 
 /// The outcome of a call whose connection the shard no longer has.

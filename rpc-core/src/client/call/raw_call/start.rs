@@ -8,14 +8,14 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 
 use super::outcome::take;
-use super::{CallOutcome, RawCall, State};
+use super::{CallOutcome, RawCall, Sent, State};
 use crate::bulk::{BulkPool, ReplySlot};
 use crate::client::Connection;
 use crate::client::shared::earliest;
 use crate::context::Context as CallContext;
 use crate::endpoint::RpcEndpoint;
 use crate::metadata::Metadata;
-use crate::session::{CallId, Deadline, StartCall, StartError};
+use crate::session::{Deadline, StartCall, StartError};
 use crate::status::Status;
 
 /// Longest head of a body, bytes, that is kept for another attempt.
@@ -54,6 +54,7 @@ impl RawCall<'_> {
             deadline: own,
             extras,
             head_bytes,
+            began,
             ..
         } = self;
         *state = State::Done;
@@ -101,10 +102,10 @@ impl RawCall<'_> {
         let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
         let mut other = None;
         // A single outstanding call polls for its own reply. With several, the driver polls.
-        let wanted = |peer: &mut RpcEndpoint, started: &Result<CallId, Refused>| {
-            let Ok(call) = started else { return Progress::GiveUp };
-            if peer.session.has_outcome(*call) {
-                take(peer, *call, found, &mut other);
+        let wanted = |peer: &mut RpcEndpoint, started: &Result<Sent, Refused>| {
+            let Ok(sent) = started else { return Progress::GiveUp };
+            if peer.session.has_outcome(sent.call) {
+                take(peer, *sent, found, &mut other);
                 Progress::Done(())
             } else if may_wait && peer.session.outgoing_calls() == 1 {
                 Progress::Wait
@@ -113,8 +114,9 @@ impl RawCall<'_> {
             }
         };
         match connection.shard.with_progress(connection.key, start, wanted) {
-            Some((Ok(call), None)) => {
-                *state = State::InFlight(call);
+            Some((Ok(sent), None)) => {
+                *state = State::InFlight(sent.call);
+                *began = sent.began;
                 self.on = Guard::into_inner(on);
             }
             Some((Ok(_), Some(()))) => {
@@ -209,16 +211,14 @@ enum Refused {
 impl RpcEndpoint {
     /// Starts a call. A refused body stays in its place.
     #[inline]
-    fn start(
-        &mut self,
-        call: &StartCall<'_>,
-        body: &mut Option<OutBuf>,
-    ) -> Result<CallId, Refused> {
+    fn start(&mut self, call: &StartCall<'_>, body: &mut Option<OutBuf>) -> Result<Sent, Refused> {
         let body_bytes = body.as_ref().map_or(0, OutBuf::total_len);
         if !self.request_passes(call.metadata.len(), body_bytes) {
             self.look_closer(call, body_bytes)?;
         }
-        self.session.start_from(call, body, None).map_err(Refused::Start)
+        let id = self.session.start_from(call, body, None).map_err(Refused::Start)?;
+        let began = self.counts.on_start(call.method_index, body_bytes);
+        Ok(Sent { call: id, method_index: call.method_index, began })
     }
 
     /// Slow path: a large request, or one that finds the queue full.

@@ -5,7 +5,7 @@
 
 use std::task::{Context, Poll};
 
-use super::outcome::{CONNECTION_GONE, Other};
+use super::outcome::{CONNECTION_GONE, Other, count};
 use super::{CallOutcome, RawCall, State};
 use crate::client::Connection;
 use crate::codec::Codec;
@@ -103,7 +103,12 @@ impl RawCall<'_> {
             }
             Some(id) => {
                 let outcome = self.on.as_ref().and_then(|connection| {
-                    connection.shard.with(connection.key, |peer| peer.session.take_outcome(id))
+                    let sent = self.sent(id);
+                    connection.shard.with(connection.key, |peer| {
+                        let outcome = peer.session.take_outcome(id)?;
+                        count(peer, sent, &outcome);
+                        Some(outcome)
+                    })
                 });
                 let other = outcome.flatten().map(|outcome| Other { outcome, request: None });
                 let other = other.unwrap_or(CONNECTION_GONE);
@@ -127,7 +132,7 @@ impl RawCall<'_> {
         if let State::InFlight(call) = self.state {
             self.state = State::Done;
             if let Some(connection) = &self.on {
-                super::cancel(connection, call);
+                super::cancel(connection, call, self.method);
             }
         }
     }

@@ -1,0 +1,52 @@
+//! The numbers of a channel.
+
+use std::sync::Arc;
+
+use super::shared::{Shared, Targets};
+use super::subchannel::Subchannel;
+use crate::server::stats::survey;
+use crate::service::MethodDescriptor;
+use crate::stats::ChannelStats;
+use crate::stats::counts::{Counter, End, Methods};
+use crate::status::Code;
+
+/// What is counted of a channel, over all of its connections.
+#[derive(Debug, Default)]
+pub(crate) struct ChannelCounts {
+    pub(super) methods: Arc<Methods>,
+    /// Written from any thread.
+    pub(super) connected: Counter,
+    pub(super) connect_failures: Counter,
+}
+
+impl ChannelCounts {
+    /// A call has ended that no connection has taken.
+    #[cold]
+    pub(crate) fn on_unsent(&self, method: &'static MethodDescriptor, code: Code) {
+        let method = self.methods.method(Some(method));
+        method.shared.on_shared_start();
+        method.shared.on_shared_end(End::Code(code), 0);
+    }
+}
+
+impl Shared {
+    pub(super) fn stats(&self) -> ChannelStats {
+        let mut connections = Vec::new();
+        let mut add = |subchannel: &Subchannel| {
+            if let Some(connection) = subchannel.connection().as_ref() {
+                survey(&connection.shard, &mut connections);
+            }
+        };
+        match &self.targets {
+            Targets::One(subchannel) => add(subchannel),
+            Targets::Several(balancer) => balancer.members().iter().for_each(|it| add(it)),
+        }
+        ChannelStats {
+            methods: self.counts.methods.read(),
+            connections,
+            connected: self.counts.connected.get(),
+            connect_failures: self.counts.connect_failures.get(),
+            waiting_calls: self.demand.waiting_count() as u64,
+        }
+    }
+}

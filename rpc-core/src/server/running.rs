@@ -1,0 +1,151 @@
+//! Handlers that run as tasks, until their replies are accepted.
+//!
+//! Invariant: each tells the session of its end, however its task ends.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use super::executor::{Call, Done, Replied};
+use super::handler::{Handler, Origin};
+use super::route_counts::Running;
+use crate::endpoint::RpcShard;
+use crate::service::Reply;
+use crate::stats::counts::End;
+use crate::status::{Code, Status};
+
+#[cold]
+pub(super) fn spawn(
+    shard: &Arc<RpcShard>,
+    call: Call,
+    handler: Handler,
+    running: Running,
+    yields: bool,
+) -> Done {
+    // Made here, not in the task: an abort before the task's first poll must be reported too.
+    let ended = HandlerEnded::new(shard, call, Some(running));
+    let task = tokio::spawn(Spawned { handler, reply: None, ended, yields });
+    call.attach(task.abort_handle())
+}
+
+/// A handler as a task. Field order matters: the handler is dropped before `ended` tells the
+/// session, so by then none of its code runs any more.
+struct Spawned {
+    handler: Handler,
+    /// The reply, while it waits for room.
+    reply: Option<Reply>,
+    ended: HandlerEnded,
+    /// Whether to yield once before the first poll. Tokio starts a new task on the worker that
+    /// spawned it, here the driver's; a task that has yielded waits in the queue that all workers
+    /// take from.
+    yields: bool,
+}
+
+impl Future for Spawned {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if std::mem::take(&mut this.yields) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if this.reply.is_none() {
+            let HandlerEnded { shard, call: Call { key, method, .. }, .. } = &this.ended;
+            let origin = || Origin::of(shard, *key, *method);
+            this.reply = Some(std::task::ready!(this.handler.poll_of(cx, origin)));
+        }
+        this.ended.poll_reply(&mut this.reply, cx)
+    }
+}
+
+/// Tells the session that a spawned handler has ended, also when its task is aborted.
+pub(super) struct HandlerEnded {
+    shard: Arc<RpcShard>,
+    call: Call,
+    replied: bool,
+    /// Until its end is counted.
+    running: Option<Running>,
+}
+
+impl HandlerEnded {
+    pub(super) fn new(shard: &Arc<RpcShard>, call: Call, running: Option<Running>) -> Self {
+        Self { shard: Arc::clone(shard), call, replied: false, running }
+    }
+
+    fn reply(&mut self, reply: &mut Option<Reply>) -> Replied {
+        self.replied = true;
+        if let Some(reply) = reply
+            && let Some(running) = self.running.take()
+        {
+            running.ended(End::of(reply));
+        }
+        let Call { key, id, method, .. } = self.call;
+        let replied = self.shard.with(key, |peer| peer.reply(id, method, reply));
+        let replied = replied.unwrap_or(Replied::Done);
+        self.replied = replied == Replied::Done;
+        replied
+    }
+
+    /// Ready when the session has accepted the reply.
+    fn poll_reply(&mut self, reply: &mut Option<Reply>, cx: &TaskContext<'_>) -> Poll<()> {
+        match self.reply(reply) {
+            Replied::Done => Poll::Ready(()),
+            Replied::MustWait => self.wait(reply, cx.waker().clone()),
+        }
+    }
+
+    /// Tries once more and, under the same lock, registers `waker` if there is still no room.
+    #[cold]
+    fn wait(&mut self, reply: &mut Option<Reply>, waker: Waker) -> Poll<()> {
+        let mut waker = Some(waker);
+        let Call { key, id, method, .. } = self.call;
+        let replied = self.shard.with(key, |peer| {
+            let replied = peer.reply(id, method, reply);
+            if replied == Replied::MustWait
+                && let Some(waker) = waker.take()
+            {
+                peer.wait_for_room(id, reply.as_ref(), waker);
+            }
+            replied
+        });
+        match replied {
+            Some(Replied::MustWait) => Poll::Pending,
+            Some(Replied::Done) | None => {
+                self.replied = true;
+                Poll::Ready(())
+            }
+        }
+    }
+}
+
+/// A task that sends the reply of a finished handler when its connection's queue has room.
+pub(super) struct WaitingReply {
+    pub(super) reply: Option<Reply>,
+    pub(super) ended: HandlerEnded,
+}
+
+impl Future for WaitingReply {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        this.ended.poll_reply(&mut this.reply, cx)
+    }
+}
+
+impl Drop for HandlerEnded {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            // By the caller, or by its deadline.
+            running.ended((End::Code(Code::Cancelled), 0));
+        }
+        if !self.replied {
+            // A panic is turned into a reply, and the caller of a cancelled call waits for none. So
+            // a handler that is dropped without a reply means that the runtime shuts down.
+            let status = Status::unavailable("the handler was dropped: its runtime has shut down");
+            // A status never has to wait for room.
+            self.reply(&mut Some(Reply::Status(status)));
+        }
+    }
+}
