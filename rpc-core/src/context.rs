@@ -115,6 +115,13 @@ impl Context {
         Self::peek(|context| context.deadline).flatten()
     }
 
+    /// What a call that is made now takes from the handler: its deadline, and whether its request had
+    /// metadata, as that may name a trace.
+    #[inline]
+    pub(crate) fn current_inherited() -> (Option<Instant>, bool) {
+        Self::peek(|context| (context.deadline, context.extras.is_some())).unwrap_or_default()
+    }
+
     #[inline]
     fn peek<T>(look: impl FnOnce(&Self) -> T) -> Option<T> {
         // A thread whose thread-locals are already destroyed has no context.

@@ -226,6 +226,7 @@ pub mod session;
 pub mod stats;
 pub mod status;
 pub mod stream;
+pub mod trace;
 #[doc(hidden)]
 pub mod wire;
 

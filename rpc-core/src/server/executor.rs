@@ -25,6 +25,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 use rpc_transport::user_code::caught;
 use tokio::sync::Notify;
+use tracing::Span;
 
 use crate::context::ConnectionContext;
 use crate::context::Context;
@@ -40,6 +41,7 @@ use crate::session::{self, Answer, Gone, Incoming, IncomingId, RAISE, StreamLimi
 use crate::stats::counts::{End, Lease, Methods};
 use crate::status::{Code, Status};
 use crate::stream::line::{Line, Streams};
+use crate::trace;
 
 /// Where the streams of a call are; the window of its arguments is charged to the memory budget, as
 /// that is what items may take that nobody reads.
@@ -206,10 +208,13 @@ fn run(
     done: &mut VecDeque<Done>,
     finished: &mut Vec<Handler>,
 ) {
-    let (mut handler, mut reply) = (None, None);
+    let (mut handler, mut reply, mut span) = (None, None, None);
     let began = lease.begin();
     let start = || {
-        let handler = handler.insert(route.service.dispatch(route.position, request()));
+        let request = request();
+        span = trace::of_request(&request.context);
+        let _in_span = span.as_ref().map(Span::enter);
+        let handler = handler.insert(route.service.dispatch(route.position, request));
         if route.method.spawn {
             return;
         }
@@ -230,10 +235,14 @@ fn run(
         if let Some(handler) = handler {
             finished.push(handler);
         }
+        if let Some(span) = &span {
+            trace::end(span, end);
+        }
     } else if let Some(handler) = handler {
         let running = Running {
             method: Arc::clone(&lease.method),
             began: began.map_or_else(clock::now, |began| began.at),
+            span,
         };
         done.push_back(spawn(shard, call, handler, running, route.method.spawn));
     } else {

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rpc_transport::engine::clock;
+use tracing::Span;
 
 use super::router::Router;
 use crate::stats::counts::{End, Lease, Method, Methods};
+use crate::trace;
 
 /// Where calls are counted, by route; the last is for all that have none.
 pub(super) struct RouteCounts {
@@ -32,11 +34,15 @@ impl RouteCounts {
 pub(super) struct Running {
     pub(super) method: Arc<Method>,
     pub(super) began: Instant,
+    pub(super) span: Option<Span>,
 }
 
 impl Running {
     pub(super) fn ended(self, (end, reply_bytes): (End, u64)) {
         self.method.shared.on_shared_end(end, reply_bytes);
+        if let Some(span) = &self.span {
+            trace::end(span, end);
+        }
         self.method.took.record(clock::now().saturating_duration_since(self.began), 1);
     }
 }

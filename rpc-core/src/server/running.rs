@@ -51,8 +51,10 @@ impl Future for Spawned {
             return Poll::Pending;
         }
         if this.reply.is_none() {
-            let HandlerEnded { shard, call: Call { key, method, .. }, .. } = &this.ended;
+            let HandlerEnded { shard, call: Call { key, method, .. }, running, .. } = &this.ended;
             let origin = || Origin::of(shard, *key, *method);
+            let _in_span =
+                running.as_ref().and_then(|running| Some(running.span.as_ref()?.enter()));
             this.reply = Some(std::task::ready!(this.handler.poll_of(cx, origin)));
         }
         this.ended.poll_reply(&mut this.reply, cx)

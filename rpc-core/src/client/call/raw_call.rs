@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
+use tracing::Span;
 
 use self::hedge::Hedge;
 use crate::bulk::{BulkMut, Landing, ReplySlot};
@@ -43,6 +44,7 @@ use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::CallId;
 use crate::stats::counts::{End, Timed};
 use crate::status::{Code, Status};
+use crate::trace;
 
 /// The channel that a call goes through: borrowed, until [`RawCall::start`] makes the call
 /// independent of it.
@@ -111,6 +113,10 @@ struct Extras {
     /// The channel's interceptors have seen it.
     has_begun: bool,
     watch: Option<Box<Watch>>,
+    /// It has its place in a trace.
+    is_traced: bool,
+    /// Until its end is told.
+    span: Option<Span>,
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
     attempts: Attempts,
@@ -329,8 +335,12 @@ impl<'a> RawCall<'a> {
             if let Some(hedge) = extras.hedge.take() {
                 hedge.end(self.via.channel(), self.method, &found);
             }
+            let span = extras.span.take();
             if extras.watch.is_some() {
                 self.end_around(&mut found);
+            }
+            if let Some(span) = span {
+                Self::end_trace(&span, &found);
             }
         }
         let outcome = match found {
@@ -363,6 +373,9 @@ impl Drop for RawCall<'_> {
 
 #[cold]
 fn drop_extras(extras: Box<Extras>) {
+    if let Some(span) = &extras.span {
+        trace::end(span, End::Code(Code::Cancelled));
+    }
     drop(extras);
 }
 

@@ -1,11 +1,15 @@
 //! What the channel does around a call: its interceptors, and the metadata that all calls have.
 
 use rpc_transport::message::outgoing::OutBuf;
+use tracing::Span;
 
 use super::{CallOutcome, RawCall};
 use crate::client::shared::earliest;
 use crate::context::Context as CallContext;
 use crate::interceptor::{Ending, ItemCounters};
+use crate::stats::counts::End;
+use crate::status::Code;
+use crate::trace;
 
 impl RawCall<'_> {
     /// Before anything of the call is sent. False if it has ended by that.
@@ -32,6 +36,28 @@ impl RawCall<'_> {
                 false
             }
         }
+    }
+
+    /// Before anything of the call is sent: it takes its place in a trace.
+    #[cold]
+    pub(super) fn begin_trace(&mut self) {
+        let extras = self.extras.get_or_insert_default();
+        // Attempts are part of a call that has its place.
+        if !extras.is_second && !std::mem::replace(&mut extras.is_traced, true) {
+            extras.span = trace::begin_call(self.method, &mut extras.metadata);
+        }
+    }
+
+    /// The call has ended.
+    #[cold]
+    pub(super) fn end_trace(span: &Span, found: &CallOutcome) {
+        let end = match found {
+            CallOutcome::Ok(_) => End::OK,
+            CallOutcome::UserError(_) => End::UserError,
+            CallOutcome::Failed(status) => End::Code(status.code()),
+            CallOutcome::Nothing => End::Code(Code::Unknown),
+        };
+        trace::end(span, end);
     }
 
     /// The call has ended.

@@ -1,6 +1,7 @@
 //! Sends the request of a call, or says why it is not sent.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use arc_swap::Guard;
 use rpc_transport::engine::shard::Progress;
@@ -17,6 +18,7 @@ use crate::endpoint::RpcEndpoint;
 use crate::metadata::Metadata;
 use crate::session::{Deadline, StartCall, StartError};
 use crate::status::Status;
+use crate::trace;
 
 /// Longest head of a body, bytes, that is kept for another attempt.
 const MAX_KEPT_BYTES: usize = 64 * 1024;
@@ -28,18 +30,23 @@ impl RawCall<'_> {
         if self.via.channel().around.is_some() && !self.begin_around() {
             return;
         }
+        let (deadline, has_metadata) = CallContext::current_inherited();
+        if has_metadata || trace::is_enabled() {
+            self.begin_trace();
+        }
         if self.on.is_some() {
             let on = self.on.take();
-            return self.send_on(Guard::from_inner(on), may_wait, found);
+            return self.send_on(Guard::from_inner(on), deadline, may_wait, found);
         }
         let guard = self.via.channel().connection();
-        self.send_on(guard, may_wait, found);
+        self.send_on(guard, deadline, may_wait, found);
     }
 
     #[inline(always)]
     fn send_on(
         &mut self,
         on: Guard<Option<Arc<Connection>>>,
+        inherited: Option<Instant>,
         may_wait: bool,
         found: &mut CallOutcome,
     ) {
@@ -72,7 +79,6 @@ impl RawCall<'_> {
             *loaded = Some(Box::new(load.begin()));
         }
         let channel = via.channel();
-        let inherited = CallContext::current_deadline();
         let deadline = earliest(*own, channel.default_timeout, inherited);
         *own = deadline.map(|(at, _)| at);
         if may_repeat {

@@ -1,0 +1,241 @@
+//! Spans of calls, and the trace that they belong to.
+//!
+//! Each call has a [`tracing`] span at both ends, under the target [`TARGET`] and the level DEBUG:
+//! `RUST_LOG=info,rpc_core::call=debug` shows them. A handler runs inside its span, also as a task, and
+//! streams do, so that what it logs says which call it belongs to. Fields have the names of
+//! OpenTelemetry's conventions for RPC: `rpc.system`, `rpc.service`, `rpc.method`,
+//! `rpc.response.status_code`, `network.peer.address`, and `trace_id`.
+//!
+//! The trace travels as W3C's `traceparent` and `tracestate` in the metadata of the request. A call that
+//! is made inside a handler is of the handler's trace. Without spans it passes both on as they came; with
+//! them it has a span id of its own. Ids are made where spans are enabled, or where a caller sent some:
+//! otherwise nothing is added to a request.
+//!
+//! Invariant: where spans are disabled, a call costs a look at the level, and one at whether the
+//! handler's request had metadata.
+
+use std::fmt;
+
+use tracing::{Level, Span, field};
+
+use crate::client::random::random;
+use crate::context::Context;
+use crate::metadata::Metadata;
+use crate::service::MethodDescriptor;
+use crate::stats::counts::End;
+use crate::status::Code;
+
+/// The target of the spans.
+pub const TARGET: &str = "rpc_core::call";
+/// Metadata with the trace and the span that a call is made in.
+pub const TRACEPARENT: &str = "traceparent";
+/// Metadata with what others add to that.
+pub const TRACESTATE: &str = "tracestate";
+
+/// A W3C `traceparent`: which trace a call belongs to, and which span it is made in.
+///
+/// ```
+/// use rpc_core::trace::TraceParent;
+///
+/// let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+/// let parent = TraceParent::parse(text).unwrap();
+/// assert_eq!(parent.span_id, 0xb7ad_6b71_6920_3331);
+/// assert_eq!(parent.to_string(), text);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceParent {
+    /// Not 0.
+    pub trace_id: u128,
+    /// Not 0.
+    pub span_id: u64,
+    /// Bit 0: the caller records its spans.
+    pub flags: u8,
+}
+
+impl TraceParent {
+    /// Parses the header's text; `None` if it breaks W3C's rules. Of a later version the parts that are
+    /// known are taken.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (known, more) = text.split_at_checked(55)?;
+        let mut parts = known.split('-');
+        let (version, trace_id) = (hex(parts.next()?, 2)?, hex(parts.next()?, 32)?);
+        let (span_id, flags) = (hex(parts.next()?, 16)?, hex(parts.next()?, 2)?);
+        let is_known = version == 0 && more.is_empty();
+        let is_later = version > 0 && version < 0xff && (more.is_empty() || more.starts_with('-'));
+        if parts.next().is_some() || trace_id == 0 || span_id == 0 || !(is_known || is_later) {
+            return None;
+        }
+        let (span_id, flags) = (u64::try_from(span_id).ok()?, u8::try_from(flags).ok()?);
+        Some(Self { trace_id, span_id, flags })
+    }
+
+    /// That of a request, if it has one.
+    #[must_use]
+    pub fn of(metadata: &Metadata) -> Option<Self> {
+        Self::parse(metadata.text(TRACEPARENT)?)
+    }
+
+    /// The begin of a trace.
+    fn new() -> Self {
+        let trace_id = u128::from(random()) << 64 | u128::from(random().max(1));
+        Self { trace_id, span_id: random().max(1), flags: 1 }
+    }
+
+    /// Another span of the same trace.
+    fn child(self) -> Self {
+        Self { span_id: random().max(1), ..self }
+    }
+}
+
+impl fmt::Display for TraceParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, self.flags)
+    }
+}
+
+/// Lower-case hexadecimal digits, as W3C demands.
+fn hex(digits: &str, count: usize) -> Option<u128> {
+    let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    (is_hex && digits.len() == count).then(|| u128::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// Whether spans of calls are wanted.
+#[inline(always)]
+pub(crate) fn is_enabled() -> bool {
+    tracing::span_enabled!(target: TARGET, Level::DEBUG)
+}
+
+/// The span of a call that has arrived.
+#[inline]
+pub(crate) fn of_request(context: &Context) -> Option<Span> {
+    if is_enabled() { server_span(context) } else { None }
+}
+
+#[cold]
+fn server_span(context: &Context) -> Option<Span> {
+    let (service, method) = parts(context.method()?);
+    let parent = TraceParent::of(context.metadata());
+    let span = tracing::debug_span!(
+        target: TARGET,
+        parent: None,
+        "server call",
+        otel.kind = "server",
+        rpc.system = "rpc_over_rdma",
+        rpc.service = service,
+        rpc.method = method,
+        network.peer.address = context.peer().map(field::debug),
+        trace_id = parent.map(|parent| field::display(format!("{:032x}", parent.trace_id))),
+        parent_span_id = parent.map(|parent| field::display(format!("{:016x}", parent.span_id))),
+        rpc.response.status_code = field::Empty,
+        otel.status_code = field::Empty,
+    );
+    (!span.is_disabled()).then_some(span)
+}
+
+/// The trace of a call that is about to be sent goes into its metadata. Gives its span, if those are
+/// wanted.
+#[cold]
+pub(crate) fn begin_call(
+    method: &'static MethodDescriptor,
+    metadata: &mut Metadata,
+) -> Option<Span> {
+    let context = Context::current();
+    let own = TraceParent::of(metadata);
+    let inherited = own.or_else(|| TraceParent::of(context.metadata()));
+    if own.is_none() && inherited.is_some() {
+        for name in [TRACEPARENT, TRACESTATE] {
+            if let Some(value) = context.metadata().bytes(name) {
+                // What there is no room for does not travel.
+                let _ = metadata.insert(name, value.to_vec());
+            }
+        }
+    }
+    if !is_enabled() {
+        return None;
+    }
+    let (service, name) = parts(method);
+    let trace = inherited.map_or_else(TraceParent::new, TraceParent::child);
+    let span = tracing::debug_span!(
+        target: TARGET,
+        "client call",
+        otel.kind = "client",
+        rpc.system = "rpc_over_rdma",
+        rpc.service = service,
+        rpc.method = name,
+        trace_id = field::display(format!("{:032x}", trace.trace_id)),
+        span_id = field::display(format!("{:016x}", trace.span_id)),
+        rpc.response.status_code = field::Empty,
+        otel.status_code = field::Empty,
+    );
+    // A caller that names its span itself has told more than this one can.
+    if own.is_none() {
+        let _ = metadata.insert(TRACEPARENT, trace.to_string());
+    }
+    (!span.is_disabled()).then_some(span)
+}
+
+/// Says in the span how its call ended.
+#[cold]
+pub(crate) fn end(span: &Span, end: End) {
+    match end {
+        End::UserError => {
+            span.record("rpc.response.status_code", "UserError");
+        }
+        End::Code(Code::Ok) => {
+            span.record("rpc.response.status_code", "Ok");
+        }
+        End::Code(code) => {
+            span.record("rpc.response.status_code", field::debug(code));
+            span.record("otel.status_code", "ERROR");
+        }
+    }
+}
+
+/// Service and method of `Service.method`.
+fn parts(method: &'static MethodDescriptor) -> (&'static str, &'static str) {
+    method.name.rsplit_once('.').unwrap_or(("", method.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_break_the_rules_are_none() {
+        let trace = "0af7651916cd43dd8448eb211c80319c";
+        let whole =
+            |version: &str, more: &str| format!("{version}-{trace}-b7ad6b7169203331-00{more}");
+        assert!(TraceParent::parse(&whole("00", "")).is_some());
+        assert!(TraceParent::parse(&whole("01", "")).is_some());
+        assert!(TraceParent::parse(&whole("cc", "-what-the-future-will-be-like")).is_some());
+        let zeros = "0".repeat(32);
+        let bad = [
+            String::new(),
+            "00".to_owned(),
+            whole("00", "-more"),
+            whole("cc", "."),
+            whole("ff", ""),
+            whole("0g", ""),
+            whole("00", "").to_uppercase(),
+            whole("00", "").replace(trace, &zeros),
+            whole("00", "").replace("b7ad6b7169203331", "0000000000000000"),
+            whole("00", "").replace('-', "_"),
+            "é".repeat(40),
+            "+".repeat(55),
+        ];
+        for text in bad {
+            assert_eq!(TraceParent::parse(&text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_new_trace_can_be_read() {
+        for _ in 0..1000 {
+            let trace = TraceParent::new();
+            assert_eq!(TraceParent::parse(&trace.to_string()), Some(trace));
+            let child = trace.child();
+            assert!(child.trace_id == trace.trace_id && child.span_id != trace.span_id);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Spans of calls, and the trace that goes with them.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+
+use rpc_core::stream::{self, Stream};
+use rpc_core::{CallError, Channel, Code, Context, Server, Status};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+#[rpc_core::service]
+trait Outer {
+    async fn ask(&self, later: bool) -> Result<Vec<String>, Status>;
+    async fn refuse(&self) -> Result<(), u8>;
+    async fn panic(&self, later: bool);
+    async fn hang(&self);
+    fn list(&self) -> impl Stream<Item = u8>;
+}
+
+#[rpc_core::service]
+trait Inner {
+    async fn work(&self) -> Vec<String>;
+}
+
+struct Service(InnerClient);
+
+fn seen() -> Vec<String> {
+    let context = Context::current();
+    context
+        .metadata()
+        .iter()
+        .map(|(name, value)| format!("{name}={}", String::from_utf8_lossy(value)))
+        .collect()
+}
+
+impl Outer for Service {
+    async fn ask(&self, later: bool) -> Result<Vec<String>, Status> {
+        if later {
+            tokio::task::yield_now().await;
+        }
+        tracing::info!("in ask");
+        self.0.work().await
+    }
+
+    async fn refuse(&self) -> Result<(), u8> {
+        Err(7)
+    }
+
+    async fn panic(&self, later: bool) {
+        if later {
+            tokio::task::yield_now().await;
+        }
+        panic!("on purpose");
+    }
+
+    async fn hang(&self) {
+        tracing::info!("in hang");
+        std::future::pending().await
+    }
+
+    fn list(&self) -> impl Stream<Item = u8> {
+        stream::iter((0..3).inspect(|_| tracing::info!("in list")))
+    }
+}
+
+struct Worker;
+
+impl Inner for Worker {
+    async fn work(&self) -> Vec<String> {
+        tracing::info!("in work");
+        seen()
+    }
+}
+
+/// Keeps every span, and which one each event is in.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    spans: Vec<Span>,
+    entered: Vec<u64>,
+    events: Vec<(String, Option<u64>)>,
+}
+
+#[derive(Clone, Default)]
+struct Span {
+    name: &'static str,
+    fields: HashMap<&'static str, String>,
+}
+
+struct Fields<'a>(&'a mut HashMap<&'static str, String>);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name(), format!("{value:?}").trim_matches('"').to_owned());
+    }
+}
+
+impl Subscriber for Spans {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == rpc_core::trace::TARGET || metadata.target() == module_path!()
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let mut state = self.0.lock().unwrap();
+        let name = attributes.metadata().name();
+        let mut span = Span { name, ..Span::default() };
+        attributes.record(&mut Fields(&mut span.fields));
+        state.spans.push(span);
+        Id::from_u64(state.spans.len() as u64)
+    }
+
+    fn record(&self, id: &Id, values: &Record<'_>) {
+        let mut state = self.0.lock().unwrap();
+        let at = id.into_u64() as usize - 1;
+        values.record(&mut Fields(&mut state.spans[at].fields));
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = HashMap::new();
+        event.record(&mut Fields(&mut fields));
+        let mut state = self.0.lock().unwrap();
+        let within = state.entered.last().copied();
+        state.events.push((fields.remove("message").unwrap_or_default(), within));
+    }
+
+    fn enter(&self, id: &Id) {
+        self.0.lock().unwrap().entered.push(id.into_u64());
+    }
+
+    fn exit(&self, id: &Id) {
+        assert_eq!(self.0.lock().unwrap().entered.pop(), Some(id.into_u64()));
+    }
+}
+
+impl Spans {
+    /// The spans of a method: name, trace, status.
+    fn of(&self, method: &str) -> Vec<(&'static str, String, String)> {
+        let state = self.0.lock().unwrap();
+        let field = |span: &Span, name: &str| span.fields.get(name).cloned().unwrap_or_default();
+        let spans = state.spans.iter().filter(|span| field(span, "rpc.method") == method);
+        let spans = spans.map(|span| {
+            (span.name, field(span, "trace_id"), field(span, "rpc.response.status_code"))
+        });
+        spans.collect()
+    }
+
+    /// The methods whose server span each event with those words is in.
+    fn within(&self, words: &str) -> Vec<String> {
+        let state = self.0.lock().unwrap();
+        let events = state.events.iter().filter(|(message, _)| message == words);
+        let of = |id: &Option<u64>| {
+            let span = &state.spans[id.expect("it is in no span") as usize - 1];
+            assert_eq!(span.name, "server call");
+            assert!(span.fields.contains_key("network.peer.address"), "{:?}", span.fields);
+            format!("{}.{}", span.fields["rpc.service"], span.fields["rpc.method"])
+        };
+        events.map(|(_, within)| of(within)).collect()
+    }
+}
+
+/// Runs on one thread, which a subscriber of the thread sees all of.
+fn run<F: Future<Output = ()>>(test: impl Fn(OuterClient, Channel) -> F) {
+    let name = format!("spans-{}", std::process::id());
+    for address in
+        ["mem://spans".to_owned(), format!("shm://{name}"), "tcp://127.0.0.1:0".to_owned()]
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let inner = Channel::to(InnerServer::new(Worker)).await.unwrap();
+            let service = OuterServer::new(Service(InnerClient::new(inner)));
+            let server = Server::builder().add_service(service).bind(&address).await.unwrap();
+            let address = server.local_address().to_string();
+            tokio::spawn(server.serve());
+            let channel = Channel::connect(&address).await.unwrap();
+            test(OuterClient::new(channel.clone()), channel).await;
+        });
+    }
+}
+
+#[test]
+fn calls_have_spans_at_both_ends_and_their_handlers_run_inside() {
+    let spans = Spans::default();
+    tracing::subscriber::with_default(spans.clone(), || {
+        run(|client, _| {
+            *spans.0.lock().unwrap() = State::default();
+            let spans = spans.clone();
+            async move {
+                for later in [false, true] {
+                    client.ask(later).await.unwrap();
+                }
+                assert_eq!(spans.within("in ask"), ["Outer.ask", "Outer.ask"]);
+                assert_eq!(spans.within("in work"), ["Inner.work", "Inner.work"]);
+                let (ask, work) = (spans.of("ask"), spans.of("work"));
+                for spans in [&ask, &work] {
+                    let [a, b, c, d] = &spans[..] else { panic!("{spans:?}") };
+                    assert_eq!(
+                        [a.0, b.0, c.0, d.0].map(|name| &name[..6]),
+                        ["client", "server", "client", "server"]
+                    );
+                    assert_eq!((a.1.len(), &a.1, &c.1), (32, &b.1, &d.1));
+                    assert_ne!(a.1, c.1, "calls of their own are traces of their own");
+                    assert!(spans.iter().all(|span| span.2 == "Ok"), "{spans:?}");
+                }
+                assert_eq!(
+                    (&ask[0].1, &ask[2].1),
+                    (&work[0].1, &work[2].1),
+                    "nested calls are in the trace"
+                );
+
+                let refused = client.refuse().await.unwrap_err();
+                assert!(matches!(refused, CallError::User(7)));
+                assert!(spans.of("refuse").iter().all(|span| span.2 == "UserError"));
+                for later in [false, true] {
+                    assert_eq!(client.panic(later).await.unwrap_err().code(), Code::Internal);
+                }
+                let panics = spans.of("panic");
+                assert_eq!(panics.len(), 4);
+                assert!(panics.iter().all(|span| span.2 == "Internal"), "{panics:?}");
+
+                let hanging = client.hang().start();
+                while spans.within("in hang").is_empty() {
+                    tokio::task::yield_now().await;
+                }
+                drop(hanging);
+                while spans.of("hang").iter().any(|span| span.2.is_empty()) {
+                    tokio::task::yield_now().await;
+                }
+                assert!(spans.of("hang").iter().all(|span| span.2 == "Cancelled"));
+                assert_eq!(spans.within("in hang"), ["Outer.hang"]);
+
+                let mut list = client.list().await.unwrap();
+                while list.try_next().await.unwrap().is_some() {}
+                assert_eq!(spans.within("in list"), ["Outer.list"; 3]);
+            }
+        });
+    });
+}
+
+/// Without spans nothing is added to a request, and what a caller sends is handed on as it came.
+#[test]
+fn a_trace_is_passed_on_by_those_who_do_not_take_part() {
+    const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    run(|client, _| async move {
+        for later in [false, true] {
+            assert_eq!(client.ask(later).await.unwrap(), Vec::<String>::new());
+            let traced =
+                client.ask(later).metadata("traceparent", TRACE).metadata("tracestate", "a=1");
+            let expected = [format!("traceparent={TRACE}"), "tracestate=a=1".to_owned()];
+            assert_eq!(traced.metadata("other", "is not passed on").await.unwrap(), expected);
+        }
+        // What is no trace is nobody's parent.
+        let broken =
+            client.ask(false).metadata("traceparent", "00-nonsense").metadata("tracestate", "a=1");
+        assert_eq!(broken.await.unwrap(), Vec::<String>::new());
+    });
+}
