@@ -230,7 +230,7 @@ pub mod trace;
 #[doc(hidden)]
 pub mod wire;
 
-pub use rpc_transport::connect::address::{Address, AddressError, HostPort};
+pub use rpc_transport::connect::address::{Address, AddressError, HostPort, LocalEnd};
 pub use rpc_transport::connect::error::{CloseCause, ConnectError, ListenError};
 pub use rpc_transport::device::fault::FaultPlan;
 pub use rpc_transport::device::{PeerIdentity, ProviderError, Status as CompletionStatus};

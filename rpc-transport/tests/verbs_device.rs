@@ -50,7 +50,7 @@ macro_rules! alone {
 }
 
 fn at(host: &str, port: u16) -> Address {
-    Address::Rdma(HostPort { host: host.to_owned(), port })
+    Address::Rdma(HostPort { host: host.to_owned(), port }, Box::default())
 }
 
 fn here(port: u16) -> Address {
@@ -58,7 +58,7 @@ fn here(port: u16) -> Address {
 }
 
 fn port_of(address: &Address) -> u16 {
-    let Address::Rdma(at) = address else { panic!("{address}") };
+    let Address::Rdma(at, _) = address else { panic!("{address}") };
     at.port
 }
 
@@ -183,6 +183,56 @@ fn s25_listeners_hear_what_they_are_bound_to() {
             let (client, (server, qp)) = tokio::join!(client, server);
             assert_eq!(client.state(), QpState::ReadyToSend, "{bound} {asked}");
             assert_eq!(server.cq.state(qp), Some(QpState::ReadyToSend));
+        }
+    });
+}
+
+/// `?dev=` and `&src=`, at both ends.
+#[test]
+fn an_address_chooses_the_device_and_the_source() {
+    shared!(an_address_chooses_the_device_and_the_source);
+    let name = devices().unwrap()[0].attributes().name.clone();
+    let parsed = |text: String| text.parse::<Address>().unwrap();
+    runtime().block_on(async {
+        for (host, ip) in [
+            ("0.0.0.0", local_ip().to_string()),
+            ("[::]", local_ip().to_string()),
+            ("[::]", format!("[{}]", local_ipv6())),
+        ] {
+            let at = parsed(format!("rdma://{host}:0?dev={name}"));
+            let mut listener = listen(&at, SetupOptions::default()).await.unwrap();
+            let port = port_of(&listener.local_address());
+            let source = ip.trim_matches(['[', ']']);
+            for local in [format!("dev={name}"), format!("src={source}&dev={name}")] {
+                let to = parsed(format!("rdma://{ip}:{port}?{local}"));
+                let options = Options::default();
+                let (_client, server) =
+                    tokio::join!(connect(&Verbs, &to, &options), accept(&mut listener, &options));
+                assert_eq!(server.state(), QpState::ReadyToSend);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_device_or_source_that_is_not_there_is_told_with_what_there_is() {
+    shared!(a_device_or_source_that_is_not_there_is_told_with_what_there_is);
+    let name = devices().unwrap()[0].attributes().name.clone();
+    let own = local_ip().to_string();
+    runtime().block_on(async {
+        for wrong in [
+            "dev=mlx5_9".to_owned(),
+            format!("dev={name}&src=192.0.2.1"),
+            "src=192.0.2.1".to_owned(),
+        ] {
+            let to: Address = format!("rdma://{own}:7471?{wrong}").parse().unwrap();
+            let error = connect_error(&VerbsConnector::default(), &to).await.to_string();
+            let what = wrong.rsplit('=').next().unwrap();
+            for part in [what, &*name, &*own, &*wrong] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+            let listening = listen(&to, SetupOptions::default()).await.map(|_| ());
+            assert!(listening.unwrap_err().to_string().contains(what));
         }
     });
 }

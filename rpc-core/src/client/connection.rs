@@ -6,9 +6,12 @@
 //! Invariant: a connection is released when the channel and the last call on it have let go of it;
 //! its driver ends by itself after that.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::{CloseCause, ConnectError};
@@ -144,10 +147,86 @@ pub(super) async fn connect(
     subchannel: Weak<Subchannel>,
 ) -> Result<Connection, ConnectError> {
     let timeout = options.connect_timeout;
-    let connecting = connect_to(options, target, epoch, subchannel);
+    let connecting = connect_to(options, target, epoch, &subchannel);
     match tokio::time::timeout(timeout, connecting).await {
         Ok(outcome) => outcome.map_err(|error| as_asked(error, target)),
         Err(_) => Err(ConnectError::TimedOut { address: target.clone(), after: timeout }),
+    }
+}
+
+/// One of several ways to the peer.
+enum Way {
+    To(Address),
+    Resolved(Box<Resolved>),
+}
+
+/// Tries the target's ways one after another. Each has an equal share of the time that is left.
+async fn connect_to(
+    options: &ConnectOptions,
+    target: &Address,
+    epoch: u64,
+    subchannel: &Weak<Subchannel>,
+) -> Result<Connection, ConnectError> {
+    let until = Instant::now() + options.connect_timeout;
+    let share = |others: usize| {
+        let ways = u32::try_from(others + 1).unwrap_or(u32::MAX);
+        until.saturating_duration_since(Instant::now()) / ways
+    };
+    let candidates = schemes::candidates(target).await?;
+    let mut ways: VecDeque<Way> = candidates.into_iter().map(Way::To).collect();
+    loop {
+        let Some(way) = ways.pop_front() else {
+            let reason = "the name has no address".to_owned();
+            return Err(ConnectError::Unreachable { address: target.clone(), reason });
+        };
+        let attempt = async {
+            let mut resolved = match way {
+                Way::To(address) => {
+                    within(share(ways.len()), &address, schemes::resolve(&address)).await?
+                }
+                Way::Resolved(resolved) => *resolved,
+            };
+            if let Some(other) = resolved.otherwise.take() {
+                ways.push_front(Way::Resolved(other));
+            }
+            let (after, address) = (share(ways.len()), resolved.address.clone());
+            let connecting = bring_up(options, target, resolved, epoch, Weak::clone(subchannel));
+            within(after, &address, connecting).await
+        };
+        let error = match attempt.await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => error,
+        };
+        if ways.is_empty() || !leads_elsewhere(&error) {
+            return Err(error);
+        }
+        tracing::debug!(%error, "trying the next address");
+        if let Some(Way::Resolved(next)) = ways.front_mut() {
+            next.reason = format!("{}; {error}", next.reason);
+        }
+    }
+}
+
+async fn within<T>(
+    after: Duration,
+    address: &Address,
+    attempt: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    let late = |_| ConnectError::TimedOut { address: address.clone(), after };
+    tokio::time::timeout(after, attempt).await.map_err(late)?
+}
+
+/// Whether another address of the peer may do better. Not if the peer itself has answered, or if this
+/// side cannot do what it is asked to.
+fn leads_elsewhere(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::Refused { .. }
+        | ConnectError::Unreachable { .. }
+        | ConnectError::TimedOut { .. } => true,
+        // By the device or the kernel of the peer, which say no more than that. The peer itself gives
+        // a reason.
+        ConnectError::Rejected { private_data, .. } => private_data.iter().all(|byte| *byte == 0),
+        _ => false,
     }
 }
 
@@ -172,9 +251,10 @@ fn as_asked(mut error: ConnectError, target: &Address) -> ConnectError {
     error
 }
 
-async fn connect_to(
+async fn bring_up(
     options: &ConnectOptions,
     target: &Address,
+    resolved: Resolved,
     epoch: u64,
     subchannel: Weak<Subchannel>,
 ) -> Result<Connection, ConnectError> {
@@ -182,7 +262,7 @@ async fn connect_to(
     let load = load.map(|subchannel| Arc::clone(&subchannel.load));
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
-    let Resolved { mut outgoing, address, reason } = schemes::resolve(target).await?;
+    let Resolved { mut outgoing, address, reason, .. } = resolved;
     if let Some(plan) = &options.faults {
         let seed = plan.seed().wrapping_add(epoch << 32);
         outgoing = fault::outgoing(outgoing, &plan.clone().with_seed(seed));
@@ -245,6 +325,34 @@ impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         if let Some(shard) = &self.0 {
             shard.shutdown();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_address_is_tried_unless_the_peer_has_answered() {
+        let address = || "rdma://kv:1".parse::<Address>().expect("an address");
+        let rejected = |private_data: &[u8]| ConnectError::Rejected {
+            address: address(),
+            reason: String::new(),
+            private_data: private_data.to_vec(),
+        };
+        let reason = String::new;
+        for (error, goes_on) in [
+            (ConnectError::Refused { address: address(), reason: reason() }, true),
+            (ConnectError::Unreachable { address: address(), reason: reason() }, true),
+            (ConnectError::TimedOut { address: address(), after: Duration::ZERO }, true),
+            (rejected(b""), true),
+            (rejected(&[0; 148]), true),
+            (rejected(b"busy"), false),
+            (ConnectError::Protocol { address: address(), reason: reason() }, false),
+            (ConnectError::Config(reason()), false),
+        ] {
+            assert_eq!(leads_elsewhere(&error), goes_on, "{error:?}");
         }
     }
 }

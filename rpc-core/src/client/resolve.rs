@@ -109,7 +109,7 @@ impl Dns {
             .parse()
             .map_err(|error: AddressError| ResolveError::new(text, error.to_string()))?;
         match address {
-            Address::Auto(_) | Address::Tcp(_) | Address::Rdma(_) => Ok(Self(address)),
+            Address::Auto(..) | Address::Tcp(_) | Address::Rdma(..) => Ok(Self(address)),
             _ => Err(ResolveError::new(
                 text,
                 "DNS knows hosts: write auto://name:port, tcp://name:port or rdma://name:port",
@@ -117,12 +117,19 @@ impl Dns {
         }
     }
 
-    fn parts(&self) -> (&HostPort, fn(HostPort) -> Address) {
+    fn host(&self) -> &HostPort {
         match &self.0 {
-            Address::Tcp(at) => (at, Address::Tcp),
-            Address::Rdma(at) => (at, Address::Rdma),
-            Address::Auto(at) => (at, Address::Auto),
+            Address::Tcp(at) | Address::Rdma(at, _) | Address::Auto(at, _) => at,
             _ => unreachable!("`new` has looked"),
+        }
+    }
+
+    /// The same address with one of the host's in place of its name.
+    fn at(&self, at: HostPort) -> Address {
+        match &self.0 {
+            Address::Rdma(_, local) => Address::Rdma(at, local.clone()),
+            Address::Auto(_, local) => Address::Auto(at, local.clone()),
+            _ => Address::Tcp(at),
         }
     }
 }
@@ -134,13 +141,13 @@ impl Resolve for Dns {
 
     fn resolve(&self) -> Resolving<'_> {
         Box::pin(async move {
-            let (at, address) = self.parts();
+            let at = self.host();
             let found = tokio::net::lookup_host((at.host.as_str(), at.port)).await;
             let found = found.map_err(|error| {
                 let advice = "is the name spelled right, and does this host know it?";
                 ResolveError::new(self.name(), format!("{error}; {advice}"))
             })?;
-            let mut addresses: Vec<Address> = found.map(|at| address(at.into())).collect();
+            let mut addresses: Vec<Address> = found.map(|at| self.at(at.into())).collect();
             addresses.sort_by_key(ToString::to_string);
             addresses.dedup();
             Ok(addresses)

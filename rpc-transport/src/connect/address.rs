@@ -4,19 +4,23 @@
 //! names or opens anything.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Longest shm name or path, bytes: `sun_path` is 108, less the leading NUL or trailing NUL and
 /// the prefix of abstract names.
 const MAX_SHM_NAME_BYTES: usize = 90;
+/// Longest name of an RDMA device that the kernel gives, bytes.
+const MAX_DEVICE_NAME_BYTES: usize = 63;
 
 /// Where a server listens, or a client connects.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
-    /// `rdma://host:port`: verbs, connected through rdma_cm.
-    Rdma(HostPort),
+    /// `rdma://host:port`: verbs, connected through rdma_cm. `?dev=..` and `&src=..` choose the
+    /// [`LocalEnd`].
+    Rdma(HostPort, Box<LocalEnd>),
     /// `tcp://host:port`: the software device over TCP.
     Tcp(HostPort),
     /// `shm://name`: the software device over shared memory, rendezvous at an abstract socket of
@@ -27,8 +31,33 @@ pub enum Address {
     /// `mem://name`: the software device inside this process. To listen at, `mem://` is a name that
     /// nobody else has.
     Mem(String),
-    /// `auto://host:port`: the best of shm, rdma and tcp, chosen by the first exchange over TCP.
-    Auto(HostPort),
+    /// `auto://host:port`: the best of shm, rdma and tcp, chosen by the first exchange over TCP. The
+    /// [`LocalEnd`] is for rdma alone.
+    Auto(HostPort, Box<LocalEnd>),
+}
+
+/// What an address says of this machine's side of an RDMA connection. By default the system chooses
+/// both, by its routes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct LocalEnd {
+    /// `dev=mlx5_0`: the name of the RDMA device to connect through, or to listen on.
+    pub device: Option<String>,
+    /// `src=10.0.1.7`: the address to connect from. A listener has none: it listens at its address.
+    pub source: Option<IpAddr>,
+}
+
+impl fmt::Display for LocalEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(device) = &self.device {
+            write!(f, "?dev={device}")?;
+        }
+        match self.source {
+            Some(source) if self.device.is_some() => write!(f, "&src={source}"),
+            Some(source) => write!(f, "?src={source}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A host (name, IPv4 or bracketed IPv6 address) and a port.
@@ -75,11 +104,11 @@ impl Address {
     #[must_use]
     pub fn scheme(&self) -> &'static str {
         match self {
-            Self::Rdma(_) => "rdma",
+            Self::Rdma(..) => "rdma",
             Self::Tcp(_) => "tcp",
             Self::ShmName(_) | Self::ShmPath(_) => "shm",
             Self::Mem(_) => "mem",
-            Self::Auto(_) => "auto",
+            Self::Auto(..) => "auto",
         }
     }
 }
@@ -99,14 +128,63 @@ fn parse(text: &str) -> Result<Address, String> {
             .to_owned());
     };
     match scheme {
-        "rdma" => host_port(rest).map(Address::Rdma),
+        "rdma" => with_local_end(rest).map(|(at, local)| Address::Rdma(at, local)),
+        "tcp" if rest.contains('?') => {
+            Err("tcp:// has no parameters: dev and src are for rdma:// and auto://".to_owned())
+        }
         "tcp" => host_port(rest).map(Address::Tcp),
-        "auto" => host_port(rest).map(Address::Auto),
+        "auto" => with_local_end(rest).map(|(at, local)| Address::Auto(at, local)),
         "shm" => shm(rest),
         "mem" if rest.is_empty() => Ok(Address::Mem(String::new())),
         "mem" => plain_name(rest).map(Address::Mem),
         other => Err(format!("unknown scheme `{other}`; use auto, rdma, tcp, shm or mem")),
     }
+}
+
+fn with_local_end(text: &str) -> Result<(HostPort, Box<LocalEnd>), String> {
+    let (at, parameters) = match text.split_once('?') {
+        Some((at, parameters)) => (at, Some(parameters)),
+        None => (text, None),
+    };
+    let mut local = Box::<LocalEnd>::default();
+    for parameter in parameters.into_iter().flat_map(|parameters| parameters.split('&')) {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let is_new = match name {
+            "dev" => local.device.replace(device_name(value)?).is_none(),
+            "src" => local.source.replace(source(value)?).is_none(),
+            other => {
+                return Err(format!(
+                    "unknown parameter `{other}`; there are dev=DEVICE and src=IP-ADDRESS"
+                ));
+            }
+        };
+        if !is_new {
+            return Err(format!("`{name}` is given twice"));
+        }
+    }
+    Ok((host_port(at)?, local))
+}
+
+fn device_name(text: &str) -> Result<String, String> {
+    let is_good = !text.is_empty()
+        && text.len() <= MAX_DEVICE_NAME_BYTES
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
+    if is_good {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "`{text}` is not the name of an RDMA device; write dev=mlx5_0 (`rdma link` shows them)"
+    ))
+}
+
+fn source(text: &str) -> Result<IpAddr, String> {
+    let wrong =
+        |what| format!("`{text}` is {what}; write src=10.0.1.7, an address of this machine");
+    let address: IpAddr = text.parse().map_err(|_| wrong("not an IP address"))?;
+    if address.is_unspecified() || address.is_multicast() {
+        return Err(wrong("nobody's address"));
+    }
+    Ok(address.to_canonical())
 }
 
 fn host_port(text: &str) -> Result<HostPort, String> {
@@ -198,9 +276,9 @@ fn plain_name(name: &str) -> Result<String, String> {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rdma(at) => write!(f, "rdma://{at}"),
+            Self::Rdma(at, local) => write!(f, "rdma://{at}{local}"),
             Self::Tcp(at) => write!(f, "tcp://{at}"),
-            Self::Auto(at) => write!(f, "auto://{at}"),
+            Self::Auto(at, local) => write!(f, "auto://{at}{local}"),
             Self::ShmName(name) => write!(f, "shm://{name}"),
             Self::ShmPath(path) => write!(f, "shm://{}", path.display()),
             Self::Mem(name) => write!(f, "mem://{name}"),
@@ -220,6 +298,9 @@ mod tests {
             "rdma://10.0.0.7:7471",
             "tcp://localhost:0",
             "auto://[::1]:7471",
+            "rdma://kv.example:7471?dev=mlx5_0&src=10.0.1.7",
+            "auto://10.0.0.7:7471?src=fd09::1",
+            "rdma://0.0.0.0:0?dev=rxe-0.1",
             "shm://kv",
             "shm:///run/kv.sock",
             "mem://test",
@@ -246,6 +327,15 @@ mod tests {
             ("tcp://a b:80", "is not a host name"),
             ("tcp://x:+80", "port `+80`"),
             ("tcp://x:", "port ``"),
+            ("tcp://x:1?dev=rxe0", "tcp:// has no parameters"),
+            ("rdma://x:1?port=2", "unknown parameter `port`; there are dev"),
+            ("rdma://x:1?", "unknown parameter ``"),
+            ("rdma://x:1?dev", "`` is not the name of an RDMA device"),
+            ("auto://x:1?dev=a/b", "`a/b` is not the name of an RDMA device"),
+            ("rdma://x:1?dev=a&dev=b", "`dev` is given twice"),
+            ("rdma://x:1?src=eth0", "`eth0` is not an IP address"),
+            ("rdma://x:1?src=0.0.0.0", "nobody's address"),
+            ("rdma://x?dev=a", "a port is missing"),
             ("shm:///a\0b", "control characters"),
             ("shm://", "a name is missing"),
             ("shm://a/b", "shm:///path"),
@@ -266,7 +356,9 @@ mod tests {
             Just("fe80::1%2".to_owned()),
             Just("10.0.0.7".to_owned()),
             Just("7471".to_owned()),
-            r"[\[\]:/%@ .+-]",
+            Just("?dev=rxe0".to_owned()),
+            Just("&src=10.0.0.1".to_owned()),
+            r"[\[\]:/%@ .+?&=-]",
             r"\PC{0,3}",
             "[a-z0-9._-]{0,5}",
         ];

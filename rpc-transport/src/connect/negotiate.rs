@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::connect::address::{Address, HostPort};
+use crate::connect::address::{Address, HostPort, LocalEnd};
 use crate::connect::error::{ConnectError, ListenError};
 use crate::connect::resolved::Resolved;
 use crate::device::soft;
@@ -114,12 +114,12 @@ impl Answer {
 ///
 /// # Errors
 /// [`ConnectError`] when not even TCP works.
-pub(crate) async fn resolve(at: &HostPort) -> Result<Resolved, ConnectError> {
+pub(crate) async fn resolve(at: &HostPort, local: &LocalEnd) -> Result<Resolved, ConnectError> {
     let probed = soft::TcpConnector.probe(at, &[VERSION]).await;
-    let (answer, tcp) = probed.map_err(as_asked_to_connect)?;
+    let (answer, tcp) = probed.map_err(|error| as_asked_to_connect(error, local))?;
     let Some(answer) = Answer::decode(&answer) else {
         let reason = "tcp: the server only speaks tcp:// here".to_owned();
-        return Ok(Resolved { outgoing: tcp, address: Address::Tcp(at.clone()), reason });
+        return Ok(Resolved::new(tcp, Address::Tcp(at.clone()), reason));
     };
     let mut reasons = Vec::new();
     match Place::here().apart_from(&answer.place) {
@@ -129,16 +129,19 @@ pub(crate) async fn resolve(at: &HostPort) -> Result<Resolved, ConnectError> {
             Err(why) => reasons.push(format!("shared memory failed: {why}")),
         },
     }
-    match resolve_rdma(at, answer.rdma_port).await {
+    let rdma = resolve_rdma(at, answer.rdma_port, local).await;
+    let fallback =
+        |reasons: &[String]| Resolved::new(tcp, Address::Tcp(at.clone()), reasons.join("; "));
+    match rdma {
         Ok(mut resolved) => {
+            resolved.otherwise = Some(Box::new(fallback(&reasons)));
             reasons.push("RDMA devices on both sides".to_owned());
             resolved.reason = reasons.join("; ");
             Ok(resolved)
         }
         Err(why) => {
             reasons.push(why);
-            let reason = reasons.join("; ");
-            Ok(Resolved { outgoing: tcp, address: Address::Tcp(at.clone()), reason })
+            Ok(fallback(&reasons))
         }
     }
 }
@@ -153,7 +156,7 @@ async fn resolve_shm(name: String) -> Result<Resolved, String> {
     match tokio::time::timeout(BETTER_WAY_BUDGET, resolving).await {
         Ok(Ok(outgoing)) => {
             let reason = "same host, network namespace and user".to_owned();
-            Ok(Resolved { outgoing, address, reason })
+            Ok(Resolved::new(outgoing, address, reason))
         }
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err(format!("no answer within {BETTER_WAY_BUDGET:?}")),
@@ -161,16 +164,16 @@ async fn resolve_shm(name: String) -> Result<Resolved, String> {
 }
 
 #[cfg(not(feature = "verbs"))]
-async fn resolve_rdma(_at: &HostPort, _port: u16) -> Result<Resolved, String> {
+async fn resolve_rdma(_at: &HostPort, _port: u16, _local: &LocalEnd) -> Result<Resolved, String> {
     Err("no RDMA in this build".to_owned())
 }
 
 #[cfg(feature = "verbs")]
-async fn resolve_rdma(at: &HostPort, port: u16) -> Result<Resolved, String> {
+async fn resolve_rdma(at: &HostPort, port: u16, local: &LocalEnd) -> Result<Resolved, String> {
     if port == 0 {
         return Err("the server offers no RDMA".to_owned());
     }
-    let address = Address::Rdma(HostPort { host: at.host.clone(), port });
+    let address = Address::Rdma(HostPort { host: at.host.clone(), port }, Box::new(local.clone()));
     match tokio::time::timeout(BETTER_WAY_BUDGET, crate::connect::rdma::resolve(&address)).await {
         Ok(Ok(resolved)) => Ok(resolved),
         Ok(Err(error)) => Err(format!("RDMA failed: {error}")),
@@ -179,16 +182,21 @@ async fn resolve_rdma(at: &HostPort, port: u16) -> Result<Resolved, String> {
 }
 
 #[cfg(not(feature = "verbs"))]
-async fn listen_rdma(_at: &HostPort) -> Option<Box<dyn Listener>> {
+async fn listen_rdma(_at: &HostPort, _local: &LocalEnd) -> Option<Box<dyn Listener>> {
     None
 }
 
 /// An RDMA listener at a separate port, if there is a device.
 #[cfg(feature = "verbs")]
-async fn listen_rdma(at: &HostPort) -> Option<Box<dyn Listener>> {
-    let address = Address::Rdma(HostPort { host: at.host.clone(), port: 0 });
+async fn listen_rdma(at: &HostPort, local: &LocalEnd) -> Option<Box<dyn Listener>> {
+    let address =
+        Address::Rdma(HostPort { host: at.host.clone(), port: 0 }, Box::new(local.clone()));
     match crate::connect::rdma::listen(&address).await {
         Ok(listener) => Some(listener),
+        Err(error) if *local != LocalEnd::default() => {
+            tracing::warn!(%error, "no RDMA for this auto:// address, which asks for it");
+            None
+        }
         Err(error) => {
             tracing::debug!(%error, "no RDMA for this auto:// address");
             None
@@ -198,7 +206,7 @@ async fn listen_rdma(at: &HostPort) -> Option<Box<dyn Listener>> {
 
 fn rdma_port(listener: Option<&dyn Listener>) -> u16 {
     match listener.map(Listener::local_address) {
-        Some(Address::Rdma(at)) => at.port,
+        Some(Address::Rdma(at, _)) => at.port,
         _ => 0,
     }
 }
@@ -217,7 +225,10 @@ async fn incoming(
 ///
 /// # Errors
 /// [`ListenError`]: the port cannot be opened.
-pub(crate) async fn listen(at: &HostPort) -> Result<Box<dyn Listener>, ListenError> {
+pub(crate) async fn listen(
+    at: &HostPort,
+    local: &LocalEnd,
+) -> Result<Box<dyn Listener>, ListenError> {
     let shm = listen_shm();
     let name = match &shm {
         Ok((name, _)) => name.clone(),
@@ -226,48 +237,48 @@ pub(crate) async fn listen(at: &HostPort) -> Result<Box<dyn Listener>, ListenErr
             String::new()
         }
     };
-    let rdma = listen_rdma(at).await;
+    let rdma = listen_rdma(at, local).await;
     let rdma_port = rdma_port(rdma.as_deref());
     let answer = Answer { place: Place::here(), shm: name, rdma_port }.encode();
     let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
-    let tcp = listening.map_err(as_asked_to_listen)?;
+    let tcp = listening.map_err(|error| as_asked_to_listen(error, local))?;
     let shm = shm.ok().map(|(_, listener)| listener);
     Ok(Box::new(AutoListener { tcp, shm, rdma }))
 }
 
 /// The address as the user wrote it, not the one of the transport that was tried.
-fn as_asked(address: Address) -> Address {
+fn as_asked(address: Address, local: &LocalEnd) -> Address {
     match address {
-        Address::Tcp(at) => Address::Auto(at),
+        Address::Tcp(at) => Address::Auto(at, Box::new(local.clone())),
         other => other,
     }
 }
 
-fn as_asked_to_connect(error: ConnectError) -> ConnectError {
+fn as_asked_to_connect(error: ConnectError, local: &LocalEnd) -> ConnectError {
     match error {
         ConnectError::Refused { address, reason } => {
-            ConnectError::Refused { address: as_asked(address), reason }
+            ConnectError::Refused { address: as_asked(address, local), reason }
         }
         ConnectError::Unreachable { address, reason } => {
-            ConnectError::Unreachable { address: as_asked(address), reason }
+            ConnectError::Unreachable { address: as_asked(address, local), reason }
         }
         ConnectError::TimedOut { address, after } => {
-            ConnectError::TimedOut { address: as_asked(address), after }
+            ConnectError::TimedOut { address: as_asked(address, local), after }
         }
         ConnectError::Protocol { address, reason } => {
-            ConnectError::Protocol { address: as_asked(address), reason }
+            ConnectError::Protocol { address: as_asked(address, local), reason }
         }
         other => other,
     }
 }
 
-fn as_asked_to_listen(error: ListenError) -> ListenError {
+fn as_asked_to_listen(error: ListenError, local: &LocalEnd) -> ListenError {
     match error {
         ListenError::InUse { address, reason } => {
-            ListenError::InUse { address: as_asked(address), reason }
+            ListenError::InUse { address: as_asked(address, local), reason }
         }
         ListenError::Failed { address, reason } => {
-            ListenError::Failed { address: as_asked(address), reason }
+            ListenError::Failed { address: as_asked(address, local), reason }
         }
         other => other,
     }
@@ -295,7 +306,7 @@ struct AutoListener {
 #[async_trait]
 impl Listener for AutoListener {
     fn local_address(&self) -> Address {
-        as_asked(self.tcp.local_address())
+        as_asked(self.tcp.local_address(), &LocalEnd::default())
     }
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {

@@ -1,6 +1,6 @@
 //! `rdma://`: served by the verbs device; without it, an error that says why not.
 
-use crate::connect::address::Address;
+use crate::connect::address::{Address, HostPort, LocalEnd};
 use crate::connect::error::{ConnectError, ListenError};
 use crate::connect::resolved::Resolved;
 #[cfg(feature = "verbs")]
@@ -22,6 +22,28 @@ pub(crate) async fn listen(_address: &Address) -> Result<Box<dyn Listener>, List
     Err(ListenError::Unavailable { scheme: "rdma", reason: NO_VERBS.to_owned() })
 }
 
+#[cfg(not(feature = "verbs"))]
+pub(crate) async fn candidates(
+    address: &Address,
+    _at: &HostPort,
+    _local: &LocalEnd,
+) -> Result<Vec<Address>, ConnectError> {
+    Ok(vec![address.clone()])
+}
+
+/// One address for each that the host name has.
+#[cfg(feature = "verbs")]
+pub(crate) async fn candidates(
+    address: &Address,
+    at: &HostPort,
+    local: &LocalEnd,
+) -> Result<Vec<Address>, ConnectError> {
+    let found = crate::device::verbs::look_up(at).await;
+    let found =
+        found.map_err(|reason| ConnectError::Unreachable { address: address.clone(), reason })?;
+    Ok(found.into_iter().map(|at| Address::Rdma(at.into(), Box::new(local.clone()))).collect())
+}
+
 #[cfg(feature = "verbs")]
 pub(crate) async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
     // The caller of connect has its own time limit, which may be longer than this provider's
@@ -30,7 +52,7 @@ pub(crate) async fn resolve(address: &Address) -> Result<Resolved, ConnectError>
     let options = crate::device::verbs::SetupOptions { connect_timeout, ..Default::default() };
     let outgoing = crate::device::verbs::VerbsConnector::new(options).resolve(address).await?;
     let reason = "rdma:// was asked for".to_owned();
-    Ok(Resolved { outgoing, address: address.clone(), reason })
+    Ok(Resolved::new(outgoing, address.clone(), reason))
 }
 
 #[cfg(feature = "verbs")]

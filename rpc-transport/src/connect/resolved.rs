@@ -12,4 +12,13 @@ pub struct Resolved {
     pub address: Address,
     /// Why this transport was chosen, for people to read.
     pub reason: String,
+    /// What to connect instead when this fails: the TCP connection of `auto://`.
+    pub otherwise: Option<Box<Resolved>>,
+}
+
+impl Resolved {
+    /// A connection without an alternative.
+    pub(crate) fn new(outgoing: Box<dyn Outgoing>, address: Address, reason: String) -> Self {
+        Self { outgoing, address, reason, otherwise: None }
+    }
 }

@@ -10,6 +10,18 @@ pub use crate::connect::resolved::Resolved;
 use crate::device::soft;
 use crate::device::{Connector, Listener};
 
+/// The addresses to try one after another for this one: all that a host name has, where the device
+/// does not try them itself; else the address alone.
+///
+/// # Errors
+/// [`ConnectError`]: the name has no address.
+pub async fn candidates(address: &Address) -> Result<Vec<Address>, ConnectError> {
+    match address {
+        Address::Rdma(at, local) => rdma::candidates(address, at, local).await,
+        _ => Ok(vec![address.clone()]),
+    }
+}
+
 /// Resolves an address of any scheme.
 ///
 /// # Errors
@@ -21,11 +33,11 @@ pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
             soft::ShmConnector::default().resolve(address).await?
         }
         Address::Tcp(_) => soft::TcpConnector.resolve(address).await?,
-        Address::Auto(at) => return crate::connect::negotiate::resolve(at).await,
-        Address::Rdma(_) => return rdma::resolve(address).await,
+        Address::Auto(at, local) => return crate::connect::negotiate::resolve(at, local).await,
+        Address::Rdma(..) => return rdma::resolve(address).await,
     };
     let reason = format!("{}:// was asked for", address.scheme());
-    Ok(Resolved { outgoing, address: address.clone(), reason })
+    Ok(Resolved::new(outgoing, address.clone(), reason))
 }
 
 /// Opens an address of any scheme.
@@ -37,7 +49,7 @@ pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError>
         Address::Mem(name) => soft::listen_mem(name),
         Address::ShmName(_) | Address::ShmPath(_) => soft::listen_shm(address),
         Address::Tcp(at) => soft::listen_tcp(at, None).await,
-        Address::Auto(at) => crate::connect::negotiate::listen(at).await,
-        Address::Rdma(_) => rdma::listen(address).await,
+        Address::Auto(at, local) => crate::connect::negotiate::listen(at, local).await,
+        Address::Rdma(..) => rdma::listen(address).await,
     }
 }

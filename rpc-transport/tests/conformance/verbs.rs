@@ -40,7 +40,7 @@ pub(crate) fn local_ipv6() -> Ipv6Addr {
 
 /// Opens a listener from inside a runtime or outside.
 pub(crate) fn listen_at(host: &str, port: u16, options: SetupOptions) -> Box<dyn Listener> {
-    let address = Address::Rdma(HostPort { host: host.to_owned(), port });
+    let address = Address::Rdma(HostPort { host: host.to_owned(), port }, Box::default());
     // A thread of its own, since a runtime cannot be entered from inside another.
     let thread = std::thread::spawn(move || runtime().block_on(listen(&address, options)));
     thread.join().unwrap().unwrap()

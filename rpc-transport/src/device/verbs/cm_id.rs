@@ -189,13 +189,21 @@ impl CmId {
     }
 
     /// Starts to look for a device and, where needed, the peer's link-layer address.
-    pub(super) fn resolve_address(&self, to: SocketAddr, timeout: Duration) -> io::Result<()> {
+    pub(super) fn resolve_address(
+        &self,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<()> {
+        let mut from = from.map(RawAddress::from);
         let mut to = RawAddress::from(to);
         let timeout = milliseconds(timeout);
-        // SAFETY: a live id and a socket address in the kernel's layout.
+        let from = from.as_mut().map_or(ptr::null_mut(), |from| from.as_mut_ptr().cast());
+        // SAFETY: a live id and socket addresses in the kernel's layout, of which the first may be
+        // null.
         let returned = unsafe {
             let to = to.as_mut_ptr().cast();
-            ffi::rdma_resolve_addr(self.0.as_ptr(), ptr::null_mut(), to, timeout)
+            ffi::rdma_resolve_addr(self.0.as_ptr(), from, to, timeout)
         };
         ffi::cm_result(returned)
     }

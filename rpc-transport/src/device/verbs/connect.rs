@@ -17,6 +17,7 @@ use crate::device::{
 use crate::memory::region::ProtectionDomain;
 
 use super::failure::Failure;
+use super::local_end::{self, Way};
 use super::options::SetupOptions;
 use super::preflight;
 use super::service::{Command, IdKey, IdLink, Service};
@@ -39,7 +40,7 @@ impl VerbsConnector {
 #[async_trait]
 impl Connector for VerbsConnector {
     async fn resolve(&self, address: &Address) -> Result<Box<dyn Outgoing>, ConnectError> {
-        let Address::Rdma(at) = address else {
+        let Address::Rdma(at, local) = address else {
             let reason = "the verbs connector takes rdma:// addresses".to_owned();
             return Err(ConnectError::Unreachable { address: address.clone(), reason });
         };
@@ -47,13 +48,14 @@ impl Connector for VerbsConnector {
             let reason = preflight::why_unavailable(&error);
             ConnectError::Unavailable { scheme: "rdma", reason }
         })?;
-        let candidates = look_up(at)
-            .await
-            .map_err(|reason| ConnectError::Unreachable { address: address.clone(), reason })?;
+        let unreachable = |reason| ConnectError::Unreachable { address: address.clone(), reason };
+        let candidates = look_up(at).await.map_err(unreachable)?;
+        let ways = local_end::ways(local, candidates).await.map_err(unreachable)?;
         let mut last = None;
-        for to in candidates {
-            match self.resolve_one(service, to).await {
+        for Way { from, to } in ways {
+            match self.resolve_one(service, from, to).await {
                 Ok(attempt) => {
+                    local_end::is_through(local, attempt.device()).map_err(unreachable)?;
                     let peer = attempt.peer().unwrap_or(to);
                     let address = address.clone();
                     return Ok(Box::new(VerbsOutgoing { address, peer, attempt }));
@@ -74,20 +76,21 @@ impl VerbsConnector {
     async fn resolve_one(
         &self,
         service: &'static Service,
+        from: Option<SocketAddr>,
         to: SocketAddr,
     ) -> Result<Attempt, Failure> {
         let (answer, answered) = oneshot::channel();
         // Dropping this future drops the link, which closes the id.
         let link = IdLink::new(service, IdKey::fresh());
         let options = Arc::clone(&self.options);
-        service.send(Command::Resolve { key: link.key(), to, options, answer });
+        service.send(Command::Resolve { key: link.key(), from, to, options, answer });
         let resolved = answered.await.unwrap_or(Err(Failure::Gone))?;
         Ok(Attempt::new(link, resolved))
     }
 }
 
 /// All addresses of a host; a literal address is not looked up.
-pub(super) async fn look_up(at: &HostPort) -> Result<Vec<SocketAddr>, String> {
+pub(crate) async fn look_up(at: &HostPort) -> Result<Vec<SocketAddr>, String> {
     if let Some(literal) = literal(at) {
         return Ok(vec![literal]);
     }
@@ -153,7 +156,7 @@ mod tests {
             ("rdma://[fd09::1]:1", "[fd09::1]:1"),
             ("rdma://[fe80::1%3]:1", "[fe80::1%3]:1"),
         ] {
-            let Ok(Address::Rdma(at)) = address.parse() else { panic!("{address}") };
+            let Ok(Address::Rdma(at, _)) = address.parse() else { panic!("{address}") };
             assert_eq!(literal(&at), Some(expected.parse().unwrap()));
         }
         let named = HostPort { host: "node7".to_owned(), port: 1 };

@@ -193,8 +193,8 @@ impl Dispatcher {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Resolve { key, to, options, answer } => {
-                self.start_resolving(key, to, options, answer);
+            Command::Resolve { key, from, to, options, answer } => {
+                self.start_resolving(key, from, to, options, answer);
             }
             Command::Listen { key, at, options, requests, answer } => {
                 // Sending fails only if the caller has given up; the caller then closes the id.
@@ -225,6 +225,7 @@ impl Dispatcher {
     fn start_resolving(
         &mut self,
         key: IdKey,
+        from: Option<SocketAddr>,
         to: SocketAddr,
         options: Arc<SetupOptions>,
         answer: Answer<Resolved>,
@@ -238,7 +239,7 @@ impl Dispatcher {
             }
         };
         let class = options.traffic_class.map_or(Ok(()), |class| id.set_traffic_class(class));
-        let started = class.and_then(|()| id.resolve_address(to, options.resolve_timeout));
+        let started = class.and_then(|()| id.resolve_address(from, to, options.resolve_timeout));
         let mut conversation = Conversation::new(id, State::ResolvingAddress, options);
         conversation.waiting = Waiting::Resolve(answer);
         self.conversations.insert(key, conversation);

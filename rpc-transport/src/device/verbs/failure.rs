@@ -98,7 +98,13 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
         }
         REJECT_BY_APPLICATION => {
             private_data.resize(REJ_PRIVATE_DATA_BYTES, 0);
-            let reason = "the application refused".to_owned();
+            // The kernel says the same where the port has a listener at another address only.
+            let reason = if private_data.iter().any(|byte| *byte != 0) {
+                "the application refused".to_owned()
+            } else {
+                "the application refused without a reason, or listens at another address of the host"
+                    .to_owned()
+            };
             return ConnectError::Rejected { address, reason, private_data };
         }
         REJECT_STALE => "a stale connection with the same numbers is not forgotten yet; \
@@ -194,6 +200,17 @@ mod tests {
             assert!(private_data.is_empty(), "{status}");
         }
         assert!(event(Event::Rejected, 10).to_string().contains("try again"));
+    }
+
+    #[test]
+    fn a_refusal_without_a_word_may_be_the_kernels() {
+        let refused = |private_data| {
+            let event = Event::Rejected;
+            let failure = Failure::Event { event, status: 28, private_data };
+            failure.into_connect_error(&address()).to_string()
+        };
+        assert!(refused(vec![0; 148]).contains("listens at another address"));
+        assert!(!refused(vec![1; 148]).contains("listens at another address"));
     }
 
     #[test]

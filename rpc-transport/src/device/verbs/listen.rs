@@ -3,6 +3,7 @@
 //! Owns the queue of requests that wait to be accepted. A request that is dropped unanswered is
 //! refused.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -18,13 +19,15 @@ use crate::memory::region::ProtectionDomain;
 
 use super::connect::look_up;
 use super::failure::Failure;
+use super::local_end;
 use super::options::SetupOptions;
 use super::preflight;
 use super::service::{Command, IdKey, IdLink, Request, Service};
 use super::setup_qp::{Attempt, AttemptError, check_private_data, rejection};
 
 /// Listens at an `rdma://` address. `0.0.0.0` and `[::]` mean all devices (`[::]` IPv4 as well);
-/// with port 0 the system chooses a port.
+/// with port 0 the system chooses a port. With `?dev=..` a wildcard means all addresses of that
+/// device.
 ///
 /// # Errors
 /// [`ListenError`]: no device, no such local address, or the port is in use.
@@ -32,7 +35,7 @@ pub async fn listen(
     address: &Address,
     options: SetupOptions,
 ) -> Result<Box<dyn Listener>, ListenError> {
-    let Address::Rdma(at) = address else {
+    let Address::Rdma(at, local) = address else {
         let reason = "verbs listen at rdma:// addresses".to_owned();
         return Err(ListenError::Failed { address: address.clone(), reason });
     };
@@ -43,23 +46,33 @@ pub async fn listen(
     let failed = |reason| ListenError::Failed { address: address.clone(), reason };
     let found = look_up(at).await.map_err(failed)?;
     let at = found.first().copied().ok_or_else(|| failed("the name has no address".to_owned()))?;
+    let ends = local_end::to_listen_at(local, at).await.map_err(failed)?;
     let options = Arc::new(options);
     let (requests, incoming) = mpsc::channel(usize::from(options.backlog.max(1)));
-    let (answer, answered) = oneshot::channel();
-    let link = IdLink::new(service, IdKey::fresh());
-    service.send(Command::Listen { key: link.key(), at, options, requests, answer });
-    let bound = answered.await.unwrap_or(Err(Failure::Gone));
-    let bound = bound.map_err(|failure| failure.into_listen_error(address))?;
-    let address = Address::Rdma(HostPort::from(bound));
-    Ok(Box::new(VerbsListener { address, incoming, _link: link }))
+    let (mut links, mut first) = (Vec::new(), None::<SocketAddr>);
+    for mut end in ends {
+        // The system's choice of a port holds for all.
+        end.set_port(first.map_or(end.port(), |first| first.port()));
+        let (answer, answered) = oneshot::channel();
+        let link = IdLink::new(service, IdKey::fresh());
+        let (key, options, requests) = (link.key(), Arc::clone(&options), requests.clone());
+        service.send(Command::Listen { key, at: end, options, requests, answer });
+        let bound = answered.await.unwrap_or(Err(Failure::Gone));
+        let bound = bound.map_err(|failure| failure.into_listen_error(address))?;
+        first.get_or_insert(bound);
+        links.push(link);
+    }
+    let bound = first.ok_or_else(|| failed("no address to listen at".to_owned()))?;
+    let address = Address::Rdma(HostPort::from(bound), Box::default());
+    Ok(Box::new(VerbsListener { address, incoming, _links: links }))
 }
 
 #[derive(Debug)]
 struct VerbsListener {
     address: Address,
     incoming: mpsc::Receiver<Result<Request, Failure>>,
-    /// Closes the id on drop.
-    _link: IdLink,
+    /// One for each address; dropping them closes the ids.
+    _links: Vec<IdLink>,
 }
 
 #[async_trait]
@@ -124,7 +137,7 @@ impl Incoming for VerbsIncoming {
             .await;
         let (attach, _) = accepted.map_err(|error| match error {
             AttemptError::Failure(failure) => {
-                failure.into_connect_error(&Address::Rdma(HostPort::from(peer)))
+                failure.into_connect_error(&Address::Rdma(HostPort::from(peer), Box::default()))
             }
             AttemptError::Provider(error) => error.into(),
         })?;

@@ -8,6 +8,7 @@
 //! | `cm` | the connection manager's conversation, a pure state table |
 //! | `service`, `dispatcher`, `conversation`, `cm_id` | its one thread, and all calls of librdmacm |
 //! | `connect`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
+//! | `local_end` | which devices and addresses of this machine `dev` and `src` leave |
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
 //! | `memory`, `limits` | protection domains, registration, the limit on locked memory |
 //! | `queue`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |
@@ -33,6 +34,7 @@ mod failure;
 mod ffi;
 mod limits;
 mod listen;
+mod local_end;
 mod mailbox;
 mod memory;
 mod options;
@@ -49,6 +51,7 @@ mod work_queues;
 mod wr_key;
 
 pub use connect::VerbsConnector;
+pub(crate) use connect::look_up;
 pub use device::devices;
 pub use listen::listen;
 pub use options::{ACK_TIMEOUT_VARIABLE, SetupOptions, TRAFFIC_CLASS_VARIABLE};

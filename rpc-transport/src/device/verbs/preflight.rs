@@ -50,6 +50,12 @@ pub struct Gid {
 }
 
 impl Gid {
+    /// Whether it is an IP address, as on RoCE v2; on InfiniBand, iWARP and RoCE v1 it is made of
+    /// other numbers, or a second form of one that is there already.
+    fn is_ip_address(&self) -> bool {
+        self.kind == "RoCE v2"
+    }
+
     /// Whether a peer in another network can reach this address.
     fn is_routable(&self) -> bool {
         let is_link_local = self.address.segments()[0] & 0xffc0 == 0xfe80;
@@ -142,9 +148,29 @@ impl Report {
     /// The addresses at which peers reach the active ports of this machine.
     #[must_use]
     pub fn addresses(&self) -> Vec<IpAddr> {
-        let ports = self.devices.iter().flat_map(|device| &device.ports);
-        let gids = ports.filter(|port| port.is_active).flat_map(|port| &port.gids);
+        let gids = self.devices.iter().flat_map(DeviceReport::active_gids);
         gids.filter(|gid| gid.is_routable()).map(|gid| gid.address.to_canonical()).collect()
+    }
+}
+
+impl DeviceReport {
+    /// The IP addresses of the active ports, link-local ones as well. Empty where GIDs are not IP
+    /// addresses.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let gids = self.active_gids().filter(|gid| gid.is_ip_address());
+        gids.map(|gid| gid.address.to_canonical())
+    }
+
+    /// Whether it has an active port that peers can reach.
+    fn is_usable(&self) -> bool {
+        let mut ports = self.ports.iter().filter(|port| port.is_active);
+        self.open_error.is_none()
+            && ports.any(|port| port.gids.iter().any(|gid| gid.is_routable() || !port.is_ethernet))
+    }
+
+    fn active_gids(&self) -> impl Iterator<Item = &Gid> {
+        let ports = self.ports.iter().filter(|port| port.is_active);
+        ports.flat_map(|port| &port.gids)
     }
 }
 
@@ -161,8 +187,12 @@ fn judge(facts: &Report) -> Vec<Finding> {
         );
         add(Severity::Problem, text);
     }
+    // What one device lacks keeps nobody from the others.
+    let works = facts.devices.iter().any(DeviceReport::is_usable);
     for device in &facts.devices {
-        judge_device(device, &mut add);
+        judge_device(device, &mut |severity, text| {
+            add(if works { Severity::Advice } else { severity }, text);
+        });
     }
     if let Some(bytes) = facts.memlock_bytes.filter(|bytes| *bytes < SMALL_MEMLOCK_BYTES) {
         let text = format!(

@@ -87,8 +87,14 @@ pub(super) struct SetupQp {
 /// A command to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Find a device and a route.
-    Resolve { key: IdKey, to: SocketAddr, options: Arc<SetupOptions>, answer: Answer<Resolved> },
+    /// Find a device and a route; from an address of this machine, if one is given.
+    Resolve {
+        key: IdKey,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        options: Arc<SetupOptions>,
+        answer: Answer<Resolved>,
+    },
     /// Listen.
     Listen {
         key: IdKey,

@@ -106,6 +106,18 @@ fn every_want_is_named_with_its_remedy() {
 }
 
 #[test]
+fn what_one_device_lacks_is_advice_where_another_works() {
+    let report = judged(|report| {
+        let mut unplugged = device();
+        unplugged.name = "mlx5_1".to_owned();
+        unplugged.ports[0].is_active = false;
+        report.devices.insert(0, unplugged);
+    });
+    assert!(report.is_usable(), "{report}");
+    assert!(report.to_string().contains("advice: mlx5_1 has no active port"), "{report}");
+}
+
+#[test]
 fn a_small_mtu_is_advice_and_comes_last() {
     let report = judged(|report| {
         report.devices[0].ports[0].active_mtu_bytes = 1024;
