@@ -26,7 +26,7 @@ impl HoldsShard {
     ///
     /// # Panics
     /// In debug builds, when the thread holds a shard already.
-    #[inline(always)]
+    #[inline]
     #[must_use]
     pub fn begin() -> Self {
         #[cfg(debug_assertions)]

@@ -348,7 +348,7 @@ impl Copies for Shared {
 }
 
 /// The earliest of three deadlines: the call's own, the channel's and the surrounding handler's.
-#[inline(always)]
+#[inline]
 pub(crate) fn earliest(
     own: Option<Instant>,
     default: Option<Duration>,

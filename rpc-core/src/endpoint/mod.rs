@@ -348,7 +348,7 @@ impl Protocol for RpcEndpoint {
         self.session.most_queued_frames()
     }
 
-    #[inline(always)]
+    #[inline]
     fn poll_action(&mut self) -> Option<Outside<Action>> {
         if let Some(notice) = self.session.poll_notice() {
             return Some(Outside::Action(match notice {
@@ -369,7 +369,7 @@ impl Protocol for RpcEndpoint {
         if self.has_news { self.poll_news().map(Outside::Action) } else { None }
     }
 
-    #[inline(always)]
+    #[inline]
     fn next_deadline(&self) -> Option<Instant> {
         self.session.next_deadline()
     }

@@ -59,7 +59,7 @@ impl Room {
     }
 
     /// Whether a message of `bytes` bytes, header included, may be sent without further checks.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn passes(&self, bytes: u64) -> bool {
         bytes <= self.passes
     }

@@ -129,7 +129,7 @@ impl Handlers {
     }
 
     // Takes the request apart in the parameter list, so that only the needed fields are moved.
-    #[inline(always)]
+    #[inline]
     fn on_request(
         &mut self,
         key: ConnectionKey,
@@ -198,7 +198,7 @@ impl Call {
 
 /// Polls a handler once inline, and spawns it as a task if it is pending. The task polls it again
 /// at once, so the first poll uses a waker that does nothing.
-#[inline(always)]
+#[inline]
 fn run(
     shard: &Arc<RpcShard>,
     call: Call,
@@ -291,7 +291,7 @@ impl RpcEndpoint {
     /// Answers a call. A reply that is too large for the caller becomes an error that says so.
     /// Takes only a body that is sent: anything else, such as a status, stays in `reply`, because
     /// it may hold values of the user's, which must be dropped outside the lock.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn reply(
         &mut self,
         id: IncomingId,

@@ -46,7 +46,7 @@ pub(super) struct StreamTail {
 impl<W, H> Session<W, H> {
     // Inlined, so that for the plain header of most requests the compiler drops the optional
     // blocks.
-    #[inline(always)]
+    #[inline]
     pub(super) fn on_request(
         &mut self,
         head: RequestHead,
@@ -260,7 +260,7 @@ impl<W, H> Session<W, H> {
     }
 
     /// The same for a reply with a body, of the given kind.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn reply_with(
         &mut self,
         id: IncomingId,
@@ -274,7 +274,7 @@ impl<W, H> Session<W, H> {
     }
 
     /// Answers a call whose items, if it has any, have all left.
-    #[inline(always)]
+    #[inline]
     pub(super) fn reply_now(
         &mut self,
         id: IncomingId,
@@ -316,7 +316,7 @@ impl<W, H> Session<W, H> {
 
     /// If the caller still waits, returns whether the signature was accepted with the call, and
     /// what its response says of streams. Otherwise queues the proof that the peer waits for.
-    #[inline(always)]
+    #[inline]
     fn end_handler(&mut self, id: WireId) -> Option<(bool, StreamTail)> {
         let tail = match self.streams.live_incoming {
             0 => StreamTail::default(),
@@ -358,7 +358,7 @@ impl<W, H> Session<W, H> {
         self.send_body(id, signature_accepted, kind, body, tail.items, tail.has_results);
     }
 
-    #[inline(always)]
+    #[inline]
     fn send_body(
         &mut self,
         id: WireId,

@@ -186,7 +186,7 @@ impl<W, H> Session<W, H> {
     }
 
     /// Fast path of [`take_outcome`](Self::take_outcome): takes the outcome only if it is a result.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_result(&mut self, id: CallId) -> Option<Message> {
         let result = self.calls.take_result(id);
         if self.streams.live_calls != 0 && result.is_some() {
@@ -441,7 +441,7 @@ impl<W, H> Session<W, H> {
 
 /// Responses, and deadlines that passed without one.
 impl<W, H> Session<W, H> {
-    #[inline(always)]
+    #[inline]
     pub(super) fn on_response(
         &mut self,
         head: ResponseHead,
@@ -459,7 +459,7 @@ impl<W, H> Session<W, H> {
     }
 
     /// A response whose items are all here.
-    #[inline(always)]
+    #[inline]
     pub(super) fn settle_response(
         &mut self,
         head: ResponseHead,

@@ -95,7 +95,7 @@ impl<H> IncomingCalls<H> {
     ///
     /// # Errors
     /// The slot is out of range or in use, or the generation is that of the previous call.
-    #[inline(always)]
+    #[inline]
     pub(super) fn admit(&mut self, head: &RequestHead) -> Result<(), SessionError> {
         let WireId { slot, generation } = head.id;
         if slot as usize >= self.entries.len() {
@@ -235,7 +235,7 @@ impl<H> IncomingCalls<H> {
     }
 
     /// The handler has ended, with or without a reply.
-    #[inline(always)]
+    #[inline]
     pub(super) fn end(&mut self, id: WireId) -> Ended {
         let Some(entry) = self.find(id) else { return Ended::Nothing };
         let ended = match entry.stage {

@@ -277,7 +277,7 @@ impl<W> Calls<W> {
     }
 
     /// Takes the outcome, if it is a result, and the call out of the table.
-    #[inline(always)]
+    #[inline]
     pub(super) fn take_result(&mut self, id: CallId) -> Option<Message> {
         let call = self.find_mut(id)?;
         if !matches!(call.stage, Stage::Replied(ReplyKind::Ok)) {

@@ -418,7 +418,7 @@ pub fn prepend_metadata(body: &mut OutBuf, metadata: &[u8]) {
 }
 
 /// Puts a request's header and fixed blocks in front of its metadata block and body.
-#[inline(always)]
+#[inline]
 pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool) {
     let mut flags = 0;
     if has_metadata {
@@ -446,7 +446,7 @@ pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool
 
 /// Puts a response's header in front of its body. For a status with details the body is the
 /// details, then the text.
-#[inline(always)]
+#[inline]
 pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
     let mut flags = if head.signature_accepted { response_flag::ACCEPTED } else { 0 };
     if head.has_parts {

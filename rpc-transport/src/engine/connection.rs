@@ -290,7 +290,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).
-    #[inline(always)]
+    #[inline]
     fn on_frame(
         &mut self,
         now: Instant,
@@ -360,7 +360,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Fast path: whether the connection is up and has nothing to send, as in most pumps.
-    #[inline(always)]
+    #[inline]
     fn has_nothing_to_pump(&mut self) -> bool {
         let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
             return false;
@@ -375,7 +375,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Fast path: whether a received message needs no pump, only its actions to be run, as most do.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn is_settled(&mut self) -> bool {
         self.has_nothing_to_pump()
             && !self.unfinished
@@ -550,7 +550,7 @@ fn grow(
 static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for");
 
 /// Copies a small message, or lends its buffer if another one can be posted in its place.
-#[inline(always)]
+#[inline]
 fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
     if len > COPY_OUT_BYTES
         && let Some(spare) = pool.take()

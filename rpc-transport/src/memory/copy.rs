@@ -31,7 +31,7 @@ use self::{opaque as between, opaque as from, opaque as to};
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap. Nobody else uses
 /// `target`. Others may write `source` meanwhile (invariant 1).
-#[inline(always)]
+#[inline]
 pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { from(source, target, len) };
@@ -42,7 +42,7 @@ pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap. Nobody writes
 /// `source`. Others may read and write `target` meanwhile (invariant 1).
-#[inline(always)]
+#[inline]
 pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { to(source, target, len) };
@@ -53,7 +53,7 @@ pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap. Others may use
 /// both meanwhile (invariant 1).
-#[inline(always)]
+#[inline]
 pub unsafe fn between_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { between(source, target, len) };
@@ -64,7 +64,7 @@ pub unsafe fn between_shared(source: *const u8, target: *mut u8, len: usize) {
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap.
 #[cfg(all(not(miri), target_arch = "x86_64"))]
-#[inline(always)]
+#[inline]
 unsafe fn opaque(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: a call by the C calling convention, whose argument and scratch registers are named; the
     // block says nothing of the stack, so it is aligned for a call. `memcpy` touches nothing but the
@@ -86,7 +86,7 @@ unsafe fn opaque(source: *const u8, target: *mut u8, len: usize) {
 /// # Safety
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap.
 #[cfg(all(not(miri), target_arch = "aarch64"))]
-#[inline(always)]
+#[inline]
 unsafe fn opaque(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: as on x86-64.
     unsafe {

@@ -42,7 +42,7 @@ thread_local! {
 
 /// Takes a `Vec` of at least [`MIN_BYTES`] from the thread's list. It may hold some bytes of its
 /// last use.
-#[inline(always)]
+#[inline]
 pub(crate) fn take_used() -> Vec<u8> {
     let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
     kept.unwrap_or_else(new_storage)

@@ -63,7 +63,7 @@ enum Tail {
 
 impl Message {
     /// Copies `bytes`; storage comes from a per-thread list.
-    #[inline(always)]
+    #[inline]
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let mut storage = take_used();

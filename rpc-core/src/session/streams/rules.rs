@@ -34,7 +34,7 @@ pub enum Broken {
 macro_rules! rule {
     ($(#[$meta:meta])* $name:ident, $broken:ident, $otherwise:expr) => {
         $(#[$meta])*
-        #[inline(always)]
+        #[inline]
         pub(super) fn $name(self) -> bool {
             #[cfg(any(test, feature = "model"))]
             if self.broken == Some(Broken::$broken) {

@@ -249,7 +249,7 @@ impl SoftCompletionQueue {
     }
 
     /// Rings the doorbells of all peers that were sent something and have armed (invariant 3).
-    #[inline(always)]
+    #[inline]
     fn ring_bells(&mut self) {
         if !self.bells.is_empty() {
             self.ring_listed_bells();
@@ -342,7 +342,7 @@ fn is_overdue(qp: &QueuePair, clock: u64, count: usize) -> bool {
     (clock - qp.last_active) * cost * count as u64 > QUIET_VISITS
 }
 
-#[inline(always)]
+#[inline]
 fn find(entries: &mut [Entry], handle: QpHandle) -> Option<&mut QueuePair> {
     let entry = entries.get_mut(handle.index as usize)?;
     if entry.generation != handle.generation {

@@ -172,14 +172,14 @@ impl Head {
     }
 
     /// The encoded head of a single-packet SEND without immediate.
-    #[inline(always)]
+    #[inline]
     pub(super) fn whole_send(body_bytes: u16, ack: bool) -> u32 {
         let flags = Flags::FIRST.with(Flags::LAST).with_if(Flags::ACK, ack);
         Self { op: Op::Send, flags, body_bytes }.encode()
     }
 
     /// Body length of a single-packet SEND without immediate; `None` for any other packet.
-    #[inline(always)]
+    #[inline]
     pub(super) fn whole_send_bytes(word: u32) -> Option<usize> {
         const WHOLE: u32 = Op::Send as u32 | (Flags::FIRST.0 as u32 | Flags::LAST.0 as u32) << 8;
         const ANY_ACK: u32 = (Flags::ACK.0 as u32) << 8;
@@ -187,7 +187,7 @@ impl Head {
     }
 
     /// Whether an encoded head asks for an acknowledgement.
-    #[inline(always)]
+    #[inline]
     pub(super) fn wants_ack(word: u32) -> bool {
         word & (Flags::ACK.0 as u32) << 8 != 0
     }

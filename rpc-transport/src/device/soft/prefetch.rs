@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "the hint takes a pointer")]
 
 /// Starts to fetch the cache line at `at`, without waiting for it.
-#[inline(always)]
+#[inline]
 pub(super) fn line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {

@@ -146,7 +146,7 @@ impl QueuePair {
 
     /// Posts a small inline SEND on the fast path. If that is not possible,
     /// [`QueuePair::post_send`] must be called.
-    #[inline(always)]
+    #[inline]
     pub(super) fn post_small(&mut self, wr_id: u64, signaled: bool, bytes: &[u8]) -> bool {
         self.state == QpState::ReadyToSend
             && !self.gone
@@ -187,7 +187,7 @@ impl QueuePair {
     }
 
     /// Posts a RECV.
-    #[inline(always)]
+    #[inline]
     #[allow(clippy::result_large_err, reason = "the WR goes home with the error")]
     pub(super) fn post_recv(&mut self, wr: RecvWr) -> Result<(), (PostErrorKind, RecvWr)> {
         self.responder
@@ -255,7 +255,7 @@ impl QueuePair {
     // ---- progress ----
 
     /// Whether a visit would find nothing. True for most visits, which end here.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_quiet(&self) -> bool {
         let Wire::Ring(wire) = &self.wire else { return false };
         let restless = self.attention | self.closing | self.stopped | (self.burst != 1);
@@ -474,7 +474,7 @@ impl QueuePair {
 }
 
 /// Fast path for by far the most common packet: a single-packet SEND that fits its RECV.
-#[inline(always)]
+#[inline]
 fn take_whole_send(word: u32, wire: &mut RingWire, targets: &mut PacketTargets<'_, '_>) -> bool {
     let Some(len) = Head::whole_send_bytes(word) else { return false };
     if len > wire.ring.max_body_bytes() {

@@ -195,7 +195,7 @@ impl Requester {
 
     /// Fastest path, taken by nearly every WR: a small inline SEND over rings, with no WR waiting
     /// ahead of it. Returns whether it was sent; if not, [`Requester::post`] must be called.
-    #[inline(always)]
+    #[inline]
     pub(super) fn post_small(
         &mut self,
         wr_id: u64,
@@ -216,7 +216,7 @@ impl Requester {
     }
 
     /// Accepts one WR: sends it at once if possible, else appends it to the waiting ones.
-    #[inline(always)]
+    #[inline]
     pub(super) fn post(
         &mut self,
         wr: &mut SendWr<'_>,
@@ -236,7 +236,7 @@ impl Requester {
     }
 
     /// Fast path: inline bytes that fit one packet are copied straight to the wire.
-    #[inline(always)]
+    #[inline]
     fn send_inline(&mut self, wr: &SendWr<'_>, wire: &mut Wire) -> bool {
         let pieces = match &wr.source {
             Source::Empty => [Piece::EMPTY; 2],

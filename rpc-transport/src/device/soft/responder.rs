@@ -125,7 +125,7 @@ impl Responder {
 
     /// If a single-packet SEND of `len` bytes can be received in one step, says where its payload
     /// goes; then [`Responder::finish_whole_send`] must follow.
-    #[inline(always)]
+    #[inline]
     pub(super) fn begin_whole_send(&self, len: usize) -> Option<Landing> {
         let recv = self.recvs.front()?;
         let fits = len <= recv.len && !recv.foreign && matches!(self.message, Message::None);
@@ -133,7 +133,7 @@ impl Responder {
     }
 
     /// Completes the RECV that [`Responder::begin_whole_send`] returned.
-    #[inline(always)]
+    #[inline]
     pub(super) fn finish_whole_send(&mut self, len: usize, sink: &mut Sink<'_>, used: &mut Slots) {
         self.received(CompletionKind::Recv, len as u64, None, sink, used);
         // Prefetch the next buffer: buffers are used in turn, so it has probably left the cache.
@@ -298,7 +298,7 @@ impl Responder {
     }
 
     /// Completes the RECV at the front.
-    #[inline(always)]
+    #[inline]
     fn received(
         &mut self,
         kind: CompletionKind,

@@ -184,7 +184,7 @@ impl<S: Segment> Ring<S> {
     ///
     /// # Errors
     /// When the ring is full, or the packet is longer than [`Ring::max_body_bytes`].
-    #[inline(always)]
+    #[inline]
     pub(super) fn push(
         &mut self,
         op: Op,
@@ -227,7 +227,7 @@ impl<S: Segment> Ring<S> {
 
     /// Fast path for by far the most common packet: publishes a SEND that fits in one slot. Returns
     /// `None` when it does not fit, or the ring is full.
-    #[inline(always)]
+    #[inline]
     pub(super) fn push_send(&mut self, bytes: &[u8], ack: bool) -> Option<u64> {
         let body_bytes = bytes.len();
         if body_bytes > SLOT_BYTES - WORD_BYTES || !self.has_room(2) {
@@ -258,7 +258,7 @@ impl<S: Segment> Ring<S> {
         self.push(Op::Probe, flags, Extension::None, [Piece::EMPTY; 2]).ok()
     }
 
-    #[inline(always)]
+    #[inline]
     fn has_room(&mut self, slots: u64) -> bool {
         if self.slots() - (self.tail - self.accepted) >= slots {
             return true;
@@ -268,7 +268,7 @@ impl<S: Segment> Ring<S> {
     }
 
     /// Keeps invariant 2 for the slot that will be the tail.
-    #[inline(always)]
+    #[inline]
     fn invalidate(&mut self, position: u64) {
         let slot = self.slot_offset(position) / SLOT_BYTES;
         let bit = 1 << (slot % 64);

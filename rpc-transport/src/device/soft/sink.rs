@@ -51,7 +51,7 @@ impl Sink<'_> {
 
     /// Delivers a completion; `used` are the occupied slots of its QP.
     // Always inlined, so that a completion is built in its final place.
-    #[inline(always)]
+    #[inline]
     pub(super) fn push(&mut self, completion: Completion, frees: Slots, used: &mut Slots) {
         match &mut self.polled {
             // Queued completions come first, so this one goes to the list only if none are queued.

@@ -26,7 +26,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Whether the registered deadline is early enough. A quick check: false means "not sure".
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_deadline_registered(&self) -> bool {
         if !matches!(self.pressing, Pressing::Nothing) || self.link.is_none() {
             return false;

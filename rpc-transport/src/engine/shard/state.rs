@@ -254,7 +254,7 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn transmit_dirty(&mut self) {
         if !self.dirty.is_empty() {
             self.transmit_all();
@@ -409,7 +409,7 @@ impl<P: Protocol> State<P> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn take_actions(&mut self, into: &mut VecDeque<(ConnectionKey, P::Action)>) {
         if into.is_empty() {
             std::mem::swap(into, &mut self.actions);
@@ -485,7 +485,7 @@ impl<P: Protocol> fmt::Debug for State<P> {
 }
 
 /// Collects the protocol's actions and the bodies to be dropped, for after the lock is released.
-#[inline(always)]
+#[inline]
 fn collect<P: Protocol>(
     actions: &mut VecDeque<(ConnectionKey, P::Action)>,
     deferred: &mut Vec<Deferred>,

@@ -77,7 +77,7 @@ impl Link {
     /// Whether [`Link::poll_transmit`] would give `None` because the link is idle. Most calls of
     /// `poll_transmit` end with this cheap check. Other threads may give memory back at any time, so
     /// that two looks may differ.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn has_nothing_to_transmit(&mut self) -> bool {
         !self.is_closing()
             && self.segmenter.is_empty()
@@ -86,7 +86,7 @@ impl Link {
     }
 
     /// Whether no message or control frame waits; the choice between lanes can then be skipped.
-    #[inline(always)]
+    #[inline]
     pub(super) fn has_nothing_queued(&mut self) -> bool {
         self.lanes.is_empty()
             && !self.segmenter.has_work()

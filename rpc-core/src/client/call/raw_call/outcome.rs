@@ -17,7 +17,7 @@ impl RawCall<'_> {
         Sent { call, method_index: self.method.dense_index(), began: self.began }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn poll_outcome(
         &mut self,
         call: CallId,
@@ -146,7 +146,7 @@ pub(super) struct Other {
 
 /// Takes an outcome that has arrived: a result goes straight into `found`, any other outcome is
 /// returned.
-#[inline(always)]
+#[inline]
 pub(super) fn take(
     peer: &mut RpcEndpoint,
     sent: Sent,

@@ -42,7 +42,7 @@ impl RawCall<'_> {
         self.send_on(guard, deadline, may_wait, found);
     }
 
-    #[inline(always)]
+    #[inline]
     fn send_on(
         &mut self,
         on: Guard<Option<Arc<Connection>>>,

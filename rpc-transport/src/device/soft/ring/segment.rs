@@ -20,12 +20,12 @@ pub(in crate::device::soft) trait LongWord {
 }
 
 impl LongWord for AtomicU64 {
-    #[inline(always)]
+    #[inline]
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
     }
 
-    #[inline(always)]
+    #[inline]
     fn store(&self, value: u64, order: Ordering) {
         self.store(value, order);
     }
@@ -76,7 +76,7 @@ impl Segment for Mapping {
         self.len()
     }
 
-    #[inline(always)]
+    #[inline]
     fn control(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: `offset` is one of the ring's constants, inside the control page.
         let word = unsafe { self.base().add(offset) }.cast::<AtomicU32>();
@@ -85,7 +85,7 @@ impl Segment for Mapping {
         unsafe { word.as_ref() }
     }
 
-    #[inline(always)]
+    #[inline]
     fn long(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: the ring passes `ACCEPTED` or a slot's start, inside the mapping (asserted when
         // it was made).
@@ -104,7 +104,7 @@ impl Segment for Mapping {
         unsafe { copy::from_shared(from.as_ptr(), to.as_ptr(), len) };
     }
 
-    #[inline(always)]
+    #[inline]
     fn put_private(&self, at: usize, bytes: &[u8]) {
         debug_assert!(CONTROL_BYTES + at + bytes.len() <= self.len());
         // SAFETY: the ring has checked that the bytes fit into the slot at `at`.
@@ -123,7 +123,7 @@ impl Segment for Mapping {
         unsafe { copy::between_shared(from.as_ptr(), to.as_ptr(), len) };
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch(&self, at: usize) {
         prefetch::line(self.base().as_ptr().wrapping_add(CONTROL_BYTES + at));
     }

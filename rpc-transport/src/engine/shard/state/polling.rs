@@ -21,7 +21,7 @@ const POLLS_PER_EVENT: u32 = 8;
 impl<P: Protocol> State<P> {
     /// Polls the CQ once and handles its completions; returns the number of completions and events.
     /// Polls for events only on every [`POLLS_PER_EVENT`]th empty poll, or when they are overdue.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn poll(&mut self) -> usize {
         if !self.completions.is_empty() {
             self.forget_completions();
@@ -58,7 +58,7 @@ impl<P: Protocol> State<P> {
     }
 
     /// Handles overdue events, once the CQ has given all its completions.
-    #[inline(always)]
+    #[inline]
     fn overdue_events(&mut self, count: usize) -> usize {
         if self.events_due && count < POLL_BATCH { self.look_for_events() } else { 0 }
     }

@@ -168,7 +168,7 @@ impl Landing {
     }
 
     /// Whether a Release frame should be sent if no message carries the blocks.
-    #[inline(always)]
+    #[inline]
     pub(in crate::protocol::link) fn is_due(&self) -> bool {
         !self.news.is_empty()
             || !self.done.is_empty()

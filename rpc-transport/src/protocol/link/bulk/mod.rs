@@ -104,7 +104,7 @@ impl Arenas {
         self.blocked
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_due(&mut self) -> bool {
         self.landing.collect();
         self.landing.is_due() || self.writer.has_news()
