@@ -128,13 +128,14 @@ impl RpcEndpoint {
     }
 }
 
-/// How an outcome other than a result ends its call, and the bytes of its body.
-#[cold]
+/// How an outcome ends its call, and the bytes of its body.
+#[inline]
 pub(crate) fn end_of(outcome: &Outcome) -> (End, u64) {
+    let bytes = |message: &Message| message.len() as u64 + message.tail_bytes();
     match outcome {
         Outcome::Reply(reply) => match reply.kind {
-            ReplyKind::Ok => (End::OK, reply.message.len() as u64),
-            ReplyKind::UserError => (End::UserError, reply.message.len() as u64),
+            ReplyKind::Ok => (End::OK, bytes(&reply.message)),
+            ReplyKind::UserError => (End::UserError, bytes(&reply.message)),
             ReplyKind::Status { code, .. } => {
                 (End::Code(Code::from_number(code).unwrap_or(Code::Unknown)), 0)
             }

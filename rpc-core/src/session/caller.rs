@@ -185,16 +185,6 @@ impl<W, H> Session<W, H> {
         }
     }
 
-    /// Fast path of [`take_outcome`](Self::take_outcome): takes the outcome only if it is a result.
-    #[inline]
-    pub(crate) fn take_result(&mut self, id: CallId) -> Option<Message> {
-        let result = self.calls.take_result(id);
-        if self.streams.live_calls != 0 && result.is_some() {
-            self.remove_stream_call(id);
-        }
-        result
-    }
-
     /// Whether the call exists: it is under way, or its outcome was not taken.
     pub(crate) fn knows(&self, id: CallId) -> bool {
         self.calls.contains(id)

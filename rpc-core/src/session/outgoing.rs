@@ -276,18 +276,6 @@ impl<W> Calls<W> {
         self.find(id)?.waiter.as_ref()
     }
 
-    /// Takes the outcome, if it is a result, and the call out of the table.
-    #[inline]
-    pub(super) fn take_result(&mut self, id: CallId) -> Option<Message> {
-        let call = self.find_mut(id)?;
-        if !matches!(call.stage, Stage::Replied(ReplyKind::Ok)) {
-            return None;
-        }
-        let message = call.reply.take();
-        self.free(id.index);
-        message
-    }
-
     /// Takes the request of a call that failed before the peer could see it.
     pub(super) fn take_request(&mut self, id: CallId) -> Option<OutBuf> {
         match self.find_mut(id)? {

@@ -8,7 +8,6 @@ use super::{CallOutcome, RawCall, Sent, State};
 use crate::endpoint::RpcEndpoint;
 use crate::endpoint::counts::end_of;
 use crate::session::{self, CallId, Failure, Outcome};
-use crate::stats::counts::End;
 
 impl RawCall<'_> {
     /// The attempt in flight.
@@ -153,30 +152,19 @@ pub(super) fn take(
     found: &mut CallOutcome,
     other: &mut Option<Other>,
 ) {
-    match peer.session.take_result(sent.call) {
-        Some(message) => {
-            let bytes = message.len() as u64 + message.tail_bytes();
-            peer.counts.on_end(sent.method_index, End::OK, bytes);
+    let request = peer.session.take_request(sent.call);
+    let Some(outcome) = peer.session.take_outcome(sent.call) else { return };
+    count(peer, sent, &outcome);
+    match outcome {
+        Outcome::Reply(session::Reply { kind: session::ReplyKind::Ok, message, .. }) => {
             *found = CallOutcome::Ok(message);
         }
-        None => *other = take_other(peer, sent),
-    }
-    if let Some(began) = sent.began {
-        peer.counts.on_timed(sent.method_index, began);
+        outcome => *other = Some(Other { outcome, request }),
     }
 }
 
-#[cold]
-fn take_other(peer: &mut RpcEndpoint, sent: Sent) -> Option<Other> {
-    let request = peer.session.take_request(sent.call);
-    let outcome = peer.session.take_outcome(sent.call)?;
-    let (end, bytes) = end_of(&outcome);
-    peer.counts.on_end(sent.method_index, end, bytes);
-    Some(Other { outcome, request })
-}
-
-/// Counts the outcome of a call with streams.
-#[cold]
+/// Counts the outcome of a call.
+#[inline]
 pub(super) fn count(peer: &mut RpcEndpoint, sent: Sent, outcome: &Outcome) {
     let (end, bytes) = end_of(outcome);
     peer.counts.on_end(sent.method_index, end, bytes);
