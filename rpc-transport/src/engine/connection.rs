@@ -350,16 +350,17 @@ impl<P: Protocol> Connection<P> {
 
     /// Sends all that may be sent now. `Some` if the QP was destroyed: whether all its WRs had been
     /// flushed.
-    #[inline]
     pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
-        if self.has_nothing_to_pump() {
-            self.unfinished = false;
-            return None;
+        if let Err(cause) = self.try_transmit(cq) {
+            self.fail(cq, &cause);
         }
-        self.transmit_all(cq, now)
+        if let Some(link) = &mut self.link {
+            take_freed(link, &mut self.deferred);
+        }
+        self.finish_drain(cq, now)
     }
 
-    /// Fast path: whether the connection is up and has nothing to send, as in most pumps.
+    /// Whether the connection is up and has nothing to send.
     #[inline]
     fn has_nothing_to_pump(&mut self) -> bool {
         let (Some(queue_pair), Some(link)) = (&self.queue_pair, &mut self.link) else {
@@ -382,16 +383,6 @@ impl<P: Protocol> Connection<P> {
             && self.deferred.is_empty()
             && (self.warm || !self.owes_idle_ack())
             && self.is_deadline_registered()
-    }
-
-    fn transmit_all(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
-        if let Err(cause) = self.try_transmit(cq) {
-            self.fail(cq, &cause);
-        }
-        if let Some(link) = &mut self.link {
-            take_freed(link, &mut self.deferred);
-        }
-        self.finish_drain(cq, now)
     }
 
     /// Work to be run after the lock is released.

@@ -234,8 +234,8 @@ impl Link {
         self.lanes.remove(tag).map_or(Revoked::TooLate, Revoked::Whole)
     }
 
-    /// [`Link::poll_transmit`] after its fast path found that there may be something to send.
-    pub(super) fn poll_queued(&mut self) -> Option<Transmit<'_>> {
+    /// The next frame to post now, if any. Call it until it gives `None`.
+    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
         if let Some(sent) = self.segmenter.reap() {
             self.freed.push(Freed::Message(sent));
         }

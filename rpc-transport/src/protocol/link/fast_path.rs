@@ -1,5 +1,5 @@
-//! Fast paths: return early when there is nothing to send, and send a small message when nothing is
-//! queued, without building a [`Transmit`].
+//! Fast paths: see that there is nothing to send, and send a small message when nothing is queued,
+//! without building a [`Transmit`].
 //!
 //! Each has the same effect as the slow path in [`link`](super); the invariants are those of that
 //! module.
@@ -31,15 +31,6 @@ impl From<Whole> for Transmit<'_> {
 }
 
 impl Link {
-    /// The next frame to post now, if any. Call it until it gives `None`.
-    #[inline]
-    pub fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
-        if self.has_nothing_to_transmit() {
-            return None;
-        }
-        self.poll_queued()
-    }
-
     /// [`Link::submit`] and [`Link::poll_transmit`] in one: gives the message to post if nothing is
     /// queued and it may be sent now, `None` if it was queued.
     ///
@@ -74,9 +65,8 @@ impl Link {
         Some(Whole { message, signaled, token: mark.to_bits().into() })
     }
 
-    /// Whether [`Link::poll_transmit`] would give `None` because the link is idle. Most calls of
-    /// `poll_transmit` end with this cheap check. Other threads may give memory back at any time, so
-    /// that two looks may differ.
+    /// Whether [`Link::poll_transmit`] would give `None` because the link is idle. Other threads may
+    /// give memory back at any time, so that two looks may differ.
     #[inline]
     pub(crate) fn has_nothing_to_transmit(&mut self) -> bool {
         !self.is_closing()
