@@ -21,9 +21,9 @@ trait Data {
     async fn read(&self, data: Bulk) -> u64;
     /// The same, but may be carried out once only.
     async fn write(&self) -> u64;
-    /// Waits at the gate if it is the first call, and is refused else: come back in 10 s.
+    /// Waits at the gate if it is the first call, and is refused else: come back in so many seconds.
     #[rpc(idempotent)]
-    async fn refuse_others(&self) -> Result<u64, Status>;
+    async fn refuse_others(&self, quiet_s: u64) -> Result<u64, Status>;
 }
 
 struct Node {
@@ -91,10 +91,10 @@ impl Data for Nodes {
         self.0.pass().await
     }
 
-    async fn refuse_others(&self) -> Result<u64, Status> {
+    async fn refuse_others(&self, quiet_s: u64) -> Result<u64, Status> {
         if self.0.calls() > 0 {
             self.0.calls.fetch_add(1, Ordering::SeqCst);
-            return Err(Status::unavailable("busy").with_retry_after(Duration::from_secs(10)));
+            return Err(Status::unavailable("busy").with_retry_after(Duration::from_secs(quiet_s)));
         }
         Ok(self.0.pass().await)
     }
@@ -252,7 +252,7 @@ async fn a_server_that_asks_for_time_gets_no_second_attempts() {
     let client = DataClient::new(builder.connect("mem://asks-for-time").await.unwrap());
     node.hold();
     // There is one server: it gets the second attempt too, and refuses it.
-    let first = tokio::spawn(client.refuse_others().start());
+    let first = tokio::spawn(client.refuse_others(10).start());
     until(|| node.calls() == 2).await;
     let second = tokio::spawn(client.read(Bulk::new()).start());
     until(|| node.calls() == 3).await;
@@ -266,6 +266,31 @@ async fn a_server_that_asks_for_time_gets_no_second_attempts() {
         assert_eq!(call.await.unwrap(), Ok(0));
     }
     assert_eq!(first.await.unwrap(), Ok(0), "a refused second attempt changes nothing");
+}
+
+/// One server could end second attempts at all others for as long as it pleased.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_asks_for_a_year_is_heeded_for_a_minute() {
+    let node = Node::new(0, 0);
+    let _server = serve("mem://asks-for-a-year", &node).await;
+    let builder = Channel::builder().hedging(after(10).budget(1.0));
+    let client = DataClient::new(builder.connect("mem://asks-for-a-year").await.unwrap());
+    node.hold();
+    let first = tokio::spawn(client.refuse_others(365 * 24 * 3600).start());
+    until(|| node.calls() == 2).await;
+    tokio::time::sleep(Duration::from_secs(55)).await;
+    let second = tokio::spawn(client.read(Bulk::new()).start());
+    until(|| node.calls() == 3).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(node.calls(), 3, "it is heeded");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let third = tokio::spawn(client.read(Bulk::new()).start());
+    until(|| node.calls() == 5).await;
+    node.let_go();
+    assert_eq!(first.await.unwrap(), Ok(0));
+    for call in [second, third] {
+        assert_eq!(call.await.unwrap(), Ok(0));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -300,7 +325,7 @@ async fn second_attempts_that_never_left_do_not_end_retries() {
         assert_eq!(client.read(Bulk::new()).await, Ok(0));
     }
     assert_eq!(node.calls(), 30, "there is no room for a second one");
-    assert!(client.refuse_others().await.is_err());
+    assert!(client.refuse_others(10).await.is_err());
     assert!(node.calls() > 31, "it was tried again");
 }
 

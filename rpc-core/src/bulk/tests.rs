@@ -232,3 +232,14 @@ fn in_other_formats_it_is_plain_bytes() {
 fn a_slice_beyond_the_end_is_a_bug_of_the_caller() {
     let _ = Bulk::from(vec![0; 8]).slice(3..9);
 }
+
+/// As everywhere in the standard library: nothing is waited for, and it is no end.
+#[test]
+fn a_read_into_an_empty_buffer_waits_for_no_piece() {
+    use futures::FutureExt;
+
+    let pieces = futures::stream::pending::<Result<Bulk, std::io::Error>>();
+    let mut reader = super::PieceReader::new(pieces);
+    assert!(matches!(reader.read(&mut []).now_or_never(), Some(Ok(0))));
+    assert!(reader.read(&mut [0]).now_or_never().is_none());
+}

@@ -195,7 +195,10 @@ impl Balancer {
 
     fn on_answer(&self, answer: Result<Vec<Address>, String>) {
         let answer = answer.and_then(|addresses| match addresses.is_empty() {
-            true => Err(format!("{} resolves to no address", self.name())),
+            true => Err(format!(
+                "{} resolves to no address: no server is registered there",
+                self.name()
+            )),
             false => Ok(addresses),
         });
         let mut gone = None;
