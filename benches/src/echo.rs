@@ -10,10 +10,10 @@ use anyhow::Result;
 use rpc_core::PollMode;
 use tokio::runtime::Runtime;
 
-use crate::floor::{self, Cores};
 use crate::report::{at_least, at_most, median, quantile, row};
-use crate::server_process::ServerProcess;
-use crate::{cores, ours, tarpc_peer};
+use crate::{ours, tarpc_peer};
+use rpc_perf::cores;
+use rpc_perf::floor::{self, Cores};
 
 /// Most that a call may cost, as a multiple of a message each way through shared memory.
 const FLOOR_BAR: f64 = 2.5;
@@ -57,14 +57,14 @@ pub(crate) fn run(runtime: &Runtime, rounds: usize, duration: Duration) -> Resul
 }
 
 fn round(runtime: &Runtime, duration: Duration) -> Result<Round> {
-    let before = floor::line_round_trip(duration / 4)?;
-    let floor = floor::message_round_trip(duration / 2)?;
+    let before = floor::line_round_trip(crate::CPUS, duration / 4)?;
+    let floor = floor::message_round_trip(crate::CPUS, duration / 2)?;
     let busy = latency(runtime, "busy", duration / 2)?;
     let (tarpc_p50, tarpc_rate) = tarpc(runtime, duration / 2)?;
     let adaptive = latency(runtime, "adaptive", duration / 2)?;
-    let wake = floor::wake_round_trip(duration / 2)?;
+    let wake = floor::wake_round_trip(crate::CPUS, duration / 2)?;
     let event = latency(runtime, "event", duration / 2)?;
-    let after = floor::line_round_trip(duration / 4)?;
+    let after = floor::line_round_trip(crate::CPUS, duration / 4)?;
     let kind = Cores::of(before);
     let cores = (kind == Cores::of(after)).then_some(kind);
     Ok(Round {
@@ -89,7 +89,7 @@ struct Latency {
 
 fn latency(runtime: &Runtime, mode: &str, duration: Duration) -> Result<Latency> {
     cores::pin(0);
-    let server = ServerProcess::start("ours", "shm://bench-echo", mode)?;
+    let server = crate::start_server("ours", "shm://bench-echo", mode)?;
     runtime.block_on(async {
         // One task measures, as a user's would; the connection's driver is another.
         let client = ours::connect(server.address(), crate::mode(mode)).await?;
@@ -100,7 +100,7 @@ fn latency(runtime: &Runtime, mode: &str, duration: Duration) -> Result<Latency>
 }
 
 fn rate(runtime: &Runtime, duration: Duration) -> Result<f64> {
-    let server = ServerProcess::start("ours", "shm://bench-echo", "busy")?;
+    let server = crate::start_server("ours", "shm://bench-echo", "busy")?;
     runtime.block_on(async {
         let client = ours::connect(server.address(), PollMode::Busy).await?;
         ours::rate(&client, SIZE, IN_FLIGHT, duration).await
@@ -109,7 +109,7 @@ fn rate(runtime: &Runtime, duration: Duration) -> Result<f64> {
 
 fn tarpc(runtime: &Runtime, duration: Duration) -> Result<(f64, f64)> {
     let socket = std::env::temp_dir().join(format!("bench-tarpc-{}", std::process::id()));
-    let server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
+    let server = crate::start_server("tarpc", &socket.to_string_lossy(), "")?;
     let measured = runtime.block_on(async {
         let client = tarpc_peer::connect(&socket).await?;
         let histogram = tarpc_peer::latency(&client, SIZE, duration).await?;

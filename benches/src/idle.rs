@@ -7,7 +7,7 @@ use rpc_core::PollMode;
 
 use crate::ours;
 use crate::report::{at_most, median, quantile, row};
-use crate::server_process::ServerProcess;
+use rpc_perf::cores;
 
 /// Proportional resident memory of a process, KiB: shared pages are counted once over all their
 /// users.
@@ -31,8 +31,8 @@ fn cpu_seconds(pid: u32) -> Result<f64> {
 
 #[allow(clippy::cast_precision_loss, reason = "connection counts are small")]
 pub(crate) fn run(runtime: &tokio::runtime::Runtime, connections: usize) -> Result<()> {
-    crate::cores::pin(0);
-    let server = ServerProcess::start("ours", "shm://bench-idle", "adaptive")?;
+    cores::pin(0);
+    let server = crate::start_server("ours", "shm://bench-idle", "adaptive")?;
     runtime.block_on(async {
         let busy = ours::connect(server.address(), PollMode::Adaptive).await?;
         let duration = Duration::from_millis(400);

@@ -9,10 +9,12 @@ use rpc_core::bytes::Bytes;
 use rpc_core::{Bulk, Channel, Context, LinkConfig, PollMode, Server};
 
 use crate::ours::{self, EchoClient};
-use crate::pages::{PAGE_BYTES, look, page_faults, page_faults_of};
 use crate::report::{at_least, at_most, median, quantile, ratio, row};
-use crate::server_process::ServerProcess;
-use crate::{cores, floor_large, floor_tcp, tarpc_peer};
+use crate::tarpc_peer;
+use rpc_perf::cores;
+use rpc_perf::floor::{large as floor_large, tcp as floor_tcp};
+use rpc_perf::pages::{PAGE_BYTES, look, page_faults, page_faults_of};
+use rpc_perf::server_process::ServerProcess;
 
 /// What is moved, in the types that are compared.
 #[rpc_core::service]
@@ -185,16 +187,16 @@ pub(crate) fn run(
     for _ in 0..rounds {
         cores::pin(0);
         if scheme == "tcp" {
-            let raw = ServerProcess::start("stream", "-", "")?;
+            let raw = crate::start_server("stream", "-", "")?;
             samples.stream.push(floor_tcp::stream(raw.address(), size, duration)?);
         }
-        samples.one_copy.push(floor_large::one_copy(size, duration)?);
-        samples.two_copies.push(floor_large::two_copies(size, duration)?);
-        samples.fresh_copies.push(floor_large::fresh_copies(size, duration)?);
-        let server = ServerProcess::start("large", &address, "busy")?;
+        samples.one_copy.push(floor_large::one_copy(crate::CPUS, size, duration)?);
+        samples.two_copies.push(floor_large::two_copies(crate::CPUS, size, duration)?);
+        samples.fresh_copies.push(floor_large::fresh_copies(crate::CPUS, size, duration)?);
+        let server = crate::start_server("large", &address, "busy")?;
         runtime.block_on(measure_ours(&server, size, duration, &mut samples))?;
         drop(server);
-        let _server = ServerProcess::start("tarpc", &socket.to_string_lossy(), "")?;
+        let _server = crate::start_server("tarpc", &socket.to_string_lossy(), "")?;
         runtime.block_on(async {
             let client = tarpc_peer::connect(&socket).await?;
             let (up, down) = tarpc_peer::large_rates(&client, 1, size, duration).await?;

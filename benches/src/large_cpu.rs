@@ -5,10 +5,10 @@ use anyhow::{Result, ensure};
 use rpc_core::bytes::Bytes;
 use rpc_core::{Channel, LinkConfig, PollMode, Server, ShutdownHandle};
 
-use crate::floor_tcp;
 use crate::large::{LargeClient, LargeServer, Store, link, registered};
-use crate::pages::page_faults;
 use crate::report::row;
+use rpc_perf::floor::tcp as floor_tcp;
+use rpc_perf::pages::page_faults;
 
 /// CPU time and page faults of both ends on one thread, against copies of the same size: what a busy
 /// machine does not change much. Each end spins until it is the other's turn, which counts, too.

@@ -5,25 +5,19 @@
 //! The server runs on core 1 in a process of its own, the client on core 0. Numbers of one run are
 //! comparable, numbers of two runs are not: the machine drifts.
 
-mod cores;
 mod echo;
-mod floor;
-mod floor_large;
-mod floor_tcp;
 mod idle;
 mod instructions;
 mod items;
 mod large;
 mod large_cpu;
 mod ours;
-mod pages;
 #[cfg(feature = "verbs")]
 mod perftest;
 mod placements;
 #[cfg(feature = "verbs")]
 mod rdma;
 mod report;
-mod server_process;
 mod tarpc_peer;
 
 use std::time::Duration;
@@ -31,6 +25,10 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use rpc_core::PollMode;
+use rpc_perf::cores::{self, CpuPair};
+use rpc_perf::floor;
+use rpc_perf::floor::tcp as floor_tcp;
+use rpc_perf::server_process::ServerProcess;
 
 use crate::report::{at_least, at_most, quantile, row};
 
@@ -205,6 +203,15 @@ enum Command {
     },
 }
 
+/// Clients run on the first CPU, servers on the second.
+const CPUS: CpuPair = CpuPair { client: 0, server: 1 };
+
+/// A server in a process of its own: `bench serve WHO ADDRESS MODE`.
+fn start_server(who: &str, address: &str, mode: &str) -> Result<ServerProcess> {
+    let arguments = ["serve", who, address, mode];
+    ServerProcess::start(arguments.into_iter().filter(|argument| !argument.is_empty()))
+}
+
 fn mode(name: &str) -> PollMode {
     match name {
         "busy" => PollMode::Busy,
@@ -303,7 +310,7 @@ fn mem(runtime: &tokio::runtime::Runtime, duration: Duration) -> Result<()> {
         })
     });
     is_ready.recv()?;
-    let floor = floor::message_round_trip(duration / 4)?;
+    let floor = floor::message_round_trip(crate::CPUS, duration / 4)?;
     cores::pin(0);
     runtime.block_on(async {
         let client = ours::connect("mem://bench", PollMode::Busy).await?;

@@ -14,7 +14,6 @@ use tokio::task::LocalSet;
 
 use crate::ours::{self, EchoClient};
 use crate::report::{at_least, at_most, mean, median, quantile, row};
-use crate::server_process::ServerProcess;
 
 /// Bytes that each call carries there and back.
 const SIZE: usize = 64;
@@ -132,7 +131,7 @@ fn sample(
         "tcp" => "tcp://127.0.0.1:0".to_owned(),
         _ => format!("shm://bench-placements-{}", std::process::id()),
     };
-    let server = ServerProcess::start(&format!("ours-{server}"), &address, mode)?;
+    let server = crate::start_server(&format!("ours-{server}"), &address, mode)?;
     let other = if place == Place::Elsewhere { Some(flavor.runtime()?) } else { None };
     let runtime = flavor.runtime()?;
     let connect = ours::connect(server.address(), crate::mode(mode));

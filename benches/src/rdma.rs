@@ -9,8 +9,8 @@ use rpc_transport::device::verbs::preflight;
 use tokio::runtime::Runtime;
 
 use crate::report::{at_least, at_most, median, quantile, row};
-use crate::server_process::ServerProcess;
-use crate::{cores, large, ours, perftest};
+use crate::{large, ours, perftest};
+use rpc_perf::cores;
 
 /// Bytes that each call carries there and back.
 const SIZE: usize = 64;
@@ -84,7 +84,7 @@ pub(crate) fn large(
     let mut ratios = Vec::new();
     for round in 1..=rounds {
         let raw = perftest::write_rate(host, size, iterations)?;
-        let server = ServerProcess::start("large", &format!("rdma://{host}:0"), mode)?;
+        let server = crate::start_server("large", &format!("rdma://{host}:0"), mode)?;
         let mode = crate::mode(mode);
         let ours = large::up_rate(server.address(), mode, size, in_flight, duration);
         let ours = runtime.block_on(ours)?;
@@ -101,7 +101,7 @@ pub(crate) fn large(
 fn measure(runtime: &Runtime, host: IpAddr, iterations: u32, duration: Duration) -> Result<Pair> {
     let raw_round_trip = perftest::round_trip(host, SIZE, iterations)?;
     let raw_messages = perftest::message_rate(host, SIZE, iterations)?;
-    let server = ServerProcess::start("ours", &format!("rdma://{host}:0"), "busy")?;
+    let server = crate::start_server("ours", &format!("rdma://{host}:0"), "busy")?;
     let (call_p50, calls) = runtime.block_on(async {
         let client = ours::connect(server.address(), PollMode::Busy).await?;
         let task = client.clone();

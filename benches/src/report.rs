@@ -5,11 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use hdrhistogram::Histogram;
-
-/// A histogram of nanoseconds, 1 ns to 100 s, three digits.
-pub(crate) fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("constant bounds are valid")
-}
+pub(crate) use rpc_perf::{histogram, quantile};
 
 /// Round trips one after the other, each from the end of the one before. Keeps instants only: what a
 /// histogram takes to record would be part of each.
@@ -51,12 +47,6 @@ impl Laps {
         }
         Ok(histogram)
     }
-}
-
-/// A quantile, nanoseconds.
-#[allow(clippy::cast_precision_loss, reason = "nanoseconds of a run are far below 2^52")]
-pub(crate) fn quantile(histogram: &Histogram<u64>, at: f64) -> f64 {
-    histogram.value_at_quantile(at) as f64
 }
 
 /// The mean, nanoseconds.

@@ -32,7 +32,7 @@ impl Echo for Plain {
     }
 
     async fn sink(self, _: context::Context, data: Vec<u8>) -> u64 {
-        crate::pages::look(&data)
+        rpc_perf::pages::look(&data)
     }
 
     async fn source(self, _: context::Context, len: u32) -> Vec<u8> {
@@ -101,7 +101,7 @@ pub(crate) async fn large_rates(
                     if direction == 0 {
                         client.sink(context::current(), data.clone()).await?;
                     } else {
-                        crate::pages::look(&client.source(context::current(), len).await?);
+                        rpc_perf::pages::look(&client.source(context::current(), len).await?);
                     }
                     calls += 1;
                 }

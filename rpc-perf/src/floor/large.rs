@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use crate::cores;
+use crate::cores::{self, CpuPair};
 use crate::pages::PAGE_BYTES;
 
 /// What both sides share of a slot, ahead of its bytes: passes written and passes read.
@@ -22,14 +22,14 @@ struct Slot {
     size: usize,
 }
 
-// SAFETY: the mapping lives until the process ends; turns are taken by the two atomics.
+// SAFETY: the mapping lives until both sides have ended; turns are taken by the two atomics.
 unsafe impl Send for Slot {}
 
 impl Slot {
     fn counter(self, at: usize) -> &'static AtomicU64 {
         // SAFETY: the head has room for both, 128 bytes apart.
         let counter = unsafe { self.base.add(at * 128) };
-        // SAFETY: aligned, mapped for ever, and only accessed as an atomic.
+        // SAFETY: aligned, mapped while it is used, and only accessed as an atomic.
         unsafe { &*counter.cast::<AtomicU64>() }
     }
 
@@ -89,17 +89,19 @@ impl Slot {
 /// Bytes per second of `slots` slots of `size` bytes, read by `read` on the other core.
 #[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
 fn rate(
+    cpus: CpuPair,
     size: usize,
     slots: usize,
     duration: Duration,
     mut read: impl FnMut(Slot) + Send + 'static,
 ) -> Result<f64> {
     let slot_bytes = HEAD_BYTES + size.next_multiple_of(PAGE_BYTES);
-    // SAFETY: a fresh anonymous mapping, leaked on purpose: the reading thread has it too.
+    let mapped_bytes = slot_bytes * slots;
+    // SAFETY: a fresh anonymous mapping, unmapped when the reading thread has ended.
     let base = unsafe {
         mmap_anonymous(
             std::ptr::null_mut(),
-            slot_bytes * slots,
+            mapped_bytes,
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::SHARED,
         )
@@ -113,7 +115,7 @@ fn rate(
     let theirs = slots.clone();
     const END: u64 = u64::MAX;
     let reader = std::thread::spawn(move || {
-        cores::pin(1);
+        cores::pin(cpus.server);
         for turn in 1_u64.. {
             for slot in &theirs {
                 loop {
@@ -128,11 +130,11 @@ fn rate(
             }
         }
     });
-    cores::pin(0);
+    cores::pin(cpus.client);
     let source = vec![7; size];
     let (mut turn, mut started, mut from) = (0_u64, Instant::now(), 0);
     // The first turns touch the pages.
-    const WARM_UP: u64 = 16;
+    const WARM_UP: u64 = 2;
     while turn <= WARM_UP || started.elapsed() < duration {
         turn += 1;
         for slot in &slots {
@@ -153,6 +155,8 @@ fn rate(
         slot.written().store(END, Ordering::Release);
     }
     let _ = reader.join();
+    // SAFETY: the reader has ended, and no slot is used after this.
+    unsafe { munmap(base.cast(), mapped_bytes) }.context("unmapping the floor's slots")?;
     Ok(rate)
 }
 
@@ -160,8 +164,8 @@ fn rate(
 ///
 /// # Errors
 /// When memory or a thread cannot be had.
-pub(crate) fn one_copy(size: usize, duration: Duration) -> Result<f64> {
-    rate(size, 1, duration, |slot| {
+pub fn one_copy(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64> {
+    rate(cpus, size, 1, duration, |slot| {
         std::hint::black_box(slot.look());
     })
 }
@@ -170,9 +174,9 @@ pub(crate) fn one_copy(size: usize, duration: Duration) -> Result<f64> {
 ///
 /// # Errors
 /// When memory or a thread cannot be had.
-pub(crate) fn two_copies(size: usize, duration: Duration) -> Result<f64> {
+pub fn two_copies(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64> {
     let mut to = vec![0; size];
-    rate(size, 4, duration, move |slot| slot.copy_out(&mut to))
+    rate(cpus, size, 4, duration, move |slot| slot.copy_out(&mut to))
 }
 
 /// The same, but the receiver copies out to memory that it has just asked for, and gives it back,
@@ -180,8 +184,8 @@ pub(crate) fn two_copies(size: usize, duration: Duration) -> Result<f64> {
 ///
 /// # Errors
 /// When memory or a thread cannot be had.
-pub(crate) fn fresh_copies(size: usize, duration: Duration) -> Result<f64> {
-    rate(size, 4, duration, move |slot| {
+pub fn fresh_copies(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64> {
+    rate(cpus, size, 4, duration, move |slot| {
         let mut to = Vec::with_capacity(size);
         slot.append_to(&mut to);
         std::hint::black_box(&to);

@@ -13,21 +13,30 @@ use anyhow::{Result, ensure};
 ///
 /// # Errors
 /// When a socket fails.
-pub(crate) fn serve() -> Result<()> {
+pub fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("READY {}", listener.local_addr()?);
-    let mut buffer = vec![0; 1 << 20];
     loop {
-        let (mut stream, _) = listener.accept()?;
-        let mut total = 0_u64;
-        loop {
-            match stream.read(&mut buffer)? {
-                0 => break,
-                count => total += count as u64,
-            }
-        }
-        stream.write_all(&total.to_le_bytes())?;
+        count(&listener)?;
     }
+}
+
+/// Reads whatever one connection brings, and says at its end how much it was.
+///
+/// # Errors
+/// When a socket fails.
+pub fn count(listener: &TcpListener) -> Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let (mut stream, _) = listener.accept()?;
+    let mut total = 0_u64;
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => break,
+            count => total += count as u64,
+        }
+    }
+    stream.write_all(&total.to_le_bytes())?;
+    Ok(())
 }
 
 /// Bytes per second of writes of `size` bytes, one after the other, until the peer has read them.
@@ -35,7 +44,7 @@ pub(crate) fn serve() -> Result<()> {
 /// # Errors
 /// When the stream fails.
 #[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
-pub(crate) fn stream(address: &str, size: usize, duration: Duration) -> Result<f64> {
+pub fn stream(address: &str, size: usize, duration: Duration) -> Result<f64> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
     let payload = vec![7; size];
@@ -54,7 +63,8 @@ pub(crate) fn stream(address: &str, size: usize, duration: Duration) -> Result<f
 }
 
 /// Both ends of a stream on one thread.
-pub(crate) struct Both {
+#[derive(Debug)]
+pub struct Both {
     sender: TcpStream,
     receiver: TcpStream,
 }
@@ -64,7 +74,7 @@ impl Both {
     ///
     /// # Errors
     /// When a socket cannot be had.
-    pub(crate) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let sender = TcpStream::connect(listener.local_addr()?)?;
         let (receiver, _) = listener.accept()?;
@@ -79,7 +89,7 @@ impl Both {
     ///
     /// # Errors
     /// When the stream fails.
-    pub(crate) fn pass(&mut self, mut from: &[u8], to: &mut [u8]) -> Result<()> {
+    pub fn pass(&mut self, mut from: &[u8], to: &mut [u8]) -> Result<()> {
         let mut read = 0;
         while read < to.len() {
             match self.sender.write(from) {

@@ -6,6 +6,9 @@
 //! cores these are, which decides what the ratios mean.
 #![allow(unsafe_code, reason = "raw shared memory is what is measured")]
 
+pub mod large;
+pub mod tcp;
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,7 +19,7 @@ use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use crate::cores;
+use crate::cores::{self, CpuPair};
 
 const SLOT_BYTES: usize = 128;
 const SLOTS: usize = 64;
@@ -66,7 +69,7 @@ impl Ring {
 ///
 /// # Errors
 /// When memory or a thread cannot be had.
-pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
+pub fn message_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     // SAFETY: a fresh anonymous mapping, leaked on purpose: the echoing thread is detached.
     let base = unsafe {
         mmap_anonymous(
@@ -83,7 +86,7 @@ pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
     let back = Ring(unsafe { base.add(RING_BYTES) });
     let echo = std::thread::spawn(move || {
         let (there, back) = (there, back);
-        cores::pin(1);
+        cores::pin(cpus.server);
         let mut payload = [0; PAYLOAD_BYTES];
         for sequence in 1.. {
             there.receive(sequence, &mut payload);
@@ -93,9 +96,9 @@ pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
             back.send(sequence, &payload);
         }
     });
-    cores::pin(0);
+    cores::pin(cpus.client);
     let mut payload = [1; PAYLOAD_BYTES];
-    let mut histogram = crate::report::histogram();
+    let mut histogram = crate::histogram();
     let start = Instant::now();
     let mut sequence = 1;
     // Timed in batches: reading the clock costs a tenth of a round trip.
@@ -113,7 +116,7 @@ pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
     payload[0] = 0xff;
     there.send(sequence, &payload);
     let _ = echo.join();
-    Ok(crate::report::quantile(&histogram, 0.5))
+    Ok(crate::quantile(&histogram, 0.5))
 }
 
 /// Median round trip between two threads that sleep until the other one rings their eventfd,
@@ -121,21 +124,21 @@ pub(crate) fn message_round_trip(duration: Duration) -> Result<f64> {
 ///
 /// # Errors
 /// When the echoing thread or an fd cannot be had.
-pub(crate) fn wake_round_trip(duration: Duration) -> Result<f64> {
+pub fn wake_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     const ENDS: u64 = 2;
 
     let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).context("a floor's eventfd");
     let (there, back) = (eventfd()?, eventfd()?);
     let (asked, answer) = (there.try_clone()?, back.try_clone()?);
     let echo = std::thread::spawn(move || -> Result<()> {
-        cores::pin(1);
+        cores::pin(cpus.server);
         while wait(&asked)? < ENDS {
             ring(&answer, 1)?;
         }
         Ok(())
     });
-    cores::pin(0);
-    let mut histogram = crate::report::histogram();
+    cores::pin(cpus.client);
+    let mut histogram = crate::histogram();
     let start = Instant::now();
     while start.elapsed() < duration {
         let lap = Instant::now();
@@ -145,7 +148,7 @@ pub(crate) fn wake_round_trip(duration: Duration) -> Result<f64> {
     }
     ring(&there, ENDS)?;
     echo.join().map_err(|_| anyhow::anyhow!("the echoing thread panicked"))??;
-    Ok(crate::report::quantile(&histogram, 0.5))
+    Ok(crate::quantile(&histogram, 0.5))
 }
 
 fn ring(eventfd: &OwnedFd, value: u64) -> Result<()> {
@@ -171,7 +174,7 @@ const LINE_BATCH: u64 = 64;
 ///
 /// # Errors
 /// When the echoing thread cannot be had.
-pub(crate) fn line_round_trip(duration: Duration) -> Result<f64> {
+pub fn line_round_trip(cpus: CpuPair, duration: Duration) -> Result<f64> {
     /// Alone on its lines.
     #[repr(align(256))]
     struct Line(AtomicU64);
@@ -179,7 +182,7 @@ pub(crate) fn line_round_trip(duration: Duration) -> Result<f64> {
     let line = Arc::new(Line(AtomicU64::new(0)));
     let echoed = Arc::clone(&line);
     let echo = std::thread::spawn(move || {
-        cores::pin(1);
+        cores::pin(cpus.server);
         // Odd values are questions, the even ones after them answers; the largest ends it.
         loop {
             match echoed.0.load(Ordering::Acquire) {
@@ -189,8 +192,8 @@ pub(crate) fn line_round_trip(duration: Duration) -> Result<f64> {
             }
         }
     });
-    cores::pin(0);
-    let mut histogram = crate::report::histogram();
+    cores::pin(cpus.client);
+    let mut histogram = crate::histogram();
     let start = Instant::now();
     let mut asked = 1;
     while start.elapsed() < duration {
@@ -208,23 +211,28 @@ pub(crate) fn line_round_trip(duration: Duration) -> Result<f64> {
     line.0.store(u64::MAX, Ordering::Release);
     echo.join().map_err(|_| anyhow::anyhow!("the echoing thread panicked"))?;
     // The kind of the cores shows when nobody disturbs them.
-    Ok(crate::report::quantile(&histogram, 0.1))
+    Ok(crate::quantile(&histogram, 0.1))
 }
 
 /// What two CPUs of the machine are to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cores {
+pub enum Cores {
+    /// Two physical cores.
     Separate,
+    /// Two threads of one core.
     Siblings,
 }
 
 impl Cores {
     /// What a line's round trip says of them.
-    pub(crate) fn of(line_nanos: f64) -> Self {
+    #[must_use]
+    pub fn of(line_nanos: f64) -> Self {
         if line_nanos < SIBLINGS_NANOS { Self::Siblings } else { Self::Separate }
     }
 
-    pub(crate) fn remark(self) -> &'static str {
+    /// What that means for what is measured; nothing of two cores.
+    #[must_use]
+    pub fn remark(self) -> &'static str {
         match self {
             Self::Separate => "",
             Self::Siblings => "they share one core's units and caches",
