@@ -3,6 +3,7 @@
 
 pub mod channel;
 pub mod logging;
+pub mod metrics;
 pub mod options;
 pub mod serving;
 pub mod signals;

@@ -3,12 +3,14 @@
 //! Owns a server from its options until it has ended. Knows nothing of what is served.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use rpc_core::{Address, ListenError, ServerBuilder};
 
+use crate::metrics;
 use crate::options::Poll;
 use crate::signals::EndSignals;
 
@@ -35,6 +37,11 @@ pub struct ServerArgs {
     /// How to wait for calls
     #[arg(long, value_enum, default_value_t)]
     pub poll: Poll,
+
+    /// Where to tell calls, times and connections over HTTP, for Prometheus: 127.0.0.1:9100. To
+    /// everybody who can reach it
+    #[arg(long, value_name = "IP:PORT")]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Why a server ended otherwise than it was asked to.
@@ -81,6 +88,10 @@ pub async fn serve(
         .grace(Duration::from_secs(args.grace.into()))
         .bind_all(addresses.iter().map(ToString::to_string))
         .await?;
+    if let Some(address) = args.metrics {
+        let (address, _) = metrics::listen(address, server.stats_handle()).await?;
+        eprintln!("metrics: http://{address}/metrics");
+    }
     let mut stdout = io::stdout();
     for address in server.local_addresses() {
         writeln!(stdout, "READY {address}")?;

@@ -104,6 +104,13 @@ fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
             assert!(text.contains(word), "{word} is not in: {text}");
         }
     }
+    for (words, more) in
+        [("listening", "mem://logs"), ("shutting down", "calls=0"), ("shut down", "")]
+    {
+        let lines = log.with(words);
+        let [(level, text)] = &lines[..] else { panic!("{words}: {lines:?}") };
+        assert!(*level == Level::INFO && text.contains(more), "{text}");
+    }
     let ends = log.with("connection ended");
     assert_eq!(ends.len(), 2, "{ends:?}");
     assert!(ends.iter().all(|(_, text)| text.contains("cause=")), "{ends:?}");

@@ -16,6 +16,7 @@ use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 use rpc_transport::engine::shard::Shard;
 use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
+use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
@@ -103,6 +104,8 @@ pub(crate) struct Ended {
     _place: Option<OwnedSemaphorePermit>,
 }
 
+static LOST: LogLimit = LogLimit::new("connections that were lost");
+
 impl Ended {
     /// Tells the connection's owner, and logs the end.
     pub(crate) fn tell(self) {
@@ -123,7 +126,9 @@ impl Ended {
             }
             // The shard has already logged which rule was broken.
             CloseCause::Protocol(_) => tracing::debug!(?peer, %cause, "connection ended"),
-            _ => tracing::warn!(?peer, %cause, "connection ended"),
+            _ => LOST.fault(clock::now(), || {
+                tracing::warn!(?peer, %cause, "connection ended");
+            }),
         }
     }
 }

@@ -322,9 +322,15 @@ impl Acceptor {
     /// Lets calls in flight finish, then closes.
     pub(super) async fn drain(&self) {
         let shards = self.all_shards();
+        let (mut connections, mut calls) = (0_u64, 0);
         for shard in &shards {
-            shard.for_each(|peer| peer.session.go_away());
+            shard.for_each(|peer| {
+                connections += 1;
+                calls += u64::from(peer.session.incoming_calls());
+                peer.session.go_away();
+            });
         }
+        tracing::info!(connections, calls, grace = ?self.config.grace, "shutting down");
         let drained = async {
             loop {
                 let settled = self.settled.notified();

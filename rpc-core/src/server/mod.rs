@@ -303,6 +303,9 @@ impl ServerBuilder {
         }
         let phases = Arc::new(Phases::new());
         let acceptor = Acceptor::new(router, self.config, phases.watch());
+        for listener in &listeners {
+            tracing::info!(address = %listener.local_address(), "listening");
+        }
         Ok(Server { listeners, acceptor: Arc::new(acceptor), phases })
     }
 }
@@ -441,6 +444,7 @@ impl Server {
         }
         // All listeners are closed and no set-up is in progress, so no connection can be added.
         acceptor.drain().await;
+        tracing::info!("shut down");
         died.map_or(Ok(()), Err)
     }
 

@@ -29,10 +29,14 @@
 //! | `histogram` | times in buckets |
 //! | `counts` | the numbers, as they are counted |
 //! | `report` | the numbers, as they are read |
+//! | `export` | the names under which they leave the process |
+//! | `text` | the same as Prometheus reads them |
 
 pub(crate) mod counts;
+mod export;
 pub(crate) mod histogram;
 mod report;
+mod text;
 
 pub use self::histogram::Histogram;
 pub use self::report::{ChannelStats, ConnectionStats, MethodStats, ServerStats};
