@@ -43,7 +43,7 @@ fuzz_target!(|data: &[u8]| {
             wire::prepend_request(&mut out, &head, !metadata.is_empty());
         }
         Frame::Response(head) => {
-            check_parts(head.has_parts, rest, tail);
+            check_parts(head.has_parts, &rest[usize::from(head.metadata_bytes)..], tail);
             wire::prepend_response(&mut out, &head);
         }
         Frame::Cancel(id) => out = wire::cancel(id),

@@ -373,6 +373,8 @@ where
 
 #[cold]
 fn take_tail<'de>(message: &mut Message, into: Option<Box<BulkMut>>) -> Option<Tail<'de>> {
+    // Metadata that nobody has asked for.
+    message.skip_marked();
     match message.take_tail() {
         Some(tail) => Some(Tail::Given(landed(tail, into))),
         None => message.take_stream().map(Tail::Arriving),

@@ -23,9 +23,10 @@ use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 
 use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::extensions::Extensions;
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, MetadataError};
 use crate::server::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
+use crate::service::reply::Reply;
 
 thread_local! {
     static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
@@ -40,6 +41,8 @@ pub(crate) struct ConnectionContext {
     pub(crate) bulk: BulkPool,
     /// Byte strings of at least this many bytes are sent beside the body.
     pub(crate) min_part_bytes: usize,
+    /// Longest metadata of a call that is taken, bytes.
+    pub(crate) max_metadata_bytes: usize,
     /// The memory budget that large messages of the connection are charged to.
     pub(crate) memory: MemoryBudget,
     /// How far the end of the server has come; `None` at a client's end.
@@ -61,6 +64,8 @@ pub struct Context {
 struct Extras {
     metadata: Metadata,
     extensions: Extensions,
+    /// What goes with the reply.
+    reply: Metadata,
 }
 
 impl Extras {
@@ -76,7 +81,7 @@ impl Extras {
 
     #[cold]
     fn of_some(metadata: Metadata) -> Arc<Self> {
-        Arc::new(Self { metadata, extensions: Extensions::new() })
+        Arc::new(Self { metadata, ..Self::default() })
     }
 }
 
@@ -219,6 +224,51 @@ impl Context {
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         self.extras.as_ref().map_or(&NO_METADATA, |extras| &extras.metadata)
+    }
+
+    /// Sends a named value back with the reply of the handler that is being polled on this thread,
+    /// in place of an earlier one of that name: also with an error, and behind the items of a
+    /// stream. The caller reads it by [`Call::with_metadata`](crate::Call::with_metadata),
+    /// [`Status::metadata`](crate::Status::metadata) or
+    /// [`Streaming::metadata`](crate::stream::Streaming::metadata); a caller of an earlier version
+    /// gets none of it. To be called by the handler itself, not by a task that it has spawned.
+    ///
+    /// ```
+    /// # #[rpc_core::service] pub trait Kv { async fn get(&self, key: &str) -> Option<String>; }
+    /// use rpc_core::{Channel, Context};
+    ///
+    /// struct Store;
+    ///
+    /// impl Kv for Store {
+    ///     async fn get(&self, key: &str) -> Option<String> {
+    ///         Context::set_reply_metadata("served-by", "shard-7").expect("a good name, and little");
+    ///         Some(key.to_owned())
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let kv = KvClient::new(Channel::to(KvServer::new(Store)).await?);
+    /// let (value, metadata) = kv.get("key").with_metadata().await;
+    /// assert_eq!((value?.as_deref(), metadata.text("served-by")), (Some("key"), Some("shard-7")));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// A bad or reserved name, or too much in all: nothing is set. Outside of a handler:
+    /// [`MetadataError::NoCall`].
+    pub fn set_reply_metadata(
+        name: &str,
+        value: impl Into<bytes::Bytes>,
+    ) -> Result<(), MetadataError> {
+        let extras = Self::peek(|context| context.extras.as_deref().cloned());
+        let mut extras = extras.ok_or(MetadataError::NoCall)?.unwrap_or_default();
+        extras.reply.insert(name, value)?;
+        // What is replaced may be the user's, so it is dropped when nothing is borrowed any more.
+        let _replaced = CURRENT.try_with(|current| {
+            let mut current = current.borrow_mut();
+            current.as_mut().map(|context| context.extras.replace(Arc::new(extras)))
+        });
+        Ok(())
     }
 
     /// The value of that type which an [interceptor](crate::interceptor) or a layer has put beside
@@ -375,6 +425,37 @@ pin_project_lite::pin_project! {
         future: F,
         // The task's context; while `future` is polled, the one that was current before.
         context: Option<Context>,
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// The same for a handler: what its context has for the reply goes with it.
+    pub(crate) struct Served<F> {
+        #[pin]
+        scoped: Scoped<F>,
+    }
+}
+
+impl<F> Served<F> {
+    #[inline]
+    pub(crate) fn new(context: Context, future: F) -> Self {
+        Self { scoped: Scoped { future, context: Some(context) } }
+    }
+}
+
+impl<F: Future<Output = Reply>> Future for Served<F> {
+    type Output = Reply;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Reply> {
+        let mut scoped = self.project().scoped;
+        let polled = scoped.as_mut().poll(cx);
+        match (&*scoped.project().context, polled) {
+            (Some(Context { extras: Some(extras), .. }), Poll::Ready(reply)) => {
+                Poll::Ready(reply.with_metadata(&extras.reply))
+            }
+            (_, polled) => polled,
+        }
     }
 }
 

@@ -24,8 +24,14 @@ use crate::status::Status;
 pub const MAX_ENTRIES: usize = 64;
 /// Longest name, bytes.
 pub const MAX_NAME_BYTES: usize = 64;
+/// Names that begin with this are refused, as they are kept for what the framework itself may say;
+/// a peer's are taken.
+pub const RESERVED_PREFIX: &str = "rpc-";
 /// Longest encoding of all metadata of a call, bytes.
-pub const MAX_ENCODED_BYTES: usize = 8 * 1024;
+pub const MAX_ENCODED_BYTES: usize = u16::MAX as usize;
+/// The same, unless [`ChannelBuilder::max_metadata_bytes`](crate::ChannelBuilder::max_metadata_bytes)
+/// and [`ServerBuilder::max_metadata_bytes`](crate::ServerBuilder::max_metadata_bytes) say otherwise.
+pub const DEFAULT_MAX_BYTES: usize = 8 * 1024;
 
 /// Named values of a call, sorted by name. Cheap to clone; empty ones allocate nothing.
 ///
@@ -87,10 +93,27 @@ impl Metadata {
         Some(&self.entries()[at].value)
     }
 
-    /// The value of that name, if it is UTF-8.
+    /// The value of that name, if it is UTF-8. Where it has to be there, see
+    /// [`Metadata::require_text`].
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         std::str::from_utf8(self.bytes(name)?).ok()
+    }
+
+    /// The value of that name, for a handler or interceptor that cannot do without.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Code::InvalidArgument), with the name: it is not there, or not
+    /// UTF-8.
+    pub fn require_text(&self, name: &str) -> Result<&str, Status> {
+        let value = self
+            .bytes(name)
+            .ok_or_else(|| Status::invalid_argument(format!("the metadata {name:?} is missing")))?;
+        std::str::from_utf8(value).map_err(|error| {
+            let at = error.valid_up_to();
+            let text = format!("the metadata {name:?} is not UTF-8, from its byte {at} on");
+            Status::invalid_argument(text)
+        })
     }
 
     /// Names and values, in the order of the names.
@@ -108,6 +131,9 @@ impl Metadata {
     /// A bad name, or too much in all; the metadata is as before.
     pub fn insert(&mut self, name: &str, value: impl Into<Bytes>) -> Result<(), MetadataError> {
         check_name(name.as_bytes())?;
+        if name.starts_with(RESERVED_PREFIX) {
+            return Err(MetadataError::Reserved);
+        }
         let entry = Entry { name: name.into(), value: value.into() };
         let position = self.position(name);
         let replaced = position.map_or(0, |at| self.entries()[at].encoded_bytes());
@@ -123,6 +149,19 @@ impl Metadata {
             Err(at) => entries.insert(at, entry),
         }
         Ok(())
+    }
+
+    /// Takes all values of another one, as far as there is room.
+    pub(crate) fn extend(&mut self, other: &Self) {
+        if self.is_empty() {
+            *self = other.clone();
+            return;
+        }
+        for (name, value) in other.iter_bytes() {
+            if let Err(error) = self.insert(name, value.clone()) {
+                tracing::debug!(name, %error, "metadata of a reply is left out");
+            }
+        }
     }
 
     /// Removes the value of that name.
@@ -246,6 +285,18 @@ pub enum MetadataError {
     /// More than [`MAX_ENCODED_BYTES`].
     #[error("metadata of a call takes more than {MAX_ENCODED_BYTES} bytes")]
     TooLong,
+    /// It begins with [`RESERVED_PREFIX`].
+    #[error(
+        "metadata names that begin with `{RESERVED_PREFIX}` are reserved for this framework: take \
+         another name"
+    )]
+    Reserved,
+    /// Metadata of a reply, set by who serves no call.
+    #[error(
+        "metadata of a reply is set in the handler of a call, and this is none: a task that a \
+         handler has spawned has no reply"
+    )]
+    NoCall,
     /// More than [`MAX_ENTRIES`].
     #[error("metadata of a call has more than {MAX_ENTRIES} entries")]
     TooMany,
@@ -303,6 +354,23 @@ mod tests {
     }
 
     #[test]
+    fn text_that_has_to_be_there_is_missed_by_name() {
+        let metadata = sample();
+        assert_eq!(metadata.require_text("traceparent"), Ok("00-ab"));
+        let missing = metadata.require_text("other").unwrap_err();
+        assert_eq!(missing.to_string(), "invalid argument: the metadata \"other\" is missing");
+        let bytes = metadata.require_text("auth").unwrap_err();
+        let text = "invalid argument: the metadata \"auth\" is not UTF-8, from its byte 0 on";
+        assert_eq!(bytes.to_string(), text);
+    }
+
+    #[test]
+    fn a_peer_may_use_reserved_names() {
+        let metadata = Metadata::decode(b"\x01\x05rpc-x\x01\0v").unwrap();
+        assert_eq!(metadata.text("rpc-x"), Some("v"));
+    }
+
+    #[test]
     fn a_later_value_replaces_an_earlier_one() {
         let mut metadata = sample();
         let shared = metadata.clone();
@@ -318,6 +386,7 @@ mod tests {
     fn what_would_be_refused_is_not_sent() {
         let mut metadata = Metadata::new();
         let long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert_eq!(metadata.insert("rpc-own", "v"), Err(MetadataError::Reserved));
         for name in ["", "Upper", "spa ce", "umläut", &long] {
             assert_eq!(metadata.insert(name, "v"), Err(MetadataError::BadName), "{name}");
         }

@@ -181,6 +181,48 @@ fn a_status_keeps_its_code_text_and_details() {
     assert_eq!(reply.kind, expected);
 }
 
+/// A reply's body with metadata in front.
+fn with_metadata(text: &str) -> OutBuf {
+    let mut answer = body(text);
+    answer.prepend_marked(b"md");
+    answer
+}
+
+#[test]
+fn metadata_of_a_reply_stands_in_front_of_its_body() {
+    let (mut client, mut server) = pair();
+    let id = start(&mut client);
+    carry(&mut client, &mut server);
+    let incoming = request(&mut server);
+    server.reply(incoming.id, Answer::Ok(with_metadata("pong"))).expect("the caller waits");
+    carry(&mut server, &mut client);
+    let Some(Outcome::Reply(mut reply)) = client.take_outcome(id) else { panic!("no reply") };
+    assert_eq!((reply.kind, reply.metadata()), (ReplyKind::Ok, &b"md"[..]));
+    reply.message.skip_marked();
+    assert_eq!((&reply.message[..], reply.metadata()), (&b"pong"[..], &b""[..]));
+}
+
+#[test]
+fn a_peer_of_an_earlier_version_gets_no_metadata_of_replies() {
+    let mut client = End::new(Role::Client, SessionLimits::default());
+    let mut server = End::new(Role::Server, SessionLimits::default());
+    let id = start(&mut client);
+    let sent = frames(&mut client);
+    let old =
+        Hello { min_version: 1, max_version: 1, max_calls: 0, features: 0, stream_window: None };
+    take(&mut server, &wire::hello(&old)).expect("a correct peer");
+    take(&mut server, &sent[1]).expect("a correct peer");
+    let incoming = request(&mut server);
+    server.reply(incoming.id, Answer::Ok(with_metadata("pong"))).expect("the caller waits");
+    let answers = frames(&mut server);
+    let last = answers.last().expect("the answer");
+    assert_eq!((last[1] & 0x80, &last[16..]), (0, &b"pong"[..]), "not a flag that it knows");
+    for frame in &answers {
+        take(&mut client, frame).expect("a correct peer");
+    }
+    assert_eq!(reply(&mut client, id), (ReplyKind::Ok, b"pong".to_vec()));
+}
+
 #[test]
 fn metadata_stands_beside_the_body() {
     let (mut client, mut server) = pair();
@@ -589,6 +631,7 @@ fn response_frame(id: WireId) -> Vec<u8> {
         has_parts: false,
         items: 0,
         is_reset: false,
+        metadata_bytes: 0,
     };
     wire::prepend_response(&mut frame, &head);
     frame.to_vec()

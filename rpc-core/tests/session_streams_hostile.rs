@@ -88,7 +88,9 @@ fn response(id: WireId, items: u32) -> Vec<u8> {
     let mut frame = OutBuf::new();
     let (signature_accepted, has_parts, is_reset) = (false, false, false);
     let kind = ReplyKind::Ok;
-    let head = ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset };
+    let metadata_bytes = 0;
+    let head =
+        ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset, metadata_bytes };
     wire::prepend_response(&mut frame, &head);
     frame.to_vec()
 }

@@ -26,7 +26,15 @@ fn request(head: &RequestHead, metadata: &[u8], bytes: &[u8]) -> Vec<u8> {
 }
 
 fn response_head(kind: ReplyKind, signature_accepted: bool) -> ResponseHead {
-    ResponseHead { id: ID, kind, signature_accepted, has_parts: false, items: 0, is_reset: false }
+    ResponseHead {
+        id: ID,
+        kind,
+        signature_accepted,
+        has_parts: false,
+        items: 0,
+        is_reset: false,
+        metadata_bytes: 0,
+    }
 }
 
 fn response(kind: ReplyKind, signature_accepted: bool, bytes: &[u8]) -> Vec<u8> {
@@ -84,6 +92,8 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
     let counted = ResponseHead { items: 0x3132_3334, ..response_head(ReplyKind::Ok, false) };
     let status = ReplyKind::Status { code: 14, retryable: true, details_bytes: 0 };
     let detailed = ReplyKind::Status { code: 5, retryable: false, details_bytes: 2 };
+    let plain_reply = response_head(ReplyKind::Ok, false);
+    let beside = ResponseHead { metadata_bytes: 2, ..response_head(detailed, false) };
     let head = |kind, signature_accepted| Frame::Response(response_head(kind, signature_accepted));
     vec![
         (
@@ -141,6 +151,16 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
             response_of(&ResponseHead { kind: status, is_reset: true, ..counted }, b"no"),
             "03620e00 34333231 04030201 08070605 6e6f",
             Frame::Response(ResponseHead { kind: status, is_reset: true, ..counted }),
+        ),
+        (
+            response_of(&ResponseHead { metadata_bytes: 2, ..plain_reply }, b"mdr"),
+            "03800000 00000000 04030201 08070605 0200 6d64 72",
+            Frame::Response(ResponseHead { metadata_bytes: 2, ..plain_reply }),
+        ),
+        (
+            response_of(&beside, b"md\xff\x00no"),
+            "03840500 00000000 04030201 08070605 02000000 0200 6d64 ff00 6e6f",
+            Frame::Response(beside),
         ),
         (item(&ITEM, b"item"), "06000000 34333231 04030201 08070605 6974656d", Frame::Item(ITEM)),
         (
@@ -217,7 +237,16 @@ fn golden_with_tail() -> Vec<(Vec<u8>, String, Frame)> {
     let reply = ResponseHead { has_parts: true, ..response_head(ReplyKind::Ok, true) };
     let mut response = parted();
     wire::prepend_response(&mut response, &reply);
+    let with_metadata = ResponseHead { metadata_bytes: 2, ..reply };
+    let mut beside = parted();
+    beside.prepend(b"md");
+    wire::prepend_response(&mut beside, &with_metadata);
     vec![
+        (
+            beside.to_vec(),
+            format!("03980000 00000000 04030201 08070605 0200 6d64 {PARTS_BLOCK} 61726773"),
+            Frame::Response(with_metadata),
+        ),
         (
             request.to_vec(),
             format!(
@@ -263,6 +292,7 @@ fn frames_with_a_tail_are_as_they_are_written_down() {
         assert_eq!(parsed, frame);
         let metadata_bytes = match frame {
             Frame::Request { metadata_bytes, .. } => metadata_bytes,
+            Frame::Response(head) => usize::from(head.metadata_bytes),
             _ => 0,
         };
         let (parts, body) = Parts::split(&bytes[head_bytes + metadata_bytes..]);
@@ -417,8 +447,11 @@ fn a_cut_frame_is_refused_or_has_less_body() {
         let metadata = match frame {
             Frame::Request { metadata_bytes, .. } => metadata_bytes,
             Frame::Response(ResponseHead {
-                kind: ReplyKind::Status { details_bytes, .. }, ..
-            }) => details_bytes as usize,
+                kind: ReplyKind::Status { details_bytes, .. },
+                metadata_bytes,
+                ..
+            }) => details_bytes as usize + usize::from(metadata_bytes),
+            Frame::Response(head) => usize::from(head.metadata_bytes),
             _ => 0,
         };
         for len in 0..bytes.len() {
@@ -457,7 +490,12 @@ fn each_broken_rule_has_its_own_error() {
     assert_eq!(error(&changed(&plain, 0, 0)), WireError::UnknownKind(0));
     assert_eq!(error(&changed(&plain, 0, 13)), WireError::UnknownKind(13));
     let flags = |kind, flags| WireError::UnknownFlags { kind, flags };
-    assert_eq!(error(&changed(&ok, 1, 0x80)), flags(Kind::Response, 0x80));
+    let metadata = changed(&ok, 1, 0x80);
+    assert_eq!(error(&metadata), WireError::MetadataTruncated);
+    let long = [&metadata[..], &[3, 0, 1, 2]].concat();
+    assert_eq!(error(&long), WireError::MetadataTruncated);
+    let empty = [&metadata[..], &[0, 0]].concat();
+    assert_eq!(error(&empty), WireError::EmptyBlock(Kind::Response));
     assert_eq!(error(&changed(&plain, 1, 0x10)), WireError::PartsTruncated);
     assert_eq!(error(&changed(&cancel, 1, 1)), flags(Kind::Cancel, 1));
     assert_eq!(error(&changed(&plain, 3, 1)), WireError::UnusedFieldSet(Kind::Request));

@@ -158,7 +158,9 @@ fn response(id: WireId, items: u32, bytes: &[u8]) -> OutBuf {
     let mut frame = body(bytes);
     let (signature_accepted, has_parts, is_reset) = (true, false, false);
     let kind = ReplyKind::Ok;
-    let head = ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset };
+    let metadata_bytes = 0;
+    let head =
+        ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset, metadata_bytes };
     wire::prepend_response(&mut frame, &head);
     frame
 }

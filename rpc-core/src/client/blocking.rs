@@ -9,7 +9,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use rpc_transport::protocol::config::WhenFull;
 use crate::channel::hedging::HedgingPolicy;
 use crate::client::Channel;
 use crate::client::call::stream_call::StreamDecoders;
+use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 use crate::stream::BlockingStreaming;
@@ -72,6 +73,7 @@ pub struct BlockingChannel {
     when_full: Option<WhenFull>,
     hedging: Option<Option<HedgingPolicy>>,
     metadata: Vec<(String, Bytes)>,
+    replies: Option<Arc<Mutex<Metadata>>>,
     driver: Arc<Driver>,
 }
 
@@ -119,6 +121,7 @@ impl BlockingChannel {
             when_full: None,
             hedging: None,
             metadata: Vec::new(),
+            replies: None,
             driver: Arc::new(driver),
         })
     }
@@ -180,6 +183,38 @@ impl BlockingChannel {
         self
     }
 
+    /// Has the metadata of each reply put into `place`, in place of the one before: what
+    /// [`Call::with_metadata`](crate::Call::with_metadata) gives. Streams of results have theirs in
+    /// [`BlockingStreaming::metadata`].
+    ///
+    /// ```no_run
+    /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self, name: &str) -> String; }
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// let greeter = GreeterBlockingClient::connect("auto://10.0.0.7:7471")?;
+    /// let seen = Arc::new(Mutex::default());
+    /// let channel = greeter.channel().clone().with_reply_metadata(Arc::clone(&seen));
+    /// GreeterBlockingClient::new(channel).greet("Ada")?;
+    /// println!("{:?}", seen.lock().expect("not poisoned").text("served-by"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_reply_metadata(mut self, place: Arc<Mutex<Metadata>>) -> Self {
+        self.replies = Some(place);
+        self
+    }
+
+    /// Waits for a call, and keeps the metadata of its reply.
+    fn wait_with_metadata<O>(
+        &self,
+        place: &Mutex<Metadata>,
+        call: impl Future<Output = (O, Metadata)>,
+    ) -> O {
+        let (output, metadata) = self.driver.wait(call);
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = metadata;
+        output
+    }
+
     /// Calls a method and waits for the reply.
     ///
     /// # Panics
@@ -197,7 +232,10 @@ impl BlockingChannel {
         if let Some(policy) = self.hedging {
             call = call.hedging(policy);
         }
-        self.driver.wait(call)
+        match &self.replies {
+            Some(place) => self.wait_with_metadata(place, call.with_metadata()),
+            None => self.driver.wait(call),
+        }
     }
 
     /// Calls a method that gives a stream, and waits until it was accepted.
@@ -240,7 +278,10 @@ impl BlockingChannel {
         refuse_inside_a_runtime();
         let call = self.channel.call_upload(method, args, upload, decode);
         let call = with_options!(self, call);
-        self.driver.wait(call)
+        match &self.replies {
+            Some(place) => self.wait_with_metadata(place, call.with_metadata()),
+            None => self.driver.wait(call),
+        }
     }
 }
 

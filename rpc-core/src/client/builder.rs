@@ -23,6 +23,7 @@ use crate::channel::retry::RetryPolicy;
 use crate::codec::{Codec, DEFAULT_MIN_PART_BYTES};
 use crate::interceptor::ClientInterceptor;
 use crate::interceptor::client::Around;
+use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::server::Server;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
@@ -59,6 +60,7 @@ pub struct ChannelBuilder {
     faults: Option<FaultPlan>,
     hedging: Option<HedgingPolicy>,
     around: Around,
+    max_metadata_bytes: usize,
     bad_metadata: Option<String>,
 }
 
@@ -79,6 +81,7 @@ impl Default for ChannelBuilder {
             faults: None,
             hedging: None,
             around: Around::default(),
+            max_metadata_bytes: DEFAULT_MAX_BYTES,
             bad_metadata: None,
         }
     }
@@ -222,6 +225,16 @@ impl ChannelBuilder {
         if let Err(error) = self.around.metadata.insert(name, value) {
             self.bad_metadata = Some(format!("metadata {name:?} of the channel: {error}"));
         }
+        self
+    }
+
+    /// Longest metadata of a call of the channel, bytes. Default 8,192, at most 65,535; a call with
+    /// more fails with [`InvalidArgument`](crate::Code::InvalidArgument), and is not sent. Servers
+    /// have a limit of their own
+    /// ([`ServerBuilder::max_metadata_bytes`](crate::ServerBuilder::max_metadata_bytes)).
+    #[must_use]
+    pub fn max_metadata_bytes(mut self, bytes: usize) -> Self {
+        self.max_metadata_bytes = bytes;
         self
     }
 
@@ -374,6 +387,7 @@ impl ChannelBuilder {
                 .saturating_add(self.limits.max_waiting_calls),
             retry: self.retry.filter(RetryPolicy::may_retry).map(Retries::new),
             hedging: Hedges::new(self.hedging),
+            max_metadata_bytes: self.max_metadata_bytes,
             around: Some(self.around).filter(|around| !around.is_empty()).map(Arc::new),
             server: None,
             counts,

@@ -7,7 +7,7 @@ pub(crate) mod raw_call;
 pub(crate) mod stream_call;
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,6 +22,7 @@ use self::raw_call::{CallOutcome, RawCall};
 use crate::bulk::Landing;
 use crate::channel::hedging::HedgingPolicy;
 use crate::client::shared::Shared;
+use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 
@@ -157,6 +158,16 @@ impl<'a, O> Call<'a, O> {
     pub fn into(mut self, landing: impl Into<Landing>) -> Self {
         self.call.land_in(landing.into());
         self
+    }
+
+    /// Makes the call, and gives what the server says beside its outcome:
+    /// [`Context::set_reply_metadata`](crate::Context::set_reply_metadata).
+    pub async fn with_metadata(mut self) -> (O, Metadata) {
+        let mut found = CallOutcome::Nothing;
+        poll_fn(|cx| self.call.poll(cx, &mut found)).await;
+        let mut parts = self.call.finish(found);
+        let metadata = parts.take_metadata();
+        ((self.decode)(parts), metadata)
     }
 
     /// Sends the request now, if the channel is connected, and ends the borrow of the channel,

@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(super) max_waiting: u32,
     /// `None`: a call whose handler may have begun is never tried again.
     pub(crate) retry: Option<Retries>,
+    /// Longest metadata of a call, bytes.
+    pub(crate) max_metadata_bytes: usize,
     /// Interceptors, and metadata of all calls.
     pub(crate) around: Option<Arc<Around>>,
     /// Second attempts while the first one runs.

@@ -29,6 +29,7 @@ use self::counts::{EndpointCounts, OwnCalls};
 use self::room::Room;
 use crate::bulk::BulkPool;
 use crate::context::ConnectionContext;
+use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::server::phase::Watch;
 use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
 use crate::stats::counts::Methods;
@@ -62,8 +63,9 @@ pub(crate) struct RpcEndpoint {
 
 /// Longest header of a request, bytes: fixed header, deadline, signature, length of the metadata.
 const REQUEST_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 8 + 8 + 2;
-/// Longest header of a response, bytes: fixed header and length of a status's details.
-const RESPONSE_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 4;
+/// Longest header of a response, bytes: fixed header, lengths of a status's details and of the
+/// metadata.
+const RESPONSE_HEADER_BYTES: u64 = wire::HEADER_BYTES as u64 + 4 + 2;
 
 /// Work to be done outside the shard's lock.
 pub(crate) enum Action {
@@ -154,6 +156,7 @@ impl RpcEndpoint {
                 identity,
                 bulk,
                 min_part_bytes,
+                max_metadata_bytes: DEFAULT_MAX_BYTES,
                 memory,
                 phase: None,
             }),
@@ -211,6 +214,14 @@ impl RpcEndpoint {
     pub(crate) fn watching(mut self, phase: Watch) -> Self {
         if let Some(context) = Arc::get_mut(&mut self.connection_context) {
             context.phase = Some(phase);
+        }
+        self
+    }
+
+    /// Takes metadata of calls up to so many bytes.
+    pub(crate) fn taking_metadata(mut self, max_bytes: usize) -> Self {
+        if let Some(context) = Arc::get_mut(&mut self.connection_context) {
+            context.max_metadata_bytes = max_bytes;
         }
         self
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rpc_transport::engine::clock;
+use rpc_transport::message::received::Message;
 
 use super::{Ended, Ending, Extensions, ItemCounters, guarded};
 use crate::metadata::Metadata;
@@ -177,7 +178,7 @@ impl Around {
             let mut call = Outbound { method, metadata, deadline, extensions, request_bytes };
             let before = guarded(interceptor.name(), method, || interceptor.before(&mut call));
             if let Err(status) = before.and_then(|passed| passed) {
-                let panicked = watch.end(Ending::Status(&status), 0);
+                let panicked = watch.end(Ending::Status(&status), None);
                 return Err(panicked.unwrap_or(status));
             }
             watch.passed += 1;
@@ -207,14 +208,17 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Ends the call, and gives what takes the place of its outcome if an interceptor has panicked.
-    pub(crate) fn end(&mut self, ending: Ending<'_>, reply_bytes: u64) -> Option<Status> {
+    pub(crate) fn end(&mut self, ending: Ending<'_>, reply: Option<&Message>) -> Option<Status> {
         let passed = std::mem::take(&mut self.passed);
+        let reply_metadata = reply.map_or(&[][..], Message::marked);
+        let bytes = reply.map_or(0, |message| message.len() as u64 + message.tail_bytes());
         let call = Ended {
             method: self.method,
             ending,
             began: self.began,
             request_bytes: self.request_bytes,
-            reply_bytes,
+            reply_bytes: bytes - reply_metadata.len() as u64,
+            reply_metadata,
             items: self.items.as_ref(),
             extensions: &self.extensions,
         };
@@ -236,7 +240,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.passed > 0 {
-            self.end(Ending::Cancelled, 0);
+            self.end(Ending::Cancelled, None);
         }
     }
 }

@@ -33,6 +33,7 @@ use rpc_transport::engine::clock;
 pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
 pub use crate::extensions::Extensions;
+use crate::metadata::Metadata;
 use crate::service::MethodDescriptor;
 use crate::status::{Code, Status};
 
@@ -115,6 +116,8 @@ pub struct Ended<'a> {
     began: Instant,
     request_bytes: u64,
     reply_bytes: u64,
+    /// Encoded metadata of a reply that is no status.
+    reply_metadata: &'a [u8],
     items: Option<&'a ItemCounters>,
     extensions: &'a Extensions,
 }
@@ -155,6 +158,16 @@ impl Ended<'_> {
     #[must_use]
     pub fn reply_bytes(&self) -> u64 {
         self.reply_bytes
+    }
+
+    /// The metadata that goes with the reply; see
+    /// [`Context::set_reply_metadata`](crate::Context::set_reply_metadata).
+    #[must_use]
+    pub fn reply_metadata(&self) -> Metadata {
+        match self.ending {
+            Ending::Status(status) => status.metadata().clone(),
+            _ => Metadata::decode(self.reply_metadata).unwrap_or_default(),
+        }
     }
 
     /// The items of its streams.

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
+use rpc_transport::message::outgoing::OutBuf;
 use tokio::time::Sleep;
 
 use super::{Ended, Ending, ItemCounters, guarded};
@@ -222,14 +223,16 @@ struct Watch {
 
 impl Watch {
     /// Ends the call, and gives what takes the place of the reply if an interceptor has panicked.
-    fn end(&mut self, ending: Ending<'_>, reply_bytes: u64) -> Option<Status> {
+    fn end(&mut self, ending: Ending<'_>, reply: Option<&OutBuf>) -> Option<Status> {
         let passed = std::mem::take(&mut self.passed);
+        let marked = reply.map_or(0, |body| body.marks().1);
         let call = Ended {
             method: self.method,
             ending,
             began: self.began,
             request_bytes: self.request_bytes,
-            reply_bytes,
+            reply_bytes: reply.map_or(0, OutBuf::total_len) - u64::from(marked),
+            reply_metadata: reply.map_or(&[], |body| &body[..usize::from(marked)]),
             items: self.items.as_deref(),
             extensions: self.context.extensions(),
         };
@@ -245,15 +248,15 @@ impl Watch {
 
     #[cold]
     fn refused(mut self, status: Status) -> Handler {
-        let panicked = self.end(Ending::Status(&status), 0);
+        let panicked = self.end(Ending::Status(&status), None);
         Handler::ready(Reply::Status(panicked.unwrap_or(status)))
     }
 
     fn replied(&mut self, reply: Reply) -> Reply {
         let panicked = match &reply {
-            Reply::Ok(body) => self.end(Ending::Ok, body.total_len()),
-            Reply::UserError(body) => self.end(Ending::UserError, body.total_len()),
-            Reply::Status(status) => self.end(Ending::Status(status), 0),
+            Reply::Ok(body) => self.end(Ending::Ok, Some(body)),
+            Reply::UserError(body) => self.end(Ending::UserError, Some(body)),
+            Reply::Status(status) => self.end(Ending::Status(status), None),
         };
         panicked.map_or(reply, Reply::Status)
     }
@@ -262,7 +265,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.passed > 0 {
-            self.end(Ending::Cancelled, 0);
+            self.end(Ending::Cancelled, None);
         }
     }
 }

@@ -208,7 +208,10 @@ impl Acceptor {
         let bulk = shard.bulk.clone();
         let (queue, memory) = (self.config.link.queue_limit(), self.memory.share());
         let peer = RpcEndpoint::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
-        let peer = peer.holding(permit).watching(self.phase.clone());
+        let peer = peer
+            .holding(permit)
+            .watching(self.phase.clone())
+            .taking_metadata(self.config.max_metadata_bytes);
         let accepting = shard.accept(incoming, &self.config.link, peer);
         let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
         match &accepted {

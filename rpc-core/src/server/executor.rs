@@ -144,9 +144,10 @@ impl Handlers {
         let prepared = route.and_then(|route| {
             let codec = route.accept(signature, codec)?;
             route.accept_streams(streams)?;
-            let memory = &connection_context.memory;
+            let ConnectionContext { memory, max_metadata_bytes: most, .. } = &*connection_context;
+            let most = *most;
             let streams = self::streams(shard, key, id, route.method, memory)?;
-            Ok((route, codec, streams, metadata(route.method, &message[..metadata_bytes])?))
+            Ok((route, codec, streams, metadata(route.method, &message[..metadata_bytes], most)?))
         });
         match prepared {
             Err(status) => {
@@ -279,9 +280,21 @@ impl Origin {
 }
 
 #[inline]
-fn metadata(method: &MethodDescriptor, encoded: &[u8]) -> Result<Metadata, Status> {
+fn metadata(
+    method: &MethodDescriptor,
+    encoded: &[u8],
+    max_bytes: usize,
+) -> Result<Metadata, Status> {
     if encoded.is_empty() {
         return Ok(Metadata::default());
+    }
+    if encoded.len() > max_bytes {
+        return Err(Status::resource_exhausted(format!(
+            "{}: metadata of {} bytes is longer than the {max_bytes} bytes that the server takes: send \
+             less, or raise its `max_metadata_bytes`",
+            method.name,
+            encoded.len()
+        )));
     }
     Metadata::decode(encoded)
         .map_err(|error| Status::invalid_argument(format!("{}: {error}", method.name)))
@@ -394,9 +407,30 @@ impl RpcEndpoint {
         status: &Status,
     ) -> Result<(), Gone> {
         let status = status.passed_on(method);
+        if !status.metadata().is_empty() {
+            return self.reply_status_with(id, &status);
+        }
         let (text, details) = status.sent_within(self.reply_room());
         let (code, retryable) = (status.code().number(), status.is_retryable());
         self.session.reply(id, Answer::Status { code, retryable, text, details: &details })
+    }
+}
+
+/// Statuses with metadata.
+impl RpcEndpoint {
+    #[cold]
+    fn reply_status_with(&mut self, id: IncomingId, status: &Status) -> Result<(), Gone> {
+        let mut encoded = OutBuf::new();
+        status.metadata().encode(&mut encoded);
+        // It goes first where there is no room for all: the text is cut.
+        let room = self.reply_room().saturating_sub(encoded.len());
+        let (text, details) = status.sent_within(room);
+        let (code, retryable) = (status.code().number(), status.is_retryable());
+        let (kind, mut body) = session::status_body(code, retryable, text, &details);
+        if encoded.len() + body.len() <= self.reply_room() {
+            body.prepend_marked(&encoded);
+        }
+        self.session.reply_with(id, kind, body)
     }
 }
 

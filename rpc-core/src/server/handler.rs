@@ -18,7 +18,7 @@ use std::task::{self, Poll};
 
 use rpc_transport::device::PeerIdentity;
 
-use crate::context::Context;
+use crate::context::{Context, Served};
 use crate::server::pooled_future::PooledFuture;
 use crate::service::reply::Reply;
 use crate::status::Status;
@@ -47,7 +47,10 @@ impl Handler {
     where
         F: Future<Output = Reply> + Send + 'static,
     {
-        Self { stage: Stage::Running(PooledFuture::new(context.scope(future))), is_over: false }
+        Self {
+            stage: Stage::Running(PooledFuture::new(Served::new(context, future))),
+            is_over: false,
+        }
     }
 
     /// The same for a future that needs no context: one that polls other handlers.

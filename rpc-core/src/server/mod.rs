@@ -45,6 +45,7 @@ use self::around::Arounds;
 use self::phase::{Phase, Phases};
 use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::interceptor::ServerInterceptor;
+use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::server::router::Router;
 use crate::server::stats::StatsHandle;
 use crate::service::Dispatch;
@@ -85,6 +86,7 @@ struct Config {
     drain_lead: Duration,
     grace: Duration,
     min_part_bytes: usize,
+    max_metadata_bytes: usize,
     /// `None`: sized from the machine.
     memory_budget: Option<u64>,
     faults: Option<FaultPlan>,
@@ -101,6 +103,7 @@ impl Default for ServerBuilder {
             drain_lead: Duration::ZERO,
             grace: Duration::from_secs(10),
             min_part_bytes: DEFAULT_MIN_PART_BYTES,
+            max_metadata_bytes: DEFAULT_MAX_BYTES,
             memory_budget: None,
             faults: None,
         };
@@ -236,6 +239,14 @@ impl ServerBuilder {
     #[must_use]
     pub fn min_part_bytes(mut self, bytes: usize) -> Self {
         self.config.min_part_bytes = bytes;
+        self
+    }
+
+    /// Longest metadata of a call that is taken, bytes. Default 8,192, at most 65,535; calls with more
+    /// fail with [`Code::ResourceExhausted`](crate::Code::ResourceExhausted), and do not run.
+    #[must_use]
+    pub fn max_metadata_bytes(mut self, bytes: usize) -> Self {
+        self.config.max_metadata_bytes = bytes;
         self
     }
 

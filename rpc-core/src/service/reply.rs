@@ -8,7 +8,8 @@ use rpc_transport::message::received::Message;
 use super::method::MethodDescriptor;
 use crate::bulk::BulkMut;
 use crate::codec::Codec;
-use crate::status::Status;
+use crate::metadata::Metadata;
+use crate::status::{Code, Status};
 
 /// The kind of body that a reply has, which decides how to decode it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,35 @@ pub enum Reply {
     Status(Status),
 }
 
+impl Reply {
+    /// Adds metadata, in place of what the reply has of the same names.
+    #[cold]
+    pub(crate) fn with_metadata(mut self, metadata: &Metadata) -> Self {
+        if metadata.is_empty() {
+            return self;
+        }
+        match &mut self {
+            Self::Ok(body) | Self::UserError(body) => mark(body, metadata),
+            Self::Status(status) => {
+                let mut all = status.own_metadata().clone();
+                all.extend(metadata);
+                *status = std::mem::replace(status, Code::Unknown.into()).with_metadata(all);
+            }
+        }
+        self
+    }
+}
+
+/// Puts metadata in front of a body.
+fn mark(body: &mut OutBuf, metadata: &Metadata) {
+    let (_, before) = body.marks();
+    let mut all = Metadata::decode(&body[..usize::from(before)]).unwrap_or_default();
+    all.extend(metadata);
+    let mut encoded = OutBuf::new();
+    all.encode(&mut encoded);
+    body.prepend_marked(&encoded);
+}
+
 /// A reply as a client sees it.
 #[non_exhaustive]
 pub struct ReplyParts {
@@ -42,6 +72,23 @@ pub struct ReplyParts {
     pub outcome: Result<(ReplyKind, Message), Status>,
     /// The buffer to receive the reply's payload in.
     pub(crate) into: Option<Box<BulkMut>>,
+}
+
+impl ReplyParts {
+    /// Takes the metadata that came with the reply. What cannot be read takes the reply's place.
+    pub fn take_metadata(&mut self) -> Metadata {
+        let message = match &mut self.outcome {
+            Ok((_, message)) => message,
+            Err(status) => return status.metadata().clone(),
+        };
+        let metadata = Metadata::decode(message.marked());
+        message.skip_marked();
+        metadata.unwrap_or_else(|error| {
+            let text = format!("{}: in the reply, {error}", self.method.name);
+            self.outcome = Err(Status::internal(text));
+            Metadata::new()
+        })
+    }
 }
 
 impl fmt::Debug for ReplyParts {

@@ -190,8 +190,8 @@ pub enum Failure {
 pub struct Reply {
     /// What the body is.
     pub kind: ReplyKind,
-    /// The body: of a status, its details and then its text; of others with a tail, the PARTS
-    /// block and then the encoded value.
+    /// The metadata, which is marked, and then the body: of a status, its details and then its text;
+    /// of others with a tail, the PARTS block and then the encoded value.
     pub message: Message,
     /// The stream of results did not come to its own end: the status takes the place of what was
     /// not sent.
@@ -199,10 +199,20 @@ pub struct Reply {
 }
 
 impl Reply {
+    /// Encoded metadata of the response; empty if it has none.
+    #[must_use]
+    pub fn metadata(&self) -> &[u8] {
+        self.message.marked()
+    }
+
+    fn body(&self) -> &[u8] {
+        &self.message[self.metadata().len()..]
+    }
+
     /// Details of a status; empty for others.
     #[must_use]
     pub fn details(&self) -> &[u8] {
-        &self.message[..self.details_bytes()]
+        &self.body()[..self.details_bytes()]
     }
 
     /// Text of a status; empty for others.
@@ -211,7 +221,7 @@ impl Reply {
         match self.kind {
             ReplyKind::Status { .. } => {
                 // Checked when it was parsed.
-                std::str::from_utf8(&self.message[self.details_bytes()..]).unwrap_or_default()
+                std::str::from_utf8(&self.body()[self.details_bytes()..]).unwrap_or_default()
             }
             ReplyKind::Ok | ReplyKind::UserError => "",
         }
@@ -220,7 +230,7 @@ impl Reply {
     fn details_bytes(&self) -> usize {
         match self.kind {
             ReplyKind::Status { details_bytes, .. } => {
-                usize::try_from(details_bytes).unwrap_or(usize::MAX).min(self.message.len())
+                usize::try_from(details_bytes).unwrap_or(usize::MAX).min(self.body().len())
             }
             ReplyKind::Ok | ReplyKind::UserError => 0,
         }

@@ -368,12 +368,29 @@ impl<W, H> Session<W, H> {
         items: u32,
         is_reset: bool,
     ) {
-        let has_parts = frame.tail_len() != 0;
+        let (has_parts, mut metadata_bytes) = frame.marks();
+        if metadata_bytes != 0 && !self.peer_takes_reply_metadata() {
+            frame.drop_marked();
+            metadata_bytes = 0;
+        }
         wire::prepend_response(
             &mut frame,
-            &ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset },
+            &ResponseHead {
+                id,
+                kind,
+                signature_accepted,
+                has_parts,
+                items,
+                is_reset,
+                metadata_bytes,
+            },
         );
         self.frames.push_response(id, frame);
+    }
+
+    #[cold]
+    fn peer_takes_reply_metadata(&self) -> bool {
+        self.peer.is_some_and(|hello| hello.features & wire::FEATURE_REPLY_METADATA != 0)
     }
 
     pub(super) fn expire_incoming(&mut self, slot: u32, now: Instant) {
@@ -409,7 +426,12 @@ pub(super) fn answer_body(answer: Answer<'_>) -> (ReplyKind, OutBuf) {
 }
 
 #[cold]
-fn status_body(code: u8, retryable: bool, text: &str, details: &[u8]) -> (ReplyKind, OutBuf) {
+pub(crate) fn status_body(
+    code: u8,
+    retryable: bool,
+    text: &str,
+    details: &[u8],
+) -> (ReplyKind, OutBuf) {
     const UNKNOWN: u8 = 2;
     let code = if (1..=code::MAX).contains(&code) { code } else { UNKNOWN };
     let details_bytes = u32::try_from(details.len()).unwrap_or(0);

@@ -448,6 +448,22 @@ impl<W, H> Session<W, H> {
         self.settle_response(head, message)
     }
 
+    /// The same for one that may have metadata.
+    #[cold]
+    pub(super) fn on_long_response(
+        &mut self,
+        head: ResponseHead,
+        head_bytes: usize,
+        mut message: Message,
+    ) -> Result<(), SessionError> {
+        if head.metadata_bytes == 0 {
+            return self.on_response(head, head_bytes, message);
+        }
+        message.advance(head_bytes);
+        message.mark(head.metadata_bytes);
+        self.on_response(head, 0, message)
+    }
+
     /// A response whose items are all here.
     #[inline]
     pub(super) fn settle_response(

@@ -55,8 +55,8 @@ pub use self::streams::{Broken, Rules as StreamRules};
 pub use self::streams::{NotSent, ReadItem, SendError, StreamEnd, StreamId, StreamLimits};
 pub use crate::wire::{CallStreams, ReplyKind};
 
-pub(crate) use self::callee::RAISE;
 use self::callee::RequestBytes;
+pub(crate) use self::callee::{RAISE, status_body};
 use self::deadlines::Deadlines;
 use self::incoming::IncomingCalls;
 use self::outgoing::Calls;
@@ -197,7 +197,7 @@ impl<W, H> Session<W, H> {
             min_version: wire::VERSION,
             max_version: wire::VERSION,
             max_calls: self.limits.max_incoming_calls,
-            features: 0,
+            features: wire::FEATURE_REPLY_METADATA,
             stream_window: self.streams.window(),
         }));
     }
@@ -273,7 +273,7 @@ impl<W, H> Session<W, H> {
             return Err(SessionError::HelloMissing);
         }
         match frame {
-            Frame::Response(head) => self.on_response(head, head_bytes, message),
+            Frame::Response(head) => self.on_long_response(head, head_bytes, message),
             Frame::Request { head, metadata_bytes } => {
                 let bytes = RequestBytes { head_bytes, metadata_bytes, message };
                 self.on_request(head, bytes, now)

@@ -24,6 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use self::code::Code;
+use crate::metadata::Metadata;
 use crate::service::method::{MethodDescriptor, method_in_use};
 use crate::wire::refusal::RETRY_AFTER;
 
@@ -64,7 +65,12 @@ struct Rest {
     details: Bytes,
     retry_after: Option<Duration>,
     source: Option<Arc<dyn Error + Send + Sync>>,
+    metadata: Metadata,
+    /// The metadata are this end's own, not those of the call that ended with the status.
+    own_metadata: bool,
 }
+
+static NO_METADATA: Metadata = Metadata::new();
 
 macro_rules! constructors {
     ($($name:ident => $code:ident),* $(,)?) => {$(
@@ -133,6 +139,31 @@ impl Status {
         self.with_retryable(true)
     }
 
+    /// Sets the metadata that goes with it. It stays between a caller and its server: whose handler
+    /// passes a status on from a call of its own does not pass it on.
+    #[must_use]
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        if !metadata.is_empty() || self.rest.is_some() {
+            let rest = self.rest_mut();
+            (rest.metadata, rest.own_metadata) = (metadata, true);
+        }
+        self
+    }
+
+    /// The metadata that came with it, or goes with it.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        self.rest.as_ref().map_or(&NO_METADATA, |rest| &rest.metadata)
+    }
+
+    /// The metadata that this end has set.
+    pub(crate) fn own_metadata(&self) -> &Metadata {
+        match &self.rest {
+            Some(rest) if rest.own_metadata => &rest.metadata,
+            _ => &NO_METADATA,
+        }
+    }
+
     /// Adds the cause, which stays in this process.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Arc<dyn Error + Send + Sync>>) -> Self {
@@ -193,6 +224,9 @@ impl Status {
     /// Marks this as the end of a call to `method`.
     pub(crate) fn of_call(mut self, method: &'static MethodDescriptor) -> Self {
         (self.call, self.own_word) = (method.dense_index() + 1, false);
+        if !self.metadata().is_empty() {
+            self.rest_mut().own_metadata = false;
+        }
         self
     }
 
@@ -210,6 +244,9 @@ impl Status {
             status.rest_mut().message = Cow::Borrowed(called.name);
         } else if !text.starts_with(called.name) {
             status.rest_mut().message = Cow::Owned(format!("{}: {text}", called.name));
+        }
+        if !self.metadata().is_empty() && self.own_metadata().is_empty() {
+            status.rest_mut().metadata = Metadata::new();
         }
         status.retryable &= self.own_word || method.is_some_and(|method| method.idempotent);
         status.call = 0;
@@ -281,7 +318,7 @@ impl From<Code> for Status {
     }
 }
 
-/// Compares what is sent: code, text, details, retryable.
+/// Compares what is sent: code, text, details, retryable, metadata.
 impl PartialEq for Status {
     fn eq(&self, other: &Self) -> bool {
         self.code == other.code
@@ -289,6 +326,7 @@ impl PartialEq for Status {
             && self.message() == other.message()
             && self.details() == other.details()
             && self.retry_after() == other.retry_after()
+            && self.metadata() == other.metadata()
     }
 }
 
@@ -309,6 +347,9 @@ impl fmt::Debug for Status {
         debug.field("code", &self.code).field("message", &self.message());
         if !self.details().is_empty() {
             debug.field("details", &self.details().len());
+        }
+        if !self.metadata().is_empty() {
+            debug.field("metadata", self.metadata());
         }
         debug.field("retryable", &self.retryable);
         if let Some(called) = self.called() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::receive::{StreamEnd, Streaming};
 use super::upload::{NoUpload, Pump};
 use crate::client::blocking::{Driver, refuse_inside_a_runtime};
+use crate::metadata::Metadata;
 use crate::status::Status;
 
 /// A stream of results, read by an iterator that waits. Dropping it cancels the call.
@@ -27,6 +28,12 @@ impl<T, R, E, U> BlockingStreaming<T, R, E, U> {
     #[must_use]
     pub fn end(&self) -> Option<StreamEnd> {
         self.stream.end()
+    }
+
+    /// As [`Streaming::metadata`].
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        self.stream.metadata()
     }
 }
 

@@ -23,6 +23,7 @@ use super::upload::{NoUpload, Pump};
 use crate::bulk::{Bulk, PieceReader};
 use crate::client::call::stream_call::ClientStream;
 use crate::codec::Codec;
+use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::{self, ReadItem};
 use crate::status::{Code, Status};
@@ -80,6 +81,8 @@ struct Results<R, E, U> {
     call: ClientStream,
     decode_end: fn(ReplyParts) -> Result<R, E>,
     upload: U,
+    /// Came with the end.
+    metadata: Metadata,
 }
 
 impl<T> Streaming<T> {
@@ -104,7 +107,12 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
         upload: U,
     ) -> Self {
         let (codec, method) = (call.codec(), call.method());
-        let side = Side::Results(Box::new(Results { call, decode_end, upload }));
+        let side = Side::Results(Box::new(Results {
+            call,
+            decode_end,
+            upload,
+            metadata: Metadata::new(),
+        }));
         Self { side, codec, method, decode, end: None, output: None }
     }
 
@@ -112,6 +120,18 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
     #[must_use]
     pub fn end(&self) -> Option<StreamEnd> {
         self.end
+    }
+
+    /// The metadata that came with the end of a stream of results
+    /// ([`Context::set_reply_metadata`](crate::Context::set_reply_metadata)), once the end has been
+    /// read: behind the last item, and with an error.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        static NONE: Metadata = Metadata::new();
+        match &self.side {
+            Side::Results(results) => &results.metadata,
+            Side::Arguments(_) => &NONE,
+        }
     }
 }
 
@@ -232,7 +252,8 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
             }
             return Poll::Ready(Read::Item(message));
         }
-        let (end, parts) = self.call.finish();
+        let (end, mut parts) = self.call.finish();
+        self.metadata = parts.take_metadata();
         Poll::Ready(match (self.upload.end(), (self.decode_end)(parts)) {
             (Some(status), _) => Read::Failed(StreamEnd::Failed, status.into()),
             (None, Ok(output)) => Read::Finished(Some(output)),

@@ -39,6 +39,8 @@ pub const HELLO_BODY_BYTES: usize = 16;
 const STREAM_WINDOW_BYTES: usize = 8;
 /// Feature bit of a hello: its sender speaks streams, and its stream window follows.
 pub const FEATURE_STREAMS: u64 = 1;
+/// Feature bit of a hello: its sender understands metadata in responses.
+pub const FEATURE_REPLY_METADATA: u64 = 2;
 /// Longest metadata block, bytes.
 pub const MAX_METADATA_BYTES: usize = u16::MAX as usize;
 /// The session version that this code speaks, and the only one.
@@ -81,7 +83,7 @@ mod response_flag {
     pub(super) const PARTS: u8 = 0x10;
     pub(super) const ITEMS: u8 = 0x20;
     pub(super) const RESET: u8 = 0x40;
-    pub(super) const ALL: u8 = USER_ERROR | RETRYABLE | DETAILS | ACCEPTED | PARTS | ITEMS | RESET;
+    pub(super) const METADATA: u8 = 0x80;
 }
 
 /// Requests and responses use the same flag for PARTS.
@@ -284,7 +286,6 @@ fn parse_response(
     mut rest: &[u8],
     tail_bytes: u64,
 ) -> Result<(Frame, usize), WireError> {
-    header.check_flags(response_flag::ALL)?;
     let (flags, code) = (header.flags, header.codec_or_status);
     // The number of items takes the place of the method, and is there only if it is not 0.
     header.check_unused((flags & response_flag::ITEMS != 0) == (header.method != 0))?;
@@ -304,12 +305,21 @@ fn parse_response(
         0 => ReplyKind::Ok,
         _ => parse_status(flags, code, &mut rest, &mut taken)?,
     };
+    let mut metadata_bytes = 0;
+    if flags & response_flag::METADATA != 0 {
+        metadata_bytes = parse_reply_metadata(&mut rest, &mut taken)?;
+    }
+    let body = &rest[usize::from(metadata_bytes)..];
+    if let ReplyKind::Status { details_bytes, .. } = kind {
+        check_status(body, details_bytes)?;
+    }
     let has_parts = flags & PARTS != 0;
     if has_parts {
-        parts::check(Kind::Response, rest, tail_bytes)?;
+        parts::check(Kind::Response, body, tail_bytes)?;
     }
     let (items, is_reset) = (header.method, flags & response_flag::RESET != 0);
-    let head = ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset };
+    let head =
+        ResponseHead { id, kind, signature_accepted, has_parts, items, is_reset, metadata_bytes };
     Ok((Frame::Response(head), taken))
 }
 
@@ -328,12 +338,27 @@ fn parse_status(
             return Err(WireError::EmptyBlock(Kind::Response));
         }
     }
-    let split = usize::try_from(details_bytes).ok();
-    let text = split.and_then(|at| rest.get(at..)).ok_or(WireError::DetailsTruncated)?;
-    if std::str::from_utf8(text).is_err() {
-        return Err(WireError::StatusTextNotUtf8);
-    }
     Ok(ReplyKind::Status { code, retryable: flags & response_flag::RETRYABLE != 0, details_bytes })
+}
+
+/// Details and text of a status.
+#[cold]
+fn check_status(body: &[u8], details_bytes: u32) -> Result<(), WireError> {
+    let split = usize::try_from(details_bytes).ok();
+    let text = split.and_then(|at| body.get(at..)).ok_or(WireError::DetailsTruncated)?;
+    std::str::from_utf8(text).map(drop).map_err(|_| WireError::StatusTextNotUtf8)
+}
+
+#[cold]
+fn parse_reply_metadata(rest: &mut &[u8], taken: &mut usize) -> Result<u16, WireError> {
+    let len = u16::from_le_bytes(take(rest, taken).ok_or(WireError::MetadataTruncated)?);
+    if usize::from(len) > rest.len() {
+        return Err(WireError::MetadataTruncated);
+    }
+    if len == 0 {
+        return Err(WireError::EmptyBlock(Kind::Response));
+    }
+    Ok(len)
 }
 
 /// Cancel and cancelled frames: a header that names a call, and nothing else.
@@ -444,8 +469,8 @@ pub fn prepend_request(body: &mut OutBuf, head: &RequestHead, has_metadata: bool
     body.prepend(&header(Kind::Request, flags, head.codec, head.method, head.id));
 }
 
-/// Puts a response's header in front of its body. For a status with details the body is the
-/// details, then the text.
+/// Puts a response's header in front of its metadata, PARTS block and body. For a status with
+/// details the body is the details, then the text.
 #[inline]
 pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
     let mut flags = if head.signature_accepted { response_flag::ACCEPTED } else { 0 };
@@ -453,6 +478,10 @@ pub fn prepend_response(body: &mut OutBuf, head: &ResponseHead) {
         flags |= PARTS;
     }
     let mut status = 0;
+    if head.metadata_bytes != 0 {
+        flags |= response_flag::METADATA;
+        body.prepend(&head.metadata_bytes.to_le_bytes());
+    }
     match head.kind {
         ReplyKind::Ok => {}
         ReplyKind::UserError => flags |= response_flag::USER_ERROR,

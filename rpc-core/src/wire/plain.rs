@@ -19,6 +19,7 @@ pub fn plain_response(bytes: &[u8]) -> Option<ResponseHead> {
         has_parts: false,
         items: 0,
         is_reset: false,
+        metadata_bytes: 0,
     })
 }
 

@@ -168,6 +168,8 @@ pub struct ResponseHead {
     pub items: u32,
     /// The stream of results did not come to its own end.
     pub is_reset: bool,
+    /// Length of the metadata that stands in front of the body, bytes.
+    pub metadata_bytes: u16,
 }
 
 /// A parsed frame.

@@ -116,6 +116,8 @@ struct Tail {
     place: Option<PeerSlot>,
     /// The message's share of a memory budget, until it is dropped.
     charge: Option<Reservation>,
+    /// How many of the head's first bytes [`OutBuf::prepend_marked`] has put there.
+    marked: u16,
 }
 
 impl OutBuf {
@@ -244,6 +246,29 @@ impl OutBuf {
     fn grow_front(&mut self, additional: usize) {
         self.bytes.splice(0..0, std::iter::repeat_n(0, additional));
         self.start += additional;
+    }
+
+    /// Puts a part of the head in front whose length the layer above wants to know again:
+    /// [`OutBuf::marks`]. There is one at most.
+    pub fn prepend_marked(&mut self, bytes: &[u8]) {
+        self.drop_marked();
+        let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
+        self.prepend(&bytes[..usize::from(len)]);
+        self.tail.get_or_insert_default().marked = len;
+    }
+
+    /// Takes that part away again. Nothing must stand before it.
+    pub fn drop_marked(&mut self) {
+        if let Some(tail) = &mut self.tail {
+            self.start += usize::from(std::mem::take(&mut tail.marked));
+        }
+    }
+
+    /// Whether there is a tail, and the length of the marked part, bytes.
+    #[inline]
+    #[must_use]
+    pub fn marks(&self) -> (bool, u16) {
+        self.tail.as_ref().map_or((false, 0), |tail| (tail.len != 0, tail.marked))
     }
 
     /// Takes away all that was put in front of the last `len` bytes of the head, and an offer of

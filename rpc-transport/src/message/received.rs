@@ -41,6 +41,8 @@ struct Beside {
     /// The message's share of a memory budget.
     charge: Option<Reservation>,
     refusal: Option<Refusal>,
+    /// How many of the first bytes are something else than the rest, as the layer above says.
+    marked: u16,
 }
 
 /// Why a message was dropped on arrival; only the beginning of its head was kept.
@@ -156,6 +158,27 @@ impl Message {
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.beside.is_none()
+    }
+
+    /// Marks the first bytes that are left as something else than the rest, for who reads it.
+    pub fn mark(&mut self, count: u16) {
+        self.beside.get_or_insert_default().marked = count;
+    }
+
+    /// The marked bytes; none, unless there are some.
+    #[must_use]
+    pub fn marked(&self) -> &[u8] {
+        let count = self.beside.as_ref().map_or(0, |beside| usize::from(beside.marked));
+        self.get(..count).unwrap_or_default()
+    }
+
+    /// Skips the marked bytes.
+    pub fn skip_marked(&mut self) {
+        let count = self.marked().len();
+        if count != 0 {
+            self.mark(0);
+            self.advance(count);
+        }
     }
 
     /// The message's tail, if it has arrived completely.

@@ -82,6 +82,7 @@ mod idle;
 mod interceptors;
 mod interop;
 mod late_writes;
+mod metadata;
 mod mismatch;
 mod outages;
 mod paths;

@@ -5,7 +5,7 @@
 //! `raw_call`.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use super::raw_call::streaming::Accepted;
 use super::raw_call::{CallOutcome, RawCall};
 use crate::codec::Codec;
 use crate::interceptor::ItemCounters;
+use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 use crate::stream::item::Decode;
@@ -196,25 +197,38 @@ impl<'a, O, U> UploadCall<'a, O, U> {
 // Nothing in it is pinned: sources are boxed.
 impl<O, U> Unpin for UploadCall<'_, O, U> {}
 
+impl<O, U: Pump> UploadCall<'_, O, U> {
+    /// As [`Call::with_metadata`](super::Call::with_metadata).
+    pub async fn with_metadata(mut self) -> (O, Metadata) {
+        let mut parts = poll_fn(|cx| self.poll_parts(cx)).await;
+        let metadata = parts.take_metadata();
+        ((self.decode)(parts), metadata)
+    }
+
+    fn poll_parts(&mut self, cx: &mut Context<'_>) -> Poll<ReplyParts> {
+        let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+        std::task::ready!(self.call.begin(cx));
+        if let Some(pumped) = self.call.pumped() {
+            // Pending or not: the outcome may have come.
+            let _ = self.upload.poll_pump(cx, &pumped);
+        }
+        let mut found = CallOutcome::Nothing;
+        std::task::ready!(self.call.poll(cx, &mut found));
+        step.made_progress();
+        let mut parts = self.call.finish(found);
+        if let Some(status) = self.upload.end() {
+            parts.outcome = Err(status);
+        }
+        Poll::Ready(parts)
+    }
+}
+
 impl<O, U: Pump> Future for UploadCall<'_, O, U> {
     type Output = O;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
         let this = self.get_mut();
-        let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
-        std::task::ready!(this.call.begin(cx));
-        if let Some(pumped) = this.call.pumped() {
-            // Pending or not: the outcome may have come.
-            let _ = this.upload.poll_pump(cx, &pumped);
-        }
-        let mut found = CallOutcome::Nothing;
-        std::task::ready!(this.call.poll(cx, &mut found));
-        step.made_progress();
-        let mut parts = this.call.finish(found);
-        if let Some(status) = this.upload.end() {
-            parts.outcome = Err(status);
-        }
-        Poll::Ready((this.decode)(parts))
+        this.poll_parts(cx).map(this.decode)
     }
 }
 

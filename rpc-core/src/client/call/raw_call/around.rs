@@ -65,13 +65,10 @@ impl RawCall<'_> {
     pub(super) fn end_around(&mut self, found: &mut CallOutcome) {
         let extras = self.extras.as_mut();
         let Some(mut watch) = extras.and_then(|extras| extras.watch.take()) else { return };
-        let bytes = |message: &rpc_transport::message::received::Message| {
-            message.len() as u64 + message.tail_bytes()
-        };
         let panicked = match &*found {
-            CallOutcome::Ok(message) => watch.end(Ending::Ok, bytes(message)),
-            CallOutcome::UserError(message) => watch.end(Ending::UserError, bytes(message)),
-            CallOutcome::Failed(status) => watch.end(Ending::Status(status), 0),
+            CallOutcome::Ok(message) => watch.end(Ending::Ok, Some(message)),
+            CallOutcome::UserError(message) => watch.end(Ending::UserError, Some(message)),
+            CallOutcome::Failed(status) => watch.end(Ending::Status(status), None),
             CallOutcome::Nothing => None,
         };
         if let Some(status) = panicked {

@@ -1,6 +1,7 @@
 //! The statuses of calls that fail, with the name of the method in their texts.
 
 use super::RawCall;
+use crate::metadata::Metadata;
 use crate::service::MethodDescriptor;
 use crate::session::{self, Failure, StartError};
 use crate::status::{Code, Status};
@@ -70,7 +71,14 @@ impl RawCall<'_> {
         if let Some(text) = self.refusal(code, reply) {
             return Status::new(code, text).with_retryable(retryable);
         }
-        Status::received(code, reply.text(), reply.details(), retryable)
+        let status = Status::received(code, reply.text(), reply.details(), retryable);
+        match Metadata::decode(reply.metadata()) {
+            Ok(metadata) => status.with_metadata(metadata),
+            Err(error) => {
+                tracing::debug!(method = self.method.name, %error, "metadata of a status is no good");
+                status
+            }
+        }
     }
 
     /// The error text when the server does not know the method or its signature differs. The server

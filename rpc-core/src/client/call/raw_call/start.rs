@@ -70,6 +70,11 @@ impl RawCall<'_> {
         let (mut may_repeat, mut may_hedge) = (method.idempotent && !method.has_streams(), true);
         if let Some(extras) = &mut **extras {
             metadata = encoded(&extras.metadata);
+            let most = via.channel().max_metadata_bytes;
+            if metadata.as_ref().is_some_and(|metadata| metadata.len() > most) {
+                let len = metadata.map_or(0, |metadata| metadata.len());
+                return self.metadata_too_long(len, most);
+            }
             when_full = extras.when_full.unwrap_or(when_full);
             may_repeat &= !extras.is_second;
             may_hedge = extras.slot.is_none();
@@ -140,6 +145,16 @@ impl RawCall<'_> {
                 self.refused(None);
             }
         }
+    }
+
+    #[cold]
+    fn metadata_too_long(&mut self, len: usize, most: usize) {
+        let text = format!(
+            "{}: metadata of {len} bytes is longer than the {most} bytes that the channel sends: send \
+             less, or raise its `max_metadata_bytes`, and that of the server",
+            self.method.name
+        );
+        self.fail(Status::invalid_argument(text));
     }
 
     /// Ends a call of which nothing was sent, or sends it on another connection. `None`: the
