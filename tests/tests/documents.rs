@@ -88,9 +88,9 @@ fn a_call_walks_through_35_files_at_most() {
     assert!((25..=35).contains(&files.len()), "{}: {files:#?}", files.len());
 }
 
-/// Rows of the table of queues: the cells of each.
-fn queues(design: &str) -> Vec<Vec<&str>> {
-    let (_, section) = design.split_once("\n## 9.").expect("section 9");
+/// Rows of a table below a heading: the cells of each.
+fn rows_below<'a>(document: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
+    let (_, section) = document.split_once(heading).expect("the heading");
     let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
     let rows = section.lines().filter(|line| line.starts_with('|')).skip(2);
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
@@ -111,7 +111,7 @@ fn sources(folder: &Path, into: &mut String) {
 #[test]
 fn every_queue_has_a_test_that_exists() {
     let design = std::fs::read_to_string(workspace().join("docs/design.md")).expect("the design");
-    let rows = queues(&design);
+    let rows = rows_below(&design, "\n## 9.");
     assert!(rows.len() > 25, "the table is gone, or this test reads it no more: {}", rows.len());
     let mut code = String::new();
     for package in ["rpc-core", "rpc-transport", "tests", "models"] {
@@ -132,6 +132,32 @@ fn every_queue_has_a_test_that_exists() {
                 code.contains(&format!("fn {name}("))
             };
             assert!(is_there, "{queue}: there is no test {name}");
+        }
+    }
+}
+
+#[test]
+fn every_claim_about_verbs_has_a_test_or_a_correction() {
+    let document = std::fs::read_to_string(workspace().join("docs/verbs.md")).expect("it");
+    let rows = rows_below(&document, "\n## What is said of verbs");
+    let mut code = String::new();
+    for package in ["rpc-transport", "tests"] {
+        sources(&workspace().join(package), &mut code);
+    }
+    assert_eq!(rows.len(), 93);
+    for (index, row) in rows.into_iter().enumerate() {
+        let &[number, claim, verdict, shown] = &*row else { panic!("not four cells: {row:?}") };
+        assert_eq!(number, format!("S{}", index + 1));
+        assert!(!claim.is_empty() && shown.len() > 10, "{number}");
+        let words = shown.split('`').skip(1).step_by(2);
+        let tests: Vec<_> = words.filter(|word| !word.contains(['.', '*'])).collect();
+        match verdict {
+            "right" => assert!(!tests.is_empty(), "{number}: no test shows it"),
+            "corrected" | "not used" => {}
+            other => panic!("{number}: {other}?"),
+        }
+        for test in tests {
+            assert!(code.contains(&format!("fn {test}(")), "{number}: there is no test {test}");
         }
     }
 }
