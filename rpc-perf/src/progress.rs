@@ -14,10 +14,12 @@ impl Progress {
         Self(ProgressBar::new(steps).with_style(style))
     }
 
-    /// Begins the next step.
+    /// Begins the next step, which ends the one before.
     pub(crate) fn step(&self, scheme: &str, what: &str) {
+        if !self.0.message().is_empty() {
+            self.0.inc(1);
+        }
         self.0.set_message(format!("{scheme}: {what}"));
-        self.0.inc(1);
     }
 
     /// Prints while the bar is out of the way.
