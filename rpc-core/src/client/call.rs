@@ -170,6 +170,12 @@ impl<'a, O> Call<'a, O> {
         ((self.decode)(parts), metadata)
     }
 
+    /// Ends the borrow of the channel, and sends nothing: for calls that are to be awaited elsewhere,
+    /// later.
+    pub fn into_owned(mut self) -> Call<'static, O> {
+        Call { call: self.call.detached(), decode: self.decode }
+    }
+
     /// Sends the request now, if the channel is connected, and ends the borrow of the channel,
     /// so that the call can be spawned, or awaited together with others. A channel that is not
     /// connected begins to connect; the request then leaves when the call is awaited.

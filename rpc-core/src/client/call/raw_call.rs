@@ -245,7 +245,7 @@ impl<'a> RawCall<'a> {
     }
 
     /// Moves the call out, detached from the channel borrow.
-    fn detached(&mut self) -> RawCall<'static> {
+    pub(crate) fn detached(&mut self) -> RawCall<'static> {
         RawCall {
             via: Via::Owned(Arc::clone(self.via.channel())),
             method: self.method,

@@ -1,0 +1,145 @@
+//! Layers of tower around the services of a server.
+//!
+//! Invariant: a service of tower is called only after it was ready, by whoever has found it so. Calls
+//! wait for that in line; a call that is cancelled while it waits leaves nothing behind.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rpc_core::server::handler::Handler;
+use rpc_core::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
+use tokio::sync::Mutex;
+use tower::{BoxError, Layer, Service};
+
+/// A call that has come to a server.
+#[derive(Debug)]
+pub struct ServerCall {
+    method: &'static MethodDescriptor,
+    position: usize,
+    request: Request,
+}
+
+impl ServerCall {
+    /// The method.
+    #[must_use]
+    pub fn method(&self) -> &'static MethodDescriptor {
+        self.method
+    }
+
+    /// What is known of the call: metadata, deadline, peer.
+    #[must_use]
+    pub fn context(&self) -> &rpc_core::Context {
+        &self.request.context
+    }
+}
+
+/// The service in the middle: what a layer of tower is put around.
+#[derive(Clone)]
+pub struct DispatchService {
+    inner: Arc<dyn Dispatch>,
+}
+
+impl fmt::Debug for DispatchService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DispatchService").field(&self.inner.descriptor().name).finish()
+    }
+}
+
+impl Service<ServerCall> for DispatchService {
+    type Response = Reply;
+    type Error = Infallible;
+    type Future = ServerFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, call: ServerCall) -> ServerFuture {
+        ServerFuture(self.inner.dispatch(call.position, call.request))
+    }
+}
+
+/// A running handler. Dropping it cancels it. What the handler ends with, a status or a panic too, is
+/// a response.
+#[derive(Debug)]
+#[must_use = "a handler does nothing unless polled"]
+pub struct ServerFuture(Handler);
+
+impl Future for ServerFuture {
+    type Output = Result<Reply, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx).map(Ok)
+    }
+}
+
+/// A layer of tower as one for [`ServerBuilder::layer`](rpc_core::ServerBuilder::layer).
+///
+/// It is put around each service of the server, so what it makes is one for each: where a limit is to
+/// hold over all of them, take a layer that shares it, such as tower's `GlobalConcurrencyLimitLayer`.
+/// What it makes need not be `Clone`, nor stand behind a `Buffer`. Its errors become statuses by
+/// [`status`](crate::status).
+pub fn layer<L, S>(
+    layer: L,
+) -> impl Fn(Arc<dyn Dispatch>) -> Arc<dyn Dispatch> + Send + Sync + 'static
+where
+    L: Layer<DispatchService, Service = S> + Send + Sync + 'static,
+    S: Service<ServerCall, Response = Reply> + Send + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send,
+{
+    move |inner| {
+        let descriptor = inner.descriptor();
+        let service = Arc::new(Mutex::new(layer.layer(DispatchService { inner })));
+        Arc::new(Layered { descriptor, service })
+    }
+}
+
+/// A service of the server inside of a layer.
+pub struct Layered<S> {
+    descriptor: &'static ServiceDescriptor,
+    service: Arc<Mutex<S>>,
+}
+
+impl<S> fmt::Debug for Layered<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Layered").field(&self.descriptor.name).finish()
+    }
+}
+
+impl<S> Dispatch for Layered<S>
+where
+    S: Service<ServerCall, Response = Reply> + Send + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send,
+{
+    fn descriptor(&self) -> &'static ServiceDescriptor {
+        self.descriptor
+    }
+
+    fn dispatch(&self, position: usize, request: Request) -> Handler {
+        let Some(method) = self.descriptor.methods.get(position).copied() else {
+            let text =
+                format!("service {} has no method at position {position}", self.descriptor.name);
+            return Handler::ready(Reply::Status(rpc_core::Status::unimplemented(text)));
+        };
+        let service = Arc::clone(&self.service);
+        Handler::new(request.context.clone(), async move {
+            let answered = async {
+                let running = {
+                    let mut service = service.lock().await;
+                    poll_fn(|cx| service.poll_ready(cx)).await?;
+                    service.call(ServerCall { method, position, request })
+                };
+                running.await
+            };
+            answered
+                .await
+                .unwrap_or_else(|error: S::Error| Reply::Status(crate::status(error.into())))
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! The layers of tower that everybody uses, around servers and calls, over shared memory and tcp.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rpc_core::{Code, PollMode, Server, ServerBuilder, Status};
+use rpc_tower::CallService;
+use test_kit::Watchdog;
+use tokio::sync::Semaphore;
+use tower::limit::{ConcurrencyLimitLayer, GlobalConcurrencyLimitLayer, RateLimitLayer};
+use tower::load_shed::LoadShedLayer;
+use tower::timeout::TimeoutLayer;
+use tower::{ServiceBuilder, ServiceExt};
+
+/// So long that no test sees its end.
+const AGES: Duration = Duration::from_secs(3600);
+
+#[rpc_core::service]
+trait Work {
+    async fn echo(&self, text: &str) -> String;
+    async fn never(&self);
+    async fn refuse(&self) -> Result<(), Status>;
+    /// Waits for the gate.
+    async fn wait(&self);
+}
+
+#[derive(Default)]
+struct State {
+    running: AtomicUsize,
+    most: AtomicUsize,
+    begun: AtomicUsize,
+    given_up: Semaphore0,
+    gate: Semaphore0,
+}
+
+/// A semaphore that begins without permits.
+struct Semaphore0(Semaphore);
+
+impl Default for Semaphore0 {
+    fn default() -> Self {
+        Self(Semaphore::new(0))
+    }
+}
+
+struct Worker(Arc<State>);
+
+/// A handler that runs.
+struct Running<'a>(&'a State);
+
+impl<'a> Running<'a> {
+    fn begin(state: &'a State) -> Self {
+        state.begun.fetch_add(1, Ordering::SeqCst);
+        let running = state.running.fetch_add(1, Ordering::SeqCst) + 1;
+        state.most.fetch_max(running, Ordering::SeqCst);
+        Self(state)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.given_up.0.add_permits(1);
+    }
+}
+
+impl Work for Worker {
+    async fn echo(&self, text: &str) -> String {
+        let _running = Running::begin(&self.0);
+        tokio::task::yield_now().await;
+        text.to_owned()
+    }
+    async fn never(&self) {
+        let _running = Running::begin(&self.0);
+        pending().await
+    }
+    async fn refuse(&self) -> Result<(), Status> {
+        Err(Status::aborted("no"))
+    }
+    async fn wait(&self) {
+        let _running = Running::begin(&self.0);
+        self.0.gate.0.acquire().await.unwrap().forget();
+    }
+}
+
+async fn start(server: ServerBuilder, scheme: &str) -> (WorkClient, Arc<State>) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let address = match scheme {
+        "tcp" => "tcp://127.0.0.1:0".to_owned(),
+        other => format!("{other}://rpc-tower-{}-{number}", std::process::id()),
+    };
+    let state = Arc::new(State::default());
+    let server =
+        server.poll_mode(PollMode::Event).add_service(WorkServer::new(Worker(state.clone())));
+    let server = server.bind(address).await.unwrap();
+    let address = server.local_address().to_string();
+    tokio::spawn(server.serve());
+    let channel = rpc_core::Channel::builder().poll_mode(PollMode::Event);
+    (WorkClient::new(channel.connect(address).await.unwrap()), state)
+}
+
+fn on_each_scheme<F: Future<Output = ()>>(test: impl Fn(&'static str) -> F) {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.unwrap();
+    for scheme in ["shm", "tcp"] {
+        runtime.block_on(test(scheme));
+    }
+}
+
+#[test]
+fn a_server_ends_what_takes_too_long() {
+    on_each_scheme(async |scheme| {
+        let layer = rpc_tower::layer(TimeoutLayer::new(Duration::from_millis(20)));
+        let (client, state) = start(Server::builder().layer(layer), scheme).await;
+        let status = client.never().await.unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+        assert_eq!(status.message(), "the time that a layer gives a call has passed");
+        state.given_up.0.acquire().await.unwrap().forget();
+    });
+}
+
+#[test]
+fn a_server_runs_no_more_at_once_than_a_layer_lets_pass() {
+    on_each_scheme(async |scheme| {
+        let layer = rpc_tower::layer(ConcurrencyLimitLayer::new(2));
+        let (client, state) = start(Server::builder().layer(layer), scheme).await;
+        let calls: Vec<_> = (0..50).map(|_| client.echo("x").start()).collect();
+        for call in calls {
+            assert_eq!(call.await.unwrap(), "x");
+        }
+        assert!((1..=2).contains(&state.most.load(Ordering::SeqCst)), "{:?}", state.most);
+    });
+}
+
+/// Whose turn it is may be cancelled while it waits.
+#[test]
+fn a_call_that_is_cancelled_in_line_holds_up_nobody() {
+    on_each_scheme(async |scheme| {
+        let layer = rpc_tower::layer(GlobalConcurrencyLimitLayer::new(1));
+        let (client, state) = start(Server::builder().layer(layer), scheme).await;
+        let first = client.wait().start();
+        while state.begun.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let cancelled: Vec<_> = (0..5).map(|_| client.never().start()).collect();
+        let last = client.echo("last").start();
+        drop(cancelled);
+        state.gate.0.add_permits(1);
+        first.await.unwrap();
+        assert_eq!(last.await.unwrap(), "last");
+    });
+}
+
+#[test]
+fn a_server_sheds_what_is_above_its_rate() {
+    on_each_scheme(async |scheme| {
+        let layers = (LoadShedLayer::new(), RateLimitLayer::new(2, AGES));
+        let layer = rpc_tower::layer(layers);
+        let (client, state) = start(Server::builder().layer(layer), scheme).await;
+        assert_eq!(client.echo("a").await.unwrap(), "a");
+        assert_eq!(client.echo("b").await.unwrap(), "b");
+        let status = client.echo("c").await.unwrap_err();
+        assert_eq!((status.code(), status.is_retryable()), (Code::ResourceExhausted, true));
+        assert_eq!(state.begun.load(Ordering::SeqCst), 2, "and the third did not run");
+    });
+}
+
+#[test]
+fn a_status_of_the_handler_passes_all_layers() {
+    on_each_scheme(async |scheme| {
+        let layer = rpc_tower::layer(TimeoutLayer::new(AGES));
+        let (client, _) = start(Server::builder().layer(layer), scheme).await;
+        let status = Status::from(client.refuse().await.unwrap_err());
+        assert_eq!((status.code(), status.message()), (Code::Aborted, "no"));
+        assert_eq!(client.echo("x").await.unwrap(), "x");
+    });
+}
+
+#[test]
+fn calls_have_layers_of_their_own() {
+    on_each_scheme(async |scheme| {
+        let (client, state) = start(Server::builder(), scheme).await;
+        let hurried = ServiceBuilder::new().timeout(Duration::from_millis(20)).service(CallService);
+        let ended = hurried.oneshot(client.never().into_owned()).await.unwrap_err();
+        assert_eq!(rpc_tower::status(ended).code(), Code::DeadlineExceeded);
+        state.given_up.0.acquire().await.unwrap().forget();
+
+        let limited = ServiceBuilder::new().concurrency_limit(2).service(CallService);
+        let calls =
+            (0..50).map(|_| tokio::spawn(limited.clone().oneshot(client.echo("x").into_owned())));
+        for call in calls.collect::<Vec<_>>() {
+            assert_eq!(call.await.unwrap().unwrap(), "x");
+        }
+        assert!((1..=2).contains(&state.most.load(Ordering::SeqCst)), "{:?}", state.most);
+
+        let mut rated = ServiceBuilder::new()
+            .layer(LoadShedLayer::new())
+            .rate_limit(2, AGES)
+            .service(CallService);
+        let before = state.begun.load(Ordering::SeqCst);
+        for _ in 0..2 {
+            let echo = client.echo("x").into_owned();
+            assert_eq!((&mut rated).oneshot(echo).await.unwrap(), "x");
+        }
+        let echo = client.echo("x").into_owned();
+        let shed = rpc_tower::status((&mut rated).oneshot(echo).await.unwrap_err());
+        assert_eq!((shed.code(), shed.is_retryable()), (Code::ResourceExhausted, true));
+        assert_eq!(state.begun.load(Ordering::SeqCst), before + 2, "the third was not sent");
+    });
+}
+
+#[test]
+fn other_errors_of_layers_are_told_with_their_causes() {
+    let status = rpc_tower::status("the moon is full".into());
+    assert_eq!(status.to_string(), "unknown error: a layer has failed: the moon is full");
+    let own = rpc_tower::status(Status::aborted("no").into());
+    assert_eq!(own.code(), Code::Aborted);
+}
