@@ -329,10 +329,15 @@ fn a_busy_run_that_is_killed_leaves_no_server() {
 fn a_server_that_dies_in_a_busy_run_is_named() {
     let _watchdog = Watchdog::start("server dies");
     let (mut run, server) = Running::endless();
-    // Its first line: there is something to run, and the server is up or will not come up.
-    run.line();
+    // Shared memory is mapped by who connects, and connecting begins when the server is ready.
+    let maps = format!("/proc/{}/maps", run.0.id());
+    while !fs::read_to_string(&maps).unwrap().contains("memfd:") {
+        assert!(run.0.try_wait().unwrap().is_none(), "it ended: {:?}", run.end());
+        std::thread::yield_now();
+    }
     kill_process(server, Signal::KILL).unwrap();
     let ended = run.end().with_code(1);
-    assert!(ended.stderr.starts_with("error: measuring shm: the server process "), "{ended:?}");
+    let expected = "error: measuring shm: the server process ended in the middle of the run (";
+    assert!(ended.stderr.starts_with(expected), "{ended:?}");
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
 }
