@@ -123,6 +123,19 @@ impl Histogram {
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> + '_ {
         self.buckets.iter().map(|(end, count)| (end.map(Duration::from_nanos), *count))
     }
+
+    /// How many calls were below each power of two, whether there are any or not. Ascending.
+    pub(crate) fn up_to_octaves(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        let mut buckets = self.buckets.iter().peekable();
+        let mut seen = 0;
+        (LEAST_BITS..=MOST_BITS).map(move |bits| {
+            let end = 1 << bits;
+            while let Some((_, count)) = buckets.next_if(|(it, _)| it.is_some_and(|it| it <= end)) {
+                seen += count;
+            }
+            (Duration::from_nanos(end), seen)
+        })
+    }
 }
 
 #[cfg(test)]

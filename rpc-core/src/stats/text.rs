@@ -58,14 +58,13 @@ impl Text {
     }
 
     fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &Histogram) {
-        let mut seen = 0;
-        for (end, count) in histogram.buckets() {
-            seen += count;
-            if let Some(end) = end {
-                let end = end.as_secs_f64().to_string();
-                self.line(&format!("{name}_bucket"), labels, Some(&end), &seen.to_string());
-            }
+        // The same boundaries whatever was counted: Prometheus takes rates of each and interpolates between
+        // neighbours, so one that first appears with the first time in it would be misread.
+        for (end, seen) in histogram.up_to_octaves() {
+            let end = end.as_secs_f64().to_string();
+            self.line(&format!("{name}_bucket"), labels, Some(&end), &seen.to_string());
         }
+        let seen = histogram.count();
         self.line(&format!("{name}_bucket"), labels, Some("+Inf"), &seen.to_string());
         let sum = histogram.sum().as_secs_f64().to_string();
         self.line(&format!("{name}_sum"), labels, None, &sum);
@@ -103,6 +102,38 @@ mod tests {
     use super::super::{ConnectionStats, MethodStats};
     use super::*;
     use crate::status::Code;
+
+    #[test]
+    fn histograms_have_the_same_boundaries_whatever_was_counted() {
+        let one = Recorder::new();
+        one.record(Duration::from_nanos(1000), 3);
+        let full = Recorder::new();
+        for bits in 0..64 {
+            for quarter in 4..8 {
+                full.record(Duration::from_nanos((1 << bits) / 4 * quarter), 1);
+            }
+        }
+        let boundaries = |took: &Recorder| {
+            let method = MethodStats { name: "A.f", took: took.read(), ..MethodStats::default() };
+            let stats = ServerStats { methods: vec![method], ..ServerStats::default() };
+            let text = stats.prometheus_text();
+            let lines =
+                text.lines().filter_map(|line| line.split_once(",le=\"")?.1.split_once("\"} "));
+            let own = |(end, count): (&str, &str)| (end.to_owned(), count.parse::<u64>().unwrap());
+            lines.map(own).unzip::<_, _, Vec<_>, Vec<_>>()
+        };
+        let (empty, one, full) =
+            (boundaries(&Recorder::new()), boundaries(&one), boundaries(&full));
+        assert_eq!(empty.0, one.0);
+        assert_eq!(empty.0, full.0);
+        assert_eq!(empty.0.last().unwrap(), "+Inf");
+        assert!(empty.1.iter().all(|count| *count == 0), "{empty:?}");
+        let at = one.0.iter().position(|end| end == "0.000001024").expect("that of the times");
+        assert_eq!(one.0[at - 1], "0.000000512");
+        assert_eq!((one.1[at - 1], one.1[at], *one.1.last().unwrap()), (0, 3, 3));
+        assert!(full.1.is_sorted_by(|a, b| a < b), "cumulative: {full:?}");
+        assert_eq!(*full.1.last().unwrap(), 4 * 64);
+    }
 
     #[test]
     fn the_text_is_as_prometheus_reads_it() {
