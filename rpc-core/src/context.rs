@@ -27,6 +27,7 @@ use crate::metadata::{Metadata, MetadataError};
 use crate::server::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
 use crate::service::reply::Reply;
+use crate::trace::TraceParent;
 
 thread_local! {
     static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
@@ -66,6 +67,8 @@ struct Extras {
     extensions: Extensions,
     /// What goes with the reply.
     reply: Metadata,
+    /// The span of the call at the server; `None` without spans.
+    trace: Option<TraceParent>,
 }
 
 impl Extras {
@@ -152,7 +155,14 @@ impl Context {
     #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         if !metadata.is_empty() || self.extras.is_some() {
-            self.extras_mut().metadata = metadata;
+            let extras = self.extras_mut();
+            // Who puts another trace into the metadata means that one.
+            if extras.trace.is_some()
+                && TraceParent::of(&metadata) != TraceParent::of(&extras.metadata)
+            {
+                extras.trace = None;
+            }
+            extras.metadata = metadata;
         }
         self
     }
@@ -171,6 +181,15 @@ impl Context {
 
     fn extras_mut(&mut self) -> &mut Extras {
         Arc::make_mut(self.extras.get_or_insert_default())
+    }
+
+    /// The span that calls of the handler are made in.
+    pub(crate) fn trace(&self) -> Option<TraceParent> {
+        self.extras.as_ref().and_then(|extras| extras.trace)
+    }
+
+    pub(crate) fn set_trace(&mut self, trace: TraceParent) {
+        self.extras_mut().trace = Some(trace);
     }
 
     pub(crate) fn set_deadline(&mut self, deadline: Instant) {

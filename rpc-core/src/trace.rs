@@ -4,12 +4,15 @@
 //! `RUST_LOG=info,rpc_core::call=debug` shows them. A handler runs inside its span, also as a task, and
 //! streams do, so that what it logs says which call it belongs to. Fields have the names of
 //! OpenTelemetry's conventions for RPC: `rpc.system`, `rpc.service`, `rpc.method`,
-//! `rpc.response.status_code`, `network.peer.address`, and `trace_id`.
+//! `rpc.response.status_code`, `network.peer.address`, `trace_id`, `span_id` and `parent_span_id`.
 //!
 //! The trace travels as W3C's `traceparent` and `tracestate` in the metadata of the request. A call that
-//! is made inside a handler is of the handler's trace. Without spans it passes both on as they came; with
-//! them it has a span id of its own. Ids are made where spans are enabled, or where a caller sent some:
-//! otherwise nothing is added to a request.
+//! is made inside a handler is of the handler's trace, and a child of the handler's span where that has
+//! one. Each span has an id of its own; without spans the caller's is passed on. Ids are made where
+//! spans are enabled, or where a caller sent some: otherwise nothing is added to a request.
+//!
+//! No trace makes a call fail: a `tracestate` of more than 512 bytes is not passed on, and what the
+//! channel's `max_metadata_bytes` have no room for beside the call's own metadata is left out.
 //!
 //! Invariant: where spans are disabled, a call costs a look at the level, and one at whether the
 //! handler's request had metadata.
@@ -31,6 +34,8 @@ pub const TARGET: &str = "rpc_core::call";
 pub const TRACEPARENT: &str = "traceparent";
 /// Metadata with what others add to that.
 pub const TRACESTATE: &str = "tracestate";
+/// Longest `tracestate` that is passed on, bytes: what W3C asks everybody to take.
+const MAX_TRACESTATE_BYTES: usize = 512;
 
 /// A W3C `traceparent`: which trace a call belongs to, and which span it is made in.
 ///
@@ -106,16 +111,17 @@ pub(crate) fn is_enabled() -> bool {
     tracing::span_enabled!(target: TARGET, Level::DEBUG)
 }
 
-/// The span of a call that has arrived.
+/// The span of a call that has arrived. The calls that its handler makes will be children of it.
 #[inline]
-pub(crate) fn of_request(context: &Context) -> Option<Span> {
+pub(crate) fn of_request(context: &mut Context) -> Option<Span> {
     if is_enabled() { server_span(context) } else { None }
 }
 
 #[cold]
-fn server_span(context: &Context) -> Option<Span> {
+fn server_span(context: &mut Context) -> Option<Span> {
     let (service, method) = parts(context.method()?);
     let parent = TraceParent::of(context.metadata());
+    let trace = parent.map_or_else(TraceParent::new, TraceParent::child);
     let span = tracing::debug_span!(
         target: TARGET,
         parent: None,
@@ -125,37 +131,43 @@ fn server_span(context: &Context) -> Option<Span> {
         rpc.service = service,
         rpc.method = method,
         network.peer.address = context.peer().map(field::debug),
-        trace_id = parent.map(|parent| field::display(format!("{:032x}", parent.trace_id))),
+        trace_id = field::display(format!("{:032x}", trace.trace_id)),
+        span_id = field::display(format!("{:016x}", trace.span_id)),
         parent_span_id = parent.map(|parent| field::display(format!("{:016x}", parent.span_id))),
         rpc.response.status_code = field::Empty,
         otel.status_code = field::Empty,
     );
-    (!span.is_disabled()).then_some(span)
+    if span.is_disabled() {
+        return None;
+    }
+    context.set_trace(trace);
+    Some(span)
 }
 
-/// The trace of a call that is about to be sent goes into its metadata. Gives its span, if those are
-/// wanted.
+/// The trace of a call that is about to be sent goes into its metadata, if that does not exceed
+/// `max_bytes` by it. Gives its span, if those are wanted.
 #[cold]
 pub(crate) fn begin_call(
     method: &'static MethodDescriptor,
     metadata: &mut Metadata,
+    max_bytes: usize,
 ) -> Option<Span> {
     let context = Context::current();
     let own = TraceParent::of(metadata);
-    let inherited = own.or_else(|| TraceParent::of(context.metadata()));
-    if own.is_none() && inherited.is_some() {
-        for name in [TRACEPARENT, TRACESTATE] {
-            if let Some(value) = context.metadata().bytes(name) {
-                // What there is no room for does not travel.
-                let _ = metadata.insert(name, value.to_vec());
-            }
-        }
+    let sent = TraceParent::of(context.metadata());
+    let parent = own.or_else(|| context.trace()).or(sent);
+    let is_enabled = is_enabled();
+    let trace =
+        if is_enabled { parent.map_or_else(TraceParent::new, TraceParent::child) } else { parent? };
+    // A caller that names its span itself has told more than this one can.
+    if own.is_none() {
+        let state = sent.and_then(|_| context.metadata().bytes(TRACESTATE));
+        hand_on(trace, state, metadata, max_bytes);
     }
-    if !is_enabled() {
+    if !is_enabled {
         return None;
     }
     let (service, name) = parts(method);
-    let trace = inherited.map_or_else(TraceParent::new, TraceParent::child);
     let span = tracing::debug_span!(
         target: TARGET,
         "client call",
@@ -165,14 +177,32 @@ pub(crate) fn begin_call(
         rpc.method = name,
         trace_id = field::display(format!("{:032x}", trace.trace_id)),
         span_id = field::display(format!("{:016x}", trace.span_id)),
+        parent_span_id = parent.map(|parent| field::display(format!("{:016x}", parent.span_id))),
         rpc.response.status_code = field::Empty,
         otel.status_code = field::Empty,
     );
-    // A caller that names its span itself has told more than this one can.
-    if own.is_none() {
-        let _ = metadata.insert(TRACEPARENT, trace.to_string());
-    }
     (!span.is_disabled()).then_some(span)
+}
+
+/// Puts a trace into the metadata of a call; what there is no room for does not travel.
+fn hand_on(trace: TraceParent, state: Option<&[u8]>, metadata: &mut Metadata, max_bytes: usize) {
+    if !insert_within(metadata, TRACEPARENT, trace.to_string().into_bytes(), max_bytes) {
+        return;
+    }
+    // Longer ones are whole or worthless: W3C lets nobody cut inside of an entry.
+    if let Some(state) = state.filter(|state| state.len() <= MAX_TRACESTATE_BYTES) {
+        insert_within(metadata, TRACESTATE, state.to_vec(), max_bytes);
+    }
+}
+
+/// False if that would be too much.
+fn insert_within(metadata: &mut Metadata, name: &str, value: Vec<u8>, max_bytes: usize) -> bool {
+    let mut with = metadata.clone();
+    let fits = with.insert(name, value).is_ok() && with.encoded_bytes() <= max_bytes;
+    if fits {
+        *metadata = with;
+    }
+    fits
 }
 
 /// Says in the span how its call ended.

@@ -10,6 +10,7 @@ use rpc_core::stream::{self, Stream};
 use rpc_core::{CallError, Channel, Code, Context, Server, Status};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 
 #[rpc_core::service]
@@ -18,6 +19,8 @@ trait Outer {
     async fn refuse(&self) -> Result<(), u8>;
     async fn panic(&self, later: bool);
     async fn hang(&self);
+    async fn forward(&self, own: u32) -> Result<Vec<String>, Status>;
+    async fn twice(&self) -> Result<Vec<String>, Status>;
     fn list(&self) -> impl Stream<Item = u8>;
 }
 
@@ -62,6 +65,17 @@ impl Outer for Service {
         std::future::pending().await
     }
 
+    async fn forward(&self, own: u32) -> Result<Vec<String>, Status> {
+        self.0.work().metadata("own", vec![b'.'; own as usize]).await
+    }
+
+    async fn twice(&self) -> Result<Vec<String>, Status> {
+        let mut seen = self.0.work().await?;
+        tokio::task::yield_now().await;
+        seen.extend(self.0.work().await?);
+        Ok(seen)
+    }
+
     fn list(&self) -> impl Stream<Item = u8> {
         stream::iter((0..3).inspect(|_| tracing::info!("in list")))
     }
@@ -82,6 +96,8 @@ struct Spans(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
+    /// Who asks is told that nothing is recorded.
+    is_off: bool,
     spans: Vec<Span>,
     entered: Vec<u64>,
     events: Vec<(String, Option<u64>)>,
@@ -102,7 +118,14 @@ impl Visit for Fields<'_> {
 }
 
 impl Subscriber for Spans {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        if self.0.lock().unwrap().is_off {
+            return false;
+        }
         metadata.target() == rpc_core::trace::TARGET || metadata.target() == module_path!()
     }
 
@@ -150,6 +173,19 @@ impl Spans {
             (span.name, field(span, "trace_id"), field(span, "rpc.response.status_code"))
         });
         spans.collect()
+    }
+
+    /// The ids of the spans of a method: name, trace, parent, its own.
+    fn ids(&self, method: &str) -> Vec<(&'static str, String, String, String)> {
+        let state = self.0.lock().unwrap();
+        let field = |span: &Span, name: &str| span.fields.get(name).cloned().unwrap_or_default();
+        let spans = state.spans.iter().filter(|span| field(span, "rpc.method") == method);
+        let id = |span| {
+            let [trace, parent, own] =
+                ["trace_id", "parent_span_id", "span_id"].map(|name| field(span, name));
+            (span.name, trace, parent, own)
+        };
+        spans.map(id).collect()
     }
 
     /// The methods whose server span each event with those words is in.
@@ -260,5 +296,71 @@ fn a_trace_is_passed_on_by_those_who_do_not_take_part() {
         let broken =
             client.ask(false).metadata("traceparent", "00-nonsense").metadata("tracestate", "a=1");
         assert_eq!(broken.await.unwrap(), Vec::<String>::new());
+    });
+}
+
+/// Of a caller without spans each nested call began a trace of its own, and with a caller's trace
+/// nothing said which span the nested calls were made in.
+#[test]
+fn nested_calls_are_children_of_the_server_span_whatever_the_caller_sent() {
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    let spans = Spans::default();
+    tracing::subscriber::with_default(spans.clone(), || {
+        run(|client, _| {
+            let spans = spans.clone();
+            async move {
+                for parent in [None, Some("b7ad6b7169203331")] {
+                    // It is sent by `start`, without a span.
+                    *spans.0.lock().unwrap() = State { is_off: true, ..State::default() };
+                    let mut call = client.twice();
+                    if let Some(parent) = parent {
+                        call = call.metadata("traceparent", format!("00-{TRACE}-{parent}-01"));
+                    }
+                    let call = call.start();
+                    spans.0.lock().unwrap().is_off = false;
+                    let sent = call.await.unwrap();
+                    let (outer, inner) = (spans.ids("twice"), spans.ids("work"));
+                    let [(name, trace, of, server)] = &outer[..] else { panic!("{outer:?}") };
+                    assert_eq!((*name, of.as_str()), ("server call", parent.unwrap_or_default()));
+                    assert_eq!((trace.len(), server.len()), (32, 16));
+                    assert!(parent.is_none() || trace == TRACE);
+                    let [a, b, c, d] = &inner[..] else { panic!("{inner:?}") };
+                    for (client, server_of_it) in [(a, b), (c, d)] {
+                        assert_eq!((&client.1, &client.2), (trace, server), "{client:?}");
+                        let under = (&server_of_it.1, &server_of_it.2);
+                        assert_eq!(under, (trace, &client.3), "{server_of_it:?}");
+                    }
+                    let all = [&a.3, &b.3, &c.3, &d.3, server];
+                    assert_eq!(std::collections::HashSet::from(all).len(), 5, "{all:?}");
+                    let expected = [&a.3, &c.3].map(|id| format!("traceparent=00-{trace}-{id}-01"));
+                    assert_eq!(sent, expected);
+                }
+            }
+        });
+    });
+}
+
+/// What a caller sends to be handed on made the handler's calls fail: with the metadata that they have
+/// themselves it was longer than the channel sends.
+#[test]
+fn a_long_trace_is_left_out_and_makes_no_nested_call_fail() {
+    const PARENT: &str = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    run(|client, _| async move {
+        let own = |bytes: u32| format!("own={}", ".".repeat(bytes as usize));
+        let parent = format!("traceparent=00-{PARENT}");
+        for (bytes, state, expected) in [
+            (10, 512, vec![own(10), parent.clone(), format!("tracestate={}", "s".repeat(512))]),
+            (10, 513, vec![own(10), parent.clone()]),
+            (10, 8_100, vec![own(10), parent.clone()]),
+            (7_900, 400, vec![own(7_900), parent.clone()]),
+            (8_150, 1, vec![own(8_150)]),
+        ] {
+            let call = client.forward(bytes).metadata("traceparent", format!("00-{PARENT}"));
+            let found = call.metadata("tracestate", "s".repeat(state)).await;
+            assert_eq!(found.expect("it is sent"), expected, "{bytes} bytes, state of {state}");
+        }
+        let later = format!("cc-{PARENT}-{}", "x".repeat(7 * 1024));
+        let found = client.forward(2_000).metadata("traceparent", later).await;
+        assert_eq!(found.expect("it is sent"), [own(2_000), parent]);
     });
 }

@@ -212,8 +212,8 @@ fn run(
     let (mut handler, mut reply, mut span) = (None, None, None);
     let began = lease.begin();
     let start = || {
-        let request = request();
-        span = trace::of_request(&request.context);
+        let mut request = request();
+        span = trace::of_request(&mut request.context);
         let _in_span = span.as_ref().map(Span::enter);
         let handler = handler.insert(route.service.dispatch(route.position, request));
         if route.method.spawn {

@@ -44,7 +44,8 @@ impl RawCall<'_> {
         let extras = self.extras.get_or_insert_default();
         // Attempts are part of a call that has its place.
         if !extras.is_second && !std::mem::replace(&mut extras.is_traced, true) {
-            extras.span = trace::begin_call(self.method, &mut extras.metadata);
+            let most = self.via.channel().max_metadata_bytes;
+            extras.span = trace::begin_call(self.method, &mut extras.metadata, most);
         }
     }
 
