@@ -6,7 +6,7 @@ use rpc_core::Call;
 use tower::Service;
 
 /// A service whose requests are calls of a generated client, and whose responses are their results:
-/// for layers around it. A call is sent when the service is called.
+/// for layers around it. A call is sent when the response's future is first polled.
 ///
 /// The calls have to own what they need: [`Call::into_owned`], not [`Call::start`], which would send
 /// them before any layer has seen them. Dropping the response's future cancels the call.
