@@ -1,7 +1,9 @@
 //! Layers of tower around the services of a server.
 //!
 //! Invariant: a service of tower is called only after it was ready, by whoever has found it so. Calls
-//! wait for that in line; a call that is cancelled while it waits leaves nothing behind.
+//! wait for that in line. A call that is cancelled while it waits leaves to the next one what the layers
+//! have asked for in its name (a permit, say): so there is one line for all services, as a service of
+//! tower that nobody calls any more would keep it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -16,8 +18,8 @@ use tokio::sync::Mutex;
 use tower::{BoxError, Layer, Service};
 
 /// A call that has come to a server.
-#[derive(Debug)]
 pub struct ServerCall {
+    inner: Arc<dyn Dispatch>,
     method: &'static MethodDescriptor,
     position: usize,
     request: Request,
@@ -37,17 +39,18 @@ impl ServerCall {
     }
 }
 
-/// The service in the middle: what a layer of tower is put around.
-#[derive(Clone)]
-pub struct DispatchService {
-    inner: Arc<dyn Dispatch>,
-}
-
-impl fmt::Debug for DispatchService {
+impl fmt::Debug for ServerCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DispatchService").field(&self.inner.descriptor().name).finish()
+        f.debug_struct("ServerCall")
+            .field("method", &self.method.name)
+            .field("context", self.context())
+            .finish_non_exhaustive()
     }
 }
+
+/// The service in the middle, which runs the handlers: what a layer of tower is put around.
+#[derive(Debug, Clone)]
+pub struct DispatchService(());
 
 impl Service<ServerCall> for DispatchService {
     type Response = Reply;
@@ -59,7 +62,7 @@ impl Service<ServerCall> for DispatchService {
     }
 
     fn call(&mut self, call: ServerCall) -> ServerFuture {
-        ServerFuture(self.inner.dispatch(call.position, call.request))
+        ServerFuture(call.inner.dispatch(call.position, call.request))
     }
 }
 
@@ -79,35 +82,33 @@ impl Future for ServerFuture {
 
 /// A layer of tower as one for [`ServerBuilder::layer`](rpc_core::ServerBuilder::layer).
 ///
-/// It is put around each service of the server, so what it makes is one for each: where a limit is to
-/// hold over all of them, take a layer that shares it, such as tower's `GlobalConcurrencyLimitLayer`.
+/// It is put around all services of the server together, so a limit holds over all of them. Calls wait
+/// in line until it is ready. Where a limit is to hold over several servers, each of them has to be in
+/// use: a call that is cancelled in line leaves its place to the next call of the same server.
 /// What it makes need not be `Clone`, nor stand behind a `Buffer`. Its errors become statuses by
 /// [`status`](crate::status).
 pub fn layer<L, S>(
     layer: L,
 ) -> impl Fn(Arc<dyn Dispatch>) -> Arc<dyn Dispatch> + Send + Sync + 'static
 where
-    L: Layer<DispatchService, Service = S> + Send + Sync + 'static,
+    L: Layer<DispatchService, Service = S>,
     S: Service<ServerCall, Response = Reply> + Send + 'static,
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
-    move |inner| {
-        let descriptor = inner.descriptor();
-        let service = Arc::new(Mutex::new(layer.layer(DispatchService { inner })));
-        Arc::new(Layered { descriptor, service })
-    }
+    let service = Arc::new(Mutex::new(layer.layer(DispatchService(()))));
+    move |inner| Arc::new(Layered { inner, service: Arc::clone(&service) })
 }
 
 /// A service of the server inside of a layer.
 pub struct Layered<S> {
-    descriptor: &'static ServiceDescriptor,
+    inner: Arc<dyn Dispatch>,
     service: Arc<Mutex<S>>,
 }
 
 impl<S> fmt::Debug for Layered<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Layered").field(&self.descriptor.name).finish()
+        f.debug_tuple("Layered").field(&self.inner.descriptor().name).finish()
     }
 }
 
@@ -118,22 +119,23 @@ where
     S::Future: Send,
 {
     fn descriptor(&self) -> &'static ServiceDescriptor {
-        self.descriptor
+        self.inner.descriptor()
     }
 
     fn dispatch(&self, position: usize, request: Request) -> Handler {
-        let Some(method) = self.descriptor.methods.get(position).copied() else {
-            let text =
-                format!("service {} has no method at position {position}", self.descriptor.name);
+        let descriptor = self.inner.descriptor();
+        let Some(method) = descriptor.methods.get(position).copied() else {
+            let text = format!("service {} has no method at position {position}", descriptor.name);
             return Handler::ready(Reply::Status(rpc_core::Status::unimplemented(text)));
         };
+        let inner = Arc::clone(&self.inner);
         let service = Arc::clone(&self.service);
         Handler::new(request.context.clone(), async move {
             let answered = async {
                 let running = {
                     let mut service = service.lock().await;
                     poll_fn(|cx| service.poll_ready(cx)).await?;
-                    service.call(ServerCall { method, position, request })
+                    service.call(ServerCall { inner, method, position, request })
                 };
                 running.await
             };

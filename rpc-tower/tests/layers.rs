@@ -4,16 +4,18 @@
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rpc_core::{Code, PollMode, Server, ServerBuilder, Status};
+use rpc_core::interceptor::{Ended, ServerInterceptor};
+use rpc_core::{CallError, Code, PollMode, Server, ServerBuilder, Status};
 use rpc_tower::CallService;
 use test_kit::Watchdog;
 use tokio::sync::Semaphore;
 use tower::limit::{ConcurrencyLimitLayer, GlobalConcurrencyLimitLayer, RateLimitLayer};
 use tower::load_shed::LoadShedLayer;
 use tower::timeout::TimeoutLayer;
-use tower::{ServiceBuilder, ServiceExt};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 
 /// So long that no test sees its end.
 const AGES: Duration = Duration::from_secs(3600);
@@ -23,9 +25,29 @@ trait Work {
     async fn echo(&self, text: &str) -> String;
     async fn never(&self);
     async fn refuse(&self) -> Result<(), Status>;
+    async fn refuse_own(&self) -> Result<(), Full>;
     /// Waits for the gate.
     async fn wait(&self);
 }
+
+/// Of the same server.
+#[rpc_core::service]
+trait Other {
+    async fn echo(&self, text: &str) -> String;
+    async fn never(&self);
+}
+
+/// An error of a method's own.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Full;
+
+impl std::fmt::Display for Full {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("full")
+    }
+}
+
+impl std::error::Error for Full {}
 
 #[derive(Default)]
 struct State {
@@ -79,13 +101,30 @@ impl Work for Worker {
     async fn refuse(&self) -> Result<(), Status> {
         Err(Status::aborted("no"))
     }
+    async fn refuse_own(&self) -> Result<(), Full> {
+        Err(Full)
+    }
     async fn wait(&self) {
         let _running = Running::begin(&self.0);
         self.0.gate.0.acquire().await.unwrap().forget();
     }
 }
 
+impl Other for Worker {
+    async fn echo(&self, text: &str) -> String {
+        text.to_owned()
+    }
+    async fn never(&self) {
+        pending().await
+    }
+}
+
 async fn start(server: ServerBuilder, scheme: &str) -> (WorkClient, Arc<State>) {
+    let (client, _, state) = start_both(server, scheme).await;
+    (client, state)
+}
+
+async fn start_both(server: ServerBuilder, scheme: &str) -> (WorkClient, OtherClient, Arc<State>) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let address = match scheme {
@@ -95,11 +134,13 @@ async fn start(server: ServerBuilder, scheme: &str) -> (WorkClient, Arc<State>) 
     let state = Arc::new(State::default());
     let server =
         server.poll_mode(PollMode::Event).add_service(WorkServer::new(Worker(state.clone())));
+    let server = server.add_service(OtherServer::new(Worker(state.clone())));
     let server = server.bind(address).await.unwrap();
     let address = server.local_address().to_string();
     tokio::spawn(server.serve());
     let channel = rpc_core::Channel::builder().poll_mode(PollMode::Event);
-    (WorkClient::new(channel.connect(address).await.unwrap()), state)
+    let channel = channel.connect(address).await.unwrap();
+    (WorkClient::new(channel.clone()), OtherClient::new(channel), state)
 }
 
 fn on_each_scheme<F: Future<Output = ()>>(test: impl Fn(&'static str) -> F) {
@@ -156,6 +197,105 @@ fn a_call_that_is_cancelled_in_line_holds_up_nobody() {
     });
 }
 
+/// Counts those that have to wait for the layers further in.
+#[derive(Clone, Default)]
+struct Waiting(Arc<AtomicUsize>);
+
+impl<S> Layer<S> for Waiting {
+    type Service = WaitingFor<S>;
+
+    fn layer(&self, inner: S) -> WaitingFor<S> {
+        WaitingFor { inner, waiting: self.0.clone() }
+    }
+}
+
+struct WaitingFor<S> {
+    inner: S,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl<R, S: Service<R>> Service<R> for WaitingFor<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        let ready = self.inner.poll_ready(cx);
+        self.waiting.fetch_add(usize::from(ready.is_pending()), Ordering::SeqCst);
+        ready
+    }
+
+    fn call(&mut self, request: R) -> S::Future {
+        self.inner.call(request)
+    }
+}
+
+/// Counts the calls that were cancelled.
+#[derive(Clone, Default)]
+struct Cancelled(Arc<AtomicUsize>);
+
+impl ServerInterceptor for Cancelled {
+    fn after(&self, _: &rpc_core::Context, call: &Ended<'_>) {
+        self.0.fetch_add(usize::from(call.code() == Code::Cancelled), Ordering::SeqCst);
+    }
+}
+
+async fn until_not_zero(count: &AtomicUsize) {
+    while count.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The permit that it waited for went to the service that it was for, which nobody called any more.
+#[test]
+fn a_call_that_is_cancelled_in_line_holds_up_no_other_service() {
+    on_each_scheme(async |scheme| {
+        let (waiting, cancelled) = (Waiting::default(), Cancelled::default());
+        let layer = (waiting.clone(), GlobalConcurrencyLimitLayer::new(1));
+        let server = Server::builder().interceptor(cancelled.clone());
+        let server = server.layer(rpc_tower::layer(layer));
+        let (client, other, state) = start_both(server, scheme).await;
+        let first = client.wait().start();
+        until_not_zero(&state.begun).await;
+        let in_line = other.never().start();
+        until_not_zero(&waiting.0).await;
+        drop(in_line);
+        until_not_zero(&cancelled.0).await;
+        state.gate.0.add_permits(1);
+        first.await.unwrap();
+        assert_eq!(client.echo("next").await.unwrap(), "next");
+        assert_eq!(other.echo("last").await.unwrap(), "last");
+    });
+}
+
+/// The service of the call that was shed had asked for a permit, and got it when nobody called it.
+#[test]
+fn a_call_that_is_shed_takes_no_permit_from_another_service() {
+    on_each_scheme(async |scheme| {
+        let layer = (LoadShedLayer::new(), GlobalConcurrencyLimitLayer::new(1));
+        let server = Server::builder().layer(rpc_tower::layer(layer));
+        let (client, other, state) = start_both(server, scheme).await;
+        let first = client.wait().start();
+        until_not_zero(&state.begun).await;
+        assert_eq!(other.echo("shed").await.unwrap_err().code(), Code::ResourceExhausted);
+        state.gate.0.add_permits(1);
+        first.await.unwrap();
+        assert_eq!(client.echo("next").await.unwrap(), "next");
+        assert_eq!(other.echo("last").await.unwrap(), "last");
+    });
+}
+
+#[test]
+fn a_limit_holds_over_all_services_of_a_server() {
+    on_each_scheme(async |scheme| {
+        let layers = (LoadShedLayer::new(), RateLimitLayer::new(1, AGES));
+        let server = Server::builder().layer(rpc_tower::layer(layers));
+        let (client, other, _) = start_both(server, scheme).await;
+        assert_eq!(client.echo("a").await.unwrap(), "a");
+        assert_eq!(other.echo("b").await.unwrap_err().code(), Code::ResourceExhausted);
+    });
+}
+
 #[test]
 fn a_server_sheds_what_is_above_its_rate() {
     on_each_scheme(async |scheme| {
@@ -186,10 +326,14 @@ fn calls_have_layers_of_their_own() {
     on_each_scheme(async |scheme| {
         let (client, state) = start(Server::builder(), scheme).await;
         let hurried = ServiceBuilder::new().timeout(Duration::from_millis(20)).service(CallService);
-        let ended = hurried.oneshot(client.never().into_owned()).await.unwrap_err();
-        assert_eq!(rpc_tower::status(ended).code(), Code::DeadlineExceeded);
+        // The time may pass before the handler begins.
+        while state.begun.load(Ordering::SeqCst) == 0 {
+            let ended = hurried.clone().oneshot(client.never().into_owned()).await.unwrap_err();
+            assert_eq!(rpc_tower::status(ended).code(), Code::DeadlineExceeded);
+        }
         state.given_up.0.acquire().await.unwrap().forget();
 
+        let (client, state) = start(Server::builder(), scheme).await;
         let limited = ServiceBuilder::new().concurrency_limit(2).service(CallService);
         let calls =
             (0..50).map(|_| tokio::spawn(limited.clone().oneshot(client.echo("x").into_owned())));
@@ -212,6 +356,55 @@ fn calls_have_layers_of_their_own() {
         assert_eq!((shed.code(), shed.is_retryable()), (Code::ResourceExhausted, true));
         assert_eq!(state.begun.load(Ordering::SeqCst), before + 2, "the third was not sent");
     });
+}
+
+#[test]
+fn what_the_server_says_passes_the_layers_of_a_call() {
+    on_each_scheme(async |scheme| {
+        let (client, _) = start(Server::builder(), scheme).await;
+        let patient = ServiceBuilder::new().timeout(AGES).service(CallService);
+        let refused = || patient.clone().oneshot(client.refuse().into_owned());
+        let status = rpc_tower::status(refused().await.unwrap_err());
+        assert_eq!((status.code(), status.message()), (Code::Aborted, "no"));
+        let error = rpc_tower::call_error::<Status>(refused().await.unwrap_err());
+        assert_eq!(error.status().map(Status::code), Some(Code::Aborted));
+        let own = patient.clone().oneshot(client.refuse_own().into_owned()).await.unwrap_err();
+        assert_eq!(rpc_tower::call_error(own), CallError::User(Full));
+
+        let gone = client.refuse_own().timeout(Duration::ZERO).into_owned();
+        let gone = patient.oneshot(gone).await.unwrap_err();
+        let status = rpc_tower::call_error::<Full>(gone).status().map(Status::code);
+        assert_eq!(status, Some(Code::DeadlineExceeded));
+        let hurried = ServiceBuilder::new().timeout(Duration::ZERO).service(CallService);
+        let late = hurried.oneshot(client.never().into_owned()).await.unwrap_err();
+        let status = rpc_tower::call_error::<Full>(late).status().map(Status::code);
+        assert_eq!(status, Some(Code::DeadlineExceeded));
+    });
+}
+
+#[derive(Debug)]
+struct Behind(CallError<Full>);
+
+impl std::fmt::Display for Behind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("behind")
+    }
+}
+
+impl std::error::Error for Behind {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
+#[test]
+fn a_status_of_a_call_is_found_behind_other_errors() {
+    let behind = Behind(CallError::Status(Status::aborted("no").with_retryable(true)));
+    let error = rpc_tower::call_error::<Full>(behind.into());
+    let status = error.status().unwrap();
+    assert_eq!((status.code(), status.is_retryable()), (Code::Aborted, true));
+    let error = rpc_tower::call_error::<Full>(Behind(CallError::User(Full)).into());
+    assert_eq!(error.status().unwrap().message(), "a layer has failed: behind: full");
 }
 
 #[test]
