@@ -155,9 +155,10 @@ pub(super) async fn connect(
 }
 
 /// One of several ways to the peer.
-enum Way {
-    To(Address),
-    Resolved(Box<Resolved>),
+struct Way {
+    address: Address,
+    /// Why this one, where another transport to the same server has failed.
+    instead: Option<String>,
 }
 
 /// Tries the target's ways one after another. Each has an equal share of the time that is left.
@@ -167,27 +168,28 @@ async fn connect_to(
     epoch: u64,
     subchannel: &Weak<Subchannel>,
 ) -> Result<Connection, ConnectError> {
-    let until = Instant::now() + options.connect_timeout;
+    let began = Instant::now();
     let share = |others: usize| {
         let ways = u32::try_from(others + 1).unwrap_or(u32::MAX);
-        until.saturating_duration_since(Instant::now()) / ways
+        (others > 0).then(|| options.connect_timeout.saturating_sub(began.elapsed()) / ways)
     };
     let candidates = schemes::candidates(target).await?;
-    let mut ways: VecDeque<Way> = candidates.into_iter().map(Way::To).collect();
+    let way = |address| Way { address, instead: None };
+    let mut ways: VecDeque<Way> = candidates.into_iter().map(way).collect();
     loop {
         let Some(way) = ways.pop_front() else {
             let reason = "the name has no address".to_owned();
             return Err(ConnectError::Unreachable { address: target.clone(), reason });
         };
         let attempt = async {
-            let mut resolved = match way {
-                Way::To(address) => {
-                    within(share(ways.len()), &address, schemes::resolve(&address)).await?
-                }
-                Way::Resolved(resolved) => *resolved,
-            };
-            if let Some(other) = resolved.otherwise.take() {
-                ways.push_front(Way::Resolved(other));
+            let Way { address, instead } = way;
+            let resolving = schemes::resolve(&address);
+            let mut resolved = within(share(ways.len()), &address, resolving).await?;
+            if let Some(reason) = instead {
+                resolved.reason = reason;
+            }
+            if let Some((address, reason)) = resolved.otherwise.take() {
+                ways.push_front(Way { address, instead: Some(reason) });
             }
             let (after, address) = (share(ways.len()), resolved.address.clone());
             let connecting = bring_up(options, target, resolved, epoch, Weak::clone(subchannel));
@@ -197,29 +199,33 @@ async fn connect_to(
             Ok(connection) => return Ok(connection),
             Err(error) => error,
         };
-        if ways.is_empty() || !leads_elsewhere(&error) {
+        let Some(next) = ways.front_mut() else { return Err(error) };
+        if !leads_elsewhere(&error, next.instead.is_some()) {
             return Err(error);
         }
         tracing::debug!(%error, "trying the next address");
-        if let Some(Way::Resolved(next)) = ways.front_mut() {
-            next.reason = format!("{}; {error}", next.reason);
+        if let Some(reason) = &mut next.instead {
+            *reason = format!("{reason}; {error}");
         }
     }
 }
 
+/// Gives an attempt its share of the time; the last one has what is left of the whole.
 async fn within<T>(
-    after: Duration,
+    after: Option<Duration>,
     address: &Address,
     attempt: impl Future<Output = Result<T, ConnectError>>,
 ) -> Result<T, ConnectError> {
+    let Some(after) = after else { return attempt.await };
     let late = |_| ConnectError::TimedOut { address: address.clone(), after };
     tokio::time::timeout(after, attempt).await.map_err(late)?
 }
 
-/// Whether another address of the peer may do better. Not if the peer itself has answered, or if this
-/// side cannot do what it is asked to.
-fn leads_elsewhere(error: &ConnectError) -> bool {
+/// Whether the next way to the peer may do better. Not if the peer itself has answered, or if this side
+/// cannot do what it is asked to, unless the next way is by `another_transport`.
+fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
     match error {
+        ConnectError::Provider(_) => another_transport,
         ConnectError::Refused { .. }
         | ConnectError::Unreachable { .. }
         | ConnectError::TimedOut { .. } => true,
@@ -331,6 +337,8 @@ impl Drop for ShutdownOnDrop {
 
 #[cfg(test)]
 mod tests {
+    use rpc_transport::device::ProviderError;
+
     use super::*;
 
     #[test]
@@ -352,7 +360,12 @@ mod tests {
             (ConnectError::Protocol { address: address(), reason: reason() }, false),
             (ConnectError::Config(reason()), false),
         ] {
-            assert_eq!(leads_elsewhere(&error), goes_on, "{error:?}");
+            assert_eq!(leads_elsewhere(&error, false), goes_on, "{error:?}");
+            assert_eq!(leads_elsewhere(&error, true), goes_on, "{error:?}");
         }
+        let pinned = ProviderError::Resources { what: "pinning", message: "no room".into() };
+        let lacks = ConnectError::Provider(pinned);
+        assert!(!leads_elsewhere(&lacks, false), "this side lacks it for every address");
+        assert!(leads_elsewhere(&lacks, true), "tcp needs no pinned memory");
     }
 }

@@ -129,8 +129,9 @@ fn parse(text: &str) -> Result<Address, String> {
     };
     match scheme {
         "rdma" => with_local_end(rest).map(|(at, local)| Address::Rdma(at, local)),
-        "tcp" if rest.contains('?') => {
-            Err("tcp:// has no parameters: dev and src are for rdma:// and auto://".to_owned())
+        "tcp" if rest.contains('?') => Err(without_parameters("tcp")),
+        "shm" | "mem" if ["?dev=", "?src="].iter().any(|name| rest.contains(name)) => {
+            Err(without_parameters(scheme))
         }
         "tcp" => host_port(rest).map(Address::Tcp),
         "auto" => with_local_end(rest).map(|(at, local)| Address::Auto(at, local)),
@@ -139,6 +140,10 @@ fn parse(text: &str) -> Result<Address, String> {
         "mem" => plain_name(rest).map(Address::Mem),
         other => Err(format!("unknown scheme `{other}`; use auto, rdma, tcp, shm or mem")),
     }
+}
+
+fn without_parameters(scheme: &str) -> String {
+    format!("{scheme}:// has no parameters: dev and src are for rdma:// and auto://")
 }
 
 fn with_local_end(text: &str) -> Result<(HostPort, Box<LocalEnd>), String> {
@@ -180,11 +185,12 @@ fn device_name(text: &str) -> Result<String, String> {
 fn source(text: &str) -> Result<IpAddr, String> {
     let wrong =
         |what| format!("`{text}` is {what}; write src=10.0.1.7, an address of this machine");
-    let address: IpAddr = text.parse().map_err(|_| wrong("not an IP address"))?;
+    let parsed: IpAddr = text.parse().map_err(|_| wrong("not an IP address"))?;
+    let address = parsed.to_canonical();
     if address.is_unspecified() || address.is_multicast() {
         return Err(wrong("nobody's address"));
     }
-    Ok(address.to_canonical())
+    Ok(address)
 }
 
 fn host_port(text: &str) -> Result<HostPort, String> {
@@ -335,7 +341,11 @@ mod tests {
             ("rdma://x:1?dev=a&dev=b", "`dev` is given twice"),
             ("rdma://x:1?src=eth0", "`eth0` is not an IP address"),
             ("rdma://x:1?src=0.0.0.0", "nobody's address"),
+            ("rdma://x:1?src=::ffff:0.0.0.0", "nobody's address"),
+            ("rdma://x:1?src=::ffff:224.0.0.1", "nobody's address"),
             ("rdma://x?dev=a", "a port is missing"),
+            ("shm://kv?dev=mlx5_0", "shm:// has no parameters"),
+            ("mem://kv?src=10.0.0.1", "mem:// has no parameters"),
             ("shm:///a\0b", "control characters"),
             ("shm://", "a name is missing"),
             ("shm://a/b", "shm:///path"),
@@ -358,6 +368,7 @@ mod tests {
             Just("7471".to_owned()),
             Just("?dev=rxe0".to_owned()),
             Just("&src=10.0.0.1".to_owned()),
+            Just("?src=::ffff:0.0.0.0".to_owned()),
             r"[\[\]:/%@ .+?&=-]",
             r"\PC{0,3}",
             "[a-z0-9._-]{0,5}",

@@ -3,7 +3,8 @@
 //! Owns the messages of that exchange, and the choice. The server answers with its host, network
 //! namespace and user; a client with the same three takes shared memory, any other the TCP
 //! connection that it already holds. With the `verbs` feature a client that has an RDMA device
-//! tries that before TCP, with a budget of one second.
+//! tries that before TCP: the route with a budget of one second, the connection with half of the time that
+//! is left for connecting.
 //!
 //! The shared memory rendezvous has an abstract name with 128 random bits that only the exchange
 //! reveals, so whoever answers there is the server that was asked: the name is the cookie.
@@ -130,18 +131,17 @@ pub(crate) async fn resolve(at: &HostPort, local: &LocalEnd) -> Result<Resolved,
         },
     }
     let rdma = resolve_rdma(at, answer.rdma_port, local).await;
-    let fallback =
-        |reasons: &[String]| Resolved::new(tcp, Address::Tcp(at.clone()), reasons.join("; "));
+    let port = Address::Tcp(at.clone());
     match rdma {
         Ok(mut resolved) => {
-            resolved.otherwise = Some(Box::new(fallback(&reasons)));
+            resolved.otherwise = Some((port, reasons.join("; ")));
             reasons.push("RDMA devices on both sides".to_owned());
             resolved.reason = reasons.join("; ");
             Ok(resolved)
         }
         Err(why) => {
             reasons.push(why);
-            Ok(fallback(&reasons))
+            Ok(Resolved::new(tcp, port, reasons.join("; ")))
         }
     }
 }

@@ -12,8 +12,9 @@ pub struct Resolved {
     pub address: Address,
     /// Why this transport was chosen, for people to read.
     pub reason: String,
-    /// What to connect instead when this fails: the TCP connection of `auto://`.
-    pub otherwise: Option<Box<Resolved>>,
+    /// What to connect to instead when this fails, and why: the TCP port of `auto://`. By a connection
+    /// of its own, as the server waits 5 s at most for what is to follow on one.
+    pub otherwise: Option<(Address, String)>,
 }
 
 impl Resolved {

@@ -98,7 +98,7 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (after_hello(response(u32::MAX, 1)), "response to no call"),
         (after_hello(response(0, 0)), "generation 0"),
         (after_hello(session_header(3, 0, 99, 0, 0, 1)), "unknown status code 99"),
-        (after_hello(session_header(3, 0xf0, 0, 0, 0, 1)), "unknown flags"),
+        (after_hello(session_header(5, 0xf0, 0, 0, 0, 1)), "unknown flags"),
         (after_hello(session_header(5, 0, 0, 0, 9, 1)), "cancelled frame for no call"),
         (after_hello(session_header(5, 0, 0, 0, 0, 1)), "was not cancelled"),
         (after_hello(session_header(4, 0, 0, 0, 100, 1)), "slot 100 is not below"),
