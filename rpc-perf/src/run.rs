@@ -94,7 +94,7 @@ async fn one(
     let measured = target(server.address(), Scope::Process).run(progress).await;
     // When the server dies, calls fail because of it; its end may be seen a moment later.
     if measured.is_err() {
-        for _ in 0..100 {
+        for _ in 0..1000 {
             if let Some(status) = server.ended()? {
                 bail!("the server process ended in the middle of the run ({status})");
             }
