@@ -56,7 +56,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time to wait in a shutdown until the close frames have been sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-type Shards = HashMap<String, Vec<ServedShard>>;
+/// What a server has until it ends.
+struct Open {
+    /// By device.
+    shards: HashMap<String, Vec<ServedShard>>,
+    /// The services are the user's, and go when the server has ended, whoever still reads its stats.
+    router: Arc<Router>,
+}
 
 /// A shard with the buffer pool for its handlers, registered in the shard's protection domain.
 #[derive(Debug, Clone)]
@@ -107,11 +113,10 @@ pub(super) struct Place {
 
 /// What the listeners of a server share.
 pub(super) struct Acceptor {
-    /// By device; `None` once the server has ended.
-    shards: Mutex<Option<Shards>>,
+    /// `None` once the server has ended.
+    open: Mutex<Option<Open>>,
     /// One permit for each further connection that is allowed.
     places: Arc<Semaphore>,
-    router: Arc<Router>,
     settled: Arc<Notify>,
     /// The budget for large messages of all connections.
     pub(super) memory: MemoryBudget,
@@ -128,9 +133,8 @@ impl Acceptor {
         let methods = Arc::<Methods>::default();
         router.for_each_method(|method| drop(methods.method(method)));
         Self {
-            shards: Mutex::new(Some(Shards::new())),
+            open: Mutex::new(Some(Open { shards: HashMap::new(), router: Arc::new(router) })),
             places: Arc::new(Semaphore::new(places)),
-            router: Arc::new(router),
             settled: Arc::default(),
             memory: MemoryBudget::new(
                 config.memory_budget.unwrap_or_else(available_memory::default_budget),
@@ -182,7 +186,7 @@ impl Acceptor {
             match incoming {
                 Err(error) => return error,
                 Ok(incoming) => {
-                    let (this, faults) = (Arc::clone(self), Arc::clone(&faults));
+                    let (this, faults) = (SetUp::begin(self), Arc::clone(&faults));
                     let peer = incoming.peer();
                     let task = setups.spawn(async move { this.accept(incoming, &faults).await });
                     under_way.begin(task, &peer, Instant::now());
@@ -191,13 +195,14 @@ impl Acceptor {
         }
     }
 
-    async fn accept(&self, incoming: Box<dyn Incoming>, faults: &LogLimit) {
+    async fn accept(&self, incoming: Box<dyn Incoming>, faults: &LogLimit, is_counted: &mut bool) {
         let from = incoming.peer();
         let fault = |log: &dyn Fn()| faults.fault(std::time::Instant::now(), log);
         let place = match self.place(incoming.device()) {
             Ok(place) => place,
             Err(text) => {
                 self.admissions.refused.add_shared(1);
+                *is_counted = true;
                 fault(&|| tracing::warn!(peer = ?from, "cannot serve: {text}"));
                 incoming.reject(&Reject::new(RejectCode::Busy, text.clone()).to_bytes()).await;
                 return;
@@ -214,12 +219,12 @@ impl Acceptor {
             .taking_metadata(self.config.max_metadata_bytes);
         let accepting = shard.accept(incoming, &self.config.link, peer);
         let accepted = tokio::time::timeout(ACCEPT_TIMEOUT, accepting).await;
-        match &accepted {
-            Ok(Ok(_)) => self.admissions.accepted.add_shared(1),
-            _ => self.admissions.failed.add_shared(1),
-        }
         match accepted {
-            Ok(Ok(connected)) => tracing::debug!(peer = ?connected.peer, "connected"),
+            Ok(Ok(connected)) => {
+                self.admissions.accepted.add_shared(1);
+                *is_counted = true;
+                tracing::debug!(peer = ?connected.peer, "connected");
+            }
             Ok(Err(AcceptError::Connect(ConnectError::Provider(error)))) => {
                 fault(&|| tracing::warn!(peer = ?from, %error, "set-up failed"));
             }
@@ -230,8 +235,8 @@ impl Acceptor {
 
     /// A shard with room, on the device that a request came in on.
     pub(super) fn place(&self, device: &Arc<dyn Device>) -> Result<Place, String> {
-        let mut shards = self.shards.lock();
-        let Some(shards) = &mut *shards else {
+        let mut open = self.open.lock();
+        let Some(Open { shards, router }) = &mut *open else {
             return Err("the server is shutting down".to_owned());
         };
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
@@ -251,7 +256,7 @@ impl Acceptor {
         match least {
             Some(shard) if of_device.len() >= self.config.shards => shard.place(permit),
             _ => {
-                let shard = self.new_shard(device, of_device.len())?;
+                let shard = self.new_shard(device, of_device.len(), router)?;
                 of_device.push(shard.clone());
                 shard.place(permit)
             }
@@ -259,7 +264,12 @@ impl Acceptor {
     }
 
     /// A further shard of a device that has `count`.
-    fn new_shard(&self, device: &Arc<dyn Device>, count: usize) -> Result<ServedShard, String> {
+    fn new_shard(
+        &self,
+        device: &Arc<dyn Device>,
+        count: usize,
+        router: &Arc<Router>,
+    ) -> Result<ServedShard, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let domain = device.allocate_pd().map_err(|error| text(&error))?;
         let needed = completions_per_connection(&self.config.link);
@@ -277,7 +287,7 @@ impl Acceptor {
         let shard =
             RpcShard::new(Arc::clone(device), domain, entries).map_err(|error| text(&error))?;
         let handlers =
-            Handlers::new(Arc::clone(&shard), Arc::clone(&self.router), Arc::clone(&self.settled))
+            Handlers::new(Arc::clone(&shard), Arc::clone(router), Arc::clone(&self.settled))
                 .counting(&self.methods);
         let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
             .map_err(|error| text(&error))?;
@@ -288,7 +298,7 @@ impl Acceptor {
     }
 
     pub(super) fn all_shards(&self) -> Vec<ServedShard> {
-        self.shards.lock().iter().flat_map(HashMap::values).flatten().cloned().collect()
+        self.open.lock().iter().flat_map(|open| open.shards.values()).flatten().cloned().collect()
     }
 
     /// Gives memory back to the system (idle buffers of the pools, and freed memory of the
@@ -312,9 +322,12 @@ impl Acceptor {
         }
     }
 
-    /// Takes all shards; from now on none is opened.
+    /// Takes all shards, and lets go of the services; from now on no shard is opened.
     pub(super) fn end(&self) -> Vec<ServedShard> {
-        self.shards.lock().take().into_iter().flat_map(HashMap::into_values).flatten().collect()
+        // Services are dropped, and with them what the user has put into them, when the lock has been
+        // let go.
+        let open = self.open.lock().take();
+        open.into_iter().flat_map(|open| open.shards.into_values()).flatten().collect()
     }
 
     /// [`ServerBuilder::drain_lead`](super::ServerBuilder::drain_lead).
@@ -371,6 +384,30 @@ impl Acceptor {
         };
         // Do not wait for peers that no longer read.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+    }
+}
+
+/// Counts a set-up as failed if it ends as nothing else, also when it gives way or the server ends.
+struct SetUp {
+    acceptor: Arc<Acceptor>,
+    is_counted: bool,
+}
+
+impl SetUp {
+    fn begin(acceptor: &Arc<Acceptor>) -> Self {
+        Self { acceptor: Arc::clone(acceptor), is_counted: false }
+    }
+
+    async fn accept(mut self, incoming: Box<dyn Incoming>, faults: &LogLimit) {
+        self.acceptor.accept(incoming, faults, &mut self.is_counted).await;
+    }
+}
+
+impl Drop for SetUp {
+    fn drop(&mut self) {
+        if !self.is_counted {
+            self.acceptor.admissions.failed.add_shared(1);
+        }
     }
 }
 

@@ -238,6 +238,65 @@ impl Incoming for Stalled {
     }
 }
 
+/// Set-ups that gave way, or that were under way when the server ended, were counted nowhere.
+#[tokio::test]
+async fn set_ups_that_are_cut_off_are_counted_as_failed() {
+    let mut server = Server::builder().bind("mem://cut-off-set-ups").await.unwrap();
+    let inner = server.listeners.pop().unwrap();
+    server.listeners.push(Box::new(Stalls { count: 2, inner }));
+    let (stats, end) = (server.stats_handle(), server.shutdown_handle());
+    let serving = tokio::spawn(server.serve());
+    let stalled: Vec<_> =
+        (0..2).map(|_| tokio::spawn(Channel::connect("mem://cut-off-set-ups"))).collect();
+    while stats.stats().set_ups < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(stats.stats().set_ups_failed, 0);
+    end.shutdown();
+    serving.await.unwrap().unwrap();
+    let stats = stats.stats();
+    assert_eq!((stats.set_ups_failed, stats.accepted, stats.refused), (2, 0, 0));
+    drop(stalled);
+}
+
+/// Its word when it is dropped.
+struct Gone(Arc<Notify>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+struct Departs(#[expect(dead_code, reason = "dropped")] Gone);
+
+impl Slow for Departs {
+    async fn wait(&self) -> u32 {
+        7
+    }
+}
+
+/// A handle that reads the numbers kept the services, and all that they hold, of a server that had
+/// ended.
+#[tokio::test]
+async fn services_go_with_their_server_though_its_stats_are_still_read() {
+    let gone = Arc::<Notify>::default();
+    let service = SlowServer::new(Departs(Gone(Arc::clone(&gone))));
+    let builder = Server::builder().add_service(service);
+    let server = builder.bind("mem://stats-after-the-end").await.unwrap();
+    let (stats, end) = (server.stats_handle(), server.shutdown_handle());
+    let serving = tokio::spawn(server.serve());
+    let client = SlowClient::connect("mem://stats-after-the-end").await.unwrap();
+    assert_eq!(client.wait().await, Ok(7));
+    end.shutdown();
+    serving.await.unwrap().unwrap();
+    drop(client);
+    tokio::time::timeout(Duration::from_secs(60), gone.notified()).await.expect("it is dropped");
+    let stats = stats.stats();
+    let started: u64 = stats.methods.iter().map(|method| method.started).sum();
+    assert_eq!((stats.accepted, started), (1, 1));
+}
+
 /// 64 peers that never took the last step kept everybody else out for 15 s, and could come back.
 #[tokio::test]
 async fn peers_that_stall_in_set_up_do_not_keep_others_out() {
