@@ -121,7 +121,7 @@ pub(crate) struct Method {
     pub(crate) took: Recorder,
     /// Each has one writer, or is free.
     counts: Mutex<Vec<Arc<Counts>>>,
-    free: Mutex<Vec<Arc<Counts>>>,
+    free: Mutex<Vec<(Arc<Counts>, Sample)>>,
 }
 
 impl Method {
@@ -131,12 +131,12 @@ impl Method {
     }
 
     fn lease(self: &Arc<Self>) -> Lease {
-        let counts = self.free.lock().pop().unwrap_or_else(|| {
+        let (counts, sample) = self.free.lock().pop().unwrap_or_else(|| {
             let counts = Arc::<Counts>::default();
             self.counts.lock().push(Arc::clone(&counts));
-            counts
+            (counts, Sample::default())
         });
-        Lease { method: Arc::clone(self), counts, untimed: 0, timed: 0 }
+        Lease { method: Arc::clone(self), counts, sample }
     }
 
     fn read(&self) -> MethodStats {
@@ -167,15 +167,22 @@ impl Method {
     }
 }
 
+/// Where the sample of times stands. It goes on with the next lease: begun anew with each connection it
+/// would time the first calls of connections above all.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sample {
+    /// Calls since one was timed.
+    untimed: u32,
+    /// Calls that were timed, up to [`TIMED`].
+    timed: u32,
+}
+
 /// The right to count calls of a method without a lock of its own.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) method: Arc<Method>,
     pub(crate) counts: Arc<Counts>,
-    /// Calls since one was timed.
-    untimed: u32,
-    /// Calls that were timed, up to [`TIMED`].
-    timed: u32,
+    sample: Sample,
 }
 
 /// The begin of a call that is timed, and the number of calls that it stands for.
@@ -189,15 +196,16 @@ impl Lease {
     /// When the call began, if it is one that is timed.
     #[inline]
     pub(crate) fn begin(&mut self) -> Option<Timed> {
-        if self.timed < TIMED {
-            self.timed += 1;
+        let Sample { untimed, timed } = &mut self.sample;
+        if *timed < TIMED {
+            *timed += 1;
             return Some(Timed { at: clock::now(), weight: 1 });
         }
-        self.untimed += 1;
-        if self.untimed < TIMED {
+        *untimed += 1;
+        if *untimed < TIMED {
             return None;
         }
-        self.untimed = 0;
+        *untimed = 0;
         Some(Timed { at: clock::now(), weight: TIMED })
     }
 
@@ -211,7 +219,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.method.free.lock().push(Arc::clone(&self.counts));
+        self.method.free.lock().push((Arc::clone(&self.counts), self.sample));
     }
 }
 
@@ -278,6 +286,14 @@ mod tests {
             assert_eq!((read.request_bytes, read.reply_bytes), (20 * round, 3 * round));
         }
         assert_eq!(methods.method(Some(&METHOD)).counts.lock().len(), 2);
+    }
+
+    /// Each connection's first calls were timed, and of short ones no other.
+    #[test]
+    fn the_sample_goes_on_with_the_next_connection() {
+        let methods = Methods::default();
+        let timed = (0..16 * 10).filter(|_| methods.lease(Some(&METHOD)).begin().is_some());
+        assert_eq!(timed.count(), 16 + 9);
     }
 
     #[test]
