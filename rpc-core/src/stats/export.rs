@@ -92,7 +92,7 @@ static SERVER: [Whole<ServerStats>; 10] = [
     (gauge("rpc.server.memory_used_bytes", "Memory of large messages"), |it| it.memory_used_bytes),
     (gauge("rpc.server.memory_limit_bytes", "The memory budget"), |it| it.memory_limit_bytes),
     (gauge("rpc.server.cq_entries", "Entries of completion queues"), |it| it.cq_entries),
-    (counter("rpc.server.unflushed", "Queue pairs not flushed in time"), |it| it.unflushed),
+    (gauge("rpc.server.unflushed", "Queue pairs not flushed in time"), |it| it.unflushed),
 ];
 
 static CHANNEL: [Whole<ChannelStats>; 4] = [

@@ -117,7 +117,8 @@ pub struct ServerStats {
     pub accepted: u64,
     /// Connections that were refused because of a limit or for want of memory, ever.
     pub refused: u64,
-    /// Connections whose set-up failed or took too long, ever.
+    /// Connections whose set-up failed, took too long, or was cut off, by others that waited or by the
+    /// end of the server; ever.
     pub set_ups_failed: u64,
     /// Connections that are being set up.
     pub set_ups: u64,
@@ -129,7 +130,8 @@ pub struct ServerStats {
     pub memory_limit_bytes: u64,
     /// Entries of the completion queues of all shards.
     pub cq_entries: u64,
-    /// Queue pairs that were destroyed before all their work requests had been flushed, ever.
+    /// Queue pairs that were destroyed before all their work requests had been flushed, on the shards that
+    /// run: it falls when one ends.
     pub unflushed: u64,
 }
 
