@@ -250,7 +250,9 @@ impl Context {
     /// stream. The caller reads it by [`Call::with_metadata`](crate::Call::with_metadata),
     /// [`Status::metadata`](crate::Status::metadata) or
     /// [`Streaming::metadata`](crate::stream::Streaming::metadata); a caller of an earlier version
-    /// gets none of it. To be called by the handler itself, not by a task that it has spawned.
+    /// gets none of it. To be called by the handler itself, not by a task that it has spawned,
+    /// nor inside of [`Context::scope`]: what is set there goes nowhere. Of a stream call that is refused
+    /// with the method's own error, interceptors alone see it.
     ///
     /// ```
     /// # #[rpc_core::service] pub trait Kv { async fn get(&self, key: &str) -> Option<String>; }

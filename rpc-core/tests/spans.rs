@@ -98,6 +98,8 @@ struct Spans(Arc<Mutex<State>>);
 struct State {
     /// Who asks is told that nothing is recorded.
     is_off: bool,
+    /// What is recorded later makes it panic.
+    is_broken: bool,
     spans: Vec<Span>,
     entered: Vec<u64>,
     events: Vec<(String, Option<u64>)>,
@@ -140,6 +142,10 @@ impl Subscriber for Spans {
 
     fn record(&self, id: &Id, values: &Record<'_>) {
         let mut state = self.0.lock().unwrap();
+        if state.is_broken {
+            drop(state);
+            panic!("on purpose");
+        }
         let at = id.into_u64() as usize - 1;
         values.record(&mut Fields(&mut state.spans[at].fields));
     }
@@ -275,6 +281,31 @@ fn calls_have_spans_at_both_ends_and_their_handlers_run_inside() {
                 let mut list = client.list().await.unwrap();
                 while list.try_next().await.unwrap().is_some() {}
                 assert_eq!(spans.within("in list"), ["Outer.list"; 3]);
+            }
+        });
+    });
+}
+
+/// The task of a handler that had yielded ended without a reply, so the call never ended.
+#[test]
+fn a_subscriber_that_panics_at_the_end_of_a_call_costs_none() {
+    let _watchdog = test_kit::Watchdog::within(test_kit::Watchdog::LIMIT);
+    let spans = Spans::default();
+    tracing::subscriber::with_default(spans.clone(), || {
+        run(|client, _| {
+            *spans.0.lock().unwrap() = State { is_broken: true, ..State::default() };
+            let spans = spans.clone();
+            async move {
+                for later in [false, true] {
+                    client.ask(later).await.unwrap();
+                    assert_eq!(client.panic(later).await.unwrap_err().code(), Code::Internal);
+                }
+                let hanging = client.hang().start();
+                while spans.within("in hang").is_empty() {
+                    tokio::task::yield_now().await;
+                }
+                drop(hanging);
+                client.ask(true).await.unwrap();
             }
         });
     });

@@ -305,6 +305,7 @@ impl ChannelBuilder {
         let server = Server::builder()
             .add_service(service)
             .poll_mode(self.poll_mode)
+            .max_metadata_bytes(self.max_metadata_bytes)
             .link(self.link.clone());
         let config = |error: ListenError| ConnectError::Config(error.to_string());
         let server = server.bind("mem://").await.map_err(config)?;

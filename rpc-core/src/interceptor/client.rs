@@ -176,7 +176,7 @@ impl Around {
         for interceptor in &self.chain {
             let extensions = &mut watch.extensions;
             let mut call = Outbound { method, metadata, deadline, extensions, request_bytes };
-            let before = guarded(interceptor.name(), method, || interceptor.before(&mut call));
+            let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
             if let Err(status) = before.and_then(|passed| passed) {
                 let panicked = watch.end(Ending::Status(&status), None);
                 return Err(panicked.unwrap_or(status));
@@ -225,7 +225,7 @@ impl Watch {
         let mut panicked = None;
         for interceptor in self.around.chain[..passed].iter().rev() {
             let after = || interceptor.after(&call);
-            if let Err(status) = guarded(interceptor.name(), self.method, after) {
+            if let Err(status) = guarded(|| interceptor.name(), self.method, after) {
                 panicked = Some(status);
             }
         }

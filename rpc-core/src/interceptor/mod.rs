@@ -7,6 +7,8 @@
 //! [`ServerBuilder::layer`].
 //!
 //! * The first that was added is the outermost: its `before` runs first, its `after` last.
+//! * They see the calls that reach a service: none that the server refuses before, as it knows no such
+//!   method, has no room or drains.
 //! * A call that `before` refuses does not run. Those whose `before` has let it pass get an `after`.
 //! * Whose `before` has let a call pass gets exactly one `after`, however the call ends: also when
 //!   it is cancelled, or its handler panics.
@@ -196,12 +198,19 @@ impl fmt::Debug for Ended<'_> {
 ///
 /// # Errors
 /// It has panicked: the status that its call ends with.
-fn guarded<T>(
-    name: &str,
+fn guarded<'a, T>(
+    name: impl FnOnce() -> &'a str,
     method: &'static MethodDescriptor,
     run: impl FnOnce() -> T,
 ) -> Result<T, Status> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| panicked(name, method, panic))
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let name = catch_unwind(AssertUnwindSafe(name));
+        let name = name.unwrap_or_else(|second| {
+            std::mem::forget(second);
+            "(its name panics)"
+        });
+        panicked(name, method, panic)
+    })
 }
 
 #[cold]

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
@@ -19,7 +20,7 @@ use tokio::time::Sleep;
 use super::{Ended, Ending, ItemCounters, guarded};
 use crate::context::Context;
 use crate::metadata::Metadata;
-use crate::server::handler::{Handler, Origin};
+use crate::server::handler::{Handler, Origin, log_panic};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;
 
@@ -194,7 +195,7 @@ impl Dispatch for Intercepted {
         };
         for interceptor in self.chain.iter() {
             let mut call = Inbound { context: &mut request.context, method, request_bytes };
-            let before = guarded(interceptor.name(), method, || interceptor.before(&mut call));
+            let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
             if let Err(status) = before.and_then(|passed| passed) {
                 watch.context = request.context;
                 return watch.refused(status);
@@ -204,9 +205,24 @@ impl Dispatch for Intercepted {
         watch.context = request.context.clone();
         let timer = watch.context.deadline().filter(|at| Some(*at) != asked && !method.no_cancel);
         let timer = timer.map(|at| Box::pin(tokio::time::sleep_until(at.into())));
-        let inner = self.inner.dispatch(position, request);
+        let origin = || Origin { method: Some(method.name), peer: watch.context.peer().cloned() };
+        let inner = dispatched(&*self.inner, position, request, origin);
         Handler::without_context(Watched { inner, timer, watch })
     }
+}
+
+/// What a layer further in makes of the call. Its panic is the reply that the caller gets.
+fn dispatched(
+    inner: &dyn Dispatch,
+    position: usize,
+    request: Request,
+    origin: impl FnOnce() -> Origin,
+) -> Handler {
+    let dispatch = AssertUnwindSafe(|| inner.dispatch(position, request));
+    catch_unwind(dispatch).unwrap_or_else(|panic| {
+        log_panic(panic, &origin());
+        Handler::ready(Reply::Status(Status::internal("the handler panicked")))
+    })
 }
 
 /// Tells the interceptors that a call has passed how it ended, once.
@@ -239,7 +255,7 @@ impl Watch {
         let mut panicked = None;
         for interceptor in self.chain[..passed].iter().rev() {
             let after = || interceptor.after(&self.context, &call);
-            if let Err(status) = guarded(interceptor.name(), self.method, after) {
+            if let Err(status) = guarded(|| interceptor.name(), self.method, after) {
                 panicked = Some(status);
             }
         }

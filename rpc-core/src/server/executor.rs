@@ -422,12 +422,13 @@ impl RpcEndpoint {
     fn reply_status_with(&mut self, id: IncomingId, status: &Status) -> Result<(), Gone> {
         let mut encoded = OutBuf::new();
         status.metadata().encode(&mut encoded);
-        // It goes first where there is no room for all: the text is cut.
-        let room = self.reply_room().saturating_sub(encoded.len());
-        let (text, details) = status.sent_within(room);
+        // The text is cut where there is no room for both; alone it goes where there is none for these.
+        let room = self.reply_room();
+        let left = room.checked_sub(encoded.len()).unwrap_or(room);
+        let (text, details) = status.sent_within(left);
         let (code, retryable) = (status.code().number(), status.is_retryable());
         let (kind, mut body) = session::status_body(code, retryable, text, &details);
-        if encoded.len() + body.len() <= self.reply_room() {
+        if encoded.len() + body.len() <= room {
             body.prepend_marked(&encoded);
         }
         self.session.reply_with(id, kind, body)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rpc_transport::engine::clock;
+use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use super::router::Router;
@@ -41,7 +42,7 @@ impl Running {
     pub(super) fn ended(self, (end, reply_bytes): (End, u64)) {
         self.method.shared.on_shared_end(end, reply_bytes);
         if let Some(span) = &self.span {
-            trace::end(span, end);
+            caught(|| trace::end(span, end));
         }
         self.method.took.record(clock::now().saturating_duration_since(self.began), 1);
     }

@@ -252,9 +252,10 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
             }
             return Poll::Ready(Read::Item(message));
         }
-        let (end, mut parts) = self.call.finish();
+        let own = self.upload.end();
+        let (end, mut parts) = self.call.finish(own.clone());
         self.metadata = parts.take_metadata();
-        Poll::Ready(match (self.upload.end(), (self.decode_end)(parts)) {
+        Poll::Ready(match (own, (self.decode_end)(parts)) {
             (Some(status), _) => Read::Failed(StreamEnd::Failed, status.into()),
             (None, Ok(output)) => Read::Finished(Some(output)),
             (None, Err(error)) => Read::Failed(end, error),

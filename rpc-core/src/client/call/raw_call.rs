@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
+use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use self::hedge::Hedge;
@@ -320,12 +321,7 @@ impl<'a> RawCall<'a> {
     pub(crate) fn finish(&mut self, mut found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.channel().codec;
-        if let Some(load) = self.load.take() {
-            match &found {
-                CallOutcome::Failed(status) if status.code() == Code::Unavailable => load.refused(),
-                _ => load.answered(),
-            }
-        }
+        self.let_go_of_load(&found);
         if self.kept.is_some() {
             self.let_go_of_kept(&found);
         }
@@ -371,10 +367,30 @@ impl Drop for RawCall<'_> {
     }
 }
 
+impl RawCall<'_> {
+    /// What the end point has answered is known.
+    #[inline]
+    fn let_go_of_load(&mut self, found: &CallOutcome) {
+        if let Some(load) = self.load.take() {
+            match found {
+                CallOutcome::Failed(status) if status.code() == Code::Unavailable => load.refused(),
+                _ => load.answered(),
+            }
+        }
+    }
+
+    /// The source of its stream has failed: so that is the outcome, whatever the server answered.
+    #[cold]
+    pub(crate) fn end_by_source(&mut self, found: &mut CallOutcome, status: Status) {
+        self.let_go_of_load(found);
+        *found = CallOutcome::Failed(status);
+    }
+}
+
 #[cold]
 fn drop_extras(extras: Box<Extras>) {
     if let Some(span) = &extras.span {
-        trace::end(span, End::Code(Code::Cancelled));
+        caught(|| trace::end(span, End::Code(Code::Cancelled)));
     }
     drop(extras);
 }

@@ -158,8 +158,12 @@ where
                 Ok(Streaming::of_results(call, item, end, upload))
             }
             (Accepted::Yes, None) => panic!("a `StreamCall` was polled after completion"),
-            (Accepted::No(parts), upload) => {
+            (Accepted::No(mut found), upload) => {
                 let own = upload.and_then(|mut upload| upload.end());
+                if let Some(status) = own.clone() {
+                    this.call.end_by_source(&mut found, status);
+                }
+                let parts = this.call.finish(found);
                 let error = match own {
                     Some(status) => status.into(),
                     None => match (this.decoders.refusal)(parts) {
@@ -215,11 +219,10 @@ impl<O, U: Pump> UploadCall<'_, O, U> {
         let mut found = CallOutcome::Nothing;
         std::task::ready!(self.call.poll(cx, &mut found));
         step.made_progress();
-        let mut parts = self.call.finish(found);
         if let Some(status) = self.upload.end() {
-            parts.outcome = Err(status);
+            self.call.end_by_source(&mut found, status);
         }
-        Poll::Ready(parts)
+        Poll::Ready(self.call.finish(found))
     }
 }
 
@@ -262,9 +265,9 @@ impl ClientStream {
         self.0.item_counters()
     }
 
-    /// How the stream ended, and what is behind it.
-    pub(crate) fn finish(&mut self) -> (StreamEnd, ReplyParts) {
-        self.0.finish_stream()
+    /// How the stream ended, and what is behind it. `own` is the error of the source of arguments.
+    pub(crate) fn finish(&mut self, own: Option<Status>) -> (StreamEnd, ReplyParts) {
+        self.0.finish_stream(own)
     }
 
     pub(crate) fn cancel(&mut self) {

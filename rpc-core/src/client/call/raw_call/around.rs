@@ -1,6 +1,7 @@
 //! What the channel does around a call: its interceptors, and the metadata that all calls have.
 
 use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use super::{CallOutcome, RawCall};
@@ -58,7 +59,7 @@ impl RawCall<'_> {
             CallOutcome::Failed(status) => End::Code(status.code()),
             CallOutcome::Nothing => End::Code(Code::Unknown),
         };
-        trace::end(span, end);
+        caught(|| trace::end(span, end));
     }
 
     /// The call has ended.

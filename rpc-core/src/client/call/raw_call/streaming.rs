@@ -12,7 +12,7 @@ use crate::codec::Codec;
 use crate::endpoint::RpcEndpoint;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::{self, CallId, Failure, Outcome};
-use crate::status::Code;
+use crate::status::{Code, Status};
 use crate::stream::StreamEnd;
 use crate::stream::line::LineRef;
 use crate::stream::upload::PumpedCall;
@@ -22,7 +22,7 @@ pub(crate) enum Accepted {
     /// There is a stream.
     Yes,
     /// There is none, and the outcome says why.
-    No(ReplyParts),
+    No(CallOutcome),
 }
 
 impl RawCall<'_> {
@@ -87,7 +87,7 @@ impl RawCall<'_> {
             self.over(found);
             return Poll::Ready(Accepted::Yes);
         }
-        Poll::Ready(Accepted::No(self.finish(found)))
+        Poll::Ready(Accepted::No(found))
     }
 
     /// Takes the outcome, behind all items.
@@ -121,9 +121,13 @@ impl RawCall<'_> {
         (end, found)
     }
 
-    /// How the stream of results ended, and the input of the decoder of what is behind it.
-    pub(crate) fn finish_stream(&mut self) -> (StreamEnd, ReplyParts) {
-        let (end, found) = self.take_end();
+    /// How the stream of results ended, and the input of the decoder of what is behind it. `own` is the
+    /// error of the source of arguments.
+    pub(crate) fn finish_stream(&mut self, own: Option<Status>) -> (StreamEnd, ReplyParts) {
+        let (end, mut found) = self.take_end();
+        if let Some(status) = own {
+            self.end_by_source(&mut found, status);
+        }
         (end, self.finish(found))
     }
 

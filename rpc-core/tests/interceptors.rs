@@ -1,0 +1,159 @@
+//! What interceptors are told where the two ends do not say the same.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use std::sync::{Arc, Mutex};
+
+use rpc_core::interceptor::{ClientInterceptor, Ended, ServerInterceptor};
+use rpc_core::server::handler::Handler;
+use rpc_core::service::{Dispatch, Request, ServiceDescriptor};
+use rpc_core::stream::{self, Stream, Streaming};
+use rpc_core::{Channel, Code, Context, Server, Status};
+use test_kit::Watchdog;
+
+#[rpc_core::service]
+trait Desk {
+    async fn echo(&self, text: &str) -> String;
+    async fn longest_metadata(&self) -> Option<usize>;
+    async fn add(&self, numbers: Streaming<u32>) -> u32;
+    fn double(&self, numbers: Streaming<u32>) -> impl Stream<Item = Result<u32, Status>>;
+}
+
+struct Clerk;
+
+impl Desk for Clerk {
+    async fn echo(&self, text: &str) -> String {
+        text.to_owned()
+    }
+    async fn longest_metadata(&self) -> Option<usize> {
+        Context::current().metadata().iter().map(|(_, value)| value.len()).max()
+    }
+    /// Takes what has come for all.
+    async fn add(&self, mut numbers: Streaming<u32>) -> u32 {
+        let mut sum = 0;
+        while let Ok(Some(number)) = numbers.try_next().await {
+            sum += number;
+        }
+        sum
+    }
+    fn double(&self, mut numbers: Streaming<u32>) -> impl Stream<Item = Result<u32, Status>> {
+        stream::try_stream(async move |mut out| {
+            while let Ok(Some(number)) = numbers.try_next().await {
+                out.send(number * 2).await?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Keeps the codes that calls end with.
+#[derive(Clone, Default)]
+struct Codes(Arc<Mutex<Vec<Code>>>);
+
+impl ClientInterceptor for Codes {
+    fn after(&self, call: &Ended<'_>) {
+        self.0.lock().unwrap().push(call.code());
+    }
+}
+
+impl ServerInterceptor for Codes {
+    fn after(&self, _: &Context, call: &Ended<'_>) {
+        self.0.lock().unwrap().push(call.code());
+    }
+}
+
+impl Codes {
+    fn take(&self) -> Vec<Code> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn one_and_an_error() -> impl Stream<Item = Result<u32, Status>> + Send {
+    stream::iter([Ok(1), Err(Status::data_loss("the disk is broken"))])
+}
+
+/// The server takes the stream's reset for its end, so what it says is `Ok`.
+#[tokio::test]
+async fn an_interceptor_is_told_of_a_source_that_failed() {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    let codes = Codes::default();
+    let channel = Channel::builder().interceptor(codes.clone());
+    let client = DeskClient::new(channel.to(DeskServer::new(Clerk)).await.unwrap());
+    let status = client.add(one_and_an_error()).await.unwrap_err();
+    assert_eq!((status.code(), codes.take()), (Code::DataLoss, vec![Code::DataLoss]));
+
+    let mut doubles = client.double(one_and_an_error()).await.unwrap();
+    let status = loop {
+        match doubles.try_next().await {
+            Ok(item) => assert!(item.is_some(), "the stream has come to an end"),
+            Err(error) => break Status::from(error),
+        }
+    };
+    assert_eq!((status.code(), codes.take()), (Code::DataLoss, vec![Code::DataLoss]));
+}
+
+struct Panics(Arc<dyn Dispatch>);
+
+impl Dispatch for Panics {
+    fn descriptor(&self) -> &'static ServiceDescriptor {
+        self.0.descriptor()
+    }
+
+    fn dispatch(&self, method: usize, request: Request) -> Handler {
+        assert!(request.context.metadata().text("panic").is_none(), "on purpose");
+        self.0.dispatch(method, request)
+    }
+}
+
+/// The caller was told of an internal error, and they that it had cancelled the call.
+#[tokio::test]
+async fn an_interceptor_is_told_of_a_layer_that_panicked() {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    let codes = Codes::default();
+    let server =
+        Server::builder().interceptor(codes.clone()).layer(|inner| Arc::new(Panics(inner)));
+    let server = server.add_service(DeskServer::new(Clerk));
+    let server = server.bind("mem://interceptors-layer-panics").await.unwrap();
+    tokio::spawn(server.serve());
+    let client = DeskClient::connect("mem://interceptors-layer-panics").await.unwrap();
+    let status = client.echo("x").metadata("panic", "now").await.unwrap_err();
+    assert_eq!((status.code(), codes.take()), (Code::Internal, vec![Code::Internal]));
+    assert_eq!(client.echo("x").await.unwrap(), "x");
+    assert_eq!(codes.take(), [Code::Ok]);
+}
+
+/// Its name is only asked for when it has panicked.
+struct Nameless;
+
+impl ClientInterceptor for Nameless {
+    fn name(&self) -> &str {
+        panic!("on purpose")
+    }
+    fn before(&self, call: &mut rpc_core::interceptor::Outbound<'_>) -> Result<(), Status> {
+        assert!(call.metadata().text("panic").is_none(), "on purpose");
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_interceptor_whose_name_panics_costs_its_own_call() {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    let server = Server::builder().add_service(DeskServer::new(Clerk));
+    let server = server.bind("mem://interceptors-name-panics").await.unwrap();
+    tokio::spawn(server.serve());
+    let channel = Channel::builder().interceptor(Nameless);
+    let channel = channel.connect("mem://interceptors-name-panics").await.unwrap();
+    let client = DeskClient::new(channel);
+    assert_eq!(client.echo("x").await.unwrap(), "x");
+    let status = client.echo("x").metadata("panic", "now").await.unwrap_err();
+    assert_eq!(status.message(), "Desk.echo: an interceptor panicked");
+}
+
+#[tokio::test]
+async fn a_server_of_a_channel_takes_the_metadata_that_the_channel_sends() {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    let channel = Channel::builder().max_metadata_bytes(40_000);
+    let client = DeskClient::new(channel.to(DeskServer::new(Clerk)).await.unwrap());
+    let long = client.longest_metadata().metadata("long", vec![b'.'; 30_000]);
+    assert_eq!(long.await.unwrap(), Some(30_000));
+}
