@@ -22,12 +22,12 @@ use rpc_transport::engine::clock;
 use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
 
 use crate::bulk::{Bulk, BulkPool, Copies};
-use crate::extensions::Extensions;
+use crate::interceptor::extensions::Extensions;
 use crate::metadata::{Metadata, MetadataError};
+use crate::observability::trace::TraceParent;
 use crate::server::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
 use crate::service::reply::Reply;
-use crate::trace::TraceParent;
 
 thread_local! {
     static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };

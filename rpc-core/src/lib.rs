@@ -216,17 +216,15 @@ pub mod client;
 pub mod codec;
 pub mod context;
 mod endpoint;
-mod extensions;
 pub mod interceptor;
 pub mod metadata;
+mod observability;
 pub mod server;
 pub mod service;
 #[doc(hidden)]
 pub mod session;
-pub mod stats;
 pub mod status;
 pub mod stream;
-pub mod trace;
 #[doc(hidden)]
 pub mod wire;
 
@@ -253,8 +251,9 @@ pub use crate::client::{Channel, ChannelBuilder, Path};
 pub use crate::codec::Codec;
 pub use crate::context::Context;
 pub use crate::metadata::Metadata;
+pub use crate::observability::stats::{ChannelStats, ServerStats, StatsHandle};
+pub use crate::observability::{stats, trace};
 pub use crate::server::{Server, ServerBuilder, ShutdownHandle};
-pub use crate::stats::{ChannelStats, ServerStats, StatsHandle};
 pub use crate::status::{CallError, Code, Status};
 /// # Example
 /// ```

@@ -42,9 +42,9 @@ pub(crate) use self::connection::Connection;
 use self::shared::Shared;
 use crate::bulk::BulkPool;
 use crate::channel::connectivity::ConnectivityState;
+use crate::observability::stats::ChannelStats;
 use crate::service::coding::unencodable_arguments;
 use crate::service::{MethodDescriptor, ReplyParts};
-use crate::stats::ChannelStats;
 
 pub use self::builder::ChannelBuilder;
 pub use self::connection::Path;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::shared::{Shared, Targets};
 use super::subchannel::Subchannel;
+use crate::observability::stats::ChannelStats;
+use crate::observability::stats::counts::{Counter, End, Methods};
 use crate::server::stats::survey;
 use crate::service::MethodDescriptor;
-use crate::stats::ChannelStats;
-use crate::stats::counts::{Counter, End, Methods};
 use crate::status::Code;
 
 /// What is counted of a channel, over all of its connections.

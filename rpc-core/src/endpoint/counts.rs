@@ -10,10 +10,10 @@ use rpc_transport::engine::shard::Survey;
 use rpc_transport::message::received::Message;
 
 use super::RpcEndpoint;
+use crate::observability::stats::ConnectionStats;
+use crate::observability::stats::counts::{End, Lease, Methods, Timed};
 use crate::service::method::method_in_use;
 use crate::session::{Failure, Outcome, ReplyKind};
-use crate::stats::ConnectionStats;
-use crate::stats::counts::{End, Lease, Methods, Timed};
 use crate::status::Code;
 
 /// The counts of a connection.

@@ -30,9 +30,9 @@ use self::room::Room;
 use crate::bulk::BulkPool;
 use crate::context::ConnectionContext;
 use crate::metadata::DEFAULT_MAX_BYTES;
+use crate::observability::stats::counts::Methods;
 use crate::server::phase::Watch;
 use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
-use crate::stats::counts::Methods;
 use crate::wire;
 
 /// A shard whose connections carry sessions.

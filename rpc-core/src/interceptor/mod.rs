@@ -21,6 +21,7 @@
 //! [`ChannelBuilder::interceptor`]: crate::ChannelBuilder::interceptor
 
 pub(crate) mod client;
+pub(crate) mod extensions;
 pub(crate) mod server;
 
 use std::any::Any;
@@ -34,7 +35,7 @@ use rpc_transport::engine::clock;
 
 pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
-pub use crate::extensions::Extensions;
+pub use crate::interceptor::extensions::Extensions;
 use crate::metadata::Metadata;
 use crate::service::MethodDescriptor;
 use crate::status::{Code, Status};

@@ -38,10 +38,10 @@ use super::stats::Admissions;
 use super::{Config, available_memory};
 use crate::bulk::BulkPool;
 use crate::endpoint::{RpcEndpoint, RpcShard};
+use crate::observability::stats::counts::Methods;
 use crate::server::executor::Handlers;
 use crate::server::router::Router;
 use crate::session::Role;
-use crate::stats::counts::Methods;
 
 /// Number of connections that a CQ is sized for, at most.
 pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;

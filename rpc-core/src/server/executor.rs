@@ -32,16 +32,16 @@ use crate::context::Context;
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{Action, ConnectionEvent, RpcEndpoint, RpcShard};
 use crate::metadata::Metadata;
+use crate::observability::stats::counts::{End, Lease, Methods};
+use crate::observability::trace;
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::route_counts::{RouteCounts, Running};
 use crate::server::router::{Route, Router};
 use crate::server::running::{HandlerEnded, WaitingReply, spawn};
 use crate::service::{MethodDescriptor, Reply, Request};
 use crate::session::{self, Answer, Gone, Incoming, IncomingId, RAISE, StreamLimits};
-use crate::stats::counts::{End, Lease, Methods};
 use crate::status::{Code, Status};
 use crate::stream::line::{Line, Streams};
-use crate::trace;
 
 /// Where the streams of a call are; the window of its arguments is charged to the memory budget, as
 /// that is what items may take that nobody reads.

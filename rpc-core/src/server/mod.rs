@@ -46,11 +46,11 @@ use self::phase::{Phase, Phases};
 use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::interceptor::ServerInterceptor;
 use crate::metadata::DEFAULT_MAX_BYTES;
+use crate::observability::stats::ServerStats;
 use crate::server::router::Router;
 use crate::server::stats::StatsHandle;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
-use crate::stats::ServerStats;
 
 /// Configuration of a [`Server`].
 ///

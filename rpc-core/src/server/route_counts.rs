@@ -8,8 +8,8 @@ use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use super::router::Router;
-use crate::stats::counts::{End, Lease, Method, Methods};
-use crate::trace;
+use crate::observability::stats::counts::{End, Lease, Method, Methods};
+use crate::observability::trace;
 
 /// Where calls are counted, by route; the last is for all that have none.
 pub(super) struct RouteCounts {

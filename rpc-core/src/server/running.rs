@@ -10,8 +10,8 @@ use super::executor::{Call, Done, Replied};
 use super::handler::{Handler, Origin};
 use super::route_counts::Running;
 use crate::endpoint::RpcShard;
+use crate::observability::stats::counts::End;
 use crate::service::Reply;
-use crate::stats::counts::End;
 use crate::status::{Code, Status};
 
 #[cold]

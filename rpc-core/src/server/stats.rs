@@ -7,8 +7,8 @@ use rpc_transport::engine::clock;
 
 use super::acceptor::{Acceptor, ServedShard};
 use crate::endpoint::RpcShard;
-use crate::stats::counts::Counter;
-use crate::stats::{ConnectionStats, ServerStats};
+use crate::observability::stats::counts::Counter;
+use crate::observability::stats::{ConnectionStats, ServerStats};
 
 /// Places of a shard's table that are looked at while its lock is held: a snapshot of many connections
 /// holds nobody up for longer than that takes.

@@ -41,11 +41,11 @@ use crate::client::subchannel::Loaded;
 use crate::endpoint::revoked;
 use crate::interceptor::client::Watch;
 use crate::metadata::Metadata;
+use crate::observability::stats::counts::{End, Timed};
+use crate::observability::trace;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::CallId;
-use crate::stats::counts::{End, Timed};
 use crate::status::{Code, Status};
-use crate::trace;
 
 /// The channel that a call goes through: borrowed, until [`RawCall::start`] makes the call
 /// independent of it.

@@ -8,9 +8,9 @@ use super::{CallOutcome, RawCall};
 use crate::client::shared::earliest;
 use crate::context::Context as CallContext;
 use crate::interceptor::{Ending, ItemCounters};
-use crate::stats::counts::End;
+use crate::observability::stats::counts::End;
+use crate::observability::trace;
 use crate::status::Code;
-use crate::trace;
 
 impl RawCall<'_> {
     /// Before anything of the call is sent. False if it has ended by that.

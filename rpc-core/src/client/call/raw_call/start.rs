@@ -16,9 +16,9 @@ use crate::client::shared::earliest;
 use crate::context::Context as CallContext;
 use crate::endpoint::RpcEndpoint;
 use crate::metadata::Metadata;
+use crate::observability::trace;
 use crate::session::{Deadline, StartCall, StartError};
 use crate::status::Status;
-use crate::trace;
 
 /// Longest head of a body, bytes, that is kept for another attempt.
 const MAX_KEPT_BYTES: usize = 64 * 1024;

@@ -29,7 +29,7 @@ pub struct MethodStats {
     /// Encoded results and errors of the method, bytes; items of streams not counted.
     pub reply_bytes: u64,
     /// At a server: the times of handlers. At a channel: from when an attempt was sent until its answer
-    /// was taken. A sample: see [`stats`](crate::stats).
+    /// was taken. A sample: see [`stats`](crate::observability::stats).
     pub took: Histogram,
 }
 

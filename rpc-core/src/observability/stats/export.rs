@@ -181,7 +181,7 @@ mod tests {
     /// Of the names that are told of something, each is in the document.
     #[test]
     fn the_document_has_every_name_once_with_its_kind() {
-        let document = include_str!("../../../docs/metrics.md");
+        let document = include_str!("../../../../docs/metrics.md");
         let rows: Vec<&str> = document.lines().filter(|line| line.starts_with("| `rpc.")).collect();
         let mut all: Vec<Metric> = Vec::new();
         for of in [&SERVER_METHODS, &CHANNEL_METHODS] {

@@ -24,8 +24,8 @@ use tracing::{Level, Span, field};
 use crate::client::random::random;
 use crate::context::Context;
 use crate::metadata::Metadata;
+use crate::observability::stats::counts::End;
 use crate::service::MethodDescriptor;
-use crate::stats::counts::End;
 use crate::status::Code;
 
 /// The target of the spans.

@@ -1,0 +1,4 @@
+//! What a running service tells of itself: counts ([`stats`]) and spans ([`trace`]).
+
+pub mod stats;
+pub mod trace;
