@@ -177,6 +177,7 @@ impl World {
             deadline,
             no_cancel: rng.chance(10),
             when_full: rpc_core::WhenFull::Wait,
+            is_nested: false,
             metadata: &[],
             streams: CallStreams::NONE,
         };

@@ -66,6 +66,8 @@ struct Record {
     /// What its handler said while the callee's session took it.
     replied: Option<Replied>,
     ended_without_reply: bool,
+    /// The call whose handler has made it, to the handler's own caller.
+    maker: Option<Number>,
 }
 
 #[derive(Debug)]
@@ -75,6 +77,8 @@ struct Handler {
     id: IncomingId,
     attached: bool,
     stopped: bool,
+    /// Its own calls to its caller, without which it does not end by itself.
+    waits_for: Vec<Number>,
 }
 
 struct World<'a> {
@@ -94,6 +98,8 @@ struct World<'a> {
     drained: [u32; 2],
     cut: bool,
     limits: [SessionLimits; 2],
+    /// How many in a hundred handlers call their callers.
+    nests: u64,
 }
 
 fn is_expired(record: &Record, now: Instant) -> bool {
@@ -109,7 +115,9 @@ impl<'a> World<'a> {
             ..SessionLimits::default()
         };
         let limits = [limits(), limits()];
+        let nests = rng.pick(&[0, 30, 100]);
         Self {
+            nests,
             tally: Tally::default(),
             ends: [End::new(Role::Client, limits[0]), End::new(Role::Server, limits[1])],
             rng,
@@ -128,13 +136,19 @@ impl<'a> World<'a> {
     }
 
     fn start(&mut self, end: usize) {
-        let number = self.calls.len() as Number + 1;
-        let method = [0, 1, 2][self.rng.index(3)];
         let deadline = self.rng.chance(40).then(|| Deadline {
             at: self.now + Duration::from_micros(self.rng.index(6000) as u64),
             now: self.now,
         });
-        let no_cancel = self.rng.chance(15);
+        self.start_for(end, deadline, None);
+        self.settle(end);
+    }
+
+    /// Starts a call, for a handler that waits for it if there is a `maker`.
+    fn start_for(&mut self, end: usize, deadline: Option<Deadline>, maker: Option<Number>) {
+        let number = self.calls.len() as Number + 1;
+        let method = [0, 1, 2][self.rng.index(3)];
+        let no_cancel = maker.is_none() && self.rng.chance(15);
         let when_full = if self.rng.chance(20) { WhenFull::Refuse } else { WhenFull::Wait };
         let metadata: &[u8] = if self.rng.chance(20) { b"meta" } else { b"" };
         let mut body = OutBuf::new();
@@ -148,10 +162,11 @@ impl<'a> World<'a> {
             deadline,
             no_cancel,
             when_full,
+            is_nested: maker.is_some(),
             metadata,
             streams: CallStreams::NONE,
         };
-        let waiter = self.rng.chance(50).then_some(number);
+        let waiter = (maker.is_some() || self.rng.chance(50)).then_some(number);
         let waits = waiter.is_some();
         match self.ends[end].start(call, body, waiter) {
             Ok(id) => {
@@ -168,9 +183,14 @@ impl<'a> World<'a> {
                     stops: 0,
                     replied: None,
                     ended_without_reply: false,
+                    maker,
                 };
                 self.calls.insert(number, record);
                 self.tally.started += 1;
+                if let Some(maker) = maker {
+                    self.handler_of(maker).waits_for.push(number);
+                    self.tally.nested += 1;
+                }
                 if !waits {
                     assert!(self.ends[end].poll_call(id, || number).is_none());
                 }
@@ -194,6 +214,13 @@ impl<'a> World<'a> {
                         assert!(calls + slots as usize >= limit as usize);
                         self.tally.full += 1;
                     }
+                    StartError::HandlersWait(waiting) => {
+                        let most = self.limits[end].max_incoming_calls - 1;
+                        let own = self.limits[end].max_outgoing_calls;
+                        let theirs = self.limits[1 - end].max_incoming_calls;
+                        assert!(maker.is_some() && (waiting >= most as usize || own < theirs));
+                        self.tally.handlers_wait += 1;
+                    }
                     StartError::DeadlineExceeded => {
                         assert!(deadline.is_some_and(|deadline| deadline.at <= self.now));
                     }
@@ -202,7 +229,6 @@ impl<'a> World<'a> {
             }
         }
         assert!(self.ends[end].busy_slots() <= self.limits[end].max_outgoing_calls);
-        self.settle(end);
     }
 
     /// What makes a message small, one of several segments, or a stream.
@@ -210,7 +236,7 @@ impl<'a> World<'a> {
         self.rng.pick(&[&[], &[], &[], &[], &[7; 90], &[7; 200]])
     }
 
-    fn drop_call(&mut self) {
+    fn drop_any_call(&mut self) {
         let waiting: Vec<Number> = self
             .calls
             .iter()
@@ -221,13 +247,20 @@ impl<'a> World<'a> {
             return;
         }
         let number = waiting[self.rng.index(waiting.len())];
+        let end = self.drop_call(number);
+        self.settle(end);
+    }
+
+    /// Its caller gives a call up.
+    fn drop_call(&mut self, number: Number) -> usize {
         let record = self.calls.get_mut(&number).expect("listed");
         record.life = Life::Dropped;
         let (end, id) = (record.caller, record.id);
         let waiter = self.with_revoke(end, |session, revoke| session.cancel(id, revoke));
         assert!(waiter.is_none_or(|waiter| waiter == number));
         self.tally.no_cancel_dropped += u64::from(self.calls[&number].no_cancel);
-        self.settle(end);
+        self.waits_no_more(number);
+        end
     }
 
     /// Runs something that may take messages back, and notes whose slot is free by that.
@@ -341,6 +374,7 @@ impl<'a> World<'a> {
         assert!(matches!(record.life, Life::Waiting), "woken: {record:?}");
         let outcome = self.ends[end].take_outcome(record.id).expect("woken for an outcome");
         self.outcome(number, outcome);
+        self.waits_no_more(number);
         let record = &self.calls[&number];
         let again = self.ends[end].take_outcome(record.id);
         let no_such = |reason| reason == Failure::NoSuchCall;
@@ -447,7 +481,7 @@ impl<'a> World<'a> {
             45..=69 => {
                 self.deliver(end);
             }
-            70..=74 => self.drop_call(),
+            70..=74 => self.drop_any_call(),
             75..=80 if !self.handlers.is_empty() => {
                 let at = self.rng.index(self.handlers.len());
                 if !self.handlers[at].attached {
@@ -456,7 +490,10 @@ impl<'a> World<'a> {
             }
             81..=91 if !self.handlers.is_empty() => {
                 let at = self.rng.index(self.handlers.len());
-                self.finish_handler(at);
+                // Most wait for their own calls.
+                if self.handlers[at].waits_for.is_empty() || self.rng.chance(10) {
+                    self.finish_handler(at);
+                }
             }
             92..=98 => {
                 let micros = self.rng.index(2500) as u64;
@@ -484,10 +521,12 @@ impl<'a> World<'a> {
     /// Once all frames have arrived, no handler may run for nobody.
     fn check_handlers(&mut self) {
         while self.drain_wires() {}
+        while let Some(at) = self.handlers.iter().position(|handler| !handler.attached) {
+            self.attach(at);
+            // Its own calls go with a handler that is stopped at once.
+            while self.drain_wires() {}
+        }
         for at in 0..self.handlers.len() {
-            if !self.handlers[at].attached {
-                self.attach(at);
-            }
             let Handler { number, stopped, .. } = self.handlers[at];
             let record = &self.calls[&number];
             let given_up = matches!(record.life, Life::Dropped) || record.failed.is_some();
@@ -501,9 +540,12 @@ impl<'a> World<'a> {
         for round in 0.. {
             assert!(round < 10_000, "does not come to rest");
             let mut busy = self.drain_wires();
-            if let Some(last) = self.handlers.len().checked_sub(1) {
+            let at_an_end = |handler: &Handler| handler.waits_for.is_empty();
+            if let Some(last) = self.handlers.iter().rposition(at_an_end) {
                 self.finish_handler(last);
                 busy = true;
+            } else {
+                assert!(busy || self.handlers.is_empty(), "handlers wait for each other for ever");
             }
             if !busy && self.wires.iter().all(Wire::is_empty) {
                 break;

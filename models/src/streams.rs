@@ -113,6 +113,7 @@ impl<'a> World<'a> {
             deadline,
             no_cancel: false,
             when_full: rpc_core::WhenFull::Wait,
+            is_nested: false,
             metadata: &[],
             streams,
         };

@@ -29,6 +29,7 @@ fn round(client: &mut End, server: &mut End, now: Instant) {
             deadline,
             no_cancel: false,
             when_full: rpc_core::WhenFull::Wait,
+            is_nested: false,
             metadata: &[],
             streams: CallStreams::NONE,
         };

@@ -31,6 +31,7 @@ fn call(method: u32) -> StartCall<'static> {
         deadline: None,
         no_cancel: false,
         when_full: WhenFull::Wait,
+        is_nested: false,
         metadata: &[],
         streams: CallStreams::NONE,
     }

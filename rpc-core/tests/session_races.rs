@@ -143,6 +143,7 @@ impl World {
             deadline: Some(deadline).filter(|_| self.variant.deadline && number == 0),
             no_cancel: self.variant.no_cancel,
             when_full: rpc_core::WhenFull::Wait,
+            is_nested: false,
             metadata: &[],
             streams: CallStreams::NONE,
         };

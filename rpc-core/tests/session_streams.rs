@@ -36,6 +36,7 @@ fn call(streams: CallStreams) -> StartCall<'static> {
         deadline: None,
         no_cancel: false,
         when_full: rpc_core::WhenFull::Wait,
+        is_nested: false,
         metadata: &[],
         streams,
     }

@@ -127,6 +127,7 @@ fn start(client: &mut End, streams: CallStreams) -> CallId {
         deadline: None,
         no_cancel: false,
         when_full: rpc_core::WhenFull::Wait,
+        is_nested: false,
         metadata: &[],
         streams,
     };

@@ -1,6 +1,6 @@
 //! What the callee's handlers do: begin, are told to stop, and end.
 
-use rpc_core::session::{Answer, Incoming};
+use rpc_core::session::{Answer, Deadline, Incoming};
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::{Handler, Life, Number, Replied, SLACK, World, is_expired, signature};
@@ -21,7 +21,8 @@ impl World<'_> {
         }
         let id = incoming.id;
         assert_eq!(&incoming.into_body()[..8], number.to_le_bytes());
-        self.handlers.push(Handler { number, end, id, attached: false, stopped: false });
+        let (attached, stopped, waits_for) = (false, false, Vec::new());
+        self.handlers.push(Handler { number, end, id, attached, stopped, waits_for });
         assert!(
             self.handlers.iter().filter(|handler| handler.end == end).count()
                 <= self.limits[end].max_incoming_calls as usize
@@ -31,6 +32,38 @@ impl World<'_> {
         if self.rng.chance(40) {
             let last = self.handlers.len() - 1;
             self.finish_handler(last);
+        } else if self.calls[&number].maker.is_none() && self.rng.chance(self.nests) {
+            self.call_back(number);
+        }
+    }
+
+    /// A handler calls its caller, once or twice.
+    fn call_back(&mut self, number: Number) {
+        let end = self.handler_of(number).end;
+        let record = &self.calls[&number];
+        let deadline = record.deadline.map(|at| Deadline { at, now: self.now });
+        for _ in 0..=self.rng.index(2) {
+            self.start_for(end, deadline, Some(number));
+        }
+    }
+
+    pub(super) fn handler_of(&mut self, number: Number) -> &mut Handler {
+        let mut handlers = self.handlers.iter_mut();
+        handlers.find(|handler| handler.number == number).expect("it runs")
+    }
+
+    /// A call has ended, or nobody waits for it.
+    pub(super) fn waits_no_more(&mut self, number: Number) {
+        let maker = self.calls[&number].maker;
+        if let Some(handler) = self.handlers.iter_mut().find(|it| Some(it.number) == maker) {
+            handler.waits_for.retain(|call| *call != number);
+        }
+    }
+
+    /// A handler's own calls go with it.
+    fn drop_nested(&mut self, nested: Vec<Number>) {
+        for number in nested {
+            self.drop_call(number);
         }
     }
 
@@ -39,6 +72,8 @@ impl World<'_> {
         if let Some(handler) = self.handlers.iter_mut().find(|handler| handler.number == number) {
             assert_eq!(handler.end, end);
             handler.stopped = true;
+            let nested = std::mem::take(&mut handler.waits_for);
+            self.drop_nested(nested);
         }
         let cut = self.cut;
         let now = self.now;
@@ -63,7 +98,8 @@ impl World<'_> {
 
     /// A handler ends by itself, or does at last what it was told.
     pub(super) fn finish_handler(&mut self, at: usize) {
-        let Handler { number, end, id, stopped, .. } = self.handlers.swap_remove(at);
+        let Handler { number, end, id, stopped, waits_for, .. } = self.handlers.swap_remove(at);
+        self.drop_nested(waits_for);
         let choice = self.rng.index(10);
         let mut body = OutBuf::new();
         body.extend_from_slice(&number.to_le_bytes());

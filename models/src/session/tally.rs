@@ -6,6 +6,9 @@
 pub struct Tally {
     pub(super) started: u64,
     pub(super) full: u64,
+    pub(super) nested: u64,
+    /// Nested calls that were not to wait.
+    pub(super) handlers_wait: u64,
     pub(super) replies: u64,
     pub(super) expired: u64,
     pub(super) never_sent: u64,
@@ -36,13 +39,16 @@ impl Tally {
         let Self { drained, closed, going_away, most_in_flight, .. } = *self;
         let mut counts = vec![started, replies, expired, never_sent, stops, refused_attach, gone];
         counts.extend([whole, aborted, begun, revoked_responses, quarantined, no_cancel_dropped]);
-        counts.extend([drained, closed, going_away]);
+        counts.extend([drained, closed, going_away, self.full, self.nested, self.handlers_wait]);
         let rarest = counts.into_iter().min();
         assert!(rarest > Some(50) && most_in_flight > 20, "too tame: {self:?}");
     }
 
     pub fn add(&mut self, other: &Self) {
         self.started += other.started;
+        self.full += other.full;
+        self.nested += other.nested;
+        self.handlers_wait += other.handlers_wait;
         self.replies += other.replies;
         self.expired += other.expired;
         self.never_sent += other.never_sent;

@@ -237,6 +237,7 @@ fn operate(end: &mut End, calls: &mut Calls, peer: &mut Peer, rng: &mut Rng) {
                 deadline: None,
                 no_cancel: false,
                 when_full: rpc_core::WhenFull::Wait,
+                is_nested: false,
                 metadata: &[],
                 streams: streams(rng),
             };

@@ -77,6 +77,9 @@ pub struct StartCall<'a> {
     pub no_cancel: bool,
     /// What becomes of the call if it had to wait for others to end.
     pub when_full: WhenFull,
+    /// A handler that serves the peer makes it: the peer's call does not end before this one has.
+    /// Only so many of these may wait that one handler more could run.
+    pub is_nested: bool,
     /// Encoded metadata, at most 65,535 bytes; empty costs nothing on the wire.
     pub metadata: &'a [u8],
     /// Its streams.
@@ -119,6 +122,13 @@ pub enum StartError {
              `max_calls_per_connection`, whichever it is"
     )]
     Full(u32),
+    /// It is nested and would have to wait, and so do as many as may already.
+    #[error(
+        "as many calls are in flight as the peer takes, and {0} calls of handlers to their own \
+             callers wait for that already: with one more, the handlers of both ends might wait for \
+             each other; try later, or let both ends take more calls at once"
+    )]
+    HandlersWait(usize),
     /// The metadata is longer than its block can be.
     #[error("metadata of {0} bytes, the longest is {max}", max = wire::MAX_METADATA_BYTES)]
     MetadataTooLong(usize),

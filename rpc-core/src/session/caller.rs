@@ -53,6 +53,7 @@ impl<W, H> Session<W, H> {
         waiter: Option<W>,
     ) -> Result<CallId, StartError> {
         self.may_start(call)?;
+        let waits_nested = call.is_nested && self.must_wait_nested()?;
         let has_metadata = !call.metadata.is_empty();
         if has_metadata && let Some(body) = body {
             wire::prepend_metadata(body, call.metadata);
@@ -67,6 +68,9 @@ impl<W, H> Session<W, H> {
             streams: call.streams,
         };
         let id = self.calls.insert(head, body.take(), waiter);
+        if waits_nested {
+            self.nested.push(id);
+        }
         if call.streams.any() {
             self.open_outgoing(id, call);
         }
@@ -107,7 +111,7 @@ impl<W, H> Session<W, H> {
     }
 
     /// Whether one more call need not wait until another has ended.
-    fn leaves_at_once(&self) -> Result<(), StartError> {
+    pub(super) fn leaves_at_once(&self) -> Result<(), StartError> {
         // Who has not heard the peer's limit yet waits for that, and not for a call.
         let limit = match self.peer {
             Some(_) => self.slots.limit(),

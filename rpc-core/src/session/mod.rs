@@ -30,6 +30,7 @@ mod caller;
 mod deadlines;
 mod error;
 mod incoming;
+mod nested;
 mod outgoing;
 mod shutdown;
 mod signatures;
@@ -59,6 +60,7 @@ use self::callee::RequestBytes;
 pub(crate) use self::callee::{RAISE, status_body};
 use self::deadlines::Deadlines;
 use self::incoming::IncomingCalls;
+use self::nested::NestedInLine;
 use self::outgoing::Calls;
 use self::shutdown::Shutdown;
 use self::signatures::{AcceptedByPeer, AcceptedHere};
@@ -121,6 +123,7 @@ pub struct Session<W, H> {
     may_speak: bool,
     peer: Option<Hello>,
     calls: Calls<W>,
+    nested: NestedInLine,
     slots: Slots,
     incoming: IncomingCalls<H>,
     deadlines: Deadlines<Timer>,
@@ -162,6 +165,7 @@ impl<W, H> Session<W, H> {
             may_speak: false,
             peer: None,
             calls: Calls::new(),
+            nested: NestedInLine::default(),
             slots: Slots::new(),
             incoming: IncomingCalls::new(limits.max_incoming_calls),
             deadlines: Deadlines::new(),

@@ -256,6 +256,11 @@ impl<W> Calls<W> {
         self.find(id).is_some_and(|call| matches!(call.stage, Stage::Unsent | Stage::Sent(_)))
     }
 
+    /// Whether the id names a call that waits to be sent.
+    pub(super) fn is_unsent(&self, id: CallId) -> bool {
+        self.find(id).is_some_and(|call| matches!(call.stage, Stage::Unsent))
+    }
+
     /// Whether the id names a call.
     pub(super) fn contains(&self, id: CallId) -> bool {
         self.find(id).is_some()
@@ -395,9 +400,7 @@ impl<W> Calls<W> {
     fn clean_queue(&mut self) {
         if self.unsent.len() > 2 * self.unsent_live + STALE_SLACK {
             let mut queue = std::mem::take(&mut self.unsent);
-            queue.retain(|id| {
-                self.find(*id).is_some_and(|call| matches!(call.stage, Stage::Unsent))
-            });
+            queue.retain(|id| self.is_unsent(*id));
             self.unsent = queue;
         }
     }

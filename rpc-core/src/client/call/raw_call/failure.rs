@@ -21,7 +21,7 @@ impl RawCall<'_> {
         let name = self.method.name;
         match error {
             StartError::Closed => self.unavailable(),
-            StartError::TooManyCalls | StartError::Full(_) => {
+            StartError::TooManyCalls | StartError::Full(_) | StartError::HandlersWait(_) => {
                 Status::new(Code::ResourceExhausted, format!("{name}: {error}"))
                     .with_retryable(true)
             }

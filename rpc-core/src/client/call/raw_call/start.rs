@@ -106,6 +106,7 @@ impl RawCall<'_> {
             deadline: deadline.map(|(at, now)| Deadline { at, now }),
             no_cancel: method.no_cancel,
             when_full,
+            is_nested: false,
             streams,
             metadata: metadata.as_deref().unwrap_or_default(),
         };
