@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use rpc_core::health::HealthReporter;
 use rpc_core::{Address, ListenError, ServerBuilder};
 
 use crate::metrics;
@@ -82,6 +83,7 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let mut signals = EndSignals::install()?;
     let server = builder
+        .health(&HealthReporter::new())
         .poll_mode(args.poll.into())
         .shards(args.shards)
         .drain_lead(Duration::from_secs(args.drain_lead.into()))

@@ -181,7 +181,7 @@
 //!
 //! | feature | default | what it brings |
 //! |---|---|---|
-//! | `macros` | yes | [`macro@service`] |
+//! | `macros` | yes | [`macro@service`], and the services that a server has of its own: [`health`] |
 //! | `bincode` | yes | the default codec |
 //! | `postcard` | yes | a second, more compact codec |
 //! | `verbs` | no | real RDMA devices; needs libibverbs-dev, librdmacm-dev, libclang-dev and pkg-config |
@@ -209,6 +209,8 @@ mod changing_types {}
 
 #[doc(hidden)]
 pub mod __private;
+#[cfg(feature = "macros")]
+mod builtin;
 pub mod bulk;
 #[doc(hidden)]
 pub mod channel;
@@ -241,6 +243,8 @@ pub use rpc_transport::protocol::arena::ArenaConfig;
 pub use rpc_transport::protocol::config::{ConfigError, Isolation, LinkConfig, WhenFull};
 pub use rpc_transport::protocol::link::LinkMetrics;
 
+#[cfg(feature = "macros")]
+pub use crate::builtin::health;
 pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
 pub use crate::channel::backoff::Backoff;
 pub use crate::channel::connectivity::ConnectivityState;

@@ -98,7 +98,7 @@ pub(crate) fn check(input: Input) -> syn::Result<Service> {
     let Input { options, item, mut errors } = input;
     check_trait(&item, &mut errors);
     let krate = options.krate.clone().unwrap_or_else(|| syn::parse_quote!(::rpc_core));
-    let wire_name = wire_name(&options.name, &item.ident, &mut errors);
+    let wire_name = service_name(&options, &item.ident, &krate, &mut errors);
     let mut checker = Checker { krate: &krate, options: &options, wire_name: &wire_name, errors };
     let methods: Vec<Method> =
         item.items.into_iter().filter_map(|item| checker.item(item)).collect();
@@ -179,6 +179,19 @@ fn check_name(ident: &Ident, errors: &mut Errors) {
 /// FNV-1a, 32 bits; the same function as in `rpc-core`, which computes the ids that are used.
 fn method_id(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// The name of a service. Those of the framework itself have a dot.
+fn service_name(
+    options: &ServiceOptions,
+    ident: &Ident,
+    krate: &Path,
+    errors: &mut Errors,
+) -> String {
+    match &options.name {
+        Some(name) if krate.is_ident("crate") && name.value().starts_with("rpc.") => name.value(),
+        given => wire_name(given, ident, errors),
+    }
 }
 
 fn wire_name(given: &Option<LitStr>, ident: &Ident, errors: &mut Errors) -> String {

@@ -43,6 +43,8 @@ use tokio::task::{self, JoinError, JoinSet};
 use self::acceptor::Acceptor;
 use self::around::Arounds;
 use self::phase::{Phase, Phases};
+#[cfg(feature = "macros")]
+use crate::builtin::{Builtins, health::HealthReporter};
 use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::interceptor::ServerInterceptor;
 use crate::metadata::DEFAULT_MAX_BYTES;
@@ -72,6 +74,8 @@ use crate::session::SessionLimits;
 /// ```
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Dispatch>>,
+    #[cfg(feature = "macros")]
+    builtins: Builtins,
     arounds: Arounds,
     config: Config,
 }
@@ -107,7 +111,13 @@ impl Default for ServerBuilder {
             memory_budget: None,
             faults: None,
         };
-        Self { services: Vec::new(), arounds: Arounds::default(), config }
+        Self {
+            services: Vec::new(),
+            #[cfg(feature = "macros")]
+            builtins: Builtins::default(),
+            arounds: Arounds::default(),
+            config,
+        }
     }
 }
 
@@ -116,6 +126,15 @@ impl ServerBuilder {
     #[must_use]
     pub fn add_service(mut self, service: impl Dispatch) -> Self {
         self.services.push(Arc::new(service));
+        self
+    }
+
+    /// Adds the service `rpc.Health`, by which balancers ask whether the server, and each of its
+    /// services, are to be sent calls; `reporter` says so. See [`health`](crate::health).
+    #[cfg(feature = "macros")]
+    #[must_use]
+    pub fn health(mut self, reporter: &HealthReporter) -> Self {
+        self.builtins.health = Some(reporter.clone());
         self
     }
 
@@ -292,13 +311,16 @@ impl ServerBuilder {
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
     pub async fn bind_all<A: AsRef<str>>(
-        self,
+        #[cfg_attr(not(feature = "macros"), expect(unused_mut, reason = "nothing is added"))]
+        mut self,
         addresses: impl IntoIterator<Item = A>,
     ) -> Result<Server, ListenError> {
         self.config.link.validate().map_err(|error| ListenError::Config(error.to_string()))?;
         if self.config.shards == 0 {
             return Err(ListenError::Config("shards is 0, at least 1 is needed".to_owned()));
         }
+        #[cfg(feature = "macros")]
+        self.builtins.add_to(&mut self.services);
         let mut router = Router::default();
         for service in self.arounds.around(self.services).map_err(ListenError::Config)? {
             router.add(service).map_err(ListenError::Config)?;

@@ -76,6 +76,7 @@ mod changed_types;
 mod context;
 mod crowds;
 mod cycles;
+mod health;
 mod hostile_client;
 mod hostile_server;
 mod idle;
