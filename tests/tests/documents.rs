@@ -114,7 +114,7 @@ fn every_queue_has_a_test_that_exists() {
     let rows = rows_below(&design, "\n## 9.");
     assert!(rows.len() > 25, "the table is gone, or this test reads it no more: {}", rows.len());
     let mut code = String::new();
-    for package in ["rpc-core", "rpc-transport", "tests", "models"] {
+    for package in ["rpc-core", "rpc-transport", "rpc-admin", "tests", "models"] {
         sources(&workspace().join(package), &mut code);
     }
     for row in rows {

@@ -1,0 +1,238 @@
+//! From what is shown to an address where it is shown.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use rpc_core::{Channel, StatsHandle};
+use tokio::net::TcpListener;
+use tokio::time::MissedTickBehavior;
+
+use crate::history::{History, Reading};
+use crate::http;
+use crate::listener::Limited;
+use crate::recent::Recent;
+use crate::report::unix_millis;
+
+/// Time between two readings of the numbers.
+pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Whose numbers are shown.
+enum Source {
+    Server(StatsHandle),
+    Channel(Channel),
+}
+
+impl Source {
+    fn read(&self) -> Reading {
+        match self {
+            Self::Server(handle) => Reading::of_server(handle.stats()),
+            Self::Channel(channel) => Reading::of_channel(channel.stats()),
+        }
+    }
+
+    fn prometheus_text(&self) -> String {
+        match self {
+            Self::Server(handle) => handle.stats().prometheus_text(),
+            Self::Channel(channel) => channel.stats().prometheus_text(),
+        }
+    }
+}
+
+/// What the page is about.
+pub(crate) struct Subject {
+    pub(crate) title: String,
+    sources: Vec<(String, Source)>,
+    pub(crate) recent: Option<Recent>,
+    /// Readings so far. Locked for as long as it takes to add one or to copy references.
+    pub(crate) history: Mutex<History>,
+    pub(crate) since_ms: u64,
+    /// Where it can be seen by more than this machine.
+    pub(crate) public: Option<SocketAddr>,
+}
+
+impl Subject {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.sources.iter().map(|(name, _)| name.as_str())
+    }
+
+    pub(crate) fn is_server(&self, at: usize) -> bool {
+        matches!(self.sources.get(at), Some((_, Source::Server(_))))
+    }
+
+    /// The texts for Prometheus, with the names of their sources.
+    pub(crate) fn prometheus_texts(&self) -> Vec<(&str, String)> {
+        let texts = self.sources.iter();
+        texts.map(|(name, source)| (name.as_str(), source.prometheus_text())).collect()
+    }
+
+    fn read(&self) {
+        let readings: Vec<Reading> = self.sources.iter().map(|(_, source)| source.read()).collect();
+        let now = tokio::time::Instant::now().into_std();
+        let old = self.history.lock().push(now, SystemTime::now(), readings);
+        drop(old);
+    }
+}
+
+/// The page of a server, and of the channels beside it: see [the crate](crate).
+pub struct Admin {
+    title: Option<String>,
+    sources: Vec<(String, Source)>,
+    recent: Option<Recent>,
+}
+
+impl Admin {
+    /// A page that shows a server: [`Server::stats_handle`](rpc_core::Server::stats_handle).
+    #[must_use]
+    pub fn new(server: StatsHandle) -> Self {
+        Self {
+            title: None,
+            sources: vec![("server".to_owned(), Source::Server(server))],
+            recent: None,
+        }
+    }
+
+    /// What stands at its top. Default: the name of the program.
+    #[must_use]
+    pub fn title(mut self, title: impl Into<String>) -> Self {
+        self.title = Some(title.into());
+        self
+    }
+
+    /// Shows another server of this process, under a name of its own.
+    #[must_use]
+    pub fn server(mut self, name: impl Into<String>, server: StatsHandle) -> Self {
+        self.sources.push((name.into(), Source::Server(server)));
+        self
+    }
+
+    /// Shows a channel, under a name of its own.
+    #[must_use]
+    pub fn channel(mut self, name: impl Into<String>, channel: &Channel) -> Self {
+        self.sources.push((name.into(), Source::Channel(channel.clone())));
+        self
+    }
+
+    /// Shows failed and slow calls: of the servers and channels that have it as an interceptor.
+    #[must_use]
+    pub fn recent(mut self, recent: Recent) -> Self {
+        self.recent = Some(recent);
+        self
+    }
+
+    /// Listens there. Port 0 takes a free one.
+    ///
+    /// # Errors
+    /// It cannot listen there: the error names the address.
+    pub async fn bind(self, address: impl Into<SocketAddr>) -> io::Result<BoundAdmin> {
+        let address = address.into();
+        let named = |error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("admin page on {address}: cannot listen there: {error}"),
+            )
+        };
+        let listener = TcpListener::bind(address).await.map_err(named)?;
+        let address = listener.local_addr()?;
+        let public = (!address.ip().is_loopback()).then_some(address);
+        if public.is_some() {
+            tracing::warn!(
+                %address,
+                "the admin page can be read by everybody who can reach this address, and asks nobody \
+                 who they are; bind it to 127.0.0.1, or put a proxy before it that asks"
+            );
+        }
+        let subject = Subject {
+            title: self.title.unwrap_or_else(program),
+            history: Mutex::new(History::new(self.sources.len())),
+            sources: self.sources,
+            recent: self.recent,
+            since_ms: unix_millis(SystemTime::now()),
+            public,
+        };
+        Ok(BoundAdmin { listener, address, subject: Arc::new(subject) })
+    }
+
+    /// [`bind`](Self::bind), and [`serve`](BoundAdmin::serve).
+    ///
+    /// # Errors
+    /// It cannot listen there: the error names the address.
+    pub async fn serve(self, address: impl Into<SocketAddr>) -> io::Result<()> {
+        self.bind(address).await?.serve().await
+    }
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.sources.iter().map(|(name, _)| name).collect();
+        f.debug_struct("Admin").field("title", &self.title).field("sources", &names).finish()
+    }
+}
+
+/// The name of this program's file.
+fn program() -> String {
+    let file = std::env::args_os().next().map(std::path::PathBuf::from);
+    let name = file.as_ref().and_then(|file| file.file_name());
+    name.map_or_else(|| "server".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// A page that listens: who asks is answered once it is served.
+pub struct BoundAdmin {
+    listener: TcpListener,
+    address: SocketAddr,
+    subject: Arc<Subject>,
+}
+
+impl BoundAdmin {
+    /// Where it listens.
+    #[must_use]
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What to open in a browser on this machine.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let mut address = self.address;
+        if address.ip().is_unspecified() {
+            address.set_ip(match address {
+                SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        format!("http://{address}/")
+    }
+
+    /// Answers until the future is dropped.
+    ///
+    /// # Errors
+    /// The listener failed for good.
+    pub async fn serve(self) -> io::Result<()> {
+        let Self { listener, subject, .. } = self;
+        // Connections have tasks of their own. They end with this future.
+        let (_serving, ended) = tokio::sync::oneshot::channel::<()>();
+        let answering = axum::serve(Limited::new(listener), http::router(Arc::clone(&subject)))
+            .with_graceful_shutdown(async { drop(ended.await) });
+        let reading = async {
+            let mut ticks = tokio::time::interval(INTERVAL);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                subject.read();
+            }
+        };
+        tokio::select! {
+            outcome = async { answering.await } => outcome,
+            () = reading => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for BoundAdmin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BoundAdmin").field("address", &self.address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,194 @@
+//! The last calls that failed, and the last that were slow.
+//!
+//! Invariants:
+//! 1. Memory is fixed: so many calls of each kind, each text so long.
+//! 2. A call that went well and was not slow costs a comparison, and no lock.
+//! 3. No call waits for the lock: what cannot be kept at once is counted.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use rpc_core::interceptor::{ClientInterceptor, Ended, Ending, ServerInterceptor};
+use rpc_core::trace::TraceParent;
+use rpc_core::{Context, PeerIdentity};
+use serde::Serialize;
+
+use crate::report::unix_millis;
+
+/// Calls of each kind that are kept.
+const MOST: usize = 64;
+/// Longest text of a call, characters.
+const MOST_CHARS: usize = 240;
+/// Slower calls are kept, unless something else is said.
+const SLOW: Duration = Duration::from_millis(100);
+
+/// Keeps the last calls that failed and the last that were slow, for the page: an interceptor of
+/// servers and channels. Clones keep them together.
+///
+/// A call failed if it ended with a status; a method's own error is an answer. Arguments and metadata
+/// are not kept, but the texts of statuses are.
+///
+/// ```
+/// use rpc_admin::Recent;
+/// use std::time::Duration;
+///
+/// let recent = Recent::new().slower_than(Duration::from_millis(20));
+/// let server = rpc_core::Server::builder().interceptor(recent.clone());
+/// let channel = rpc_core::Channel::builder().interceptor(recent);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Recent {
+    slow: Duration,
+    kept: Arc<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    rings: Mutex<Rings>,
+    missed: AtomicU64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Rings {
+    failed: VecDeque<Arc<CallRow>>,
+    slow: VecDeque<Arc<CallRow>>,
+}
+
+/// A call that was kept.
+#[derive(Debug, Serialize)]
+pub(crate) struct CallRow {
+    at_ms: u64,
+    method: &'static str,
+    /// `server` or `client`.
+    end: &'static str,
+    code: String,
+    text: String,
+    took_ns: u64,
+    peer: Option<String>,
+    trace_id: Option<String>,
+}
+
+/// What the page is told, the last first.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct RecentRows {
+    pub(crate) slow_ns: u64,
+    pub(crate) failed: Vec<Arc<CallRow>>,
+    pub(crate) slow: Vec<Arc<CallRow>>,
+    pub(crate) missed: u64,
+}
+
+impl Recent {
+    /// Keeps none yet. Calls of more than 100 ms are slow.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { slow: SLOW, kept: Arc::default() }
+    }
+
+    /// Which calls are slow: on a server by the time of the handler, in a client by that of the call
+    /// with all of its attempts; of streams, until their end.
+    #[must_use]
+    pub fn slower_than(mut self, slow: Duration) -> Self {
+        self.slow = slow;
+        self
+    }
+
+    pub(crate) fn rows(&self) -> RecentRows {
+        let rings = self.kept.rings.lock().clone();
+        RecentRows {
+            slow_ns: nanos(self.slow),
+            failed: rings.failed.into_iter().rev().collect(),
+            slow: rings.slow.into_iter().rev().collect(),
+            missed: self.kept.missed.load(Ordering::Relaxed),
+        }
+    }
+
+    fn after(&self, end: &'static str, call: &Ended<'_>, context: Option<&Context>) {
+        let took = call.elapsed();
+        let is_slow = took > self.slow;
+        let status = match call.ending() {
+            Ending::Ok | Ending::UserError if !is_slow => return,
+            Ending::Status(status) => Some(status),
+            _ => None,
+        };
+        self.keep(end, call, took, status.map_or("", |status| status.message()), context);
+    }
+
+    #[cold]
+    fn keep(
+        &self,
+        end: &'static str,
+        call: &Ended<'_>,
+        took: Duration,
+        text: &str,
+        context: Option<&Context>,
+    ) {
+        let is_failed = !matches!(call.ending(), Ending::Ok | Ending::UserError);
+        let code = match call.ending() {
+            Ending::UserError => "UserError".to_owned(),
+            ending => format!("{:?}", ending.code()),
+        };
+        let trace = context.and_then(|context| TraceParent::of(context.metadata()));
+        let row = Arc::new(CallRow {
+            at_ms: unix_millis(SystemTime::now()),
+            method: call.method().name,
+            end,
+            code,
+            text: short(text),
+            took_ns: nanos(took),
+            peer: context
+                .and_then(Context::peer)
+                .map(|peer: &Arc<PeerIdentity>| short(&format!("{peer:?}"))),
+            trace_id: trace.map(|trace| format!("{:032x}", trace.trace_id)),
+        });
+        let Some(mut rings) = self.kept.rings.try_lock() else {
+            self.kept.missed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        if is_failed {
+            push(&mut rings.failed, Arc::clone(&row));
+        }
+        if took > self.slow {
+            push(&mut rings.slow, row);
+        }
+    }
+}
+
+impl Default for Recent {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ServerInterceptor for Recent {
+    fn after(&self, context: &Context, call: &Ended<'_>) {
+        self.after("server", call, Some(context));
+    }
+}
+
+impl ClientInterceptor for Recent {
+    fn after(&self, call: &Ended<'_>) {
+        self.after("client", call, None);
+    }
+}
+
+fn push(ring: &mut VecDeque<Arc<CallRow>>, row: Arc<CallRow>) {
+    if ring.len() == MOST {
+        ring.pop_front();
+    }
+    ring.push_back(row);
+}
+
+/// The text, or its begin.
+fn short(text: &str) -> String {
+    match text.char_indices().nth(MOST_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,173 @@
+//! What the page is told, as JSON.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rpc_core::stats::{ConnectionStats, MethodStats};
+use serde::Serialize;
+
+use crate::admin::{INTERVAL, Subject};
+use crate::history::{Point, Reading, errors_of};
+use crate::recent::{Recent, RecentRows};
+
+/// Connections that are shown, the busiest.
+const MOST_CONNECTIONS: usize = 50;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    title: &'a str,
+    public: Option<String>,
+    /// When the page was made: another time is another process.
+    since_ms: u64,
+    interval_ms: u128,
+    sources: Vec<SourceNow<'a>>,
+    /// Those after the sequence number that was asked for.
+    points: Vec<Arc<Point>>,
+    /// `None`: nobody keeps them.
+    recent: Option<RecentRows>,
+}
+
+/// A source as it was last read.
+#[derive(Serialize)]
+struct SourceNow<'a> {
+    name: &'a str,
+    /// `server` or `channel`.
+    kind: &'static str,
+    methods: Vec<MethodNow<'a>>,
+    connections: Vec<&'a ConnectionStats>,
+    connection_count: usize,
+    memory_used_bytes: u64,
+    /// `None`: it has none.
+    memory_limit_bytes: Option<u64>,
+    is_draining: bool,
+    others: &'a [(&'static str, u64)],
+}
+
+/// A method since the start.
+#[derive(Serialize)]
+struct MethodNow<'a> {
+    name: &'a str,
+    started: u64,
+    in_flight: u64,
+    errors: u64,
+    ended: BTreeMap<String, u64>,
+    p50_ns: u64,
+    p99_ns: u64,
+}
+
+/// The report, with the points after a sequence number.
+pub(crate) fn json(subject: &Subject, after: u64) -> String {
+    let (last, points) = {
+        let history = subject.history.lock();
+        let points = history.points.iter().filter(|point| point.sequence > after);
+        (Arc::clone(&history.last), points.cloned().collect())
+    };
+    let sources = subject.names().zip(last.iter()).enumerate();
+    let report = Report {
+        title: &subject.title,
+        public: subject.public.map(|address| address.to_string()),
+        since_ms: subject.since_ms,
+        interval_ms: INTERVAL.as_millis(),
+        sources: sources
+            .map(|(at, (name, reading))| source(name, subject.is_server(at), reading))
+            .collect(),
+        points,
+        recent: subject.recent.as_ref().map(Recent::rows),
+    };
+    serde_json::to_string(&report).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+}
+
+fn source<'a>(name: &'a str, is_server: bool, reading: &'a Reading) -> SourceNow<'a> {
+    let mut connections: Vec<_> = reading.connections.iter().collect();
+    connections.sort_by_key(|it| std::cmp::Reverse(it.messages_in.saturating_add(it.messages_out)));
+    connections.truncate(MOST_CONNECTIONS);
+    SourceNow {
+        name,
+        kind: if is_server { "server" } else { "channel" },
+        methods: reading.methods.iter().map(method).collect(),
+        connections,
+        connection_count: reading.connections.len(),
+        memory_used_bytes: reading.memory.map_or(0, |(used, _)| used),
+        memory_limit_bytes: reading.memory.map(|(_, limit)| limit),
+        is_draining: reading.is_draining,
+        others: &reading.others,
+    }
+}
+
+fn method(stats: &MethodStats) -> MethodNow<'_> {
+    let mut ended: BTreeMap<_, _> =
+        stats.ended.iter().map(|(code, count)| (format!("{code:?}"), *count)).collect();
+    if stats.user_errors > 0 {
+        ended.insert("UserError".to_owned(), stats.user_errors);
+    }
+    let quantile = |share| {
+        let time = stats.took.quantile(share).unwrap_or_default();
+        u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+    };
+    MethodNow {
+        name: stats.name,
+        started: stats.started,
+        in_flight: stats.in_flight(),
+        errors: errors_of(stats),
+        ended,
+        p50_ns: quantile(0.5),
+        p99_ns: quantile(0.99),
+    }
+}
+
+pub(crate) fn unix_millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Texts for Prometheus become one: each value says in a label whose it is, and the values of one
+/// name stand together.
+pub(crate) fn prometheus(texts: &[(&str, String)]) -> String {
+    let mut families: Vec<(&str, String, String)> = Vec::new();
+    for (source, text) in texts {
+        let label = source.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let mut at = 0;
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                let name = rest.split(' ').next().unwrap_or_default();
+                at = families.iter().position(|(other, ..)| *other == name).unwrap_or_else(|| {
+                    families.push((name, format!("{line}\n"), String::new()));
+                    families.len() - 1
+                });
+                continue;
+            }
+            let Some((_, heads, values)) = families.get_mut(at) else { continue };
+            if line.starts_with('#') {
+                if !heads.contains("# TYPE") {
+                    *heads += &format!("{line}\n");
+                }
+                continue;
+            }
+            *values += &match (line.split_once('{'), line.split_once(' ')) {
+                (Some((name, rest)), _) => format!("{name}{{source=\"{label}\",{rest}\n"),
+                (None, Some((name, value))) => format!("{name}{{source=\"{label}\"}} {value}\n"),
+                (None, None) => continue,
+            };
+        }
+    }
+    families.into_iter().map(|(_, heads, values)| heads + &values).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_several_sources_are_one_that_prometheus_reads() {
+        let server =
+            "# HELP a A\n# TYPE a counter\na{m=\"x\"} 1\n# HELP b B\n# TYPE b gauge\nb 2\n";
+        let other = "# HELP b B\n# TYPE b gauge\nb 3\n";
+        let text = prometheus(&[("s", server.to_owned()), ("a\"b", other.to_owned())]);
+        assert_eq!(
+            text,
+            "# HELP a A\n# TYPE a counter\na{source=\"s\",m=\"x\"} 1\n\
+             # HELP b B\n# TYPE b gauge\nb{source=\"s\"} 2\nb{source=\"a\\\"b\"} 3\n"
+        );
+    }
+}
