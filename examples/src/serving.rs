@@ -84,6 +84,7 @@ pub async fn serve(
     let mut signals = EndSignals::install()?;
     let server = builder
         .health(&HealthReporter::new())
+        .reflection()
         .poll_mode(args.poll.into())
         .shards(args.shards)
         .drain_lead(Duration::from_secs(args.drain_lead.into()))

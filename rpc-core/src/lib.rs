@@ -181,7 +181,7 @@
 //!
 //! | feature | default | what it brings |
 //! |---|---|---|
-//! | `macros` | yes | [`macro@service`], and the services that a server has of its own: [`health`] |
+//! | `macros` | yes | [`macro@service`], and the services that a server has of its own: [`health`], [`reflect`] |
 //! | `bincode` | yes | the default codec |
 //! | `postcard` | yes | a second, more compact codec |
 //! | `verbs` | no | real RDMA devices; needs libibverbs-dev, librdmacm-dev, libclang-dev and pkg-config |
@@ -244,7 +244,7 @@ pub use rpc_transport::protocol::config::{ConfigError, Isolation, LinkConfig, Wh
 pub use rpc_transport::protocol::link::LinkMetrics;
 
 #[cfg(feature = "macros")]
-pub use crate::builtin::health;
+pub use crate::builtin::{health, reflect};
 pub use crate::bulk::{Bulk, BulkMut, BulkPool, BulkReader, ReplySlot};
 pub use crate::channel::backoff::Backoff;
 pub use crate::channel::connectivity::ConnectivityState;

@@ -252,6 +252,8 @@ fn descriptors(service: &Service) -> TokenStream {
             let flag = format_ident!("{flag}", span = Span::mixed_site());
             quote!(.#flag())
         });
+        let docs = docs(&method.attributes);
+        let docs = (!docs.is_empty()).then(|| quote!(.documented(#docs)));
         let schema = schemas::schema(krate, at, method);
         let trace = schemas::function(at);
         quote! {
@@ -260,7 +262,7 @@ fn descriptors(service: &Service) -> TokenStream {
             static #name: #krate::__private::MethodDescriptor =
                 #krate::__private::MethodDescriptor::new(
                     #wire_name, #signature, &[#(#arguments),*],
-                ).traced(#trace) #(#flags)*;
+                ).traced(#trace) #docs #(#flags)*;
         }
     });
     let names: Vec<TokenStream> = each(methods, |_, method| {
@@ -272,13 +274,32 @@ fn descriptors(service: &Service) -> TokenStream {
         quote!(&#name)
     });
     let variants = each(methods, |at, _| method_variant(at).into_token_stream());
+    let docs = docs(&service.docs);
     quote! {
         #(#statics)*
         static __RPC_SERVICE: #krate::__private::ServiceDescriptor =
-            #krate::__private::ServiceDescriptor::new(#wire_name, &[#(#references),*]);
+            #krate::__private::ServiceDescriptor::new(#wire_name, &[#(#references),*])
+                .documented(#docs);
         const _: () = #krate::__private::assert_distinct_ids([#(#names),*]);
         enum __RpcMethod { #(#variants),* }
     }
+}
+
+/// The text of documentation comments, without the space that each line of them begins with. What a
+/// macro gives (`include_str!`) is left out.
+fn docs(attributes: &[syn::Attribute]) -> String {
+    let line = |attribute: &syn::Attribute| match &attribute.meta {
+        syn::Meta::NameValue(syn::MetaNameValue {
+            path,
+            value: syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }),
+            ..
+        }) if path.is_ident("doc") => Some(text.value()),
+        _ => None,
+    };
+    let text: Vec<String> = attributes.iter().filter_map(line).collect();
+    let lines = text.iter().flat_map(|text| text.split('\n'));
+    let lines: Vec<&str> = lines.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+    lines.join("\n").trim().to_owned()
 }
 
 /// A list element for each method, under the method's `#[cfg]`s.

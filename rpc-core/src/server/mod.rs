@@ -51,6 +51,8 @@ use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::observability::stats::ServerStats;
 use crate::server::router::Router;
 use crate::server::stats::StatsHandle;
+#[cfg(feature = "macros")]
+use crate::server::stats::WeakStatsHandle;
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
 
@@ -135,6 +137,16 @@ impl ServerBuilder {
     #[must_use]
     pub fn health(mut self, reporter: &HealthReporter) -> Self {
         self.builtins.health = Some(reporter.clone());
+        self
+    }
+
+    /// Adds the services `rpc.Reflect` and `rpc.Stats`, by which tools such as `rpcctl` list, describe
+    /// and call what there is, and see what the server does. Whoever may call the server may ask them
+    /// too. See [`reflect`](crate::reflect).
+    #[cfg(feature = "macros")]
+    #[must_use]
+    pub fn reflection(mut self) -> Self {
+        self.builtins.reflection = true;
         self
     }
 
@@ -320,7 +332,7 @@ impl ServerBuilder {
             return Err(ListenError::Config("shards is 0, at least 1 is needed".to_owned()));
         }
         #[cfg(feature = "macros")]
-        self.builtins.add_to(&mut self.services);
+        let own_stats = self.builtins.add_to(&mut self.services);
         let mut router = Router::default();
         for service in self.arounds.around(self.services).map_err(ListenError::Config)? {
             router.add(service).map_err(ListenError::Config)?;
@@ -335,11 +347,13 @@ impl ServerBuilder {
             });
         }
         let phases = Arc::new(Phases::new());
-        let acceptor = Acceptor::new(router, self.config, phases.watch());
+        let acceptor = Arc::new(Acceptor::new(router, self.config, phases.watch()));
+        #[cfg(feature = "macros")]
+        let _ = own_stats.set(WeakStatsHandle(Arc::downgrade(&acceptor)));
         for listener in &listeners {
             tracing::info!(address = %listener.local_address(), "listening");
         }
-        Ok(Server { listeners, acceptor: Arc::new(acceptor), phases })
+        Ok(Server { listeners, acceptor, phases })
     }
 }
 

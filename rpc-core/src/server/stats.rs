@@ -44,6 +44,26 @@ impl StatsHandle {
     }
 }
 
+/// The same for what the server itself owns.
+#[cfg(feature = "macros")]
+#[derive(Clone)]
+pub(crate) struct WeakStatsHandle(pub(super) std::sync::Weak<Acceptor>);
+
+#[cfg(feature = "macros")]
+impl WeakStatsHandle {
+    /// A snapshot, as long as there is a server.
+    pub(crate) fn stats(&self) -> Option<ServerStats> {
+        Some(self.0.upgrade()?.stats())
+    }
+}
+
+#[cfg(feature = "macros")]
+impl fmt::Debug for WeakStatsHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakStatsHandle")
+    }
+}
+
 impl fmt::Debug for StatsHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StatsHandle").finish_non_exhaustive()

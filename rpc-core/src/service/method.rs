@@ -30,6 +30,8 @@ pub struct MethodDescriptor {
     pub signature_hash: u64,
     /// Names of the arguments, for errors.
     pub arguments: &'static [&'static str],
+    /// Its documentation.
+    pub docs: &'static str,
     /// May be carried out more than once: a failed call may be retried.
     pub idempotent: bool,
     /// Runs to its end even when the caller has gone away.
@@ -72,6 +74,7 @@ impl MethodDescriptor {
             signature,
             signature_hash: signature_hash(signature),
             arguments,
+            docs: "",
             idempotent: false,
             no_cancel: false,
             spawn: false,
@@ -81,6 +84,13 @@ impl MethodDescriptor {
             schema: OnceLock::new(),
             hash: AtomicU64::new(0),
         }
+    }
+
+    /// Sets [`MethodDescriptor::docs`].
+    #[must_use]
+    pub const fn documented(mut self, docs: &'static str) -> Self {
+        self.docs = docs;
+        self
     }
 
     /// Sets [`MethodDescriptor::idempotent`].

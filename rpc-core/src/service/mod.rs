@@ -30,13 +30,22 @@ pub struct ServiceDescriptor {
     pub name: &'static str,
     /// Its methods, in the order of [`Dispatch::dispatch`].
     pub methods: &'static [&'static MethodDescriptor],
+    /// Its documentation: that of the trait.
+    pub docs: &'static str,
 }
 
 impl ServiceDescriptor {
     /// Describes a service.
     #[must_use]
     pub const fn new(name: &'static str, methods: &'static [&'static MethodDescriptor]) -> Self {
-        Self { name, methods }
+        Self { name, methods, docs: "" }
+    }
+
+    /// Sets [`ServiceDescriptor::docs`].
+    #[must_use]
+    pub const fn documented(mut self, docs: &'static str) -> Self {
+        self.docs = docs;
+        self
     }
 
     /// The position of the method with that id.

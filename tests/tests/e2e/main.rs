@@ -92,6 +92,7 @@ mod poll_modes;
 mod random_frames;
 #[cfg(feature = "verbs")]
 mod rdma_only;
+mod reflection;
 mod runtimes;
 mod shutdown;
 mod stats;

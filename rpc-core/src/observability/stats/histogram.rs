@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Bits of a time behind its first one that choose its bucket.
 const LINEAR_BITS: u32 = 2;
@@ -73,7 +73,7 @@ impl Recorder {
 
 /// Times of calls, in buckets: four to each power of two from 128 ns to two minutes, so that a time is
 /// known to a quarter of itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// The end of each bucket that is not empty, ns, and its count; ascending. `None`: the last.
     buckets: Vec<(Option<u64>, u64)>,
@@ -84,7 +84,23 @@ impl Histogram {
     /// The number of calls that the times stand for.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.buckets.iter().map(|(_, count)| count).sum()
+        // What a peer has sent need not make sense.
+        self.buckets.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// What was recorded after `earlier`, an earlier one of the same calls.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let before = |end: Option<u64>| {
+            let found = earlier.buckets.iter().find(|(it, _)| *it == end);
+            found.map_or(0, |(_, count)| *count)
+        };
+        let buckets =
+            self.buckets.iter().map(|(end, now)| (*end, now.saturating_sub(before(*end))));
+        Self {
+            buckets: buckets.filter(|(_, count)| *count > 0).collect(),
+            nanos: self.nanos.saturating_sub(earlier.nanos),
+        }
     }
 
     /// The sum of the times.
@@ -109,7 +125,7 @@ impl Histogram {
         let rank = share.clamp(0.0, 1.0) * count as f64;
         let mut seen = 0;
         for (end, count) in &self.buckets {
-            seen += count;
+            seen = count.saturating_add(seen);
             #[expect(clippy::cast_precision_loss, reason = "the same")]
             if seen as f64 >= rank {
                 return end.map(Duration::from_nanos);
@@ -177,6 +193,10 @@ mod tests {
             let exact = Duration::from_micros(micros);
             assert!(found >= exact && found <= exact + exact / 4, "{share}: {found:?}");
         }
+        recorder.record(Duration::from_micros(1), 3);
+        let later = recorder.read().since(&read);
+        assert_eq!((later.count(), later.sum()), (3, Duration::from_micros(3)));
+        assert_eq!(recorder.read().since(&recorder.read()).count(), 0);
         recorder.record(Duration::MAX, 1);
         assert_eq!(recorder.read().quantile(1.0), None, "above two minutes");
         assert_eq!(recorder.read().buckets().last(), Some((None, 1)));

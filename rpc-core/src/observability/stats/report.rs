@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rpc_transport::protocol::link::LinkMetrics;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::histogram::Histogram;
 use crate::status::Code;
@@ -46,7 +46,7 @@ fn by_name<S: Serializer>(ended: &BTreeMap<Code, u64>, to: S) -> Result<S::Ok, S
 }
 
 /// One connection.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ConnectionStats {
     /// Who is at the other end, as in the logs.

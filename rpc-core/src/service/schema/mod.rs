@@ -97,7 +97,13 @@ impl Schema {
         signature_hash(&self.lines.join("\n"))
     }
 
-    /// The lines, as far as they are sent.
+    /// All lines.
+    #[cfg(feature = "macros")]
+    pub(crate) fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
+    /// The lines, as far as they are sent to explain a difference.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         for line in &self.lines {
