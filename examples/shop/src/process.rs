@@ -1,0 +1,87 @@
+//! A process of the shop: started, killed, and started again at the same address.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+
+/// Longest time until it is ready, and until it has ended when it was asked to.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that is ready. It ends with this one.
+pub(crate) struct Process {
+    child: Child,
+    /// Its end is the process's. Not left in `child`, whose `wait` would close it.
+    stdin: Option<ChildStdin>,
+    arguments: Vec<String>,
+    /// Where it listens.
+    pub(crate) address: String,
+    /// Where its admin page is.
+    pub(crate) admin: String,
+}
+
+impl Process {
+    pub(crate) async fn start(role: &str, listen: &str, more: &[&str]) -> Result<Self> {
+        let mut arguments: Vec<String> = vec![role.to_owned()];
+        arguments.extend(more.iter().map(|it| (*it).to_owned()));
+        let (mut child, address, admin) = launch(&arguments, listen, "127.0.0.1:0").await?;
+        let stdin = child.stdin.take();
+        Ok(Self { child, stdin, arguments, address, admin })
+    }
+
+    fn role(&self) -> &str {
+        &self.arguments[0]
+    }
+
+    /// SIGKILL, and once more at the same addresses.
+    pub(crate) async fn kill_and_restart(&mut self) -> Result<()> {
+        self.child.kill().await?;
+        self.restart().await
+    }
+
+    /// SIGTERM: it drains. Then once more at the same addresses.
+    pub(crate) async fn drain_and_restart(&mut self) -> Result<()> {
+        let id = self.child.id().context("it has ended by itself")?;
+        let sent = Command::new("kill").arg(id.to_string()).status().await?;
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let status = ended.with_context(|| format!("{} does not drain", self.role()))??;
+        if !sent.success() || !status.success() {
+            bail!("{} has not drained: {status}", self.role());
+        }
+        self.restart().await
+    }
+
+    async fn restart(&mut self) -> Result<()> {
+        let (mut child, ..) = launch(&self.arguments, &self.address, &self.admin).await?;
+        self.stdin = child.stdin.take();
+        self.child = child;
+        Ok(())
+    }
+}
+
+async fn launch(
+    arguments: &[String],
+    listen: &str,
+    admin: &str,
+) -> Result<(Child, String, String)> {
+    let role = &arguments[0];
+    let admin = if admin == "-" { "127.0.0.1:0" } else { admin };
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(arguments)
+        .args(["--listen", listen, "--admin", admin])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("it is piped")?).lines();
+    let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+    let line = line.with_context(|| format!("{role} does not become ready"))??;
+    let line = line.with_context(|| format!("{role} ended before it was ready"))?;
+    let mut words = line.split(' ').skip(1).map(str::to_owned);
+    let (Some(address), Some(admin)) = (words.next(), words.next()) else {
+        bail!("{role} said {line:?} in place of READY");
+    };
+    Ok((child, address, admin))
+}

@@ -1,0 +1,67 @@
+//! What the two servers have around their services: health, the admin page, and an end.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use examples::signals::EndSignals;
+use parking_lot::Mutex;
+use rpc_admin::{Admin, Recent};
+use rpc_core::health::HealthReporter;
+use rpc_core::service::Dispatch;
+use rpc_core::{Channel, Server};
+
+use crate::cli::Role;
+use crate::journal::Journal;
+
+/// Serves until SIGTERM. Says where it listens on stdout.
+pub(crate) async fn serve(
+    title: &str,
+    role: &Role,
+    service: impl Dispatch,
+    upstream: Option<&Channel>,
+) -> Result<()> {
+    let mut signals = EndSignals::install()?;
+    let recent = Recent::new();
+    let server = Server::builder()
+        .interceptor(recent.clone())
+        .add_service(service)
+        .health(&HealthReporter::new())
+        .grace(Duration::from_secs(5))
+        .bind(&role.listen)
+        .await?;
+    let mut admin = Admin::new(server.stats_handle()).title(title).recent(recent);
+    if let Some(channel) = upstream {
+        admin = admin.channel("upstream", channel);
+    }
+    let admin = admin.bind(role.admin).await?;
+    ready(&server.local_address().to_string(), &admin.local_address().to_string())?;
+    let admin = tokio::spawn(admin.serve());
+    server.serve_until(async { signals.terminated().await }).await?;
+    admin.abort();
+    Ok(())
+}
+
+/// Tells who has started this process that it is ready, and ends it when that process does.
+pub(crate) fn ready(address: &str, admin: &str) -> Result<()> {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(1);
+    });
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "READY {address} {admin}")?;
+    Ok(stdout.flush()?)
+}
+
+pub(crate) fn journal(role: &Role) -> Result<Arc<Mutex<Journal>>> {
+    let path = role.journal.as_deref().context("--journal is missing")?;
+    let journal = Journal::open(path).with_context(|| path.display().to_string())?;
+    Ok(Arc::new(Mutex::new(journal)))
+}
+
+/// A channel that waits for a server that is away, and tries idempotent calls again.
+pub(crate) fn upstream(role: &Role) -> Result<Channel> {
+    let address = role.upstream.as_deref().context("--upstream is missing")?;
+    Ok(Channel::builder().wait_for_ready(true).connect_lazy(address)?)
+}

@@ -1,0 +1,68 @@
+//! The shop as a person runs it: two kills and a drain while it sells.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use test_kit::Watchdog;
+
+/// The example, which is built beside this test.
+fn program() -> PathBuf {
+    let mut path = std::env::current_exe().expect("this test");
+    path.pop();
+    path.pop();
+    path.join("examples/shop")
+}
+
+fn run(arguments: &str) -> Output {
+    Command::new(program()).args(arguments.split(' ')).output().expect("the example is built")
+}
+
+/// The number in the row that begins so.
+fn count(text: &str, row: &str) -> u64 {
+    let found = text.lines().find_map(|line| line.strip_prefix(row));
+    let found = found.unwrap_or_else(|| panic!("{row}: {text}"));
+    let number = found.split_whitespace().next().expect(row).replace(',', "");
+    number.parse().expect(row)
+}
+
+fn nothing_is_lost(over: &str) {
+    let _watchdog = Watchdog::within(Duration::from_secs(160));
+    let ended = run(&format!("--over {over} --orders 400 --buyers 8"));
+    let text = String::from_utf8(ended.stdout).expect("text");
+    let errors = String::from_utf8(ended.stderr).expect("text");
+    assert!(ended.status.success(), "{text}\n{errors}");
+    assert!(count(&text, "orders answered") >= 400, "{text}");
+    let answered = count(&text, "orders answered");
+    assert_eq!(count(&text, "orders in the journal"), answered, "{text}");
+    for nothing in ["  lost", "  not asked for", "  one number for two"] {
+        assert_eq!(count(&text, nothing), 0, "{text}");
+    }
+    assert_eq!(count(&text, "pieces taken"), 2 * answered, "{text}");
+    assert!(count(&text, "orders sent twice on purpose") > 0, "{text}");
+    assert!(count(&text, "buyers that hung up") >= 8, "{text}");
+    for event in ["inventory is killed", "orders is killed", "orders is drained"] {
+        assert!(text.contains(event), "{text}");
+    }
+    assert!(text.contains("health     serving"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(text.ends_with("Nothing was lost, and nothing done twice.\n"), "{text}");
+}
+
+#[test]
+fn a_shop_whose_servers_are_killed_loses_nothing_over_shm() {
+    nothing_is_lost("shm");
+}
+
+#[test]
+fn a_shop_whose_servers_are_killed_loses_nothing_over_tcp() {
+    nothing_is_lost("tcp");
+}
+
+#[test]
+fn what_cannot_be_run_is_said() {
+    let _watchdog = Watchdog::within(Duration::from_secs(60));
+    let ended = run("--orders 0");
+    assert!(!ended.status.success());
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("--orders <N>"), "{ended:?}");
+}
