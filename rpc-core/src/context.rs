@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
-use rpc_transport::memory::budget::{BudgetExhausted, MemoryBudget, Reservation};
+use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 
 use crate::bulk::{Bulk, BulkPool, Copies};
+use crate::endpoint::connection_context::ConnectionContext;
 use crate::interceptor::extensions::Extensions;
 use crate::metadata::{Metadata, MetadataError};
 use crate::observability::trace::TraceParent;
@@ -31,23 +32,6 @@ use crate::service::reply::Reply;
 
 thread_local! {
     static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
-}
-
-/// What a connection offers to the calls on it.
-#[derive(Debug, Clone)]
-pub(crate) struct ConnectionContext {
-    /// The peer's identity.
-    pub(crate) identity: Arc<PeerIdentity>,
-    /// Registered buffers.
-    pub(crate) bulk: BulkPool,
-    /// Byte strings of at least this many bytes are sent beside the body.
-    pub(crate) min_part_bytes: usize,
-    /// Longest metadata of a call that is taken, bytes.
-    pub(crate) max_metadata_bytes: usize,
-    /// The memory budget that large messages of the connection are charged to.
-    pub(crate) memory: MemoryBudget,
-    /// How far the end of the server has come; `None` at a client's end.
-    pub(crate) phase: Option<Watch>,
 }
 
 /// The call that a handler serves. Cheap to clone.
@@ -313,6 +297,20 @@ impl Context {
         }
     }
 
+    /// The connection that the call came over.
+    pub(crate) fn connected(&self) -> Option<&Arc<ConnectionContext>> {
+        match &self.caller {
+            Caller::Connected(connection_context) => Some(connection_context),
+            Caller::Unknown | Caller::Named(_) => None,
+        }
+    }
+
+    /// Whether the handler that is being polled on this thread serves the peer of a certain connection.
+    pub(crate) fn serves(is_it: impl FnOnce(&ConnectionContext) -> bool) -> bool {
+        Self::peek(|context| context.connected().is_some_and(|connected| is_it(connected)))
+            .unwrap_or_default()
+    }
+
     /// Registered buffers of the connection that the call came over. A [`Bulk`] in the
     /// reply that was filled in one of them is sent without a copy. `None` outside a handler.
     ///
@@ -335,17 +333,11 @@ impl Context {
     /// ```
     #[must_use]
     pub fn bulk_pool(&self) -> Option<&BulkPool> {
-        match &self.caller {
-            Caller::Connected(connection_context) => Some(&connection_context.bulk),
-            Caller::Unknown | Caller::Named(_) => None,
-        }
+        Some(&self.connected()?.bulk)
     }
 
     fn phase(&self) -> Option<&Watch> {
-        match &self.caller {
-            Caller::Connected(connection_context) => connection_context.phase.as_ref(),
-            Caller::Unknown | Caller::Named(_) => None,
-        }
+        self.connected()?.phase.as_ref()
     }
 
     /// Waits until the server begins to shut down: at once if it does already, and for ever outside a
@@ -390,11 +382,7 @@ impl Context {
     /// Reserves bytes of the memory budget of the connection whose handler is being polled on this
     /// thread; `None` outside a handler.
     pub(crate) fn reserve(bytes: u64) -> Option<Result<Reservation, BudgetExhausted>> {
-        Self::peek(|context| match &context.caller {
-            Caller::Connected(connection) => Some(connection.memory.reserve(bytes)),
-            Caller::Unknown | Caller::Named(_) => None,
-        })
-        .flatten()
+        Self::peek(|context| Some(context.connected()?.memory.reserve(bytes))).flatten()
     }
 
     /// From this length on, bytes, a byte string of the reply is sent beside its body.

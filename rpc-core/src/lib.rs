@@ -251,7 +251,7 @@ pub use crate::channel::connectivity::ConnectivityState;
 pub use crate::channel::hedging::HedgingPolicy;
 pub use crate::channel::retry::RetryPolicy;
 pub use crate::client::call::{Call, StartedCall};
-pub use crate::client::{Channel, ChannelBuilder, Path};
+pub use crate::client::{Channel, ChannelBuilder, ConnectionHandle, Path};
 pub use crate::codec::Codec;
 pub use crate::context::Context;
 pub use crate::metadata::Metadata;

@@ -55,7 +55,7 @@ struct Mover {
 impl Protocol for Mover {
     type Action = Message;
 
-    fn on_established(&mut self, _: &PeerIdentity, _: u64) {}
+    fn on_established(&mut self, _: ConnectionKey, _: &PeerIdentity, _: u64) {}
 
     fn on_message(&mut self, message: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
         match message.tail() {

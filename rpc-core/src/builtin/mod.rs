@@ -15,7 +15,7 @@ use crate::server::stats::WeakStatsHandle;
 use crate::service::Dispatch;
 
 /// Those of a server.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Builtins {
     pub(crate) health: Option<HealthReporter>,
     pub(crate) reflection: bool,

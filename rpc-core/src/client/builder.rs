@@ -24,7 +24,8 @@ use crate::codec::{Codec, DEFAULT_MIN_PART_BYTES};
 use crate::interceptor::ClientInterceptor;
 use crate::interceptor::client::Around;
 use crate::metadata::DEFAULT_MAX_BYTES;
-use crate::server::Server;
+use crate::server::served::Served;
+use crate::server::{Server, ServerBuilder};
 use crate::service::Dispatch;
 use crate::session::SessionLimits;
 
@@ -62,6 +63,7 @@ pub struct ChannelBuilder {
     around: Around,
     max_metadata_bytes: usize,
     bad_metadata: Option<String>,
+    served: Option<ServerBuilder>,
 }
 
 impl Default for ChannelBuilder {
@@ -83,6 +85,7 @@ impl Default for ChannelBuilder {
             around: Around::default(),
             max_metadata_bytes: DEFAULT_MAX_BYTES,
             bad_metadata: None,
+            served: None,
         }
     }
 }
@@ -238,6 +241,61 @@ impl ChannelBuilder {
         self
     }
 
+    /// Serves a service on the channel's own connections, each anew: the server's handlers may call it
+    /// ([`ConnectionHandle::channel`](crate::ConnectionHandle::channel)). Several calls add several
+    /// services. The service must not hold the channel, which would keep both alive; a handler of it
+    /// calls back through its [`Context::connection`](crate::Context::connection).
+    ///
+    /// ```
+    /// use rpc_core::{Channel, Context, Server};
+    ///
+    /// #[rpc_core::service]
+    /// pub trait Work { async fn convert(&self, file: &str) -> u32; }
+    /// #[rpc_core::service]
+    /// pub trait Progress { async fn percent(&self, done: u32) -> bool; }
+    ///
+    /// struct Worker;
+    /// impl Work for Worker {
+    ///     async fn convert(&self, _file: &str) -> u32 {
+    ///         let caller = Context::current().connection().expect("in a handler");
+    ///         let progress = ProgressClient::new(caller.channel());
+    ///         let goes_on = progress.percent(50).await.unwrap_or(false);
+    ///         if goes_on { 100 } else { 50 }
+    ///     }
+    /// }
+    /// struct Shown;
+    /// impl Progress for Shown {
+    ///     async fn percent(&self, done: u32) -> bool { done < 100 }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = Server::builder().add_service(WorkServer::new(Worker)).bind("mem://both-ways").await?;
+    /// # tokio::spawn(server.serve());
+    /// let channel = Channel::builder().serve(ProgressServer::new(Shown)).connect("mem://both-ways").await?;
+    /// assert_eq!(WorkClient::new(channel).convert("a.png").await?, 100);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Without it the channel takes no calls, and those of a server fail with
+    /// [`Unimplemented`](crate::Code::Unimplemented).
+    #[must_use]
+    pub fn serve(self, service: impl Dispatch) -> Self {
+        let served = self.served.clone().unwrap_or_default();
+        self.serve_with(served.add_service(service))
+    }
+
+    /// Serves what a server of this configuration would, in place of what the channel was to serve
+    /// before: with its services, interceptors, layers,
+    /// [`max_calls_per_connection`](ServerBuilder::max_calls_per_connection),
+    /// [`max_metadata_bytes`](ServerBuilder::max_metadata_bytes) and
+    /// [`memory_budget`](ServerBuilder::memory_budget), which then also covers what the channel itself is
+    /// answered. The rest of the configuration is the channel's own.
+    #[must_use]
+    pub fn serve_with(mut self, services: ServerBuilder) -> Self {
+        self.served = Some(services);
+        self
+    }
+
     /// For tests: this end's device has the faults of the plan, late completions or queue pairs that
     /// fail, whatever the scheme; each further connection to an end point
     /// by another seed. Default none.
@@ -361,17 +419,24 @@ impl ChannelBuilder {
             return Err(ConnectError::Config(text));
         }
         let when_full = self.when_full.unwrap_or(self.link.queue_limit().when_full);
-        let counts = Arc::<ChannelCounts>::default();
+        let served = self.served.as_ref().map(Served::new).transpose();
+        let served = served.map_err(ConnectError::Config)?.map(Arc::new);
+        let counts = Arc::new(ChannelCounts {
+            served: served.as_ref().map(|served| Arc::clone(&served.methods)),
+            ..ChannelCounts::default()
+        });
+        let max_incoming_calls = served.as_ref().map_or(0, |served| served.max_calls);
         let options = Arc::new(ConnectOptions {
             codec: self.codec,
             link: self.link,
-            limits: self.limits,
+            limits: SessionLimits { max_incoming_calls, ..self.limits },
             poll_mode: self.poll_mode,
             connect_timeout: self.connect_timeout,
             min_part_bytes: self.min_part_bytes,
             faults: self.faults,
             is_one_of_several,
             counts: Arc::clone(&counts),
+            served,
         });
         let demand = Demand::new();
         let shared = Shared {

@@ -29,8 +29,10 @@ use crate::bulk::BulkPool;
 use crate::client::stats::ChannelCounts;
 use crate::client::subchannel::{Load, Subchannel};
 use crate::codec::{Codec, Placement, Pool};
+use crate::endpoint::connection_context::ConnectionContext;
 use crate::endpoint::{ConnectionEvent, OnEvent, RpcEndpoint, RpcShard};
 use crate::server::executor::Handlers;
+use crate::server::served::Served;
 use crate::session::{Role, SessionLimits};
 use crate::status::{Code, Status};
 
@@ -48,6 +50,8 @@ pub(super) struct ConnectOptions {
     pub(super) is_one_of_several: bool,
     /// Of the channel.
     pub(super) counts: Arc<ChannelCounts>,
+    /// What the peers of its connections may call.
+    pub(super) served: Option<Arc<Served>>,
 }
 
 /// One connection, as calls see it.
@@ -56,13 +60,23 @@ pub(crate) struct Connection {
     pub(crate) key: ConnectionKey,
     pub(crate) codec: Codec,
     pub(crate) bulk: BulkPool,
-    min_part_bytes: usize,
-    pub(crate) path: Path,
+    pub(super) min_part_bytes: usize,
+    pub(super) leads_to: LeadsTo,
+    /// Both ends may call on it.
+    pub(crate) is_two_way: bool,
     /// Which of its end point's attempts it comes from.
     pub(super) epoch: u64,
     pub(super) subchannel: Weak<Subchannel>,
     /// If there are other end points to choose from.
     pub(crate) load: Option<Arc<Load>>,
+}
+
+/// The other end of a connection.
+pub(super) enum LeadsTo {
+    /// This end has connected, and closes the connection.
+    Server(Path),
+    /// The peer of a handler, whoever has connected; the connection is somebody else's.
+    Peer(Arc<ConnectionContext>),
 }
 
 impl Connection {
@@ -74,7 +88,25 @@ impl Connection {
 
     /// Why it ended, once it has.
     pub(crate) fn close_cause(&self) -> Option<CloseCause> {
-        self.shard.close_cause(self.key)
+        match &self.leads_to {
+            LeadsTo::Server(_) => self.shard.close_cause(self.key),
+            LeadsTo::Peer(context) => context.close_cause(),
+        }
+    }
+
+    pub(super) fn path(&self) -> Option<&Path> {
+        match &self.leads_to {
+            LeadsTo::Server(path) => Some(path),
+            LeadsTo::Peer(_) => None,
+        }
+    }
+
+    /// Who takes the calls, for texts.
+    pub(crate) fn callee(&self) -> &'static str {
+        match &self.leads_to {
+            LeadsTo::Server(_) => "server",
+            LeadsTo::Peer(_) => "peer",
+        }
     }
 
     /// Which end point it leads to: a number that no other one has while this one is used.
@@ -98,21 +130,32 @@ impl Connection {
     /// The status of calls on a connection that has ended.
     #[cold]
     pub(crate) fn unavailable(&self) -> Status {
-        unavailable(&self.path.target, self.close_cause().unwrap_or(CloseCause::DriverGone))
+        let cause = self.close_cause().unwrap_or(CloseCause::DriverGone);
+        match &self.leads_to {
+            LeadsTo::Server(path) => unavailable(&path.target, cause),
+            LeadsTo::Peer(context) => {
+                unavailable(&format_args!("the peer {:?}", context.identity), cause)
+            }
+        }
     }
 }
 
 /// The status of calls whose connection has ended.
 #[cold]
-pub(super) fn unavailable(target: &Address, cause: CloseCause) -> Status {
+pub(super) fn unavailable(target: &dyn fmt::Display, cause: CloseCause) -> Status {
     Status::new(Code::Unavailable, format!("connection to {target}: {cause}"))
         .with_source(Arc::new(cause) as Arc<dyn std::error::Error + Send + Sync>)
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.shard.release(self.key);
-        self.shard.shutdown();
+        match self.leads_to {
+            LeadsTo::Server(_) => {
+                self.shard.release(self.key);
+                self.shard.shutdown();
+            }
+            LeadsTo::Peer(_) => self.shard.let_go(self.key),
+        }
     }
 }
 
@@ -277,13 +320,17 @@ async fn bring_up(
     let domain = device.allocate_pd()?;
     let entries = completions_per_connection(link);
     let shard = RpcShard::new(Arc::clone(&device), domain, entries)?;
-    let handlers = Handlers::without_services(Arc::clone(&shard));
+    let handlers = match &options.served {
+        Some(served) => served.handlers(&shard),
+        None => Handlers::without_services(Arc::clone(&shard)),
+    };
     let driver = Driver::new(Arc::clone(&shard), handlers, *poll_mode)
         .map_err(|error| ConnectError::Config(format!("no driver: {error}")))?;
     tokio::spawn(driver);
     let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
     let bulk = BulkPool::new(shard.domain().clone());
-    let (queue, memory) = (link.queue_limit(), MemoryBudget::unlimited());
+    let queue = link.queue_limit();
+    let memory = options.served.as_ref().map_or_else(MemoryBudget::unlimited, |it| it.memory());
     let (owner, asked) = (Weak::clone(&subchannel), target.clone());
     // From the driver's task, with no lock held.
     let on_event: OnEvent = Arc::new(move |event| {
@@ -296,9 +343,13 @@ async fn bring_up(
             subchannel.on_lost(epoch, cause);
         }
     });
-    let peer = RpcEndpoint::new(Role::Client, *limits, bulk, *min_part_bytes, queue, memory)
+    let mut peer = RpcEndpoint::new(Role::Client, *limits, bulk, *min_part_bytes, queue, memory)
         .telling(on_event)
+        .placed_on(&shard)
         .counting(Arc::clone(&options.counts.methods));
+    if let Some(served) = &options.served {
+        peer = served.bound(peer);
+    }
     let connected = shard.connect(outgoing, &address, link, *connect_timeout, peer).await?;
     guard.disarm();
     let domain = shard.domain_of(connected.key).unwrap_or_else(|| shard.domain().clone());
@@ -311,7 +362,8 @@ async fn bring_up(
         codec: *codec,
         bulk: BulkPool::new(domain),
         min_part_bytes: *min_part_bytes,
-        path,
+        leads_to: LeadsTo::Server(path),
+        is_two_way: options.served.is_some(),
         epoch,
         subchannel,
         load,

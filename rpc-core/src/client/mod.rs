@@ -11,6 +11,7 @@
 //! | `resolve` | who knows the addresses behind a name |
 //! | `subchannel` | one end point: its connection, and the task that makes the next |
 //! | `connection` | one connection, and how it is made |
+//! | `peer` | the way from a connection back to its peer |
 //! | `stats` | the numbers of a channel |
 //! | `blocking` | calls that block, for programs without a runtime |
 //!
@@ -21,6 +22,7 @@ pub mod blocking;
 mod builder;
 pub mod call;
 pub(crate) mod connection;
+mod peer;
 pub(crate) mod random;
 pub mod resolve;
 pub(crate) mod shared;
@@ -48,6 +50,7 @@ use crate::service::{MethodDescriptor, ReplyParts};
 
 pub use self::builder::ChannelBuilder;
 pub use self::connection::Path;
+pub use self::peer::ConnectionHandle;
 
 /// A channel to a server. Cheap to clone; clones share the connection, and calls of all clones are
 /// in flight together.

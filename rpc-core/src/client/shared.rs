@@ -15,6 +15,7 @@ use rpc_transport::protocol::config::WhenFull;
 
 use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
+use super::peer::Peer;
 use super::random::random;
 use super::stats::ChannelCounts;
 use super::subchannel::{Demand, Found, Since, Subchannel};
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
 pub(super) enum Targets {
     One(Arc<Subchannel>),
     Several(Arc<Balancer>),
+    Peer(Peer),
 }
 
 impl Targets {
@@ -65,6 +67,7 @@ impl Targets {
         match self {
             Self::One(subchannel) => subchannel.target.to_string(),
             Self::Several(balancer) => balancer.name(),
+            Self::Peer(peer) => peer.name(),
         }
     }
 
@@ -73,6 +76,7 @@ impl Targets {
         match self {
             Self::One(subchannel) => look(subchannel),
             Self::Several(balancer) => balancer.members().iter().find_map(|member| look(member)),
+            Self::Peer(_) => None,
         }
     }
 }
@@ -84,6 +88,7 @@ impl Shared {
         match &self.targets {
             Targets::One(subchannel) => subchannel.connection(),
             Targets::Several(balancer) => arc_swap::Guard::from_inner(balancer.pick()),
+            Targets::Peer(peer) => peer.connection.load(),
         }
     }
 
@@ -93,6 +98,7 @@ impl Shared {
         let found = match &self.targets {
             Targets::One(subchannel) => subchannel.connection().clone(),
             Targets::Several(balancer) => balancer.pick_but(Some(than.end_point())),
+            Targets::Peer(peer) => peer.connection.load_full(),
         };
         found.unwrap_or_else(|| Arc::clone(than))
     }
@@ -102,6 +108,7 @@ impl Shared {
         match &self.targets {
             Targets::One(subchannel) => subchannel.connection(),
             Targets::Several(_) => arc_swap::Guard::from_inner(None),
+            Targets::Peer(peer) => peer.connection.load(),
         }
     }
 
@@ -115,6 +122,7 @@ impl Shared {
         match &self.targets {
             Targets::One(subchannel) => subchannel.state().0,
             Targets::Several(balancer) => balancer.state(),
+            Targets::Peer(peer) => peer.state(),
         }
     }
 
@@ -126,7 +134,10 @@ impl Shared {
         // While there is a connection, nothing has ended for good.
         match self.state() {
             ConnectivityState::Ready if matches!(self.targets, Targets::Several(_)) => None,
-            _ => self.targets.first(Subchannel::close_cause),
+            _ => match &self.targets {
+                Targets::Peer(peer) => peer.close_cause(),
+                _ => self.targets.first(Subchannel::close_cause),
+            },
         }
     }
 
@@ -144,6 +155,7 @@ impl Shared {
         match &self.targets {
             Targets::One(subchannel) => subchannel.kick(),
             Targets::Several(balancer) => balancer.kick(),
+            Targets::Peer(_) => {}
         }
     }
 
@@ -206,12 +218,14 @@ impl Shared {
         match &self.targets {
             Targets::One(subchannel) => since = subchannel.state().1,
             Targets::Several(balancer) => since_all = balancer.since(),
+            Targets::Peer(_) => {}
         }
         loop {
             changes.borrow_and_update();
             let found = match &self.targets {
                 Targets::One(subchannel) => subchannel.find(wait_for_ready, since),
                 Targets::Several(balancer) => balancer.find(wait_for_ready, &mut since_all),
+                Targets::Peer(peer) => Found::Failing(peer.why_not()),
             };
             match found {
                 Found::Ready(connection) => return Ok(connection),
@@ -228,6 +242,7 @@ impl Shared {
         let why = match &self.targets {
             Targets::One(subchannel) => subchannel.why_not(),
             Targets::Several(balancer) => balancer.why_not(),
+            Targets::Peer(peer) => peer.why_not(),
         };
         let text = format!("the deadline passed while waiting for a connection: {why}");
         Status::new(Code::DeadlineExceeded, text)

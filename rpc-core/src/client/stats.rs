@@ -17,6 +17,8 @@ pub(crate) struct ChannelCounts {
     /// Written from any thread.
     pub(super) connected: Counter,
     pub(super) connect_failures: Counter,
+    /// Calls of the peers.
+    pub(super) served: Option<Arc<Methods>>,
 }
 
 impl ChannelCounts {
@@ -40,9 +42,12 @@ impl Shared {
         match &self.targets {
             Targets::One(subchannel) => add(subchannel),
             Targets::Several(balancer) => balancer.members().iter().for_each(|it| add(it)),
+            // On its shard are those of others, too.
+            Targets::Peer(_) => {}
         }
         ChannelStats {
             methods: self.counts.methods.read(),
+            served: self.counts.served.as_ref().map(|served| served.read()).unwrap_or_default(),
             connections,
             connected: self.counts.connected.get(),
             connect_failures: self.counts.connect_failures.get(),

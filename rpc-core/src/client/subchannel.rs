@@ -165,6 +165,8 @@ struct State {
     /// The last connection that was lost.
     lost: Option<Lost>,
     connector: Option<AbortHandle>,
+    /// The connection before, while its server, which is going away, may still wait for calls of its own.
+    retired: Option<Arc<Connection>>,
 }
 
 /// A connection that was lost.
@@ -207,6 +209,7 @@ impl Subchannel {
             path: None,
             lost: None,
             connector: None,
+            retired: None,
         };
         let connection = ArcSwapOption::empty();
         let (state, load) = (Mutex::new(state), Arc::default());
@@ -355,7 +358,7 @@ impl Subchannel {
             match outcome {
                 Ok(connection) if state.machine.on_connected(epoch, now) => {
                     state.error = None;
-                    state.path = Some(connection.path.clone());
+                    state.path = connection.path().cloned();
                     // Its end was told before it was in place, if it came so soon.
                     ended = connection.close_cause();
                     self.connection.store(Some(Arc::new(connection)));
@@ -385,13 +388,20 @@ impl Subchannel {
             self.demand.move_here();
         }
         let is_going_away = cause.is_none();
+        let _over;
         let gone = {
             let mut state = self.state.lock();
+            let is_over = |retired: &mut Arc<Connection>| !is_going_away && retired.epoch == epoch;
+            _over = state.retired.take_if(is_over);
             if state.machine.on_lost(epoch, clock::now(), random()) {
                 let gone = self.connection.swap(None);
                 let cause = cause.or_else(|| gone.as_ref()?.close_cause());
+                let is_up = cause.is_none();
                 state.lost = Some(Lost { epoch, cause, is_going_away });
-                gone
+                match gone {
+                    Some(gone) if is_up && gone.is_two_way => state.retired.replace(gone),
+                    gone => gone,
+                }
             } else {
                 match &mut state.lost {
                     Some(lost) if lost.epoch == epoch => {

@@ -4,17 +4,18 @@
 //! view of the layer above). Runs under the shard's lock, so it never calls user code: work for
 //! outside the lock leaves as an [`Action`].
 
+pub(crate) mod connection_context;
 pub(crate) mod counts;
 pub(crate) mod room;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::Instant;
 
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
-use rpc_transport::engine::shard::Shard;
+use rpc_transport::engine::shard::{ConnectionKey, Shard};
 use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::budget::MemoryBudget;
@@ -25,10 +26,10 @@ use rpc_transport::protocol::link::{self, Lane, SubmitError, Waiting};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
+use self::connection_context::{ConnectionContext, no_channel};
 use self::counts::{EndpointCounts, OwnCalls};
 use self::room::Room;
 use crate::bulk::BulkPool;
-use crate::context::ConnectionContext;
 use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::observability::stats::counts::Methods;
 use crate::server::phase::Watch;
@@ -58,6 +59,8 @@ pub(crate) struct RpcEndpoint {
     /// The QP has been destroyed.
     released: bool,
     on_event: Option<OnEvent>,
+    /// Tells the channel to the peer of the connection's end.
+    on_end: Option<OnEvent>,
     pub(crate) counts: EndpointCounts,
 }
 
@@ -102,6 +105,7 @@ pub(crate) struct Ended {
     peer: Arc<PeerIdentity>,
     cause: CloseCause,
     on_event: Option<OnEvent>,
+    on_end: Option<OnEvent>,
     /// The connection's permit, if its queue pair is gone already.
     _place: Option<OwnedSemaphorePermit>,
 }
@@ -112,8 +116,8 @@ impl Ended {
     /// Tells the connection's owner, and logs the end.
     pub(crate) fn tell(self) {
         self.log();
-        if let Some(on_event) = &self.on_event {
-            on_event(ConnectionEvent::Ended(self.cause.clone()));
+        for tell in [&self.on_event, &self.on_end].into_iter().flatten() {
+            tell(ConnectionEvent::Ended(self.cause.clone()));
         }
     }
 
@@ -147,7 +151,7 @@ impl RpcEndpoint {
         let identity = Arc::new(PeerIdentity::SameProcess);
         let mut session = Session::new(role, limits);
         session.set_item_room(queue.bytes);
-        if role == Role::Server {
+        if role == Role::Server || limits.max_incoming_calls > 0 {
             session.set_stream_memory(memory.clone());
         }
         Self {
@@ -159,6 +163,10 @@ impl RpcEndpoint {
                 max_metadata_bytes: DEFAULT_MAX_BYTES,
                 memory,
                 phase: None,
+                shard: Weak::new(),
+                place: None,
+                ended: OnceLock::new(),
+                channel: no_channel(),
             }),
             max_message_bytes: u64::MAX,
             room: Room::new(queue),
@@ -170,6 +178,7 @@ impl RpcEndpoint {
             place: None,
             released: false,
             on_event: None,
+            on_end: None,
             counts: EndpointCounts::default(),
         }
     }
@@ -178,6 +187,16 @@ impl RpcEndpoint {
     pub(crate) fn telling(mut self, on_event: OnEvent) -> Self {
         self.on_event = Some(on_event);
         self
+    }
+
+    /// Tells the channel to the peer of the connection's end, from now on in place of another one, and
+    /// counts its calls, unless this end's calls are counted already. False: it has ended.
+    pub(crate) fn tell_channel(&mut self, on_end: OnEvent, methods: &Arc<Methods>) -> bool {
+        self.on_end = Some(on_end);
+        if self.on_event.is_none() {
+            self.counts.calls = Some(OwnCalls::new(Arc::clone(methods)));
+        }
+        self.session.close_cause().is_none()
     }
 
     /// Counts the calls of this end.
@@ -197,8 +216,8 @@ impl RpcEndpoint {
         match self.cause.take() {
             Some(cause) => {
                 let peer = Arc::clone(self.identity());
-                let on_event = self.on_event.take();
-                Action::Ended(Box::new(Ended { peer, cause, on_event, _place: place }))
+                let (on_event, on_end) = (self.on_event.take(), self.on_end.take());
+                Action::Ended(Box::new(Ended { peer, cause, on_event, on_end, _place: place }))
             }
             None => Action::Settled(place),
         }
@@ -214,6 +233,14 @@ impl RpcEndpoint {
     pub(crate) fn watching(mut self, phase: Watch) -> Self {
         if let Some(context) = Arc::get_mut(&mut self.connection_context) {
             context.phase = Some(phase);
+        }
+        self
+    }
+
+    /// Says on which shard the connection is.
+    pub(crate) fn placed_on(mut self, shard: &Arc<RpcShard>) -> Self {
+        if let Some(context) = Arc::get_mut(&mut self.connection_context) {
+            context.shard = Arc::downgrade(shard);
         }
         self
     }
@@ -305,13 +332,11 @@ fn too_large(body: u64, takes: u64, end: &str) -> String {
 impl Protocol for RpcEndpoint {
     type Action = Action;
 
-    fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64) {
-        let context = ConnectionContext {
-            identity: Arc::new(peer.clone()),
-            ..ConnectionContext::clone(&self.connection_context)
-        };
+    fn on_established(&mut self, key: ConnectionKey, peer: &PeerIdentity, max_message_bytes: u64) {
+        let now = clock::now();
+        let context = self.connection_context.established(key, peer.clone(), now);
         self.is_established = true;
-        self.counts.established = Some(clock::now());
+        self.counts.established = Some(now);
         self.connection_context = Arc::new(context);
         self.max_message_bytes = max_message_bytes;
         self.room.set_max_message_bytes(max_message_bytes);
@@ -397,6 +422,8 @@ impl Protocol for RpcEndpoint {
     fn on_closed(&mut self, cause: &CloseCause, revoke: Revoke<'_>) {
         self.session.on_closed(cause.clone(), &mut |tag| revoked(revoke(tag)));
         self.cause = self.is_established.then(|| cause.clone());
+        // Told once.
+        let _ = self.connection_context.ended.set(cause.clone());
         self.room.close();
         (self.ended, self.has_news) = (true, true);
     }

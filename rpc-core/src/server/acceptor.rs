@@ -215,6 +215,7 @@ impl Acceptor {
         let peer = RpcEndpoint::new(Role::Server, limits, bulk, min_part_bytes, queue, memory);
         let peer = peer
             .holding(permit)
+            .placed_on(&shard)
             .watching(self.phase.clone())
             .taking_metadata(self.config.max_metadata_bytes);
         let accepting = shard.accept(incoming, &self.config.link, peer);

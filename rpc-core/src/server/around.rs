@@ -11,8 +11,9 @@ use crate::interceptor::server::{Chain, Intercepted};
 use crate::service::Dispatch;
 
 /// Makes the service that stands around another one.
-type Wrap = Box<dyn Fn(Arc<dyn Dispatch>) -> Arc<dyn Dispatch> + Send + Sync>;
+type Wrap = Arc<dyn Fn(Arc<dyn Dispatch>) -> Arc<dyn Dispatch> + Send + Sync>;
 
+#[derive(Clone)]
 enum Around {
     /// Several that follow each other are run as one.
     Interceptors(Vec<Arc<dyn ServerInterceptor>>),
@@ -20,7 +21,7 @@ enum Around {
 }
 
 /// All of a server, outermost first.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Arounds(Vec<Around>);
 
 impl Arounds {
@@ -35,7 +36,7 @@ impl Arounds {
     where
         L: Fn(Arc<dyn Dispatch>) -> Arc<dyn Dispatch> + Send + Sync + 'static,
     {
-        self.0.push(Around::Layer(type_name::<L>(), Box::new(layer)));
+        self.0.push(Around::Layer(type_name::<L>(), Arc::new(layer)));
     }
 
     /// Puts all of them around each service.

@@ -27,8 +27,8 @@ use rpc_transport::user_code::caught;
 use tokio::sync::Notify;
 use tracing::Span;
 
-use crate::context::ConnectionContext;
 use crate::context::Context;
+use crate::endpoint::connection_context::ConnectionContext;
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{Action, ConnectionEvent, RpcEndpoint, RpcShard};
 use crate::metadata::Metadata;

@@ -20,6 +20,7 @@ mod pooled_future;
 mod route_counts;
 mod router;
 mod running;
+pub(crate) mod served;
 mod set_ups;
 pub(crate) mod stats;
 #[cfg(test)]
@@ -74,6 +75,7 @@ use crate::session::SessionLimits;
 /// println!("{:?}", server.local_addresses());
 /// # Ok(()) }
 /// ```
+#[derive(Clone)]
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Dispatch>>,
     #[cfg(feature = "macros")]
@@ -333,10 +335,7 @@ impl ServerBuilder {
         }
         #[cfg(feature = "macros")]
         let own_stats = self.builtins.add_to(&mut self.services);
-        let mut router = Router::default();
-        for service in self.arounds.around(self.services).map_err(ListenError::Config)? {
-            router.add(service).map_err(ListenError::Config)?;
-        }
+        let router = router(&self.arounds, self.services).map_err(ListenError::Config)?;
         let mut listeners = Vec::new();
         for address in addresses {
             let address: Address = address.as_ref().parse()?;
@@ -355,6 +354,15 @@ impl ServerBuilder {
         }
         Ok(Server { listeners, acceptor, phases })
     }
+}
+
+/// The methods of all services, with what stands around them.
+fn router(arounds: &Arounds, services: Vec<Arc<dyn Dispatch>>) -> Result<Router, String> {
+    let mut router = Router::default();
+    for service in arounds.around(services)? {
+        router.add(service)?;
+    }
+    Ok(router)
 }
 
 impl fmt::Debug for ServerBuilder {

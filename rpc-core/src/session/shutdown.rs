@@ -56,10 +56,18 @@ impl<W, H> Session<W, H> {
         self.shutdown.reported && self.frames.is_empty()
     }
 
-    /// Whether no call of the peer is in flight, and no frame waits here.
+    /// Whether no call is in flight that somebody waits for, of either end, and no frame waits here.
     #[must_use]
     pub fn is_served(&self) -> bool {
-        self.closed.is_some() || (self.incoming.in_flight() == 0 && self.frames.is_empty())
+        let own = self.slots.busy() - self.slots.zombies();
+        let calls = own as usize + self.calls.unsent_len() + self.incoming.in_flight() as usize;
+        self.closed.is_some() || (calls == 0 && self.frames.is_empty())
+    }
+
+    /// Whether the peer has said that it takes no new calls.
+    #[must_use]
+    pub fn is_peer_going_away(&self) -> bool {
+        self.shutdown.peer_sent
     }
 
     pub(super) fn on_go_away(&mut self) -> Result<(), SessionError> {

@@ -108,8 +108,8 @@ pub(crate) struct Connection<P: Protocol> {
     /// Is in the shard's line for a turn.
     pub(crate) in_line: bool,
     pub(crate) own_silence: Option<OwnSilence>,
-    /// Somebody outside the shard holds its key.
-    pub(crate) held: bool,
+    /// How many outside the shard hold its key.
+    pub(crate) holders: u32,
 }
 
 impl<P: Protocol> Connection<P> {
@@ -119,7 +119,7 @@ impl<P: Protocol> Connection<P> {
         poster: SendPath,
         queue_pair: ConnectionQp,
         data_credits: u16,
-        held: bool,
+        holders: u32,
     ) -> Self {
         Self {
             protocol,
@@ -143,7 +143,7 @@ impl<P: Protocol> Connection<P> {
             warm: false,
             in_line: false,
             own_silence: None,
-            held,
+            holders,
         }
     }
 
@@ -202,7 +202,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     pub(crate) fn is_removable(&self) -> bool {
-        self.queue_pair.is_none() && !self.held
+        self.queue_pair.is_none() && self.holders == 0
     }
 
     #[cfg(any(test, feature = "model"))]

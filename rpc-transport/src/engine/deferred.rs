@@ -24,6 +24,8 @@ pub(crate) enum Deferred {
     Link { _link: Box<Link> },
     /// Drop a message that was still arriving.
     Message { _message: Box<dyn Send> },
+    /// Drop a connection that nobody knows any more.
+    Connection { _connection: Box<dyn Send> },
 }
 
 impl Deferred {

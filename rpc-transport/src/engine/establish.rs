@@ -135,7 +135,7 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<Connected, ConnectError> {
         let offer = Offer::new(config, features(&**outgoing.device()), nonce());
         let mut outgoing = outgoing;
-        let (key, qp) = self.add(config, protocol, true, |cq, domain| {
+        let (key, qp) = self.add(config, protocol, 1, |cq, domain| {
             outgoing.create_qp(cq, domain, capacity(config))
         })?;
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
@@ -172,7 +172,7 @@ impl<P: Protocol> Shard<P> {
                 return Err(refused);
             }
         };
-        let added = self.add(config, protocol, false, |cq, domain| {
+        let added = self.add(config, protocol, 0, |cq, domain| {
             incoming.create_qp(cq, domain, capacity(config))
         });
         let (key, qp) = match added {
@@ -198,7 +198,7 @@ impl<P: Protocol> Shard<P> {
         &self,
         config: &LinkConfig,
         protocol: P,
-        held: bool,
+        holders: u32,
         create: impl FnOnce(
             &mut dyn crate::device::CompletionQueue,
             &ProtectionDomain,
@@ -222,13 +222,13 @@ impl<P: Protocol> Shard<P> {
             ConnectionQp::new(qp, max_inline, slots, config.window().rq_len(), recv_pool.clone());
         let window = config.window().data;
         let poster = SendPath::new(domain, &**self.device(), config);
-        let connection = Connection::new(protocol, poster, pipe, window, held);
+        let connection = Connection::new(protocol, poster, pipe, window, holders);
         let key = state.insert(qp, connection);
         for _ in 0..posted {
             let Some(buffer) = recv_pool.take() else { break };
             let Some((cq, connection)) = state.cq_and_connection(key) else { break };
             if let Err(cause) = connection.post_recv(cq, buffer) {
-                connection.held = false;
+                connection.holders = 0;
                 connection.fail(cq, &cause);
                 state.mark_dirty_key(key);
                 self.finish(state);
@@ -253,7 +253,7 @@ impl<P: Protocol> Shard<P> {
         let connection = usable(state.connection(key))?;
         let returns = Arc::clone(self.returns());
         connection.set_link(link, peer, Box::new(move || returns.add(key)));
-        connection.protocol.on_established(peer, agreed.remote.max_message_bytes);
+        connection.protocol.on_established(key, peer, agreed.remote.max_message_bytes);
         Ok(())
     }
 

@@ -206,6 +206,18 @@ impl<P: Protocol> Shard<P> {
         self.visit(|state| state.release(key));
     }
 
+    /// Keeps a connection in the shard after its end, so that what it has for those who use it can
+    /// still be taken, until [`let_go`](Self::let_go). False: it is gone.
+    #[must_use]
+    pub fn hold(&self, key: ConnectionKey) -> bool {
+        self.lock().hold(key)
+    }
+
+    /// Ends a [`hold`](Self::hold). The connection goes on as before.
+    pub fn let_go(&self, key: ConnectionKey) {
+        self.visit(|state| state.let_go(key));
+    }
+
     /// Why a connection ended, once it has.
     pub fn close_cause(&self, key: ConnectionKey) -> Option<CloseCause> {
         let mut state = self.lock();

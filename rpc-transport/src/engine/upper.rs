@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::connect::error::CloseCause;
 use crate::device::PeerIdentity;
+use crate::engine::shard::ConnectionKey;
 use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
@@ -45,8 +46,9 @@ pub trait Protocol: Send + Sized + 'static {
     type Action: Send + Unpin + 'static;
 
     /// The peer is known, and messages may arrive from now on; submitted messages are sent when
-    /// set-up is complete. Messages above `max_message_bytes` must not be submitted.
-    fn on_established(&mut self, peer: &PeerIdentity, max_message_bytes: u64);
+    /// set-up is complete. Messages above `max_message_bytes` must not be submitted. The connection is
+    /// known as `key` to its shard.
+    fn on_established(&mut self, key: ConnectionKey, peer: &PeerIdentity, max_message_bytes: u64);
 
     /// The budget for memory of this peer: arenas, large messages that arrive, streams that nobody
     /// reads. Asked once, when the connection is made. Default: unlimited.

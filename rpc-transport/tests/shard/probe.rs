@@ -121,7 +121,7 @@ impl Protocol for Probe {
         !self.outbox.is_empty()
     }
 
-    fn on_established(&mut self, _: &PeerIdentity, _: u64) {
+    fn on_established(&mut self, _: ConnectionKey, _: &PeerIdentity, _: u64) {
         self.change(|events| {
             assert!(events.closed.is_empty(), "established after the end");
             events.established += 1;

@@ -67,6 +67,7 @@ macro_rules! on_every_device {
 }
 
 mod bad_config;
+mod both_ways;
 mod budgets;
 mod bulk;
 mod calls;

@@ -132,6 +132,9 @@ pub(crate) fn server(stats: &ServerStats, sink: Sink<'_>) {
 /// The numbers of a channel.
 pub(crate) fn channel(stats: &ChannelStats, sink: Sink<'_>) {
     methods(&CHANNEL_METHODS, &stats.methods, sink);
+    if !stats.served.is_empty() {
+        methods(&SERVER_METHODS, &stats.served, sink);
+    }
     for (metric, value) in &CHANNEL {
         sink(metric, &[], Value::Number(value(stats)));
     }

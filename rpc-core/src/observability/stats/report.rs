@@ -141,7 +141,10 @@ pub struct ServerStats {
 pub struct ChannelStats {
     /// The methods that were called, in the order of their names.
     pub methods: Vec<MethodStats>,
-    /// The connections that take calls.
+    /// The methods that it serves itself ([`ChannelBuilder::serve`](crate::ChannelBuilder::serve)), as
+    /// those of a server.
+    pub served: Vec<MethodStats>,
+    /// The connections that take calls; none of a channel to the peer of a connection.
     pub connections: Vec<ConnectionStats>,
     /// Connections that were made, ever.
     pub connected: u64,

@@ -198,8 +198,23 @@ impl<P: Protocol> State<P> {
 
     pub(super) fn release(&mut self, key: ConnectionKey) {
         if let Some(connection) = self.connection(key) {
-            connection.held = false;
+            connection.holders = connection.holders.saturating_sub(1);
             connection.close(CloseReason::new(CloseCode::Normal, ""));
+            self.mark_dirty(key.index);
+        }
+    }
+
+    pub(super) fn hold(&mut self, key: ConnectionKey) -> bool {
+        let connection = self.connection(key);
+        connection.is_some_and(|connection| {
+            connection.holders += 1;
+            true
+        })
+    }
+
+    pub(super) fn let_go(&mut self, key: ConnectionKey) {
+        if let Some(connection) = self.connection(key) {
+            connection.holders = connection.holders.saturating_sub(1);
             self.mark_dirty(key.index);
         }
     }
@@ -307,6 +322,8 @@ impl<P: Protocol> State<P> {
             self.deadlines.remove(&(at, index));
         }
         self.warm.retain(|other| *other != index);
+        // Its protocol may still have messages of the user's.
+        self.deferred.push(Deferred::Connection { _connection: Box::new(gone) });
     }
 
     /// Whether the next poll would send something even if nothing has arrived.

@@ -27,7 +27,7 @@ struct Simple(Vec<Submission>);
 impl Protocol for Simple {
     type Action = ();
 
-    fn on_established(&mut self, _: &PeerIdentity, _: u64) {}
+    fn on_established(&mut self, _: ConnectionKey, _: &PeerIdentity, _: u64) {}
 
     fn on_message(&mut self, _: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
         Ok(())
@@ -84,7 +84,7 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
     let pipe = ConnectionQp::new(qp, 0, 4, 1, pool.clone());
     let poster = SendPath::new(domain, &**shard.device(), &LinkConfig::default());
-    let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 4, true));
+    let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 4, 1));
     let buffer = pool.take().unwrap();
     let (cq, connection) = state.cq_and_connection(key).unwrap();
     connection.post_recv(cq, buffer).unwrap();

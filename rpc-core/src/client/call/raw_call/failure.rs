@@ -50,7 +50,13 @@ impl RawCall<'_> {
                 format!("{name}: no memory for the reply: {reason}"),
             ),
             Failure::PeerHasNoStreams => Status::unimplemented(format!(
-                "{name}: the server speaks no streams; bring it up to date"
+                "{name}: the {} speaks no streams; bring it up to date",
+                self.callee()
+            )),
+            Failure::PeerTakesNoCalls => Status::unimplemented(format!(
+                "{name}: the {} serves nothing on this connection; a client does if its channel is made \
+                 with `ChannelBuilder::serve`",
+                self.callee()
             )),
             // The handler may have run, also to its end.
             Failure::Closed => {
@@ -60,9 +66,22 @@ impl RawCall<'_> {
                 }
                 self.unavailable().with_retryable(never_sent || self.method.idempotent)
             }
-            other => Status::new(Code::Unavailable, format!("{name}: {}", words(other)))
-                .with_retryable(never_sent),
+            Failure::PeerGoingAway => {
+                let text = format!(
+                    "{name}: the {} is shutting down and takes no new calls",
+                    self.callee()
+                );
+                Status::new(Code::Unavailable, text).with_retryable(never_sent)
+            }
+            _ => {
+                Status::new(Code::Unavailable, format!("{name}: the call ended without an answer"))
+                    .with_retryable(never_sent)
+            }
         }
+    }
+
+    fn callee(&self) -> &'static str {
+        self.on.as_ref().map_or("server", |connection| connection.callee())
     }
 
     #[cold]
@@ -121,13 +140,5 @@ impl RawCall<'_> {
         format!(
             "{text}, this client has `{signature}`; build both from the same version of the trait"
         )
-    }
-}
-
-fn words(failure: Failure) -> &'static str {
-    match failure {
-        Failure::PeerGoingAway => "the server is shutting down and takes no new calls",
-        Failure::PeerTakesNoCalls => "the other side offers no services",
-        _ => "the call ended without an answer",
     }
 }

@@ -106,7 +106,7 @@ impl RawCall<'_> {
             deadline: deadline.map(|(at, now)| Deadline { at, now }),
             no_cancel: method.no_cancel,
             when_full,
-            is_nested: false,
+            is_nested: connection.is_two_way && is_nested(connection),
             streams,
             metadata: metadata.as_deref().unwrap_or_default(),
         };
@@ -191,6 +191,12 @@ impl RawCall<'_> {
         self.load = None;
         self.fail(status);
     }
+}
+
+/// Whether the handler that makes the call serves the peer that it goes to.
+#[cold]
+fn is_nested(connection: &Connection) -> bool {
+    CallContext::serves(|other| other.is_at(&connection.shard, connection.key))
 }
 
 /// Keeps the body for another attempt, if it is not too long and not kept yet.

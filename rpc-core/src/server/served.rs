@@ -1,0 +1,70 @@
+//! What a client serves on the connections that it makes.
+//!
+//! Owns services, limits and counts of one channel. The handlers are those of servers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rpc_transport::memory::budget::MemoryBudget;
+
+use super::ServerBuilder;
+use super::available_memory;
+use super::executor::Handlers;
+use super::router::Router;
+use crate::endpoint::{RpcEndpoint, RpcShard};
+use crate::observability::stats::counts::Methods;
+
+/// The services of a channel, over all of its connections.
+pub(crate) struct Served {
+    router: Arc<Router>,
+    pub(crate) methods: Arc<Methods>,
+    memory: MemoryBudget,
+    pub(crate) max_calls: u32,
+    max_metadata_bytes: usize,
+}
+
+impl Served {
+    /// # Errors
+    /// What does not fit together.
+    pub(crate) fn new(services: &ServerBuilder) -> Result<Self, String> {
+        #[cfg_attr(not(feature = "macros"), expect(unused_mut, reason = "nothing is added"))]
+        let mut all = services.services.clone();
+        // There is no server to tell the numbers of.
+        #[cfg(feature = "macros")]
+        drop(services.builtins.clone().add_to(&mut all));
+        let router = super::router(&services.arounds, all)?;
+        let methods = Arc::<Methods>::default();
+        router.for_each_method(|method| drop(methods.method(method)));
+        let config = &services.config;
+        let memory = config.memory_budget.unwrap_or_else(available_memory::default_budget);
+        Ok(Self {
+            router: Arc::new(router),
+            methods,
+            memory: MemoryBudget::new(memory),
+            max_calls: config.limits.max_incoming_calls,
+            max_metadata_bytes: config.max_metadata_bytes,
+        })
+    }
+
+    /// What one connection is charged to.
+    pub(crate) fn memory(&self) -> MemoryBudget {
+        self.memory.share()
+    }
+
+    /// The handlers of a connection's shard.
+    pub(crate) fn handlers(&self, shard: &Arc<RpcShard>) -> Handlers {
+        let handlers = Handlers::new(Arc::clone(shard), Arc::clone(&self.router), Arc::default());
+        handlers.counting(&self.methods)
+    }
+
+    /// An end of a connection, with the limits of what is served.
+    pub(crate) fn bound(&self, peer: RpcEndpoint) -> RpcEndpoint {
+        peer.taking_metadata(self.max_metadata_bytes)
+    }
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("max_calls", &self.max_calls).finish_non_exhaustive()
+    }
+}
