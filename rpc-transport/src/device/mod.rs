@@ -78,6 +78,7 @@
 mod attributes;
 pub(crate) mod error;
 pub mod fault;
+pub mod locked;
 #[cfg(any(feature = "verbs", all(test, rpc_loom)))]
 mod mailbox;
 mod setup;

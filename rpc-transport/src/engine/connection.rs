@@ -25,7 +25,9 @@
 
 mod deadlines;
 mod ending;
+mod growth;
 mod queue_pair;
+mod send_buffers;
 mod send_path;
 mod staging;
 
@@ -35,6 +37,7 @@ use std::time::{Duration, Instant};
 use self::ending::{cause_of, closed_by_peer};
 pub(crate) use self::queue_pair::ConnectionQp;
 use self::queue_pair::{Phase, split_wr_id};
+pub(crate) use self::send_buffers::{FIRST as FIRST_SEND_BUFFERS, SendBuffers};
 pub(crate) use self::send_path::SendPath;
 use crate::connect::error::CloseCause;
 use crate::device::{
@@ -155,7 +158,10 @@ impl<P: Protocol> Connection<P> {
         self.budget = self.protocol.memory_budget();
         link.set_memory_budget(self.budget.clone());
         if let Some(queue_pair) = &mut self.queue_pair {
-            queue_pair.send_buffer_bytes = link.frame_bytes();
+            queue_pair.send_buffers.set_frame_bytes(link.frame_bytes());
+            if self.poster.stages() {
+                link.stage_other_domains(queue_pair.domain);
+            }
         }
         self.link = Some(link);
         self.peer = Some(peer.clone());
@@ -207,14 +213,12 @@ impl<P: Protocol> Connection<P> {
 
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn pools(&self) -> Vec<BufferPool> {
-        let pools = |queue_pair: &ConnectionQp| {
-            [Some(queue_pair.recv_pool.clone()), queue_pair.send_pool.clone()].into_iter().flatten()
-        };
-        self.queue_pair
-            .iter()
-            .flat_map(pools)
-            .chain(self.poster.staging().iter().cloned())
-            .collect()
+        let mut pools = self.poster.staging().to_vec();
+        if let Some(queue_pair) = &self.queue_pair {
+            pools.push(queue_pair.recv_pool.clone());
+            pools.extend_from_slice(queue_pair.send_buffers.pools());
+        }
+        pools
     }
 
     #[inline]
@@ -418,7 +422,12 @@ impl<P: Protocol> Connection<P> {
             && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
         {
             submitted = true;
-            match link.submit_now(lane, tag, frame) {
+            let sent = if queue_pair.send_buffers.are_out() {
+                link.submit(lane, tag, frame).map(|()| None)
+            } else {
+                link.submit_now(lane, tag, frame)
+            };
+            match sent {
                 Ok(Some(whole)) => {
                     let more = self.protocol.may_transmit();
                     self.poster.post_whole(cq, queue_pair, whole, more)?;
@@ -429,9 +438,15 @@ impl<P: Protocol> Connection<P> {
             }
         }
         let mut turn = std::mem::take(&mut self.turn);
-        loop {
+        while !queue_pair.send_buffers.are_out() {
             link.set_turn(turn);
             let Some(transmit) = link.poll_transmit() else {
+                if let Some(bytes) = link.wanted_staging()
+                    && let Some(room) = self.poster.staging_room(queue_pair, bytes)
+                {
+                    link.set_staging_room(room);
+                    continue;
+                }
                 // A slice now delays nothing: the answer to the small messages takes as long as
                 // writing it.
                 if sent_small && !std::mem::replace(&mut turn, true) && link.awaits_turn() {
@@ -478,7 +493,7 @@ impl<P: Protocol> Connection<P> {
 
     pub(crate) fn send_idle_ack(&mut self, cq: &mut dyn CompletionQueue) {
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else { return };
-        if queue_pair.phase != Phase::Up {
+        if queue_pair.phase != Phase::Up || queue_pair.send_buffers.are_out() {
             return;
         }
         let Some(transmit) = link.poll_idle_ack() else { return };

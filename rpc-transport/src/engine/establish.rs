@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use crate::connect::address::Address;
 use crate::connect::error::{CloseCause, ConnectError};
+use crate::device::locked;
 use crate::device::{
     Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
 };
 use crate::engine::clock;
-use crate::engine::connection::{Connection, ConnectionQp, SendPath};
+use crate::engine::connection::{
+    Connection, ConnectionQp, FIRST_SEND_BUFFERS, SendBuffers, SendPath,
+};
 use crate::engine::shard::{ConnectionKey, Shard};
 use crate::engine::upper::Protocol;
 use crate::memory::region::{BufferPool, ProtectionDomain};
@@ -78,19 +81,15 @@ pub const FIRST_CONNECTIONS_PER_CQ: u32 = 64;
 
 /// Locked memory that a server of this configuration needs on a NIC, bytes: for its first connection,
 /// and for each further one until its first CQ is full. Without large payloads, whose memory comes on
-/// demand. Reckoned for mlx5 (64 bytes for a completion, 256 for a send, 16 for a receive, each queue
-/// rounded up to a power of two); others differ by little.
+/// demand. Reckoned by the sizes of [`locked`].
 #[must_use]
 pub fn locked_bytes(config: &LinkConfig) -> (u64, u64) {
-    let QpCapacity { max_send_wr, max_recv_wr, .. } = capacity(config);
-    let queue = |entries: u32, bytes: u64| u64::from(entries.next_power_of_two()) * bytes;
-    let buffers = u64::from(posted_recvs(config) + LENDABLE_BUFFERS);
-    let connection = buffers * u64::from(config.receive_buffer_bytes)
-        + queue(max_send_wr + 1, 256)
-        + queue(max_recv_wr, 16);
-    // A device's CQ is half as large again as what is asked for (see `verbs::completion_channel`).
+    let pool = |count| locked::region(BufferPool::region_bytes(config.receive_buffer_bytes, count));
+    let connection = pool(posted_recvs(config) + LENDABLE_BUFFERS)
+        + pool(FIRST_SEND_BUFFERS)
+        + locked::queue_pair(capacity(config));
     let entries = completions_per_connection(config) * FIRST_CONNECTIONS_PER_CQ;
-    (connection + queue(entries / 2 * 3, 64), connection)
+    (connection + locked::completion_queue(entries), connection)
 }
 
 const MIN_INLINE_BYTES: u32 = 256;
@@ -211,15 +210,17 @@ impl<P: Protocol> Shard<P> {
         };
         let recv_pool =
             BufferPool::allocate(&domain, config.receive_buffer_bytes, posted + LENDABLE_BUFFERS)?;
+        let slots = config.send_queue_budget().sq_len();
+        let send_buffers =
+            SendBuffers::new(&domain, &**self.device(), slots, config.receive_buffer_bytes)?;
         let mut state = self.lock();
         if let Some(why) = state.refusal() {
             return Err(ProviderError::CompletionQueueDead(why.to_owned()));
         }
         let qp = create(state.cq(), &domain)?;
         let max_inline = state.cq().max_inline_bytes(qp);
-        let slots = config.send_queue_budget().sq_len();
-        let pipe =
-            ConnectionQp::new(qp, max_inline, slots, config.window().rq_len(), recv_pool.clone());
+        let window_recv = config.window().rq_len();
+        let pipe = ConnectionQp::new(qp, max_inline, window_recv, recv_pool.clone(), send_buffers);
         let window = config.window().data;
         let poster = SendPath::new(domain, &**self.device(), config);
         let connection = Connection::new(protocol, poster, pipe, window, holders);

@@ -71,6 +71,12 @@ impl MemoryBudget {
         Self(Arc::new(Inner { limit, used, whole: Some(self.clone()) }))
     }
 
+    /// Whether both are the same budget.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The limit, bytes.
     #[must_use]
     pub fn limit_bytes(&self) -> u64 {

@@ -61,6 +61,11 @@ impl OwnedMemory {
         Self { base: region.base(), len: region.len(), writable: false, owner }
     }
 
+    /// Length, bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The parts of the memory, for a provider that registers it with `access`.
     ///
     /// # Errors

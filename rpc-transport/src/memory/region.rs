@@ -140,6 +140,8 @@ struct RegionInner {
     parts: RegionParts,
     /// Its share of a memory budget, held until the region is gone.
     charge: OnceLock<Reservation>,
+    /// Its share of what a device with a limit lets be locked, held likewise.
+    locked: OnceLock<Reservation>,
     // Field order is drop order: deregister first, free the memory after (invariant 3).
     _registration: Box<dyn Any + Send + Sync>,
     _memory: Box<dyn Any + Send + Sync>,
@@ -169,14 +171,21 @@ impl MemoryRegion {
         registration: Box<dyn Any + Send + Sync>,
         memory: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        let charge = OnceLock::new();
-        Self(Arc::new(RegionInner { parts, charge, _registration: registration, _memory: memory }))
+        let (charge, locked) = (OnceLock::new(), OnceLock::new());
+        let (_registration, _memory) = (registration, memory);
+        Self(Arc::new(RegionInner { parts, charge, locked, _registration, _memory }))
     }
 
     /// Holds a reservation for as long as the memory exists. At most once.
     pub fn charge(&self, charge: Reservation) {
         let kept = self.0.charge.set(charge);
         debug_assert!(kept.is_ok(), "a region is charged once");
+    }
+
+    /// Holds a device's count of locked memory likewise.
+    pub(crate) fn charge_locked(&self, locked: Reservation) {
+        let kept = self.0.locked.set(locked);
+        debug_assert!(kept.is_ok(), "a region is locked once");
     }
 
     /// Length, bytes.
@@ -340,6 +349,9 @@ struct PoolInner {
     on_home: Option<OnHome>,
 }
 
+/// Buffers start and end with a cache line, bytes.
+const BUFFER_ALIGN: u32 = 64;
+
 /// A callback for a buffer's return to its pool, on whatever thread dropped it.
 pub type OnHome = Box<dyn Fn() + Send + Sync>;
 
@@ -364,6 +376,11 @@ impl BufferPool {
         Self::allocate_watched(domain, buffer_bytes, count, None)
     }
 
+    /// Length of the region of such a pool, bytes.
+    pub(crate) fn region_bytes(buffer_bytes: u32, count: u32) -> usize {
+        buffer_bytes.next_multiple_of(BUFFER_ALIGN) as usize * count as usize
+    }
+
     /// Like [`BufferPool::allocate`], and calls `on_home` for each buffer that returns to the pool.
     ///
     /// # Errors
@@ -374,8 +391,8 @@ impl BufferPool {
         count: u32,
         on_home: Option<OnHome>,
     ) -> Result<Self, ProviderError> {
-        let buffer_bytes = buffer_bytes.next_multiple_of(64);
-        let region = domain.allocate(buffer_bytes as usize * count as usize, Access::LOCAL)?;
+        let region = domain.allocate(Self::region_bytes(buffer_bytes, count), Access::LOCAL)?;
+        let buffer_bytes = buffer_bytes.next_multiple_of(BUFFER_ALIGN);
         // Popped from the end: low indices first, so that few pages are touched.
         let free = Mutex::new((0..count).rev().collect());
         Ok(Self(Arc::new(PoolInner { region, buffer_bytes, count, free, on_home })))
@@ -384,8 +401,15 @@ impl BufferPool {
     /// Takes a buffer, if one is free.
     #[must_use]
     pub fn take(&self) -> Option<Buffer> {
-        let index = self.0.free.lock().pop()?;
-        Some(Buffer { pool: Arc::clone(&self.0), index })
+        self.take_counted().map(|(buffer, _)| buffer)
+    }
+
+    /// [`BufferPool::take`], with the number of buffers that are left.
+    #[inline]
+    pub(crate) fn take_counted(&self) -> Option<(Buffer, usize)> {
+        let mut free = self.0.free.lock();
+        let index = free.pop()?;
+        Some((Buffer { pool: Arc::clone(&self.0), index }, free.len()))
     }
 
     /// Size of each buffer, bytes.

@@ -131,6 +131,14 @@ impl OutPart {
         &self.source
     }
 
+    /// The protection domain that its memory is registered in, if it is.
+    pub(crate) fn domain(&self) -> Option<u64> {
+        match &self.source {
+            PartSource::Region { region, .. } => Some(region.domain()),
+            PartSource::Shared(_) => None,
+        }
+    }
+
     /// Where it starts within its source, bytes.
     pub(crate) fn start(&self) -> u64 {
         self.start

@@ -223,7 +223,8 @@ fn payloads_of_all_sizes_arrive_over_a_bad_device() {
                 .interleave_queues(true)
                 .poison_receives(true)
                 .touch_memory_late(30);
-            let options = Options { habits: KEEP, faults: Some(plan), ..Options::default() };
+            let options =
+                Options { habits: KEEP, faults: Some([plan.clone(), plan]), ..Options::default() };
             exchange(["mem", "shm", "tcp"][seed as usize % 3], options, 25).await;
         }
     });

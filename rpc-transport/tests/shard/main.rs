@@ -8,6 +8,7 @@ mod ends;
 mod faulty;
 mod hostile;
 mod large;
+mod locked;
 mod panics;
 mod parts;
 mod paused;

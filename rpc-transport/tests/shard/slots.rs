@@ -223,7 +223,8 @@ fn a_late_write_never_lands_in_memory_that_has_come_back() {
     run("late", async {
         for seed in 0..30 {
             let plan = FaultPlan::new(seed).touch_memory_late(60).delay_completions(20);
-            let options = Options { habits: KEEP, faults: Some(plan), ..Options::default() };
+            let options =
+                Options { habits: KEEP, faults: Some([plan.clone(), plan]), ..Options::default() };
             let wire = ["mem", "shm", "tcp"][seed as usize % 3];
             let pair = Pair::with(wire, &options).await;
             warm_up(&pair.server, &pair.client).await;

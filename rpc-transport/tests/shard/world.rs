@@ -152,8 +152,8 @@ pub(crate) struct Options {
     pub(crate) configs: [LinkConfig; 2],
     pub(crate) mode: PollMode,
     pub(crate) habits: [Habit; 2],
-    /// What the devices of both ends do to them.
-    pub(crate) faults: Option<FaultPlan>,
+    /// What the device of each end does to it.
+    pub(crate) faults: Option<[FaultPlan; 2]>,
 }
 
 impl Options {
@@ -220,22 +220,22 @@ pub(crate) async fn unspawned(
 ) -> (End, End, [ProbeDriver; 2], Box<dyn Listener>) {
     let Options { configs: [ours, theirs], mode, faults, .. } = options;
     let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
-    if let Some(plan) = faults {
+    if let Some([_, plan]) = faults {
         listener = fault::listener(listener, plan.clone());
     }
-    let outgoing = resolve(&listener.local_address(), options).await;
-    let device = Arc::clone(outgoing.device());
-    drop(outgoing);
-    let (client, client_driver) = shard(&device, ours, 1, *mode);
-    let (server, server_driver) = shard(&device, theirs, 1, *mode);
+    let address = listener.local_address();
+    let device = async |end| Arc::clone(resolve(&address, options, end).await.device());
+    let (client, client_driver) = shard(&device(0).await, ours, 1, *mode);
+    let (server, server_driver) = shard(&device(1).await, theirs, 1, *mode);
     let (client, server) = join(&client, &server, &mut *listener, options).await;
     (client, server, [client_driver, server_driver], listener)
 }
 
-async fn resolve(address: &Address, options: &Options) -> Box<dyn Outgoing> {
+/// A connection to an address, over the device of an end: 0 is the client's.
+async fn resolve(address: &Address, options: &Options, end: usize) -> Box<dyn Outgoing> {
     let outgoing = schemes::resolve(address).await.unwrap().outgoing;
     match &options.faults {
-        Some(plan) => fault::outgoing(outgoing, plan),
+        Some(plans) => fault::outgoing(outgoing, &plans[end]),
         None => outgoing,
     }
 }
@@ -279,7 +279,7 @@ pub(crate) async fn join(
 ) -> (End, End) {
     let Options { configs, habits: [ours, theirs], .. } = options;
     let address = listener.local_address();
-    let outgoing = resolve(&address, options).await;
+    let outgoing = resolve(&address, options, 0).await;
     let (near, far) = (Probe::new(*ours), Probe::new(*theirs));
     let (near_record, far_record) = (near.record(), far.record());
     let accept = async {

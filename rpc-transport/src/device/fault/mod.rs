@@ -9,6 +9,7 @@
 //! Part of the product, so that users can test their whole stack on a bad device. The same plan and
 //! the same calls give the same faults; print the plan when a test fails.
 
+mod locked;
 mod profile;
 mod queue;
 
@@ -24,8 +25,10 @@ use crate::device::{
     Attach, CompletionQueue, Connector, Device, DeviceAttributes, Established, Incoming, Listener,
     Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
 };
+use crate::memory::budget::MemoryBudget;
 use crate::memory::region::ProtectionDomain;
 
+use locked::{LimitedDomain, LockLimit};
 pub use profile::{BNXT_RE, DeviceProfile, EFA, IRDMA, MANA, MLX5, PROFILES};
 use queue::FaultyCompletionQueue;
 
@@ -40,6 +43,7 @@ pub struct FaultPlan {
     kill_one_in: Option<u32>,
     lose_peer_one_in: Option<u32>,
     profile: Option<&'static DeviceProfile>,
+    lock_limit: Option<LockLimit>,
 }
 
 impl FaultPlan {
@@ -55,6 +59,7 @@ impl FaultPlan {
             kill_one_in: None,
             lose_peer_one_in: None,
             profile: None,
+            lock_limit: None,
         }
     }
 
@@ -110,6 +115,15 @@ impl FaultPlan {
     #[must_use]
     pub fn profile(mut self, profile: &'static DeviceProfile) -> Self {
         self.profile = Some(profile);
+        self
+    }
+
+    /// Charges registered memory, CQs and QPs against this budget, by the sizes of
+    /// [`locked`](crate::device::locked), and refuses what is beyond it as a process does at its
+    /// limit on locked memory; default: no limit. All that share the budget share the limit.
+    #[must_use]
+    pub fn lock_limit(mut self, limit: &MemoryBudget) -> Self {
+        self.lock_limit = Some(LockLimit(limit.clone()));
         self
     }
 
@@ -183,7 +197,11 @@ impl Device for FaultyDevice {
     }
 
     fn allocate_pd(&self) -> Result<ProtectionDomain, ProviderError> {
-        self.inner.allocate_pd()
+        let inner = self.inner.allocate_pd()?;
+        Ok(match self.plan.lock_limit.clone() {
+            Some(limit) => ProtectionDomain::new(Arc::new(LimitedDomain { inner, limit })),
+            None => inner,
+        })
     }
 
     fn create_cq(&self, min_entries: u32) -> Result<Box<dyn CompletionQueue>, ProviderError> {
@@ -191,11 +209,14 @@ impl Device for FaultyDevice {
             let (asked, limit) = (u64::from(min_entries), u64::from(self.attributes.max_cqe));
             return Err(ProviderError::Limit { what: "completion queue entries", asked, limit });
         }
+        let bytes = crate::device::locked::completion_queue(min_entries);
+        let limit = self.plan.lock_limit.as_ref();
+        let locked = limit.map(|limit| limit.lock("create completion queue", bytes)).transpose()?;
         let inner = self.inner.create_cq(min_entries)?;
         let number = self.queues.fetch_add(1, Ordering::Relaxed);
         let random = Random(self.plan.seed.wrapping_add(number));
         let (plan, attributes) = (self.plan.clone(), &self.attributes);
-        Ok(Box::new(FaultyCompletionQueue::new(inner, plan, random, attributes)?))
+        Ok(Box::new(FaultyCompletionQueue::new(inner, plan, random, attributes, locked)?))
     }
 }
 
@@ -287,9 +308,7 @@ impl Outgoing for FaultyOutgoing {
     ) -> Result<QpHandle, ProviderError> {
         let cq = FaultyCompletionQueue::of(cq)?;
         let capacity = granted(self.device.attributes(), self.profile, capacity)?;
-        let qp = self.inner.create_qp(cq.inner(), pd, capacity)?;
-        cq.adopt(qp, capacity);
-        Ok(qp)
+        cq.adopt_new(capacity, |cq| self.inner.create_qp(cq, pd, capacity))
     }
 
     async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
@@ -346,9 +365,7 @@ impl Incoming for FaultyIncoming {
     ) -> Result<QpHandle, ProviderError> {
         let cq = FaultyCompletionQueue::of(cq)?;
         let capacity = granted(self.device.attributes(), self.profile, capacity)?;
-        let qp = self.inner.create_qp(cq.inner(), pd, capacity)?;
-        cq.adopt(qp, capacity);
-        Ok(qp)
+        cq.adopt_new(capacity, |cq| self.inner.create_qp(cq, pd, capacity))
     }
 
     async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {

@@ -24,6 +24,9 @@ use crate::device::{
     Source, Status, Traffic,
 };
 
+use crate::device::locked;
+use crate::memory::budget::Reservation;
+
 use super::{FaultPlan, POISON, Random};
 
 /// A send WR that has not been started.
@@ -54,6 +57,7 @@ struct Held {
     recvs: u32,
     /// The next failed send WR gets the status for a peer that is gone.
     lost: bool,
+    _locked: Option<Reservation>,
 }
 
 /// A CQ of a faulty device.
@@ -71,6 +75,7 @@ pub(super) struct FaultyCompletionQueue {
     clock: u64,
     epoll: OwnedFd,
     bell: OwnedFd,
+    _locked: Option<Reservation>,
 }
 
 impl FaultyCompletionQueue {
@@ -79,6 +84,7 @@ impl FaultyCompletionQueue {
         plan: FaultPlan,
         random: Random,
         attributes: &DeviceAttributes,
+        locked: Option<Reservation>,
     ) -> Result<Self, ProviderError> {
         let refused = |error: rustix::io::Errno| ProviderError::Resources {
             what: "watching a file descriptor",
@@ -103,6 +109,7 @@ impl FaultyCompletionQueue {
             clock: 0,
             epoll,
             bell,
+            _locked: locked,
         })
     }
 
@@ -115,11 +122,27 @@ impl FaultyCompletionQueue {
         &mut *self.inner
     }
 
-    /// Registers a QP that was created on the inner CQ.
-    pub(super) fn adopt(&mut self, qp: QpHandle, capacity: QpCapacity) {
-        let (posts, queues) = (VecDeque::new(), Default::default());
-        let held = Held { capacity, posts, queues, sends: VecDeque::new(), recvs: 0, lost: false };
+    /// Creates a QP on the inner CQ and registers it.
+    pub(super) fn adopt_new(
+        &mut self,
+        capacity: QpCapacity,
+        create: impl FnOnce(&mut dyn CompletionQueue) -> Result<QpHandle, ProviderError>,
+    ) -> Result<QpHandle, ProviderError> {
+        let limit = self.plan.lock_limit.as_ref();
+        let bytes = locked::queue_pair(capacity);
+        let locked = limit.map(|limit| limit.lock("create queue pair", bytes)).transpose()?;
+        let qp = create(&mut *self.inner)?;
+        let held = Held {
+            capacity,
+            posts: VecDeque::new(),
+            queues: Default::default(),
+            sends: VecDeque::new(),
+            recvs: 0,
+            lost: false,
+            _locked: locked,
+        };
         self.qps.insert(qp, held);
+        Ok(qp)
     }
 
     fn is_holding(&self) -> bool {

@@ -159,7 +159,9 @@ impl<P: Protocol> Connection<P> {
         if let Some(reason) = self.closing.take() {
             link.close(reason);
         }
-        while let Some(transmit) = link.poll_transmit() {
+        while !queue_pair.send_buffers.are_out()
+            && let Some(transmit) = link.poll_transmit()
+        {
             self.poster.post(cq, queue_pair, transmit)?;
         }
         cq.flush();

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::send_buffers::SendBuffers;
 use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::engine::deferred::Deferred;
 use crate::memory::region::{Buffer, BufferPool};
@@ -39,12 +40,7 @@ pub(crate) struct ConnectionQp {
     pub(crate) domain: u64,
     pub(crate) max_inline_bytes: usize,
     pub(crate) recv_pool: BufferPool,
-    /// Registered send buffers, for frames that the device cannot take inline.
-    pub(crate) send_pool: Option<BufferPool>,
-    /// Size of each send buffer: the longest frame, bytes.
-    pub(crate) send_buffer_bytes: u32,
-    /// SQ slots, WRs.
-    pub(crate) send_slots: u32,
+    pub(super) send_buffers: SendBuffers,
     pub(crate) posted_recv: u32,
     /// RECVs of the window: at least so many are posted whenever a frame is counted (credit rule
     /// 2).
@@ -79,18 +75,16 @@ impl ConnectionQp {
     pub(crate) fn new(
         qp: QpHandle,
         max_inline_bytes: u32,
-        send_slots: u32,
         window_recv: u32,
         recv_pool: BufferPool,
+        send_buffers: SendBuffers,
     ) -> Self {
         Self {
             qp,
             domain: recv_pool.domain(),
             max_inline_bytes: max_inline_bytes as usize,
             recv_pool,
-            send_pool: None,
-            send_buffer_bytes: 0,
-            send_slots,
+            send_buffers,
             posted_recv: 0,
             window_recv,
             spare: None,

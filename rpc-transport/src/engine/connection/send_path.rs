@@ -33,10 +33,12 @@ pub(crate) struct SendPath {
 impl SendPath {
     pub(crate) fn new(domain: ProtectionDomain, device: &dyn Device, config: &LinkConfig) -> Self {
         let capabilities = device.attributes().capabilities;
+        let registers_freely = capabilities.contains(Capabilities::FREE_REGISTRATION);
         Self {
             domain,
-            registers_freely: capabilities.contains(Capabilities::FREE_REGISTRATION),
-            slices: if capabilities.contains(Capabilities::COPIES_ON_POST) {
+            registers_freely,
+            // A staged segment has one buffer, so it is one slice.
+            slices: if capabilities.contains(Capabilities::COPIES_ON_POST) && registers_freely {
                 SliceBytes::COPIED
             } else {
                 SliceBytes::WHOLE
@@ -51,6 +53,22 @@ impl SendPath {
 
     pub(super) fn slices(&self) -> SliceBytes {
         self.slices
+    }
+
+    /// Whether large messages from private memory must be staged.
+    pub(super) fn stages(&self) -> bool {
+        !self.registers_freely
+    }
+
+    /// Room to stage the next segment of a large message, which would stage `bytes` bytes. `None`:
+    /// it waits until a send has completed.
+    #[cold]
+    pub(super) fn staging_room(
+        &mut self,
+        queue_pair: &mut ConnectionQp,
+        bytes: u64,
+    ) -> Option<u64> {
+        self.staging.make_ready(&self.domain, &mut queue_pair.send_buffers, bytes)
     }
 
     /// Frames whose bytes were copied into a registered buffer.
@@ -111,13 +129,13 @@ impl SendPath {
     ) -> Result<SendWr<'a>, CloseCause> {
         let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
         let (first, second) = transmit.frame.parts();
-        let source = if first.len() + second.len() <= queue_pair.max_inline_bytes {
-            Source::InlineGather(first, second)
+        let (source, is_last) = if first.len() + second.len() <= queue_pair.max_inline_bytes {
+            (Source::InlineGather(first, second), false)
         } else {
             buffered(&self.domain, queue_pair, &transmit.frame)?
         };
         let wr_id = wr_id(queue_pair, ahead) | transmit.token;
-        Ok(SendWr { wr_id, op, signaled: transmit.signaled, source })
+        Ok(SendWr { wr_id, op, signaled: transmit.signaled | is_last, source })
     }
 
     #[cold]
@@ -128,8 +146,7 @@ impl SendPath {
         mut transmit: Transmit<'_>,
     ) -> Result<(), CloseCause> {
         let writes = std::mem::take(&mut transmit.writes);
-        let bytes = writes.iter().map(|put| put.part.len()).sum();
-        let mut stage = Stage { bytes, buffer: None, used: 0 };
+        let mut stage = Stage { buffer: None, used: 0 };
         let wrs = self.list(queue_pair, &writes, &transmit, &mut stage);
         // Kept before anything is posted, even if posting fails: at the latest until the QP is
         // destroyed.
@@ -199,15 +216,10 @@ impl SendPath {
     ) -> Result<Source<'static>, ProviderError> {
         let buffer = match &mut stage.buffer {
             Some(buffer) => buffer,
-            none => none.insert(self.staging.take(&self.domain, stage.bytes)?),
+            none => none.insert(self.staging.take().ok_or_else(too_long)?),
         };
         let (at, len) = (stage.used, usize::try_from(part.len()).unwrap_or(usize::MAX));
-        let Some(room) = buffer.get_mut(at..at.saturating_add(len)) else {
-            return Err(ProviderError::Resources {
-                what: "staging a large message",
-                message: "it is longer than its buffer".into(),
-            });
-        };
+        let room = buffer.get_mut(at..at.saturating_add(len)).ok_or_else(too_long)?;
         part.copy_to(room);
         stage.used += len;
         let start = (buffer.region_offset() + at) as u64;
@@ -215,10 +227,16 @@ impl SendPath {
     }
 }
 
+/// The link gave more to be staged than it was given room for.
+fn too_long() -> ProviderError {
+    ProviderError::Resources {
+        what: "staging a large message",
+        message: "it is longer than its buffer".into(),
+    }
+}
+
 /// The staging buffer of one frame.
 struct Stage {
-    /// Upper bound of the bytes that the frame may stage.
-    bytes: u64,
     buffer: Option<Buffer>,
     used: usize,
 }
@@ -241,26 +259,20 @@ fn post_all(
     posted.map_err(|error| refused(&error))
 }
 
-/// Copies a frame into a registered send buffer. There is one for each slot of the SQ.
+/// Copies a frame into a registered send buffer, and says whether its WR must be signaled.
 fn buffered<'a>(
     domain: &ProtectionDomain,
     queue_pair: &mut ConnectionQp,
     frame: &FrameBytes<'_>,
-) -> Result<Source<'a>, CloseCause> {
-    let failed = |text: String| CloseCause::Device(text.into());
-    if queue_pair.send_pool.is_none() {
-        let pool =
-            BufferPool::allocate(domain, queue_pair.send_buffer_bytes, queue_pair.send_slots);
-        queue_pair.send_pool = Some(pool.map_err(|error| failed(error.to_string()))?);
-    }
-    let buffer = queue_pair.send_pool.as_ref().and_then(BufferPool::take);
-    let mut buffer =
-        buffer.ok_or_else(|| failed("no send buffer is left for a free slot".into()))?;
+) -> Result<(Source<'a>, bool), CloseCause> {
+    let taken = queue_pair.send_buffers.take(domain);
+    let (mut buffer, is_last) = taken.map_err(|error| failed(&error))?;
     let (first, second) = frame.parts();
     buffer[..first.len()].copy_from_slice(first);
     buffer[first.len()..first.len() + second.len()].copy_from_slice(second);
-    let len = u32::try_from(frame.len()).map_err(|error| failed(error.to_string()))?;
-    Ok(Source::Buffer { buffer, start: 0, len })
+    let text = |error: std::num::TryFromIntError| CloseCause::Device(error.to_string().into());
+    let len = u32::try_from(frame.len()).map_err(text)?;
+    Ok((Source::Buffer { buffer, start: 0, len }, is_last))
 }
 
 #[cold]

@@ -7,30 +7,35 @@
 //!    frames ever in flight, which the SQ bounds, and never shrink. So a steady load registers
 //!    nothing.
 //! 2. A short frame does not take a long buffer, so pinned memory is in proportion to what is sent.
+//! 3. Where there is no memory for a buffer, a frame waits for one in flight, whose WR is signaled;
+//!    if there is none, a send buffer does. So a lack of memory makes large messages slow, and ends
+//!    nothing.
 
-use crate::device::ProviderError;
+use super::growth::Growth;
+use super::send_buffers::SendBuffers;
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::config::LinkConfig;
 
 /// A short buffer has 1/`SHORT` of the size of a long one.
 const SHORT: u32 = 16;
+/// Most short buffers that are registered at once.
+const SHORT_STEP: u32 = 4;
 
 /// Buffers of two sizes, allocated when they are first needed.
 pub(super) struct Staging {
     pools: Vec<BufferPool>,
+    /// For the next frame.
+    ready: Option<Buffer>,
     long_bytes: u32,
-    /// Buffers of a new pool: as many as the bulk lane has frames of full length in the SQ, plus
-    /// one that is being posted.
-    count: u32,
+    growth: Growth,
     /// Buffers ever taken.
     taken: u64,
 }
 
 impl Staging {
     pub(super) fn new(config: &LinkConfig) -> Self {
-        let long_bytes = config.arena_segment_bytes;
-        let count = (config.bulk_queue_bytes / long_bytes).clamp(2, 64) + 1;
-        Self { pools: Vec::new(), long_bytes, count, taken: 0 }
+        let (long_bytes, growth) = (config.arena_segment_bytes, Growth::default());
+        Self { pools: Vec::new(), ready: None, long_bytes, growth, taken: 0 }
     }
 
     #[cfg(any(test, feature = "model"))]
@@ -43,26 +48,53 @@ impl Staging {
         self.taken
     }
 
-    /// Takes a buffer for a frame of `bytes` bytes.
-    pub(super) fn take(
+    /// Takes the buffer that was made ready for this frame.
+    pub(super) fn take(&mut self) -> Option<Buffer> {
+        self.taken += 1;
+        self.ready.take()
+    }
+
+    /// Makes a buffer ready for the next frame, which would stage `bytes` bytes, and returns how many
+    /// it may. `None`: it waits until a send has completed.
+    pub(super) fn make_ready(
         &mut self,
         domain: &ProtectionDomain,
+        send_buffers: &mut SendBuffers,
         bytes: u64,
-    ) -> Result<Buffer, ProviderError> {
-        self.taken += 1;
+    ) -> Option<u64> {
+        self.ready = None;
+        self.ready = self.find(domain, send_buffers, bytes);
+        self.ready.as_ref().map(|buffer| buffer.len() as u64)
+    }
+
+    fn find(
+        &mut self,
+        domain: &ProtectionDomain,
+        send_buffers: &mut SendBuffers,
+        bytes: u64,
+    ) -> Option<Buffer> {
         let short_bytes = self.long_bytes / SHORT;
-        let size = if bytes <= short_bytes.into() { short_bytes } else { self.long_bytes };
+        let is_short = bytes <= short_bytes.into();
+        let size = if is_short { short_bytes } else { self.long_bytes };
         let fits = |pool: &&BufferPool| (size..2 * size.max(1)).contains(&pool.buffer_bytes());
         if let Some(buffer) = self.pools.iter().filter(fits).find_map(BufferPool::take) {
-            return Ok(buffer);
+            return Some(buffer);
         }
-        let pool = BufferPool::allocate(domain, size, self.count)?;
-        let buffer = pool.take();
-        self.pools.push(pool);
-        buffer.ok_or_else(|| ProviderError::Resources {
-            what: "staging a large message",
-            message: "a new pool has no buffer".into(),
-        })
+        // One long buffer, or else shorter and shorter ones.
+        let steps = if is_short { SHORT_STEP } else { SHORT };
+        let grown = self.growth.by(steps, |step| {
+            let count = if is_short { step } else { 1 };
+            BufferPool::allocate(domain, short_bytes * step / count, count)
+        });
+        if let Some(pool) = grown {
+            let buffer = pool.take();
+            self.pools.push(pool);
+            return buffer;
+        }
+        if let Some(buffer) = self.pools.iter().find_map(BufferPool::take) {
+            return Some(buffer);
+        }
+        if self.pools.is_empty() { send_buffers.take_spare(domain) } else { None }
     }
 }
 
@@ -77,11 +109,14 @@ mod tests {
         let config = LinkConfig::default();
         let mut staging = Staging::new(&config);
         let mut allocated = 0;
+        let device = soft::mem_device();
+        let mut send_buffers = SendBuffers::new(&domain, &**device, 64, 8 << 10).unwrap();
         for round in 0..3 {
             let mut in_flight = Vec::new();
             for frame in 0..64 {
                 let bytes = if frame % 8 == 0 { config.arena_segment_bytes } else { 10_000 };
-                let buffer = staging.take(&domain, bytes.into()).unwrap();
+                staging.make_ready(&domain, &mut send_buffers, bytes.into()).unwrap();
+                let buffer = staging.take().unwrap();
                 assert!(buffer.len() >= bytes as usize, "{bytes} bytes in {}", buffer.len());
                 assert!(
                     bytes > 10_000 || buffer.len() <= 20_000,

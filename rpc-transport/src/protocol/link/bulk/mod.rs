@@ -16,6 +16,7 @@ pub(in crate::protocol::link) mod return_queue;
 pub(in crate::protocol::link) mod segmenter;
 pub(in crate::protocol::link) mod slices;
 pub(in crate::protocol::link) mod slots;
+pub(in crate::protocol::link) mod staged;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,7 @@ use self::return_queue::{OnReturn, ReturnQueue};
 use self::segmenter::{Cut, GivenUp, Segmenter, WrittenSegment};
 use self::slices::{Begun, SliceBytes};
 use self::slots::Slots;
+use self::staged::Staged;
 use super::transmit::{FrameBytes, RemoteWrite, Transmit};
 use super::{Freed, Inbound, Lane, Link, Revoked, Source};
 use crate::device::RemoteSlice;
@@ -51,8 +53,9 @@ pub(super) struct Arenas {
     /// A slot that arrived with a whole message, until that message is handed out.
     pub(super) arrived: Option<PeerSlot>,
     writer: ArenaWriter,
-    /// The current message waits for chunks, or for its reader.
+    /// The current message waits for chunks, for its reader, or for room to stage it.
     blocked: bool,
+    staged: Staged,
     /// Messages of this size and more are sent by WRITE, bytes.
     threshold_bytes: u64,
     /// Most bytes of one segment.
@@ -84,6 +87,7 @@ impl Arenas {
             arrived: None,
             writer: ArenaWriter::new(),
             blocked: false,
+            staged: Staged::default(),
             threshold_bytes: config.arena_threshold_bytes.into(),
             segment_bytes: config.arena_segment_bytes.into(),
             max_writes: usize::from(budget.message_slots) - 1,
@@ -102,6 +106,11 @@ impl Arenas {
 
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked
+    }
+
+    /// What the current message waited for may be there.
+    fn go_on(&mut self) {
+        self.blocked = false;
     }
 
     #[inline]
@@ -130,6 +139,14 @@ impl Arenas {
         segmenter.tail_offset(room)?;
         let bytes = segmenter.writable(room, self.segment_bytes, self.max_writes);
         (bytes > 0).then_some(bytes)
+    }
+
+    /// How many of the next `bytes` bytes to write may be a segment; `None` if it waits until they
+    /// can be staged.
+    fn fit(&mut self, segmenter: &Segmenter, frame_room: usize, bytes: u64) -> Option<u64> {
+        let fit = self.staged.fit(segmenter, frame_room, bytes);
+        self.blocked |= fit.is_none();
+        fit
     }
 
     /// The peer will not write these slots again.
@@ -225,7 +242,8 @@ impl Link {
         }
     }
 
-    /// What the bulk lane sends next; `None` if it waits for chunks or for the peer's reader.
+    /// What the bulk lane sends next; `None` if it waits for chunks, for the peer's reader, or for
+    /// room to stage it.
     #[inline(never)]
     pub(super) fn next_bulk(&mut self) -> Option<Source> {
         if self.slices.has_begun() {
@@ -244,6 +262,7 @@ impl Link {
             return Some(Source::Segment(SegmentPath::Inline));
         };
         if let Some(bytes) = arenas.placeable(&self.segmenter, self.room) {
+            let bytes = arenas.fit(&self.segmenter, self.room, bytes)?;
             return Some(Source::Segment(SegmentPath::Placed(bytes)));
         }
         let total = self.segmenter.total();
@@ -258,6 +277,8 @@ impl Link {
         if bytes == 0 || (is_hopeless && !self.segmenter.is_fresh()) {
             return self.in_frame();
         }
+        let bytes =
+            if is_hopeless { bytes } else { arenas.fit(&self.segmenter, self.room, bytes)? };
         match arenas.writer.allocate_within(bytes, arenas.max_writes + 1 - max_parts) {
             Some(allocation) => Some(Source::Segment(SegmentPath::Written(allocation))),
             None if is_hopeless => Some(Source::Segment(SegmentPath::Inline)),
@@ -310,6 +331,7 @@ impl Link {
         };
         let WrittenSegment { tag, segment, payload, parts, message } =
             self.segmenter.next_written(self.room, bytes, blocks.placed.is_some())?;
+        arenas.staged.on_sent(&parts);
         let (payload, puts) = (payload.to_vec(), puts(runs.into_iter(), parts).into());
         self.slices.begin(Begun { tag, segment, blocks, payload, puts, message });
         self.send_slice()

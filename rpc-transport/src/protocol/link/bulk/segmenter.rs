@@ -230,6 +230,18 @@ impl Segmenter {
         max_bytes.min(end)
     }
 
+    /// The parts of the next `bytes` bytes to WRITE.
+    pub(in crate::protocol::link) fn next_parts(
+        &self,
+        room: usize,
+        bytes: u64,
+    ) -> impl Iterator<Item = OutPart> + '_ {
+        self.current.iter().flat_map(move |current| {
+            let Range { start, end } = current.writable(room);
+            current.parts(start..end.min(start + bytes))
+        })
+    }
+
     /// Offset in the tail of the next bytes to WRITE, if they are of the tail.
     pub(in crate::protocol::link) fn tail_offset(&self, room: usize) -> Option<u64> {
         let current = self.current.as_ref()?;

@@ -1,0 +1,34 @@
+//! Locked memory that the objects of a NIC take: pure functions of what is created.
+//!
+//! Owns the reckoning; the limit of a process is the operating system's. The sizes are those of mlx5
+//! (64 bytes for a completion, 256 for a send, 16 for a receive, each queue rounded up to a power of
+//! two, all of it in whole pages); others differ by little.
+
+use crate::device::QpCapacity;
+
+/// A page of memory, bytes.
+const PAGE_BYTES: u64 = 4096;
+
+/// A registered region of `len` bytes, bytes.
+#[must_use]
+pub fn region(len: usize) -> u64 {
+    (len as u64).max(1).next_multiple_of(PAGE_BYTES)
+}
+
+/// A completion queue of at least `entries` completions, bytes. A device's is half as large again as
+/// what is asked for (see `verbs::completion_channel`).
+#[must_use]
+pub fn completion_queue(entries: u32) -> u64 {
+    queue(u64::from(entries) + u64::from(entries.div_ceil(2)), 64)
+}
+
+/// A queue pair, bytes.
+#[must_use]
+pub fn queue_pair(capacity: QpCapacity) -> u64 {
+    // One send more than is asked for: the one that drains.
+    queue(u64::from(capacity.max_send_wr) + 1, 256) + queue(capacity.max_recv_wr.into(), 16)
+}
+
+fn queue(entries: u64, bytes: u64) -> u64 {
+    (entries.next_power_of_two() * bytes).next_multiple_of(PAGE_BYTES)
+}
