@@ -184,6 +184,7 @@
 //! | `macros` | yes | [`macro@service`], and the services that a server has of its own: [`health`], [`reflect`] |
 //! | `bincode` | yes | the default codec |
 //! | `postcard` | yes | a second, more compact codec |
+//! | `metrics` | no | `stats::MetricsPublisher`: the numbers through the facade of the crate `metrics` |
 //! | `verbs` | no | real RDMA devices; needs libibverbs-dev, librdmacm-dev, libclang-dev and pkg-config |
 //!
 //! # Limits

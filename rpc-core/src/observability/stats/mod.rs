@@ -31,13 +31,18 @@
 //! | `report` | the numbers, as they are read |
 //! | `export` | the names under which they leave the process |
 //! | `text` | the same as Prometheus reads them |
+//! | `facade` | the same through the crate `metrics` |
 
 pub(crate) mod counts;
 mod export;
+#[cfg(feature = "metrics")]
+mod facade;
 pub(crate) mod histogram;
 mod report;
 mod text;
 
+#[cfg(feature = "metrics")]
+pub use self::facade::MetricsPublisher;
 pub use self::histogram::Histogram;
 pub use self::report::{ChannelStats, ConnectionStats, MethodStats, ServerStats};
 pub use crate::server::stats::StatsHandle;
