@@ -17,7 +17,7 @@ use crate::device::{
     Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
 };
 use crate::memory::owned::OwnedMemory;
-use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
+use crate::memory::region::{Access, Buffer, ProtectionDomain};
 use crate::message::part::{OutPart, PartSource};
 use crate::protocol::config::LinkConfig;
 use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Transmit, Whole};
@@ -77,7 +77,7 @@ impl SendPath {
     }
 
     #[cfg(any(test, feature = "model"))]
-    pub(super) fn staging(&self) -> &[BufferPool] {
+    pub(super) fn staging(&self) -> &[crate::memory::region::BufferPool] {
         self.staging.pools()
     }
 
