@@ -136,7 +136,7 @@ fn broken_session_rules() -> Vec<(Vec<Sent>, &'static str)> {
     ]
 }
 
-async fn listen(scheme: Scheme) -> (Box<dyn Listener>, String) {
+pub(crate) async fn listen(scheme: Scheme) -> (Box<dyn Listener>, String) {
     let address = scheme.fresh_address().parse().expect("an address");
     let listener = rpc_transport::connect::schemes::listen(&address).await.expect("it is free");
     let address = listener.local_address().to_string();

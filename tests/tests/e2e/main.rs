@@ -68,6 +68,7 @@ macro_rules! on_every_device {
 
 mod bad_config;
 mod both_ways;
+mod both_ways_hostile;
 mod budgets;
 mod bulk;
 mod calls;
