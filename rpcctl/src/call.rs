@@ -1,0 +1,244 @@
+//! `call`: a method that this program has never seen, by what the server says of its types.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use futures::stream::unfold;
+use rpc_core::__private::StreamDecoders;
+use rpc_core::codec::{Scratch, Tail};
+use rpc_core::reflect::MethodInfo;
+use rpc_core::service::{MethodDescriptor, ReplyKind, ReplyParts};
+use rpc_core::stream::{NoUpload, Pump, Stream, Upload};
+use rpc_core::{Bulk, CallError, Codec, Message, Status};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+
+use crate::options::{Call, Common};
+use crate::schema::{Id, Types};
+use crate::target::{Target, of_status};
+use crate::value::{Data, Seed, read, read_arguments};
+
+/// A value that has arrived, encoded.
+struct Body {
+    codec: Codec,
+    message: Message,
+}
+
+type Failure = CallError<Body>;
+
+impl Body {
+    fn decode(mut self, types: &Types, id: Id) -> Result<Value> {
+        let scratch = Scratch::default();
+        let seed = Seed { types, id };
+        let tail = match self.message.take_tail() {
+            Some(tail) => Some(Tail::Given(Bulk::from(tail))),
+            None => self.message.take_stream().map(Tail::Arriving),
+        };
+        let decoded = match tail {
+            None => self.codec.decode_seed(seed, &self.message),
+            Some(tail) => self.codec.decode_parts(seed, &self.message, tail, &scratch),
+        };
+        decoded.context("the answer is not of the type that the server has described")
+    }
+}
+
+fn reply(mut parts: ReplyParts) -> Result<Body, Failure> {
+    let _ = parts.take_metadata();
+    let codec = parts.codec;
+    match parts.outcome {
+        Ok((ReplyKind::Ok, message)) => Ok(Body { codec, message }),
+        Ok((ReplyKind::UserError, message)) => Err(CallError::User(Body { codec, message })),
+        Err(status) => Err(CallError::Status(status)),
+    }
+}
+
+fn accepted(parts: ReplyParts) -> Result<(), Failure> {
+    reply(parts).map(|_| ())
+}
+
+fn item(codec: Codec, _: &'static MethodDescriptor, message: Message) -> Result<Body, Status> {
+    Ok(Body { codec, message })
+}
+
+/// A description for the one call that this process makes.
+fn descriptor(info: &MethodInfo) -> &'static MethodDescriptor {
+    let text = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
+    let arguments: Vec<&'static str> = info.arguments.iter().map(|name| text(name)).collect();
+    let mut method =
+        MethodDescriptor::new(text(&info.name), text(&info.signature), arguments.leak());
+    if info.idempotent {
+        method = method.idempotent();
+    }
+    if info.streams_arguments {
+        method = method.streams_arguments();
+    }
+    if info.streams_results {
+        method = method.streams_results();
+    }
+    if info.idle_deadline {
+        method = method.idle_deadline();
+    }
+    Box::leak(Box::new(method))
+}
+
+/// The types of a method's parts.
+struct Parts {
+    types: Types,
+    arguments: Vec<(String, Id)>,
+    sent_item: Option<Id>,
+    item: Option<Id>,
+    result: Option<Id>,
+    error: Option<Id>,
+    refusal: Option<Id>,
+}
+
+impl Parts {
+    fn new(info: &MethodInfo, lines: &[String]) -> Result<Self> {
+        let mut types = Types::new(lines);
+        let argument = |(at, name): (usize, &String)| {
+            let found = types.at(&at.to_string());
+            found.map(|id| (name.clone(), id)).ok_or_else(|| {
+                anyhow!(
+                    "the server does not know the types of {}, so it cannot be called from here",
+                    info.name
+                )
+            })
+        };
+        let arguments = info.arguments.iter().enumerate().map(argument).collect::<Result<_>>()?;
+        let [sent_item, item, result, error, refusal] =
+            ["sent item", "item", "result", "error", "refusal"].map(|root| types.at(root));
+        Ok(Self { types, arguments, sent_item, item, result, error, refusal })
+    }
+
+    fn print(&self, body: Body, id: Option<Id>) -> Result<()> {
+        let value = match id {
+            Some(id) => body.decode(&self.types, id)?,
+            None => bail!("the server does not know the type of what it has sent"),
+        };
+        let mut out = io::stdout();
+        writeln!(out, "{value}")?;
+        Ok(out.flush()?)
+    }
+
+    /// Why a call has failed. `own` is the type of the method's own error.
+    fn failure(&self, error: Failure, own: Option<Id>) -> anyhow::Error {
+        let body = match error {
+            CallError::Status(status) => return of_status(&status),
+            CallError::User(body) => body,
+        };
+        match own.map(|id| body.decode(&self.types, id)) {
+            Some(Ok(value)) => anyhow!("the method's own error: {value}"),
+            Some(Err(error)) => error,
+            None => anyhow!("the method's own error, of a type that the server does not know"),
+        }
+    }
+}
+
+pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
+    let target = Target::connect(&options.address, common).await?;
+    let info = target.method(&options.method).await?;
+    let lines = target.reflect().schema(&info.name).await;
+    let lines = lines.map_err(|error| target.no_reflection(error))?;
+    let parts: &'static Parts = Box::leak(Box::new(Parts::new(&info, &lines)?));
+    let json = match options.json.as_deref() {
+        Some("-") if info.streams_arguments => {
+            bail!("stdin is for the items of {}: give its arguments as --json '{{..}}'", info.name)
+        }
+        Some("-") => {
+            let mut text = String::new();
+            tokio::io::stdin().read_to_string(&mut text).await.context("stdin")?;
+            text
+        }
+        Some(text) => text.to_owned(),
+        None => "{}".to_owned(),
+    };
+    let json: Value = serde_json::from_str(&json).context("--json")?;
+    let arguments = read_arguments(&parts.types, &parts.arguments, &json);
+    let arguments = arguments.map_err(|error| anyhow!("--json: {error}"))?;
+    let (method, timeout) = (descriptor(&info), common.timeout);
+    let channel = &target.channel;
+    match (parts.sent_item.filter(|_| info.streams_arguments), info.streams_results) {
+        (None, _) if info.streams_arguments => {
+            bail!("the server does not know the types of the items of {}", info.name)
+        }
+        (None, false) => {
+            let call = channel.call(method, &arguments, reply);
+            let call = match timeout {
+                Some(timeout) => call.timeout(timeout),
+                None => call,
+            };
+            let body = call.await.map_err(|error| parts.failure(error, parts.error))?;
+            parts.print(body, parts.result)
+        }
+        (None, true) => {
+            streamed(&target, method, &arguments, NoUpload::default(), parts, timeout).await
+        }
+        (Some(id), false) => {
+            let upload = Upload::new(items(parts, id), |item: Data, encoder| encoder.put(item));
+            let call = channel.call_upload(method, &arguments, upload, reply);
+            let call = match timeout {
+                Some(timeout) => call.timeout(timeout),
+                None => call,
+            };
+            let body = call.await.map_err(|error| parts.failure(error, parts.error))?;
+            parts.print(body, parts.result)
+        }
+        (Some(id), true) => {
+            let upload = Upload::new(items(parts, id), |item: Data, encoder| encoder.put(item));
+            streamed(&target, method, &arguments, upload, parts, timeout).await
+        }
+    }
+}
+
+/// Calls a method that gives a stream, and prints its items as they come.
+async fn streamed<U: Pump>(
+    target: &Target<'_>,
+    method: &'static MethodDescriptor,
+    arguments: &Data,
+    upload: U,
+    parts: &Parts,
+    timeout: Option<Duration>,
+) -> Result<()> {
+    let decoders = StreamDecoders::new(item, reply, accepted);
+    let call = target.channel.call_stream(method, arguments, upload, decoders);
+    let call = match timeout {
+        Some(timeout) => call.timeout(timeout),
+        None => call,
+    };
+    let mut items = call.await.map_err(|error| parts.failure(error, parts.refusal))?;
+    while let Some(body) =
+        items.try_next().await.map_err(|error| parts.failure(error, parts.error))?
+    {
+        parts.print(body, parts.item)?;
+    }
+    let end = items.finish().await.map_err(|error| parts.failure(error, parts.error))?;
+    match parts.result {
+        Some(_) => parts.print(end, parts.result),
+        None => Ok(()),
+    }
+}
+
+/// The values on the lines of stdin. One that does not fit ends the call.
+fn items(parts: &'static Parts, id: Id) -> impl Stream<Item = Result<Data, Status>> {
+    let lines = BufReader::new(tokio::io::stdin()).lines();
+    unfold((lines, 0_u64), move |(mut lines, mut at)| async move {
+        loop {
+            at += 1;
+            let line = match lines.next_line().await {
+                Ok(None) => return None,
+                Ok(Some(line)) if line.trim().is_empty() => continue,
+                Ok(Some(line)) => line,
+                Err(error) => {
+                    let status = Status::invalid_argument(format!("stdin: {error}"));
+                    return Some((Err(status), (lines, at)));
+                }
+            };
+            let value = serde_json::from_str(&line).map_err(|error| error.to_string());
+            let value = value.and_then(|json| read(&parts.types, id, &json, "item"));
+            let value =
+                value.map_err(|why| Status::invalid_argument(format!("line {at} of stdin: {why}")));
+            return Some((value, (lines, at)));
+        }
+    })
+}

@@ -1,0 +1,107 @@
+//! Text for terminals: tables, times, and nothing that a peer could do to the terminal.
+
+use std::time::Duration;
+
+/// What a peer has sent, without its control characters.
+pub(crate) fn clean(text: &str) -> String {
+    let shown = |c: char| {
+        let is_kept = !c.is_control() || c == '\n';
+        if is_kept { c } else { char::REPLACEMENT_CHARACTER }
+    };
+    text.chars().map(shown).collect()
+}
+
+/// At most so many characters of it, the end kept.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    let text = clean(text).replace('\n', " ");
+    let count = text.chars().count();
+    if count <= width {
+        return text;
+    }
+    let kept: String = text.chars().skip(count - width.saturating_sub(2)).collect();
+    format!("..{kept}")
+}
+
+/// Columns of the terminal; of what is no terminal, 100.
+pub(crate) fn width() -> usize {
+    terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0).max(60))
+}
+
+pub(crate) fn time(time: Duration) -> String {
+    let nanos = time.as_nanos();
+    let seconds = time.as_secs_f64();
+    match nanos {
+        0..10_000 => format!("{:.2} us", seconds * 1e6),
+        10_000..1_000_000 => format!("{:.1} us", seconds * 1e6),
+        1_000_000..1_000_000_000 => format!("{:.2} ms", seconds * 1e3),
+        _ => format!("{seconds:.2} s"),
+    }
+}
+
+pub(crate) fn age(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+pub(crate) fn bytes(count: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let (mut value, mut unit) = (count as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+/// A number with a unit of a thousand where it is large.
+pub(crate) fn count(value: f64) -> String {
+    match value {
+        value if value >= 1e6 => format!("{:.1}M", value / 1e6),
+        value if value >= 1e4 => format!("{:.1}k", value / 1e3),
+        value if value >= 10.0 || value.fract() == 0.0 => format!("{value:.0}"),
+        value => format!("{value:.1}"),
+    }
+}
+
+/// Rows under a heading: the first column is as wide as there is room for, the others are aligned at
+/// the right.
+pub(crate) fn table(rows: &[Vec<String>], width: usize) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let widest = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let others: Vec<usize> = (1..columns).map(widest).collect();
+    let room = width.saturating_sub(others.iter().map(|it| it + 2).sum());
+    let first = widest(0).min(room.max(12));
+    let mut text = String::new();
+    for row in rows {
+        let mut line = format!("{:first$}", cut(&row[0], first));
+        for (cell, width) in row[1..].iter().zip(&others) {
+            line.push_str(&format!("  {cell:>width$}"));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_sends_cannot_control_the_terminal() {
+        assert_eq!(clean("a\u{1b}[2Jb\r\u{9b}c"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c");
+    }
+
+    #[test]
+    fn a_table_is_no_wider_than_the_terminal() {
+        let long = "Service.a_method_with_a_rather_long_name_that_is_cut";
+        let row = |name: &str| vec![name.to_owned(), "12.3k".to_owned(), "1.25 ms".to_owned()];
+        let text = table(&[row("METHOD"), row(long)], 40);
+        assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+        assert!(text.contains("..") && text.contains("that_is_cut"), "{text}");
+    }
+}

@@ -1,0 +1,174 @@
+//! `top`: what a server does, again and again.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rpc_core::reflect::{MethodSnapshot, ServerSnapshot, StatsClient};
+use rpc_core::stats::{ConnectionStats, Histogram};
+
+use crate::options::{Common, Output, Top};
+use crate::target::Target;
+use crate::text::{age, bytes, count, cut, table, time, width};
+
+/// To the upper left corner; what was there is overwritten.
+const HOME: &str = "\u{1b}[H";
+/// The end of a line, and all below.
+const CLEAR_LINE: &str = "\u{1b}[K";
+const CLEAR_BELOW: &str = "\u{1b}[J";
+const CLEAR: &str = "\u{1b}[2J";
+/// Longest time for an answer, if nothing else is said.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(crate) async fn top(options: &Top, common: &Common) -> Result<()> {
+    let target = Target::connect(&options.address, common).await?;
+    let stats = StatsClient::new(target.channel.clone());
+    let mut out = io::stdout();
+    let is_live = common.output == Output::Text && out.is_terminal();
+    if is_live {
+        write!(out, "{CLEAR}")?;
+    }
+    let mut before: Option<(Instant, ServerSnapshot)> = None;
+    let mut looks = 0;
+    loop {
+        let call = stats.server(options.connections).timeout(common.timeout.unwrap_or(TIMEOUT));
+        let now = call.await.map_err(|error| target.no_reflection(error))?;
+        let at = Instant::now();
+        match common.output {
+            Output::Json => writeln!(out, "{}", serde_json::to_string(&now)?)?,
+            Output::Text => {
+                let earlier = before.as_ref().map(|(then, it)| (at - *then, it));
+                let text = page(target.address, &now, earlier, width());
+                if is_live {
+                    let text = text.replace('\n', &format!("{CLEAR_LINE}\n"));
+                    write!(out, "{HOME}{text}{CLEAR_BELOW}")?;
+                } else {
+                    writeln!(out, "{text}")?;
+                }
+            }
+        }
+        out.flush()?;
+        looks += 1;
+        if options.count.is_some_and(|count| looks >= count) {
+            return Ok(());
+        }
+        before = Some((at, now));
+        tokio::time::sleep(options.interval).await;
+    }
+}
+
+/// How often a second, since the earlier look.
+fn rate(now: u64, before: u64, since: Duration) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let count = now.saturating_sub(before) as f64;
+    count / since.as_secs_f64().max(1e-3)
+}
+
+fn errors(method: &MethodSnapshot) -> u64 {
+    let failed = method.ended.iter().filter(|(code, _)| *code != "Ok");
+    failed.fold(method.user_errors, |sum, (_, count)| sum.saturating_add(*count))
+}
+
+fn in_flight(method: &MethodSnapshot) -> u64 {
+    let ended = method.ended.values().fold(method.user_errors, |sum, it| sum.saturating_add(*it));
+    method.started.saturating_sub(ended)
+}
+
+fn page(
+    address: &str,
+    now: &ServerSnapshot,
+    earlier: Option<(Duration, &ServerSnapshot)>,
+    width: usize,
+) -> String {
+    let state = if now.is_draining { ", draining" } else { "" };
+    let mut text = String::new();
+    let _ = writeln!(text, "{}", cut(&format!("{address}{state}"), width));
+    let _ = writeln!(
+        text,
+        "connections {} (accepted {}, refused {}, failed {})  memory {} of {}\n",
+        now.connection_count,
+        now.accepted,
+        now.refused,
+        now.set_ups_failed,
+        bytes(now.memory_used_bytes),
+        bytes(now.memory_limit_bytes),
+    );
+    text.push_str(&table(&methods(now, earlier), width));
+    if !now.connections.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&connections(now, earlier), width));
+    }
+    text
+}
+
+/// The methods that were called, the busiest first.
+fn methods(now: &ServerSnapshot, earlier: Option<(Duration, &ServerSnapshot)>) -> Vec<Vec<String>> {
+    let before: HashMap<&str, &MethodSnapshot> = earlier
+        .map(|(_, it)| it.methods.iter().map(|method| (method.name.as_str(), method)).collect())
+        .unwrap_or_default();
+    let mut called: Vec<_> = now.methods.iter().filter(|method| method.started > 0).collect();
+    let recent = |method: &MethodSnapshot| {
+        let before = before.get(method.name.as_str()).map_or(0, |before| before.started);
+        (method.started.saturating_sub(before), method.started)
+    };
+    called.sort_by_key(|method| std::cmp::Reverse(recent(method)));
+    let heading = ["METHOD", "CALLS", "CALLS/s", "ERR/s", "RUNNING", "P50", "P99"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    for method in called {
+        let then = before.get(method.name.as_str());
+        let per_second = |now: u64, before: Option<u64>| match earlier {
+            Some((since, _)) => count(rate(now, before.unwrap_or(0), since)),
+            None => "-".to_owned(),
+        };
+        let took = then.map_or_else(|| method.took.clone(), |it| method.took.since(&it.took));
+        let quantile = |took: &Histogram, share| match took.quantile(share) {
+            Some(it) => time(it),
+            None => "-".to_owned(),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+        let started = count(method.started as f64);
+        let name = if method.name.is_empty() { "(unknown methods)" } else { &method.name };
+        rows.push(vec![
+            name.to_owned(),
+            started,
+            per_second(method.started, then.map(|it| it.started)),
+            per_second(errors(method), then.map(|it| errors(it))),
+            in_flight(method).to_string(),
+            quantile(&took, 0.5),
+            quantile(&took, 0.99),
+        ]);
+    }
+    rows
+}
+
+fn connections(
+    now: &ServerSnapshot,
+    earlier: Option<(Duration, &ServerSnapshot)>,
+) -> Vec<Vec<String>> {
+    let before: HashMap<&str, &ConnectionStats> = earlier
+        .map(|(_, it)| it.connections.iter().map(|it| (it.peer.as_str(), it)).collect())
+        .unwrap_or_default();
+    let heading = ["PEER", "DEVICE", "AGE", "RUNNING", "MSG/s", "CREDITS", "STARVED", "QUEUED"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    for link in &now.connections {
+        let messages = |it: &ConnectionStats| it.messages_in.saturating_add(it.messages_out);
+        let then = before.get(link.peer.as_str()).filter(|then| then.age <= link.age);
+        let rate = match (earlier, then) {
+            (Some((since, _)), Some(then)) => count(rate(messages(link), messages(then), since)),
+            _ => "-".to_owned(),
+        };
+        rows.push(vec![
+            link.peer.clone(),
+            cut(&link.device, 10),
+            age(link.age),
+            link.calls_in.to_string(),
+            rate,
+            link.credits_held.to_string(),
+            link.starved_count.to_string(),
+            link.queued.to_string(),
+        ]);
+    }
+    rows
+}

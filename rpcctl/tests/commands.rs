@@ -1,0 +1,319 @@
+//! `rpcctl` as a person runs it, on servers over shm and tcp.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "a service of tests")]
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rpc_core::health::{HealthReporter, ServingStatus};
+use rpc_core::serde::{Deserialize, Serialize};
+use rpc_core::stream::{self, Stream, Streaming};
+use rpc_core::{Bulk, Context, Server, ServerBuilder, ShutdownHandle, Status};
+use test_kit::Watchdog;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(crate = "rpc_core::serde")]
+enum Shape {
+    Point,
+    Circle(f32),
+    Box { width: u32, height: u32 },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(crate = "rpc_core::serde")]
+struct Item {
+    name: String,
+    shape: Shape,
+    tags: BTreeMap<u8, Vec<String>>,
+    note: Option<(i64, char)>,
+    data: Bulk,
+    huge: u128,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(crate = "rpc_core::serde")]
+enum StoreError {
+    Full { most: u32 },
+}
+
+/// Keeps nothing.
+#[rpc_core::service]
+trait Store {
+    /// Gives back what it is given.
+    #[rpc(idempotent)]
+    async fn echo(&self, item: Item) -> Item;
+    async fn put(&self, key: &str) -> Result<u64, StoreError>;
+    async fn who(&self) -> String;
+    async fn never(&self);
+    fn count(&self, to: u32) -> impl Stream<Item = Result<u32, Status>>;
+    async fn sum(&self, numbers: Streaming<i64>) -> Result<i64, Status>;
+    fn twice(&self, shapes: Streaming<Shape>) -> impl Stream<Item = (u8, Shape)>;
+    async fn large(&self, data: Bulk) -> Bulk;
+}
+
+struct Empty;
+
+impl Store for Empty {
+    async fn echo(&self, item: Item) -> Item {
+        item
+    }
+
+    async fn put(&self, key: &str) -> Result<u64, StoreError> {
+        if key.is_empty() { Ok(1) } else { Err(StoreError::Full { most: 7 }) }
+    }
+
+    async fn who(&self) -> String {
+        Context::current().metadata().text("user").unwrap_or("nobody").to_owned()
+    }
+
+    async fn never(&self) {
+        std::future::pending().await
+    }
+
+    fn count(&self, to: u32) -> impl Stream<Item = Result<u32, Status>> {
+        let end = (to > 3).then(|| Err(Status::out_of_range("three at most")));
+        stream::iter((0..to.min(3)).map(Ok).chain(end))
+    }
+
+    async fn sum(&self, mut numbers: Streaming<i64>) -> Result<i64, Status> {
+        let mut sum = 0;
+        while let Some(number) = numbers.try_next().await? {
+            sum += number;
+        }
+        Ok(sum)
+    }
+
+    fn twice(&self, mut shapes: Streaming<Shape>) -> impl Stream<Item = (u8, Shape)> {
+        stream::stream(async move |mut out| {
+            while let Ok(Some(shape)) = shapes.try_next().await {
+                out.send((1, shape.clone())).await?;
+                out.send((2, shape)).await?;
+            }
+            Ok(())
+        })
+    }
+
+    async fn large(&self, data: Bulk) -> Bulk {
+        data
+    }
+}
+
+/// A server on a thread of its own.
+struct World {
+    address: String,
+    shutdown: ShutdownHandle,
+    thread: Option<std::thread::JoinHandle<()>>,
+    _watchdog: Watchdog,
+}
+
+impl World {
+    fn start(scheme: &str, configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let watchdog = Watchdog::within(Watchdog::LIMIT);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let listen = match scheme {
+            "tcp" => "tcp://127.0.0.1:0".to_owned(),
+            _ => format!("shm://rpcctl-{}-{number}", std::process::id()),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let builder = configure(Server::builder().add_service(StoreServer::new(Empty)));
+        let server = runtime.block_on(builder.bind(listen)).unwrap();
+        let (address, shutdown) = (server.local_address().to_string(), server.shutdown_handle());
+        let thread = std::thread::spawn(move || runtime.block_on(server.serve()).unwrap());
+        Self { address, shutdown, thread: Some(thread), _watchdog: watchdog }
+    }
+
+    fn with_all(scheme: &str) -> Self {
+        Self::start(scheme, |builder| builder.reflection().health(&HealthReporter::new()))
+    }
+
+    /// Runs `rpcctl COMMAND ADDRESS ARGUMENTS`: whether it succeeded, and what it wrote.
+    fn run(&self, command: &str, arguments: &[&str], stdin: &str) -> (bool, String, String) {
+        run(command, &self.address, arguments, stdin)
+    }
+
+    #[track_caller]
+    fn good(&self, command: &str, arguments: &[&str], stdin: &str) -> String {
+        let (is_good, stdout, stderr) = self.run(command, arguments, stdin);
+        assert!(is_good, "{command} {arguments:?}: {stdout}\n{stderr}");
+        stdout
+    }
+
+    #[track_caller]
+    fn bad(&self, command: &str, arguments: &[&str], stdin: &str, expected: &[&str]) {
+        let (is_good, stdout, stderr) = self.run(command, arguments, stdin);
+        assert!(!is_good, "{command} {arguments:?}: {stdout}");
+        for text in expected {
+            assert!(stderr.contains(text), "no `{text}` in: {stderr}");
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.shutdown.shutdown();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(command: &str, address: &str, arguments: &[&str], stdin: &str) -> (bool, String, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rpcctl"))
+        .args([command, address])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Who does not read it may have gone.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+macro_rules! on_shm_and_tcp {
+    ($($name:ident),* $(,)?) => {
+        mod shm { $( #[test] fn $name() { super::$name("shm"); } )* }
+        mod tcp { $( #[test] fn $name() { super::$name("tcp"); } )* }
+    };
+}
+
+on_shm_and_tcp! {
+    services_and_methods_are_shown,
+    values_of_all_kinds_go_there_and_back,
+    json_that_does_not_fit_names_path_and_type,
+    errors_and_metadata_and_timeouts,
+    streams_go_both_ways,
+    health_ping_and_top,
+    what_is_missing_is_said,
+}
+
+fn services_and_methods_are_shown(scheme: &str) {
+    let world = World::with_all(scheme);
+    let list = world.good("list", &[], "");
+    assert!(list.contains("Store") && list.contains("Keeps nothing."), "{list}");
+    assert!(list.contains("rpc.Health") && list.contains("rpc.Reflect"), "{list}");
+    assert_eq!(world.good("list", &["--output", "json"], "").lines().count(), 4);
+    let all = world.good("describe", &["Store"], "");
+    assert!(all.contains("/// Gives back what it is given.\n    #[rpc(idempotent)]"), "{all}");
+    assert!(all.contains("echo(item: Item) -> Item"), "{all}");
+    let one = world.good("describe", &["Store.echo"], "");
+    assert!(one.contains("item.shape::Box") && one.contains("rpcctl call"), "{one}");
+    let health = world.good("describe", &["rpc.Health.check"], "");
+    assert!(health.contains("check(service: str)"), "{health}");
+    // The example that is shown can be called.
+    let example = one.split("--json '").nth(1).and_then(|it| it.split('\'').next()).unwrap();
+    let echoed = world.good("call", &["Store.echo", "--json", example], "");
+    assert!(echoed.contains("\"shape\":\"Point\""), "{echoed}");
+}
+
+fn values_of_all_kinds_go_there_and_back(scheme: &str) {
+    let world = World::with_all(scheme);
+    for value in [
+        r#"{"data":"text","huge":"340282366920938463463374607431768211455","name":"a","note":[-5,"ß"],"shape":{"Circle":0.1},"tags":{"7":["x","y"]}}"#,
+        r#"{"data":{"hex":"00ff10"},"huge":1,"name":"","note":null,"shape":{"Box":{"height":2,"width":1}},"tags":{}}"#,
+        r#"{"data":"","huge":0,"name":"c","note":null,"shape":"Point","tags":{"0":[],"1":["z"]}}"#,
+    ] {
+        let arguments = format!(r#"{{"item":{value}}}"#);
+        let echoed = world.good("call", &["Store.echo", "--json", &arguments], "");
+        assert_eq!(echoed.trim_end(), value);
+        let piped = world.good("call", &["Store.echo", "--json", "-"], &arguments);
+        assert_eq!(piped, echoed);
+    }
+    // Large enough to go beside the message, both ways.
+    let text = "0123456789".repeat(20_000);
+    let large = world.good("call", &["Store.large", "--json", "-"], &format!("[{text:?}]"));
+    assert!(large.trim_end() == format!("{text:?}"), "{} bytes", large.len());
+}
+
+fn json_that_does_not_fit_names_path_and_type(scheme: &str) {
+    let world = World::with_all(scheme);
+    let item = |shape: &str, tags: &str| {
+        format!(r#"{{"item":{{"data":"","huge":0,"name":"c","shape":{shape},"tags":{tags}}}}}"#)
+    };
+    for (json, expected) in [
+        ("{}".to_owned(), &["item", "missing", "an object with name, shape"][..]),
+        (item("{\"Circle\":\"big\"}", "{}"), &["item.shape::Circle", "a number", "\"big\""]),
+        (item("\"Line\"", "{}"), &["item.shape", "Point, Circle, Box", "\"Line\""]),
+        (item("{\"Box\":{\"width\":-1,\"height\":1}}", "{}"), &["Box.width", "u32", "-1"]),
+        (item("\"Point\"", "{\"300\":[]}"), &["the key item.tags[\"300\"]", "u8", "300"]),
+        (item("\"Point\"", "{\"3\":[1]}"), &["item.tags[\"3\"][0]", "text", "found 1"]),
+        (r#"{"itme":1}"#.to_owned(), &["itme", "there are item"]),
+        ("7".to_owned(), &["the arguments are an object", "item"]),
+        ("{".to_owned(), &["--json", "line 1"]),
+    ] {
+        world.bad("call", &["Store.echo", "--json", &json], "", expected);
+    }
+}
+
+fn errors_and_metadata_and_timeouts(scheme: &str) {
+    let world = World::with_all(scheme);
+    assert_eq!(world.good("call", &["Store.put", "--json", r#"{"key":""}"#], ""), "1\n");
+    let own = [r#"own error: {"Full":{"most":7}}"#];
+    world.bad("call", &["Store.put", "--json", r#"{"key":"a"}"#], "", &own);
+    assert_eq!(world.good("call", &["Store.who"], ""), "\"nobody\"\n");
+    assert_eq!(world.good("call", &["Store.who", "--metadata", "user=ada"], ""), "\"ada\"\n");
+    world.bad("call", &["Store.who", "--metadata", "No Good=1"], "", &["--metadata"]);
+    world.bad("call", &["Store.never", "--timeout", "5"], "", &["deadline exceeded"]);
+}
+
+fn streams_go_both_ways(scheme: &str) {
+    let world = World::with_all(scheme);
+    assert_eq!(world.good("call", &["Store.count", "--json", "[3]"], ""), "0\n1\n2\n");
+    let (is_good, stdout, stderr) = world.run("call", &["Store.count", "--json", "[4]"], "");
+    assert!(!is_good && stdout == "0\n1\n2\n" && stderr.contains("three at most"), "{stderr}");
+    assert_eq!(world.good("call", &["Store.sum"], "1\n\n2\n-10\n"), "-7\n");
+    assert_eq!(world.good("call", &["Store.sum"], ""), "0\n");
+    world.bad("call", &["Store.sum"], "1\n\"two\"\n", &["line 2 of stdin", "i64", "\"two\""]);
+    let twice = world.good("call", &["Store.twice"], "\"Point\"\n{\"Circle\":2.5}\n");
+    assert_eq!(twice, "[1,\"Point\"]\n[2,\"Point\"]\n[1,{\"Circle\":2.5}]\n[2,{\"Circle\":2.5}]\n");
+}
+
+fn health_ping_and_top(scheme: &str) {
+    let reporter = HealthReporter::new();
+    let world = World::start(scheme, |builder| builder.reflection().health(&reporter));
+    assert_eq!(world.good("health", &[], ""), "serving\n");
+    let json = world.good("health", &["Store", "--output", "json"], "");
+    assert_eq!(json, "{\"service\":\"Store\",\"status\":\"Serving\"}\n");
+    reporter.set("Store", ServingStatus::NotServing);
+    let (is_good, stdout, _) = world.run("health", &["Store"], "");
+    assert!(!is_good && stdout == "not serving\n", "{stdout}");
+    world.bad("health", &["Shop"], "", &["\"Shop\""]);
+    let ping = world.good("ping", &["-c", "3", "-i", "0"], "");
+    assert!(ping.contains("3 round trips") && ping.contains("p99"), "{ping}");
+    let ping = world.good("ping", &["-c", "2", "-i", "0", "--output", "json"], "");
+    assert!(ping.contains("\"count\":2"), "{ping}");
+    let top = world.good("top", &["-n", "2", "-i", "0"], "");
+    assert!(top.contains("rpc.Health.check") && top.contains("CREDITS"), "{top}");
+    assert!(top.lines().all(|line| line.chars().count() <= 100), "{top}");
+    world.good("top", &["-n", "1", "--output", "json"], "");
+    world.shutdown.shutdown();
+}
+
+fn what_is_missing_is_said(scheme: &str) {
+    let world = World::with_all(scheme);
+    world.bad("call", &["Store.ecko"], "", &["no method Store.ecko", "did you mean Store.echo?"]);
+    world.bad("describe", &["Stor"], "", &["no service Stor", "did you mean Store?"]);
+    world.bad("call", &["echo"], "", &["SERVICE.METHOD"]);
+    let bare = World::start(scheme, |builder| builder);
+    for command in ["list", "describe", "top"] {
+        bare.bad(command, &[], "", &["does not tell", "Server::builder().reflection()"]);
+    }
+    bare.bad("call", &["Store.who"], "", &["Server::builder().reflection()"]);
+    bare.bad("health", &[], "", &["does not tell", "Server::builder().health(&reporter)"]);
+    // Its answer is a round trip nevertheless.
+    bare.good("ping", &["-c", "1"], "");
+}
+
+#[test]
+fn an_address_where_nobody_listens_is_named() {
+    let (is_good, _, stderr) = run("list", "shm://rpcctl-nobody-is-here", &[], "");
+    assert!(!is_good && stderr.contains("cannot connect to shm://rpcctl-nobody"), "{stderr}");
+    let (is_good, _, stderr) = run("list", "carrier-pigeon", &[], "");
+    assert!(!is_good && stderr.contains("carrier-pigeon"), "{stderr}");
+}
