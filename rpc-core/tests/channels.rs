@@ -10,8 +10,8 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt, join_all};
 use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::{
-    Backoff, Bulk, Channel, CloseCause, Code, ConnectError, ConnectivityState, ListenError, Server,
-    ShutdownHandle, Status,
+    Backoff, Bulk, Channel, CloseCause, Code, ConnectError, ConnectivityState, ListenError,
+    PollMode, Server, ShutdownHandle, Status,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -415,7 +415,9 @@ async fn who_sees_a_call_end_with_its_connection_finds_the_cause_at_the_channel(
     for is_going_away in [false, true] {
         let (address, calls) = ("mem://late-cause", Arc::<Calls>::default());
         let server = Running::start(address, &calls).await;
-        let client = CounterClient::connect(address).await.unwrap();
+        // Else the waker, which polls, would be called while it polls.
+        let channel = Channel::builder().poll_mode(PollMode::Event).connect(address).await.unwrap();
+        let client = CounterClient::new(channel);
         let polled = Arc::new(PolledWhenWoken {
             call: Mutex::new(client.hang().start().boxed()),
             channel: client.channel().clone(),

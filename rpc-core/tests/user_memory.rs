@@ -11,7 +11,9 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rpc_core::{Bulk, Channel, ChannelBuilder, CloseCause, Context, LinkConfig, Server, Status};
+use rpc_core::{
+    Bulk, Channel, ChannelBuilder, CloseCause, Context, LinkConfig, PollMode, Server, Status,
+};
 use tokio::runtime::{Builder, Runtime};
 
 /// Longer than anything here takes; what hangs is killed.
@@ -586,7 +588,12 @@ fn wakers_that_panic_or_call_back() {
     let _watchdog = Watchdog::start();
     for scheme in ["mem", "shm", "tcp"] {
         for panics in [false, true] {
-            let world = World::new(scheme, Habit::Calls, Kind::Owned, Options::default());
+            // Else the caller polls, and is woken by its own poll.
+            let options = Options {
+                channel: Channel::builder().poll_mode(PollMode::Event),
+                ..Options::default()
+            };
+            let world = World::new(scheme, Habit::Calls, Kind::Owned, options);
             let _runtime = world.near().enter();
             let (woken, is_woken) = channel();
             let client = world.client.clone();

@@ -437,6 +437,22 @@ impl Protocol for RpcEndpoint {
         (self.ended, self.has_news) = (true, true);
     }
 
+    fn into_waker(action: Action) -> Result<Waker, Action> {
+        match action {
+            Action::Wake(waker) => Ok(waker),
+            other => Err(other),
+        }
+    }
+
+    #[inline]
+    fn is_for_callers_alone(&self) -> bool {
+        self.session.is_for_callers_alone()
+    }
+
+    fn take_waiter(&mut self) -> Option<Waker> {
+        self.session.take_waiter()
+    }
+
     fn is_idle(&self) -> bool {
         self.session.is_drained()
     }

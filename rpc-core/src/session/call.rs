@@ -93,6 +93,14 @@ pub struct CallId {
     pub(super) generation: u32,
 }
 
+impl CallId {
+    /// A number that no other call of the session has at the same time.
+    #[must_use]
+    pub fn as_u64(self) -> u64 {
+        u64::from(self.index) << 32 | u64::from(self.generation)
+    }
+}
+
 /// Why a call was not started. The session keeps nothing of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -231,6 +231,18 @@ impl<W, H> Session<W, H> {
         self.calls.waiter(id)
     }
 
+    /// Whether nothing is awaited from the peer but outcomes of calls.
+    #[inline]
+    #[must_use]
+    pub fn is_for_callers_alone(&self) -> bool {
+        self.limits.max_incoming_calls == 0 && self.streams.live_calls == 0
+    }
+
+    /// The waiter of any call that has no outcome yet.
+    pub fn take_waiter(&mut self) -> Option<W> {
+        self.calls.take_waiter()
+    }
+
     /// Cancels a call. If the request never reached the wire it is taken back, and its slot is free
     /// at once. Otherwise a cancel is sent, and the slot stays in quarantine until its proof
     /// arrives. A `no_cancel` call goes on, and its answer is dropped. Returns the waiter; a body

@@ -281,6 +281,11 @@ impl<W> Calls<W> {
         self.find(id)?.waiter.as_ref()
     }
 
+    /// The waiter of any call that has no outcome yet.
+    pub(super) fn take_waiter(&mut self) -> Option<W> {
+        self.calls.iter_mut().find_map(|call| call.waiter.take())
+    }
+
     /// Takes the request of a call that failed before the peer could see it.
     pub(super) fn take_request(&mut self, id: CallId) -> Option<OutBuf> {
         match self.find_mut(id)? {

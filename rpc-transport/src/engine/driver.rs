@@ -6,7 +6,8 @@
 //! Invariants:
 //! 1. It sleeps only after: arm, then a poll that found nothing, with the waker registered under
 //!    the same lock. So nothing that arrives later can be missed, without any safety timer.
-//! 2. While it sleeps, the one timer it holds is the shard's earliest deadline.
+//! 2. While it sleeps, the one timer it holds is the shard's earliest deadline. While it stands back
+//!    because callers poll, it looks again soon: see [`lead`](crate::engine::shard).
 //! 3. When it is dropped (its runtime shuts down), every connection of the shard ends with
 //!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
 //! 4. A panic of user code ends neither the driver nor the actions behind it.
@@ -35,7 +36,7 @@ use crate::engine::clock;
 use crate::engine::deferred::Deferred;
 use crate::engine::executor::Executor;
 use crate::engine::shard::{ConnectionKey, Shard};
-use crate::engine::spin::{PollMode, SpinPolicy, Wait};
+use crate::engine::spin::{PollMode, Wait};
 use crate::engine::upper::Protocol;
 use crate::user_code::caught;
 
@@ -52,9 +53,9 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     executor: E,
     events: AsyncFd<OwnedFd>,
     sleep: Option<Pin<Box<Sleep>>>,
-    spin: SpinPolicy,
-    idle_since: Option<Instant>,
+    is_busy: bool,
     parked_at: Option<Instant>,
+    stood_back: bool,
     tempo: Tempo,
     polls_per_spin: u32,
     /// Actions to be run, including those left over when a round ended early.
@@ -70,6 +71,8 @@ enum Round {
     Woke,
     /// Nothing.
     Idle,
+    /// Nothing was done, as callers poll; to be looked at again at this time.
+    Led(Instant),
 }
 
 impl<P: Protocol, E: Executor<P>> Driver<P, E> {
@@ -83,7 +86,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     pub fn new(shard: Arc<Shard<P>>, executor: E, mode: PollMode) -> io::Result<Self> {
         let fd = {
             let mut state = shard.lock();
-            state.allow_spinning(mode != PollMode::Event);
+            state.set_mode(mode);
             state.cq().event_fd().try_clone_to_owned()?
         };
         // Deprecated for types whose fd changes or closes early; an `OwnedFd` does neither.
@@ -94,9 +97,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             executor,
             events,
             sleep: None,
-            spin: SpinPolicy::new(mode),
-            idle_since: None,
+            is_busy: mode == PollMode::Busy,
             parked_at: None,
+            stood_back: false,
             tempo: Tempo::default(),
             // In event mode the driver polls once, then parks.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
@@ -106,12 +109,15 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     }
 
     /// One round: applies handlers' results, polls, and runs the actions that follow.
-    fn round(&mut self) -> Round {
+    fn round(&mut self, cx: &Context<'_>) -> Round {
         let mut found = 0;
         let has_results = self.executor.has_results();
         let now = self.tempo.wants_clock().then(clock::now);
         let deferred = {
             let mut state = self.shard.lock();
+            if state.is_led() && !has_results && self.actions.is_empty() {
+                return Round::Led(state.stand_back(cx.waker().clone()));
+            }
             if let Some(now) = now {
                 state.set_now(now);
                 state.run_timers();
@@ -134,6 +140,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 // Callers that wait for the lock go first.
                 state.bump();
                 state.relax();
+            }
+            if found > 0 || state.has_actions() || !self.actions.is_empty() {
+                state.on_progress();
             }
             if state.has_actions() {
                 state.take_actions(&mut self.actions);
@@ -193,16 +202,16 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
     /// Waits after a round that found nothing. `None` means: run another round at once.
     fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
-        if self.spin.is_busy() {
+        if self.is_busy {
             return Some(self.give_way(cx));
         }
         let now = Instant::now();
-        let since = *self.idle_since.get_or_insert(now);
-        match self.spin.on_idle(now - since) {
+        let wait = self.shard.lock().on_idle(now);
+        match wait {
             Wait::Spin => Some(self.give_way(cx)),
             Wait::Yield => {
                 rustix::thread::sched_yield();
-                self.spin.on_yielded(now.elapsed());
+                self.shard.lock().on_yielded(now.elapsed());
                 Some(self.give_way(cx))
             }
             Wait::Park => self.park(cx, now),
@@ -249,6 +258,11 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         let Some(deadline) = deadline else {
             return false;
         };
+        self.poll_timer(cx, deadline)
+    }
+
+    /// Registers for the timer. True when it has passed.
+    fn poll_timer(&mut self, cx: &mut Context<'_>, deadline: Instant) -> bool {
         let deadline = tokio::time::Instant::from_std(deadline);
         let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if sleep.deadline() != deadline {
@@ -276,20 +290,16 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
 
     /// Leaves the parked state after a wake-up of any kind.
     fn on_woken(&mut self, cx: &mut Context<'_>) {
+        if std::mem::take(&mut self.stood_back) {
+            self.shard.lock().unpark();
+        }
         let Some(parked_at) = self.parked_at.take() else { return };
         self.take_event(cx);
-        self.spin.on_woken(parked_at.elapsed());
-        self.idle_since = None;
         let mut state = self.shard.lock();
+        state.on_woken(parked_at.elapsed());
         state.unpark();
         state.set_now(clock::now());
         state.run_timers();
-    }
-
-    fn on_progress(&mut self) {
-        if self.idle_since.take().is_some() {
-            self.spin.on_progress();
-        }
     }
 }
 
@@ -301,16 +311,19 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
         this.tempo.begin_turn();
         this.on_woken(cx);
         for _ in 0..ROUNDS_PER_POLL {
-            match this.round() {
+            match this.round(cx) {
                 Round::Progress => {
-                    this.on_progress();
                     if this.tempo.is_turn_over() {
                         break;
                     }
                 }
-                Round::Woke => {
-                    this.on_progress();
-                    break;
+                Round::Woke => break,
+                Round::Led(until) => {
+                    this.stood_back = true;
+                    if !this.poll_timer(cx, until) {
+                        return Poll::Pending;
+                    }
+                    this.on_woken(cx);
                 }
                 Round::Idle => {
                     if this.is_finished() {

@@ -16,6 +16,7 @@
 //!    sleeps until the earliest registered deadline misses none.
 
 mod caller_polling;
+mod lead;
 mod returns;
 mod state;
 #[cfg(any(test, feature = "model"))]
@@ -30,6 +31,7 @@ use std::task::Waker;
 
 use parking_lot::{Mutex, MutexGuard};
 
+pub use self::lead::Waited;
 pub(crate) use self::returns::WakeList;
 pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
@@ -163,6 +165,9 @@ impl<P: Protocol> Shard<P> {
                 match wanted(&mut state.connection(key)?.protocol, &result) {
                     Progress::Done(value) => {
                         state.caller_polling.on_answered();
+                        if spent > 0 {
+                            state.on_lone_answer();
+                        }
                         return Some((result, Some(value)));
                     }
                     Progress::Wait if state.may_spin && !state.has_actions() => {}

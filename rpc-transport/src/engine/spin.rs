@@ -1,4 +1,4 @@
-//! How a driver waits: spin, yield the core, park.
+//! How whoever polls waits: spin, yield the core, park.
 //!
 //! Owns the adaptive wait policy. Pure: it is told what happened and how long it took, and answers
 //! what to do next. It adapts because each fixed policy loses by orders of magnitude somewhere: a
@@ -54,7 +54,7 @@ pub(crate) enum Wait {
     Park,
 }
 
-/// State of the wait policy of one driver.
+/// State of the wait policy of one shard.
 #[derive(Debug)]
 pub(crate) struct SpinPolicy {
     mode: PollMode,
@@ -66,11 +66,6 @@ pub(crate) struct SpinPolicy {
 impl SpinPolicy {
     pub(crate) fn new(mode: PollMode) -> Self {
         Self { mode, failures: 0, parks: 0 }
-    }
-
-    /// Whether it always polls and never parks.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.mode == PollMode::Busy
     }
 
     /// Nothing has arrived for `idle_for`.

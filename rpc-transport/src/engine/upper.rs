@@ -5,6 +5,7 @@
 //! waking, running handlers, dropping user values. No user code runs inside a `Protocol`.
 
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Instant;
 
 use crate::connect::error::CloseCause;
@@ -95,6 +96,26 @@ pub trait Protocol: Send + Sized + 'static {
 
     /// The next piece of work to do outside the lock.
     fn poll_action(&mut self) -> Option<Outside<Self::Action>>;
+
+    /// The waker of an action that does nothing but wake it: any thread may do that. Default: none does.
+    ///
+    /// # Errors
+    /// The action, if it is another one.
+    fn into_waker(action: Self::Action) -> Result<Waker, Self::Action> {
+        Err(action)
+    }
+
+    /// Whether all that is awaited from the peer are outcomes of calls, so that those who wait for
+    /// them may poll in place of the driver. Must be cheap. Default: no.
+    #[inline]
+    fn is_for_callers_alone(&self) -> bool {
+        false
+    }
+
+    /// Takes the waker of any one caller that waits for an outcome. Default: there is none.
+    fn take_waiter(&mut self) -> Option<Waker> {
+        None
+    }
 
     /// When [`Protocol::on_timeout`] must be called next.
     fn next_deadline(&self) -> Option<Instant>;

@@ -1,6 +1,8 @@
 //! Every way of waiting gives the same answers.
 
+use futures::future::poll_immediate;
 use rpc_core::PollMode;
+use test_kit::Rng;
 use tests::scheme::Scheme;
 use tests::service::{checksum, pattern};
 use tests::world::World;
@@ -11,6 +13,7 @@ between_processes! {
     a_busy_client_and_a_busy_server,
     an_adaptive_client_spins_and_parks,
     an_event_client_of_a_busy_server,
+    calls_that_are_dropped_or_forgotten_while_they_spin_hold_up_nobody,
 }
 
 async fn a_busy_client_and_a_busy_server(scheme: Scheme) {
@@ -38,4 +41,33 @@ async fn calls(scheme: Scheme, server_mode: &str, client_mode: PollMode) {
     // Long enough for everybody to park; whoever has not, must be right as well.
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     assert_eq!(client.add(1, 1).await, Ok(2));
+}
+
+/// Callers poll in place of the driver: here the one that does so is dropped, or never polled again.
+async fn calls_that_are_dropped_or_forgotten_while_they_spin_hold_up_nobody(scheme: Scheme) {
+    let world = World::start_with(SERVER, scheme, &["--poll-mode", "adaptive"]).await;
+    let mut rng = Rng::new(7);
+    for mode in [PollMode::Adaptive, PollMode::Busy] {
+        let client = world.client_with(|builder| builder.poll_mode(mode)).await;
+        for round in 0..100 {
+            let mut awaited = Vec::new();
+            for a in 0..8 {
+                let turns = u32::from(rng.below(3) == 0);
+                let mut call = Box::pin(client.add_slowly(a, round, turns).start());
+                let mut answer = None;
+                for _ in 0..rng.below(4) {
+                    if answer.is_none() {
+                        answer = poll_immediate(&mut call).await;
+                    }
+                }
+                match (rng.below(64), answer) {
+                    (_, Some(sum)) => assert_eq!(sum, Ok(a + round)),
+                    (0, None) => std::mem::forget(call),
+                    (1..16, None) => drop(call),
+                    (_, None) => awaited.push(async move { assert_eq!(call.await, Ok(a + round)) }),
+                }
+            }
+            futures::future::join_all(awaited).await;
+        }
+    }
 }

@@ -284,9 +284,8 @@ impl<'a> RawCall<'a> {
                     let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
                     self.send(true, found);
                     match self.state {
-                        // Just sent, so no waker is registered yet.
                         State::InFlight(call) => {
-                            std::task::ready!(self.poll_with_waker(call, cx, found));
+                            std::task::ready!(self.poll_outcome(call, cx, found));
                         }
                         State::Done => may_wait.made_progress(),
                         _ => continue,
@@ -405,6 +404,7 @@ fn cancel(connection: &Connection, call: CallId, method: &'static MethodDescript
         }
         peer.session.cancel(call, &mut |tag| revoked(revoke(tag)))
     });
+    connection.shard.stop_waiting(connection.key, call.as_u64());
 }
 
 impl fmt::Debug for RawCall<'_> {

@@ -16,12 +16,14 @@ use slab::Slab;
 
 use self::polling::POLL_BATCH;
 use super::caller_polling::CallerPolling;
+use super::lead::Lead;
 use super::{ConnectionKey, WakeList};
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle};
 use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
 use crate::engine::deferred::Deferred;
+use crate::engine::spin::{PollMode, SpinPolicy, Wait};
 use crate::engine::upper::{Outside, Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
 
@@ -37,6 +39,8 @@ pub(super) enum DriverState {
     Running,
     /// Sleeping: wake it for actions, and for deadlines earlier than `until`.
     Parked { waker: Waker, until: Option<Instant> },
+    /// Sleeping while callers poll: wake it for actions, but not for what a caller has polled.
+    StoodBack { waker: Waker, until: Instant },
     /// Its runtime has shut down.
     Gone,
 }
@@ -77,6 +81,10 @@ pub struct State<P: Protocol> {
     pub(super) may_spin: bool,
     pub(super) caller_polling: CallerPolling,
     pub(super) caller_progress: bool,
+    pub(super) lead: Lead,
+    spin: SpinPolicy,
+    /// Since when nothing has arrived, as far as somebody waits.
+    idle_since: Option<Instant>,
     /// A spinning thread executes the CPU's spin-loop hint between polls.
     uses_spin_hint: bool,
 }
@@ -111,6 +119,9 @@ impl<P: Protocol> State<P> {
             may_spin: false,
             caller_polling: CallerPolling::default(),
             caller_progress: false,
+            lead: Lead::default(),
+            spin: SpinPolicy::new(PollMode::Event),
+            idle_since: None,
             uses_spin_hint,
         }
     }
@@ -240,12 +251,16 @@ impl<P: Protocol> State<P> {
             self.mark_returned();
         }
         self.transmit_dirty();
-        let DriverState::Parked { until, .. } = &self.driver else { return None };
+        let (until, polled) = match &self.driver {
+            DriverState::Parked { until, .. } => (*until, self.caller_progress),
+            DriverState::StoodBack { until, .. } => (Some(*until), !self.is_for_callers_alone()),
+            DriverState::Running | DriverState::Gone => return None,
+        };
         let sooner = self.next_deadline().is_some_and(|at| until.is_none_or(|until| at < until));
         // A caller that polled may have used up the event that the sleeping driver armed, so the
         // driver must arm again.
         let has_work = !self.actions.is_empty() || !self.unfinished.is_empty();
-        let must_look = sooner || has_work || self.caller_progress;
+        let must_look = sooner || has_work || polled;
         if !must_look && !self.is_finished() {
             return None;
         }
@@ -260,11 +275,11 @@ impl<P: Protocol> State<P> {
     }
 
     pub(super) fn take_driver_waker(&mut self) -> Option<Waker> {
-        if !matches!(self.driver, DriverState::Parked { .. }) {
+        if let DriverState::Running | DriverState::Gone = self.driver {
             return None;
         }
         match std::mem::replace(&mut self.driver, DriverState::Running) {
-            DriverState::Parked { waker, .. } => Some(waker),
+            DriverState::Parked { waker, .. } | DriverState::StoodBack { waker, .. } => Some(waker),
             DriverState::Running | DriverState::Gone => None,
         }
     }
@@ -390,9 +405,35 @@ impl<P: Protocol> State<P> {
         std::mem::take(&mut self.caller_progress)
     }
 
-    /// Sets whether callers may poll in place of the driver.
-    pub(crate) fn allow_spinning(&mut self, allowed: bool) {
-        self.may_spin = allowed;
+    /// Sets how whoever polls waits.
+    pub(crate) fn set_mode(&mut self, mode: PollMode) {
+        self.may_spin = mode != PollMode::Event;
+        self.spin = SpinPolicy::new(mode);
+    }
+
+    /// Something has arrived, or was done.
+    #[inline]
+    pub(crate) fn on_progress(&mut self) {
+        if self.idle_since.take().is_some() {
+            self.spin.on_progress();
+        }
+    }
+
+    /// Nothing has arrived.
+    pub(crate) fn on_idle(&mut self, now: Instant) -> Wait {
+        let since = *self.idle_since.get_or_insert(now);
+        self.spin.on_idle(now.saturating_duration_since(since))
+    }
+
+    /// A `sched_yield` took this long.
+    pub(crate) fn on_yielded(&mut self, took: Duration) {
+        self.spin.on_yielded(took);
+    }
+
+    /// The driver was woken after so long.
+    pub(crate) fn on_woken(&mut self, parked_for: Duration) {
+        self.spin.on_woken(parked_for);
+        self.idle_since = None;
     }
 
     #[inline]

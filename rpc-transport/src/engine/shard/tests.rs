@@ -12,6 +12,7 @@ use crate::connect::address::Address;
 use crate::device::soft;
 use crate::device::{Connector, PeerIdentity, QpCapacity, QpHandle};
 use crate::engine::connection::{Connection, ConnectionQp, SendBuffers, SendPath};
+use crate::engine::spin::PollMode;
 use crate::engine::upper::{Outside, Submission};
 use crate::memory::region::BufferPool;
 use crate::message::outgoing::OutBuf;
@@ -20,31 +21,54 @@ use crate::protocol::config::LinkConfig;
 use crate::protocol::frame::CloseCode;
 use crate::protocol::link::{Lane, SubmitError};
 
-/// A protocol that sends what it is given and waits for nothing.
+/// A protocol that sends what it is given. Its callers wait for messages.
 #[derive(Default)]
-struct Simple(Vec<Submission>);
+pub(super) struct Simple {
+    outbox: Vec<Submission>,
+    pub(super) received: usize,
+    /// Woken by the next message.
+    pub(super) waiters: Vec<Waker>,
+    actions: Vec<Option<Waker>>,
+    pub(super) is_waiting: bool,
+    pub(super) has_streams: bool,
+}
 
 impl Protocol for Simple {
-    type Action = ();
+    /// None: work for the driver.
+    type Action = Option<Waker>;
 
     fn on_established(&mut self, _: ConnectionKey, _: &PeerIdentity, _: u64) {}
 
     fn on_message(&mut self, _: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
+        self.received += 1;
+        self.actions.extend(self.waiters.drain(..).map(Some));
         Ok(())
     }
 
     fn on_refused(&mut self, _: u64, _: &SubmitError) {}
 
     fn may_transmit(&self) -> bool {
-        !self.0.is_empty()
+        !self.outbox.is_empty()
     }
 
     fn poll_transmit(&mut self) -> Option<Submission> {
-        self.0.pop()
+        self.outbox.pop()
     }
 
-    fn poll_action(&mut self) -> Option<Outside<()>> {
-        None
+    fn poll_action(&mut self) -> Option<Outside<Option<Waker>>> {
+        self.actions.pop().map(Outside::Action)
+    }
+
+    fn into_waker(action: Option<Waker>) -> Result<Waker, Option<Waker>> {
+        action.ok_or(None)
+    }
+
+    fn is_for_callers_alone(&self) -> bool {
+        !self.has_streams
+    }
+
+    fn take_waiter(&mut self) -> Option<Waker> {
+        self.waiters.pop()
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -53,17 +77,25 @@ impl Protocol for Simple {
 
     fn on_timeout(&mut self, _: Instant, _: Revoke<'_>) {}
 
-    fn on_closed(&mut self, _: &CloseCause, _: Revoke<'_>) {}
+    fn on_closed(&mut self, _: &CloseCause, _: Revoke<'_>) {
+        self.actions.push(None);
+    }
 
     fn on_released(&mut self) {}
 
     fn is_idle(&self) -> bool {
-        true
+        !self.is_waiting
     }
 }
 
 #[derive(Default)]
-struct Wakes(AtomicUsize);
+pub(super) struct Wakes(AtomicUsize);
+
+impl Wakes {
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
@@ -89,13 +121,13 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let buffer = pool.take().unwrap();
     let (cq, connection) = state.cq_and_connection(key).unwrap();
     connection.post_recv(cq, buffer).unwrap();
-    state.allow_spinning(true);
+    state.set_mode(PollMode::Busy);
     drop(state);
     (shard, key, qp)
 }
 
 /// Puts the shard in the state of a parked driver, without a driver.
-fn park(shard: &Shard<Simple>) -> Arc<Wakes> {
+pub(super) fn park(shard: &Shard<Simple>) -> Arc<Wakes> {
     let wakes = Arc::new(Wakes::default());
     let mut state = shard.lock();
     state.cq().arm().unwrap();
@@ -111,7 +143,7 @@ async fn a_caller_that_spends_the_armed_event_wakes_the_sleeping_driver() {
     shard.lock().cq().modify_to_error(qp).unwrap();
     let waited = shard.with_progress(key, |_| (), |_, ()| Progress::<()>::Wait);
     assert!(matches!(waited, Some(((), None))));
-    assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+    assert_eq!(wakes.count(), 1);
 }
 
 #[tokio::test]
@@ -120,11 +152,11 @@ async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
     let wakes = park(&shard);
     let waited = shard.with_progress(key, |_| (), |_, ()| Progress::<()>::Wait);
     assert!(matches!(waited, Some(((), None))));
-    assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+    assert_eq!(wakes.count(), 0);
 }
 
 /// Two shards with a connection between them, and its keys.
-async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
+pub(super) async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
     let address = Address::Mem(name.to_owned());
     let mut listener = soft::listen_mem(name).unwrap();
     let outgoing = soft::MemConnector.resolve(&address).await.unwrap();
@@ -144,11 +176,11 @@ async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
     [(client, keys.0), (server, keys.1)]
 }
 
-fn send(shard: &Shard<Simple>, key: ConnectionKey) {
+pub(super) fn send(shard: &Shard<Simple>, key: ConnectionKey) {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(b"a message");
     let submission = Submission { lane: Lane::Small, tag: 0, frame };
-    shard.with(key, |protocol| protocol.0.push(submission)).unwrap();
+    shard.with(key, |protocol| protocol.outbox.push(submission)).unwrap();
 }
 
 #[tokio::test]

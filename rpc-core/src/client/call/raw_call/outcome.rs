@@ -2,6 +2,7 @@
 
 use std::task::{Context, Poll};
 
+use rpc_transport::engine::shard::Waited;
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::{CallOutcome, RawCall, Sent, State};
@@ -16,6 +17,7 @@ impl RawCall<'_> {
         Sent { call, method_index: self.method.dense_index(), began: self.began }
     }
 
+    /// Takes the outcome; or waits for it, if need be by polling in place of the driver.
     #[inline]
     pub(super) fn poll_outcome(
         &mut self,
@@ -26,20 +28,24 @@ impl RawCall<'_> {
         let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
         let mut other = None;
         let sent = self.sent(call);
-        let looked = connection.shard.look(connection.key, |peer| {
+        let mut is_registered = false;
+        let waited = connection.shard.wait(connection.key, call.as_u64(), |peer| {
             if peer.session.has_outcome(call) {
                 take(peer, sent, found, &mut other);
-                return Looked::Over;
+                return Some(());
             }
-            match peer.session.waiter(call) {
-                Some(waiter) if waiter.will_wake(cx.waker()) => Looked::Waits,
-                _ => Looked::Unknown,
-            }
+            let waiter = peer.session.waiter(call);
+            is_registered = waiter.is_some_and(|waiter| waiter.will_wake(cx.waker()));
+            None
         });
-        match looked {
-            Some(Looked::Over) => self.found(other, found),
-            Some(Looked::Waits) => Poll::Pending,
-            Some(Looked::Unknown) => self.poll_with_waker(call, cx, found),
+        match waited {
+            Some(Waited::Done(())) => self.found(other, found),
+            Some(Waited::Leads) => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Some(Waited::Sleeps) if is_registered => Poll::Pending,
+            Some(Waited::Sleeps) => self.poll_with_waker(call, cx, found),
             None => self.found(Some(CONNECTION_GONE), found),
         }
     }
@@ -124,16 +130,6 @@ impl RawCall<'_> {
             }
         }
     }
-}
-
-/// The result of checking a call in flight.
-enum Looked {
-    /// There is an outcome.
-    Over,
-    /// No outcome yet, and this task's waker is registered already.
-    Waits,
-    /// No outcome yet, and another waker is registered, or none.
-    Unknown,
 }
 
 /// An outcome that is no result.

@@ -1,0 +1,200 @@
+//! Who polls, and who is woken, while callers wait. No driver runs here: the tests stand in for it.
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+use super::Waited;
+use crate::connect::error::CloseCause;
+use crate::engine::shard::tests::{Simple, Wakes, pair, park, send};
+use crate::engine::shard::{ConnectionKey, Shard};
+use crate::engine::spin::PollMode;
+
+/// A client whose callers wait for messages, and the server that sends them.
+struct World {
+    client: Arc<Shard<Simple>>,
+    key: ConnectionKey,
+    server: Arc<Shard<Simple>>,
+    accepted: ConnectionKey,
+}
+
+impl World {
+    async fn new(name: &str) -> Self {
+        let [(client, key), (server, accepted)] = pair(name).await;
+        client.lock().set_mode(PollMode::Busy);
+        client.with(key, |protocol| protocol.is_waiting = true).unwrap();
+        Self { client, key, server, accepted }
+    }
+
+    /// A turn of a caller that waits for the message with this number.
+    fn wait(&self, caller: u64, message: usize) -> &'static str {
+        let look = |protocol: &mut Simple| (protocol.received >= message).then_some(());
+        match self.client.wait(self.key, caller, look) {
+            Some(Waited::Done(())) => "done",
+            Some(Waited::Leads) => "leads",
+            Some(Waited::Sleeps) => "sleeps",
+            None => "gone",
+        }
+    }
+
+    /// Registers a caller that sleeps.
+    fn sleeper(&self) -> Arc<Wakes> {
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        self.client.with(self.key, |protocol| protocol.waiters.push(waker)).unwrap();
+        wakes
+    }
+
+    /// Has the driver stand back, as it does when a caller has polled.
+    fn driver(&self) -> Arc<Wakes> {
+        let wakes = Arc::new(Wakes::default());
+        let mut state = self.client.lock();
+        assert!(state.is_led());
+        state.stand_back(Waker::from(Arc::clone(&wakes)));
+        wakes
+    }
+
+    fn answer(&self) {
+        send(&self.server, self.accepted);
+    }
+}
+
+#[tokio::test]
+async fn one_caller_leads_and_the_others_sleep() {
+    let world = World::new("lead-one").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    assert_eq!(world.wait(2, 1), "sleeps");
+    assert_eq!(world.wait(1, 1), "leads");
+}
+
+#[tokio::test]
+async fn the_leader_gets_its_answer_and_wakes_those_who_got_theirs() {
+    let world = World::new("lead-wakes").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let (driver, sleeper) = (world.driver(), world.sleeper());
+    world.answer();
+    assert_eq!(world.wait(1, 1), "done");
+    assert_eq!((sleeper.count(), driver.count()), (1, 1), "nobody else waits: the driver polls");
+}
+
+#[tokio::test]
+async fn a_waker_that_panics_costs_the_leader_nothing() {
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+
+    let world = World::new("lead-panics").await;
+    assert_eq!(world.wait(1, 2), "leads");
+    world.driver();
+    let bad = Waker::from(Arc::new(Panics));
+    world.client.with(world.key, |protocol| protocol.waiters.push(bad)).unwrap();
+    let sleeper = world.sleeper();
+    world.answer();
+    assert_eq!(world.wait(1, 2), "leads");
+    assert_eq!(sleeper.count(), 1);
+    world.answer();
+    assert_eq!(world.wait(1, 2), "done");
+}
+
+#[tokio::test]
+async fn a_lead_that_ends_goes_to_a_caller_that_sleeps() {
+    let world = World::new("lead-next").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let driver = world.driver();
+    world.answer();
+    world.server.lock().poll();
+    world.client.lock().poll();
+    // This one waits for a later message.
+    let sleeper = world.sleeper();
+    assert_eq!(world.wait(1, 1), "done");
+    assert_eq!((sleeper.count(), driver.count()), (1, 0));
+    assert_eq!(world.wait(2, 2), "leads");
+}
+
+#[tokio::test]
+async fn a_lead_that_ends_when_nothing_is_awaited_wakes_nobody() {
+    let world = World::new("lead-idle").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let driver = world.driver();
+    world.answer();
+    world.client.look(world.key, |protocol| protocol.is_waiting = false).unwrap();
+    assert_eq!(world.wait(1, 1), "done");
+    assert_eq!(driver.count(), 0);
+}
+
+#[tokio::test]
+async fn a_leader_that_is_dropped_passes_the_lead_on() {
+    let world = World::new("lead-dropped").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let (driver, sleepers) = (world.driver(), [world.sleeper(), world.sleeper()]);
+    world.client.stop_waiting(world.key, 1);
+    assert_eq!(sleepers.iter().map(|wakes| wakes.count()).sum::<usize>(), 1);
+    // So is the one that was woken, before it could lead.
+    world.client.stop_waiting(world.key, 2);
+    assert_eq!(sleepers.iter().map(|wakes| wakes.count()).sum::<usize>(), 2);
+    assert_eq!(driver.count(), 0);
+    world.client.stop_waiting(world.key, 3);
+    assert_eq!(driver.count(), 1);
+}
+
+#[tokio::test]
+async fn a_caller_that_is_dropped_beside_the_leader_changes_nothing() {
+    let world = World::new("lead-beside").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let (driver, sleeper) = (world.driver(), world.sleeper());
+    world.client.stop_waiting(world.key, 2);
+    assert_eq!((sleeper.count(), driver.count()), (0, 0));
+    assert_eq!(world.wait(1, 1), "leads");
+}
+
+#[tokio::test]
+async fn a_leader_that_polls_no_more_loses_the_lead_to_the_driver() {
+    let world = World::new("lead-forgotten").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    world.driver();
+    assert!(!world.client.lock().is_led(), "nobody has polled since the driver stood back");
+    assert_eq!(world.wait(2, 1), "leads");
+}
+
+#[tokio::test]
+async fn work_of_the_driver_wakes_it_though_callers_poll() {
+    let world = World::new("lead-work").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let driver = world.driver();
+    world.client.fail(world.key, &CloseCause::Local);
+    assert_eq!(driver.count(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_brings_the_driver_back() {
+    let world = World::new("lead-stream").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    let driver = world.driver();
+    world.client.with(world.key, |protocol| protocol.has_streams = true).unwrap();
+    assert_eq!(driver.count(), 1);
+    assert_eq!(world.wait(1, 1), "sleeps");
+}
+
+#[tokio::test]
+async fn a_leader_that_has_waited_long_leaves_the_rest_to_the_driver() {
+    let world = World::new("lead-long").await;
+    world.client.lock().set_mode(PollMode::Adaptive);
+    assert_eq!(world.wait(1, 1), "leads");
+    let driver = world.driver();
+    while world.wait(1, 1) == "leads" {}
+    assert_eq!(driver.count(), 1);
+}
+
+#[tokio::test]
+async fn nobody_leads_while_the_driver_sleeps_or_in_event_mode() {
+    let world = World::new("lead-event").await;
+    let driver = park(&world.client);
+    assert_eq!(world.wait(1, 1), "sleeps");
+    assert_eq!(driver.count(), 0);
+    let world = World::new("lead-event-mode").await;
+    world.client.lock().set_mode(PollMode::Event);
+    assert_eq!(world.wait(1, 1), "sleeps");
+}
