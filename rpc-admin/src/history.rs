@@ -18,6 +18,9 @@ pub(crate) const MOST_POINTS: usize = 180;
 /// Methods whose numbers are kept of each reading, the busiest.
 pub(crate) const MOST_METHODS: usize = 64;
 
+/// Stands for the end of the bucket that has none: what is in it took two minutes and more.
+const LONGEST: Duration = Duration::from_secs(138);
+
 /// The numbers of a server or of a channel.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
@@ -204,7 +207,7 @@ fn point_of(
 }
 
 fn times_of(method: &MethodStats) -> Times {
-    method.took.buckets().map(|(end, count)| (end.unwrap_or(Duration::MAX), count)).collect()
+    method.took.buckets().map(|(end, count)| (end.unwrap_or(LONGEST), count)).collect()
 }
 
 fn calls(started: u64, errors: u64, times: &Times, passed: Duration) -> Calls {
@@ -273,6 +276,19 @@ mod tests {
         assert_eq!(quantile(&times, 99), 8000);
         assert_eq!(quantile(&times, 100), 1_000_000);
         assert_eq!(quantile(&Times::new(), 50), 0);
+    }
+
+    /// It was u64::MAX ns, 584 years.
+    #[test]
+    fn calls_of_above_two_minutes_have_a_time() {
+        let mut stats = method("A.f", 2, &[]);
+        // What a server tells of a call in its last bucket, which has no end.
+        let took =
+            serde_json::json!({ "buckets": [[1024, 1], [null, 1]], "nanos": 138_000_001_024_u64 });
+        stats.took = serde_json::from_value(took).unwrap();
+        let times = times_of(&stats);
+        assert_eq!(quantile(&times, 50), 1024);
+        assert_eq!(quantile(&times, 99), 138_000_000_000);
     }
 
     #[test]

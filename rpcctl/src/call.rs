@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use crate::options::{Call, Common};
 use crate::schema::{Id, Types};
 use crate::target::{Target, of_status};
+use crate::text::json;
 use crate::value::{Data, Seed, read, read_arguments};
 
 /// A value that has arrived, encoded.
@@ -111,13 +112,37 @@ impl Parts {
         Ok(Self { types, arguments, sent_item, item, result, error, refusal })
     }
 
+    /// Refuses a method whose answer could not be shown: before it is carried out.
+    fn check(&self, info: &MethodInfo) -> Result<()> {
+        let is_stream = info.streams_results;
+        let has_result = !is_stream || info.signature.contains(" then ");
+        // `Status` is an error without lines.
+        let answers = [
+            ("result", self.result, has_result),
+            ("items", self.item, is_stream),
+            ("error", self.error, false),
+            ("refusal", self.refusal, false),
+        ];
+        for (name, id, is_needed) in answers {
+            let why = match id {
+                Some(id) => self.types.unknown(id),
+                None if is_needed => Some("the server does not know its type"),
+                None => None,
+            };
+            if let Some(why) = why {
+                bail!("the {name} of {} cannot be shown, so it is not called: {why}", info.name);
+            }
+        }
+        Ok(())
+    }
+
     fn print(&self, body: Body, id: Option<Id>) -> Result<()> {
         let value = match id {
             Some(id) => body.decode(&self.types, id)?,
             None => bail!("the server does not know the type of what it has sent"),
         };
         let mut out = io::stdout();
-        writeln!(out, "{value}")?;
+        writeln!(out, "{}", json(&value)?)?;
         Ok(out.flush()?)
     }
 
@@ -128,7 +153,10 @@ impl Parts {
             CallError::User(body) => body,
         };
         match own.map(|id| body.decode(&self.types, id)) {
-            Some(Ok(value)) => anyhow!("the method's own error: {value}"),
+            Some(Ok(value)) => match json(&value) {
+                Ok(value) => anyhow!("the method's own error: {value}"),
+                Err(error) => error.into(),
+            },
             Some(Err(error)) => error,
             None => anyhow!("the method's own error, of a type that the server does not know"),
         }
@@ -138,9 +166,9 @@ impl Parts {
 pub(crate) async fn call(options: &Call, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
     let info = target.method(&options.method).await?;
-    let lines = target.reflect().schema(&info.name).await;
-    let lines = lines.map_err(|error| target.no_reflection(error))?;
+    let lines = target.schema(&info.name).await?;
     let parts: &'static Parts = Box::leak(Box::new(Parts::new(&info, &lines)?));
+    parts.check(&info)?;
     let json = match options.json.as_deref() {
         Some("-") if info.streams_arguments => {
             bail!("stdin is for the items of {}: give its arguments as --json '{{..}}'", info.name)

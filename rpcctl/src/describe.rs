@@ -5,21 +5,20 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result};
 use rpc_core::reflect::{MethodInfo, ServiceInfo};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::options::{Common, Describe, List, Output};
 use crate::schema::Types;
 use crate::target::Target;
-use crate::text::{clean, width};
+use crate::text::{clean, json, width};
 
 pub(crate) async fn list(options: &List, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
-    let services = target.reflect().services().await;
-    let services = services.map_err(|error| target.no_reflection(error))?;
+    let services = target.services().await?;
     let mut out = io::stdout();
     if common.output == Output::Json {
         for service in &services {
-            writeln!(out, "{}", serde_json::to_string(service)?)?;
+            writeln!(out, "{}", json(service)?)?;
         }
         return Ok(());
     }
@@ -40,8 +39,7 @@ pub(crate) async fn list(options: &List, common: &Common) -> Result<()> {
 
 pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
-    let services = target.reflect().services().await;
-    let services = services.map_err(|error| target.no_reflection(error))?;
+    let services = target.services().await?;
     let mut out = io::stdout();
     // A service's own name may have a dot, too.
     let name = options.name.as_deref();
@@ -59,8 +57,8 @@ pub(crate) async fn describe(options: &Describe, common: &Common) -> Result<()> 
     for service in chosen {
         let methods = target.methods(&service.name).await?;
         if common.output == Output::Json {
-            let object = json!({ "name": service.name, "docs": service.docs, "methods": methods });
-            writeln!(out, "{object}")?;
+            let object = serde_json::json!({ "name": service.name, "docs": service.docs, "methods": methods });
+            writeln!(out, "{}", json(&object)?)?;
             continue;
         }
         let mut text = docs(&service.docs, "");
@@ -82,12 +80,11 @@ async fn one_method(
     output: Output,
     out: &mut impl Write,
 ) -> Result<()> {
-    let lines = target.reflect().schema(&method.name).await;
-    let lines = lines.map_err(|error| target.no_reflection(error))?;
+    let lines = target.schema(&method.name).await?;
     if output == Output::Json {
         let mut object = serde_json::to_value(method).context("a method")?;
-        object["schema"] = json!(lines);
-        writeln!(out, "{object}")?;
+        object["schema"] = Value::from(lines);
+        writeln!(out, "{}", json(&object)?)?;
         return Ok(());
     }
     let mut text = written(method);
@@ -105,13 +102,20 @@ async fn one_method(
         (name.clone(), value)
     });
     let example = Value::Object(example.collect());
-    let address = target.address;
-    let _ = write!(text, "\n  rpcctl call {address} {} --json '{example}'", method.name);
-    if method.streams_arguments {
-        text.push_str(" < ITEMS");
-    }
-    writeln!(out, "{}", clean(&text))?;
+    text.push_str(&command(target.address, method, &json(&example)?));
+    writeln!(out, "{}", clean(text.trim_end()))?;
     Ok(())
+}
+
+/// The command that calls a method with these arguments; none if its name says something to a shell.
+fn command(address: &str, method: &MethodInfo, arguments: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_.-".contains(c);
+    if !method.name.chars().all(is_plain) {
+        return String::new();
+    }
+    let arguments = arguments.replace('\'', r"'\''");
+    let items = if method.streams_arguments { " < ITEMS" } else { "" };
+    format!("\n  rpcctl call {address} {} --json '{arguments}'{items}", method.name)
 }
 
 /// A path that begins with the argument's name instead of its position.

@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use rpc_core::health::{HealthClient, ServingStatus};
 use rpc_core::{Code, Status};
-use serde_json::json;
 
 use crate::options::{Common, Health, Output};
 use crate::target::{Target, of_status};
+use crate::text::json;
 
 pub(crate) async fn health(options: &Health, common: &Common) -> Result<ExitCode> {
     let target = Target::connect(&options.address, common).await?;
@@ -23,15 +23,20 @@ pub(crate) async fn health(options: &Health, common: &Common) -> Result<ExitCode
         match common.output {
             Output::Text => writeln!(out, "{status}")?,
             Output::Json => {
-                let object = json!({ "service": options.service, "status": format!("{status:?}") });
-                writeln!(out, "{object}")?;
+                let status = format!("{status:?}");
+                let object = serde_json::json!({ "service": options.service, "status": status });
+                writeln!(out, "{}", json(&object)?)?;
             }
         }
         out.flush()
     };
     let mut last;
     if options.watch {
-        let states = health.watch(&options.service).await;
+        // The stream itself may last.
+        let states = tokio::time::timeout(target.timeout, health.watch(&options.service)).await;
+        let states = states.map_err(|_| {
+            anyhow!("deadline exceeded: no answer within {:?} (--timeout)", target.timeout)
+        })?;
         let mut states = states.map_err(|error| refused(error.into()))?;
         last = ServingStatus::NotServing;
         while let Some(status) = states.try_next().await.map_err(|error| of_status(&error))? {
@@ -39,13 +44,9 @@ pub(crate) async fn health(options: &Health, common: &Common) -> Result<ExitCode
             last = status;
         }
     } else {
-        let call = health.check(&options.service);
-        let call = match common.timeout {
-            Some(timeout) => call.timeout(timeout),
-            None => call,
-        };
+        let call = health.check(&options.service).timeout(target.timeout);
         last = call.await.map_err(|error| refused(error.into()))?;
         say(last)?;
     }
-    Ok(if last == ServingStatus::NotServing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if last == ServingStatus::Serving { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

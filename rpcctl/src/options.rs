@@ -20,7 +20,8 @@ pub(crate) struct Common {
     #[arg(long, value_enum, default_value_t, global = true)]
     pub(crate) output: Output,
 
-    /// Longest time for connecting, and for each call, seconds
+    /// Longest time for connecting and for each call, seconds. Without: 10, and for the call of `call`
+    /// no limit
     #[arg(long, value_name = "SECONDS", value_parser = seconds, global = true)]
     pub(crate) timeout: Option<Duration>,
 
@@ -46,7 +47,7 @@ pub(crate) enum Command {
     Describe(Describe),
     /// Calls a method with JSON
     Call(Call),
-    /// Tells whether a server, or a service, is to be sent calls; exit code 1 if not
+    /// Tells whether a server, or a service, is to be sent calls; exit code 0 only if it is serving
     Health(Health),
     /// Measures round trips
     Ping(Ping),

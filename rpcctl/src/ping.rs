@@ -6,26 +6,21 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rpc_core::health::HealthClient;
 use rpc_core::{Code, Status};
-use serde_json::json;
 
 use crate::options::{Common, Output, Ping};
 use crate::target::{Target, of_status};
-use crate::text::time;
-
-/// Longest time for a round trip, if nothing else is said.
-const TIMEOUT: Duration = Duration::from_secs(10);
+use crate::text::{json, time};
 
 pub(crate) async fn ping(options: &Ping, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
     let health = HealthClient::new(target.channel.clone());
-    let timeout = common.timeout.unwrap_or(TIMEOUT);
     let mut times = Vec::new();
     for at in 0..options.count {
         if at > 0 && !options.interval.is_zero() {
             tokio::time::sleep(options.interval).await;
         }
         let begin = Instant::now();
-        let answer = health.check("").timeout(timeout).await.map_err(Status::from);
+        let answer = health.check("").timeout(target.timeout).await.map_err(Status::from);
         let took = begin.elapsed();
         // A server without health answers, too: that it has none.
         if let Err(status) = answer
@@ -51,12 +46,12 @@ pub(crate) async fn ping(options: &Ping, common: &Common) -> Result<()> {
         }
         Output::Json => {
             let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            let object = json!({
+            let object = serde_json::json!({
                 "address": target.address, "path": path, "count": count, "min_ns": nanos(least),
                 "mean_ns": nanos(mean), "p50_ns": nanos(rank(50)), "p99_ns": nanos(rank(99)),
                 "max_ns": nanos(most),
             });
-            writeln!(out, "{object}")?;
+            writeln!(out, "{}", json(&object)?)?;
         }
     }
     Ok(())

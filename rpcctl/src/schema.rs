@@ -1,7 +1,8 @@
 //! The types of a method, from the lines in which a server describes them.
 //!
-//! Lines come from a peer: whatever they say, the tree is no larger than they are.
+//! Lines come from a peer: whatever they say, each is used once, so the tree is no larger than they are.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
@@ -12,6 +13,8 @@ const MAX_PATH: usize = 1024;
 const MAX_TYPES: usize = 1 << 16;
 /// Deepest value that is shown as an example.
 const EXAMPLE_DEPTH: usize = 8;
+/// Longest example, about, bytes.
+const EXAMPLE_BYTES: usize = 1 << 14;
 
 /// A kind of number without a fraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,30 +96,39 @@ impl Types {
 
     /// The type at a path; `None` where nothing is.
     pub(crate) fn at(&mut self, path: &str) -> Option<Id> {
-        self.lines.contains_key(path).then(|| self.add(path.to_owned(), &mut Vec::new()))
+        self.lines.contains_key(path).then(|| self.add(path.to_owned(), false, &mut Vec::new()))
     }
 
     pub(crate) fn get(&self, id: Id) -> &Type {
         &self.types[id]
     }
 
-    fn add(&mut self, path: String, around: &mut Vec<Around>) -> Id {
+    fn add(&mut self, path: String, is_variant: bool, around: &mut Vec<Around>) -> Id {
         let id = self.types.len();
         self.types.push(Type::Unknown("its type does not end"));
-        let what = self.lines.get(&path).cloned().unwrap_or_default();
+        if id >= MAX_TYPES || path.len() > MAX_PATH {
+            return id;
+        }
+        // A line is used once: where names are there twice, paths would come again and again.
+        let what = self.lines.remove(&path).unwrap_or_default();
         if let Some(levels) = what.strip_prefix("itself, ") {
             return ancestor(levels, around).unwrap_or_else(|| {
                 self.types[id] = Type::Unknown("it is inside itself, in a way that is not known");
                 id
             });
         }
-        if path.len() <= MAX_PATH {
-            self.types[id] = self.find(id, &path, &what, around);
-        }
+        self.types[id] = self.find(id, &path, &what, is_variant, around);
         id
     }
 
-    fn find(&mut self, id: Id, path: &str, what: &str, around: &mut Vec<Around>) -> Type {
+    fn find(
+        &mut self,
+        id: Id,
+        path: &str,
+        what: &str,
+        is_variant: bool,
+        around: &mut Vec<Around>,
+    ) -> Type {
         if let Some((_, int)) = Int::ALL.iter().find(|(name, _)| *name == what) {
             return Type::Int(*int);
         }
@@ -124,11 +136,8 @@ impl Types {
         let depth = around.len();
         // Options and lists have no name, and are not counted.
         if is_tuple || what.starts_with("struct {") || what.starts_with("enum {") {
-            // A variant with fields belongs to its enum.
-            let is_variant = path.rsplit_once("::").is_some_and(|(outer, name)| {
-                name.chars().all(|c| c.is_alphanumeric() || c == '_')
-                    && self.lines.get(outer).is_some_and(|line| line.starts_with("enum {"))
-            });
+            // A variant with fields belongs to its enum, and one that holds a struct does not: they
+            // look alike.
             around.push(Around { id, is_tuple: is_tuple || is_variant });
         }
         let found = match what {
@@ -139,11 +148,11 @@ impl Types {
             "str" => Type::Str,
             "bytes" => Type::Bytes,
             "nothing" => Type::Nothing,
-            "option" => Type::Option(self.add(format!("{path}?"), around)),
-            "sequence" => Type::Sequence(self.add(format!("{path}[]"), around)),
+            "option" => Type::Option(self.add(format!("{path}?"), false, around)),
+            "sequence" => Type::Sequence(self.add(format!("{path}[]"), false, around)),
             "map" => {
-                let key = self.add(format!("{path}{{key}}"), around);
-                Type::Map(key, self.add(format!("{path}{{value}}"), around))
+                let key = self.add(format!("{path}{{key}}"), false, around);
+                Type::Map(key, self.add(format!("{path}{{value}}"), false, around))
             }
             _ => self.parts(path, what, around),
         };
@@ -153,24 +162,25 @@ impl Types {
 
     fn parts(&mut self, path: &str, what: &str, around: &mut Vec<Around>) -> Type {
         let count = what.strip_prefix("tuple of ").and_then(|count| count.parse().ok());
-        let room = MAX_TYPES.saturating_sub(self.types.len()).min(self.lines.len());
-        if let Some(count) = count.filter(|count| *count <= room) {
-            let part = |at: usize| self.add(format!("{path}.{at}"), around);
+        let room = MAX_TYPES.saturating_sub(self.types.len());
+        if let Some(count) = count.filter(|count| *count <= room.min(self.lines.len())) {
+            let part = |at: usize| self.add(format!("{path}.{at}"), false, around);
             return Type::Tuple((0..count).map(part).collect());
         }
         let names = |kind: &str| {
             let names = what.strip_prefix(kind)?.strip_prefix(" { ")?.strip_suffix(" }")?;
-            let names = names.split(", ").filter(|name| !name.is_empty());
-            Some(names.map(str::to_owned).collect::<Vec<_>>())
+            let names = names.split(", ").filter(|name| !name.is_empty()).take(room + 1);
+            let names: Vec<_> = names.map(str::to_owned).collect();
+            (names.len() <= room).then_some(names)
         };
         if let Some(names) = names("struct") {
             let mut field =
-                |name: String| (name.clone(), self.add(format!("{path}.{name}"), around));
+                |name: String| (name.clone(), self.add(format!("{path}.{name}"), false, around));
             return Type::Struct(names.into_iter().map(&mut field).collect());
         }
         if let Some(names) = names("enum") {
             let mut variant =
-                |name: String| (name.clone(), self.add(format!("{path}::{name}"), around));
+                |name: String| (name.clone(), self.add(format!("{path}::{name}"), true, around));
             return Type::Enum(names.into_iter().map(&mut variant).collect());
         }
         Type::Unknown("the server does not know its type")
@@ -199,13 +209,37 @@ impl Types {
         }
     }
 
-    /// A value that fits.
-    pub(crate) fn example(&self, id: Id) -> Value {
-        self.example_at(id, 0)
+    /// Why values of a type cannot be read or written; `None` where they can.
+    pub(crate) fn unknown(&self, id: Id) -> Option<&'static str> {
+        let (mut seen, mut left) = (vec![false; self.types.len()], vec![id]);
+        while let Some(id) = left.pop() {
+            if std::mem::replace(&mut seen[id], true) {
+                continue;
+            }
+            match self.get(id) {
+                Type::Unknown(why) => return Some(why),
+                Type::Option(inner) | Type::Sequence(inner) => left.push(*inner),
+                Type::Map(key, value) => left.extend([*key, *value]),
+                Type::Tuple(parts) => left.extend(parts),
+                Type::Struct(named) | Type::Enum(named) => {
+                    left.extend(named.iter().map(|(_, id)| *id));
+                }
+                _ => {}
+            }
+        }
+        None
     }
 
-    fn example_at(&self, id: Id, depth: usize) -> Value {
-        let inner = |id: &Id| self.example_at(*id, depth + 1);
+    /// A value that fits, if there is one of moderate size.
+    pub(crate) fn example(&self, id: Id) -> Value {
+        self.example_at(id, 0, &Cell::new(EXAMPLE_BYTES))
+    }
+
+    fn example_at(&self, id: Id, depth: usize, room: &Cell<usize>) -> Value {
+        let take = |bytes: usize| room.set(room.get().saturating_sub(bytes));
+        let has_room = || room.get() > 0;
+        take(4);
+        let inner = |id: &Id| self.example_at(*id, depth + 1, room);
         match self.get(id) {
             Type::Bool => json!(false),
             Type::Int(_) => json!(0),
@@ -216,14 +250,22 @@ impl Types {
             _ if depth == EXAMPLE_DEPTH => Value::Null,
             Type::Sequence(item) => json!([inner(item)]),
             Type::Map(..) => json!({}),
-            Type::Tuple(parts) => parts.iter().map(inner).collect(),
+            Type::Tuple(parts) => parts.iter().take_while(|_| has_room()).map(inner).collect(),
             Type::Struct(fields) => {
-                let fields = fields.iter().map(|(name, id)| (name.clone(), inner(id)));
+                let fields = fields.iter().take_while(|_| has_room()).map(|(name, id)| {
+                    take(name.len());
+                    (name.clone(), inner(id))
+                });
                 Value::Object(fields.collect())
             }
             Type::Enum(variants) => match variants.first() {
-                Some((name, id)) if *self.get(*id) != Type::Nothing => json!({ name: inner(id) }),
-                Some((name, _)) => json!(name),
+                Some((name, id)) => {
+                    take(name.len());
+                    match self.get(*id) {
+                        Type::Nothing => json!(name),
+                        _ => json!({ name: inner(id) }),
+                    }
+                }
                 None => Value::Null,
             },
         }
@@ -237,4 +279,80 @@ fn ancestor(levels: &str, around: &[Around]) -> Option<Id> {
     let outer = around.get(around.len().checked_sub(levels)?..)?;
     let is_known = !outer.iter().any(|it| it.is_tuple);
     outer.first().filter(|_| is_known).map(|it| it.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn types(lines: &[&str]) -> Types {
+        Types::new(&lines.iter().map(|&line| line.to_owned()).collect::<Vec<_>>())
+    }
+
+    /// The field of a variant was taken for one more named type, so `itself` was the variant.
+    #[test]
+    fn a_variant_of_any_name_is_no_type_of_its_own() {
+        for name in ["two-way", "two.way", "two::way", "TwoWay"] {
+            let mut types = types(&[
+                &format!("0: enum {{ leaf, {name} }}"),
+                "0::leaf: nothing",
+                &format!("0::{name}: struct {{ left }}"),
+                &format!("0::{name}.left: option"),
+                &format!("0::{name}.left?: itself, 1 up"),
+            ]);
+            let id = types.at("0").unwrap();
+            let Type::Enum(variants) = types.get(id).clone() else { panic!("{types:?}") };
+            let Type::Struct(fields) = types.get(variants[1].1).clone() else {
+                panic!("{types:?}")
+            };
+            let Type::Option(left) = *types.get(fields[0].1) else { panic!("{types:?}") };
+            assert!(matches!(types.get(left), Type::Unknown(_)), "{name}: {:?}", types.get(left));
+            assert!(types.unknown(id).is_some_and(|why| why.contains("inside itself")));
+        }
+    }
+
+    #[test]
+    fn a_type_inside_itself_is_known_as_a_whole() {
+        let mut types = types(&[
+            "0: struct { next, value }",
+            "0.next: option",
+            "0.next?: itself, 1 up",
+            "0.value: u8",
+        ]);
+        let id = types.at("0").unwrap();
+        assert_eq!(types.unknown(id), None);
+        assert_eq!(types.example(id), json!({ "next": null, "value": 0 }));
+    }
+
+    /// Forty lines with each name twice were 2^40 types.
+    #[test]
+    fn a_hostile_schema_is_no_larger_than_its_lines() {
+        let mut lines = Vec::new();
+        let mut path = "0".to_owned();
+        for _ in 0..40 {
+            lines.push(format!("{path}: struct {{ a, a }}"));
+            path.push_str(".a");
+        }
+        let mut twice = Types::new(&lines);
+        let id = twice.at("0").unwrap();
+        assert!(twice.types.len() <= 2 * lines.len() + 1, "{}", twice.types.len());
+        assert!(twice.unknown(id).is_some());
+        let names = "a, ".repeat(MAX_TYPES + 1);
+        let mut wide = types(&[&format!("0: struct {{ {names} }}")]);
+        let id = wide.at("0").unwrap();
+        assert!(wide.types.len() <= MAX_TYPES && wide.unknown(id).is_some());
+    }
+
+    /// Eight levels of a hundred fields were 10^16 values.
+    #[test]
+    fn an_example_is_bounded_in_width() {
+        let names: Vec<_> = (0..100).map(|at| format!("f{at}")).collect();
+        let mut lines = vec![format!("0: struct {{ {} }}", names.join(", "))];
+        lines.extend(names.iter().map(|name| format!("0.{name}: itself, 1 up")));
+        let mut types = Types::new(&lines);
+        let id = types.at("0").unwrap();
+        assert_eq!(types.unknown(id), None);
+        let length = types.example(id).to_string().len();
+        assert!(length < 4 * EXAMPLE_BYTES, "{length}");
+    }
 }

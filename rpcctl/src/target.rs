@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use rpc_core::reflect::{MethodInfo, ReflectClient};
+use rpc_core::reflect::{MethodInfo, ReflectClient, ServiceInfo};
 use rpc_core::{Channel, Code, Metadata, Status};
 
 use crate::options::Common;
 
-/// Longest time for connecting, if nothing else is said.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time for connecting, and for each look-up, if nothing else is said.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How like another a name has to be, to be proposed.
 const ALIKE: f64 = 0.75;
 
@@ -17,11 +17,14 @@ const ALIKE: f64 = 0.75;
 pub(crate) struct Target<'a> {
     pub(crate) address: &'a str,
     pub(crate) channel: Channel,
+    /// Longest time for connecting, and for each look-up.
+    pub(crate) timeout: Duration,
 }
 
 impl<'a> Target<'a> {
     pub(crate) async fn connect(address: &'a str, common: &Common) -> Result<Self> {
-        let builder = Channel::builder().connect_timeout(common.timeout.unwrap_or(CONNECT_TIMEOUT));
+        let timeout = common.timeout.unwrap_or(TIMEOUT);
+        let builder = Channel::builder().connect_timeout(timeout);
         let mut metadata = Metadata::new();
         for (name, value) in &common.metadata {
             metadata.insert(name, value.clone()).map_err(|error| anyhow!("--metadata: {error}"))?;
@@ -32,11 +35,23 @@ impl<'a> Target<'a> {
             .fold(builder, |builder, (name, value)| builder.metadata(name, value.clone()));
         let channel = builder.connect(address).await;
         let channel = channel.map_err(|error| anyhow!("cannot connect to {address}: {error}"))?;
-        Ok(Self { address, channel })
+        Ok(Self { address, channel, timeout })
     }
 
-    pub(crate) fn reflect(&self) -> ReflectClient {
+    fn reflect(&self) -> ReflectClient {
         ReflectClient::new(self.channel.clone())
+    }
+
+    /// The services.
+    pub(crate) async fn services(&self) -> Result<Vec<ServiceInfo>> {
+        let services = self.reflect().services().timeout(self.timeout).await;
+        services.map_err(|error| self.no_reflection(error))
+    }
+
+    /// The lines that describe the types of a method.
+    pub(crate) async fn schema(&self, method: &str) -> Result<Vec<String>> {
+        let lines = self.reflect().schema(method).timeout(self.timeout).await;
+        lines.map_err(|error| self.no_reflection(error))
     }
 
     /// What the refusal of a built-in service means.
@@ -46,7 +61,8 @@ impl<'a> Target<'a> {
         match status.code() {
             Code::Unimplemented => anyhow!(
                 "the server at {address} does not tell: `Server::builder().{switch}` switches that \
-                 on, where it is built"
+                 on, where it is built ({})",
+                status.message()
             ),
             Code::FailedPrecondition => anyhow!(
                 "the server at {address} is of another version than rpcctl: {}",
@@ -62,15 +78,14 @@ impl<'a> Target<'a> {
 
     /// The methods of a service; if there is none of that name, which was meant.
     pub(crate) async fn methods(&self, service: &str) -> Result<Vec<MethodInfo>> {
-        let reflect = self.reflect();
-        let methods = match reflect.methods(service).await {
+        let methods = match self.reflect().methods(service).timeout(self.timeout).await {
             Ok(methods) => return Ok(methods),
             Err(error) => Status::from(error),
         };
         if methods.code() != Code::NotFound {
             return Err(self.no_reflection(methods));
         }
-        let services = reflect.services().await.map_err(|error| self.no_reflection(error))?;
+        let services = self.services().await?;
         let names = services.iter().map(|service| service.name.as_str());
         Err(unknown("service", service, names))
     }

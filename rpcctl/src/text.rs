@@ -1,6 +1,9 @@
 //! Text for terminals: tables, times, and nothing that a peer could do to the terminal.
 
+use std::fmt::Write as _;
 use std::time::Duration;
+
+use rpc_core::serde::Serialize;
 
 /// What a peer has sent, without its control characters.
 pub(crate) fn clean(text: &str) -> String {
@@ -9,6 +12,21 @@ pub(crate) fn clean(text: &str) -> String {
         if is_kept { c } else { char::REPLACEMENT_CHARACTER }
     };
     text.chars().map(shown).collect()
+}
+
+/// JSON on one line, without control characters of any kind: serde_json leaves DEL and C1 as they are.
+pub(crate) fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    let text = serde_json::to_string(value)?;
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        // There are none but in texts.
+        if c.is_control() {
+            let _ = write!(shown, "\\u{:04x}", u32::from(c));
+        } else {
+            shown.push(c);
+        }
+    }
+    Ok(shown)
 }
 
 /// At most so many characters of it, the end kept.
@@ -94,6 +112,14 @@ mod tests {
     #[test]
     fn what_a_peer_sends_cannot_control_the_terminal() {
         assert_eq!(clean("a\u{1b}[2Jb\r\u{9b}c"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c");
+    }
+
+    #[test]
+    fn what_a_peer_sends_cannot_control_the_terminal_as_json() {
+        let value = "a\u{1b}\u{9b}2J\u{7f}\u{85}\u{df}";
+        let shown = json(&value).unwrap();
+        assert_eq!(shown, r#""a\u001b\u009b2J\u007f\u0085\u00df""#.replace(r"\u00df", "\u{df}"));
+        assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), value);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rpc_core::stats::{ConnectionStats, Histogram};
 
 use crate::options::{Common, Output, Top};
 use crate::target::Target;
-use crate::text::{age, bytes, count, cut, table, time, width};
+use crate::text::{age, bytes, count, cut, json, table, time, width};
 
 /// To the upper left corner; what was there is overwritten.
 const HOME: &str = "\u{1b}[H";
@@ -19,8 +19,6 @@ const HOME: &str = "\u{1b}[H";
 const CLEAR_LINE: &str = "\u{1b}[K";
 const CLEAR_BELOW: &str = "\u{1b}[J";
 const CLEAR: &str = "\u{1b}[2J";
-/// Longest time for an answer, if nothing else is said.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) async fn top(options: &Top, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
@@ -33,11 +31,11 @@ pub(crate) async fn top(options: &Top, common: &Common) -> Result<()> {
     let mut before: Option<(Instant, ServerSnapshot)> = None;
     let mut looks = 0;
     loop {
-        let call = stats.server(options.connections).timeout(common.timeout.unwrap_or(TIMEOUT));
+        let call = stats.server(options.connections).timeout(target.timeout);
         let now = call.await.map_err(|error| target.no_reflection(error))?;
         let at = Instant::now();
         match common.output {
-            Output::Json => writeln!(out, "{}", serde_json::to_string(&now)?)?,
+            Output::Json => writeln!(out, "{}", json(&now)?)?,
             Output::Text => {
                 let earlier = before.as_ref().map(|(then, it)| (at - *then, it));
                 let text = page(target.address, &now, earlier, width());

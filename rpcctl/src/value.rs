@@ -103,7 +103,11 @@ pub(crate) fn read(types: &Types, id: Id, json: &Value, path: &str) -> Result<Da
         (Type::F32, _) => {
             let value = float(json).ok_or_else(no)?;
             #[expect(clippy::cast_possible_truncation, reason = "rounded, as is every f32")]
-            Data::F32(value as f32)
+            let rounded = value as f32;
+            if rounded.is_infinite() && value.is_finite() {
+                return Err(no());
+            }
+            Data::F32(rounded)
         }
         (Type::F64, _) => Data::F64(float(json).ok_or_else(no)?),
         (Type::Char, Value::String(text)) => {
@@ -125,7 +129,8 @@ pub(crate) fn read(types: &Types, id: Id, json: &Value, path: &str) -> Result<Da
             let entry = |(name, json): (&String, &Value)| {
                 let below = format!("{path}[{name:?}]");
                 let name = match types.get(*key) {
-                    Type::Int(_) | Type::F32 | Type::F64 | Type::Bool => {
+                    // Of whole numbers the text is taken: JSON's readers round 128 bits.
+                    Type::F32 | Type::F64 | Type::Bool => {
                         serde_json::from_str(name).unwrap_or_else(|_| Value::from(name.as_str()))
                     }
                     _ => Value::from(name.as_str()),

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpc_core::health::{HealthReporter, ServingStatus};
+use rpc_core::reflect::{MethodInfo, Reflect, ReflectServer, ServiceInfo};
 use rpc_core::serde::{Deserialize, Serialize};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{Bulk, Context, Server, ServerBuilder, ShutdownHandle, Status};
@@ -30,6 +31,16 @@ struct Item {
     note: Option<(i64, char)>,
     data: Bulk,
     huge: u128,
+    ratio: f64,
+    counts: BTreeMap<u128, i8>,
+}
+
+/// Its name of a variant is none of Rust.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(crate = "rpc_core::serde", rename_all = "kebab-case")]
+enum Tree {
+    Leaf,
+    TwoWay { left: Option<Box<Tree>> },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,9 +62,31 @@ trait Store {
     async fn sum(&self, numbers: Streaming<i64>) -> Result<i64, Status>;
     fn twice(&self, shapes: Streaming<Shape>) -> impl Stream<Item = (u8, Shape)>;
     async fn large(&self, data: Bulk) -> Bulk;
+    async fn plant(&self) -> Tree;
+    async fn planted(&self) -> u32;
 }
 
-struct Empty;
+/// Reflection that answers nothing.
+struct Silent;
+
+impl Reflect for Silent {
+    async fn services(&self) -> Vec<ServiceInfo> {
+        std::future::pending().await
+    }
+
+    async fn methods(&self, _: &str) -> Result<Vec<MethodInfo>, Status> {
+        std::future::pending().await
+    }
+
+    async fn schema(&self, _: &str) -> Result<Vec<String>, Status> {
+        std::future::pending().await
+    }
+}
+
+#[derive(Default)]
+struct Empty {
+    planted: AtomicU32,
+}
 
 impl Store for Empty {
     async fn echo(&self, item: Item) -> Item {
@@ -98,6 +131,15 @@ impl Store for Empty {
     async fn large(&self, data: Bulk) -> Bulk {
         data
     }
+
+    async fn plant(&self) -> Tree {
+        self.planted.fetch_add(1, Ordering::Relaxed);
+        Tree::TwoWay { left: Some(Box::new(Tree::Leaf)) }
+    }
+
+    async fn planted(&self) -> u32 {
+        self.planted.load(Ordering::Relaxed)
+    }
 }
 
 /// A server on a thread of its own.
@@ -118,7 +160,7 @@ impl World {
             _ => format!("shm://rpcctl-{}-{number}", std::process::id()),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let builder = configure(Server::builder().add_service(StoreServer::new(Empty)));
+        let builder = configure(Server::builder().add_service(StoreServer::new(Empty::default())));
         let server = runtime.block_on(builder.bind(listen)).unwrap();
         let (address, shutdown) = (server.local_address().to_string(), server.shutdown_handle());
         let thread = std::thread::spawn(move || runtime.block_on(server.serve()).unwrap());
@@ -191,6 +233,8 @@ on_shm_and_tcp! {
     streams_go_both_ways,
     health_ping_and_top,
     what_is_missing_is_said,
+    a_method_whose_result_cannot_be_shown_is_not_carried_out,
+    a_server_that_answers_no_look_up_is_not_waited_for_without_end,
 }
 
 fn services_and_methods_are_shown(scheme: &str) {
@@ -215,9 +259,9 @@ fn services_and_methods_are_shown(scheme: &str) {
 fn values_of_all_kinds_go_there_and_back(scheme: &str) {
     let world = World::with_all(scheme);
     for value in [
-        r#"{"data":"text","huge":"340282366920938463463374607431768211455","name":"a","note":[-5,"ß"],"shape":{"Circle":0.1},"tags":{"7":["x","y"]}}"#,
-        r#"{"data":{"hex":"00ff10"},"huge":1,"name":"","note":null,"shape":{"Box":{"height":2,"width":1}},"tags":{}}"#,
-        r#"{"data":"","huge":0,"name":"c","note":null,"shape":"Point","tags":{"0":[],"1":["z"]}}"#,
+        r#"{"counts":{"170141183460469231731687303715884105728":-1,"7":1},"data":"text","huge":"340282366920938463463374607431768211455","name":"a","note":[-5,"ß"],"ratio":0.8273619482736194,"shape":{"Circle":0.1},"tags":{"7":["x","y"]}}"#,
+        r#"{"counts":{},"data":{"hex":"00ff10"},"huge":1,"name":"","note":null,"ratio":"NaN","shape":{"Box":{"height":2,"width":1}},"tags":{}}"#,
+        r#"{"counts":{},"data":"","huge":0,"name":"c","note":null,"ratio":1.0,"shape":"Point","tags":{"0":[],"1":["z"]}}"#,
     ] {
         let arguments = format!(r#"{{"item":{value}}}"#);
         let echoed = world.good("call", &["Store.echo", "--json", &arguments], "");
@@ -234,11 +278,14 @@ fn values_of_all_kinds_go_there_and_back(scheme: &str) {
 fn json_that_does_not_fit_names_path_and_type(scheme: &str) {
     let world = World::with_all(scheme);
     let item = |shape: &str, tags: &str| {
-        format!(r#"{{"item":{{"data":"","huge":0,"name":"c","shape":{shape},"tags":{tags}}}}}"#)
+        format!(
+            r#"{{"item":{{"counts":{{}},"data":"","huge":0,"name":"c","ratio":1,"shape":{shape},"tags":{tags}}}}}"#
+        )
     };
     for (json, expected) in [
         ("{}".to_owned(), &["item", "missing", "an object with name, shape"][..]),
         (item("{\"Circle\":\"big\"}", "{}"), &["item.shape::Circle", "a number", "\"big\""]),
+        (item("{\"Circle\":1e39}", "{}"), &["item.shape::Circle", "a number", "1e+39"]),
         (item("\"Line\"", "{}"), &["item.shape", "Point, Circle, Box", "\"Line\""]),
         (item("{\"Box\":{\"width\":-1,\"height\":1}}", "{}"), &["Box.width", "u32", "-1"]),
         (item("\"Point\"", "{\"300\":[]}"), &["the key item.tags[\"300\"]", "u8", "300"]),
@@ -283,6 +330,9 @@ fn health_ping_and_top(scheme: &str) {
     reporter.set("Store", ServingStatus::NotServing);
     let (is_good, stdout, _) = world.run("health", &["Store"], "");
     assert!(!is_good && stdout == "not serving\n", "{stdout}");
+    reporter.set("Store", ServingStatus::Draining);
+    let (is_good, stdout, _) = world.run("health", &["Store"], "");
+    assert!(!is_good && stdout == "draining\n", "{stdout}");
     world.bad("health", &["Shop"], "", &["\"Shop\""]);
     let ping = world.good("ping", &["-c", "3", "-i", "0"], "");
     assert!(ping.contains("3 round trips") && ping.contains("p99"), "{ping}");
@@ -302,12 +352,29 @@ fn what_is_missing_is_said(scheme: &str) {
     world.bad("call", &["echo"], "", &["SERVICE.METHOD"]);
     let bare = World::start(scheme, |builder| builder);
     for command in ["list", "describe", "top"] {
-        bare.bad(command, &[], "", &["does not tell", "Server::builder().reflection()"]);
+        bare.bad(command, &[], "", &["does not tell", "Server::builder().reflection()", "rpc."]);
     }
     bare.bad("call", &["Store.who"], "", &["Server::builder().reflection()"]);
     bare.bad("health", &[], "", &["does not tell", "Server::builder().health(&reporter)"]);
     // Its answer is a round trip nevertheless.
     bare.good("ping", &["-c", "1"], "");
+}
+
+fn a_method_whose_result_cannot_be_shown_is_not_carried_out(scheme: &str) {
+    let world = World::with_all(scheme);
+    world.bad("call", &["Store.plant"], "", &["result of Store.plant cannot be shown", "inside"]);
+    assert_eq!(world.good("call", &["Store.planted"], ""), "0\n");
+}
+
+fn a_server_that_answers_no_look_up_is_not_waited_for_without_end(scheme: &str) {
+    let world = World::start(scheme, |builder| builder.add_service(ReflectServer::new(Silent)));
+    for (command, arguments) in [
+        ("list", &["--timeout", "2"][..]),
+        ("describe", &["--timeout", "2"]),
+        ("call", &["Store.who", "--timeout", "2"]),
+    ] {
+        world.bad(command, arguments, "", &["deadline exceeded"]);
+    }
 }
 
 #[test]

@@ -18,8 +18,8 @@ use crate::client::Channel;
 
 /// Times of a method that are recorded each time, at most: the facade takes them one by one.
 const MOST_TIMES: u64 = 1024;
-/// Above the ends of all buckets: two minutes and more.
-const LONGEST: Duration = Duration::from_secs(137);
+/// Above the ends of all buckets, of which the last is 2^37 ns: two minutes and more.
+const LONGEST: Duration = Duration::from_secs(138);
 
 /// Publishes the numbers of a server or of a channel through the facade of the crate
 /// [`metrics`](https://docs.rs/metrics), under the names of `docs/metrics.md`. Needs the feature
