@@ -224,14 +224,10 @@ pub struct ServerSnapshot {
 }
 
 impl ServerSnapshot {
-    fn of(stats: ServerStats, max_connections: usize) -> Self {
-        let mut connections = stats.connections;
-        let connection_count = connections.len() as u64;
-        connections.sort_by_key(|it| std::cmp::Reverse(it.messages_in.max(it.messages_out)));
-        connections.truncate(max_connections);
+    fn of(stats: ServerStats, connection_count: u64) -> Self {
         Self {
             methods: stats.methods.into_iter().map(MethodSnapshot::of).collect(),
-            connections,
+            connections: stats.connections,
             connection_count,
             accepted: stats.accepted,
             refused: stats.refused,
@@ -247,7 +243,7 @@ impl ServerSnapshot {
 #[crate::service(crate = crate, name = "rpc.Stats")]
 pub trait Stats {
     /// A snapshot of the server's counts, with at most so many of its connections.
-    #[rpc(idempotent)]
+    #[rpc(idempotent, spawn)]
     async fn server(&self, max_connections: u32) -> Result<ServerSnapshot, Status>;
 }
 
@@ -257,8 +253,9 @@ pub(crate) struct OwnStats(pub(crate) Arc<OnceLock<WeakStatsHandle>>);
 
 impl Stats for OwnStats {
     async fn server(&self, max_connections: u32) -> Result<ServerSnapshot, Status> {
-        let stats = self.0.get().and_then(WeakStatsHandle::stats);
-        let stats = stats.ok_or_else(|| Status::unavailable("the server has ended"))?;
-        Ok(ServerSnapshot::of(stats, usize::try_from(max_connections).unwrap_or(usize::MAX)))
+        let most = usize::try_from(max_connections).unwrap_or(usize::MAX);
+        let read = self.0.get().and_then(|handle| handle.busiest(most));
+        let (stats, count) = read.ok_or_else(|| Status::unavailable("the server has ended"))?;
+        Ok(ServerSnapshot::of(stats, count))
     }
 }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
+use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 
 use super::acceptor::{Acceptor, ServedShard};
@@ -51,9 +53,14 @@ pub(crate) struct WeakStatsHandle(pub(super) std::sync::Weak<Acceptor>);
 
 #[cfg(feature = "macros")]
 impl WeakStatsHandle {
-    /// A snapshot, as long as there is a server.
-    pub(crate) fn stats(&self) -> Option<ServerStats> {
-        Some(self.0.upgrade()?.stats())
+    /// A snapshot with at most so many connections, those with the most messages, and how many there
+    /// are; as long as there is a server.
+    pub(crate) fn busiest(&self, most: usize) -> Option<(ServerStats, u64)> {
+        let read = self.0.upgrade()?.read(|found| {
+            found.sort_by_key(|it| std::cmp::Reverse(it.messages()));
+            found.truncate(most);
+        });
+        Some(read)
     }
 }
 
@@ -72,14 +79,21 @@ impl fmt::Debug for StatsHandle {
 
 impl Acceptor {
     pub(super) fn stats(&self) -> ServerStats {
+        self.read(|_| {}).0
+    }
+
+    /// The numbers with the connections that `choose` keeps, and how many there are.
+    fn read(&self, choose: impl FnOnce(&mut Vec<Surveyed<'_>>)) -> (ServerStats, u64) {
         let shards = self.all_shards();
-        let mut connections = Vec::new();
+        let mut found = Vec::new();
         for shard in &shards {
-            survey(shard, &mut connections);
+            look_at(shard, &mut found);
         }
-        ServerStats {
+        let count = found.len() as u64;
+        choose(&mut found);
+        let stats = ServerStats {
             methods: self.methods.read(),
-            connections,
+            connections: found.into_iter().map(Surveyed::with_texts).collect(),
             accepted: self.admissions.accepted.get(),
             refused: self.admissions.refused.get(),
             set_ups_failed: self.admissions.failed.get(),
@@ -89,28 +103,52 @@ impl Acceptor {
             memory_limit_bytes: self.memory.limit_bytes(),
             cq_entries: shards.iter().map(|shard| u64::from(shard.cq_capacity())).sum(),
             unflushed: shards.iter().map(|shard| shard.unflushed()).sum(),
+        };
+        (stats, count)
+    }
+}
+
+/// A connection without its texts: of many, only those are made that are shown.
+struct Surveyed<'s> {
+    peer: Arc<PeerIdentity>,
+    device: &'s str,
+    since: Instant,
+    stats: ConnectionStats,
+}
+
+impl Surveyed<'_> {
+    fn messages(&self) -> u64 {
+        self.stats.messages_in.max(self.stats.messages_out)
+    }
+
+    fn with_texts(self) -> ConnectionStats {
+        ConnectionStats {
+            peer: format!("{:?}", self.peer),
+            device: self.device.to_owned(),
+            age: clock::now().saturating_duration_since(self.since),
+            ..self.stats
         }
     }
 }
 
 /// Appends the connections of a shard.
 pub(crate) fn survey(shard: &RpcShard, into: &mut Vec<ConnectionStats>) {
+    let mut found = Vec::new();
+    look_at(shard, &mut found);
+    into.extend(found.into_iter().map(Surveyed::with_texts));
+}
+
+fn look_at<'s>(shard: &'s RpcShard, into: &mut Vec<Surveyed<'s>>) {
     let device = shard.device().attributes().name.as_str();
     let mut from = Some(0);
     while let Some(at) = from {
-        // Texts are made, and memory is taken, when the lock has been let go.
-        let mut found = Vec::with_capacity(AT_ONCE);
+        // Memory is taken when the lock has been let go.
+        into.reserve(AT_ONCE);
         from = shard.survey(at, AT_ONCE, |endpoint, survey| {
             if let Some(since) = endpoint.established() {
-                found.push((Arc::clone(endpoint.identity()), since, endpoint.stats(survey)));
+                let (peer, stats) = (Arc::clone(endpoint.identity()), endpoint.stats(survey));
+                into.push(Surveyed { peer, device, since, stats });
             }
         });
-        let now = clock::now();
-        into.extend(found.into_iter().map(|(peer, since, stats)| ConnectionStats {
-            peer: format!("{peer:?}"),
-            device: device.to_owned(),
-            age: now.saturating_duration_since(since),
-            ..stats
-        }));
     }
 }
