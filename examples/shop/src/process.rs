@@ -1,14 +1,18 @@
 //! A process of the shop: started, killed, and started again at the same address.
 
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
 /// Longest time until it is ready, and until it has ended when it was asked to.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time until its addresses are free again, and time between two tries.
+const FREED: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// A process that is ready. It ends with this one.
 pub(crate) struct Process {
@@ -43,18 +47,26 @@ impl Process {
 
     /// SIGTERM: it drains. Then once more at the same addresses.
     pub(crate) async fn drain_and_restart(&mut self) -> Result<()> {
-        let id = self.child.id().context("it has ended by itself")?;
-        let sent = Command::new("kill").arg(id.to_string()).status().await?;
+        let id = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+        kill_process(id.context("it has ended by itself")?, Signal::TERM)?;
         let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         let status = ended.with_context(|| format!("{} does not drain", self.role()))??;
-        if !sent.success() || !status.success() {
+        if !status.success() {
             bail!("{} has not drained: {status}", self.role());
         }
         self.restart().await
     }
 
     async fn restart(&mut self) -> Result<()> {
-        let (mut child, ..) = launch(&self.arguments, &self.address, &self.admin).await?;
+        // Its ports may be held for a moment, by connections or by another program.
+        let begin = Instant::now();
+        let (mut child, ..) = loop {
+            match launch(&self.arguments, &self.address, &self.admin).await {
+                Ok(launched) => break launched,
+                Err(error) if begin.elapsed() > FREED => return Err(error),
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        };
         self.stdin = child.stdin.take();
         self.child = child;
         Ok(())
