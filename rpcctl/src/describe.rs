@@ -183,6 +183,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_proposed_to_a_shell_is_one_word() {
+        let info = |name: &str| -> MethodInfo {
+            let info = serde_json::json!({
+                "name": name, "signature": "(str) -> ()", "arguments": ["key"], "docs": "",
+                "idempotent": false, "no_cancel": false, "spawn": false,
+                "streams_arguments": false, "streams_results": false, "idle_deadline": false,
+            });
+            serde_json::from_value(info).unwrap()
+        };
+        let shown = command("shm://a", &info("Kv.put"), r#"{"it's":0}"#);
+        assert_eq!(
+            shown,
+            r#"
+  rpcctl call shm://a Kv.put --json '{"it'\''s":0}'"#
+        );
+        assert_eq!(command("shm://a", &info("Kv.put; rm -r ~"), "{}"), "");
+        assert_eq!(command("shm://a", &info("Kv.$(id)"), "{}"), "");
+    }
+
+    #[test]
     fn a_signature_is_shown_with_names() {
         let names = ["key", "map"].map(str::to_owned);
         let shown = with_names("(str, Map<str, (u8, u8)>, stream u64) -> u64 / KvError #2", &names);
