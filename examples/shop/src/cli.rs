@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 
-/// A shop of three processes. Buys, kills one after the other meanwhile, and counts what was lost.
+/// A shop of three processes. Buys, kills two of them in turn meanwhile, and counts what was lost.
 #[derive(Debug, Parser)]
 #[command(name = "shop", args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
