@@ -20,6 +20,8 @@ use crate::protocol::config::LinkConfig;
 const SHORT: u32 = 16;
 /// Most short buffers that are registered at once.
 const SHORT_STEP: u32 = 4;
+/// Lengths of buffers are rounded up to multiples of this.
+const BUFFER_ALIGN: u32 = 64;
 
 /// Buffers of two sizes, allocated when they are first needed.
 pub(super) struct Staging {
@@ -27,6 +29,8 @@ pub(super) struct Staging {
     /// For the next frame.
     ready: Option<Buffer>,
     long_bytes: u32,
+    /// The shortest buffer that a long frame takes: what was granted last.
+    least_long_bytes: u32,
     growth: Growth,
     /// Buffers ever taken.
     taken: u64,
@@ -34,8 +38,15 @@ pub(super) struct Staging {
 
 impl Staging {
     pub(super) fn new(config: &LinkConfig) -> Self {
-        let (long_bytes, growth) = (config.arena_segment_bytes, Growth::default());
-        Self { pools: Vec::new(), ready: None, long_bytes, growth, taken: 0 }
+        let long_bytes = config.arena_segment_bytes.next_multiple_of(SHORT * BUFFER_ALIGN);
+        Self {
+            pools: Vec::new(),
+            ready: None,
+            long_bytes,
+            least_long_bytes: long_bytes,
+            growth: Growth::default(),
+            taken: 0,
+        }
     }
 
     #[cfg(any(test, feature = "model"))]
@@ -75,8 +86,11 @@ impl Staging {
     ) -> Option<Buffer> {
         let short_bytes = self.long_bytes / SHORT;
         let is_short = bytes <= short_bytes.into();
-        let size = if is_short { short_bytes } else { self.long_bytes };
-        let fits = |pool: &&BufferPool| (size..2 * size.max(1)).contains(&pool.buffer_bytes());
+        let sizes = match is_short {
+            true => short_bytes..2 * short_bytes,
+            false => self.least_long_bytes..2 * self.long_bytes,
+        };
+        let fits = |pool: &&BufferPool| sizes.contains(&pool.buffer_bytes());
         if let Some(buffer) = self.pools.iter().filter(fits).find_map(BufferPool::take) {
             return Some(buffer);
         }
@@ -88,6 +102,9 @@ impl Staging {
         });
         if let Some(pool) = grown {
             let buffer = pool.take();
+            if !is_short {
+                self.least_long_bytes = pool.buffer_bytes();
+            }
             self.pools.push(pool);
             return buffer;
         }
@@ -102,6 +119,41 @@ impl Staging {
 mod tests {
     use super::*;
     use crate::device::soft;
+
+    /// Their buffers were rounded down, and then not found again: each frame registered one more.
+    #[test]
+    fn long_buffers_of_an_odd_size_are_found_again() {
+        let domain = soft::mem_device().allocate_pd().unwrap();
+        let mut send_buffers =
+            SendBuffers::new(&domain, &**soft::mem_device(), 64, 8 << 10).unwrap();
+        for odd in [4097, 5000, 65_537, 1_000_001] {
+            let config = LinkConfig { arena_segment_bytes: odd, ..LinkConfig::default() };
+            let mut staging = Staging::new(&config);
+            for _ in 0..5 {
+                let room = staging.make_ready(&domain, &mut send_buffers, odd.into()).unwrap();
+                assert!(room >= odd.into(), "{room} of {odd}");
+                drop(staging.take());
+            }
+            assert_eq!(staging.pools().len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_long_buffer_that_was_granted_in_part_is_used_before_more_is_asked_for() {
+        let domain = soft::mem_device().allocate_pd().unwrap();
+        let mut send_buffers =
+            SendBuffers::new(&domain, &**soft::mem_device(), 64, 8 << 10).unwrap();
+        let mut staging = Staging::new(&LinkConfig::default());
+        let half = staging.long_bytes / 2;
+        staging.pools.push(BufferPool::allocate(&domain, half, 1).unwrap());
+        staging.least_long_bytes = half;
+        let bytes = staging.long_bytes.into();
+        let room = staging.make_ready(&domain, &mut send_buffers, bytes);
+        assert_eq!((room, staging.pools().len()), (Some(half.into()), 1));
+        let _in_flight = staging.take();
+        let room = staging.make_ready(&domain, &mut send_buffers, bytes);
+        assert_eq!((room, staging.pools().len()), (Some(bytes), 2));
+    }
 
     #[test]
     fn many_short_frames_at_once_find_buffers_and_later_ones_need_no_more() {
