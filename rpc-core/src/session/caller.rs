@@ -238,7 +238,7 @@ impl<W, H> Session<W, H> {
         self.limits.max_incoming_calls == 0 && self.streams.live_calls == 0
     }
 
-    /// The waiter of any call that has no outcome yet.
+    /// The waiter of a call that has no outcome yet, if one is easily found.
     pub fn take_waiter(&mut self) -> Option<W> {
         self.calls.take_waiter()
     }

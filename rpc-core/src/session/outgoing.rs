@@ -23,6 +23,9 @@ use crate::wire::{self, CallStreams, ReplyKind, RequestHead, WireId};
 /// Stale ids that the queue may hold before it is cleaned.
 const STALE_SLACK: usize = 64;
 
+/// Calls of the table that are looked at for a waiter.
+const LOOKED_AT: usize = 64;
+
 /// A call's deadline and its entry in the timer wheel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timed {
@@ -281,9 +284,10 @@ impl<W> Calls<W> {
         self.find(id)?.waiter.as_ref()
     }
 
-    /// The waiter of any call that has no outcome yet.
+    /// The waiter of a call that has no outcome yet, if it is among the first in the table: that never
+    /// shrinks, and mostly they are.
     pub(super) fn take_waiter(&mut self) -> Option<W> {
-        self.calls.iter_mut().find_map(|call| call.waiter.take())
+        self.calls.iter_mut().take(LOOKED_AT).find_map(|call| call.waiter.take())
     }
 
     /// Takes the request of a call that failed before the peer could see it.

@@ -222,6 +222,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     fn park(&mut self, cx: &mut Context<'_>, machine_now: Instant) -> Option<Poll<()>> {
         let (deadline, deferred) = {
             let mut state = self.shard.lock();
+            if state.has_polled() {
+                // A caller has taken over meanwhile: the next round stands back.
+                return None;
+            }
             state.set_now(clock::now());
             state.run_timers();
             state.send_idle_acks();

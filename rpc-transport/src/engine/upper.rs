@@ -112,7 +112,12 @@ pub trait Protocol: Send + Sized + 'static {
         false
     }
 
-    /// Takes the waker of any one caller that waits for an outcome. Default: there is none.
+    /// Whether an outcome is awaited. Must be cheap. Default: yes.
+    fn awaits_outcomes(&self) -> bool {
+        true
+    }
+
+    /// Takes the waker of a caller that waits for an outcome, if one is easily found. Default: none is.
     fn take_waiter(&mut self) -> Option<Waker> {
         None
     }

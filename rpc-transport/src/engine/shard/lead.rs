@@ -109,11 +109,13 @@ impl<P: Protocol> Shard<P> {
 
     fn lead<T>(
         &self,
-        mut state: Locked<'_, P>,
+        state: Locked<'_, P>,
         leader: Leader,
         look: impl FnMut(&mut P) -> Option<T>,
     ) -> Option<Waited<T>> {
         let on_panic = EndOnPanic(self);
+        // Dropped first when something panics: a parameter would be dropped last.
+        let mut state = state;
         let turn = state.turn(leader, look);
         let next = match turn {
             Some(Turn::On | Turn::Yield) => None,
@@ -187,6 +189,8 @@ impl<P: Protocol> Locked<'_, P> {
         // On some devices polling leaves doorbells to be rung.
         self.cq.flush();
         if found > 0 {
+            // The driver may have parked between two polls; then this has used up its event.
+            self.caller_progress = true;
             self.on_progress();
         }
         if let Some(value) = look(&mut self.connection(leader.key)?.protocol) {
@@ -227,6 +231,11 @@ impl<P: Protocol> State<P> {
         self.lead.has_polled |= self.lead.leader.is_none();
     }
 
+    /// Whether a leader has polled since the driver last asked.
+    pub(crate) fn has_polled(&self) -> bool {
+        self.lead.has_polled
+    }
+
     /// Whether a leader has polled since the last call, so that the driver may stand back. If none
     /// has, nobody leads any more.
     pub(crate) fn is_led(&mut self) -> bool {
@@ -250,6 +259,8 @@ impl<P: Protocol> State<P> {
     fn pass_on(&mut self) -> Option<Waker> {
         let leader = self.lead.leader.take();
         if !matches!(self.driver, DriverState::StoodBack { .. }) {
+            // It goes on polling.
+            self.lead.has_polled = false;
             return None;
         }
         let protocol = match leader {
@@ -257,7 +268,7 @@ impl<P: Protocol> State<P> {
             None => self.connections.iter_mut().next().map(|(_, connection)| connection),
         };
         if let Some(connection) = protocol {
-            if connection.protocol.is_idle() {
+            if !connection.protocol.awaits_outcomes() {
                 return None;
             }
             if let Some(waiter) = connection.protocol.take_waiter() {

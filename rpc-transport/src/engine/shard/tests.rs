@@ -30,6 +30,8 @@ pub(super) struct Simple {
     pub(super) waiters: Vec<Waker>,
     actions: Vec<Option<Waker>>,
     pub(super) is_waiting: bool,
+    /// The number of the message that makes it panic.
+    pub(super) bomb: Option<usize>,
     pub(super) has_streams: bool,
 }
 
@@ -41,6 +43,7 @@ impl Protocol for Simple {
 
     fn on_message(&mut self, _: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
         self.received += 1;
+        assert_ne!(self.bomb, Some(self.received), "a bomb, on purpose");
         self.actions.extend(self.waiters.drain(..).map(Some));
         Ok(())
     }
@@ -83,8 +86,12 @@ impl Protocol for Simple {
 
     fn on_released(&mut self) {}
 
+    fn awaits_outcomes(&self) -> bool {
+        self.is_waiting
+    }
+
     fn is_idle(&self) -> bool {
-        !self.is_waiting
+        true
     }
 }
 

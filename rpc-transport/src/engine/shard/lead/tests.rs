@@ -1,9 +1,10 @@
 //! Who polls, and who is woken, while callers wait. No driver runs here: the tests stand in for it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-use super::Waited;
+use super::{Leader, Turn, Waited};
 use crate::connect::error::CloseCause;
 use crate::engine::shard::tests::{Simple, Wakes, pair, park, send};
 use crate::engine::shard::{ConnectionKey, Shard};
@@ -97,6 +98,43 @@ async fn a_waker_that_panics_costs_the_leader_nothing() {
     assert_eq!(sleeper.count(), 1);
     world.answer();
     assert_eq!(world.wait(1, 2), "done");
+}
+
+/// The lock was still held when the end of the connections was told, which takes it.
+#[tokio::test]
+async fn a_panic_under_a_leader_ends_the_connections() {
+    let world = World::new("lead-bomb").await;
+    assert_eq!(world.wait(1, 2), "leads");
+    world.client.with(world.key, |protocol| protocol.bomb = Some(1)).unwrap();
+    world.answer();
+    let wait = || world.wait(1, 2);
+    assert!(catch_unwind(AssertUnwindSafe(wait)).is_err());
+    assert!(matches!(world.client.close_cause(world.key), Some(CloseCause::Panicked)));
+}
+
+/// Its event was used up by the leader, and nobody armed again.
+#[tokio::test]
+async fn a_driver_that_parks_beside_a_leader_is_woken_by_what_the_leader_finds() {
+    let world = World::new("lead-parked").await;
+    assert_eq!(world.wait(1, 2), "leads");
+    world.answer();
+    let driver = park(&world.client);
+    // It got the lock between two polls of the leader, which goes on.
+    let mut state = world.client.lock();
+    let leader = Leader { key: world.key, caller: 1 };
+    let turn = state.turn(leader, |protocol| (protocol.received >= 2).then_some(()));
+    assert!(matches!(turn, Some(Turn::On)));
+    state.leave().run();
+    assert_eq!(driver.count(), 1);
+}
+
+#[tokio::test]
+async fn a_lead_that_ends_beside_a_running_driver_leaves_the_rest_to_it() {
+    let world = World::new("lead-running").await;
+    assert_eq!(world.wait(1, 1), "leads");
+    world.answer();
+    assert_eq!(world.wait(1, 1), "done");
+    assert!(!world.client.lock().is_led(), "it would stand back, and nobody polls");
 }
 
 #[tokio::test]
