@@ -5,7 +5,8 @@
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
 
-use rpc_core::Server;
+use rpc_core::{Server, Status};
+use rpc_transport::user_code::HoldsShard;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -13,6 +14,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 #[rpc_core::service]
 trait Risky {
     async fn fail(&self, later: bool);
+    async fn explain(&self) -> Result<(), Status>;
 }
 
 struct Panics;
@@ -23,6 +25,10 @@ impl Risky for Panics {
             tokio::task::yield_now().await;
         }
         panic!("boom");
+    }
+
+    async fn explain(&self) -> Result<(), Status> {
+        Err(Status::internal("see there").with_details(vec![7; 1 << 20]))
     }
 }
 
@@ -52,6 +58,8 @@ impl Subscriber for Log {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
+        // Subscribers are users' code, which may call: no lock of a shard is held.
+        drop(HoldsShard::begin());
         let mut text = Text(String::new());
         event.record(&mut text);
         self.0.lock().unwrap().push((*event.metadata().level(), text.0));
@@ -87,6 +95,7 @@ fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
             for later in [false, true] {
                 client.fail(later).await.unwrap_err();
             }
+            client.explain().await.unwrap_err();
             stop.shutdown();
             serving.await.unwrap().unwrap();
             while client.channel().close_cause().is_none() {
@@ -104,6 +113,7 @@ fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
             assert!(text.contains(word), "{word} is not in: {text}");
         }
     }
+    assert_eq!(log.with("details of a status are too long").len(), 1);
     for (words, more) in
         [("listening", "mem://logs"), ("shutting down", "calls=0"), ("shut down", "")]
     {

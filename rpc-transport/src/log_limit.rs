@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::user_code::logged;
 use parking_lot::Mutex;
 
 /// Faults of an interval that are logged in full.
@@ -44,9 +45,11 @@ impl LogLimit {
         let Some(silenced) = self.admit(now) else { return };
         if silenced > 0 {
             let (what, last) = (self.what, INTERVAL);
-            tracing::warn!(
-                "{what}: {silenced} more since the last line; {LINES} in {last:?} are logged"
-            );
+            logged(move || {
+                tracing::warn!(
+                    "{what}: {silenced} more since the last line; {LINES} in {last:?} are logged"
+                );
+            });
         }
         log();
     }

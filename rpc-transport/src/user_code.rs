@@ -1,22 +1,31 @@
 //! User code: where it may run, and what a panic in it costs.
 //!
 //! **Owns** the rule that nothing of the user's runs under the lock of a shard, neither handlers nor
-//! wakers nor destructors: what the user makes may call back, block or panic. Debug builds check it:
-//! a thread that holds a shard panics as soon as it lets go of user memory, or locks a shard again.
-//!
-//! **Never** runs anything itself.
+//! wakers nor destructors nor subscribers of the log: what the user makes may call back, block or panic.
+//! Debug builds check it: a thread that holds a shard panics as soon as it lets go of user memory, or
+//! locks a shard again. What is logged meanwhile is kept until the thread lets go.
 
 use std::any::Any;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-#[cfg(debug_assertions)]
-thread_local! {
-    static HOLDS_SHARD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+/// Whether this thread holds a shard.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    No,
+    Yes,
+    /// And there is something to be logged when it lets go.
+    WithLog,
 }
 
-/// This thread holds the lock of a shard, until it is dropped. Nothing in release builds.
+thread_local! {
+    static HOLDS: Cell<Holds> = const { Cell::new(Holds::No) };
+    static LOG: RefCell<Vec<Box<dyn FnOnce()>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// This thread holds the lock of a shard, until it is dropped: right after the lock was released.
 #[derive(Debug)]
 pub struct HoldsShard(());
 
@@ -29,23 +38,46 @@ impl HoldsShard {
     #[inline]
     #[must_use]
     pub fn begin() -> Self {
-        #[cfg(debug_assertions)]
-        HOLDS_SHARD.with(|holds| {
-            assert!(
-                !holds.get(),
+        HOLDS.with(|holds| {
+            debug_assert!(
+                holds.get() == Holds::No,
                 "this thread holds a shard already: user code runs under its lock"
             );
-            holds.set(true);
+            holds.set(Holds::Yes);
         });
         Self(())
     }
 }
 
-#[cfg(debug_assertions)]
 impl Drop for HoldsShard {
+    #[inline]
     fn drop(&mut self) {
-        HOLDS_SHARD.with(|holds| holds.set(false));
+        if HOLDS.replace(Holds::No) == Holds::WithLog {
+            log_all();
+        }
     }
+}
+
+/// Logs what was kept. A subscriber that panics costs nobody else anything.
+#[cold]
+fn log_all() {
+    for log in LOG.try_with(RefCell::take).unwrap_or_default() {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(log)) {
+            std::mem::forget(panic);
+        }
+    }
+}
+
+/// Logs: subscribers of `tracing` are the user's, so where this thread holds a shard, as soon as it has
+/// let go. For what is rare: under a lock it allocates.
+#[cold]
+pub fn logged(log: impl FnOnce() + 'static) {
+    if HOLDS.get() == Holds::No {
+        return log();
+    }
+    HOLDS.set(Holds::WithLog);
+    // A thread that ends keeps nothing any more.
+    let _ = LOG.try_with(|kept| kept.borrow_mut().push(Box::new(log)));
 }
 
 /// To be called where user code is about to run: panics in debug builds, when this thread holds a
@@ -53,15 +85,10 @@ impl Drop for HoldsShard {
 #[inline]
 #[track_caller]
 pub(crate) fn assert_may_run(what: &str) {
-    #[cfg(debug_assertions)]
-    if !std::thread::panicking() {
-        assert!(
-            !HOLDS_SHARD.try_with(std::cell::Cell::get).unwrap_or(false),
-            "{what} under the lock of a shard: it must leave the lock first"
-        );
-    }
-    #[cfg(not(debug_assertions))]
-    let _ = what;
+    debug_assert!(
+        std::thread::panicking() || HOLDS.get() == Holds::No,
+        "{what} under the lock of a shard: it must leave the lock first"
+    );
 }
 
 /// Runs user code. A panic of it is logged and ends here: whatever runs behind it has other owners.
@@ -116,5 +143,32 @@ impl Drop for UserOwner {
 impl fmt::Debug for UserOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("UserOwner")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_logged_under_the_lock_is_said_when_it_is_released() {
+        thread_local!(static SAID: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) });
+        let say = |number| {
+            logged(move || {
+                // The subscriber takes the lock as well.
+                drop(HoldsShard::begin());
+                SAID.with_borrow_mut(|said| said.push(number));
+            });
+        };
+        say(1);
+        let holds = HoldsShard::begin();
+        say(2);
+        logged(|| panic!("on purpose"));
+        say(3);
+        assert_eq!(SAID.with_borrow(Vec::clone), [1]);
+        drop(holds);
+        assert_eq!(SAID.with_borrow(Vec::clone), [1, 2, 3]);
+        drop(HoldsShard::begin());
+        assert_eq!(SAID.take(), [1, 2, 3]);
     }
 }

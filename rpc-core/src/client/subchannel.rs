@@ -350,7 +350,10 @@ impl Subchannel {
         let (now, mut unwanted) = (clock::now(), None);
         match &outcome {
             Ok(_) => self.options.counts.connected.add_shared(1),
-            Err(_) => self.options.counts.connect_failures.add_shared(1),
+            Err(error) => {
+                self.options.counts.connect_failures.add_shared(1);
+                tracing::debug!(target = %self.target, %error, "cannot connect");
+            }
         }
         let mut ended = None;
         {
@@ -365,7 +368,6 @@ impl Subchannel {
                 }
                 Ok(connection) => unwanted = Some(connection),
                 Err(error) => {
-                    tracing::debug!(target = %self.target, %error, "cannot connect");
                     state.machine.on_failed(epoch, now, random());
                     state.failures += 1;
                     state.error = Some(error);

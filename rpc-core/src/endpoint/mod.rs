@@ -35,6 +35,7 @@ use crate::observability::stats::counts::Methods;
 use crate::server::phase::Watch;
 use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
 use crate::wire;
+use rpc_transport::user_code::logged;
 
 /// A shard whose connections carry sessions.
 pub(crate) type RpcShard = Shard<RpcEndpoint>;
@@ -369,7 +370,8 @@ impl Protocol for RpcEndpoint {
     fn on_refused(&mut self, tag: u64, error: &SubmitError) {
         // Sizes were checked before (`request_too_large`, `reply_room`), so the link must be
         // closing, which ends every call anyhow.
-        tracing::debug!(tag, %error, "the link did not take a message");
+        let error = error.to_string();
+        logged(move || tracing::debug!(tag, error, "the link did not take a message"));
     }
 
     #[inline]
@@ -447,6 +449,10 @@ impl Protocol for RpcEndpoint {
     #[inline]
     fn is_for_callers_alone(&self) -> bool {
         self.session.is_for_callers_alone()
+    }
+
+    fn awaits_outcomes(&self) -> bool {
+        self.session.outgoing_calls() != 0
     }
 
     fn take_waiter(&mut self) -> Option<Waker> {

@@ -27,6 +27,7 @@ pub use self::code::Code;
 use crate::metadata::Metadata;
 use crate::service::method::{MethodDescriptor, method_in_use};
 use crate::wire::refusal::RETRY_AFTER;
+use rpc_transport::user_code::logged;
 
 /// Longest text of a status on the wire, bytes. Longer ones are cut at a character.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024;
@@ -264,7 +265,8 @@ impl Status {
         if details.len() <= room {
             return (text, details);
         }
-        tracing::warn!(bytes = details.len(), "details of a status are too long to be sent");
+        let bytes = details.len();
+        logged(move || tracing::warn!(bytes, "details of a status are too long to be sent"));
         match self.retry_after().map(retry_mark) {
             Some(mark) if mark.len() <= room => (text, mark.into()),
             _ => (text, Cow::Borrowed(&[])),

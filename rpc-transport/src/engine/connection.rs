@@ -51,6 +51,7 @@ use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
 use crate::message::received::Message;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::{Inbound, Link, LinkMetrics, OnReturn, Revoked};
+use crate::user_code::logged;
 
 /// Messages up to this size are copied and their RECV is reposted at once, bytes.
 const COPY_OUT_BYTES: usize = 1024;
@@ -532,7 +533,7 @@ fn grow(
     let charge = match budget.reserve_spare(bytes) {
         Ok(charge) => charge,
         Err(reason) => {
-            tracing::debug!(%reason, "no arena, large messages are copied");
+            logged(move || tracing::debug!(%reason, "no arena, large messages are copied"));
             link.decline_arena();
             return Ok(());
         }
@@ -544,9 +545,9 @@ fn grow(
             link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
         }
         Err(error) => {
-            NO_ARENAS.fault(Instant::now(), || {
-                tracing::warn!(%error, bytes, "no memory for an arena, large messages are copied");
-            });
+            let text = "no memory for an arena, large messages are copied";
+            let log = move || tracing::warn!(%error, bytes, "{text}");
+            NO_ARENAS.fault(Instant::now(), || logged(log));
             link.decline_arena();
             Ok(())
         }

@@ -28,6 +28,7 @@ use crate::device::locked;
 use crate::memory::budget::Reservation;
 
 use super::{FaultPlan, POISON, Random};
+use crate::user_code::logged;
 
 /// A send WR that has not been started.
 #[derive(Debug)]
@@ -178,7 +179,7 @@ impl FaultyCompletionQueue {
             // It was checked when it was posted, and has its slot. The inner device can refuse it
             // only if the QP is gone, and then nobody needs to be told.
             if let Err(error) = self.inner.post_send(qp, &mut [wr]) {
-                tracing::warn!(%error, "a held work request is refused");
+                logged(move || tracing::warn!(%error, "a held work request is refused"));
             }
         }
     }
@@ -254,7 +255,8 @@ impl FaultyCompletionQueue {
             }
             self.events.push_back(QpEvent::Disconnected(qp));
         }
-        tracing::debug!(?qp, killed, lost, clock = self.clock, "a queue pair is struck");
+        let clock = self.clock;
+        logged(move || tracing::debug!(?qp, killed, lost, clock, "a queue pair is struck"));
         // It exists: its state was just read.
         let _ = self.inner.modify_to_error(qp);
     }

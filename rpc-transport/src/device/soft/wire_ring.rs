@@ -20,6 +20,7 @@ use super::ring::{Piece, Ring, segment_bytes};
 use super::side_channel::SideChannel;
 use super::socket;
 use super::wire::Placement;
+use crate::user_code::logged;
 
 /// This side's half of a `shm` connection, before the peer's is known.
 #[derive(Debug)]
@@ -250,7 +251,8 @@ impl RingWire {
             if error.kind() == io::ErrorKind::InvalidData {
                 return None;
             }
-            tracing::warn!(%error, "a region is not mapped; it is written through the peer's engine");
+            let text = "a region is not mapped; it is written through the peer's engine";
+            logged(move || tracing::warn!(%error, "{text}"));
         }
         Some(Landing::dangling())
     }

@@ -39,6 +39,7 @@ use super::service::IdLink;
 use super::status;
 use super::work_queues::{Outcome, WorkQueues, address};
 use super::wr_key::{MAX_QPS, WrKey};
+use crate::user_code::logged;
 
 /// Most completions taken from the device in one call.
 const POLL_BATCH: usize = 32;
@@ -204,7 +205,14 @@ impl VerbsCompletionQueue {
     #[cold]
     fn refused(&mut self, index: u32, refused: &Refused) {
         let Refused { count, error } = refused;
-        tracing::error!(%error, count, "the device refused work requests; the queue pair is lost");
+        let (text, count_refused) = (error.to_string(), *count);
+        logged(move || {
+            tracing::error!(
+                error = text,
+                count = count_refused,
+                "the device refused work requests; the queue pair is lost"
+            );
+        });
         let slot = &mut self.slots[index as usize];
         let handle = QpHandle { index, generation: slot.generation };
         let Some(entry) = slot.qp.as_mut() else { return };
@@ -222,7 +230,7 @@ impl VerbsCompletionQueue {
         if entry.queues.state() != QpState::Error {
             if let Err(error) = entry.guard.modify_to_error() {
                 // The device is gone; an asynchronous event reports that.
-                tracing::debug!(%error, "queue pair not moved to the error state");
+                logged(move || tracing::debug!(%error, "queue pair not moved to the error state"));
             }
             entry.guard.link().disconnect();
             let drain_wr = entry.queues.enter_error().filter(|_| !self.refuses_late_sends);
@@ -231,8 +239,9 @@ impl VerbsCompletionQueue {
             {
                 // From now on none is posted. Silent WRs end with their QP.
                 self.refuses_late_sends = true;
-                let device = self.cq.context().name();
-                tracing::info!(device, %error, "the device takes no work requests in the error state");
+                let device = self.cq.context().name().to_owned();
+                let text = "the device takes no work requests in the error state";
+                logged(move || tracing::info!(device, %error, "{text}"));
             }
         }
         entry.queues.tell_early(&mut self.ready);
@@ -304,12 +313,15 @@ impl VerbsCompletionQueue {
         };
         let known = entry.queues.complete(key, outcome, &mut self.ready);
         if !known {
-            tracing::debug!(?key, "completion of a work request that is not posted");
+            logged(move || {
+                tracing::debug!(?key, "completion of a work request that is not posted")
+            });
         }
         if wc.status != 0 && entry.queues.state() != QpState::Error {
             entry.vendor_error = wc.vendor_err;
             let (qp, vendor_error) = (entry.guard.number(), VendorError(wc.vendor_err));
-            tracing::debug!(qp, "a work request failed: {:?}{vendor_error}", outcome.status);
+            let status = outcome.status;
+            logged(move || tracing::debug!(qp, "a work request failed: {status:?}{vendor_error}"));
             self.fail(key.qp);
         }
     }

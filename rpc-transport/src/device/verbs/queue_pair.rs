@@ -31,6 +31,7 @@ use super::memory::PdGuard;
 use super::options::QpTimers;
 use super::reaper;
 use super::service::IdLink;
+use crate::user_code::logged;
 
 /// Attributes of a state transition, as the connection manager gives them.
 pub(super) struct Transition {
@@ -301,9 +302,9 @@ impl RawQp {
         // SAFETY: the guard was the only owner.
         let returned = unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) };
         if let Err(error) = ffi::verbs_result(returned) {
-            let device = self.cq.context().name();
-            let wrs = self.leftovers.len();
-            tracing::error!(device, %error, wrs, "queue pair leaked, with what was posted on it");
+            let (device, wrs) = (self.cq.context().name().to_owned(), self.leftovers.len());
+            let text = "queue pair leaked, with what was posted on it";
+            logged(move || tracing::error!(device, %error, wrs, "{text}"));
             // Invariant 2: the device may still use it.
             std::mem::forget(std::mem::take(&mut self.leftovers));
             return;

@@ -16,6 +16,7 @@ use crate::engine::upper::Protocol;
 use crate::log_limit::LogLimit;
 use crate::protocol::frame::{CloseCode, CloseReason};
 use crate::protocol::link::Revoked;
+use crate::user_code::logged;
 
 /// Longest time that a connection waits for its flushed work requests before its QP is destroyed.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
@@ -110,7 +111,8 @@ impl<P: Protocol> Connection<P> {
     #[cold]
     pub(super) fn part(&mut self, cq: &mut dyn CompletionQueue, rule: &str) -> bool {
         BROKEN_RULES.fault(Instant::now(), || {
-            tracing::warn!(peer = ?self.peer, rule, "the peer broke the protocol");
+            let (peer, rule) = (self.peer.clone(), rule.to_owned());
+            logged(move || tracing::warn!(?peer, rule, "the peer broke the protocol"));
         });
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return false;
@@ -200,9 +202,9 @@ impl<P: Protocol> Connection<P> {
             if now < until {
                 return None;
             }
-            SLOW_FLUSHES.fault(Instant::now(), || {
-                tracing::warn!(qp = ?queue_pair.qp, "queue pair did not flush in time, destroying it");
-            });
+            let qp = queue_pair.qp;
+            let text = "queue pair did not flush in time, destroying it";
+            SLOW_FLUSHES.fault(Instant::now(), || logged(move || tracing::warn!(?qp, "{text}")));
         }
         self.abandon(cq);
         Some(drained)

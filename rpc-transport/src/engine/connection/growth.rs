@@ -3,6 +3,7 @@
 //! Owns how much is asked for, and how often after a refusal.
 
 use crate::device::ProviderError;
+use crate::user_code::logged;
 
 /// How many times nothing is asked for after a refusal: each question is a system call.
 const PAUSE: u32 = 64;
@@ -30,7 +31,7 @@ impl Growth {
             match allocate(count) {
                 Ok(granted) => return Some(granted),
                 Err(error) => {
-                    tracing::debug!(%error, count, "no memory for more buffers");
+                    logged(move || tracing::debug!(%error, count, "no memory for more buffers"));
                     count /= 2;
                 }
             }

@@ -26,6 +26,7 @@ use crate::engine::deferred::Deferred;
 use crate::engine::spin::{PollMode, SpinPolicy, Wait};
 use crate::engine::upper::{Outside, Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
+use crate::user_code::logged;
 
 const NO_CONNECTION: u32 = u32::MAX;
 /// A driver that runs this much later than it was due did not get to run: its process was stopped,
@@ -352,7 +353,7 @@ impl<P: Protocol> State<P> {
             // A protocol that panicked before may panic again; the others must still be told.
             let told = catch_unwind(AssertUnwindSafe(|| connection.fail(cq, cause)));
             if told.is_err() {
-                tracing::error!("a protocol panicked when it was told of its end");
+                logged(|| tracing::error!("a protocol panicked when it was told of its end"));
             }
             self.mark_dirty(index);
         }
