@@ -57,7 +57,9 @@ impl WeakStatsHandle {
     /// are; as long as there is a server.
     pub(crate) fn busiest(&self, most: usize) -> Option<(ServerStats, u64)> {
         let read = self.0.upgrade()?.read(|found| {
-            found.sort_by_key(|it| std::cmp::Reverse(it.messages()));
+            found.sort_by_key(|it| {
+                std::cmp::Reverse(it.stats.messages_in.max(it.stats.messages_out))
+            });
             found.truncate(most);
         });
         Some(read)
@@ -117,10 +119,6 @@ struct Surveyed<'s> {
 }
 
 impl Surveyed<'_> {
-    fn messages(&self) -> u64 {
-        self.stats.messages_in.max(self.stats.messages_out)
-    }
-
     fn with_texts(self) -> ConnectionStats {
         ConnectionStats {
             peer: format!("{:?}", self.peer),
