@@ -113,7 +113,7 @@ impl DomainOps for Domain {
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let OwnedParts { base, len, owner, .. } = memory.into_parts(access)?;
+        let OwnedParts { base, len, owner, .. } = memory.into_parts(access.remote_write)?;
         // Even for the peer, odd for this process, so that neither passes for the other.
         let rkey = FABRIC.lock().next_number() * 2;
         let span = Span { base: base.as_ptr() as usize, len, domain: self.0, access };

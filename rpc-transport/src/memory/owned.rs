@@ -9,15 +9,14 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use crate::device::error::ProviderError;
-use crate::memory::region::{Access, MemoryRegion};
 
 /// User memory handed over for registration: its address is stable, and it owns what keeps the
 /// bytes alive.
 pub struct OwnedMemory {
-    base: NonNull<u8>,
-    len: usize,
-    writable: bool,
-    owner: Box<dyn Any + Send + Sync>,
+    pub(super) base: NonNull<u8>,
+    pub(super) len: usize,
+    pub(super) writable: bool,
+    pub(super) owner: Box<dyn Any + Send + Sync>,
 }
 
 // SAFETY: `base` points into `owner`, which is Send + Sync and keeps the bytes; who may use them is
@@ -54,25 +53,19 @@ impl OwnedMemory {
         Self { base, len, writable: false, owner }
     }
 
-    /// The bytes of a region, to register them in another domain for reading there.
-    #[must_use]
-    pub(crate) fn of_region(region: &MemoryRegion) -> Self {
-        let owner = Box::new(region.clone());
-        Self { base: region.base(), len: region.len(), writable: false, owner }
-    }
-
     /// Length, bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The parts of the memory, for a provider that registers it with `access`.
+    /// The parts of the memory, for a provider that registers it; `remote_write` says whether peers
+    /// are to write it.
     ///
     /// # Errors
-    /// [`ProviderError::Unsupported`] when the access lets peers write read-only memory.
-    pub fn into_parts(self, access: Access) -> Result<OwnedParts, ProviderError> {
+    /// [`ProviderError::Unsupported`] when peers would write read-only memory.
+    pub fn into_parts(self, remote_write: bool) -> Result<OwnedParts, ProviderError> {
         let Self { base, len, writable, owner } = self;
-        if access.remote_write && !writable {
+        if remote_write && !writable {
             return Err(ProviderError::Unsupported(
                 "that peers write memory which may only be read",
             ));

@@ -333,6 +333,14 @@ impl MemoryRegion {
     }
 }
 
+/// The bytes of a region, to register them in another domain for reading there.
+impl From<&MemoryRegion> for OwnedMemory {
+    fn from(region: &MemoryRegion) -> Self {
+        let owner = Box::new(region.clone());
+        Self { base: region.base(), len: region.len(), writable: false, owner }
+    }
+}
+
 impl fmt::Debug for MemoryRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RegionParts { len, lkey, rkey, access, .. } = &self.0.parts;

@@ -24,10 +24,6 @@ pub const MAX_RECEIVE_BUFFER_BYTES: u32 = 16 << 20;
 /// Largest `max_message_bytes`.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 40;
 
-const _: () = assert!(
-    MIN_RECEIVE_BUFFER_BYTES as usize >= 2 * crate::protocol::frame::CONTROL_FRAME_MAX_BYTES
-);
-
 /// Which connections share a protection domain (PD): the device refuses keys of another PD.
 ///
 /// A peer can write only to a connection's arenas and reply slots, and only that connection's peer

@@ -5,7 +5,7 @@
 
 use crate::protocol::arena::ArenaError;
 use crate::protocol::credit::CreditError;
-use crate::protocol::frame::Kind;
+use crate::protocol::frame::kind::Kind;
 
 /// The peer broke a rule of the link protocol (`docs/wire-format.md`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

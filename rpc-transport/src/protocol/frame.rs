@@ -18,15 +18,19 @@
 //! 3. Every frame written here parses to the same values.
 
 mod blocks;
+pub(crate) mod kind;
 #[cfg(test)]
 mod tests;
 
 pub use self::blocks::{Blocks, MaxStreamData, Placed, SlotBlock, Written};
 pub(crate) use self::blocks::{DONE_SLOTS, SEGMENT_PREFIX_MAX_BYTES, SLOT_BLOCK_BYTES};
+pub use self::kind::Kind;
 use crate::message::outgoing::OutBuf;
+use crate::protocol::config::MIN_RECEIVE_BUFFER_BYTES;
 use crate::protocol::credit::Grant;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::handshake::Features;
+use crate::protocol::text::truncated;
 
 /// Length of the header that starts every frame, bytes.
 pub const HEADER_BYTES: usize = 8;
@@ -43,43 +47,8 @@ pub const CONTROL_FRAME_MAX_BYTES: usize = HEADER_BYTES + CLOSE_BLOCK_BYTES + CL
 
 const _: () = assert!(SEGMENT_HEADER_BYTES == 32);
 const _: () = assert!(CONTROL_FRAME_MAX_BYTES == 112);
+const _: () = assert!(2 * CONTROL_FRAME_MAX_BYTES <= MIN_RECEIVE_BUFFER_BYTES as usize);
 const _: () = assert!(SEGMENT_HEADER_BYTES < crate::message::outgoing::HEADROOM_BYTES);
-
-/// The kind of a frame. The discriminant is the byte on the wire; 0 is never valid, so that zeroed
-/// memory is not a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum Kind {
-    /// A message, or a segment of one. Spends a data credit.
-    Data = 1,
-    /// A grant and nothing else. Spends an ack credit.
-    Ack = 2,
-    /// Blocks without a message, such as released chunks, STARVED or an ARENA block. Spends a data
-    /// credit.
-    Release = 3,
-    /// Asks for a Pong. Spends a data credit.
-    Ping = 4,
-    /// Answers a Ping. Spends a data credit.
-    Pong = 5,
-    /// The last frame of its direction. Spends no credit: a RECV and an SQ slot are reserved for
-    /// it.
-    Close = 6,
-}
-
-impl Kind {
-    pub(crate) const fn from_byte(byte: u8) -> Option<Self> {
-        Some(match byte {
-            1 => Self::Data,
-            2 => Self::Ack,
-            3 => Self::Release,
-            4 => Self::Ping,
-            5 => Self::Pong,
-            6 => Self::Close,
-            _ => return None,
-        })
-    }
-}
 
 /// Flags of a Data frame. Each names an optional block; the blocks follow the header in the order
 /// of the table in `docs/wire-format.md`.
@@ -282,15 +251,6 @@ pub fn close_frame(reason: &CloseReason) -> OutBuf {
     frame.extend_from_slice(&[text_len, 0]);
     frame.extend_from_slice(text.as_bytes());
     frame
-}
-
-/// The longest prefix of at most `max` bytes that ends between characters.
-pub(crate) fn truncated(text: &str, max: usize) -> &str {
-    let mut end = text.len().min(max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 /// Reads a frame. `imm` is the immediate of its completion, `features` are the agreed ones. The

@@ -12,3 +12,4 @@ pub mod error;
 pub mod frame;
 pub mod handshake;
 pub mod link;
+mod text;

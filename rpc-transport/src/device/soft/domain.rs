@@ -224,7 +224,7 @@ impl DomainOps for SoftDomain {
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let OwnedParts { base, len, owner, .. } = memory.into_parts(access)?;
+        let OwnedParts { base, len, owner, .. } = memory.into_parts(access.remote_write)?;
         let memory = Memory {
             base,
             len,

@@ -140,7 +140,7 @@ impl DomainOps for VerbsDomain {
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let OwnedParts { base, len, writable, owner } = memory.into_parts(access)?;
+        let OwnedParts { base, len, writable, owner } = memory.into_parts(access.remote_write)?;
         if len == 0 {
             // An empty slice has no useful address, and the errors that devices give for it do not
             // help.

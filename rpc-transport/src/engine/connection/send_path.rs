@@ -195,7 +195,7 @@ impl SendPath {
                 return Ok(Source::Region { region: region.clone(), start, len });
             }
             PartSource::Region { region, .. } => {
-                self.registers_freely.then(|| OwnedMemory::of_region(region))
+                self.registers_freely.then(|| OwnedMemory::from(region))
             }
             PartSource::Shared(bytes) => self.registers_freely.then(|| bytes.to_owned_memory()),
         };

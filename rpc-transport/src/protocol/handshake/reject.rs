@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::{Fields, HandshakeError, PREFIX_BYTES, VERSIONS, Versions, What, prefix, read_prefix};
-use crate::protocol::frame::truncated;
+use crate::protocol::text::truncated;
 
 /// Longest text of a reject, bytes.
 pub const REJECT_TEXT_MAX_BYTES: usize = 100;

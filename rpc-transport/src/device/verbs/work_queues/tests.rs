@@ -19,7 +19,7 @@ impl DomainOps for Unregistered {
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
-        let OwnedParts { base, len, owner, .. } = memory.into_parts(access)?;
+        let OwnedParts { base, len, owner, .. } = memory.into_parts(access.remote_write)?;
         let parts = RegionParts { base, len, lkey: 7, rkey: 7, access, remote_base: 0, domain: 1 };
         // SAFETY: the memory belongs to the owner, which the region keeps; there is no device.
         Ok(unsafe { MemoryRegion::from_parts(parts, Box::new(()), owner) })
