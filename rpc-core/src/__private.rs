@@ -38,11 +38,9 @@ pub use crate::client::blocking::BlockingChannel;
 pub use crate::client::call::Call;
 pub use crate::client::call::stream_call::StreamDecoders;
 pub use crate::codec::CodecError;
-pub use crate::codec::blob::{PutBlob, TakeBlob, TakeOwnedBlob};
-pub use crate::codec::shape::{
-    Blob, Lacking, Missing, OwnedBlob, Plain, Probe, ProbeMissing, ProbePut, ProbeTake,
-    ProbeTakeOwned, PutShape, Seeds, StatusShape, TakeShape, put, seed,
-};
+pub use crate::codec::blob::{Blob, OwnedBlob, PutBlob, TakeBlob, TakeOwnedBlob};
+pub use crate::codec::probe::{Lacking, Probe, ProbeMissing, ProbePut, ProbeTake, ProbeTakeOwned};
+pub use crate::codec::shape::{Missing, Plain, PutShape, Seeds, StatusShape, TakeShape, put, seed};
 pub use crate::server::handler::Handler;
 pub use crate::service::schema::Tracer;
 pub use crate::service::{

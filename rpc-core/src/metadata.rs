@@ -18,8 +18,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rpc_transport::message::outgoing::OutBuf;
 
-use crate::status::Status;
-
 /// Most entries of a call.
 pub const MAX_ENTRIES: usize = 64;
 /// Longest name, bytes.
@@ -98,22 +96,6 @@ impl Metadata {
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         std::str::from_utf8(self.bytes(name)?).ok()
-    }
-
-    /// The value of that name, for a handler or interceptor that cannot do without.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::Code::InvalidArgument), with the name: it is not there, or not
-    /// UTF-8.
-    pub fn require_text(&self, name: &str) -> Result<&str, Status> {
-        let value = self
-            .bytes(name)
-            .ok_or_else(|| Status::invalid_argument(format!("the metadata {name:?} is missing")))?;
-        std::str::from_utf8(value).map_err(|error| {
-            let at = error.valid_up_to();
-            let text = format!("the metadata {name:?} is not UTF-8, from its byte {at} on");
-            Status::invalid_argument(text)
-        })
     }
 
     /// Names and values, in the order of the names.
@@ -267,12 +249,6 @@ impl fmt::Debug for Metadata {
     }
 }
 
-impl From<MetadataError> for Status {
-    fn from(error: MetadataError) -> Self {
-        Self::invalid_argument(error.to_string())
-    }
-}
-
 /// Metadata that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -351,17 +327,6 @@ mod tests {
         assert_eq!((back.bytes("auth"), back.text("auth")), (Some(&b"\xff\0"[..]), None));
         assert_eq!(back.bytes("other"), None);
         assert_eq!(back.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["auth", "traceparent"]);
-    }
-
-    #[test]
-    fn text_that_has_to_be_there_is_missed_by_name() {
-        let metadata = sample();
-        assert_eq!(metadata.require_text("traceparent"), Ok("00-ab"));
-        let missing = metadata.require_text("other").unwrap_err();
-        assert_eq!(missing.to_string(), "invalid argument: the metadata \"other\" is missing");
-        let bytes = metadata.require_text("auth").unwrap_err();
-        let text = "invalid argument: the metadata \"auth\" is not UTF-8, from its byte 0 on";
-        assert_eq!(bytes.to_string(), text);
     }
 
     #[test]

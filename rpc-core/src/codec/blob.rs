@@ -20,7 +20,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{SerializeSeq, SerializeTuple, Serializer};
 
 use crate::bulk::handoff::{self, Handed};
-use crate::codec::shape::{Blob, OwnedBlob, Put, Take, TakeShape};
+use crate::codec::shape::{Put, PutShape, Take, TakeShape};
 
 /// Most elements that memory is reserved for because of an announced count.
 const MAX_RESERVED: usize = 1024;
@@ -35,6 +35,14 @@ const SHARED_BYTES: usize = 4096;
 /// anew. For shorter vectors the copy is cheaper: a vector that must live until it has been sent
 /// makes the allocator use new memory for the next one, with page faults on first touch.
 const OWNED_BYTES: usize = 32 << 20;
+
+/// Byte strings in one piece, borrowed where the type can borrow.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Blob;
+
+/// Byte strings in one piece, decoded into owners.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OwnedBlob;
 
 /// Types that [`Blob`] encodes.
 pub trait PutBlob {
@@ -61,6 +69,27 @@ pub trait TakeOwnedBlob: Sized {
     /// # Errors
     /// The deserializer's.
     fn take_owned_blob<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error>;
+}
+
+impl<T: PutBlob + ?Sized> PutShape<T> for Blob {
+    #[inline]
+    fn put<S: Serializer>(self, value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        value.put_blob(serializer)
+    }
+}
+
+impl<'de, T: TakeBlob<'de>> TakeShape<'de, T> for Blob {
+    #[inline]
+    fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        T::take_blob(deserializer)
+    }
+}
+
+impl<'de, T: TakeOwnedBlob> TakeShape<'de, T> for OwnedBlob {
+    #[inline]
+    fn take<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        T::take_owned_blob(deserializer)
+    }
 }
 
 impl PutBlob for [u8] {

@@ -36,6 +36,7 @@ mod decode;
 mod encode;
 mod error;
 mod guard;
+pub(crate) mod probe;
 mod reason;
 mod scratch;
 pub(crate) mod shape;

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::*;
 use crate::bulk::Bulk;
-use crate::codec::shape::{Blob, OwnedBlob, Plain as PlainShape, Put, Take};
+use crate::codec::blob::{Blob, OwnedBlob};
+use crate::codec::shape::{Plain as PlainShape, Put, Take};
 use crate::wire::{self, Part, Parts};
 
 fn codecs() -> impl Iterator<Item = Codec> {

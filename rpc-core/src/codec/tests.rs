@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::codec::shape::{Blob, OwnedBlob, Plain, Put, Take};
+use crate::codec::blob::{Blob, OwnedBlob};
+use crate::codec::shape::{Plain, Put, Take};
 
 /// Those that are compiled in.
 fn codecs() -> impl Iterator<Item = Codec> {

@@ -34,11 +34,10 @@ use tokio::time::Instant;
 
 use super::phase::{Phase, Watch};
 use super::set_ups::SetUps;
-use super::stats::Admissions;
 use super::{Config, available_memory};
 use crate::bulk::BulkPool;
 use crate::endpoint::{RpcEndpoint, RpcShard};
-use crate::observability::stats::counts::Methods;
+use crate::observability::stats::counts::{Counter, Methods};
 use crate::server::executor::Handlers;
 use crate::server::router::Router;
 use crate::session::Role;
@@ -55,6 +54,14 @@ const QUIET_TIME: Duration = Duration::from_secs(2);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time to wait in a shutdown until the close frames have been sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What happens at most once per connection; written from any thread.
+#[derive(Debug, Default)]
+pub(super) struct Admissions {
+    pub(super) accepted: Counter,
+    pub(super) refused: Counter,
+    pub(super) failed: Counter,
+}
 
 /// What a server has until it ends.
 struct Open {

@@ -34,6 +34,7 @@ use crate::endpoint::{Action, ConnectionEvent, RpcEndpoint, RpcShard};
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::{End, Lease, Methods};
 use crate::observability::trace;
+use crate::server::call::{Call, Done, Replied};
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::server::route_counts::{RouteCounts, Running};
 use crate::server::router::{Route, Router};
@@ -64,21 +65,6 @@ fn streams(
     })?;
     let line = Line { shard: Arc::clone(shard), key, id: id.into(), counters: None };
     Ok(Some(Box::new(Streams { line, _charge: charge })))
-}
-
-/// A result to be handed to the session under the lock.
-pub(super) enum Done {
-    Reply { call: Call, reply: Reply },
-    Attach { call: Call, handle: tokio::task::AbortHandle },
-}
-
-/// Whether the session has accepted a reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Replied {
-    /// Queued to be sent, or dropped because the caller has gone.
-    Done,
-    /// Not accepted: it must wait until the connection's queue has room.
-    MustWait,
 }
 
 /// The executor of one shard.
@@ -167,33 +153,6 @@ impl Handlers {
                 run(shard, call, route, lease, request, done, finished);
             }
         }
-    }
-}
-
-/// What is needed to answer a call of the peer.
-#[derive(Clone, Copy)]
-pub(super) struct Call {
-    pub(super) key: ConnectionKey,
-    pub(super) id: IncomingId,
-    /// The call carried a signature, and it matches the method's.
-    accepted: bool,
-    /// The method, unless its id is unknown.
-    pub(super) method: Option<&'static MethodDescriptor>,
-}
-
-impl Call {
-    #[inline]
-    fn replied(self, reply: Reply) -> Done {
-        Done::Reply { call: self, reply }
-    }
-
-    pub(super) fn attach(self, handle: tokio::task::AbortHandle) -> Done {
-        Done::Attach { call: self, handle }
-    }
-
-    #[cold]
-    fn refused(self, status: Status) -> Done {
-        Done::Reply { call: Self { accepted: false, ..self }, reply: Reply::Status(status) }
     }
 }
 

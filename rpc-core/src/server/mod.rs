@@ -12,6 +12,7 @@
 mod acceptor;
 mod around;
 mod available_memory;
+mod call;
 pub(crate) mod executor;
 pub mod handler;
 pub(crate) mod phase;

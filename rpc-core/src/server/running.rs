@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 
-use super::executor::{Call, Done, Replied};
+use super::call::{Call, Done, Replied};
 use super::handler::{Handler, Origin};
 use super::route_counts::Running;
 use crate::endpoint::RpcShard;

@@ -9,20 +9,11 @@ use rpc_transport::engine::clock;
 
 use super::acceptor::{Acceptor, ServedShard};
 use crate::endpoint::RpcShard;
-use crate::observability::stats::counts::Counter;
 use crate::observability::stats::{ConnectionStats, ServerStats};
 
 /// Places of a shard's table that are looked at while its lock is held: a snapshot of many connections
 /// holds nobody up for longer than that takes.
 const AT_ONCE: usize = 16;
-
-/// What happens at most once per connection; written from any thread.
-#[derive(Debug, Default)]
-pub(super) struct Admissions {
-    pub(super) accepted: Counter,
-    pub(super) refused: Counter,
-    pub(super) failed: Counter,
-}
 
 /// Reads the numbers of a server, from anywhere, also while it serves and after that.
 ///

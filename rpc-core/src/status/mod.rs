@@ -12,6 +12,7 @@
 //!    may be carried out again, or the handler says so.
 
 mod code;
+mod missing_metadata;
 #[cfg(test)]
 mod tests;
 

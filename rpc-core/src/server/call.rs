@@ -1,0 +1,49 @@
+//! A call of the peer as the server sees it, and what has become of it.
+
+use rpc_transport::engine::shard::ConnectionKey;
+
+use crate::service::{MethodDescriptor, Reply};
+use crate::session::IncomingId;
+use crate::status::Status;
+
+/// What is needed to answer a call of the peer.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    pub(super) key: ConnectionKey,
+    pub(super) id: IncomingId,
+    /// The call carried a signature, and it matches the method's.
+    pub(super) accepted: bool,
+    /// The method, unless its id is unknown.
+    pub(super) method: Option<&'static MethodDescriptor>,
+}
+
+impl Call {
+    #[inline]
+    pub(super) fn replied(self, reply: Reply) -> Done {
+        Done::Reply { call: self, reply }
+    }
+
+    pub(super) fn attach(self, handle: tokio::task::AbortHandle) -> Done {
+        Done::Attach { call: self, handle }
+    }
+
+    #[cold]
+    pub(super) fn refused(self, status: Status) -> Done {
+        Done::Reply { call: Self { accepted: false, ..self }, reply: Reply::Status(status) }
+    }
+}
+
+/// A result to be handed to the session under the lock.
+pub(super) enum Done {
+    Reply { call: Call, reply: Reply },
+    Attach { call: Call, handle: tokio::task::AbortHandle },
+}
+
+/// Whether the session has accepted a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replied {
+    /// Queued to be sent, or dropped because the caller has gone.
+    Done,
+    /// Not accepted: it must wait until the connection's queue has room.
+    MustWait,
+}
