@@ -9,7 +9,8 @@
 //! The trace travels as W3C's `traceparent` and `tracestate` in the metadata of the request. A call that
 //! is made inside a handler is of the handler's trace, and a child of the handler's span where that has
 //! one. Each span has an id of its own; without spans the caller's is passed on. Ids are made where
-//! spans are enabled, or where a caller sent some: otherwise nothing is added to a request.
+//! spans are enabled, or where a caller sent some: otherwise nothing is added to a request. A tracing
+//! system that makes ids of its own gives them to the spans by [`SpanIds`].
 //!
 //! No trace makes a call fail: a `tracestate` of more than 512 bytes is not passed on, and what the
 //! channel's `max_metadata_bytes` have no room for beside the call's own metadata is left out.
@@ -17,10 +18,15 @@
 //! Invariant: where spans are disabled, a call costs a look at the level, and one at whether the
 //! handler's request had metadata.
 
+mod ids;
+
 use std::fmt;
 
+use tracing::field::DisplayValue;
 use tracing::{Level, Span, field};
 
+use self::ids::source;
+pub use self::ids::{SpanIds, set_span_ids};
 use crate::client::random::random;
 use crate::context::Context;
 use crate::metadata::Metadata;
@@ -87,6 +93,14 @@ impl TraceParent {
         Self { trace_id, span_id: random().max(1), flags: 1 }
     }
 
+    fn trace_text(self) -> DisplayValue<String> {
+        field::display(format!("{:032x}", self.trace_id))
+    }
+
+    fn span_text(self) -> DisplayValue<String> {
+        field::display(format!("{:016x}", self.span_id))
+    }
+
     /// Another span of the same trace.
     fn child(self) -> Self {
         Self { span_id: random().max(1), ..self }
@@ -121,27 +135,50 @@ pub(crate) fn of_request(context: &mut Context) -> Option<Span> {
 fn server_span(context: &mut Context) -> Option<Span> {
     let (service, method) = parts(context.method()?);
     let parent = TraceParent::of(context.metadata());
-    let trace = parent.map_or_else(TraceParent::new, TraceParent::child);
+    let source = source();
+    let own = own_ids(source, parent);
     let span = tracing::debug_span!(
         target: TARGET,
         parent: None,
         "server call",
+        otel.name = context.method()?.name,
         otel.kind = "server",
         rpc.system = "rpc_over_rdma",
         rpc.service = service,
         rpc.method = method,
         network.peer.address = context.peer().map(field::debug),
-        trace_id = field::display(format!("{:032x}", trace.trace_id)),
-        span_id = field::display(format!("{:016x}", trace.span_id)),
-        parent_span_id = parent.map(|parent| field::display(format!("{:016x}", parent.span_id))),
+        trace_id = own.map(|own| own.trace_text()),
+        span_id = own.map(|own| own.span_text()),
+        parent_span_id = parent.map(|parent| parent.span_text()),
         rpc.response.status_code = field::Empty,
         otel.status_code = field::Empty,
     );
     if span.is_disabled() {
         return None;
     }
-    context.set_trace(trace);
+    if let Some(own) = own {
+        context.set_trace(own);
+    } else if let Some(source) = source {
+        if let Some(parent) = parent {
+            source.set_parent(&span, parent, context.metadata().text(TRACESTATE));
+        }
+        if let Some((own, _)) = source.ids(&span) {
+            record(&span, own);
+            context.set_trace(own);
+        }
+    }
     Some(span)
+}
+
+/// Ids for a span, if those are made here.
+fn own_ids(source: Option<&dyn SpanIds>, parent: Option<TraceParent>) -> Option<TraceParent> {
+    source.is_none().then(|| parent.map_or_else(TraceParent::new, TraceParent::child))
+}
+
+/// Says in the span which one it is.
+fn record(span: &Span, trace: TraceParent) {
+    span.record("trace_id", trace.trace_text());
+    span.record("span_id", trace.span_text());
 }
 
 /// The trace of a call that is about to be sent goes into its metadata, if that does not exceed
@@ -153,45 +190,80 @@ pub(crate) fn begin_call(
     max_bytes: usize,
 ) -> Option<Span> {
     let context = Context::current();
-    let own = TraceParent::of(metadata);
+    let named = TraceParent::of(metadata);
     let sent = TraceParent::of(context.metadata());
-    let parent = own.or_else(|| context.trace()).or(sent);
-    let is_enabled = is_enabled();
-    let trace =
-        if is_enabled { parent.map_or_else(TraceParent::new, TraceParent::child) } else { parent? };
+    let parent = named.or_else(|| context.trace()).or(sent);
+    let state = sent.and_then(|_| context.metadata().text(TRACESTATE));
+    let (span, ids) = if is_enabled() {
+        client_span(method, parent, named.is_some(), state)
+    } else {
+        (None, None)
+    };
     // A caller that names its span itself has told more than this one can.
-    if own.is_none() {
-        let state = sent.and_then(|_| context.metadata().bytes(TRACESTATE));
-        hand_on(trace, state, metadata, max_bytes);
+    if named.is_none() {
+        if let Some((trace, state)) = ids {
+            hand_on(trace, Some(&state), metadata, max_bytes);
+        } else if let Some(parent) = parent {
+            hand_on(parent, state, metadata, max_bytes);
+        }
     }
-    if !is_enabled {
-        return None;
-    }
+    span
+}
+
+/// The span of a call that is about to be sent, and what the call says of it: its ids and state, if it
+/// has some.
+fn client_span(
+    method: &'static MethodDescriptor,
+    parent: Option<TraceParent>,
+    is_named: bool,
+    state: Option<&str>,
+) -> (Option<Span>, Option<(TraceParent, String)>) {
     let (service, name) = parts(method);
+    let source = source();
+    let own = own_ids(source, parent);
     let span = tracing::debug_span!(
         target: TARGET,
         "client call",
+        otel.name = method.name,
         otel.kind = "client",
         rpc.system = "rpc_over_rdma",
         rpc.service = service,
         rpc.method = name,
-        trace_id = field::display(format!("{:032x}", trace.trace_id)),
-        span_id = field::display(format!("{:016x}", trace.span_id)),
-        parent_span_id = parent.map(|parent| field::display(format!("{:016x}", parent.span_id))),
+        trace_id = own.map(|own| own.trace_text()),
+        span_id = own.map(|own| own.span_text()),
+        parent_span_id = parent.map(|parent| parent.span_text()),
         rpc.response.status_code = field::Empty,
         otel.status_code = field::Empty,
     );
-    (!span.is_disabled()).then_some(span)
+    let mut ids = own.map(|own| (own, state.unwrap_or_default().to_owned()));
+    if span.is_disabled() {
+        return (None, ids);
+    }
+    if let Some(source) = source {
+        // What the span is in here is its parent, unless the caller has named another.
+        if let Some(parent) = parent
+            && (is_named || source.ids(&Span::current()).is_none())
+        {
+            source.set_parent(&span, parent, state);
+        }
+        ids = source.ids(&span);
+        if let Some((own, _)) = &ids {
+            record(&span, *own);
+        }
+    }
+    (Some(span), ids)
 }
 
 /// Puts a trace into the metadata of a call; what there is no room for does not travel.
-fn hand_on(trace: TraceParent, state: Option<&[u8]>, metadata: &mut Metadata, max_bytes: usize) {
+fn hand_on(trace: TraceParent, state: Option<&str>, metadata: &mut Metadata, max_bytes: usize) {
     if !insert_within(metadata, TRACEPARENT, trace.to_string().into_bytes(), max_bytes) {
         return;
     }
     // Longer ones are whole or worthless: W3C lets nobody cut inside of an entry.
-    if let Some(state) = state.filter(|state| state.len() <= MAX_TRACESTATE_BYTES) {
-        insert_within(metadata, TRACESTATE, state.to_vec(), max_bytes);
+    if let Some(state) =
+        state.filter(|state| !state.is_empty() && state.len() <= MAX_TRACESTATE_BYTES)
+    {
+        insert_within(metadata, TRACESTATE, state.into(), max_bytes);
     }
 }
 

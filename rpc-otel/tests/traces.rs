@@ -1,0 +1,320 @@
+//! One trace through several services, as OpenTelemetry sees it.
+#![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use opentelemetry::trace::{SpanId, SpanKind, Status as SpanStatus, TraceId, TracerProvider};
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SdkTracerProvider, Span, SpanData, SpanProcessor};
+use rpc_core::{CallError, Code, Context, Server, Status};
+use test_kit::Watchdog;
+use tokio::sync::Notify;
+use tracing::Instrument;
+use tracing_subscriber::layer::SubscriberExt;
+
+#[rpc_core::service]
+trait Orders {
+    /// What the stock has seen of the trace.
+    async fn place(&self, article: &str) -> Result<Vec<String>, CallError<()>>;
+    /// The same, out of a task without a span.
+    async fn place_later(&self) -> Result<Vec<String>, CallError<()>>;
+}
+
+#[rpc_core::service]
+trait Stock {
+    async fn take(&self, article: &str) -> Result<Vec<String>, CallError<()>>;
+}
+
+struct Shop(StockClient);
+
+impl Orders for Shop {
+    async fn place(&self, article: &str) -> Result<Vec<String>, CallError<()>> {
+        tokio::task::yield_now().await;
+        self.0.take(article).into_owned().instrument(tracing::info_span!("look")).await
+    }
+
+    async fn place_later(&self) -> Result<Vec<String>, CallError<()>> {
+        let call = self.0.take("tea").into_owned();
+        tokio::spawn(Context::current().scope(call)).await.unwrap()
+    }
+}
+
+struct Shelf;
+
+impl Stock for Shelf {
+    async fn take(&self, article: &str) -> Result<Vec<String>, CallError<()>> {
+        if article.is_empty() {
+            return Err(Status::not_found("no such article").into());
+        }
+        let context = Context::current();
+        let metadata = context.metadata().iter();
+        Ok(metadata
+            .map(|(name, value)| format!("{name}={}", str::from_utf8(value).unwrap()))
+            .collect())
+    }
+}
+
+/// All spans of this process that have ended.
+static ENDED: LazyLock<(Mutex<Vec<SpanData>>, Notify)> = LazyLock::new(Default::default);
+
+#[derive(Debug)]
+struct Keep;
+
+impl SpanProcessor for Keep {
+    fn on_start(&self, _: &mut Span, _: &opentelemetry::Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        ENDED.0.lock().unwrap().push(span);
+        ENDED.1.notify_waiters();
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+/// The spans of a trace, once there are as many.
+async fn ended(trace: TraceId, count: usize) -> Vec<SpanData> {
+    loop {
+        let mut next = std::pin::pin!(ENDED.1.notified());
+        next.as_mut().enable();
+        let spans: Vec<_> = ENDED.0.lock().unwrap().iter().cloned().collect();
+        let spans: Vec<_> =
+            spans.into_iter().filter(|span| span.span_context.trace_id() == trace).collect();
+        if spans.len() >= count {
+            assert_eq!(spans.len(), count, "{spans:#?}");
+            return spans;
+        }
+        next.await;
+    }
+}
+
+fn find<'a>(spans: &'a [SpanData], name: &str, kind: SpanKind) -> &'a SpanData {
+    let mut found = spans.iter().filter(|span| span.name == name && span.span_kind == kind);
+    let span = found.next().unwrap_or_else(|| panic!("no {name}, {kind:?} in {spans:#?}"));
+    assert!(found.next().is_none(), "{name} {kind:?} twice in {spans:#?}");
+    span
+}
+
+fn attribute(span: &SpanData, name: &str) -> String {
+    let mut found = span.attributes.iter().filter(|pair| pair.key.as_str() == name);
+    let value = found.next().unwrap_or_else(|| panic!("no {name} in {:#?}", span.attributes));
+    assert!(found.next().is_none(), "{name} twice in {:#?}", span.attributes);
+    value.value.to_string()
+}
+
+fn is_child(child: &SpanData, of: &SpanData, is_remote: bool) {
+    assert_eq!(child.parent_span_id, of.span_context.span_id(), "{child:#?}\n{of:#?}");
+    assert_eq!(child.parent_span_is_remote, is_remote, "{child:#?}");
+}
+
+/// Two services in a row, the first of them over every scheme that needs no device.
+fn run<F: Future<Output = ()>>(name: &str, test: impl Fn(OrdersClient) -> F) {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    static INSTALLED: LazyLock<()> = LazyLock::new(|| {
+        let provider = SdkTracerProvider::builder().with_span_processor(Keep).build();
+        let layer = rpc_otel::layer(provider.tracer("test"));
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        assert!(rpc_otel::install());
+        assert!(!rpc_otel::install(), "the first one stays");
+    });
+    LazyLock::force(&INSTALLED);
+    for scheme in ["mem", "shm", "tcp"] {
+        let at = |service| match scheme {
+            "tcp" => "tcp://127.0.0.1:0".to_owned(),
+            _ => format!("{scheme}://otel-{name}-{service}-{}", std::process::id()),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let stock = StockServer::new(Shelf);
+            let stock = Server::builder().add_service(stock).bind(&at("stock")).await.unwrap();
+            let address = stock.local_address().to_string();
+            tokio::spawn(stock.serve());
+            let stock = StockClient::connect(&address).await.unwrap();
+            let shop = OrdersServer::new(Shop(stock));
+            let shop = Server::builder().add_service(shop).bind(&at("shop")).await.unwrap();
+            let address = shop.local_address().to_string();
+            tokio::spawn(shop.serve());
+            test(OrdersClient::connect(&address).await.unwrap()).await;
+        });
+    }
+}
+
+#[test]
+fn a_call_through_two_services_is_one_trace() {
+    run("one", |orders| async move {
+        let root = tracing::info_span!("order");
+        let seen = orders.place("tea").into_owned().instrument(root.clone()).await.unwrap();
+        let trace = trace_of(&root);
+        drop(root);
+
+        let spans = ended(trace, 6).await;
+        let root = find(&spans, "order", SpanKind::Internal);
+        let place = find(&spans, "Orders.place", SpanKind::Client);
+        let placed = find(&spans, "Orders.place", SpanKind::Server);
+        let look = find(&spans, "look", SpanKind::Internal);
+        let take = find(&spans, "Stock.take", SpanKind::Client);
+        let taken = find(&spans, "Stock.take", SpanKind::Server);
+        assert_eq!(root.parent_span_id, SpanId::INVALID);
+        is_child(place, root, false);
+        is_child(placed, place, true);
+        is_child(look, placed, false);
+        is_child(take, look, false);
+        is_child(taken, take, true);
+        assert_eq!(seen, [format!("traceparent=00-{trace}-{}-01", take.span_context.span_id())]);
+
+        for (span, service, method) in [
+            (place, "Orders", "place"),
+            (placed, "Orders", "place"),
+            (take, "Stock", "take"),
+            (taken, "Stock", "take"),
+        ] {
+            assert_eq!(attribute(span, "rpc.system"), "rpc_over_rdma");
+            assert_eq!(attribute(span, "rpc.service"), service);
+            assert_eq!(attribute(span, "rpc.method"), method);
+            assert_eq!(attribute(span, "rpc.response.status_code"), "Ok");
+            assert_eq!(attribute(span, "trace_id"), trace.to_string(), "as in the logs");
+            assert_eq!(attribute(span, "span_id"), span.span_context.span_id().to_string());
+            assert_eq!(span.status, SpanStatus::Unset);
+        }
+        attribute(placed, "network.peer.address");
+    });
+}
+
+#[test]
+fn a_call_that_fails_is_an_error_in_all_of_its_spans() {
+    run("error", |orders| async move {
+        let root = tracing::info_span!("order");
+        let failed = orders.place("").into_owned().instrument(root.clone()).await.unwrap_err();
+        assert!(matches!(failed, CallError::Status(status) if status.code() == Code::NotFound));
+        let trace = trace_of(&root);
+        drop(root);
+        let spans = ended(trace, 6).await;
+        for span in spans.iter().filter(|span| span.span_kind != SpanKind::Internal) {
+            assert_eq!(attribute(span, "rpc.response.status_code"), "NotFound");
+            assert_eq!(span.status, SpanStatus::error(""));
+        }
+    });
+}
+
+#[test]
+fn a_call_out_of_a_task_without_a_span_is_a_child_of_the_handlers() {
+    run("later", |orders| async move {
+        let root = tracing::info_span!("order");
+        orders.place_later().into_owned().instrument(root.clone()).await.unwrap();
+        let trace = trace_of(&root);
+        drop(root);
+        let spans = ended(trace, 5).await;
+        let handler = find(&spans, "Orders.place_later", SpanKind::Server);
+        let take = find(&spans, "Stock.take", SpanKind::Client);
+        is_child(take, handler, true);
+        is_child(find(&spans, "Stock.take", SpanKind::Server), take, true);
+    });
+}
+
+/// What a caller without OpenTelemetry sends: with its own eyes closed, the test is one.
+async fn place_blind(orders: &OrdersClient, metadata: &[(&str, String)]) -> Vec<String> {
+    let mut call = orders.place("tea");
+    for (name, value) in metadata {
+        call = call.metadata(name, value.clone());
+    }
+    let call = tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), || {
+        call.start()
+    });
+    call.await.unwrap()
+}
+
+/// The trace that the stock was told of, and the span.
+fn told(seen: &[String]) -> (TraceId, SpanId, &str) {
+    let text = seen[0].strip_prefix("traceparent=00-").unwrap();
+    let parts: Vec<_> = text.split('-').collect();
+    let [trace, span, flags] = &parts[..] else { panic!("{seen:?}") };
+    (TraceId::from_hex(trace).unwrap(), SpanId::from_hex(span).unwrap(), flags)
+}
+
+#[test]
+fn a_call_without_a_trace_or_with_a_malformed_one_begins_its_own() {
+    run("none", |orders| async move {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        for parent in [
+            None,
+            Some(String::new()),
+            Some("00-nonsense".to_owned()),
+            Some(good.to_uppercase()),
+            Some(good.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32))),
+            Some(format!("{good}-more")),
+            Some("ü".repeat(30)),
+        ] {
+            let metadata: Vec<_> = parent.iter().map(|it| ("traceparent", it.clone())).collect();
+            let seen = place_blind(&orders, &metadata).await;
+            let (trace, span, flags) = told(&seen);
+            assert_eq!((seen.len(), flags), (1, "01"), "{seen:?}");
+            let spans = ended(trace, 4).await;
+            let server = find(&spans, "Orders.place", SpanKind::Server);
+            assert_eq!(server.parent_span_id, SpanId::INVALID, "{parent:?}");
+            let take = find(&spans, "Stock.take", SpanKind::Client);
+            assert_eq!(take.span_context.span_id(), span);
+            is_child(take, find(&spans, "look", SpanKind::Internal), false);
+        }
+    });
+}
+
+#[test]
+fn the_trace_of_a_caller_with_other_means_goes_on_and_so_does_its_state() {
+    // A trace of its own for each scheme, as the spans of all are kept in one place.
+    let number = Arc::new(Mutex::new(0x0af7_6519_u32));
+    run("other", move |orders| {
+        let number = Arc::clone(&number);
+        async move {
+            let trace = {
+                let mut number = number.lock().unwrap();
+                *number += 1;
+                format!("{:08x}16cd43dd8448eb211c80319c", *number)
+            };
+            for (state, expected) in [("a=1,b=2", Some("tracestate=a=1,b=2")), ("nonsense", None)] {
+                let parent = format!("00-{trace}-b7ad6b7169203331-01");
+                let metadata = [("traceparent", parent.clone()), ("tracestate", state.to_owned())];
+                let seen = place_blind(&orders, &metadata).await;
+                let (found, ..) = told(&seen);
+                assert_eq!(found.to_string(), trace);
+                assert_eq!(seen.get(1).map(String::as_str), expected);
+            }
+            let spans = ended(TraceId::from_hex(&trace).unwrap(), 8).await;
+            let servers = spans.iter().filter(|span| span.name == "Orders.place");
+            for server in servers {
+                assert_eq!(server.parent_span_id.to_string(), "b7ad6b7169203331");
+                assert!(server.parent_span_is_remote);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_the_caller_does_not_record_nobody_records() {
+    run("unsampled", |orders| async move {
+        let trace = "0af7651916cd43dd8448eb211c80319d";
+        let parent = format!("00-{trace}-b7ad6b7169203331-00");
+        let seen = place_blind(&orders, &[("traceparent", parent)]).await;
+        let (found, _, flags) = told(&seen);
+        assert_eq!((found.to_string().as_str(), flags), (trace, "00"), "told, all the same");
+        // A span that ends later than those would have, on the same way.
+        let root = tracing::info_span!("order");
+        orders.place("tea").into_owned().instrument(root.clone()).await.unwrap();
+        let next = trace_of(&root);
+        drop(root);
+        ended(next, 6).await;
+        ended(TraceId::from_hex(trace).unwrap(), 0).await;
+    });
+}
+
+fn trace_of(span: &tracing::Span) -> TraceId {
+    use opentelemetry::trace::TraceContextExt;
+    use tracing_opentelemetry::OpenTelemetrySpanExt;
+    span.context().span().span_context().trace_id()
+}
