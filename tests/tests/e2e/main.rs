@@ -85,6 +85,7 @@ mod idle;
 mod interceptors;
 mod interop;
 mod late_writes;
+mod locked_memory;
 mod metadata;
 mod mismatch;
 mod outages;
