@@ -264,26 +264,31 @@ impl Acceptor {
         match least {
             Some(shard) if of_device.len() >= self.config.shards => shard.place(permit),
             _ => {
-                let shard = self.new_shard(device, of_device.len(), router)?;
+                let shard = self.new_shard(device, of_device, router)?;
                 of_device.push(shard.clone());
                 shard.place(permit)
             }
         }
     }
 
-    /// A further shard of a device that has `count`.
+    /// A further shard of a device that has these.
     fn new_shard(
         &self,
         device: &Arc<dyn Device>,
-        count: usize,
+        others: &[ServedShard],
         router: &Arc<Router>,
     ) -> Result<ServedShard, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
-        let domain = device.allocate_pd().map_err(|error| text(&error))?;
-        let needed = completions_per_connection(&self.config.link);
-        let locks_queues =
+        let locks_memory =
             !device.attributes().capabilities.contains(Capabilities::FREE_REGISTRATION);
-        let connections = connections_of_cq(locks_queues, count, self.config.shards);
+        // What is registered for one shard is then sent on all without a copy. Where registering is
+        // free there is none anyway, and a domain of its own is nothing that shards wait for.
+        let domain = match others.first().filter(|_| locks_memory) {
+            Some(other) => other.domain().clone(),
+            None => device.allocate_pd().map_err(|error| text(&error))?,
+        };
+        let needed = completions_per_connection(&self.config.link);
+        let connections = connections_of_cq(locks_memory, others.len(), self.config.shards);
         let entries = (needed * connections).min(device.attributes().max_cqe);
         if entries < needed {
             return Err(format!(
