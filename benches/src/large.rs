@@ -160,6 +160,7 @@ struct Samples {
     bulk: Both,
     bulk_4: Both,
     bytes: Both,
+    bytes_4: Both,
     vec: Both,
     tarpc: Both,
     tarpc_4: Both,
@@ -243,13 +244,15 @@ async fn measure_ours(
         let (sink, bytes) = (sink.clone(), bytes.clone());
         async move { Ok(sink.sink_bytes(bytes).await?) }
     };
-    samples.bytes.up.push(rate(4, size, duration, bytes_up).await?);
+    samples.bytes.up.push(rate(1, size, duration, bytes_up.clone()).await?);
+    samples.bytes_4.up.push(rate(4, size, duration, bytes_up).await?);
     let source = client.clone();
     let bytes_down = move || {
         let source = source.clone();
         async move { Ok(look(&source.source_bytes(len).await?)) }
     };
-    samples.bytes.down.push(rate(4, size, duration, bytes_down).await?);
+    samples.bytes.down.push(rate(1, size, duration, bytes_down.clone()).await?);
+    samples.bytes_4.down.push(rate(4, size, duration, bytes_down).await?);
 
     let (vec, sink) = (std::sync::Arc::new(vec![7; size]), client.clone());
     let vec_up = move || {
@@ -354,7 +357,8 @@ fn print(scheme: &str, size: usize, samples: &Samples) {
     let rows = [
         ("registered Bulk", 1, &samples.bulk, one_copy),
         ("registered Bulk", 4, &samples.bulk_4, one_copy),
-        ("Bytes", 4, &samples.bytes, two_copies),
+        ("Bytes", 1, &samples.bytes, two_copies),
+        ("Bytes", 4, &samples.bytes_4, two_copies),
         ("Vec", 4, &samples.vec, two_copies),
     ];
     for (name, in_flight, rates, mut floor) in rows {

@@ -3,12 +3,18 @@
 //!
 //! A bench that only calls from where the code is fastest hides what others see. Nothing is pinned, as
 //! in a user's program. Each row is measured once in every round, and rounds are interleaved.
+//!
+//! Beside the calls a task of the same runtime waits for its own socket: what it waits longer than
+//! without calls is what a spinning driver and callers that poll cost their neighbours.
 
 use std::future::Future;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use futures::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
 
@@ -75,6 +81,15 @@ struct Sample {
     mean: f64,
     p999: f64,
     rates: [f64; 2],
+    /// A round trip of a socket on the same runtime, without calls and beside 32 calls in flight.
+    socket: [Socket; 2],
+}
+
+/// Round trips of one byte over a Unix socket, in ns: a task and a plain thread.
+#[derive(Clone, Copy)]
+struct Socket {
+    p50: f64,
+    p99: f64,
 }
 
 pub(crate) fn run(
@@ -112,6 +127,16 @@ pub(crate) fn run(
                 format!(
                     "{}, p99.9 {tail:.1} of p50",
                     at_most(of(at, |it| it.mean / it.p50), MEAN_BAR)
+                ),
+            );
+            let us = |value: fn(&Sample) -> f64| of(at, value) / 1e3;
+            row(
+                "    a socket beside 32 in flight, p50 and p99 (without calls)",
+                format!("{:.0} us, {:.0} us", us(|it| it.socket[1].p50), us(|it| it.socket[1].p99)),
+                format!(
+                    "({:.0} us, {:.0} us)",
+                    us(|it| it.socket[0].p50),
+                    us(|it| it.socket[0].p99)
                 ),
             );
         }
@@ -164,6 +189,23 @@ fn sample(
             }
         };
     }
+    let alone = runtime.block_on(async { tokio::spawn(socket(duration)).await? })?;
+    let beside = runtime.block_on(async {
+        let socket = tokio::spawn(socket(duration));
+        match place {
+            Place::Spawned | Place::Elsewhere => {
+                ours::rate(&client, SIZE, IN_FLIGHT[0], duration).await?;
+            }
+            Place::Main => {
+                joined(&client, IN_FLIGHT[0], duration).await?;
+            }
+            Place::LocalSet => {
+                let joined = async { joined(&client, IN_FLIGHT[0], duration).await };
+                LocalSet::new().run_until(joined).await?;
+            }
+        }
+        socket.await?
+    })?;
     drop(client);
     if let Some((stop, thread)) = runs {
         drop(stop);
@@ -174,7 +216,31 @@ fn sample(
         mean: mean(&histogram),
         p999: quantile(&histogram, 0.999),
         rates,
+        socket: [alone, beside],
     })
+}
+
+/// Round trips between a task and a thread that answers, one byte each way.
+async fn socket(duration: Duration) -> Result<Socket> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let answers = std::thread::spawn(move || {
+        let mut theirs = theirs;
+        let mut byte = [0];
+        while theirs.read_exact(&mut byte).is_ok() && theirs.write_all(&byte).is_ok() {}
+    });
+    let mut histogram = hdrhistogram::Histogram::<u64>::new(3)?;
+    let mut ours = tokio::net::UnixStream::from_std(ours)?;
+    let start = Instant::now();
+    while start.elapsed() < duration {
+        let sent = Instant::now();
+        ours.write_all(&[7]).await?;
+        ensure!(ours.read_u8().await? == 7, "another byte came back");
+        histogram.record(u64::try_from(sent.elapsed().as_nanos())?)?;
+    }
+    drop(ours);
+    ensure!(answers.join().is_ok(), "the answering thread panicked");
+    Ok(Socket { p50: quantile(&histogram, 0.5), p99: quantile(&histogram, 0.99) })
 }
 
 /// Runs a future at its place.
