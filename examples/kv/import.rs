@@ -98,12 +98,10 @@ fn read(path: &Path, pool: &BulkPool) -> io::Result<Bulk> {
 }
 
 /// Reads a file that is expected to have `size` bytes; a large one into a registered buffer, to be
-/// sent from where it lies.
+/// sent from where it lies, if there may be one: what a process may lock is limited.
 fn read_all(mut file: File, size: usize, pool: &BulkPool) -> io::Result<Bulk> {
-    if size < REGISTERED_BYTES {
-        return Ok(read_limited(file, size)?.into());
-    }
-    let mut buffer = pool.take(size).map_err(io::Error::other)?;
+    let registered = (size >= REGISTERED_BYTES).then(|| pool.take(size).ok()).flatten();
+    let Some(mut buffer) = registered else { return Ok(read_limited(file, size)?.into()) };
     let mut filled = 0;
     while filled < size {
         match file.read(&mut buffer[filled..])? {
@@ -127,7 +125,9 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::Arc;
 
-    use rpc_core::Channel;
+    use rpc_core::{Channel, FaultPlan};
+    use rpc_transport::device::fault::MLX5;
+    use rpc_transport::memory::budget::MemoryBudget;
 
     use super::super::serve::builder;
     use super::super::store::Store;
@@ -156,6 +156,22 @@ mod tests {
                 assert_eq!(read.unwrap(), content, "{size} {believed}");
             }
         }
+    }
+
+    /// An ordinary user's file of 6 MB failed where 8 MiB may be locked.
+    #[tokio::test]
+    async fn a_file_for_which_no_memory_may_be_locked_is_read_all_the_same() {
+        let (dir, limit) = (Scratch::new(), MemoryBudget::new(2 << 20));
+        let server = builder(&Arc::new(Store::new(None))).bind("mem://kv-import-locked").await;
+        tokio::spawn(server.unwrap().serve());
+        let faults = FaultPlan::new(1).profile(&MLX5).lock_limit(&limit);
+        let channel = Channel::builder().faults(faults).connect("mem://kv-import-locked").await;
+        let pool = channel.unwrap().bulk_pool();
+        let content: Vec<u8> = (0..=250).cycle().take(3 << 20).collect();
+        let path = dir.path().join("large");
+        fs::write(&path, &content).unwrap();
+        assert!(pool.take(content.len()).is_err());
+        assert_eq!(read(&path, &pool).unwrap(), content);
     }
 
     #[tokio::test]
