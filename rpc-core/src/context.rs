@@ -25,7 +25,7 @@ use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::interceptor::extensions::Extensions;
 use crate::metadata::{Metadata, MetadataError};
-use crate::observability::trace::TraceParent;
+use crate::observability::trace_parent::TraceParent;
 use crate::server::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
 use crate::service::reply::Reply;

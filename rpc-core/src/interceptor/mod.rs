@@ -37,7 +37,7 @@ pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
 pub use crate::interceptor::extensions::Extensions;
 use crate::metadata::Metadata;
-use crate::service::MethodDescriptor;
+use crate::service::method::MethodDescriptor;
 use crate::status::{Code, Status};
 
 /// How a call ended.

@@ -2,3 +2,4 @@
 
 pub mod stats;
 pub mod trace;
+pub(crate) mod trace_parent;

@@ -20,104 +20,23 @@
 
 mod ids;
 
-use std::fmt;
-
-use tracing::field::DisplayValue;
 use tracing::{Level, Span, field};
 
 use self::ids::source;
 pub use self::ids::{SpanIds, set_span_ids};
-use crate::client::random::random;
 use crate::context::Context;
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
-use crate::service::MethodDescriptor;
+pub use crate::observability::trace_parent::{TRACEPARENT, TraceParent};
+use crate::service::method::MethodDescriptor;
 use crate::status::Code;
 
 /// The target of the spans.
 pub const TARGET: &str = "rpc_core::call";
-/// Metadata with the trace and the span that a call is made in.
-pub const TRACEPARENT: &str = "traceparent";
 /// Metadata with what others add to that.
 pub const TRACESTATE: &str = "tracestate";
 /// Longest `tracestate` that is passed on, bytes: what W3C asks everybody to take.
 const MAX_TRACESTATE_BYTES: usize = 512;
-
-/// A W3C `traceparent`: which trace a call belongs to, and which span it is made in.
-///
-/// ```
-/// use rpc_core::trace::TraceParent;
-///
-/// let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-/// let parent = TraceParent::parse(text).unwrap();
-/// assert_eq!(parent.span_id, 0xb7ad_6b71_6920_3331);
-/// assert_eq!(parent.to_string(), text);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TraceParent {
-    /// Not 0.
-    pub trace_id: u128,
-    /// Not 0.
-    pub span_id: u64,
-    /// Bit 0: the caller records its spans.
-    pub flags: u8,
-}
-
-impl TraceParent {
-    /// Parses the header's text; `None` if it breaks W3C's rules. Of a later version the parts that are
-    /// known are taken.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (known, more) = text.split_at_checked(55)?;
-        let mut parts = known.split('-');
-        let (version, trace_id) = (hex(parts.next()?, 2)?, hex(parts.next()?, 32)?);
-        let (span_id, flags) = (hex(parts.next()?, 16)?, hex(parts.next()?, 2)?);
-        let is_known = version == 0 && more.is_empty();
-        let is_later = version > 0 && version < 0xff && (more.is_empty() || more.starts_with('-'));
-        if parts.next().is_some() || trace_id == 0 || span_id == 0 || !(is_known || is_later) {
-            return None;
-        }
-        let (span_id, flags) = (u64::try_from(span_id).ok()?, u8::try_from(flags).ok()?);
-        Some(Self { trace_id, span_id, flags })
-    }
-
-    /// That of a request, if it has one.
-    #[must_use]
-    pub fn of(metadata: &Metadata) -> Option<Self> {
-        Self::parse(metadata.text(TRACEPARENT)?)
-    }
-
-    /// The begin of a trace.
-    fn new() -> Self {
-        let trace_id = u128::from(random()) << 64 | u128::from(random().max(1));
-        Self { trace_id, span_id: random().max(1), flags: 1 }
-    }
-
-    fn trace_text(self) -> DisplayValue<String> {
-        field::display(format!("{:032x}", self.trace_id))
-    }
-
-    fn span_text(self) -> DisplayValue<String> {
-        field::display(format!("{:016x}", self.span_id))
-    }
-
-    /// Another span of the same trace.
-    fn child(self) -> Self {
-        Self { span_id: random().max(1), ..self }
-    }
-}
-
-impl fmt::Display for TraceParent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, self.flags)
-    }
-}
-
-/// Lower-case hexadecimal digits, as W3C demands.
-fn hex(digits: &str, count: usize) -> Option<u128> {
-    let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-    (is_hex && digits.len() == count).then(|| u128::from_str_radix(digits, 16).ok()).flatten()
-}
 
 /// Whether spans of calls are wanted.
 #[inline(always)]
@@ -297,47 +216,4 @@ pub(crate) fn end(span: &Span, end: End) {
 /// Service and method of `Service.method`.
 fn parts(method: &'static MethodDescriptor) -> (&'static str, &'static str) {
     method.name.rsplit_once('.').unwrap_or(("", method.name))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_that_break_the_rules_are_none() {
-        let trace = "0af7651916cd43dd8448eb211c80319c";
-        let whole =
-            |version: &str, more: &str| format!("{version}-{trace}-b7ad6b7169203331-00{more}");
-        assert!(TraceParent::parse(&whole("00", "")).is_some());
-        assert!(TraceParent::parse(&whole("01", "")).is_some());
-        assert!(TraceParent::parse(&whole("cc", "-what-the-future-will-be-like")).is_some());
-        let zeros = "0".repeat(32);
-        let bad = [
-            String::new(),
-            "00".to_owned(),
-            whole("00", "-more"),
-            whole("cc", "."),
-            whole("ff", ""),
-            whole("0g", ""),
-            whole("00", "").to_uppercase(),
-            whole("00", "").replace(trace, &zeros),
-            whole("00", "").replace("b7ad6b7169203331", "0000000000000000"),
-            whole("00", "").replace('-', "_"),
-            "é".repeat(40),
-            "+".repeat(55),
-        ];
-        for text in bad {
-            assert_eq!(TraceParent::parse(&text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_new_trace_can_be_read() {
-        for _ in 0..1000 {
-            let trace = TraceParent::new();
-            assert_eq!(TraceParent::parse(&trace.to_string()), Some(trace));
-            let child = trace.child();
-            assert!(child.trace_id == trace.trace_id && child.span_id != trace.span_id);
-        }
-    }
 }

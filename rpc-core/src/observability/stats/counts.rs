@@ -18,7 +18,8 @@ use rpc_transport::engine::clock;
 
 use super::histogram::Recorder;
 use super::report::MethodStats;
-use crate::service::{MethodDescriptor, Reply};
+use crate::service::method::MethodDescriptor;
+use crate::service::reply::Reply;
 use crate::status::Code;
 
 /// Calls that are timed one by one, and of how many one is timed after that.

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use tracing::Span;
 
-use super::TraceParent;
+use crate::observability::trace_parent::TraceParent;
 
 /// Gives spans of calls their ids, in place of this crate: a bridge to a tracing system, which makes the
 /// ids of the spans that it records itself. `rpc-otel` is the one for OpenTelemetry.
