@@ -22,6 +22,7 @@ mod bell;
 mod cq;
 mod domain;
 mod doorbell;
+mod landing;
 mod mapping;
 mod mem;
 mod outbox;

@@ -84,6 +84,8 @@ impl Flags {
     }
 }
 
+/// Most READs that one QP keeps outstanding; the responder accepts no more at a time.
+pub(super) const MAX_READS: usize = 16;
 /// Longest extension, bytes.
 pub(super) const MAX_EXTENSION_BYTES: usize = Span::BYTES;
 

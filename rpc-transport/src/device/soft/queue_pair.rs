@@ -20,9 +20,10 @@ use crate::device::{
 };
 
 use super::domain::DomainTable;
+use super::landing::{Refusal, TakePackets};
 use super::packet::{Head, Op};
 use super::requester::Requester;
-use super::responder::{Refusal, Responder};
+use super::responder::Responder;
 use super::sink::{Sink, Slots};
 use super::targets::PacketTargets;
 use super::wire::Wire;

@@ -20,13 +20,11 @@ use crate::device::{
 };
 use crate::memory::region::{Buffer, MemoryRegion};
 
-use super::packet::{Extension, Flags, Nak, Op, Span};
+use super::packet::{Extension, Flags, MAX_READS, Nak, Op, Span};
 use super::ring::{Feedback, Piece, Unsent};
 use super::sink::{Sink, Slots};
-use super::wire::{Placement, Wire};
-
-/// Most READs that one QP keeps outstanding; the responder accepts no more at a time.
-pub(super) const MAX_READS: usize = 16;
+use super::wire::Wire;
+use super::wire_ring::Placement;
 
 /// Upper bound of what a packet takes besides its payload, bytes.
 const WAITING_BYTES: u64 = 64;

@@ -18,51 +18,12 @@ use std::sync::Arc;
 use crate::device::{Completion, CompletionKind, QpHandle, RecvWr, Status};
 
 use super::domain::{DomainTable, Memory, Registered};
-use super::packet::{Extension, Flags, Head, Nak, Op, Span};
+use super::landing::{Landing, Refusal};
+use super::packet::{Extension, Flags, Head, MAX_READS, Op, Span};
 use super::prefetch;
-use super::requester::MAX_READS;
 use super::ring::Piece;
 use super::sink::{Sink, Slots};
 use super::wire::Wire;
-
-/// Where the payload of a packet goes.
-pub(super) type Landing = NonNull<u8>;
-
-/// Why a packet was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// No RECV is posted: only the requester fails (contract rule 9).
-    NotReady,
-    /// The RECV is too small (rule 10).
-    TooLong,
-    /// The RECV's memory belongs to another PD.
-    BadBuffer,
-    /// rkey, bounds, access or PD (rule 11).
-    Access,
-    /// The packet violates the protocol.
-    Protocol,
-}
-
-impl Refusal {
-    /// The reason that the requester is told.
-    pub(super) fn nak(self) -> Nak {
-        match self {
-            Self::NotReady => Nak::NotReady,
-            Self::TooLong | Self::Protocol => Nak::Invalid,
-            Self::BadBuffer => Nak::Operation,
-            Self::Access => Nak::Access,
-        }
-    }
-
-    /// Status for the RECV at the front; the others are flushed.
-    pub(super) fn recv_status(self) -> Option<Status> {
-        match self {
-            Self::TooLong => Some(Status::LocalLength),
-            Self::BadBuffer => Some(Status::LocalProtection),
-            Self::NotReady | Self::Access | Self::Protocol => None,
-        }
-    }
-}
 
 /// The message that is arriving.
 #[derive(Debug)]

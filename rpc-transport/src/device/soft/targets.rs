@@ -2,9 +2,10 @@
 //!
 //! Owns that choice. Never reads or writes a wire.
 
+use super::landing::{Landing, Refusal, TakePackets};
 use super::packet::{Extension, Flags, Head, Op};
 use super::requester::Requester;
-use super::responder::{Landing, Refusal, Responder};
+use super::responder::Responder;
 use super::sink::{Sink, Slots};
 
 /// The parts of a queue pair that packets change.
@@ -15,16 +16,13 @@ pub(super) struct PacketTargets<'a, 'b> {
     pub(super) used: &'a mut Slots,
 }
 
-impl PacketTargets<'_, '_> {
-    /// Whether the poll's caller accepts more completions.
+impl TakePackets for PacketTargets<'_, '_> {
     #[inline]
-    pub(super) fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.sink.has_room()
     }
 
-    /// Starts a packet: checks it and says where its payload goes. The landing is valid for the
-    /// packet's payload until the packet is finished or the QP is flushed.
-    pub(super) fn begin(&mut self, head: Head, extension: Extension) -> Result<Landing, Refusal> {
+    fn begin(&mut self, head: Head, extension: Extension) -> Result<Landing, Refusal> {
         match head.op {
             Op::ReadResponse => {
                 self.requester.read_target(head.payload_bytes()).ok_or(Refusal::Protocol)
@@ -33,8 +31,7 @@ impl PacketTargets<'_, '_> {
         }
     }
 
-    /// Finishes a packet whose payload has arrived.
-    pub(super) fn finish(&mut self, head: Head, extension: Extension) -> Result<(), Refusal> {
+    fn finish(&mut self, head: Head, extension: Extension) -> Result<(), Refusal> {
         if head.op == Op::ReadResponse {
             let last = head.flags.contains(Flags::LAST);
             let good = self.requester.read_arrived(head.payload_bytes(), last);

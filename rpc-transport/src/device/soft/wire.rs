@@ -14,19 +14,8 @@ use crate::device::{RemoteSlice, Traffic};
 use super::domain::Memory;
 use super::packet::{Extension, Flags, MAX_EXTENSION_BYTES, Nak, Op};
 use super::ring::{BadFeedback, Feedback, Piece, Unsent};
-use super::wire_ring::RingWire;
+use super::wire_ring::{Placement, RingWire};
 use super::wire_tcp::{self, TcpWire};
-
-/// Result of a one-sided access that bypasses the target's engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Placement {
-    /// The bytes have been copied.
-    Done,
-    /// The target has been asked for access, or the wire is full: try again later.
-    Asked,
-    /// Not possible on this wire, or for this region: send packets.
-    ThroughEngine,
-}
 
 /// The wire of one QP.
 #[derive(Debug)]

@@ -12,15 +12,25 @@ use std::sync::Arc;
 use crate::device::RemoteSlice;
 
 use super::bell::Doorbell;
+use super::landing::Landing;
 use super::mapping::{self, Mapping};
 use super::packet::{Extension, Flags, Nak, Op, Span};
 use super::regions::{Known, Regions};
-use super::responder::Landing;
 use super::ring::{Piece, Ring, segment_bytes};
 use super::side_channel::SideChannel;
 use super::socket;
-use super::wire::Placement;
 use crate::user_code::logged;
+
+/// Result of a one-sided access that bypasses the target's engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// The bytes have been copied.
+    Done,
+    /// The target has been asked for access, or the wire is full: try again later.
+    Asked,
+    /// Not possible on this wire, or for this region: send packets.
+    ThroughEngine,
+}
 
 /// This side's half of a `shm` connection, before the peer's is known.
 #[derive(Debug)]

@@ -28,11 +28,10 @@ use crate::device::Traffic;
 use crate::memory::copy;
 
 use super::domain::Memory;
+use super::landing::{Landing, Refusal, TakePackets};
 use super::outbox::Outbox;
 use super::packet::{Extension, Flags, Head, MAX_EXTENSION_BYTES, Nak, Op};
-use super::responder::{Landing, Refusal};
 use super::ring::{BadFeedback, Feedback, Piece, Unsent};
-use super::targets::PacketTargets;
 
 /// Longest body of a frame, bytes.
 pub(super) const MAX_BODY_BYTES: usize = 60 * 1024 + MAX_EXTENSION_BYTES;
@@ -84,7 +83,7 @@ pub(super) struct Taken {
 
 impl Taken {
     /// Whether the visit may begin another frame.
-    fn has_room(&self, targets: &PacketTargets<'_, '_>) -> bool {
+    fn has_room(&self, targets: &impl TakePackets) -> bool {
         self.frames < VISIT_FRAMES && targets.has_room()
     }
 }
@@ -369,7 +368,7 @@ impl TcpWire {
     /// Why a packet is refused.
     pub(super) fn receive(
         &mut self,
-        targets: &mut PacketTargets<'_, '_>,
+        targets: &mut impl TakePackets,
         scratch: &mut Vec<u8>,
     ) -> Result<Taken, Refusal> {
         let mut taken = Taken::default();
@@ -441,7 +440,7 @@ impl TcpWire {
         let body = libc::iovec { iov_base: landing.as_ptr().cast(), iov_len: direct };
         let pieces = [body, staging];
         // SAFETY: the scratch is `SCRATCH_BYTES` long; a landing is valid for what is left of the
-        // payload (`PacketTargets::begin`), and is no longer used once its memory may be gone (invariant
+        // payload (`TakePackets::begin`), and is no longer used once its memory may be gone (invariant
         // 2).
         let read = unsafe { libc::readv(self.socket.as_raw_fd(), pieces.as_ptr(), 2) };
         match usize::try_from(read) {
@@ -465,7 +464,7 @@ impl TcpWire {
     fn consume(
         &mut self,
         bytes: &[u8],
-        targets: &mut PacketTargets<'_, '_>,
+        targets: &mut impl TakePackets,
         taken: &mut Taken,
     ) -> Result<usize, Refusal> {
         let mut start = 0;
@@ -495,7 +494,7 @@ impl TcpWire {
     }
 
     /// Starts the frame if its head and extension are complete.
-    fn begin_if_complete(&mut self, targets: &mut PacketTargets<'_, '_>) -> Result<(), Refusal> {
+    fn begin_if_complete(&mut self, targets: &mut impl TakePackets) -> Result<(), Refusal> {
         let Inbound::Head { bytes, have } = &self.inbound else { return Ok(()) };
         if *have < HEAD_BYTES {
             return Ok(());
@@ -522,11 +521,7 @@ impl TcpWire {
     }
 
     /// Counts `len` bytes of payload as arrived; finishes the frame if they were the last.
-    fn on_landed(
-        &mut self,
-        len: usize,
-        targets: &mut PacketTargets<'_, '_>,
-    ) -> Result<(), Refusal> {
+    fn on_landed(&mut self, len: usize, targets: &mut impl TakePackets) -> Result<(), Refusal> {
         let Inbound::Body { head, extension, landing, left } = &mut self.inbound else {
             return Ok(());
         };
