@@ -26,8 +26,8 @@ use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::protocol::config::LinkConfig;
 
 use crate::bulk::BulkPool;
-use crate::client::stats::ChannelCounts;
-use crate::client::subchannel::{Load, Subchannel};
+use crate::client::counts::ChannelCounts;
+use crate::client::load::Load;
 use crate::codec::{Codec, Placement, Pool};
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::endpoint::{ConnectionEvent, OnEvent, RpcEndpoint, RpcShard};
@@ -66,9 +66,20 @@ pub(crate) struct Connection {
     pub(crate) is_two_way: bool,
     /// Which of its end point's attempts it comes from.
     pub(super) epoch: u64,
-    pub(super) subchannel: Weak<Subchannel>,
+    /// Of a connection that a peer has made there is none.
+    pub(super) owner: Option<Weak<dyn Owner>>,
     /// If there are other end points to choose from.
     pub(crate) load: Option<Arc<Load>>,
+}
+
+/// Who has made a connection, and makes the next.
+pub(super) trait Owner: Send + Sync {
+    /// The connection of that epoch takes no calls any more; `cause`: it has ended, too. `None`: its
+    /// server is going away.
+    fn on_lost(&self, epoch: u64, cause: Option<CloseCause>);
+
+    /// The calls of its end point.
+    fn load(&self) -> Arc<Load>;
 }
 
 /// The other end of a connection.
@@ -111,7 +122,7 @@ impl Connection {
 
     /// Which end point it leads to: a number that no other one has while this one is used.
     pub(crate) fn end_point(&self) -> usize {
-        self.subchannel.as_ptr().addr()
+        self.owner.as_ref().map_or(0, |owner| owner.as_ptr().addr())
     }
 
     /// Which of the connections to that end point it is.
@@ -122,8 +133,8 @@ impl Connection {
     /// It takes no calls any more: the channel is to have another one.
     #[cold]
     pub(crate) fn is_lost(&self) {
-        if let Some(subchannel) = self.subchannel.upgrade() {
-            subchannel.on_lost(self.epoch, self.close_cause());
+        if let Some(owner) = self.owner.as_ref().and_then(Weak::upgrade) {
+            owner.on_lost(self.epoch, self.close_cause());
         }
     }
 
@@ -187,10 +198,10 @@ pub(super) async fn connect(
     options: &ConnectOptions,
     target: &Address,
     epoch: u64,
-    subchannel: Weak<Subchannel>,
+    owner: Weak<dyn Owner>,
 ) -> Result<Connection, ConnectError> {
     let timeout = options.connect_timeout;
-    let connecting = connect_to(options, target, epoch, &subchannel);
+    let connecting = connect_to(options, target, epoch, &owner);
     match tokio::time::timeout(timeout, connecting).await {
         Ok(outcome) => outcome.map_err(|error| as_asked(error, target)),
         Err(_) => Err(ConnectError::TimedOut { address: target.clone(), after: timeout }),
@@ -209,7 +220,7 @@ async fn connect_to(
     options: &ConnectOptions,
     target: &Address,
     epoch: u64,
-    subchannel: &Weak<Subchannel>,
+    owner: &Weak<dyn Owner>,
 ) -> Result<Connection, ConnectError> {
     let began = Instant::now();
     let share = |others: usize| {
@@ -235,7 +246,7 @@ async fn connect_to(
                 ways.push_front(Way { address, instead: Some(reason) });
             }
             let (after, address) = (share(ways.len()), resolved.address.clone());
-            let connecting = bring_up(options, target, resolved, epoch, Weak::clone(subchannel));
+            let connecting = bring_up(options, target, resolved, epoch, Weak::clone(owner));
             within(after, &address, connecting).await
         };
         let error = match attempt.await {
@@ -305,10 +316,10 @@ async fn bring_up(
     target: &Address,
     resolved: Resolved,
     epoch: u64,
-    subchannel: Weak<Subchannel>,
+    owner: Weak<dyn Owner>,
 ) -> Result<Connection, ConnectError> {
-    let load = subchannel.upgrade().filter(|_| options.is_one_of_several);
-    let load = load.map(|subchannel| Arc::clone(&subchannel.load));
+    let load = owner.upgrade().filter(|_| options.is_one_of_several);
+    let load = load.map(|owner| owner.load());
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
     let Resolved { mut outgoing, address, reason, .. } = resolved;
@@ -331,16 +342,16 @@ async fn bring_up(
     let bulk = BulkPool::new(shard.domain().clone());
     let queue = link.queue_limit();
     let memory = options.served.as_ref().map_or_else(MemoryBudget::unlimited, |it| it.memory());
-    let (owner, asked) = (Weak::clone(&subchannel), target.clone());
+    let (on_end, asked) = (Weak::clone(&owner), target.clone());
     // From the driver's task, with no lock held.
     let on_event: OnEvent = Arc::new(move |event| {
-        if let Some(subchannel) = owner.upgrade() {
+        if let Some(owner) = on_end.upgrade() {
             let cause = match event {
                 ConnectionEvent::PeerGoingAway => None,
                 ConnectionEvent::Ended(cause) => Some(cause),
             };
             tracing::debug!(target = %asked, ?cause, "a connection takes no more calls");
-            subchannel.on_lost(epoch, cause);
+            owner.on_lost(epoch, cause);
         }
     });
     let mut peer = RpcEndpoint::new(Role::Client, *limits, bulk, *min_part_bytes, queue, memory)
@@ -365,7 +376,7 @@ async fn bring_up(
         leads_to: LeadsTo::Server(path),
         is_two_way: options.served.is_some(),
         epoch,
-        subchannel,
+        owner: Some(owner),
         load,
     })
 }

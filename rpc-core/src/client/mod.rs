@@ -22,6 +22,9 @@ pub mod blocking;
 mod builder;
 pub mod call;
 pub(crate) mod connection;
+mod connection_handle;
+mod counts;
+pub(crate) mod load;
 mod peer;
 pub(crate) mod random;
 pub mod resolve;
@@ -50,7 +53,7 @@ use crate::service::{MethodDescriptor, ReplyParts};
 
 pub use self::builder::ChannelBuilder;
 pub use self::connection::Path;
-pub use self::peer::ConnectionHandle;
+pub use self::connection_handle::ConnectionHandle;
 
 /// A channel to a server. Cheap to clone; clones share the connection, and calls of all clones are
 /// in flight together.

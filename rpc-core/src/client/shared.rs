@@ -15,9 +15,9 @@ use rpc_transport::protocol::config::WhenFull;
 
 use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
+use super::counts::ChannelCounts;
 use super::peer::Peer;
 use super::random::random;
-use super::stats::ChannelCounts;
 use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::channel::connectivity::ConnectivityState;

@@ -9,9 +9,9 @@
 //! 2. A connector that ends, however it ends, is accounted for: another one can be started.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
@@ -22,15 +22,12 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::connection::{ConnectOptions, Connection, Path, connect, unavailable};
+use super::connection::{ConnectOptions, Connection, Owner, Path, connect, unavailable};
+use super::load::Load;
 use super::random::random;
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::{Connectivity, ConnectivityState, Step};
-use crate::channel::picker::Latency;
 use crate::status::{Code, Status};
-
-/// What a call is taken to have lasted that an end point has refused.
-const REFUSED_LATENCY: Duration = Duration::from_secs(1);
 
 /// What the end points of a channel share: who waits for them, and the news of all.
 pub(super) struct Demand {
@@ -106,50 +103,6 @@ pub(super) struct Subchannel {
     state: Mutex<State>,
     demand: Arc<Demand>,
     pub(super) load: Arc<Load>,
-}
-
-/// The calls of an end point among several, for the choice between them.
-#[derive(Default)]
-pub(crate) struct Load {
-    in_flight: AtomicU32,
-    latency: Mutex<Latency>,
-}
-
-impl Load {
-    pub(super) fn cost(&self) -> f64 {
-        self.latency.lock().cost(self.in_flight.load(Ordering::Relaxed))
-    }
-
-    /// A call begins; it ends when the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>) -> Loaded {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        Loaded { load: Arc::clone(self), began: clock::now() }
-    }
-}
-
-/// A call under way.
-pub(crate) struct Loaded {
-    load: Arc<Load>,
-    began: Instant,
-}
-
-impl Loaded {
-    /// It was answered.
-    pub(crate) fn answered(&self) {
-        let now = clock::now();
-        self.load.latency.lock().observe(now.saturating_duration_since(self.began), now);
-    }
-
-    /// The end point takes no calls: it is to look slow, however fast it says so.
-    pub(crate) fn refused(&self) {
-        self.load.latency.lock().observe(REFUSED_LATENCY, clock::now());
-    }
-}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 struct State {
@@ -256,7 +209,8 @@ impl Subchannel {
                 _ => return Err(ConnectError::Config("connecting already".to_owned())),
             }
         };
-        let connection = connect(&self.options, &self.target, epoch, Arc::downgrade(self)).await?;
+        let connection =
+            connect(&self.options, &self.target, epoch, Arc::<Self>::downgrade(self)).await?;
         self.on_outcome(epoch, Ok(connection));
         self.step();
         Ok(())
@@ -381,10 +335,19 @@ impl Subchannel {
         self.demand.tell();
     }
 
-    /// The connection of that epoch takes no calls any more; `cause`: it has ended, too. `None`: its
-    /// server is going away.
+    fn on_connector_gone(&self, now: Instant) {
+        {
+            let mut state = self.state.lock();
+            state.machine.on_connector_gone(now);
+            state.vanished += 1;
+        }
+        self.demand.tell();
+    }
+}
+
+impl Owner for Subchannel {
     #[cold]
-    pub(super) fn on_lost(&self, epoch: u64, cause: Option<CloseCause>) {
+    fn on_lost(&self, epoch: u64, cause: Option<CloseCause>) {
         if matches!(cause, Some(CloseCause::DriverGone)) {
             // With its runtime, which keeps no timers any more either.
             self.demand.move_here();
@@ -419,13 +382,8 @@ impl Subchannel {
         self.demand.tell();
     }
 
-    fn on_connector_gone(&self, now: Instant) {
-        {
-            let mut state = self.state.lock();
-            state.machine.on_connector_gone(now);
-            state.vanished += 1;
-        }
-        self.demand.tell();
+    fn load(&self) -> Arc<Load> {
+        Arc::clone(&self.load)
     }
 }
 
