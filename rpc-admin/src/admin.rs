@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
 
 use crate::history::{History, Reading};
+use crate::hosts::Hosts;
 use crate::http;
 use crate::listener::Limited;
 use crate::recent::Recent;
@@ -82,6 +83,7 @@ pub struct Admin {
     title: Option<String>,
     sources: Vec<(String, Source)>,
     recent: Option<Recent>,
+    hosts: Vec<String>,
 }
 
 impl Admin {
@@ -92,6 +94,7 @@ impl Admin {
             title: None,
             sources: vec![("server".to_owned(), Source::Server(server))],
             recent: None,
+            hosts: Vec::new(),
         }
     }
 
@@ -123,6 +126,16 @@ impl Admin {
         self
     }
 
+    /// A name, without a port, that the page is asked for by besides those of the loopback: that of a
+    /// proxy before it, if the proxy hands it on. On a loopback address requests for other names are
+    /// refused, so that no web site reads the page by giving its name that address (DNS rebinding).
+    /// Pages on other addresses answer to every name.
+    #[must_use]
+    pub fn host(mut self, name: impl AsRef<str>) -> Self {
+        self.hosts.push(name.as_ref().trim_end_matches('.').to_ascii_lowercase());
+        self
+    }
+
     /// Listens there. Port 0 takes a free one.
     ///
     /// # Errors
@@ -145,6 +158,7 @@ impl Admin {
                  who they are; bind it to 127.0.0.1, or put a proxy before it that asks"
             );
         }
+        let hosts = Hosts::new(address, self.hosts);
         let subject = Subject {
             title: self.title.unwrap_or_else(program),
             history: Mutex::new(History::new(self.sources.len())),
@@ -153,7 +167,7 @@ impl Admin {
             since_ms: unix_millis(SystemTime::now()),
             public,
         };
-        Ok(BoundAdmin { listener, address, subject: Arc::new(subject) })
+        Ok(BoundAdmin { listener, address, hosts, subject: Arc::new(subject) })
     }
 
     /// [`bind`](Self::bind), and [`serve`](BoundAdmin::serve).
@@ -183,6 +197,7 @@ fn program() -> String {
 pub struct BoundAdmin {
     listener: TcpListener,
     address: SocketAddr,
+    hosts: Hosts,
     subject: Arc<Subject>,
 }
 
@@ -211,11 +226,12 @@ impl BoundAdmin {
     /// # Errors
     /// The listener failed for good.
     pub async fn serve(self) -> io::Result<()> {
-        let Self { listener, subject, .. } = self;
+        let Self { listener, hosts, subject, .. } = self;
         // Connections have tasks of their own. They end with this future.
         let (_serving, ended) = tokio::sync::oneshot::channel::<()>();
-        let answering = axum::serve(Limited::new(listener), http::router(Arc::clone(&subject)))
-            .with_graceful_shutdown(async { drop(ended.await) });
+        let answering =
+            axum::serve(Limited::new(listener), http::router(Arc::clone(&subject), hosts))
+                .with_graceful_shutdown(async { drop(ended.await) });
         let reading = async {
             let mut ticks = tokio::time::interval(INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
 use axum::routing::get;
 
 use crate::admin::Subject;
+use crate::hosts::Hosts;
 use crate::report;
 
 const PAGE: &str = include_str!("page.html");
@@ -16,7 +18,8 @@ const PAGE: &str = include_str!("page.html");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(crate) fn router(subject: Arc<Subject>) -> Router {
+pub(crate) fn router(subject: Arc<Subject>, hosts: Hosts) -> Router {
+    let hosts = Arc::new(hosts);
     Router::new()
         .route("/", get(async || answer(StatusCode::OK, "text/html; charset=utf-8", PAGE)))
         .route("/api/stats", get(stats))
@@ -30,6 +33,18 @@ pub(crate) fn router(subject: Arc<Subject>) -> Router {
             answer(StatusCode::METHOD_NOT_ALLOWED, kind, "the page is only read: GET\n")
         })
         .with_state(subject)
+        .layer(middleware::from_fn(move |request: Request, next: Next| {
+            let hosts = Arc::clone(&hosts);
+            async move {
+                match hosts.refusal(&request) {
+                    Some(text) => {
+                        let kind = "text/plain; charset=utf-8";
+                        answer(StatusCode::MISDIRECTED_REQUEST, kind, text).into_response()
+                    }
+                    None => next.run(request).await,
+                }
+            }
+        }))
 }
 
 async fn stats(State(subject): State<Arc<Subject>>, uri: Uri) -> impl IntoResponse {

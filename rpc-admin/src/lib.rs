@@ -30,7 +30,8 @@
 //! page pay nothing for it: it reads what they count anyway.
 //!
 //! The page asks nobody who they are, and can change nothing. On an address that others can reach it
-//! says so, in the log and on the page: use a loopback address, or put a proxy before it that asks.
+//! says so, in the log and on the page: use a loopback address, or put a proxy before it that asks. On a
+//! loopback address it answers to names of the loopback alone, and to those given to [`Admin::host`].
 //!
 //! | file | idea |
 //! |---|---|
@@ -39,6 +40,7 @@
 //! | `recent` | failed and slow calls |
 //! | `report` | what the page is told |
 //! | `http` | requests and answers |
+//! | `hosts` | the names that the page answers to |
 //! | `listener` | bounds on who asks |
 //! | `page.html` | the page |
 
@@ -48,6 +50,7 @@ mod readme {}
 
 mod admin;
 mod history;
+mod hosts;
 mod http;
 mod listener;
 mod recent;

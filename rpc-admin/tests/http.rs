@@ -79,7 +79,11 @@ async fn send(address: SocketAddr, request: &str) -> TcpStream {
 }
 
 async fn get(address: SocketAddr, path: &str) -> (String, String) {
-    let mut stream = send(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+    get_as(address, path, &format!("Host: {address}\r\n")).await
+}
+
+async fn get_as(address: SocketAddr, path: &str, host: &str) -> (String, String) {
+    let mut stream = send(address, &format!("GET {path} HTTP/1.1\r\n{host}\r\n")).await;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -217,12 +221,50 @@ async fn what_is_asked_wrongly_is_answered_with_what_would_be_right() {
     assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
     assert!(!body.contains("http://") || body.matches("http://").count() == 1, "no assets");
     let mut stream =
-        send(page, "POST /api/stats HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").await;
+        send(page, "POST /api/stats HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            .await;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
     assert!(answer.ends_with("the page is only read: GET\n"), "{answer}");
     assert!(answer.contains("connection: close"), "{answer}");
+}
+
+/// A web site whose name leads to 127.0.0.1 had a browser on this machine read the page to it.
+#[tokio::test]
+async fn a_page_of_this_machine_answers_to_no_name_of_another() {
+    let _watchdog = watchdog();
+    let (stats, ..) = shop("mem://admin-hosts", &Recent::new()).await;
+    let (page, _serving) = served(Admin::new(stats.clone()).host("Admin.Example")).await;
+    let port = page.port();
+    for host in ["localhost", "127.0.0.1", "[::1]", "admin.example"] {
+        let (head, _) = get_as(page, "/", &format!("Host: {host}:{port}\r\n")).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{host}: {head}");
+    }
+    for path in ["/", "/api/stats", "/metrics", "/nothing"] {
+        for hosts in [
+            format!("Host: evil.example:{port}\r\n"),
+            "Host: 127.0.0.1.evil.example\r\n".to_owned(),
+            format!("Host: localhost:{port}\r\nHost: evil.example\r\n"),
+        ] {
+            let (head, body) = get_as(page, path, &hosts).await;
+            assert!(head.starts_with("HTTP/1.1 421 "), "{path} {hosts}: {head}");
+            assert!(body.contains(&format!("open http://{page}/, or")), "{body}");
+            assert!(body.contains("evil.example"), "{body}");
+        }
+    }
+    let (head, _) = get_as(page, "http://evil.example/", "Host: localhost\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 421 "), "{head}");
+    let long = "x".repeat(5000);
+    let (_, body) = get_as(page, "/", &format!("Host: {long}\r\n")).await;
+    assert!(body.len() < 500, "{body}");
+
+    // Who binds it to an address of others has been told, and is asked for by whatever name that has.
+    let admin = Admin::new(stats).bind(([0, 0, 0, 0], 0)).await.unwrap();
+    let page = ([127, 0, 0, 1], admin.local_address().port()).into();
+    tokio::spawn(admin.serve());
+    let (head, _) = get_as(page, "/", "Host: host.example\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
 }
 
 #[tokio::test]
