@@ -45,6 +45,11 @@ pub(crate) fn width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0).max(60))
 }
 
+/// Lines of the terminal, if there is one.
+pub(crate) fn height() -> Option<usize> {
+    terminal_size::terminal_size().map(|(_, height)| usize::from(height.0))
+}
+
 pub(crate) fn time(time: Duration) -> String {
     let nanos = time.as_nanos();
     let seconds = time.as_secs_f64();

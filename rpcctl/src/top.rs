@@ -11,7 +11,7 @@ use rpc_core::stats::{ConnectionStats, Histogram};
 
 use crate::options::{Common, Output, Top};
 use crate::target::Target;
-use crate::text::{age, bytes, count, cut, json, table, time, width};
+use crate::text::{age, bytes, count, cut, height, json, table, time, width};
 
 /// To the upper left corner; what was there is overwritten.
 const HOME: &str = "\u{1b}[H";
@@ -38,7 +38,8 @@ pub(crate) async fn top(options: &Top, common: &Common) -> Result<()> {
             Output::Json => writeln!(out, "{}", json(&now)?)?,
             Output::Text => {
                 let earlier = before.as_ref().map(|(then, it)| (at - *then, it));
-                let text = page(target.address, &now, earlier, width());
+                let height = if is_live { height() } else { None };
+                let text = page(target.address, &now, earlier, width(), height);
                 if is_live {
                     let text = text.replace('\n', &format!("{CLEAR_LINE}\n"));
                     write!(out, "{HOME}{text}{CLEAR_BELOW}")?;
@@ -79,6 +80,7 @@ fn page(
     now: &ServerSnapshot,
     earlier: Option<(Duration, &ServerSnapshot)>,
     width: usize,
+    height: Option<usize>,
 ) -> String {
     let state = if now.is_draining { ", draining" } else { "" };
     let mut text = String::new();
@@ -93,12 +95,43 @@ fn page(
         bytes(now.memory_used_bytes),
         bytes(now.memory_limit_bytes),
     );
-    text.push_str(&table(&methods(now, earlier), width));
-    if !now.connections.is_empty() {
+    let mut methods = methods(now, earlier);
+    let mut connections =
+        if now.connections.is_empty() { Vec::new() } else { connections(now, earlier) };
+    if let Some(height) = height {
+        // What is above the tables, and the line between and below them.
+        let (of_methods, of_connections) =
+            shares(height.saturating_sub(5), methods.len(), connections.len());
+        shorten(&mut methods, of_methods);
+        shorten(&mut connections, of_connections);
+    }
+    text.push_str(&table(&methods, width));
+    if !connections.is_empty() {
         text.push('\n');
-        text.push_str(&table(&connections(now, earlier), width));
+        text.push_str(&table(&connections, width));
     }
     text
+}
+
+/// How many lines each of two tables gets: what one of them leaves is the other's.
+fn shares(lines: usize, first: usize, second: usize) -> (usize, usize) {
+    let half = lines / 2;
+    let of_second = second.min(half.max(lines.saturating_sub(first)));
+    (first.min(lines - of_second), of_second)
+}
+
+/// Leaves so many rows, the last of which says how many are not shown.
+fn shorten(rows: &mut Vec<Vec<String>>, most: usize) {
+    let Some(columns) = rows.first().map(Vec::len).filter(|_| rows.len() > most) else { return };
+    let shown = most.saturating_sub(1);
+    let hidden = rows.len() - shown.max(1);
+    rows.truncate(shown);
+    // A heading alone says nothing.
+    if most > 1 {
+        let mut rest = vec![String::new(); columns];
+        rest[0] = format!("({hidden} more)");
+        rows.push(rest);
+    }
 }
 
 /// The methods that were called, the busiest first.
@@ -169,4 +202,47 @@ fn connections(
         ]);
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(count: usize) -> Vec<Vec<String>> {
+        (0..count).map(|at| vec![format!("row {at}"), "x".to_owned()]).collect()
+    }
+
+    /// Of a table that was higher than the terminal the top was never to be seen.
+    #[test]
+    fn two_tables_are_never_higher_than_the_terminal() {
+        for (lines, first, second, expected) in [
+            (20, 5, 5, (5, 5)),
+            (20, 50, 5, (15, 5)),
+            (20, 5, 50, (5, 15)),
+            (20, 50, 50, (10, 10)),
+            (19, 50, 50, (10, 9)),
+            (20, 50, 0, (20, 0)),
+            (1, 50, 50, (1, 0)),
+            (0, 50, 50, (0, 0)),
+        ] {
+            assert_eq!(shares(lines, first, second), expected, "{lines} {first} {second}");
+        }
+        for most in 0..20 {
+            for count in 0..20 {
+                let mut shown = rows(count);
+                shorten(&mut shown, most);
+                assert!(shown.len() <= most.min(count), "{most} {count}: {shown:?}");
+                if count <= most {
+                    assert_eq!(shown, rows(count));
+                } else if most > 1 {
+                    let hidden = count - (most - 1);
+                    assert_eq!(
+                        shown.last().map(|row| &*row[0]),
+                        Some(&*format!("({hidden} more)"))
+                    );
+                    assert_eq!(shown[..most - 1], rows(count)[..most - 1]);
+                }
+            }
+        }
+    }
 }
