@@ -19,7 +19,9 @@ use rpc_transport::connect::schemes::{self, Resolved};
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::engine::driver::Driver;
-use rpc_transport::engine::establish::completions_per_connection;
+use rpc_transport::engine::establish::{
+    completions_per_connection, locked_bytes, registered_bytes,
+};
 use rpc_transport::engine::shard::ConnectionKey;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::budget::MemoryBudget;
@@ -279,7 +281,7 @@ async fn within<T>(
 /// cannot do what it is asked to, unless the next way is by `another_transport`.
 fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
     match error {
-        ConnectError::Provider(_) => another_transport,
+        ConnectError::Provider(_) | ConnectError::Unavailable { .. } => another_transport,
         ConnectError::Refused { .. }
         | ConnectError::Unreachable { .. }
         | ConnectError::TimedOut { .. } => true,
@@ -323,6 +325,10 @@ async fn bring_up(
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
     let Resolved { mut outgoing, address, reason, .. } = resolved;
+    let (registered, (_, in_all)) = (registered_bytes(link), locked_bytes(link));
+    if let Some(reason) = schemes::lacks_locked_memory(&address, registered, in_all) {
+        return Err(ConnectError::Unavailable { scheme: "rdma", reason });
+    }
     if let Some(plan) = &options.faults {
         let seed = plan.seed().wrapping_add(epoch << 32);
         outgoing = fault::outgoing(outgoing, &plan.clone().with_seed(seed));
@@ -427,8 +433,10 @@ mod tests {
             assert_eq!(leads_elsewhere(&error, true), goes_on, "{error:?}");
         }
         let pinned = ProviderError::Resources { what: "pinning", message: "no room".into() };
-        let lacks = ConnectError::Provider(pinned);
-        assert!(!leads_elsewhere(&lacks, false), "this side lacks it for every address");
-        assert!(leads_elsewhere(&lacks, true), "tcp needs no pinned memory");
+        let limit = ConnectError::Unavailable { scheme: "rdma", reason: reason() };
+        for lacks in [ConnectError::Provider(pinned), limit] {
+            assert!(!leads_elsewhere(&lacks, false), "this side lacks it for every address");
+            assert!(leads_elsewhere(&lacks, true), "tcp needs no pinned memory");
+        }
     }
 }

@@ -38,6 +38,7 @@ use rpc_transport::connect::error::ListenError;
 use rpc_transport::connect::schemes;
 use rpc_transport::device::Listener;
 use rpc_transport::device::fault::{self, FaultPlan};
+use rpc_transport::engine::establish::{locked_bytes, registered_bytes};
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 use tokio::task::{self, JoinError, JoinSet};
@@ -341,6 +342,11 @@ impl ServerBuilder {
         for address in addresses {
             let address: Address = address.as_ref().parse()?;
             let listener = schemes::listen(&address).await?;
+            let link = &self.config.link;
+            let (registered, (in_all, _)) = (registered_bytes(link), locked_bytes(link));
+            if let Some(reason) = schemes::lacks_locked_memory(&address, registered, in_all) {
+                return Err(ListenError::Unavailable { scheme: "rdma", reason });
+            }
             listeners.push(match &self.config.faults {
                 Some(plan) => fault::listener(listener, plan.clone()),
                 None => listener,

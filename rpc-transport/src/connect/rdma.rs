@@ -31,6 +31,17 @@ pub(crate) async fn candidates(
     Ok(vec![address.clone()])
 }
 
+#[cfg(not(feature = "verbs"))]
+pub(crate) fn lacks_locked_memory(_registered: u64, _in_all: u64) -> Option<String> {
+    None
+}
+
+/// The limit of this process, where it is too low.
+#[cfg(feature = "verbs")]
+pub(crate) fn lacks_locked_memory(registered: u64, in_all: u64) -> Option<String> {
+    crate::device::verbs::lacks_locked_memory(registered, in_all)
+}
+
 /// One address for each that the host name has.
 #[cfg(feature = "verbs")]
 pub(crate) async fn candidates(

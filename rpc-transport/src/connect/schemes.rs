@@ -53,3 +53,14 @@ pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError>
         Address::Rdma(..) => rdma::listen(address).await,
     }
 }
+
+/// Why this process cannot have connections at such an address that register `registered` bytes, and
+/// lock `in_all` with their queues: its limit on locked memory is lower. Known before anything is
+/// created. `None` if it can, and where nothing is locked or another way may be taken.
+#[must_use]
+pub fn lacks_locked_memory(address: &Address, registered: u64, in_all: u64) -> Option<String> {
+    match address {
+        Address::Rdma(..) => rdma::lacks_locked_memory(registered, in_all),
+        _ => None,
+    }
+}

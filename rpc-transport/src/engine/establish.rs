@@ -84,12 +84,17 @@ pub const FIRST_CONNECTIONS_PER_CQ: u32 = 64;
 /// demand. Reckoned by the sizes of [`locked`].
 #[must_use]
 pub fn locked_bytes(config: &LinkConfig) -> (u64, u64) {
-    let pool = |count| locked::region(BufferPool::region_bytes(config.receive_buffer_bytes, count));
-    let connection = pool(posted_recvs(config) + LENDABLE_BUFFERS)
-        + pool(FIRST_SEND_BUFFERS)
-        + locked::queue_pair(capacity(config));
+    let connection = registered_bytes(config) + locked::queue_pair(capacity(config));
     let entries = completions_per_connection(config) * FIRST_CONNECTIONS_PER_CQ;
     (connection + locked::completion_queue(entries), connection)
+}
+
+/// Memory that a connection of this configuration registers before it is up, on a device that locks
+/// what is registered, bytes.
+#[must_use]
+pub fn registered_bytes(config: &LinkConfig) -> u64 {
+    let pool = |count| locked::region(BufferPool::region_bytes(config.receive_buffer_bytes, count));
+    pool(posted_recvs(config) + LENDABLE_BUFFERS) + pool(FIRST_SEND_BUFFERS)
 }
 
 const MIN_INLINE_BYTES: u32 = 256;

@@ -41,10 +41,10 @@ pub(super) fn raise_memlock() -> String {
 /// The ways to raise the limit, and the one that counts for a process of these control groups
 /// (`/proc/self/cgroup`). The limit is inherited from whoever has started the process.
 fn raise_memlock_where(cgroups: &str) -> String {
-    let mut text = "raise it with `ulimit -l` (memlock in /etc/security/limits.conf), or \
-                    LimitMEMLOCK=infinity in a systemd unit; CAP_IPC_LOCK lifts it where it is \
-                    effective (CapEff in /proc/self/status), which it is not for users other than \
-                    root in a container"
+    let mut text = "raise it by `ulimit -l unlimited` in the shell, by `* - memlock unlimited` in \
+                    /etc/security/limits.conf for those who log in, or by LimitMEMLOCK=infinity in \
+                    a systemd unit; CAP_IPC_LOCK lifts it where it is effective (CapEff in \
+                    /proc/self/status), which it is not for users other than root in a container"
         .to_owned();
     let is_container = ["docker", "containerd", "kubepods", "crio", "libpod", "lxc"]
         .iter()
@@ -54,10 +54,33 @@ fn raise_memlock_where(cgroups: &str) -> String {
         text += ". This process is in a container, which has the limit of its runtime's unit: \
                  LimitMEMLOCK=infinity there (`systemctl edit containerd`, or docker, crio), or \
                  `docker run --ulimit memlock=-1`";
+        if cgroups.contains("kubepods") {
+            text += "; Kubernetes has no setting for it, so it is the unit's on every node";
+        }
     } else if let Some(unit) = unit.filter(|unit| !unit.starts_with("user@")) {
         text += &format!(". This process belongs to {unit}: `systemctl edit {unit}`");
     }
     text
+}
+
+/// Why connections that register this many bytes, and lock `in_all` with their queues, cannot be had
+/// under the limit of this process; `None` if they can.
+pub(crate) fn too_little(registered: u64, in_all: u64) -> Option<String> {
+    let limit = memlock_bytes()?;
+    too_little_under(limit, registered, in_all, &proc_self("cgroup"))
+}
+
+/// The same for a limit in bytes. Only what is registered counts on every device, so a limit between
+/// the two is left to the device.
+fn too_little_under(limit: u64, registered: u64, in_all: u64, cgroups: &str) -> Option<String> {
+    (limit < registered).then(|| {
+        let raise = raise_memlock_where(cgroups);
+        format!(
+            "the limit on locked memory (RLIMIT_MEMLOCK) is {limit} bytes, and the first connection \
+             of this configuration registers {registered}, and locks about {in_all} with its queues on a \
+             NIC that counts them: {raise}"
+        )
+    })
 }
 
 /// The error for a refused registration of `len` bytes.
@@ -126,11 +149,33 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_below_what_every_connection_registers_is_told_with_the_need_and_the_remedy() {
+        let unit = "0::/system.slice/kv.service\n";
+        let text = too_little_under(65_536, 900_000, 1_900_000, unit).unwrap();
+        for part in [
+            "is 65536 bytes",
+            "registers 900000,",
+            "locks about 1900000 ",
+            "`ulimit -l unlimited`",
+            "`* - memlock unlimited` in /etc/security/limits.conf",
+            "LimitMEMLOCK=infinity",
+            "`systemctl edit kv.service`",
+        ] {
+            assert!(text.contains(part), "{part} is missing in: {text}");
+        }
+        assert!(too_little_under(899_999, 900_000, 1_900_000, "").is_some());
+        assert_eq!(too_little_under(900_000, 900_000, 1_900_000, ""), None);
+        assert_eq!(too_little_under(8 << 20, 900_000, 1_900_000, ""), None);
+    }
+
+    #[test]
     fn the_advice_names_where_the_limit_comes_from() {
         let general = raise_memlock_where("0::/user.slice/user-0.slice/session-1.scope\n");
         assert!(!general.contains("This process"), "{general}");
         let pod = "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-ab12.scope\n";
         assert!(raise_memlock_where(pod).contains("systemctl edit containerd"));
+        assert!(raise_memlock_where(pod).contains("Kubernetes"));
+        assert!(!raise_memlock_where("12:pids:/docker/0123\n").contains("Kubernetes"));
         assert!(
             raise_memlock_where("12:pids:/docker/0123\n0::/\n").contains("--ulimit memlock=-1")
         );

@@ -53,6 +53,7 @@ mod wr_key;
 pub use connect::VerbsConnector;
 pub(crate) use connect::look_up;
 pub use device::devices;
+pub(crate) use limits::too_little as lacks_locked_memory;
 pub use listen::listen;
 pub use options::{ACK_TIMEOUT_VARIABLE, SetupOptions, TRAFFIC_CLASS_VARIABLE};
 pub use preflight::{DeviceReport, Finding, Gid, Port, Report, Severity, preflight};
