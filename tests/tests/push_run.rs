@@ -1,0 +1,82 @@
+//! The `push` example as people run it: a server, and readers that it calls.
+
+use std::process::Stdio;
+
+use tests::example::{LIMIT, command, run};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+
+struct Program {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Program {
+    fn start(arguments: &[&str]) -> Self {
+        let mut command = command("push", arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it can be started");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        Self { stdin: child.stdin.take(), child, lines }
+    }
+
+    async fn line(&mut self) -> String {
+        let line = tokio::time::timeout(LIMIT, self.lines.next_line()).await.expect("it is stuck");
+        line.expect("it can be read").expect("it has ended")
+    }
+
+    async fn write(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("it is open");
+        stdin.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
+    }
+}
+
+async fn tells_its_readers(address: &str) {
+    let mut server = Program::start(&["serve", address]);
+    let ready = server.line().await;
+    let address = ready.strip_prefix("READY ").expect("READY comes first");
+    let [mut ada, mut bob] = ["Ada", "Bob"].map(|name| Program::start(&["read", address, name]));
+    assert_eq!(
+        (ada.line().await, bob.line().await),
+        ("reading as Ada".into(), "reading as Bob".into())
+    );
+    let mut subscribed = [server.line().await, server.line().await];
+    subscribed.sort();
+    assert_eq!(subscribed, ["Ada reads", "Bob reads"]);
+
+    let second = run(command("push", ["read", address, "Ada"])).await.with_code(1);
+    assert_eq!(second.stderr, "error: another reader is called Ada\n");
+
+    server.write("rain").await;
+    assert_eq!((ada.line().await, bob.line().await), ("rain".into(), "rain".into()));
+    assert_eq!(server.line().await, "told 2");
+
+    bob.child.kill().await.expect("it lives");
+    // Whether the server has noticed yet or not: Bob is not counted, and Ada is told.
+    server.write("sun").await;
+    assert_eq!(ada.line().await, "sun");
+    assert_eq!(server.line().await, "told 1");
+
+    // His name is free again, for who comes next.
+    let mut bob = Program::start(&["read", address, "Bob"]);
+    assert_eq!(bob.line().await, "reading as Bob");
+    assert_eq!(server.line().await, "Bob reads");
+    server.write("wind").await;
+    assert_eq!((ada.line().await, bob.line().await), ("wind".into(), "wind".into()));
+
+    drop(server.stdin.take());
+    assert_eq!(server.line().await, "told 2");
+    let ended = tokio::time::timeout(LIMIT, server.child.wait()).await.expect("it is stuck");
+    assert!(ended.expect("it is ours").success());
+}
+
+#[tokio::test]
+async fn a_server_tells_its_readers_over_shm() {
+    tells_its_readers(&format!("shm://push-{}", std::process::id())).await;
+}
+
+#[tokio::test]
+async fn a_server_tells_its_readers_over_tcp() {
+    tells_its_readers("tcp://127.0.0.1:0").await;
+}
