@@ -11,7 +11,7 @@ use rpc_perf::cores;
 
 /// Proportional resident memory of a process, KiB: shared pages are counted once over all their
 /// users.
-fn resident_kib(pid: u32) -> Result<f64> {
+pub(crate) fn resident_kib(pid: u32) -> Result<f64> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
     let line = text.lines().find(|line| line.starts_with("Pss:")).context("no Pss line")?;
@@ -21,7 +21,7 @@ fn resident_kib(pid: u32) -> Result<f64> {
 
 /// CPU time that a process has used, seconds.
 #[allow(clippy::cast_precision_loss, reason = "clock ticks of a run are few")]
-fn cpu_seconds(pid: u32) -> Result<f64> {
+pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let after_name = text.rsplit_once(')').context("stat")?.1;
     let fields: Vec<&str> = after_name.split_whitespace().collect();

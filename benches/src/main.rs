@@ -18,6 +18,7 @@ mod placements;
 #[cfg(feature = "verbs")]
 mod rdma;
 mod report;
+mod scale;
 mod tarpc_peer;
 
 use std::time::Duration;
@@ -117,6 +118,18 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         connections: usize,
     },
+    /// Thousands of connections to one server, few of them at work: set-up, memory, what the few get.
+    Scale {
+        /// `shm` or `tcp`.
+        #[arg(long, default_value = "tcp")]
+        scheme: String,
+        /// Connections in all. The limit on open files of the server has to allow them.
+        #[arg(long, default_value_t = 10_000)]
+        connections: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 3000)]
+        millis: u64,
+    },
     /// 64-byte echo between two threads of one process over mem://, for profiling.
     Mem {
         /// Milliseconds per measurement.
@@ -189,6 +202,14 @@ enum Command {
         /// Poll mode.
         #[arg(default_value = "busy")]
         mode: String,
+    },
+    /// Internal: a client process that holds connections.
+    #[command(hide = true)]
+    Hold {
+        /// Where to.
+        address: String,
+        /// How many.
+        connections: usize,
     },
     /// Internal: a server process.
     #[command(hide = true)]
@@ -281,6 +302,12 @@ fn main() -> Result<()> {
             }
             Ok(())
         }),
+        Command::Scale { scheme, connections, millis } => {
+            runtime.block_on(scale::run(&scheme, connections, Duration::from_millis(millis)))
+        }
+        Command::Hold { address, connections } => {
+            runtime.block_on(scale::hold(&address, connections))
+        }
         Command::Idle { connections } => idle::run(&runtime, connections),
     }
 }
