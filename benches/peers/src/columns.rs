@@ -1,0 +1,48 @@
+//! The columns of the table, and what one round says of a row.
+
+/// What is measured of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Column {
+    /// Median round trip of a lone call with 64 bytes, us.
+    P50,
+    /// The mean of those.
+    Mean,
+    /// What one in a thousand of them exceeds.
+    P999,
+    /// Thousand calls per second with 32 in flight.
+    Rate,
+    /// GB/s of payloads to the server, one in flight.
+    UpOne,
+    /// Four in flight.
+    UpFour,
+    /// GB/s of payloads from the server, one in flight.
+    DownOne,
+    /// Four in flight.
+    DownFour,
+}
+
+/// Each of them, from left to right: its head in the table, its key in the JSON.
+pub(crate) const COLUMNS: [(Column, &str, &str); 8] = [
+    (Column::P50, "p50 us", "p50_us"),
+    (Column::Mean, "mean us", "mean_us"),
+    (Column::P999, "p99.9 us", "p999_us"),
+    (Column::Rate, "k/s @32", "kilo_calls_per_second"),
+    (Column::UpOne, "up x1 GB/s", "up_1_gb_per_second"),
+    (Column::UpFour, "up x4", "up_4_gb_per_second"),
+    (Column::DownOne, "down x1", "down_1_gb_per_second"),
+    (Column::DownFour, "down x4", "down_4_gb_per_second"),
+];
+
+/// The values of a row; `None` for what it does not have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Numbers([Option<f64>; COLUMNS.len()]);
+
+impl Numbers {
+    pub(crate) fn set(&mut self, column: Column, value: f64) {
+        self.0[column as usize] = Some(value);
+    }
+
+    pub(crate) fn get(&self, column: Column) -> Option<f64> {
+        self.0[column as usize]
+    }
+}

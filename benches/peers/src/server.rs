@@ -1,0 +1,62 @@
+//! Servers as processes: this program, started again.
+
+use std::io::{Read, Write};
+
+use anyhow::{Context, Result};
+use rpc_perf::cores::{self, CpuPair};
+use rpc_perf::server_process::ServerProcess;
+
+use crate::rows::Row;
+
+/// The argument that makes this program a server.
+pub(crate) const SERVE: &str = "serve";
+
+/// Starts the server of a row on its CPU, and waits until it listens.
+pub(crate) fn start(row: Row, place: &str, cpus: CpuPair) -> Result<ServerProcess> {
+    let name = row.name();
+    ServerProcess::start([SERVE, &name, place, &cpus.server.to_string()])
+        .with_context(|| format!("the server of {name}"))
+}
+
+/// What `start` has started. Ends with its stdin, so with the process that has started it.
+pub(crate) fn serve(name: &str, place: &str, cpu: usize) -> Result<()> {
+    cores::pin(cpu);
+    std::thread::spawn(|| {
+        let mut byte = [0];
+        while matches!(std::io::stdin().read(&mut byte), Ok(1)) {}
+        std::process::exit(0);
+    });
+    let row = Row::named(name).with_context(|| format!("there is no row {name}"))?;
+    row.serve.with_context(|| format!("{name} has no server"))?(row, place)
+}
+
+/// Tells the process that has started this one where the server listens.
+pub(crate) fn ready(address: impl std::fmt::Display) -> Result<()> {
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "READY {address}")?;
+    Ok(stdout.flush()?)
+}
+
+/// A socket file for one row of this process, which nothing is at. Gone when this is dropped.
+#[derive(Debug)]
+pub(crate) struct SocketFile(String);
+
+impl SocketFile {
+    pub(crate) fn new(row: Row) -> Self {
+        let name = format!("peers-{}-{}-{}", std::process::id(), row.peer, row.over);
+        let path = std::env::temp_dir().join(name).to_string_lossy().into_owned();
+        // Left by a process of the same id.
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
