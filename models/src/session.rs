@@ -5,6 +5,7 @@
 //! handlers do in `handlers`.
 
 mod handlers;
+mod record;
 mod tally;
 pub(crate) mod wire;
 
@@ -12,8 +13,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rpc_core::session::{
-    CallId, CallStreams, Deadline, Event, Failure, IncomingId, Outcome, ReplyKind, Revoked, Role,
-    Session, SessionLimits, StartCall, StartError, Transmit,
+    CallStreams, Deadline, Event, Failure, IncomingId, Outcome, ReplyKind, Revoked, Role, Session,
+    SessionLimits, StartCall, StartError, Transmit,
 };
 use rpc_core::wire::{Frame, WireId, code, parse};
 use rpc_transport::connect::error::CloseCause;
@@ -21,6 +22,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 
+use self::record::{Life, Record, Replied};
 pub use self::tally::Tally;
 use self::wire::Wire;
 use test_kit::Rng;
@@ -32,43 +34,6 @@ const SLACK: Duration = Duration::from_micros(512);
 /// A call is known by its number everywhere: as waiter, as handler handle, in its bodies.
 type Number = u64;
 type End = Session<Number, Number>;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Replied {
-    Ok,
-    UserError,
-    Status(u8),
-}
-
-#[derive(Debug)]
-enum Life {
-    /// Its caller waits.
-    Waiting,
-    /// Its caller has given it up.
-    Dropped,
-    Ended,
-}
-
-/// What the oracle knows of a call.
-#[derive(Debug)]
-struct Record {
-    caller: usize,
-    id: CallId,
-    no_cancel: bool,
-    deadline: Option<Instant>,
-    life: Life,
-    failed: Option<Failure>,
-    never_sent: bool,
-    /// Times that it reached a handler.
-    runs: u32,
-    /// Times that its handler was told to stop.
-    stops: u32,
-    /// What its handler said while the callee's session took it.
-    replied: Option<Replied>,
-    ended_without_reply: bool,
-    /// The call whose handler has made it, to the handler's own caller.
-    maker: Option<Number>,
-}
 
 #[derive(Debug)]
 struct Handler {
@@ -100,10 +65,6 @@ struct World<'a> {
     limits: [SessionLimits; 2],
     /// How many in a hundred handlers call their callers.
     nests: u64,
-}
-
-fn is_expired(record: &Record, now: Instant) -> bool {
-    record.deadline.is_some_and(|at| at <= now)
 }
 
 impl<'a> World<'a> {
@@ -395,7 +356,7 @@ impl<'a> World<'a> {
                 match reason {
                     Failure::DeadlineExceeded => {
                         tally.expired += 1;
-                        assert!(is_expired(record, now));
+                        assert!(record.is_expired(now));
                     }
                     Failure::Closed => {
                         tally.closed += 1;
@@ -423,7 +384,7 @@ impl<'a> World<'a> {
                     assert!(record.ended_without_reply);
                 }
                 (ReplyKind::Status { code: code::DEADLINE_EXCEEDED, .. }, None) => {
-                    assert!(is_expired(record, now + SLACK));
+                    assert!(record.is_expired(now + SLACK));
                 }
                 other => panic!("call {number} got {other:?}: {record:?}"),
             },

@@ -3,7 +3,8 @@
 use rpc_core::session::{Answer, Deadline, Incoming};
 use rpc_transport::message::outgoing::OutBuf;
 
-use super::{Handler, Life, Number, Replied, SLACK, World, is_expired, signature};
+use super::record::{Life, Replied};
+use super::{Handler, Number, SLACK, World, signature};
 
 impl World<'_> {
     pub(super) fn request(&mut self, end: usize, incoming: Incoming) {
@@ -83,7 +84,7 @@ impl World<'_> {
         assert_eq!(record.stops, 1, "told to stop twice");
         assert!(!record.no_cancel, "told to stop though it must not be");
         let given_up = matches!(record.life, Life::Dropped) || record.failed.is_some();
-        assert!(given_up || cut || is_expired(record, now + SLACK), "told to stop for nothing");
+        assert!(given_up || cut || record.is_expired(now + SLACK), "told to stop for nothing");
     }
 
     pub(super) fn attach(&mut self, at: usize) {
