@@ -28,7 +28,7 @@ struct Options {
     /// How many times everything is measured, in turn.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// How long each number takes; a round has about fifty.
+    /// How long each number takes; a round has about seventy.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     duration: u64,
     /// Only rows whose name has one of these in it, such as `tarpc`, `/tcp` or `floor/eventfd`.

@@ -1,5 +1,6 @@
 //! One file for each peer: its echo service, its settings, and how it is connected.
 
 pub(crate) mod floors;
+pub(crate) mod iceoryx2;
 pub(crate) mod ours;
 pub(crate) mod tarpc;

@@ -62,6 +62,11 @@ fn tarpc() {
 }
 
 #[test]
+fn iceoryx2() {
+    complete("iceoryx2", &["event", "poll"]);
+}
+
+#[test]
 fn floors() {
     let rows = round("floor/");
     for (over, columns) in [
