@@ -148,6 +148,9 @@ enum Command {
         /// In place of calls so many items of one stream: `results` or `arguments`.
         #[arg(long)]
         items: Option<String>,
+        /// With an interceptor that counts the calls, at the `server` or the `client`.
+        #[arg(long)]
+        interceptor: Option<String>,
     },
     /// Instructions of a 64-byte echo and of a 64-byte item by layer, both ends, against the baseline in
     /// `benches/instructions.txt`. Needs valgrind; run it with `--profile counted`.
@@ -279,8 +282,8 @@ fn main() -> Result<()> {
             placements::run(&scheme, &mode, &server, rounds, Duration::from_millis(millis))
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
-        Command::Count { calls, in_flight, items: None } => {
-            runtime.block_on(count(calls, in_flight.max(1)))
+        Command::Count { calls, in_flight, items: None, interceptor } => {
+            runtime.block_on(count(calls, in_flight.max(1), interceptor.as_deref()))
         }
         Command::Count { calls, items: Some(items), .. } => {
             runtime.block_on(items::count(calls, &items))
@@ -312,10 +315,8 @@ fn main() -> Result<()> {
     }
 }
 
-async fn count(calls: u32, in_flight: u32) -> Result<()> {
-    let server = ours::bind("mem://bench", PollMode::Event).await?;
-    tokio::spawn(server.serve());
-    let client = ours::connect("mem://bench", PollMode::Event).await?;
+async fn count(calls: u32, in_flight: u32, interceptor: Option<&str>) -> Result<()> {
+    let client = ours::both_ends("mem://bench", interceptor).await?;
     for _ in 0..calls / in_flight {
         let batch: Vec<_> = (0..in_flight).map(|_| client.echo(&[7; 64]).start()).collect();
         for call in batch {

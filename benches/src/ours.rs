@@ -1,11 +1,13 @@
 //! Our side: an echo service through the generated stub, over any scheme and poll mode.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use futures::stream::{FuturesUnordered, StreamExt};
 use hdrhistogram::Histogram;
-use rpc_core::{Channel, PollMode, Server};
+use rpc_core::interceptor::{ClientInterceptor, Ended, Inbound, Outbound, ServerInterceptor};
+use rpc_core::{Channel, Context, PollMode, Server, Status};
 
 use crate::report::Laps;
 
@@ -44,6 +46,50 @@ pub(crate) async fn bind(address: &str, mode: PollMode) -> Result<Server> {
 
 pub(crate) async fn connect(address: &str, mode: PollMode) -> Result<EchoClient> {
     Ok(EchoClient::new(Channel::builder().poll_mode(mode).connect(address).await?))
+}
+
+/// Counts calls.
+#[derive(Default)]
+struct Calls {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl ServerInterceptor for Calls {
+    fn before(&self, _: &mut Inbound<'_>) -> Result<(), Status> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn after(&self, _: &Context, _: &Ended<'_>) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl ClientInterceptor for Calls {
+    fn before(&self, _: &mut Outbound<'_>) -> Result<(), Status> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn after(&self, _: &Ended<'_>) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A server that nobody waits for, and a client of it. Nobody spins. `interceptor`: which end has one
+/// that counts calls.
+pub(crate) async fn both_ends(address: &str, interceptor: Option<&str>) -> Result<EchoClient> {
+    let (mut server, mut channel) = (Server::builder(), Channel::builder());
+    match interceptor {
+        Some("server") => server = server.interceptor(Calls::default()),
+        Some("client") => channel = channel.interceptor(Calls::default()),
+        Some(other) => bail!("no end is called {other}: `server` or `client`"),
+        None => {}
+    }
+    let server = server.add_service(echo_server()).poll_mode(PollMode::Event);
+    tokio::spawn(server.bind(address).await?.serve());
+    Ok(EchoClient::new(channel.poll_mode(PollMode::Event).connect(address).await?))
 }
 
 /// Round trips one after the other.

@@ -222,6 +222,7 @@ mod endpoint;
 pub mod interceptor;
 pub mod metadata;
 mod observability;
+mod recycled;
 pub mod server;
 pub mod service;
 #[doc(hidden)]

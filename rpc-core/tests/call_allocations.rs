@@ -2,8 +2,11 @@
 //! types take, on either side.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use allocation_counter::measure;
-use rpc_core::{Channel, Codec, PollMode, Server};
+use rpc_core::interceptor::{ClientInterceptor, Ended, ServerInterceptor};
+use rpc_core::{Channel, Codec, Context, PollMode, Server};
 
 #[rpc_core::service]
 trait Echo {
@@ -107,6 +110,41 @@ fn event_calls_allocate_at_most_what_their_results_take() {
 #[test]
 fn busy_calls_allocate_at_most_what_their_results_take() {
     calls_allocate_at_most_what_their_results_take(PollMode::Busy, "mem://allocs-busy-CODEC");
+}
+
+/// Counts calls.
+#[derive(Default)]
+struct Calls(AtomicU64);
+
+impl ServerInterceptor for Calls {
+    fn after(&self, _: &Context, _: &Ended<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl ClientInterceptor for Calls {
+    fn after(&self, _: &Ended<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Each call took three boxes for them.
+#[test]
+fn calls_that_interceptors_see_allocate_nothing_more() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = runtime.block_on(async {
+        let server = Server::builder().interceptor(Calls::default()).poll_mode(PollMode::Event);
+        let server = server.add_service(EchoServer::new(Service));
+        tokio::spawn(server.bind("mem://allocs-interceptors").await.unwrap().serve());
+        let channel = Channel::builder().interceptor(Calls::default()).poll_mode(PollMode::Event);
+        EchoClient::new(channel.connect("mem://allocs-interceptors").await.unwrap())
+    });
+    let series = (0..SERIES).map(|_| {
+        runtime.block_on(count_together(&client, WARM_UP));
+        measure(|| runtime.block_on(count_together(&client, CALLS))).count_total
+    });
+    let least = series.min().unwrap();
+    assert!(least <= 10, "{least} of {CALLS} calls");
 }
 
 /// At a device of this machine; without one it fails. `tests/bench_in_lab` runs it on Soft-RoCE.

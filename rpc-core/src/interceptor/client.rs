@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. They see calls, not attempts: a call that is tried again, hedged or sent on another connection
 //!    has one `before` and one `after`.
-//! 2. Whose `before` has let a call pass gets one `after`, with no lock held: [`Watch`] sees to it.
+//! 2. Whose `before` has let a call pass gets one `after`, with no lock held: who has
+//!    begun a call, ends it by [`Around::end`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use std::time::Instant;
 use rpc_transport::engine::clock;
 use rpc_transport::message::received::Message;
 
-use super::{Ended, Ending, Extensions, ItemCounters, guarded};
-use crate::metadata::Metadata;
+use super::{Body, Ended, Ending, Extensions, ItemCounters, guarded};
+use crate::metadata::{Metadata, MetadataError};
 use crate::service::MethodDescriptor;
 use crate::status::Status;
 
@@ -147,43 +148,79 @@ impl Around {
     ///
     /// # Errors
     /// The status that it ends with instead.
+    #[inline]
     pub(crate) fn begin(
-        self: &Arc<Self>,
+        &self,
+        watch: &mut Watch,
         method: &'static MethodDescriptor,
         metadata: &mut Metadata,
         deadline: &mut Option<Instant>,
         request_bytes: u64,
-    ) -> Result<Option<Box<Watch>>, Status> {
-        for (name, value) in self.metadata.iter_bytes() {
-            if metadata.bytes(name).is_none() {
-                metadata.insert(name, value.clone()).map_err(|error| {
-                    Status::from(error).with_prefix(format_args!("{}: ", method.name))
-                })?;
-            }
+    ) -> Result<(), Status> {
+        if !self.metadata.is_empty() {
+            self.add_metadata(metadata).map_err(|error| {
+                Status::from(error).with_prefix(format_args!("{}: ", method.name))
+            })?;
         }
         if self.chain.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
-        let mut watch = Box::new(Watch {
-            around: Arc::clone(self),
-            passed: 0,
-            method,
-            began: clock::now(),
-            request_bytes,
-            extensions: Extensions::new(),
-            items: method.has_streams().then(ItemCounters::default),
-        });
+        watch.began = Some(clock::now());
+        watch.request_bytes = request_bytes;
+        if method.has_streams() {
+            watch.items = Some(Box::default());
+        }
         for interceptor in &self.chain {
             let extensions = &mut watch.extensions;
             let mut call = Outbound { method, metadata, deadline, extensions, request_bytes };
             let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
             if let Err(status) = before.and_then(|passed| passed) {
-                let panicked = watch.end(Ending::Status(&status), None);
+                let panicked = self.end(watch, method, Ending::Status(&status), None);
                 return Err(panicked.unwrap_or(status));
             }
             watch.passed += 1;
         }
-        Ok(Some(watch))
+        Ok(())
+    }
+
+    /// Adds what the call does not say otherwise.
+    #[cold]
+    fn add_metadata(&self, metadata: &mut Metadata) -> Result<(), MetadataError> {
+        for (name, value) in self.metadata.iter_bytes() {
+            if metadata.bytes(name).is_none() {
+                metadata.insert(name, value.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the call, once, and gives what takes the place of its outcome if an interceptor has panicked.
+    #[inline]
+    pub(crate) fn end(
+        &self,
+        watch: &mut Watch,
+        method: &'static MethodDescriptor,
+        ending: Ending<'_>,
+        reply: Option<&Message>,
+    ) -> Option<Status> {
+        let passed = std::mem::take(&mut watch.passed);
+        let call = Ended {
+            method,
+            ending,
+            began: watch.began,
+            request_bytes: watch.request_bytes,
+            reply: reply.map_or(Body::None, Body::Received),
+            items: watch.items.as_deref(),
+            extensions: &watch.extensions,
+        };
+        let mut panicked = None;
+        for interceptor in self.chain[..passed].iter().rev() {
+            let after = || interceptor.after(&call);
+            if let Err(status) = guarded(|| interceptor.name(), method, after) {
+                panicked = Some(status);
+            }
+        }
+        panicked
     }
 }
 
@@ -194,53 +231,37 @@ impl fmt::Debug for Around {
     }
 }
 
-/// Tells the interceptors that a call has passed how it ended, once.
+/// A call that interceptors have let pass, and that is to be ended by [`Around::end`].
+#[derive(Default)]
 pub(crate) struct Watch {
-    around: Arc<Around>,
     /// How many have let the call pass and wait for its end.
     passed: usize,
-    method: &'static MethodDescriptor,
-    began: Instant,
+    began: Option<Instant>,
     request_bytes: u64,
     extensions: Extensions,
-    items: Option<ItemCounters>,
+    // Boxed, because few calls have streams.
+    items: Option<Box<ItemCounters>>,
 }
 
 impl Watch {
-    /// Ends the call, and gives what takes the place of its outcome if an interceptor has panicked.
-    pub(crate) fn end(&mut self, ending: Ending<'_>, reply: Option<&Message>) -> Option<Status> {
-        let passed = std::mem::take(&mut self.passed);
-        let reply_metadata = reply.map_or(&[][..], Message::marked);
-        let bytes = reply.map_or(0, |message| message.len() as u64 + message.tail_bytes());
-        let call = Ended {
-            method: self.method,
-            ending,
-            began: self.began,
-            request_bytes: self.request_bytes,
-            reply_bytes: bytes - reply_metadata.len() as u64,
-            reply_metadata,
-            items: self.items.as_ref(),
-            extensions: &self.extensions,
-        };
-        let mut panicked = None;
-        for interceptor in self.around.chain[..passed].iter().rev() {
-            let after = || interceptor.after(&call);
-            if let Err(status) = guarded(|| interceptor.name(), self.method, after) {
-                panicked = Some(status);
-            }
-        }
-        panicked
+    /// Whether interceptors wait for the call's end.
+    #[inline]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.passed > 0
     }
 
     pub(crate) fn items(&self) -> Option<&ItemCounters> {
-        self.items.as_ref()
+        self.items.as_deref()
     }
-}
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if self.passed > 0 {
-            self.end(Ending::Cancelled, None);
+    /// Drops what was put beside the call.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        if !self.extensions.is_empty() {
+            self.extensions = Extensions::new();
+        }
+        if self.items.is_some() {
+            self.items = None;
         }
     }
 }

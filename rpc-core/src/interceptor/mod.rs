@@ -32,6 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rpc_transport::engine::clock;
+use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::message::received::Message;
 
 pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
@@ -112,15 +114,43 @@ impl ItemCounters {
     }
 }
 
+/// The body of a reply.
+#[derive(Clone, Copy)]
+enum Body<'a> {
+    /// A status has none.
+    None,
+    /// That is to be sent.
+    Sent(&'a OutBuf),
+    Received(&'a Message),
+}
+
+impl<'a> Body<'a> {
+    /// Encoded metadata in front of it.
+    fn metadata(self) -> &'a [u8] {
+        match self {
+            Self::None => &[],
+            Self::Sent(body) => &body[..usize::from(body.marks().1)],
+            Self::Received(message) => message.marked(),
+        }
+    }
+
+    fn total_len(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Sent(body) => body.total_len(),
+            Self::Received(message) => message.len() as u64 + message.tail_bytes(),
+        }
+    }
+}
+
 /// A call that has ended, as its interceptors see it.
 pub struct Ended<'a> {
     method: &'static MethodDescriptor,
     ending: Ending<'a>,
-    began: Instant,
+    /// `None`: it has no time.
+    began: Option<Instant>,
     request_bytes: u64,
-    reply_bytes: u64,
-    /// Encoded metadata of a reply that is no status.
-    reply_metadata: &'a [u8],
+    reply: Body<'a>,
     items: Option<&'a ItemCounters>,
     extensions: &'a Extensions,
 }
@@ -148,7 +178,7 @@ impl Ended<'_> {
     /// whole call with all of its attempts.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
-        clock::now().saturating_duration_since(self.began)
+        self.began.map_or(Duration::ZERO, |began| clock::now().saturating_duration_since(began))
     }
 
     /// Length of the encoded arguments, bytes.
@@ -160,7 +190,7 @@ impl Ended<'_> {
     /// Length of the encoded result or error of the method's own, bytes; 0 for everything else.
     #[must_use]
     pub fn reply_bytes(&self) -> u64 {
-        self.reply_bytes
+        self.reply.total_len() - self.reply.metadata().len() as u64
     }
 
     /// The metadata that goes with the reply; see
@@ -169,7 +199,7 @@ impl Ended<'_> {
     pub fn reply_metadata(&self) -> Metadata {
         match self.ending {
             Ending::Status(status) => status.metadata().clone(),
-            _ => Metadata::decode(self.reply_metadata).unwrap_or_default(),
+            _ => Metadata::decode(self.reply.metadata()).unwrap_or_default(),
         }
     }
 

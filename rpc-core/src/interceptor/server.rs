@@ -1,26 +1,28 @@
 //! Interceptors of a server, as a layer around its services.
 //!
 //! Invariants:
-//! 1. Whose `before` has let a call pass gets one `after`: [`Watch`] sees to it.
+//! 1. Whose `before` has let a call pass gets one `after`, when its box is given back at the latest.
 //! 2. Without interceptors there is no layer, so calls cost what they cost before.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll};
+use std::task::Context as TaskContext;
+use std::thread::LocalKey;
 use std::time::Instant;
 
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
-use rpc_transport::message::outgoing::OutBuf;
+use rpc_transport::user_code::caught;
 use tokio::time::Sleep;
 
-use super::{Ended, Ending, ItemCounters, guarded};
+use super::{Body, Ended, Ending, ItemCounters, guarded};
 use crate::context::Context;
 use crate::metadata::Metadata;
-use crate::server::handler::{Handler, Origin, log_panic};
+use crate::recycled::{self, List, Recycle};
+use crate::server::handler::Handler;
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;
 
@@ -96,6 +98,8 @@ pub struct Inbound<'a> {
     context: &'a mut Context,
     method: &'static MethodDescriptor,
     request_bytes: u64,
+    /// An interceptor has brought the deadline forward.
+    is_shortened: &'a mut bool,
 }
 
 impl Inbound<'_> {
@@ -128,8 +132,10 @@ impl Inbound<'_> {
     /// with [`DeadlineExceeded`](crate::Code::DeadlineExceeded), and its handler is dropped, unless
     /// the method is `no_cancel`: such a handler only sees the deadline.
     pub fn shorten_deadline(&mut self, deadline: Instant) {
-        let earliest = self.context.deadline().map_or(deadline, |other| other.min(deadline));
-        self.context.set_deadline(earliest);
+        if self.context.deadline().is_none_or(|other| deadline < other) {
+            self.context.set_deadline(deadline);
+            *self.is_shortened = true;
+        }
     }
 
     /// Length of the encoded arguments, bytes.
@@ -182,135 +188,186 @@ impl Dispatch for Intercepted {
             return self.inner.dispatch(position, request);
         };
         let request_bytes = request.message.len() as u64 + request.message.tail_bytes();
-        let asked = request.context.deadline();
-        let items = request.count_items();
-        let mut watch = Watch {
-            chain: Arc::clone(&self.chain),
-            passed: 0,
-            context: Context::new(),
-            method,
-            began: clock::now(),
-            request_bytes,
-            items,
-        };
+        // If something panics from here on, its drop tells the interceptors.
+        let mut watched = Dispatching(Some(recycled::take::<Watched>()));
+        let Some(watch) = &mut watched.0 else { unreachable!("it was just put there") };
+        let watch = &mut watch.watch;
+        watch.chain = Some(Arc::clone(&self.chain));
+        watch.method = Some(method);
+        watch.began = Some(clock::now());
+        watch.request_bytes = request_bytes;
+        if method.has_streams() {
+            watch.items = request.count_items();
+        }
+        let mut is_shortened = false;
         for interceptor in self.chain.iter() {
-            let mut call = Inbound { context: &mut request.context, method, request_bytes };
+            let (context, is_shortened) = (&mut request.context, &mut is_shortened);
+            let mut call = Inbound { context, method, request_bytes, is_shortened };
             let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
             if let Err(status) = before.and_then(|passed| passed) {
                 watch.context = request.context;
-                return watch.refused(status);
+                let panicked = watch.end(Ending::Status(&status), Body::None);
+                return Handler::ready(Reply::Status(panicked.unwrap_or(status)));
             }
             watch.passed += 1;
         }
         watch.context = request.context.clone();
-        let timer = watch.context.deadline().filter(|at| Some(*at) != asked && !method.no_cancel);
-        let timer = timer.map(|at| Box::pin(tokio::time::sleep_until(at.into())));
-        let origin = || Origin { method: Some(method.name), peer: watch.context.peer().cloned() };
-        let inner = dispatched(&*self.inner, position, request, origin);
-        Handler::without_context(Watched { inner, timer, watch })
+        let deadline = request.context.deadline().filter(|_| is_shortened && !method.no_cancel);
+        let inner = self.inner.dispatch(position, request);
+        watched.done(inner, deadline)
     }
 }
 
-/// What a layer further in makes of the call. Its panic is the reply that the caller gets.
-fn dispatched(
-    inner: &dyn Dispatch,
-    position: usize,
-    request: Request,
-    origin: impl FnOnce() -> Origin,
-) -> Handler {
-    let dispatch = AssertUnwindSafe(|| inner.dispatch(position, request));
-    catch_unwind(dispatch).unwrap_or_else(|panic| {
-        log_panic(panic, &origin());
-        Handler::ready(Reply::Status(Status::internal("the handler panicked")))
-    })
+/// A call whose handler is being made.
+struct Dispatching(Option<Box<Watched>>);
+
+impl Dispatching {
+    /// It is made.
+    #[inline]
+    fn done(mut self, inner: Handler, deadline: Option<Instant>) -> Handler {
+        let Some(mut watched) = self.0.take() else { return inner };
+        watched.inner = inner;
+        if let Some(at) = deadline {
+            watched.timer = Some(Box::pin(tokio::time::sleep_until(at.into())));
+        }
+        Handler::watched(watched)
+    }
+}
+
+impl Drop for Dispatching {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(mut watched) = self.0.take() {
+            // Ended already, or what a layer further in makes of the call has panicked: then that is
+            // the reply that the caller gets.
+            let status = Status::internal("the dispatcher panicked");
+            watched.watch.end(Ending::Status(&status), Body::None);
+            caught(|| recycled::give_back(watched));
+        }
+    }
 }
 
 /// Tells the interceptors that a call has passed how it ended, once.
+#[derive(Default)]
 struct Watch {
-    chain: Chain,
+    chain: Option<Chain>,
     /// How many have let the call pass and wait for its end.
     passed: usize,
     context: Context,
-    method: &'static MethodDescriptor,
-    began: Instant,
+    method: Option<&'static MethodDescriptor>,
+    began: Option<Instant>,
     request_bytes: u64,
     items: Option<Arc<ItemCounters>>,
 }
 
 impl Watch {
     /// Ends the call, and gives what takes the place of the reply if an interceptor has panicked.
-    fn end(&mut self, ending: Ending<'_>, reply: Option<&OutBuf>) -> Option<Status> {
+    #[inline]
+    fn end(&mut self, ending: Ending<'_>, reply: Body<'_>) -> Option<Status> {
         let passed = std::mem::take(&mut self.passed);
-        let marked = reply.map_or(0, |body| body.marks().1);
+        let (Some(chain), Some(method)) = (&self.chain, self.method) else { return None };
         let call = Ended {
-            method: self.method,
+            method,
             ending,
             began: self.began,
             request_bytes: self.request_bytes,
-            reply_bytes: reply.map_or(0, OutBuf::total_len) - u64::from(marked),
-            reply_metadata: reply.map_or(&[], |body| &body[..usize::from(marked)]),
+            reply,
             items: self.items.as_deref(),
             extensions: self.context.extensions(),
         };
         let mut panicked = None;
-        for interceptor in self.chain[..passed].iter().rev() {
+        for interceptor in chain[..passed].iter().rev() {
             let after = || interceptor.after(&self.context, &call);
-            if let Err(status) = guarded(|| interceptor.name(), self.method, after) {
+            if let Err(status) = guarded(|| interceptor.name(), method, after) {
                 panicked = Some(status);
             }
         }
         panicked
     }
 
-    #[cold]
-    fn refused(mut self, status: Status) -> Handler {
-        let panicked = self.end(Ending::Status(&status), None);
-        Handler::ready(Reply::Status(panicked.unwrap_or(status)))
-    }
-
-    fn replied(&mut self, reply: Reply) -> Reply {
-        let panicked = match &reply {
-            Reply::Ok(body) => self.end(Ending::Ok, Some(body)),
-            Reply::UserError(body) => self.end(Ending::UserError, Some(body)),
-            Reply::Status(status) => self.end(Ending::Status(status), None),
-        };
-        panicked.map_or(reply, Reply::Status)
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if self.passed > 0 {
-            self.end(Ending::Cancelled, None);
+    #[inline]
+    fn replied(&mut self, reply: &Reply) -> Option<Status> {
+        match reply {
+            Reply::Ok(body) => self.end(Ending::Ok, Body::Sent(body)),
+            Reply::UserError(body) => self.end(Ending::UserError, Body::Sent(body)),
+            Reply::Status(status) => self.end(Ending::Status(status), Body::None),
         }
     }
 }
 
 /// A handler whose end interceptors wait for.
-struct Watched {
+pub(crate) struct Watched {
     inner: Handler,
     /// A deadline that an interceptor has set.
     timer: Option<Pin<Box<Sleep>>>,
     watch: Watch,
 }
 
-impl Future for Watched {
-    type Output = Reply;
+impl Default for Watched {
+    fn default() -> Self {
+        Self { inner: Handler::over(), timer: None, watch: Watch::default() }
+    }
+}
 
-    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
-        let Self { inner, timer, watch } = self.get_mut();
-        let origin =
-            || Origin { method: Some(watch.method.name), peer: watch.context.peer().cloned() };
-        if let Poll::Ready(reply) = inner.poll_of(cx, origin) {
-            return Poll::Ready(watch.replied(reply));
-        }
-        if let Some(timer) = timer
+impl Watched {
+    /// [`Handler::poll_to`].
+    #[inline]
+    pub(crate) fn poll_to(&mut self, cx: &mut TaskContext<'_>, reply: &mut Option<Reply>) {
+        self.inner.poll_to(cx, reply);
+        if reply.is_none()
+            && let Some(timer) = &mut self.timer
             && timer.as_mut().poll(cx).is_ready()
         {
-            let text =
-                format!("{}: the deadline that an interceptor set has passed", watch.method.name);
-            return Poll::Ready(watch.replied(Reply::Status(Status::deadline_exceeded(text))));
+            let name = self.watch.method.map_or("", |method| method.name);
+            let text = format!("{name}: the deadline that an interceptor set has passed");
+            *reply = Some(Reply::Status(Status::deadline_exceeded(text)));
         }
-        Poll::Pending
+        self.on_reply(reply);
+    }
+
+    /// The handler has panicked.
+    #[cold]
+    pub(crate) fn after_panic(&mut self, reply: &mut Option<Reply>) {
+        self.inner.end_after_panic(reply);
+        self.on_reply(reply);
+    }
+
+    /// If there is a reply, the interceptors are told.
+    #[inline]
+    fn on_reply(&mut self, reply: &mut Option<Reply>) {
+        if let Some(given) = reply
+            && let Some(status) = self.watch.replied(given)
+        {
+            *reply = Some(Reply::Status(status));
+        }
+    }
+}
+
+thread_local! {
+    static KEPT: List<Watched> = const { RefCell::new(Vec::new()) };
+}
+
+impl Recycle for Watched {
+    /// A call that has not ended is cancelled by that.
+    #[inline]
+    fn clear(&mut self) {
+        // Never panics. After it, nothing of the handler runs any more.
+        self.inner = Handler::over();
+        if self.timer.is_some() {
+            self.timer = None;
+        }
+        if self.watch.passed > 0 {
+            self.watch.end(Ending::Cancelled, Body::None);
+        }
+        if self.watch.items.is_some() {
+            self.watch.items = None;
+        }
+        self.watch.chain = None;
+        self.watch.context = Context::new();
+    }
+
+    #[inline]
+    fn list() -> &'static LocalKey<List<Self>> {
+        &KEPT
     }
 }

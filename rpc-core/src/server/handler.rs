@@ -19,6 +19,8 @@ use std::task::{self, Poll};
 use rpc_transport::device::PeerIdentity;
 
 use crate::context::{Context, Served};
+use crate::interceptor::server::Watched;
+use crate::recycled;
 use crate::server::pooled_future::PooledFuture;
 use crate::service::reply::Reply;
 use crate::status::Status;
@@ -33,6 +35,8 @@ pub struct Handler {
 
 enum Stage {
     Running(PooledFuture<Reply>),
+    /// Another handler, and interceptors that wait for its end.
+    Watched(Box<Watched>),
     // Boxed, because it is rare and would make every handler larger to move.
     Ready(Box<Reply>),
     Gone,
@@ -53,12 +57,16 @@ impl Handler {
         }
     }
 
-    /// The same for a future that needs no context: one that polls other handlers.
-    pub(crate) fn without_context<F>(future: F) -> Self
-    where
-        F: Future<Output = Reply> + Send + 'static,
-    {
-        Self { stage: Stage::Running(PooledFuture::new(future)), is_over: false }
+    /// A handler whose end interceptors wait for.
+    #[inline]
+    pub(crate) fn watched(watched: Box<Watched>) -> Self {
+        Self { stage: Stage::Watched(watched), is_over: false }
+    }
+
+    /// One that is over.
+    #[inline]
+    pub(crate) const fn over() -> Self {
+        Self { stage: Stage::Gone, is_over: true }
     }
 
     /// A handler that has its reply already.
@@ -108,16 +116,18 @@ impl Handler {
                 Poll::Pending => self.is_over = false,
             }
         } else {
-            *reply = self.take_ready();
+            self.poll_rarely(cx, reply);
         }
     }
 
     #[cold]
-    fn take_ready(&mut self) -> Option<Reply> {
+    fn poll_rarely(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
         self.is_over = true;
-        match std::mem::replace(&mut self.stage, Stage::Gone) {
-            Stage::Ready(reply) => Some(*reply),
-            Stage::Running(_) | Stage::Gone => None,
+        if let Stage::Watched(watched) = &mut self.stage {
+            watched.poll_to(cx, reply);
+            self.is_over = reply.is_some();
+        } else if let Stage::Ready(given) = std::mem::replace(&mut self.stage, Stage::Gone) {
+            *reply = Some(*given);
         }
     }
 
@@ -131,6 +141,14 @@ impl Handler {
         reply: &mut Option<Reply>,
     ) {
         log_panic(panic, origin);
+        self.end_after_panic(reply);
+    }
+
+    #[cold]
+    pub(crate) fn end_after_panic(&mut self, reply: &mut Option<Reply>) {
+        if let Stage::Watched(watched) = &mut self.stage {
+            watched.after_panic(reply);
+        }
         self.clear();
         reply.get_or_insert_with(|| Reply::Status(Status::internal("the handler panicked")));
     }
@@ -138,7 +156,7 @@ impl Handler {
     /// Drops what is left of the future (invariants 1 and 2).
     #[inline]
     fn clear(&mut self) {
-        if let Stage::Running(_) = self.stage {
+        if let Stage::Running(_) | Stage::Watched(_) = self.stage {
             self.drop_future();
         }
     }
@@ -146,7 +164,11 @@ impl Handler {
     fn drop_future(&mut self) {
         self.is_over = true;
         let stage = std::mem::replace(&mut self.stage, Stage::Gone);
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(stage))) {
+        let drop_it = || match stage {
+            Stage::Watched(watched) => recycled::give_back(watched),
+            stage => drop(stage),
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(drop_it)) {
             log_panic(panic, &Origin::default());
         }
     }
@@ -205,7 +227,7 @@ impl fmt::Debug for Handler {
         f.write_str(match &self.stage {
             _ if self.is_over => "Handler(done)",
             Stage::Ready(_) => "Handler(ready)",
-            Stage::Running(_) | Stage::Gone => "Handler(running)",
+            Stage::Running(_) | Stage::Watched(_) | Stage::Gone => "Handler(running)",
         })
     }
 }

@@ -10,6 +10,7 @@
 
 mod around;
 mod attempts;
+mod beside;
 mod failure;
 mod hedge;
 mod outcome;
@@ -31,15 +32,14 @@ use rpc_transport::protocol::config::WhenFull;
 use rpc_transport::user_code::caught;
 use tracing::Span;
 
+use self::beside::Beside;
 use self::hedge::Hedge;
 use crate::bulk::{BulkMut, Landing, ReplySlot};
 use crate::channel::hedging::HedgingPolicy;
 use crate::channel::retry::Attempts;
 use crate::client::Connection;
-use crate::client::load::Loaded;
 use crate::client::shared::Shared;
 use crate::endpoint::revoked;
-use crate::interceptor::client::Watch;
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::{End, Timed};
 use crate::observability::trace;
@@ -111,9 +111,6 @@ struct Extras {
     /// It is the second attempt of another call.
     is_second: bool,
     hedge: Option<Hedge>,
-    /// The channel's interceptors have seen it.
-    has_begun: bool,
-    watch: Option<Box<Watch>>,
     /// It has its place in a trace.
     is_traced: bool,
     /// Until its end is told.
@@ -147,14 +144,15 @@ pub(crate) struct RawCall<'a> {
     /// When the attempt in flight was sent, if it is one that is timed.
     began: Option<Timed>,
     on: Option<Arc<Connection>>,
-    /// Its share of the load, where there are several end points.
-    load: Option<Box<Loaded>>,
+    /// The channel's interceptors have seen it.
+    has_begun: bool,
     // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, without a call to
     // drop glue.
     body: ManuallyDrop<Option<OutBuf>>,
     /// The body once more, if the call may be sent again after its handler has begun.
     kept: ManuallyDrop<Option<OutBuf>>,
     extras: ManuallyDrop<Option<Box<Extras>>>,
+    beside: ManuallyDrop<Option<Box<Beside>>>,
 }
 
 impl<'a> RawCall<'a> {
@@ -172,10 +170,11 @@ impl<'a> RawCall<'a> {
             head_bytes: 0,
             began: None,
             on: None,
-            load: None,
+            has_begun: false,
             body: ManuallyDrop::new(body),
             kept: ManuallyDrop::new(None),
             extras: ManuallyDrop::new(None),
+            beside: ManuallyDrop::new(None),
         }
     }
 
@@ -255,10 +254,11 @@ impl<'a> RawCall<'a> {
             head_bytes: self.head_bytes,
             began: self.began,
             on: self.on.take(),
-            load: self.load.take(),
+            has_begun: self.has_begun,
             body: ManuallyDrop::new(self.body.take()),
             kept: ManuallyDrop::new(self.kept.take()),
             extras: ManuallyDrop::new(self.extras.take()),
+            beside: ManuallyDrop::new(self.beside.take()),
         }
     }
 
@@ -320,9 +320,11 @@ impl<'a> RawCall<'a> {
     pub(crate) fn finish(&mut self, mut found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.channel().codec;
-        self.let_go_of_load(&found);
         if self.kept.is_some() {
             self.let_go_of_kept(&found);
+        }
+        if let Some(beside) = self.beside.take() {
+            self.end_beside(beside, &mut found);
         }
         let mut into = None;
         if let Some(extras) = &mut *self.extras {
@@ -330,11 +332,7 @@ impl<'a> RawCall<'a> {
             if let Some(hedge) = extras.hedge.take() {
                 hedge.end(self.via.channel(), self.method, &found);
             }
-            let span = extras.span.take();
-            if extras.watch.is_some() {
-                self.end_around(&mut found);
-            }
-            if let Some(span) = span {
+            if let Some(span) = extras.span.take() {
                 Self::end_trace(&span, &found);
             }
         }
@@ -363,25 +361,19 @@ impl Drop for RawCall<'_> {
         if let Some(extras) = self.extras.take() {
             drop_extras(extras);
         }
+        if let Some(beside) = self.beside.take() {
+            self.drop_beside(beside);
+        }
     }
 }
 
 impl RawCall<'_> {
-    /// What the end point has answered is known.
-    #[inline]
-    fn let_go_of_load(&mut self, found: &CallOutcome) {
-        if let Some(load) = self.load.take() {
-            match found {
-                CallOutcome::Failed(status) if status.code() == Code::Unavailable => load.refused(),
-                _ => load.answered(),
-            }
-        }
-    }
-
     /// The source of its stream has failed: so that is the outcome, whatever the server answered.
     #[cold]
     pub(crate) fn end_by_source(&mut self, found: &mut CallOutcome, status: Status) {
-        self.let_go_of_load(found);
+        if let Some(load) = self.take_load() {
+            load.let_go(found);
+        }
         *found = CallOutcome::Failed(status);
     }
 }

@@ -1,35 +1,47 @@
 //! What the channel does around a call: its interceptors, and the metadata that all calls have.
 
+use std::time::Instant;
+
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::user_code::caught;
 use tracing::Span;
 
+use super::beside::Beside;
 use super::{CallOutcome, RawCall};
 use crate::client::shared::earliest;
-use crate::context::Context as CallContext;
 use crate::interceptor::{Ending, ItemCounters};
+use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
 use crate::observability::trace;
+use crate::recycled;
 use crate::status::Code;
 
 impl RawCall<'_> {
-    /// Before anything of the call is sent. False if it has ended by that.
+    /// Before anything of the call is sent. False if it has ended by that. `inherited`: the deadline of
+    /// the handler that makes the call.
     #[cold]
-    pub(super) fn begin_around(&mut self) -> bool {
-        let Some(around) = &self.via.channel().around else { return true };
-        let extras = self.extras.get_or_insert_default();
+    pub(super) fn begin_around(&mut self, inherited: Option<Instant>) -> bool {
+        let channel = self.via.channel();
+        let Some(around) = &channel.around else { return true };
         // Attempts are part of a call that has begun.
-        if extras.has_begun || extras.is_second {
+        if std::mem::replace(&mut self.has_begun, true) {
             return true;
         }
-        extras.has_begun = true;
-        let inherited = CallContext::current_deadline();
-        let deadline = earliest(self.deadline, self.via.channel().default_timeout, inherited);
+        let deadline = earliest(self.deadline, channel.default_timeout, inherited);
         let mut deadline = deadline.map(|(at, _)| at);
         let bytes = self.body.as_ref().map_or(0, OutBuf::total_len);
-        match around.begin(self.method, &mut extras.metadata, &mut deadline, bytes) {
-            Ok(watch) => {
-                (extras.watch, self.deadline) = (watch, deadline);
+        let mut metadata = match &mut *self.extras {
+            Some(extras) => std::mem::take(&mut extras.metadata),
+            None => Metadata::new(),
+        };
+        let beside = self.beside.get_or_insert_with(recycled::take);
+        let watch = &mut beside.watch;
+        match around.begin(watch, self.method, &mut metadata, &mut deadline, bytes) {
+            Ok(()) => {
+                self.deadline = deadline;
+                if !metadata.is_empty() {
+                    self.extras.get_or_insert_default().metadata = metadata;
+                }
                 true
             }
             Err(status) => {
@@ -62,24 +74,41 @@ impl RawCall<'_> {
         caught(|| trace::end(span, end));
     }
 
-    /// The call has ended.
+    /// The call has ended: what it had beside its outcome has, too.
     #[cold]
-    pub(super) fn end_around(&mut self, found: &mut CallOutcome) {
-        let extras = self.extras.as_mut();
-        let Some(mut watch) = extras.and_then(|extras| extras.watch.take()) else { return };
-        let panicked = match &*found {
-            CallOutcome::Ok(message) => watch.end(Ending::Ok, Some(message)),
-            CallOutcome::UserError(message) => watch.end(Ending::UserError, Some(message)),
-            CallOutcome::Failed(status) => watch.end(Ending::Status(status), None),
-            CallOutcome::Nothing => None,
-        };
-        if let Some(status) = panicked {
-            *found = CallOutcome::Failed(status.of_call(self.method));
+    pub(super) fn end_beside(&mut self, mut beside: Box<Beside>, found: &mut CallOutcome) {
+        if let Some(load) = beside.load.take() {
+            load.let_go(found);
         }
+        if let Some(around) = &self.via.channel().around
+            && beside.watch.is_awaited()
+        {
+            let (ending, reply) = match &*found {
+                CallOutcome::Ok(message) => (Ending::Ok, Some(message)),
+                CallOutcome::UserError(message) => (Ending::UserError, Some(message)),
+                CallOutcome::Failed(status) => (Ending::Status(status), None),
+                CallOutcome::Nothing => (Ending::Cancelled, None),
+            };
+            if let Some(status) = around.end(&mut beside.watch, self.method, ending, reply) {
+                *found = CallOutcome::Failed(status.of_call(self.method));
+            }
+        }
+        recycled::give_back(beside);
+    }
+
+    /// The call is dropped before its end.
+    #[cold]
+    pub(super) fn drop_beside(&mut self, mut beside: Box<Beside>) {
+        if let Some(around) = &self.via.channel().around
+            && beside.watch.is_awaited()
+        {
+            around.end(&mut beside.watch, self.method, Ending::Cancelled, None);
+        }
+        recycled::give_back(beside);
     }
 
     /// What counts the items of its streams.
     pub(crate) fn item_counters(&self) -> Option<&ItemCounters> {
-        self.extras.as_ref()?.watch.as_ref()?.items()
+        self.beside.as_ref()?.watch.items()
     }
 }

@@ -51,7 +51,7 @@ impl RawCall<'_> {
             on.is_lost();
         }
         *self.body = Some(body);
-        self.load = None;
+        drop(self.take_load());
         self.wait_for_connection();
     }
 
@@ -124,7 +124,7 @@ impl RawCall<'_> {
             on.is_lost();
         }
         self.on = None;
-        if let Some(load) = self.load.take() {
+        if let Some(load) = self.take_load() {
             load.refused();
         }
         self.wait(Some(delay));

@@ -16,6 +16,7 @@ use tokio::time::Sleep;
 use super::{CallOutcome, Extras, RawCall, State};
 use crate::channel::hedging::{Ended, HedgingPolicy, Race, SecondEnded, Verdict};
 use crate::channel::retry::Failed;
+use crate::client::load::Loaded;
 use crate::client::shared::{Retries, Shared};
 use crate::service::MethodDescriptor;
 use crate::status::Code;
@@ -142,6 +143,7 @@ impl RawCall<'_> {
         let mut second = RawCall::new(channel, self.method, Some(body.copied()));
         second.deadline = self.deadline;
         second.on = Some(channel.another(on));
+        second.has_begun = true;
         let of_second = second.extras.get_or_insert_default();
         of_second.metadata = extras.metadata.clone();
         of_second.is_second = true;
@@ -179,7 +181,7 @@ impl RawCall<'_> {
             None => hedge.race.on_second(how, None),
         };
         if verdict != Verdict::Second {
-            second.load.take().iter().for_each(|load| load.refused());
+            second.take_load().iter().for_each(Loaded::refused);
             hedge.second = None;
         }
         self.heed_pushback(found);
@@ -192,7 +194,7 @@ impl RawCall<'_> {
             super::cancel(connection, call, self.method);
         }
         self.state = State::Done;
-        if let Some(load) = self.load.take() {
+        if let Some(load) = self.take_load() {
             if self.extras.as_ref().is_some_and(|extras| is_unavailable(&extras.found)) {
                 load.refused();
             } else {
@@ -204,7 +206,10 @@ impl RawCall<'_> {
         extras.wait = None;
         let second = extras.hedge.as_mut().and_then(|hedge| hedge.second.as_mut());
         if let Some(second) = second {
-            (self.load, self.on) = (second.load.take(), second.on.take());
+            self.on = second.on.take();
+            if let Some(load) = second.take_load() {
+                self.set_load(load);
+            }
         }
     }
 }

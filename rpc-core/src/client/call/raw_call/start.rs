@@ -17,6 +17,7 @@ use crate::context::Context as CallContext;
 use crate::endpoint::RpcEndpoint;
 use crate::metadata::Metadata;
 use crate::observability::trace;
+use crate::recycled;
 use crate::session::{Deadline, StartCall, StartError};
 use crate::status::Status;
 
@@ -27,10 +28,10 @@ impl RawCall<'_> {
     /// Hands the request to the session. Afterwards the state is not `Ready`: if there is no
     /// connection, it is `Waiting`; if an interceptor refuses the call, it is `Over`. Sets `found` if the outcome came at once.
     pub(super) fn send(&mut self, may_wait: bool, found: &mut CallOutcome) {
-        if self.via.channel().around.is_some() && !self.begin_around() {
+        let (deadline, has_metadata) = CallContext::current_inherited();
+        if self.via.channel().around.is_some() && !self.begin_around(deadline) {
             return;
         }
-        let (deadline, has_metadata) = CallContext::current_inherited();
         if has_metadata || trace::is_enabled() {
             self.begin_trace();
         }
@@ -57,7 +58,7 @@ impl RawCall<'_> {
             state,
             body,
             kept,
-            load: loaded,
+            beside,
             deadline: own,
             extras,
             head_bytes,
@@ -81,7 +82,7 @@ impl RawCall<'_> {
             offer_slot(extras.slot.take(), body, &connection.bulk);
         }
         if let Some(load) = &connection.load {
-            *loaded = Some(Box::new(load.begin()));
+            beside.get_or_insert_with(recycled::take).load = Some(load.begin());
         }
         let channel = via.channel();
         let deadline = earliest(*own, channel.default_timeout, inherited);
@@ -188,7 +189,7 @@ impl RawCall<'_> {
             .with_retryable(true),
         };
         // This end's own word tells nothing of the end point.
-        self.load = None;
+        drop(self.take_load());
         self.fail(status);
     }
 }

@@ -1,0 +1,61 @@
+//! What calls of some channels have beside them: a share of the load, and interceptors.
+
+use std::cell::RefCell;
+use std::thread::LocalKey;
+
+use super::{CallOutcome, RawCall};
+use crate::client::load::Loaded;
+use crate::interceptor::client::Watch;
+use crate::recycled::{self, List, Recycle};
+use crate::status::Code;
+
+thread_local! {
+    static KEPT: List<Beside> = const { RefCell::new(Vec::new()) };
+}
+
+/// All of it. Kept together and used again, so that it costs other calls one word, and these no allocation.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// Its share of the load, where there are several end points.
+    pub(super) load: Option<Loaded>,
+    pub(super) watch: Watch,
+}
+
+impl Recycle for Beside {
+    #[inline]
+    fn clear(&mut self) {
+        if self.load.is_some() {
+            self.load = None;
+        }
+        self.watch.clear();
+    }
+
+    #[inline]
+    fn list() -> &'static LocalKey<List<Self>> {
+        &KEPT
+    }
+}
+
+impl Loaded {
+    /// What the end point has answered is known.
+    #[inline]
+    pub(super) fn let_go(self, found: &CallOutcome) {
+        match found {
+            CallOutcome::Failed(status) if status.code() == Code::Unavailable => self.refused(),
+            _ => self.answered(),
+        }
+    }
+}
+
+impl RawCall<'_> {
+    /// The call's share of the load, if it has one.
+    #[inline]
+    pub(super) fn take_load(&mut self) -> Option<Loaded> {
+        self.beside.as_mut()?.load.take()
+    }
+
+    #[cold]
+    pub(super) fn set_load(&mut self, load: Loaded) {
+        self.beside.get_or_insert_with(recycled::take).load = Some(load);
+    }
+}
