@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Context as TaskContext;
@@ -15,14 +16,13 @@ use std::time::Instant;
 
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
-use rpc_transport::user_code::caught;
 use tokio::time::Sleep;
 
 use super::{Body, Ended, Ending, ItemCounters, guarded};
 use crate::context::Context;
 use crate::metadata::Metadata;
 use crate::recycled::{self, List, Recycle};
-use crate::server::handler::Handler;
+use crate::server::handler::{Handler, Origin, log_panic};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;
 
@@ -188,10 +188,8 @@ impl Dispatch for Intercepted {
             return self.inner.dispatch(position, request);
         };
         let request_bytes = request.message.len() as u64 + request.message.tail_bytes();
-        // If something panics from here on, its drop tells the interceptors.
-        let mut watched = Dispatching(Some(recycled::take::<Watched>()));
-        let Some(watch) = &mut watched.0 else { unreachable!("it was just put there") };
-        let watch = &mut watch.watch;
+        let mut watched = recycled::take::<Watched>();
+        let watch = &mut watched.watch;
         watch.chain = Some(Arc::clone(&self.chain));
         watch.method = Some(method);
         watch.began = Some(clock::now());
@@ -207,43 +205,31 @@ impl Dispatch for Intercepted {
             if let Err(status) = before.and_then(|passed| passed) {
                 watch.context = request.context;
                 let panicked = watch.end(Ending::Status(&status), Body::None);
+                recycled::give_back(watched);
                 return Handler::ready(Reply::Status(panicked.unwrap_or(status)));
             }
             watch.passed += 1;
         }
         watch.context = request.context.clone();
-        let deadline = request.context.deadline().filter(|_| is_shortened && !method.no_cancel);
-        let inner = self.inner.dispatch(position, request);
-        watched.done(inner, deadline)
-    }
-}
-
-/// A call whose handler is being made.
-struct Dispatching(Option<Box<Watched>>);
-
-impl Dispatching {
-    /// It is made.
-    #[inline]
-    fn done(mut self, inner: Handler, deadline: Option<Instant>) -> Handler {
-        let Some(mut watched) = self.0.take() else { return inner };
-        watched.inner = inner;
-        if let Some(at) = deadline {
-            watched.timer = Some(Box::pin(tokio::time::sleep_until(at.into())));
+        if is_shortened && !method.no_cancel {
+            let deadline = request.context.deadline();
+            watched.timer = deadline.map(|at| Box::pin(tokio::time::sleep_until(at.into())));
         }
+        watched.inner = self.dispatched(position, request, &watched.watch);
         Handler::watched(watched)
     }
 }
 
-impl Drop for Dispatching {
+impl Intercepted {
+    /// What a layer further in makes of the call. Its panic is the reply that the caller gets.
     #[inline]
-    fn drop(&mut self) {
-        if let Some(mut watched) = self.0.take() {
-            // Ended already, or what a layer further in makes of the call has panicked: then that is
-            // the reply that the caller gets.
-            let status = Status::internal("the dispatcher panicked");
-            watched.watch.end(Ending::Status(&status), Body::None);
-            caught(|| recycled::give_back(watched));
-        }
+    fn dispatched(&self, position: usize, request: Request, watch: &Watch) -> Handler {
+        let dispatch = AssertUnwindSafe(|| self.inner.dispatch(position, request));
+        catch_unwind(dispatch).unwrap_or_else(|panic| {
+            let method = watch.method.map(|method| method.name);
+            log_panic(panic, &Origin { method, peer: watch.context.peer().cloned() });
+            Handler::ready(Reply::Status(Status::internal("the handler panicked")))
+        })
     }
 }
 
@@ -291,6 +277,16 @@ impl Watch {
             Reply::Ok(body) => self.end(Ending::Ok, Body::Sent(body)),
             Reply::UserError(body) => self.end(Ending::UserError, Body::Sent(body)),
             Reply::Status(status) => self.end(Ending::Status(status), Body::None),
+        }
+    }
+}
+
+impl Drop for Watch {
+    /// Something has panicked while the handler was made.
+    #[inline]
+    fn drop(&mut self) {
+        if self.passed > 0 {
+            self.end(Ending::Cancelled, Body::None);
         }
     }
 }

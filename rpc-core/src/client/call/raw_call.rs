@@ -323,18 +323,19 @@ impl<'a> RawCall<'a> {
         if self.kept.is_some() {
             self.let_go_of_kept(&found);
         }
-        if let Some(beside) = self.beside.take() {
-            self.end_beside(beside, &mut found);
-        }
         let mut into = None;
         if let Some(extras) = &mut *self.extras {
             into = extras.into.take();
+            // Before the interceptors: what they take is none of the call's time.
             if let Some(hedge) = extras.hedge.take() {
                 hedge.end(self.via.channel(), self.method, &found);
             }
-            if let Some(span) = extras.span.take() {
-                Self::end_trace(&span, &found);
-            }
+        }
+        if let Some(beside) = self.beside.take() {
+            self.end_beside(beside, &mut found);
+        }
+        if let Some(span) = self.extras.as_mut().and_then(|extras| extras.span.take()) {
+            Self::end_trace(&span, &found);
         }
         let outcome = match found {
             CallOutcome::Ok(message) => Ok((ReplyKind::Ok, message)),
