@@ -39,6 +39,7 @@ pub(crate) async fn hold(address: &str, connections: usize) -> Result<()> {
 
 #[allow(clippy::cast_precision_loss, reason = "connection counts are small")]
 pub(crate) async fn run(scheme: &str, connections: usize, duration: Duration) -> Result<()> {
+    ensure!(connections >= 2, "at least two connections: one works, and the others are idle");
     let address = match scheme {
         "tcp" => "tcp://127.0.0.1:0".to_owned(),
         _ => format!("shm://bench-scale-{}", std::process::id()),

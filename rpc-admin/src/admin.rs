@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::time::MissedTickBehavior;
 
 use crate::history::{History, Reading};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, is_loopback};
 use crate::http;
 use crate::listener::Limited;
 use crate::recent::Recent;
@@ -150,7 +150,7 @@ impl Admin {
         };
         let listener = TcpListener::bind(address).await.map_err(named)?;
         let address = listener.local_addr()?;
-        let public = (!address.ip().is_loopback()).then_some(address);
+        let public = (!is_loopback(address.ip())).then_some(address);
         if public.is_some() {
             tracing::warn!(
                 %address,

@@ -25,7 +25,7 @@ impl Hosts {
 
     /// Why the request is not answered, if it is not. One that names no host comes from no browser.
     pub(crate) fn refusal(&self, request: &Request) -> Option<String> {
-        if !self.address.ip().is_loopback() {
+        if !is_loopback(self.address.ip()) {
             return None;
         }
         let uri = request.uri().authority().map(|authority| authority.as_str().as_bytes());
@@ -44,12 +44,17 @@ impl Hosts {
         let Ok(host) = str::from_utf8(host) else { return false };
         let name = without_port(host);
         let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-        if address.unwrap_or(name).parse::<IpAddr>().is_ok_and(|address| address.is_loopback()) {
+        if address.unwrap_or(name).parse::<IpAddr>().is_ok_and(is_loopback) {
             return true;
         }
         let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
         name == "localhost" || name.ends_with(".localhost") || self.named.contains(&name)
     }
+}
+
+/// Also of an IPv4 address in IPv6's clothes.
+pub(crate) fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
 }
 
 /// The name of `name:port`; an IPv6 address keeps its brackets.
@@ -81,6 +86,7 @@ mod tests {
             "127.1.2.3:9180",
             "[::1]",
             "[::1]:9180",
+            "[::ffff:127.0.0.1]:9180",
             "admin.example",
             "Admin.Example.:443",
         ] {
@@ -98,6 +104,7 @@ mod tests {
             "10.0.0.7:9180",
             "0.0.0.0:9180",
             "[::]:9180",
+            "[::ffff:10.0.0.7]:9180",
             "[::1",
             "x.admin.example",
         ] {

@@ -85,9 +85,8 @@ fn page(
     let state = if now.is_draining { ", draining" } else { "" };
     let mut text = String::new();
     let _ = writeln!(text, "{}", cut(&format!("{address}{state}"), width));
-    let _ = writeln!(
-        text,
-        "connections {} (accepted {}, refused {}, failed {})  memory {} of {}\n",
+    let summary = format!(
+        "connections {} (accepted {}, refused {}, failed {})  memory {} of {}",
         now.connection_count,
         now.accepted,
         now.refused,
@@ -95,6 +94,9 @@ fn page(
         bytes(now.memory_used_bytes),
         bytes(now.memory_limit_bytes),
     );
+    // A line that the terminal breaks would take two.
+    let summary: String = summary.chars().take(width).collect();
+    let _ = writeln!(text, "{summary}\n");
     let mut methods = methods(now, earlier);
     let mut connections =
         if now.connections.is_empty() { Vec::new() } else { connections(now, earlier) };
