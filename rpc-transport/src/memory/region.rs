@@ -323,6 +323,13 @@ impl MemoryRegion {
         unsafe { copy::to_shared(from.as_ptr(), to, from.len()) };
     }
 
+    /// The same bytes as memory to register in another domain, for reading there.
+    #[must_use]
+    pub(crate) fn to_owned_memory(&self) -> OwnedMemory {
+        let owner = Box::new(self.clone());
+        OwnedMemory { base: self.base(), len: self.len(), writable: false, owner }
+    }
+
     fn check(&self, offset: usize, len: usize) {
         let end = offset.checked_add(len);
         assert!(
@@ -330,14 +337,6 @@ impl MemoryRegion {
             "span {offset}+{len} lies outside the region of {} bytes",
             self.len()
         );
-    }
-}
-
-/// The bytes of a region, to register them in another domain for reading there.
-impl From<&MemoryRegion> for OwnedMemory {
-    fn from(region: &MemoryRegion) -> Self {
-        let owner = Box::new(region.clone());
-        Self { base: region.base(), len: region.len(), writable: false, owner }
     }
 }
 

@@ -16,7 +16,6 @@ use crate::connect::error::CloseCause;
 use crate::device::{
     Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
 };
-use crate::memory::owned::OwnedMemory;
 use crate::memory::region::{Access, Buffer, ProtectionDomain};
 use crate::message::part::{OutPart, PartSource};
 use crate::protocol::config::LinkConfig;
@@ -195,7 +194,7 @@ impl SendPath {
                 return Ok(Source::Region { region: region.clone(), start, len });
             }
             PartSource::Region { region, .. } => {
-                self.registers_freely.then(|| OwnedMemory::from(region))
+                self.registers_freely.then(|| region.to_owned_memory())
             }
             PartSource::Shared(bytes) => self.registers_freely.then(|| bytes.to_owned_memory()),
         };
