@@ -65,7 +65,7 @@ pub(super) struct Admissions {
 
 /// What a server has until it ends.
 struct Open {
-    /// By device.
+    /// By the device's name, which a device keeps when another object takes its place.
     shards: HashMap<String, Vec<ServedShard>>,
     /// The services are the user's, and go when the server has ended, whoever still reads its stats.
     router: Arc<Router>,
@@ -255,27 +255,30 @@ impl Acceptor {
         })?;
         let of_device = shards.entry(device.attributes().name.clone()).or_default();
         of_device.retain(|shard| !shard.is_over());
+        // Nothing of another device object can be used with this one, whatever its name.
+        let same: Vec<_> = of_device.iter().filter(|it| Arc::ptr_eq(it.device(), device)).collect();
         let needed = completions_per_connection(&self.config.link);
-        let least = of_device
+        let least = same
             .iter()
             .filter(|shard| shard.has_room(needed))
-            .min_by_key(|shard| shard.connection_count())
-            .cloned();
+            .min_by_key(|shard| shard.connection_count());
         match least {
-            Some(shard) if of_device.len() >= self.config.shards => shard.place(permit),
+            Some(shard) if same.len() >= self.config.shards => {
+                ServedShard::clone(shard).place(permit)
+            }
             _ => {
-                let shard = self.new_shard(device, of_device, router)?;
+                let shard = self.new_shard(device, &same, router)?;
                 of_device.push(shard.clone());
                 shard.place(permit)
             }
         }
     }
 
-    /// A further shard of a device that has these.
+    /// A further shard of a device object that has these.
     fn new_shard(
         &self,
         device: &Arc<dyn Device>,
-        others: &[ServedShard],
+        others: &[&ServedShard],
         router: &Arc<Router>,
     ) -> Result<ServedShard, String> {
         let text = |error: &dyn fmt::Display| error.to_string();

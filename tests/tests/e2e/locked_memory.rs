@@ -4,7 +4,9 @@
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 use rpc_core::stream::{self, Stream, Streaming};
-use rpc_core::{Bulk, CallError, Channel, Context, FaultPlan, PollMode, Server, Status};
+use rpc_core::{
+    Bulk, CallError, Channel, Context, FaultPlan, PollMode, Server, StatsHandle, Status,
+};
 use rpc_transport::device::fault::MLX5;
 use rpc_transport::memory::budget::MemoryBudget;
 use tests::scheme::Scheme;
@@ -73,7 +75,7 @@ fn faults(limit: &MemoryBudget) -> FaultPlan {
     FaultPlan::new(1).profile(&MLX5).lock_limit(limit)
 }
 
-async fn serve(scheme: Scheme, shards: usize, limit: &MemoryBudget) -> String {
+async fn serve(scheme: Scheme, shards: usize, limit: &MemoryBudget) -> (String, StatsHandle) {
     let server = Server::builder()
         .add_service(CarryServer::new(Carrier::default()))
         .poll_mode(PollMode::Event)
@@ -82,9 +84,9 @@ async fn serve(scheme: Scheme, shards: usize, limit: &MemoryBudget) -> String {
         .bind(scheme.fresh_address())
         .await
         .expect("it serves");
-    let address = server.local_address().to_string();
+    let (address, stats) = (server.local_address().to_string(), server.stats_handle());
     tokio::spawn(server.serve());
-    address
+    (address, stats)
 }
 
 async fn connect(address: &str, limit: &MemoryBudget) -> CarryClient {
@@ -95,7 +97,7 @@ async fn connect(address: &str, limit: &MemoryBudget) -> CarryClient {
 /// Calls of 1 MiB at once ended the connection when its buffers for staging passed the limit.
 async fn payloads_at_once_need_no_more_than_eight_mebibytes(scheme: Scheme) {
     let limit = MemoryBudget::new(8 << 20);
-    let client = connect(&serve(scheme, 1, &limit).await, &limit).await;
+    let client = connect(&serve(scheme, 1, &limit).await.0, &limit).await;
     let calls = (0..COUNT).map(async |number| {
         let content = pattern(LEN, number);
         assert!(client.bytes(content.clone()).await? == content);
@@ -117,19 +119,24 @@ async fn payloads_at_once_need_no_more_than_eight_mebibytes(scheme: Scheme) {
 /// one was copied, and memory locked for it, to be sent on a connection of another.
 async fn a_payload_is_sent_in_place_on_every_connection_of_a_server(scheme: Scheme) {
     let (ours, theirs) = (MemoryBudget::new(64 << 20), MemoryBudget::new(64 << 20));
-    let address = serve(scheme, 2, &theirs).await;
+    let (address, stats) = serve(scheme, 2, &theirs).await;
     let clients = [connect(&address, &ours).await, connect(&address, &ours).await];
     let content = pattern(LEN, 7);
     for client in &clients {
         assert!(client.bytes(vec![1]).await == Ok(vec![1]));
     }
     clients[0].keep(Bulk::from(content.clone())).await.expect("kept");
-    let locked = theirs.used_bytes();
     for client in &clients {
         let kept = client.kept().await.expect("answered").expect("kept");
         assert!(kept.to_vec() == content);
     }
-    // Frames that say what was written take send buffers, of which there are few.
-    let grown = theirs.used_bytes().saturating_sub(locked);
-    assert!(grown < LEN as u64 / 2, "it was staged: {grown} bytes");
+    let connections = stats.stats().connections;
+    let staged: Vec<_> = connections.iter().map(|it| it.staged_copies).collect();
+    assert_eq!(staged, [0, 0], "it was copied to be sent");
+    // The same way, a payload from private memory: it is counted there.
+    assert!(
+        clients[1].copied(Bulk::from(content.clone())).await.expect("answered").to_vec() == content
+    );
+    let connections = stats.stats().connections;
+    assert!(connections.iter().any(|it| it.staged_copies > 0), "{connections:?}");
 }

@@ -254,7 +254,7 @@ pub fn outgoing(inner: Box<dyn Outgoing>, plan: &FaultPlan) -> Box<dyn Outgoing>
 /// Adds faults to all connections that a listener accepts.
 #[must_use]
 pub fn listener(inner: Box<dyn Listener>, plan: FaultPlan) -> Box<dyn Listener> {
-    Box::new(FaultyListener { inner, plan })
+    Box::new(FaultyListener { inner, plan, devices: Vec::new() })
 }
 
 #[derive(Debug)]
@@ -320,6 +320,22 @@ impl Outgoing for FaultyOutgoing {
 struct FaultyListener {
     inner: Box<dyn Listener>,
     plan: FaultPlan,
+    /// Those that requests came in on, and what each is wrapped in.
+    devices: Vec<(Arc<dyn Device>, Arc<dyn Device>)>,
+}
+
+impl FaultyListener {
+    /// One wrapper for each device object, so that connections share what they share without faults.
+    fn wrapped(&mut self, inner: &Arc<dyn Device>) -> Arc<dyn Device> {
+        if let Some((_, known)) = self.devices.iter().find(|(it, _)| Arc::ptr_eq(it, inner)) {
+            return Arc::clone(known);
+        }
+        let device = FaultyDevice::wrap(inner, &self.plan);
+        // Others may have been replaced.
+        self.devices.retain(|(_, wrapped)| Arc::strong_count(wrapped) > 1);
+        self.devices.push((Arc::clone(inner), Arc::clone(&device)));
+        device
+    }
 }
 
 #[async_trait]
@@ -330,7 +346,7 @@ impl Listener for FaultyListener {
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
         let inner = self.inner.incoming().await?;
-        let device = FaultyDevice::wrap(inner.device(), &self.plan);
+        let device = self.wrapped(inner.device());
         let profile = self.plan.profile;
         Ok(Box::new(FaultyIncoming { inner, device, profile }))
     }
