@@ -26,6 +26,7 @@ use rpc_transport::engine::shard::ConnectionKey;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::handshake::{Reject, RejectCode};
 
 use crate::bulk::BulkPool;
 use crate::client::counts::ChannelCounts;
@@ -278,7 +279,8 @@ async fn within<T>(
 }
 
 /// Whether the next way to the peer may do better. Not if the peer itself has answered, or if this side
-/// cannot do what it is asked to, unless the next way is by `another_transport`.
+/// cannot do what it is asked to, or if the peer has no room, unless the next way is by
+/// `another_transport`: what one end or the other lacks may be what that device needs.
 fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
     match error {
         ConnectError::Provider(_) | ConnectError::Unavailable { .. } => another_transport,
@@ -287,7 +289,11 @@ fn leads_elsewhere(error: &ConnectError, another_transport: bool) -> bool {
         | ConnectError::TimedOut { .. } => true,
         // By the device or the kernel of the peer, which say no more than that. The peer itself gives
         // a reason.
-        ConnectError::Rejected { private_data, .. } => private_data.iter().all(|byte| *byte == 0),
+        ConnectError::Rejected { private_data, .. } => {
+            let is_busy = |it: Reject| it.code == RejectCode::Busy;
+            private_data.iter().all(|byte| *byte == 0)
+                || another_transport && Reject::from_bytes(private_data).is_ok_and(is_busy)
+        }
         _ => false,
     }
 }
@@ -426,6 +432,7 @@ mod tests {
             (rejected(b""), true),
             (rejected(&[0; 148]), true),
             (rejected(b"busy"), false),
+            (rejected(&Reject::new(RejectCode::ShuttingDown, "it ends").to_bytes()), false),
             (ConnectError::Protocol { address: address(), reason: reason() }, false),
             (ConnectError::Config(reason()), false),
         ] {
@@ -434,8 +441,9 @@ mod tests {
         }
         let pinned = ProviderError::Resources { what: "pinning", message: "no room".into() };
         let limit = ConnectError::Unavailable { scheme: "rdma", reason: reason() };
-        for lacks in [ConnectError::Provider(pinned), limit] {
-            assert!(!leads_elsewhere(&lacks, false), "this side lacks it for every address");
+        let busy = Reject::new(RejectCode::Busy, "no room").to_bytes();
+        for lacks in [ConnectError::Provider(pinned), limit, rejected(&busy)] {
+            assert!(!leads_elsewhere(&lacks, false), "an end lacks it for every address");
             assert!(leads_elsewhere(&lacks, true), "tcp needs no pinned memory");
         }
     }

@@ -319,7 +319,8 @@ impl ServerBuilder {
         self.bind_all([address]).await
     }
 
-    /// Opens several addresses at once.
+    /// Opens several addresses at once. Those at `rdma://` are left out, with a warning, where this
+    /// process may not lock the memory for one connection, if there are others.
     ///
     /// # Errors
     /// [`ListenError`] of the first that fails; none is open then.
@@ -338,15 +339,14 @@ impl ServerBuilder {
         #[cfg(feature = "macros")]
         let own_stats = self.builtins.add_to(&mut self.services);
         let router = router(&self.arounds, self.services).map_err(ListenError::Config)?;
+        let addresses: Result<Vec<Address>, _> =
+            addresses.into_iter().map(|address| address.as_ref().parse()).collect();
+        let link = &self.config.link;
+        let (registered, (in_all, _)) = (registered_bytes(link), locked_bytes(link));
+        let lack = |address: &_| schemes::lacks_locked_memory(address, registered, in_all);
         let mut listeners = Vec::new();
-        for address in addresses {
-            let address: Address = address.as_ref().parse()?;
-            let listener = schemes::listen(&address).await?;
-            let link = &self.config.link;
-            let (registered, (in_all, _)) = (registered_bytes(link), locked_bytes(link));
-            if let Some(reason) = schemes::lacks_locked_memory(&address, registered, in_all) {
-                return Err(ListenError::Unavailable { scheme: "rdma", reason });
-            }
+        for address in with_memory(addresses?, lack)? {
+            let listener = schemes::listen_locking(&address, registered, in_all).await?;
             listeners.push(match &self.config.faults {
                 Some(plan) => fault::listener(listener, plan.clone()),
                 None => listener,
@@ -360,6 +360,35 @@ impl ServerBuilder {
             tracing::info!(address = %listener.local_address(), "listening");
         }
         Ok(Server { listeners, acceptor, phases })
+    }
+}
+
+/// The addresses for which this process may lock the memory: nothing is said to `lack`. The others are
+/// left out with a warning.
+///
+/// # Errors
+/// [`ListenError::Unavailable`]: there is no such address, but others.
+fn with_memory(
+    addresses: Vec<Address>,
+    lack: impl Fn(&Address) -> Option<String>,
+) -> Result<Vec<Address>, ListenError> {
+    let (mut served, mut left_out) = (Vec::new(), Vec::new());
+    for address in addresses {
+        match lack(&address) {
+            None => served.push(address),
+            Some(reason) => left_out.push((address, reason)),
+        }
+    }
+    match left_out.pop() {
+        Some((_, reason)) if served.is_empty() => {
+            Err(ListenError::Unavailable { scheme: "rdma", reason })
+        }
+        last => {
+            for (address, reason) in left_out.into_iter().chain(last) {
+                tracing::warn!(%address, "this address is left out, the others are served: {reason}");
+            }
+            Ok(served)
+        }
     }
 }
 
@@ -438,7 +467,8 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// The bound addresses, with real ports, in the order of binding.
+    /// The bound addresses, with real ports, in the order of binding, without those that were
+    /// [left out](ServerBuilder::bind_all).
     #[must_use]
     pub fn local_addresses(&self) -> Vec<Address> {
         self.listeners.iter().map(|listener| listener.local_address()).collect()

@@ -7,7 +7,7 @@ use rpc_transport::device::{
     QpHandle,
 };
 use rpc_transport::engine::establish::{completions_per_connection, locked_bytes};
-use rpc_transport::memory::region::ProtectionDomain;
+use rpc_transport::memory::region::{Access, ProtectionDomain};
 use rpc_transport::protocol::config::LinkConfig;
 use tokio::sync::Notify;
 
@@ -95,6 +95,54 @@ fn the_first_client_on_a_nic_costs_a_small_completion_queue() {
     assert_eq!(first - further, bytes(64));
     assert!(first < 2 << 20 && further < 1 << 20, "{first} {further}");
     assert!(bytes(1024) > 8 << 20, "{}", bytes(1024));
+}
+
+/// A limit on locked memory that was too low for `rdma://` kept the addresses beside it from being
+/// served, too.
+#[test]
+fn an_address_that_lacks_locked_memory_is_left_out_unless_it_is_the_only_one() {
+    let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+    let lack = |address: &Address| {
+        matches!(address, Address::Rdma(..)).then(|| format!("no memory for {address}"))
+    };
+    let served = |texts: &[&str]| with_memory(addresses(texts), lack);
+    let rest = served(&["rdma://10.0.0.1:1", "tcp://10.0.0.1:2", "mem://memory"]).unwrap();
+    assert_eq!(rest, addresses(&["tcp://10.0.0.1:2", "mem://memory"]));
+    for alone in [&["rdma://10.0.0.1:1"][..], &["rdma://10.0.0.2:1", "rdma://10.0.0.1:1"]] {
+        let error = served(alone).unwrap_err().to_string();
+        assert!(error.ends_with("no memory for rdma://10.0.0.1:1"), "{error}");
+    }
+    assert_eq!(served(&[]).unwrap(), Vec::new());
+}
+
+/// A device that had been replaced was told from the new one by its name, so a new shard got the
+/// protection domain of the old one, and no connection could be made on it.
+#[tokio::test]
+async fn a_replaced_device_of_the_same_name_shares_nothing() {
+    let builder = Server::builder().shards(2);
+    let server = builder.bind("mem://replaced-device").await.unwrap();
+    let address = "mem://replaced-device".parse().unwrap();
+    let mut devices = Vec::new();
+    for _ in 0..2 {
+        let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
+        let plan = FaultPlan::new(1).profile(&fault::MLX5);
+        devices.push(Arc::clone(fault::outgoing(outgoing, &plan).device()));
+    }
+    assert_eq!(devices[0].attributes().name, devices[1].attributes().name);
+    let mut domains = Vec::new();
+    for device in &devices {
+        let places = [(); 3].map(|()| server.acceptor.place(device).unwrap());
+        assert!(places.iter().all(|place| Arc::ptr_eq(place.shard.device(), device)));
+        assert!(!Arc::ptr_eq(&places[0].shard, &places[1].shard), "two shards are wanted");
+        domains.extend(places.each_ref().map(|place| {
+            let region = place.shard.domain().allocate(1, Access::LOCAL).unwrap();
+            region.domain()
+        }));
+    }
+    assert!(domains[..3].iter().all(|domain| *domain == domains[0]), "{domains:?}");
+    assert!(domains[3..].iter().all(|domain| *domain == domains[3]), "{domains:?}");
+    assert_ne!(domains[0], domains[3]);
+    assert_eq!(server.acceptor.all_shards().len(), 4);
 }
 
 #[tokio::test]

@@ -181,23 +181,35 @@ async fn resolve_rdma(at: &HostPort, port: u16, local: &LocalEnd) -> Result<Reso
     }
 }
 
-#[cfg(not(feature = "verbs"))]
-async fn listen_rdma(_at: &HostPort, _local: &LocalEnd) -> Option<Box<dyn Listener>> {
-    None
-}
-
 /// An RDMA listener at a separate port, if there is a device.
-#[cfg(feature = "verbs")]
-async fn listen_rdma(at: &HostPort, local: &LocalEnd) -> Option<Box<dyn Listener>> {
+async fn listen_rdma(
+    at: &HostPort,
+    local: &LocalEnd,
+    lack: Option<String>,
+) -> Option<Box<dyn Listener>> {
     let address =
         Address::Rdma(HostPort { host: at.host.clone(), port: 0 }, Box::new(local.clone()));
-    match crate::connect::rdma::listen(&address).await {
-        Ok(listener) => Some(listener),
-        Err(error) if *local != LocalEnd::default() => {
+    offered(crate::connect::rdma::listen(&address).await, local, lack)
+}
+
+/// The listener that clients are told of: none where it would refuse them, for this `lack` of locked
+/// memory. It is only said where there is a device, as others need none.
+fn offered(
+    listening: Result<Box<dyn Listener>, ListenError>,
+    local: &LocalEnd,
+    lack: Option<String>,
+) -> Option<Box<dyn Listener>> {
+    match (listening, lack) {
+        (Ok(listener), None) => Some(listener),
+        (Ok(_), Some(lack)) => {
+            tracing::warn!("no RDMA for this auto:// address: {lack}");
+            None
+        }
+        (Err(error), _) if *local != LocalEnd::default() => {
             tracing::warn!(%error, "no RDMA for this auto:// address, which asks for it");
             None
         }
-        Err(error) => {
+        (Err(error), _) => {
             tracing::debug!(%error, "no RDMA for this auto:// address");
             None
         }
@@ -221,13 +233,15 @@ async fn incoming(
     }
 }
 
-/// Opens the TCP port and a shared memory rendezvous beside it, and answers the exchange there.
+/// Opens the TCP port and a shared memory rendezvous beside it, and answers the exchange there. Offers
+/// RDMA unless this process has a `lack` of locked memory.
 ///
 /// # Errors
 /// [`ListenError`]: the port cannot be opened.
 pub(crate) async fn listen(
     at: &HostPort,
     local: &LocalEnd,
+    lack: Option<String>,
 ) -> Result<Box<dyn Listener>, ListenError> {
     let shm = listen_shm();
     let name = match &shm {
@@ -237,7 +251,7 @@ pub(crate) async fn listen(
             String::new()
         }
     };
-    let rdma = listen_rdma(at, local).await;
+    let rdma = listen_rdma(at, local, lack).await;
     let rdma_port = rdma_port(rdma.as_deref());
     let answer = Answer { place: Place::here(), shm: name, rdma_port }.encode();
     let listening = soft::listen_tcp(at, Some(Arc::new(move |_: &[u8]| answer.clone()))).await;
@@ -343,6 +357,31 @@ mod tests {
         let mut later = bytes.clone();
         later[0] = VERSION + 1;
         assert_eq!(Answer::decode(&later), None);
+    }
+
+    #[derive(Debug)]
+    struct Opened;
+
+    #[async_trait]
+    impl Listener for Opened {
+        fn local_address(&self) -> Address {
+            "rdma://10.0.0.1:7".parse().unwrap()
+        }
+
+        async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
+            std::future::pending().await
+        }
+    }
+
+    /// Clients with a device chose RDMA, and were refused for ever.
+    #[test]
+    fn rdma_is_not_offered_by_who_may_not_lock_the_memory_for_it() {
+        let port = |lack: Option<&str>| {
+            let lack = lack.map(ToOwned::to_owned);
+            rdma_port(offered(Ok(Box::new(Opened)), &LocalEnd::default(), lack).as_deref())
+        };
+        assert_eq!(port(None), 7);
+        assert_eq!(port(Some("the limit is 65536 bytes")), 0);
     }
 
     #[test]

@@ -45,11 +45,28 @@ pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
 /// # Errors
 /// [`ListenError`]: in use, not available here.
 pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
+    listen_locking(address, 0, 0).await
+}
+
+/// Opens an address of any scheme for connections that register `registered` bytes, and lock `in_all`
+/// with their queues. `auto://` leaves out RDMA, with a warning, where this process may not lock as much:
+/// clients would choose it, and be refused.
+///
+/// # Errors
+/// [`ListenError`]: in use, not available here.
+pub async fn listen_locking(
+    address: &Address,
+    registered: u64,
+    in_all: u64,
+) -> Result<Box<dyn Listener>, ListenError> {
     match address {
         Address::Mem(name) => soft::listen_mem(name),
         Address::ShmName(_) | Address::ShmPath(_) => soft::listen_shm(address),
         Address::Tcp(at) => soft::listen_tcp(at, None).await,
-        Address::Auto(at, local) => crate::connect::negotiate::listen(at, local).await,
+        Address::Auto(at, local) => {
+            let lack = rdma::lacks_locked_memory(registered, in_all);
+            crate::connect::negotiate::listen(at, local, lack).await
+        }
         Address::Rdma(..) => rdma::listen(address).await,
     }
 }
