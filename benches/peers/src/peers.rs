@@ -4,3 +4,4 @@ pub(crate) mod floors;
 pub(crate) mod iceoryx2;
 pub(crate) mod ours;
 pub(crate) mod tarpc;
+pub(crate) mod tonic;

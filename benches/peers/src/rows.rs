@@ -36,8 +36,14 @@ impl Row {
 
 /// All of them, as the table shows them.
 pub(crate) fn all() -> Vec<Row> {
-    [peers::ours::rows(), peers::tarpc::rows(), peers::iceoryx2::rows(), peers::floors::rows()]
-        .concat()
+    [
+        peers::ours::rows(),
+        peers::tarpc::rows(),
+        peers::tonic::rows(),
+        peers::iceoryx2::rows(),
+        peers::floors::rows(),
+    ]
+    .concat()
 }
 
 /// Rows that are served by processes.

@@ -62,6 +62,11 @@ fn tarpc() {
 }
 
 #[test]
+fn tonic() {
+    complete("tonic", &["tcp", "unix"]);
+}
+
+#[test]
 fn iceoryx2() {
     complete("iceoryx2", &["event", "poll"]);
 }
