@@ -40,10 +40,20 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn ended(self, (end, reply_bytes): (End, u64)) {
+        self.count((end, reply_bytes));
+        self.leave(end);
+    }
+
+    /// The first half of [`Running::ended`]: runs nothing of the user's, so it may be done under a lock.
+    pub(super) fn count(&self, (end, reply_bytes): (End, u64)) {
         self.method.shared.on_shared_end(end, reply_bytes);
+        self.method.took.record(clock::now().saturating_duration_since(self.began), 1);
+    }
+
+    /// The second half: ends the span.
+    pub(super) fn leave(self, end: End) {
         if let Some(span) = &self.span {
             caught(|| trace::end(span, end));
         }
-        self.method.took.record(clock::now().saturating_duration_since(self.began), 1);
     }
 }

@@ -138,16 +138,33 @@ impl Future for WaitingReply {
 
 impl Drop for HandlerEnded {
     fn drop(&mut self) {
-        if let Some(running) = self.running.take() {
-            // By the caller, or by its deadline.
-            running.ended((End::Code(Code::Cancelled), 0));
+        if self.replied {
+            return;
         }
-        if !self.replied {
-            // A panic is turned into a reply, and the caller of a cancelled call waits for none. So
-            // a handler that is dropped without a reply means that the runtime shuts down.
-            let status = Status::unavailable("the handler was dropped: its runtime has shut down");
+        // A panic is turned into a reply, and the caller of a cancelled call waits for none. So
+        // a handler that is dropped without a reply means that the runtime shuts down.
+        let status = Status::unavailable("the handler was dropped: its runtime has shut down");
+        let mut reply = Some(Reply::Status(status));
+        let running = self.running.take();
+        let Call { key, id, method, .. } = self.call;
+        let mut code = Code::Cancelled;
+        let answered = self.shard.with(key, |peer| {
+            // The session knows who has stopped it, until it is answered.
+            if peer.session.is_expired(id) {
+                code = Code::DeadlineExceeded;
+            }
+            // Counted before the caller can know of it.
+            if let Some(running) = &running {
+                running.count((End::Code(code), 0));
+            }
             // A status never has to wait for room.
-            self.reply(&mut Some(Reply::Status(status)));
+            peer.reply(id, method, &mut reply);
+        });
+        if let Some(running) = running {
+            if answered.is_none() {
+                running.count((End::Code(code), 0));
+            }
+            running.leave(End::Code(code));
         }
     }
 }

@@ -249,6 +249,13 @@ impl<W, H> Session<W, H> {
         self.incoming.attach(id.0, handler)
     }
 
+    /// Whether a call's handler is being stopped because the deadline has passed, and not by the
+    /// caller.
+    #[must_use]
+    pub(crate) fn is_expired(&self, id: IncomingId) -> bool {
+        self.incoming.is_expired(id.0)
+    }
+
     /// Answers a call; its handler has ended.
     ///
     /// # Errors

@@ -196,6 +196,14 @@ impl<H> IncomingCalls<H> {
         })
     }
 
+    /// Whether its deadline has stopped the handler, which has not ended yet.
+    pub(super) fn is_expired(&self, id: WireId) -> bool {
+        let entry = self.entries.get(id.slot as usize);
+        entry
+            .filter(|entry| entry.generation == id.generation)
+            .is_some_and(|entry| matches!(entry.stage, Stage::Stopping { cancelled: false }))
+    }
+
     /// Whether no handler has taken the request yet.
     pub(super) fn is_arrived(&self, id: WireId) -> bool {
         let entry = self.entries.get(id.slot as usize);

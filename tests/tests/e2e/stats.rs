@@ -1,14 +1,17 @@
 //! What a server and a channel say of themselves.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use rpc_core::service::Dispatch;
 use rpc_core::stats::MethodStats;
 use rpc_core::{CallError, Channel, ChannelStats, Code, Server, ServerStats, StatsHandle};
+use tests::flow::{FlowServer, FlowService};
 use tests::hostile::HostilePeer;
-use tests::hostile::bytes::{data, hello};
+use tests::hostile::bytes::{data, hello, request, session_header};
 use tests::journal::Journal;
 use tests::limit::patient_channel;
 use tests::probe::{Mark, ProbeClient, ProbeServer};
@@ -27,6 +30,7 @@ macro_rules! on_software {
 
 on_software! {
     every_end_of_a_call_is_counted_at_both_ends,
+    a_handler_that_its_deadline_stopped_is_not_cancelled,
     a_connection_is_seen_while_it_is_up,
     what_was_counted_outlives_its_connection,
     methods_that_a_peer_makes_up_grow_nothing,
@@ -43,7 +47,8 @@ struct Here {
 async fn here(scheme: Scheme) -> Here {
     let journal = Arc::<Journal>::default();
     let service = ProbeServer::new(ProbeService::new(Arc::clone(&journal), None));
-    let builder = Server::builder().add_service(service);
+    let flow = FlowServer::new(FlowService::new(Arc::clone(&journal)));
+    let builder = Server::builder().add_service(service).add_service(flow);
     let server = builder.bind(scheme.fresh_address()).await.expect("a fresh address");
     let (address, stats) = (server.local_address().to_string(), server.stats_handle());
     tokio::spawn(server.serve());
@@ -74,6 +79,17 @@ fn method<'a>(methods: &'a [MethodStats], name: &str) -> &'a MethodStats {
 fn ends(method: &MethodStats) -> (u64, Vec<(Code, u64)>, u64) {
     let ended = method.ended.iter().map(|(code, count)| (*code, *count)).collect();
     (method.started, ended, method.user_errors)
+}
+
+/// A hello that offers streams, and a window for them.
+fn hello_with_streams() -> Vec<u8> {
+    let mut hello = hello(0);
+    let features = hello.len() - 8;
+    hello[features] = 1;
+    for window in [16_u32, 64 * 1024] {
+        hello.extend_from_slice(&window.to_le_bytes());
+    }
+    hello
 }
 
 async fn cancelled(call: impl Future) {
@@ -139,6 +155,44 @@ async fn every_end_of_a_call_is_counted_at_both_ends(scheme: Scheme) {
     assert_eq!(of_server(""), (0, vec![], 0));
     let echo = method(&stats.methods, "Probe.echo");
     assert!(echo.request_bytes >= 60 * 1000 && echo.reply_bytes >= 60 * 1000, "{echo:?}");
+}
+
+/// They were all counted as `Cancelled`. The caller leaves its deadlines to the server.
+async fn a_handler_that_its_deadline_stopped_is_not_cancelled(scheme: Scheme) {
+    const HAS_RESULTS: u8 = 0x40;
+    const DEADLINE_MICROS: u64 = 200_000;
+    let here = here(scheme).await;
+    let probe = ProbeServer::new(ProbeService::default());
+    let flow = FlowServer::new(FlowService::new(Arc::default()));
+    let of = |service: &dyn Dispatch, name: &str| {
+        let methods = service.descriptor().methods;
+        methods.iter().find(|method| method.name == name).expect("it is there")
+    };
+    let hold = of(&probe, "Probe.hold");
+    let flow_hold = of(&flow, "Flow.hold");
+    let mut peer = HostilePeer::connect(&here.address).await.expect("an honest handshake");
+    peer.send(&data(&hello_with_streams()));
+    // The tags of gates that nobody opens, each a byte.
+    peer.send(&data(&request(0, 1, hold, Some(DEADLINE_MICROS), &[1])));
+    peer.send(&data(&request(1, 1, hold, None, &[2])));
+    let mut streaming = request(2, 1, flow_hold, Some(DEADLINE_MICROS), &[3, 0]);
+    streaming[1] |= HAS_RESULTS;
+    peer.send(&data(&streaming));
+    let stopped = |stats: &ServerStats, name: &str| {
+        let method = method(&stats.methods, name);
+        (method.started, method.ended.clone())
+    };
+    here.journal.wait_for(2, Mark::Started, 1).await;
+    let late = BTreeMap::from([(Code::DeadlineExceeded, 1)]);
+    here.until(|stats| !stopped(stats, "Probe.hold").1.is_empty()).await;
+    let stats = here.until(|stats| !stopped(stats, "Flow.hold").1.is_empty()).await;
+    assert_eq!(stopped(&stats, "Probe.hold"), (2, late.clone()));
+    assert_eq!(stopped(&stats, "Flow.hold"), (1, late));
+    // The one without a deadline is cancelled by its caller.
+    peer.send(&data(&session_header(4, 0, 0, 0, 1, 1)));
+    let both = BTreeMap::from([(Code::DeadlineExceeded, 1), (Code::Cancelled, 1)]);
+    let stats = here.until(|stats| method(&stats.methods, "Probe.hold").in_flight() == 0).await;
+    assert_eq!(stopped(&stats, "Probe.hold"), (2, both));
 }
 
 async fn a_connection_is_seen_while_it_is_up(scheme: Scheme) {
