@@ -156,10 +156,14 @@ impl History {
     }
 }
 
-/// Calls of a method that ended with a status, but for those that nobody waited for any more.
+/// Whether a call that ended so has failed: nobody waited for one that was cancelled.
+pub(crate) fn is_failure(code: Code) -> bool {
+    !matches!(code, Code::Ok | Code::Cancelled)
+}
+
+/// Calls of a method that failed.
 pub(crate) fn errors_of(method: &MethodStats) -> u64 {
-    let of = |code: &Code| !matches!(code, Code::Ok | Code::Cancelled);
-    method.ended.iter().filter(|(code, _)| of(code)).map(|(_, count)| count).sum()
+    method.ended.iter().filter(|(code, _)| is_failure(**code)).map(|(_, count)| count).sum()
 }
 
 fn point_of(

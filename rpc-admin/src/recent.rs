@@ -8,14 +8,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use rpc_core::interceptor::{ClientInterceptor, Ended, Ending, ServerInterceptor};
 use rpc_core::trace::TraceParent;
-use rpc_core::{Context, PeerIdentity};
+use rpc_core::{Code, Context, PeerIdentity};
 use serde::Serialize;
 
+use crate::history::is_failure;
 use crate::report::unix_millis;
 
 /// Calls of each kind that are kept.
@@ -28,8 +29,9 @@ const SLOW: Duration = Duration::from_millis(100);
 /// Keeps the last calls that failed and the last that were slow, for the page: an interceptor of
 /// servers and channels. Clones keep them together.
 ///
-/// A call failed if it ended with a status; a method's own error is an answer. Arguments and metadata
-/// are not kept, but the texts of statuses are.
+/// A call failed if it ended with a status other than `Cancelled`; a method's own error is an answer.
+/// A handler that was stopped after its deadline had passed counts as `DeadlineExceeded`. Arguments
+/// and metadata are not kept, but the texts of statuses are.
 ///
 /// ```
 /// use rpc_admin::Recent;
@@ -107,28 +109,27 @@ impl Recent {
 
     fn after(&self, end: &'static str, call: &Ended<'_>, context: Option<&Context>) {
         let took = call.elapsed();
-        let is_slow = took > self.slow;
-        let status = match call.ending() {
-            Ending::Ok | Ending::UserError if !is_slow => return,
-            Ending::Status(status) => Some(status),
-            _ => None,
-        };
-        self.keep(end, call, took, status.map_or("", |status| status.message()), context);
+        if took <= self.slow && matches!(call.ending(), Ending::Ok | Ending::UserError) {
+            return;
+        }
+        self.keep(end, call, took, context);
     }
 
     #[cold]
-    fn keep(
-        &self,
-        end: &'static str,
-        call: &Ended<'_>,
-        took: Duration,
-        text: &str,
-        context: Option<&Context>,
-    ) {
-        let is_failed = !matches!(call.ending(), Ending::Ok | Ending::UserError);
+    fn keep(&self, end: &'static str, call: &Ended<'_>, took: Duration, context: Option<&Context>) {
+        let (code, text) = match call.ending() {
+            Ending::Cancelled if context.is_some_and(is_late) => (Code::DeadlineExceeded, ""),
+            Ending::Status(status) => (status.code(), status.message()),
+            ending => (ending.code(), ""),
+        };
+        let is_failed = is_failure(code);
+        let is_slow = took > self.slow;
+        if !is_failed && !is_slow {
+            return;
+        }
         let code = match call.ending() {
             Ending::UserError => "UserError".to_owned(),
-            ending => format!("{:?}", ending.code()),
+            _ => format!("{code:?}"),
         };
         let trace = context.and_then(|context| TraceParent::of(context.metadata()));
         let row = Arc::new(CallRow {
@@ -150,7 +151,7 @@ impl Recent {
         if is_failed {
             push(&mut rings.failed, Arc::clone(&row));
         }
-        if took > self.slow {
+        if is_slow {
             push(&mut rings.slow, row);
         }
     }
@@ -172,6 +173,11 @@ impl ClientInterceptor for Recent {
     fn after(&self, call: &Ended<'_>) {
         self.after("client", call, None);
     }
+}
+
+/// Whether the call's deadline has passed.
+fn is_late(context: &Context) -> bool {
+    context.deadline().is_some_and(|deadline| deadline <= Instant::now())
 }
 
 fn push(ring: &mut VecDeque<Arc<CallRow>>, row: Arc<CallRow>) {

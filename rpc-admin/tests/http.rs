@@ -159,6 +159,56 @@ async fn calls_are_shown_over_tcp() {
     calls_are_shown("tcp://127.0.0.1:0").await;
 }
 
+/// They were among the calls that failed, though the errors per second left them out.
+#[tokio::test]
+async fn of_the_calls_that_are_stopped_those_that_were_late_have_failed() {
+    let _watchdog = watchdog();
+    let recent = Recent::new().slower_than(Duration::from_secs(1000));
+    let (stats, channel, _) = shop("mem://admin-stopped", &recent).await;
+    let both = Channel::builder()
+        .interceptor(recent.clone())
+        .connect("mem://admin-stopped")
+        .await
+        .unwrap();
+    let shop = ShopClient::new(channel);
+    let all_ended = |stats: &StatsHandle, begun: u64| {
+        let stats = stats.stats();
+        let wait = stats.methods.iter().find(|method| method.name == "Shop.wait").unwrap();
+        (wait.started, wait.in_flight()) == (begun, 0)
+    };
+    let started = |stats: &StatsHandle| {
+        let stats = stats.stats();
+        stats.methods.iter().find(|method| method.name == "Shop.wait").unwrap().started
+    };
+    let left = shop.wait().start();
+    while started(&stats) < 1 {
+        tokio::task::yield_now().await;
+    }
+    drop(left);
+    while !all_ended(&stats, 1) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(recent_failed(&stats, &recent).await, Vec::<String>::new());
+    let shop = ShopClient::new(both);
+    let late = shop.wait().timeout(Duration::from_millis(100)).await.unwrap_err();
+    assert_eq!(late.code(), rpc_core::Code::DeadlineExceeded);
+    while !all_ended(&stats, 2) {
+        tokio::task::yield_now().await;
+    }
+    // One of the client, and one of the server if its clock was first.
+    let failed = recent_failed(&stats, &recent).await;
+    assert!(!failed.is_empty() && failed.iter().all(|it| it == "DeadlineExceeded"), "{failed:?}");
+}
+
+/// The codes of the calls that the page tells as failed.
+async fn recent_failed(stats: &StatsHandle, recent: &Recent) -> Vec<String> {
+    let (page, serving) = served(Admin::new(stats.clone()).recent(recent.clone())).await;
+    let report = self::stats(page).await;
+    drop(serving);
+    let failed = report["recent"]["failed"].as_array().unwrap();
+    failed.iter().map(|it| it["code"].as_str().unwrap().to_owned()).collect()
+}
+
 #[tokio::test]
 async fn slow_calls_are_kept_by_both_ends_and_only_the_last() {
     let _watchdog = watchdog();

@@ -65,9 +65,11 @@ fn rate(now: u64, before: u64, since: Duration) -> f64 {
     count / since.as_secs_f64().max(1e-3)
 }
 
+/// Calls that failed: with a status other than `Cancelled`. A method's own error is an answer.
 fn errors(method: &MethodSnapshot) -> u64 {
-    let failed = method.ended.iter().filter(|(code, _)| *code != "Ok");
-    failed.fold(method.user_errors, |sum, (_, count)| sum.saturating_add(*count))
+    let failed =
+        method.ended.iter().filter(|(code, _)| !matches!(code.as_str(), "Ok" | "Cancelled"));
+    failed.fold(0, |sum, (_, count)| sum.saturating_add(*count))
 }
 
 fn in_flight(method: &MethodSnapshot) -> u64 {
@@ -212,6 +214,16 @@ mod tests {
 
     fn rows(count: usize) -> Vec<Vec<String>> {
         (0..count).map(|at| vec![format!("row {at}"), "x".to_owned()]).collect()
+    }
+
+    /// Calls that were cancelled, and methods' own errors, were failures here and nowhere else.
+    #[test]
+    fn a_call_that_was_cancelled_or_has_its_own_error_has_not_failed() {
+        let ended = [("Ok", 100), ("Cancelled", 20), ("NotFound", 3), ("DeadlineExceeded", 4)];
+        let mut method = MethodSnapshot::default();
+        method.ended = ended.map(|(code, count)| (code.to_owned(), count)).into();
+        method.user_errors = 50;
+        assert_eq!(errors(&method), 7);
     }
 
     /// Of a table that was higher than the terminal the top was never to be seen.
