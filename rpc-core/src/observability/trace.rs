@@ -20,6 +20,7 @@
 
 mod ids;
 
+use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 use tracing::{Level, Span, field};
 
 use self::ids::source;
@@ -38,7 +39,14 @@ pub const TRACESTATE: &str = "tracestate";
 /// Longest `tracestate` that is passed on, bytes: what W3C asks everybody to take.
 const MAX_TRACESTATE_BYTES: usize = 512;
 
-/// Whether spans of calls are wanted.
+/// Whether somebody wants spans of their level at all.
+#[inline(always)]
+pub(crate) fn may_be_enabled() -> bool {
+    Level::DEBUG <= STATIC_MAX_LEVEL && Level::DEBUG <= LevelFilter::current()
+}
+
+/// Whether spans of calls are wanted. If so, one has to be made before anything else is logged: layers
+/// with filters of their own keep their answer for it.
 #[inline(always)]
 pub(crate) fn is_enabled() -> bool {
     tracing::span_enabled!(target: TARGET, Level::DEBUG)
@@ -107,13 +115,14 @@ pub(crate) fn begin_call(
     method: &'static MethodDescriptor,
     metadata: &mut Metadata,
     max_bytes: usize,
+    is_enabled: bool,
 ) -> Option<Span> {
     let context = Context::current();
     let named = TraceParent::of(metadata);
     let sent = TraceParent::of(context.metadata());
     let parent = named.or_else(|| context.trace()).or(sent);
     let state = sent.and_then(|_| context.metadata().text(TRACESTATE));
-    let (span, ids) = if is_enabled() {
+    let (span, ids) = if is_enabled {
         client_span(method, parent, named.is_some(), state)
     } else {
         (None, None)

@@ -7,7 +7,7 @@ use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use super::beside::Beside;
-use super::{CallOutcome, RawCall};
+use super::{CallOutcome, Extras, RawCall};
 use crate::client::shared::earliest;
 use crate::interceptor::{Ending, ItemCounters};
 use crate::metadata::Metadata;
@@ -53,12 +53,19 @@ impl RawCall<'_> {
 
     /// Before anything of the call is sent: it takes its place in a trace.
     #[cold]
-    pub(super) fn begin_trace(&mut self) {
-        let extras = self.extras.get_or_insert_default();
-        // Attempts are part of a call that has its place.
-        if !extras.is_second && !std::mem::replace(&mut extras.is_traced, true) {
+    pub(super) fn begin_trace(&mut self, has_metadata: bool) {
+        // Attempts are part of a call that has its place. Nobody is asked whether spans are enabled
+        // without making one then: filters of layers keep their answer for what comes next.
+        let has_place = |extras: &Extras| extras.is_second || extras.is_traced;
+        if self.extras.as_deref().is_some_and(has_place) {
+            return;
+        }
+        let is_enabled = trace::is_enabled();
+        if has_metadata || is_enabled {
             let most = self.via.channel().max_metadata_bytes;
-            extras.span = trace::begin_call(self.method, &mut extras.metadata, most);
+            let extras = self.extras.get_or_insert_default();
+            extras.is_traced = true;
+            extras.span = trace::begin_call(self.method, &mut extras.metadata, most, is_enabled);
         }
     }
 

@@ -32,8 +32,8 @@ impl RawCall<'_> {
         if self.via.channel().around.is_some() && !self.begin_around(deadline) {
             return;
         }
-        if has_metadata || trace::is_enabled() {
-            self.begin_trace();
+        if has_metadata || trace::may_be_enabled() {
+            self.begin_trace(has_metadata);
         }
         if self.on.is_some() {
             let on = self.on.take();
