@@ -100,6 +100,8 @@ struct State {
     is_off: bool,
     /// What is recorded later makes it panic.
     is_broken: bool,
+    /// Spans that close make it panic.
+    is_broken_at_close: bool,
     spans: Vec<Span>,
     entered: Vec<u64>,
     events: Vec<(String, Option<u64>)>,
@@ -166,6 +168,12 @@ impl Subscriber for Spans {
 
     fn exit(&self, id: &Id) {
         assert_eq!(self.0.lock().unwrap().entered.pop(), Some(id.into_u64()));
+    }
+
+    fn try_close(&self, _: Id) -> bool {
+        let is_broken = self.0.lock().unwrap().is_broken_at_close;
+        assert!(!is_broken, "on purpose");
+        false
     }
 }
 
@@ -289,11 +297,21 @@ fn calls_have_spans_at_both_ends_and_their_handlers_run_inside() {
 /// The task of a handler that had yielded ended without a reply, so the call never ended.
 #[test]
 fn a_subscriber_that_panics_at_the_end_of_a_call_costs_none() {
+    calls_end_under(|| State { is_broken: true, ..State::default() });
+}
+
+/// The handler's span closed before its reply was given to the session: the call never ended.
+#[test]
+fn a_subscriber_that_panics_when_a_span_closes_costs_no_call() {
+    calls_end_under(|| State { is_broken_at_close: true, ..State::default() });
+}
+
+fn calls_end_under(state: impl Fn() -> State) {
     let _watchdog = test_kit::Watchdog::within(test_kit::Watchdog::LIMIT);
     let spans = Spans::default();
     tracing::subscriber::with_default(spans.clone(), || {
         run(|client, _| {
-            *spans.0.lock().unwrap() = State { is_broken: true, ..State::default() };
+            *spans.0.lock().unwrap() = state();
             let spans = spans.clone();
             async move {
                 for later in [false, true] {

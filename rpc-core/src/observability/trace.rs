@@ -20,6 +20,7 @@
 
 mod ids;
 
+use rpc_transport::user_code::caught;
 use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 use tracing::{Level, Span, field};
 
@@ -122,11 +123,8 @@ pub(crate) fn begin_call(
     let sent = TraceParent::of(context.metadata());
     let parent = named.or_else(|| context.trace()).or(sent);
     let state = sent.and_then(|_| context.metadata().text(TRACESTATE));
-    let (span, ids) = if is_enabled {
-        client_span(method, parent, named.is_some(), state)
-    } else {
-        (None, None)
-    };
+    let (span, ids) =
+        if is_enabled { client_span(method, parent, named.is_some(), state) } else { (None, None) };
     // A caller that names its span itself has told more than this one can.
     if named.is_none() {
         if let Some((trace, state)) = ids {
@@ -205,9 +203,15 @@ fn insert_within(metadata: &mut Metadata, name: &str, value: Vec<u8>, max_bytes:
     fits
 }
 
-/// Says in the span how its call ended.
+/// Says in the span how its call ended, and closes it. A subscriber that panics costs the call nothing.
 #[cold]
-pub(crate) fn end(span: &Span, end: End) {
+pub(crate) fn end(span: Span, end: End) {
+    caught(|| record_end(&span, end));
+    // By itself: a span that closed while another panic unwinds would end the process.
+    caught(|| drop(span));
+}
+
+fn record_end(span: &Span, end: End) {
     match end {
         End::UserError => {
             span.record("rpc.response.status_code", "UserError");

@@ -195,7 +195,7 @@ fn run(
         if let Some(handler) = handler {
             finished.push(handler);
         }
-        if let Some(span) = &span {
+        if let Some(span) = span {
             trace::end(span, end);
         }
     } else if let Some(handler) = handler {
@@ -208,6 +208,9 @@ fn run(
     } else {
         lease.counts.on_end(End::Code(Code::Internal), 0);
         done.push_back(call.refused(Status::internal("the dispatcher panicked")));
+        if let Some(span) = span {
+            trace::end(span, End::Code(Code::Internal));
+        }
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rpc_transport::engine::clock;
-use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use super::router::Router;
@@ -52,8 +51,8 @@ impl Running {
 
     /// The second half: ends the span.
     pub(super) fn leave(self, end: End) {
-        if let Some(span) = &self.span {
-            caught(|| trace::end(span, end));
+        if let Some(span) = self.span {
+            trace::end(span, end);
         }
     }
 }

@@ -76,12 +76,12 @@ impl HandlerEnded {
     }
 
     fn reply(&mut self, reply: &mut Option<Reply>) -> Replied {
-        self.replied = true;
         if let Some(reply) = reply
             && let Some(running) = self.running.take()
         {
             running.ended(End::of(reply));
         }
+        self.replied = true;
         let Call { key, id, method, .. } = self.call;
         let replied = self.shard.with(key, |peer| peer.reply(id, method, reply));
         let replied = replied.unwrap_or(Replied::Done);

@@ -29,7 +29,6 @@ use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
-use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use self::beside::Beside;
@@ -335,7 +334,7 @@ impl<'a> RawCall<'a> {
             self.end_beside(beside, &mut found);
         }
         if let Some(span) = self.extras.as_mut().and_then(|extras| extras.span.take()) {
-            Self::end_trace(&span, &found);
+            Self::end_trace(span, &found);
         }
         let outcome = match found {
             CallOutcome::Ok(message) => Ok((ReplyKind::Ok, message)),
@@ -380,9 +379,9 @@ impl RawCall<'_> {
 }
 
 #[cold]
-fn drop_extras(extras: Box<Extras>) {
-    if let Some(span) = &extras.span {
-        caught(|| trace::end(span, End::Code(Code::Cancelled)));
+fn drop_extras(mut extras: Box<Extras>) {
+    if let Some(span) = extras.span.take() {
+        trace::end(span, End::Code(Code::Cancelled));
     }
     drop(extras);
 }

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::user_code::caught;
 use tracing::Span;
 
 use super::beside::Beside;
@@ -71,14 +70,14 @@ impl RawCall<'_> {
 
     /// The call has ended.
     #[cold]
-    pub(super) fn end_trace(span: &Span, found: &CallOutcome) {
+    pub(super) fn end_trace(span: Span, found: &CallOutcome) {
         let end = match found {
             CallOutcome::Ok(_) => End::OK,
             CallOutcome::UserError(_) => End::UserError,
             CallOutcome::Failed(status) => End::Code(status.code()),
             CallOutcome::Nothing => End::Code(Code::Unknown),
         };
-        caught(|| trace::end(span, end));
+        trace::end(span, end);
     }
 
     /// The call has ended: what it had beside its outcome has, too.
