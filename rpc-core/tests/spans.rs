@@ -21,6 +21,7 @@ trait Outer {
     async fn hang(&self);
     async fn forward(&self, own: u32) -> Result<Vec<String>, Status>;
     async fn twice(&self) -> Result<Vec<String>, Status>;
+    async fn with_state(&self) -> Result<Vec<String>, Status>;
     fn list(&self) -> impl Stream<Item = u8>;
 }
 
@@ -74,6 +75,10 @@ impl Outer for Service {
         tokio::task::yield_now().await;
         seen.extend(self.0.work().await?);
         Ok(seen)
+    }
+
+    async fn with_state(&self) -> Result<Vec<String>, Status> {
+        self.0.work().metadata("tracestate", "own=1").await
     }
 
     fn list(&self) -> impl Stream<Item = u8> {
@@ -345,6 +350,17 @@ fn a_trace_is_passed_on_by_those_who_do_not_take_part() {
         let broken =
             client.ask(false).metadata("traceparent", "00-nonsense").metadata("tracestate", "a=1");
         assert_eq!(broken.await.unwrap(), Vec::<String>::new());
+    });
+}
+
+/// The state that the handler's caller had sent was put in place of it.
+#[test]
+fn a_state_that_a_call_has_of_its_own_stays() {
+    const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    run(|client, _| async move {
+        let call = client.with_state().metadata("traceparent", TRACE);
+        let seen = call.metadata("tracestate", "a=1").await.unwrap();
+        assert_eq!(seen, [format!("traceparent={TRACE}"), "tracestate=own=1".to_owned()]);
     });
 }
 

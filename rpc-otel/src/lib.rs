@@ -56,14 +56,23 @@ impl SpanIds for OpenTelemetry {
     }
 
     fn ids(&self, span: &Span) -> Option<(TraceParent, String)> {
-        let context = span.context();
-        let span = context.span();
-        let context = span.span_context();
-        let ids = TraceParent {
-            trace_id: u128::from_be_bytes(context.trace_id().to_bytes()),
-            span_id: u64::from_be_bytes(context.span_id().to_bytes()),
-            flags: context.trace_flags().to_u8(),
-        };
-        context.is_valid().then(|| (ids, context.trace_state().header()))
+        ids(&span.context())
     }
+
+    fn current(&self) -> Option<(TraceParent, String)> {
+        // The layer makes the context of each span that it sees the current one, and the parent of what
+        // is made next. One that is told not to has the spans only.
+        ids(&Context::current()).or_else(|| self.ids(&Span::current()))
+    }
+}
+
+fn ids(context: &Context) -> Option<(TraceParent, String)> {
+    let span = context.span();
+    let context = span.span_context();
+    let ids = TraceParent {
+        trace_id: u128::from_be_bytes(context.trace_id().to_bytes()),
+        span_id: u64::from_be_bytes(context.span_id().to_bytes()),
+        flags: context.trace_flags().to_u8(),
+    };
+    context.is_valid().then(|| (ids, context.trace_state().header()))
 }

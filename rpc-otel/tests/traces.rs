@@ -1,17 +1,18 @@
 //! One trace through several services, as OpenTelemetry sees it.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+mod kept;
+
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::Duration;
 
 use opentelemetry::trace::{SpanId, SpanKind, Status as SpanStatus, TraceId, TracerProvider};
-use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{SdkTracerProvider, Span, SpanData, SpanProcessor};
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use rpc_core::{CallError, Code, Context, Server, Status};
 use test_kit::Watchdog;
-use tokio::sync::Notify;
 use tracing::Instrument;
 use tracing_subscriber::layer::SubscriberExt;
+
+use self::kept::{Keep, attribute, ended, find, is_child, trace_of};
 
 #[rpc_core::service]
 trait Orders {
@@ -19,6 +20,8 @@ trait Orders {
     async fn place(&self, article: &str) -> Result<Vec<String>, CallError<()>>;
     /// The same, out of a task without a span.
     async fn place_later(&self) -> Result<Vec<String>, CallError<()>>;
+    /// The same, in a trace that the call names.
+    async fn place_named(&self, parent: &str) -> Result<Vec<String>, CallError<()>>;
 }
 
 #[rpc_core::service]
@@ -38,6 +41,10 @@ impl Orders for Shop {
         let call = self.0.take("tea").into_owned();
         tokio::spawn(Context::current().scope(call)).await.unwrap()
     }
+
+    async fn place_named(&self, parent: &str) -> Result<Vec<String>, CallError<()>> {
+        self.0.take("tea").metadata("traceparent", parent.to_owned()).await
+    }
 }
 
 struct Shelf;
@@ -53,64 +60,6 @@ impl Stock for Shelf {
             .map(|(name, value)| format!("{name}={}", str::from_utf8(value).unwrap()))
             .collect())
     }
-}
-
-/// All spans of this process that have ended.
-static ENDED: LazyLock<(Mutex<Vec<SpanData>>, Notify)> = LazyLock::new(Default::default);
-
-#[derive(Debug)]
-struct Keep;
-
-impl SpanProcessor for Keep {
-    fn on_start(&self, _: &mut Span, _: &opentelemetry::Context) {}
-
-    fn on_end(&self, span: SpanData) {
-        ENDED.0.lock().unwrap().push(span);
-        ENDED.1.notify_waiters();
-    }
-
-    fn force_flush(&self) -> OTelSdkResult {
-        Ok(())
-    }
-
-    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
-        Ok(())
-    }
-}
-
-/// The spans of a trace, once there are as many.
-async fn ended(trace: TraceId, count: usize) -> Vec<SpanData> {
-    loop {
-        let mut next = std::pin::pin!(ENDED.1.notified());
-        next.as_mut().enable();
-        let spans: Vec<_> = ENDED.0.lock().unwrap().iter().cloned().collect();
-        let spans: Vec<_> =
-            spans.into_iter().filter(|span| span.span_context.trace_id() == trace).collect();
-        if spans.len() >= count {
-            assert_eq!(spans.len(), count, "{spans:#?}");
-            return spans;
-        }
-        next.await;
-    }
-}
-
-fn find<'a>(spans: &'a [SpanData], name: &str, kind: SpanKind) -> &'a SpanData {
-    let mut found = spans.iter().filter(|span| span.name == name && span.span_kind == kind);
-    let span = found.next().unwrap_or_else(|| panic!("no {name}, {kind:?} in {spans:#?}"));
-    assert!(found.next().is_none(), "{name} {kind:?} twice in {spans:#?}");
-    span
-}
-
-fn attribute(span: &SpanData, name: &str) -> String {
-    let mut found = span.attributes.iter().filter(|pair| pair.key.as_str() == name);
-    let value = found.next().unwrap_or_else(|| panic!("no {name} in {:#?}", span.attributes));
-    assert!(found.next().is_none(), "{name} twice in {:#?}", span.attributes);
-    value.value.to_string()
-}
-
-fn is_child(child: &SpanData, of: &SpanData, is_remote: bool) {
-    assert_eq!(child.parent_span_id, of.span_context.span_id(), "{child:#?}\n{of:#?}");
-    assert_eq!(child.parent_span_is_remote, is_remote, "{child:#?}");
 }
 
 /// Two services in a row, the first of them over every scheme that needs no device.
@@ -182,6 +131,11 @@ fn a_call_through_two_services_is_one_trace() {
             assert_eq!(attribute(span, "trace_id"), trace.to_string(), "as in the logs");
             assert_eq!(attribute(span, "span_id"), span.span_context.span_id().to_string());
             assert_eq!(span.status, SpanStatus::Unset);
+            // What it says of its parent is what is so.
+            let said = span.attributes.iter().find(|it| it.key.as_str() == "parent_span_id");
+            let said = said.map(|it| it.value.to_string());
+            let is_remote = span.parent_span_is_remote;
+            assert_eq!(said, is_remote.then(|| span.parent_span_id.to_string()), "{span:#?}");
         }
         attribute(placed, "network.peer.address");
     });
@@ -295,6 +249,25 @@ fn the_trace_of_a_caller_with_other_means_goes_on_and_so_does_its_state() {
     });
 }
 
+/// It was said to be of the trace that the call names.
+#[test]
+fn the_state_of_one_trace_is_not_given_to_another() {
+    run("state", |orders| async move {
+        let root = tracing::info_span!("other");
+        let trace = trace_of(&root);
+        drop(root);
+        let parent = format!("00-{trace}-b7ad6b7169203331-01");
+        let of_caller = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let call = orders.place_named(&parent).metadata("traceparent", of_caller);
+        let seen = call.metadata("tracestate", "a=1").await.unwrap();
+        assert_eq!(seen, [format!("traceparent={parent}")]);
+        let spans = ended(trace, 3).await;
+        let take = find(&spans, "Stock.take", SpanKind::Client);
+        assert_eq!(take.parent_span_id.to_string(), "b7ad6b7169203331");
+        assert_eq!(take.span_context.trace_state().header(), "");
+    });
+}
+
 #[test]
 fn what_the_caller_does_not_record_nobody_records() {
     run("unsampled", |orders| async move {
@@ -311,10 +284,4 @@ fn what_the_caller_does_not_record_nobody_records() {
         ended(next, 6).await;
         ended(TraceId::from_hex(trace).unwrap(), 0).await;
     });
-}
-
-fn trace_of(span: &tracing::Span) -> TraceId {
-    use opentelemetry::trace::TraceContextExt;
-    use tracing_opentelemetry::OpenTelemetrySpanExt;
-    span.context().span().span_context().trace_id()
 }

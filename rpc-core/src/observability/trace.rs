@@ -77,7 +77,7 @@ fn server_span(context: &mut Context) -> Option<Span> {
         network.peer.address = context.peer().map(field::debug),
         trace_id = own.map(|own| own.trace_text()),
         span_id = own.map(|own| own.span_text()),
-        parent_span_id = parent.map(|parent| parent.span_text()),
+        parent_span_id = own.and(parent).map(|parent| parent.span_text()),
         rpc.response.status_code = field::Empty,
         otel.status_code = field::Empty,
     );
@@ -88,7 +88,7 @@ fn server_span(context: &mut Context) -> Option<Span> {
         context.set_trace(own);
     } else if let Some(source) = source {
         if let Some(parent) = parent {
-            source.set_parent(&span, parent, context.metadata().text(TRACESTATE));
+            set_parent(source, &span, parent, context.metadata().text(TRACESTATE));
         }
         if let Some((own, _)) = source.ids(&span) {
             record(&span, own);
@@ -101,6 +101,12 @@ fn server_span(context: &mut Context) -> Option<Span> {
 /// Ids for a span, if those are made here.
 fn own_ids(source: Option<&dyn SpanIds>, parent: Option<TraceParent>) -> Option<TraceParent> {
     source.is_none().then(|| parent.map_or_else(TraceParent::new, TraceParent::child))
+}
+
+/// Says whose child the span is, to the source and in the span.
+fn set_parent(source: &dyn SpanIds, span: &Span, parent: TraceParent, state: Option<&str>) {
+    source.set_parent(span, parent, state);
+    span.record("parent_span_id", parent.span_text());
 }
 
 /// Says in the span which one it is.
@@ -122,7 +128,15 @@ pub(crate) fn begin_call(
     let named = TraceParent::of(metadata);
     let sent = TraceParent::of(context.metadata());
     let parent = named.or_else(|| context.trace()).or(sent);
-    let state = sent.and_then(|_| context.metadata().text(TRACESTATE));
+    // The state of the trace that it came with, and of no other.
+    let state = match (parent, sent) {
+        _ if named.is_some() => metadata.text(TRACESTATE).map(str::to_owned),
+        (Some(parent), Some(sent)) if parent.trace_id == sent.trace_id => {
+            context.metadata().text(TRACESTATE).map(str::to_owned)
+        }
+        _ => None,
+    };
+    let state = state.as_deref();
     let (span, ids) =
         if is_enabled { client_span(method, parent, named.is_some(), state) } else { (None, None) };
     // A caller that names its span itself has told more than this one can.
@@ -157,7 +171,7 @@ fn client_span(
         rpc.method = name,
         trace_id = own.map(|own| own.trace_text()),
         span_id = own.map(|own| own.span_text()),
-        parent_span_id = parent.map(|parent| parent.span_text()),
+        parent_span_id = own.and(parent).map(|parent| parent.span_text()),
         rpc.response.status_code = field::Empty,
         otel.status_code = field::Empty,
     );
@@ -167,15 +181,17 @@ fn client_span(
     }
     if let Some(source) = source {
         // What the span is in here is its parent, unless the caller has named another.
+        let around = source.current();
         if let Some(parent) = parent
-            && (is_named || source.ids(&Span::current()).is_none())
+            && (is_named || around.is_none())
         {
-            source.set_parent(&span, parent, state);
+            set_parent(source, &span, parent, state);
         }
         ids = source.ids(&span);
         if let Some((own, _)) = &ids {
             record(&span, *own);
         }
+        ids = ids.or(around);
     }
     (Some(span), ids)
 }
@@ -186,8 +202,10 @@ fn hand_on(trace: TraceParent, state: Option<&str>, metadata: &mut Metadata, max
         return;
     }
     // Longer ones are whole or worthless: W3C lets nobody cut inside of an entry.
+    // One that the call has of its own stays.
     if let Some(state) =
         state.filter(|state| !state.is_empty() && state.len() <= MAX_TRACESTATE_BYTES)
+        && metadata.bytes(TRACESTATE).is_none()
     {
         insert_within(metadata, TRACESTATE, state.into(), max_bytes);
     }

@@ -9,15 +9,23 @@ use crate::observability::trace_parent::TraceParent;
 /// Gives spans of calls their ids, in place of this crate: a bridge to a tracing system, which makes the
 /// ids of the spans that it records itself. `rpc-otel` is the one for OpenTelemetry.
 ///
-/// It is asked outside of all locks, once for each span, and only where spans are enabled.
+/// It is asked outside of all locks, a few times for each span, and only where spans are enabled.
 pub trait SpanIds: Send + Sync + 'static {
-    /// The parent of `span` is in another process, or is a span that the subscriber does not see. Called
-    /// before the span is entered; `state` is the `tracestate` that came with it.
+    /// The parent of `span` is in another process, is named by the call, or is the span of the handler
+    /// that makes the call, where nothing is current. Called before the span is entered; `state` is the
+    /// `tracestate` that came with the parent.
     fn set_parent(&self, span: &Span, parent: TraceParent, state: Option<&str>);
 
     /// The ids of `span` as others shall know them, and its `tracestate`, empty for none. `None` if it
-    /// is not recorded: calls then carry the ids of the span around it, if that has some.
+    /// is not known there: a call then carries those of [`current`](Self::current), or else the trace of
+    /// the handler that makes it.
     fn ids(&self, span: &Span) -> Option<(TraceParent, String)>;
+
+    /// The same of what a span that is made here and now becomes a child of by itself. A subscriber may
+    /// hide [`Span::current`] from the tracing system: then it is the span around that.
+    fn current(&self) -> Option<(TraceParent, String)> {
+        self.ids(&Span::current())
+    }
 }
 
 static SOURCE: OnceLock<Box<dyn SpanIds>> = OnceLock::new();
