@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use rpc_core::interceptor::{ClientInterceptor, Ended, ServerInterceptor};
+use rpc_core::interceptor::{ClientInterceptor, Ended, Inbound, ServerInterceptor};
 use rpc_core::server::handler::Handler;
 use rpc_core::service::{Dispatch, Request, ServiceDescriptor};
 use rpc_core::stream::{self, Stream, Streaming};
@@ -156,4 +156,35 @@ async fn a_server_of_a_channel_takes_the_metadata_that_the_channel_sends() {
     let client = DeskClient::new(channel.to(DeskServer::new(Clerk)).await.unwrap());
     let long = client.longest_metadata().metadata("long", vec![b'.'; 30_000]);
     assert_eq!(long.await.unwrap(), Some(30_000));
+}
+
+/// Puts a value beside each call whose drop panics.
+struct Bomber;
+
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("dropped");
+    }
+}
+
+impl ServerInterceptor for Bomber {
+    fn before(&self, call: &mut Inbound<'_>) -> Result<(), Status> {
+        call.insert(Bomb);
+        Err(Status::permission_denied("not you"))
+    }
+}
+
+/// The panic took the place of the refusal.
+#[tokio::test]
+async fn what_panics_when_a_refused_call_is_dropped_leaves_its_refusal() {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    let server = Server::builder().interceptor(Bomber).add_service(DeskServer::new(Clerk));
+    let server = server.bind("mem://interceptors-bomb").await.unwrap();
+    tokio::spawn(server.serve());
+    let client = DeskClient::connect("mem://interceptors-bomb").await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(client.echo("x").await.unwrap_err().message(), "not you");
+    }
 }

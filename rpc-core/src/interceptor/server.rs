@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
+use rpc_transport::user_code::caught;
 use tokio::time::Sleep;
 
 use super::{Body, Ended, Ending, ItemCounters, guarded};
@@ -205,7 +206,8 @@ impl Dispatch for Intercepted {
             if let Err(status) = before.and_then(|passed| passed) {
                 watch.context = request.context;
                 let panicked = watch.end(Ending::Status(&status), Body::None);
-                recycled::give_back(watched);
+                // What other interceptors have put beside the call is dropped here.
+                caught(|| recycled::give_back(watched));
                 return Handler::ready(Reply::Status(panicked.unwrap_or(status)));
             }
             watch.passed += 1;

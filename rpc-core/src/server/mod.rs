@@ -344,14 +344,17 @@ impl ServerBuilder {
         let link = &self.config.link;
         let (registered, (in_all, _)) = (registered_bytes(link), locked_bytes(link));
         let lack = |address: &_| schemes::lacks_locked_memory(address, registered, in_all);
-        let mut listeners = Vec::new();
-        for address in with_memory(addresses?, lack)? {
+        let mut opened = Vec::new();
+        for address in addresses? {
             let listener = schemes::listen_locking(&address, registered, in_all).await?;
-            listeners.push(match &self.config.faults {
+            let listener = match &self.config.faults {
                 Some(plan) => fault::listener(listener, plan.clone()),
                 None => listener,
-            });
+            };
+            opened.push((address, listener));
         }
+        // Where there is no device, or no such port, that is said: memory is the smaller matter.
+        let listeners = with_memory(opened, lack)?;
         let phases = Arc::new(Phases::new());
         let acceptor = Arc::new(Acceptor::new(router, self.config, phases.watch()));
         #[cfg(feature = "macros")]
@@ -363,19 +366,19 @@ impl ServerBuilder {
     }
 }
 
-/// The addresses for which this process may lock the memory: nothing is said to `lack`. The others are
-/// left out with a warning.
+/// What is opened at addresses for which this process may lock the memory: nothing is said to `lack`. The
+/// others are closed again, with a warning.
 ///
 /// # Errors
 /// [`ListenError::Unavailable`]: there is no such address, but others.
-fn with_memory(
-    addresses: Vec<Address>,
+fn with_memory<T>(
+    opened: Vec<(Address, T)>,
     lack: impl Fn(&Address) -> Option<String>,
-) -> Result<Vec<Address>, ListenError> {
+) -> Result<Vec<T>, ListenError> {
     let (mut served, mut left_out) = (Vec::new(), Vec::new());
-    for address in addresses {
+    for (address, listener) in opened {
         match lack(&address) {
-            None => served.push(address),
+            None => served.push(listener),
             Some(reason) => left_out.push((address, reason)),
         }
     }
