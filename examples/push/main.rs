@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Readers connect, and serve `Reader` on that connection: nobody can connect to them, nor needs to. A
-//! reader that has gone is forgotten, one that hangs holds up nobody else, and a server that comes back
-//! finds its readers again.
+//! reader that has gone is forgotten, as is one that takes longer than five seconds for an article: the
+//! next article waits for that long. A server that comes back finds its readers again.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
