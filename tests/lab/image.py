@@ -45,6 +45,7 @@ class Image:
             facts = json.load(file)
         self.libraries = set(facts["libraries"])
         self.kernel_package = facts["kernel"]
+        self.kernel_version = facts["kernel_version"]
 
 
 def default_cache():
@@ -145,7 +146,8 @@ def write_image(directory, kernel_package, debs):
             write_initramfs(CpioWriter(file), files, kernel.Modules(tar))
     libraries = [os.path.basename(path) for path in files if os.path.dirname(path) == LIBRARY_DIR]
     with open(os.path.join(directory, "image.json"), "w") as file:
-        json.dump({"kernel": kernel_package, "libraries": sorted(libraries),
+        version = os.path.basename(debs[kernel_package]).split("_")[1]
+        json.dump({"kernel": kernel_package, "kernel_version": version, "libraries": sorted(libraries),
                    "packages": sorted(map(os.path.basename, debs.values()))}, file, indent=1)
 
 
@@ -174,9 +176,9 @@ def is_wanted(package, path):
         return os.path.dirname(path) in BIN_DIRS
     if package in packages.LIBRARIES and package != "ibverbs-providers":
         return os.path.dirname(path) == LIBRARY_DIR
-    # The loader is named by absolute path. Of the providers, Soft-RoCE's is the only device here.
-    return ("ld-linux" in path or "/libibverbs/librxe" in path
-            or path in ("etc/libibverbs.d/rxe.driver", "etc/iproute2/rt_tables"))
+    # The loader is named by absolute path. Of the providers, those of the software devices.
+    return ("ld-linux" in path or "/libibverbs/librxe" in path or "/libibverbs/libsiw" in path
+            or path in ("etc/libibverbs.d/rxe.driver", "etc/libibverbs.d/siw.driver", "etc/iproute2/rt_tables"))
 
 
 def with_libraries(available, wanted):

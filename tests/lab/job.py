@@ -18,7 +18,7 @@ FILE_DIR = "/root"
 class Payload:
     """Programs, files and environment of a run; the same for both machines of a pair."""
 
-    def __init__(self, image, binaries, files, environment, host_libraries=False):
+    def __init__(self, image, binaries, files, environment, host_libraries=False, modules=()):
         self.sources = {}
         # The image's own libraries are one set that fits together, so a host's
         # copy of the same name is left out, unless it is asked for.
@@ -30,6 +30,8 @@ class Payload:
         for spec in files:
             source, target = split_spec(spec, FILE_DIR)
             self._add_tree(target, source)
+        for source, target in modules:
+            self._add(target, source, 0o644)
         self.environment = "".join(export_line(item) for item in environment)
 
     def size(self):

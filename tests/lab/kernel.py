@@ -11,6 +11,8 @@ from errors import LabError
 # rdma_rxe asks for crc32 by its crypto name, which no `depends=` tells.
 BOOT = {
     "rdma": ("crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "dummy"),
+    # What siw needs; the module itself is not Debian's (see siw.py).
+    "siw": ("crc32c_generic", "libcrc32c", "iw_cm"),
     "wire": ("virtio_pci", "virtio_net"),
     "share": ("virtio_pci", "9pnet_virtio", "9p"),
     "snapshot": ("virtio_pci", "virtio_blk"),
@@ -18,7 +20,7 @@ BOOT = {
 # Loaded by tests with `labmod`.
 EXTRA = ("sch_netem", "sch_tbf", "sch_prio", "sch_fq", "veth", "bridge", "tun")
 # Not in every kernel, and not needed by every kernel.
-OPTIONAL = {"crc32_generic"}
+OPTIONAL = {"crc32_generic", "crc32c_generic"}
 
 
 class Modules:
