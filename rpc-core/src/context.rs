@@ -9,6 +9,10 @@
 //! 2. A context is two reference counts at most: making, moving and dropping one never allocates,
 //!    unless there are metadata or extensions.
 
+mod initial;
+#[cfg(test)]
+mod tests;
+
 use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
@@ -21,6 +25,7 @@ use rpc_transport::device::PeerIdentity;
 use rpc_transport::engine::clock;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 
+pub(crate) use self::initial::Begun;
 use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::interceptor::extensions::Extensions;
@@ -51,6 +56,8 @@ struct Extras {
     extensions: Extensions,
     /// What goes with the reply.
     reply: Metadata,
+    /// What goes before the items of a stream, and has not left.
+    initial: Metadata,
     /// The span of the call at the server; `None` without spans.
     trace: Option<TraceParent>,
 }
@@ -81,8 +88,11 @@ enum Caller {
     #[default]
     Unknown,
     Named(Arc<PeerIdentity>),
-    Connected(Arc<ConnectionContext>),
+    // The second lies beside the discriminant.
+    Connected(Arc<ConnectionContext>, Begun),
 }
+
+const _: () = assert!(size_of::<Caller>() == 16, "a context is moved at each poll");
 
 impl Context {
     /// The context of the handler that is being polled on this thread; an empty one elsewhere
@@ -198,7 +208,7 @@ impl Context {
         Self {
             deadline,
             extras: Extras::of(metadata),
-            caller: Caller::Connected(connection_context),
+            caller: Caller::Connected(connection_context, Begun::No),
             method: Some(method),
         }
     }
@@ -268,12 +278,16 @@ impl Context {
         let extras = Self::peek(|context| context.extras.as_deref().cloned());
         let mut extras = extras.ok_or(MetadataError::NoCall)?.unwrap_or_default();
         extras.reply.insert(name, value)?;
+        Self::replace_extras(extras);
+        Ok(())
+    }
+
+    fn replace_extras(extras: Extras) {
         // What is replaced may be the user's, so it is dropped when nothing is borrowed any more.
         let _replaced = CURRENT.try_with(|current| {
             let mut current = current.borrow_mut();
             current.as_mut().map(|context| context.extras.replace(Arc::new(extras)))
         });
-        Ok(())
     }
 
     /// The value of that type which an [interceptor](crate::interceptor) or a layer has put beside
@@ -293,14 +307,14 @@ impl Context {
         match &self.caller {
             Caller::Unknown => None,
             Caller::Named(peer) => Some(peer),
-            Caller::Connected(connection_context) => Some(&connection_context.identity),
+            Caller::Connected(connection_context, _) => Some(&connection_context.identity),
         }
     }
 
     /// The connection that the call came over.
     pub(crate) fn connected(&self) -> Option<&Arc<ConnectionContext>> {
         match &self.caller {
-            Caller::Connected(connection_context) => Some(connection_context),
+            Caller::Connected(connection_context, _) => Some(connection_context),
             Caller::Unknown | Caller::Named(_) => None,
         }
     }
@@ -389,7 +403,7 @@ impl Context {
     #[inline]
     pub(crate) fn min_part_bytes(&self) -> usize {
         match &self.caller {
-            Caller::Connected(connection_context) => connection_context.min_part_bytes,
+            Caller::Connected(connection_context, _) => connection_context.min_part_bytes,
             Caller::Unknown | Caller::Named(_) => usize::MAX,
         }
     }
@@ -461,7 +475,7 @@ impl<F: Future<Output = Reply>> Future for Served<F> {
         let polled = scoped.as_mut().poll(cx);
         match (&*scoped.project().context, polled) {
             (Some(Context { extras: Some(extras), .. }), Poll::Ready(reply)) => {
-                Poll::Ready(reply.with_metadata(&extras.reply))
+                Poll::Ready(reply.with_metadata(&extras.initial).with_metadata(&extras.reply))
             }
             (_, polled) => polled,
         }
@@ -501,100 +515,4 @@ impl<F: Future> Future for Scoped<F> {
 /// runs.
 pub(crate) fn copy_to_own_pool(bytes: &[u8]) -> Option<Bulk> {
     Context::current().bulk_pool()?.copy_of(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::pin::pin;
-    use std::task::Waker;
-
-    use super::*;
-
-    fn named(name: &str) -> Context {
-        let mut metadata = Metadata::new();
-        metadata.insert("name", name.to_owned()).unwrap();
-        Context::new().with_metadata(metadata)
-    }
-
-    fn current_name() -> Option<String> {
-        let context = Context::try_current()?;
-        Some(context.metadata().text("name").unwrap_or_default().to_owned())
-    }
-
-    fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
-        future.poll(&mut task::Context::from_waker(Waker::noop()))
-    }
-
-    #[test]
-    fn a_context_is_current_only_while_its_future_is_polled() {
-        let mut yielded = false;
-        let mut future = pin!(named("a").scope(std::future::poll_fn(|_| {
-            assert_eq!(current_name().as_deref(), Some("a"));
-            if std::mem::replace(&mut yielded, true) { Poll::Ready(()) } else { Poll::Pending }
-        })));
-        assert_eq!(current_name(), None);
-        assert!(poll(future.as_mut()).is_pending());
-        assert_eq!(current_name(), None, "between polls");
-        assert!(poll(future.as_mut()).is_ready());
-        assert_eq!(current_name(), None);
-        assert_eq!(Context::current().deadline(), None);
-        assert_eq!(Context::current().method_name(), "");
-    }
-
-    #[test]
-    fn contexts_nest() {
-        let inner = async {
-            assert_eq!(current_name().as_deref(), Some("inner"));
-        };
-        let outer = async {
-            assert_eq!(current_name().as_deref(), Some("outer"));
-            let mut inner = pin!(named("inner").scope(inner));
-            assert!(poll(inner.as_mut()).is_ready());
-            assert_eq!(current_name().as_deref(), Some("outer"));
-        };
-        assert!(poll(pin!(named("outer").scope(outer))).is_ready());
-    }
-
-    #[test]
-    fn a_panic_puts_the_previous_context_back() {
-        let outer = async {
-            let mut inner = pin!(named("inner").scope(async { panic!("on purpose") }));
-            catch_unwind(AssertUnwindSafe(|| poll(inner.as_mut()))).unwrap_err();
-            assert_eq!(current_name().as_deref(), Some("outer"));
-        };
-        assert!(poll(pin!(named("outer").scope(outer))).is_ready());
-        assert_eq!(current_name(), None);
-    }
-
-    #[test]
-    fn a_context_follows_its_future_to_another_thread() {
-        let mut yielded = false;
-        let mut future = Box::pin(named("a").scope(std::future::poll_fn(move |_| {
-            if std::mem::replace(&mut yielded, true) {
-                Poll::Ready(current_name())
-            } else {
-                Poll::Pending
-            }
-        })));
-        assert!(poll(future.as_mut()).is_pending());
-        let there = std::thread::spawn(move || poll(future.as_mut())).join().unwrap();
-        assert_eq!(there, Poll::Ready(Some("a".to_owned())));
-    }
-
-    #[test]
-    fn calls_inherit_the_deadline() {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let context = Context::new().with_deadline(Some(deadline));
-        let seen = poll(pin!(context.scope(async { Context::current_deadline() })));
-        assert_eq!(seen, Poll::Ready(Some(deadline)));
-        assert_eq!(Context::current_deadline(), None);
-    }
-
-    #[test]
-    fn a_past_deadline_leaves_no_time() {
-        let context = Context::new().with_deadline(Some(Instant::now()));
-        assert_eq!(context.remaining(), Some(Duration::ZERO));
-        assert_eq!(Context::new().remaining(), None);
-    }
 }

@@ -273,6 +273,18 @@ pub enum MetadataError {
          handler has spawned has no reply"
     )]
     NoCall,
+    /// Initial metadata that is set when what was set before has left.
+    #[error(
+        "the initial metadata has left: set all of it before the handler first waits, or send this \
+         with the reply by `Context::set_reply_metadata`"
+    )]
+    InitialTwice,
+    /// Initial metadata that is set when the stream has begun.
+    #[error(
+        "the first item, or the end, of the stream has left, and initial metadata goes before it: send \
+         this with the reply by `Context::set_reply_metadata`"
+    )]
+    InitialLate,
     /// More than [`MAX_ENTRIES`].
     #[error("metadata of a call has more than {MAX_ENTRIES} entries")]
     TooMany,

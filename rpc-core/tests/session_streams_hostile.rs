@@ -80,7 +80,10 @@ fn request(id: WireId, streams: CallStreams) -> Vec<u8> {
 fn item(id: WireId, results: bool, number: u32, len: usize) -> Vec<u8> {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(&vec![7; len]);
-    wire::prepend_item(&mut frame, &ItemHead { id, results, number, has_parts: false });
+    wire::prepend_item(
+        &mut frame,
+        &ItemHead { id, results, number, has_parts: false, is_metadata: false },
+    );
     frame.to_vec()
 }
 
@@ -179,6 +182,69 @@ fn a_stream_that_is_not_read_holds_its_window_and_one_item() {
         _ => None,
     });
     assert_eq!(read.sum::<usize>(), 120);
+}
+
+fn metadata(number: u32, len: usize) -> Vec<u8> {
+    let mut frame = OutBuf::new();
+    frame.extend_from_slice(&vec![7; len]);
+    let (has_parts, is_metadata) = (false, true);
+    let head = ItemHead { id: ID, results: true, number, has_parts, is_metadata };
+    wire::prepend_item(&mut frame, &head);
+    frame.to_vec()
+}
+
+/// Initial metadata comes once, before all items, and has a bound; it takes credit as an item does.
+#[test]
+fn initial_metadata_that_breaks_a_rule_has_its_own_error() {
+    let (mut client, _) = client_with(RESULTS);
+    take(&mut client, &metadata(0, 9)).expect("correct");
+    let twice = SessionError::InitialMetadataTwice(ID);
+    assert_eq!(error(&mut client, &metadata(0, 9)), twice);
+    let (mut client, _) = client_with(RESULTS);
+    take(&mut client, &metadata(0, 9)).expect("correct");
+    assert_eq!(error(&mut client, &metadata(1, 9)), twice);
+
+    let (mut client, _) = client_with(RESULTS);
+    take(&mut client, &item(ID, true, 0, 1)).expect("correct");
+    let late = SessionError::InitialMetadataLate(ID);
+    assert_eq!(error(&mut client, &metadata(1, 9)), late);
+    let (mut client, _) = client_with(RESULTS);
+    take(&mut client, &item(ID, true, 0, 1)).expect("correct");
+    assert_eq!(error(&mut client, &metadata(0, 9)), SessionError::ItemRepeated(ID));
+
+    let (mut client, _) = client_with(RESULTS);
+    take(&mut client, &metadata(0, 65_535)).expect("as long as it may be");
+    assert_eq!(error(&mut client, &item(ID, true, 1, 1)), SessionError::ItemBeyondCredit(ID));
+    let (mut client, _) = client_with(RESULTS);
+    let too_long = SessionError::from(WireError::MetadataTooLong(65_536));
+    assert_eq!(error(&mut client, &metadata(0, 65_536)), too_long);
+    let empty = SessionError::from(WireError::EmptyBlock(Kind::StreamData));
+    assert_eq!(error(&mut client, &metadata(0, 0)), empty);
+
+    let (mut server, _) = server_with(ARGUMENTS);
+    let mut of_arguments = metadata(0, 9);
+    of_arguments[1] = 4;
+    let conflict = SessionError::from(WireError::ItemFlagsConflict(4));
+    assert_eq!(error(&mut server, &of_arguments), conflict);
+    let mut of_parts = metadata(0, 9);
+    of_parts[1] = 0x15;
+    let conflict = SessionError::from(WireError::ItemFlagsConflict(0x15));
+    assert_eq!(error(&mut server, &of_parts), conflict);
+}
+
+/// Its place is in front of the items, in whatever order the lanes of the link bring it.
+#[test]
+fn initial_metadata_that_items_have_overtaken_is_read_first() {
+    let (mut client, id) = client_with(RESULTS);
+    take(&mut client, &item(ID, true, 1, 1)).expect("the metadata is on its way");
+    assert!(matches!(client.take_item(id), ReadItem::Pending));
+    take(&mut client, &metadata(0, 9)).expect("correct");
+    let marked = |client: &mut End| match client.take_item(id) {
+        ReadItem::Item(item) => (item.marked().len(), item.len()),
+        other => panic!("no item but {other:?}"),
+    };
+    assert_eq!(marked(&mut client), (9, 9));
+    assert_eq!(marked(&mut client), (0, 1));
 }
 
 #[test]

@@ -47,7 +47,8 @@ fn response_of(head: &ResponseHead, bytes: &[u8]) -> Vec<u8> {
     frame.to_vec()
 }
 
-const ITEM: ItemHead = ItemHead { id: ID, results: false, number: 0x3132_3334, has_parts: false };
+const ITEM: ItemHead =
+    ItemHead { id: ID, results: false, number: 0x3132_3334, has_parts: false, is_metadata: false };
 
 fn item(head: &ItemHead, bytes: &[u8]) -> Vec<u8> {
     let mut frame = body(bytes);
@@ -167,6 +168,11 @@ fn golden() -> Vec<(Vec<u8>, &'static str, Frame)> {
             item(&ItemHead { results: true, ..ITEM }, b"item"),
             "06010000 34333231 04030201 08070605 6974656d",
             Frame::Item(ItemHead { results: true, ..ITEM }),
+        ),
+        (
+            item(&ItemHead { results: true, is_metadata: true, ..ITEM }, b"md"),
+            "06050000 34333231 04030201 08070605 6d64",
+            Frame::Item(ItemHead { results: true, is_metadata: true, ..ITEM }),
         ),
         (
             wire::half_close(ID, 0x3132_3334).to_vec(),
@@ -452,6 +458,8 @@ fn a_cut_frame_is_refused_or_has_less_body() {
                 ..
             }) => details_bytes as usize + usize::from(metadata_bytes),
             Frame::Response(head) => usize::from(head.metadata_bytes),
+            // Some of it, as its length is not told.
+            Frame::Item(head) => usize::from(head.is_metadata),
             _ => 0,
         };
         for len in 0..bytes.len() {

@@ -98,7 +98,9 @@ impl Peer {
                 }
                 _ if known.streams.results => {
                     known.number += 1;
-                    item(ItemHead { id, results: true, number, has_parts: false }, &bytes)
+                    let is_metadata = number == 0 && bytes.len() % 2 == 1;
+                    let (results, has_parts) = (true, false);
+                    item(ItemHead { id, results, number, has_parts, is_metadata }, &bytes)
                 }
                 _ => {
                     self.yours.remove(at);
@@ -131,7 +133,10 @@ impl Peer {
             }
             _ if known.streams.arguments => {
                 known.number += 1;
-                item(ItemHead { id, results: false, number, has_parts: false }, &bytes)
+                item(
+                    ItemHead { id, results: false, number, has_parts: false, is_metadata: false },
+                    &bytes,
+                )
             }
             _ => wire::cancel(id),
         }
@@ -184,7 +189,10 @@ fn frame(rng: &mut Rng) -> OutBuf {
     match rng.below(12) {
         0..=1 => request(id, streams(rng), &bytes),
         2 => response(id, few, &bytes),
-        3..=6 => item(ItemHead { id, results, number, has_parts: false }, &bytes),
+        3..=6 => {
+            let (has_parts, is_metadata) = (false, rng.chance(5));
+            item(ItemHead { id, results, number, has_parts, is_metadata }, &bytes)
+        }
         7 => wire::half_close(id, number),
         8 => wire::reset(id, code.max(1)),
         9 => {

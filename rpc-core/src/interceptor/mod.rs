@@ -27,8 +27,8 @@ pub(crate) mod server;
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rpc_transport::engine::clock;
@@ -91,6 +91,7 @@ pub(crate) struct ItemCounters {
     received_bytes: AtomicU64,
     sent: AtomicU64,
     sent_bytes: AtomicU64,
+    initial: OnceLock<Metadata>,
 }
 
 impl ItemCounters {
@@ -102,6 +103,10 @@ impl ItemCounters {
     pub(crate) fn on_sent(&self, bytes: u64) {
         self.sent.fetch_add(1, Ordering::Relaxed);
         self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn on_initial(&self, metadata: Metadata) {
+        let _ = self.initial.set(metadata);
     }
 
     fn counts(&self) -> ItemCounts {
@@ -201,6 +206,14 @@ impl Ended<'_> {
             Ending::Status(status) => status.metadata().clone(),
             _ => Metadata::decode(self.reply.metadata()).unwrap_or_default(),
         }
+    }
+
+    /// The metadata that went before the items of its results; see
+    /// [`Context::set_initial_metadata`](crate::Context::set_initial_metadata). Of a client's stream it is
+    /// empty if the stream was dropped before any of it was read.
+    #[must_use]
+    pub fn initial_metadata(&self) -> Metadata {
+        self.items.and_then(|items| items.initial.get()).cloned().unwrap_or_default()
     }
 
     /// The items of its streams.

@@ -400,6 +400,12 @@ impl<W, H> Session<W, H> {
         self.peer.is_some_and(|hello| hello.features & wire::FEATURE_REPLY_METADATA != 0)
     }
 
+    /// Whether the peer takes metadata in front of the items of results.
+    #[must_use]
+    pub fn takes_initial_metadata(&self) -> bool {
+        self.peer.is_some_and(|hello| hello.features & wire::FEATURE_INITIAL_METADATA != 0)
+    }
+
     pub(super) fn expire_incoming(&mut self, slot: u32, now: Instant) {
         if self.streams.live_incoming != 0 && self.restart_incoming(slot, now) {
             return;

@@ -62,6 +62,12 @@ pub enum SessionError {
     /// The callee said twice that it has a call.
     #[error("a call opened twice, slot {}", .0.slot)]
     OpenedTwice(WireId),
+    /// A second item is said to be the initial metadata.
+    #[error("initial metadata of a stream twice, slot {}", .0.slot)]
+    InitialMetadataTwice(WireId),
+    /// The initial metadata has a number that says that items went before.
+    #[error("initial metadata of a stream behind items, slot {}", .0.slot)]
+    InitialMetadataLate(WireId),
     /// A receiver stopped a stream twice.
     #[error("a stream stopped twice, slot {}", .0.slot)]
     StopTwice(WireId),

@@ -201,7 +201,7 @@ impl<W, H> Session<W, H> {
             min_version: wire::VERSION,
             max_version: wire::VERSION,
             max_calls: self.limits.max_incoming_calls,
-            features: wire::FEATURE_REPLY_METADATA,
+            features: wire::FEATURE_REPLY_METADATA | wire::FEATURE_INITIAL_METADATA,
             stream_window: self.streams.window(),
         }));
     }

@@ -38,6 +38,16 @@ impl<T, R, E, U> BlockingStreaming<T, R, E, U> {
 }
 
 impl<T, R, E: From<Status>, U: Pump> BlockingStreaming<T, R, E, U> {
+    /// As [`Streaming::initial_metadata`]: waits for it.
+    ///
+    /// # Panics
+    /// On a thread that drives asynchronous tasks.
+    pub fn initial_metadata(&mut self) -> &Metadata {
+        refuse_inside_a_runtime();
+        let Self { stream, driver } = self;
+        driver.wait(stream.initial_metadata())
+    }
+
     /// As [`Streaming::finish`].
     ///
     /// # Errors

@@ -12,7 +12,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::task::{Context, Poll};
+use std::task::{self, Poll};
 
 use futures::Stream;
 use rpc_transport::message::outgoing::OutBuf;
@@ -22,7 +22,7 @@ use super::line::{Line, NotTaken, Streams};
 use super::producer::{Producer, Step};
 use super::receive::Streaming;
 use crate::codec::{Codec, Placement, Pool};
-use crate::context::copy_to_own_pool;
+use crate::context::{Begun, Context, copy_to_own_pool};
 use crate::service::coding::unencodable_item;
 use crate::service::{MethodDescriptor, Reply};
 use crate::session::StreamId;
@@ -69,7 +69,7 @@ impl Port {
         encode: Encode<S::Item>,
     ) -> Result<(), Reply> {
         let mut stream = pin!(stream);
-        let next = |cx: &mut Context<'_>| {
+        let next = |cx: &mut task::Context<'_>| {
             stream.as_mut().poll_next(cx).map(|item| item.map_or(Next::End(()), Next::Item))
         };
         self.send_all(method, next, encode).await
@@ -89,7 +89,7 @@ impl Port {
         S: Stream<Item = Result<T, E>>,
     {
         let mut stream = pin!(stream);
-        let next = |cx: &mut Context<'_>| {
+        let next = |cx: &mut task::Context<'_>| {
             stream.as_mut().poll_next(cx).map(|item| match item {
                 Some(Ok(item)) => Next::Item(item),
                 Some(Err(error)) => Next::End(Err(error)),
@@ -110,7 +110,7 @@ impl Port {
         encode: Encode<P::Item>,
     ) -> Result<P::Output, Reply> {
         let mut producer = pin!(producer);
-        let next = |cx: &mut Context<'_>| {
+        let next = |cx: &mut task::Context<'_>| {
             producer.as_mut().poll_step(cx).map(|step| match step {
                 Step::Item(item) => Next::Item(item),
                 Step::LastItem(item, output) => Next::LastItem(item, output),
@@ -127,11 +127,13 @@ impl Port {
         encode: Encode<T>,
     ) -> impl Future<Output = Result<R, Reply>> + use<'a, T, R, N>
     where
-        N: FnMut(&mut Context<'_>) -> Poll<Next<T, R>>,
+        N: FnMut(&mut task::Context<'_>) -> Poll<Next<T, R>>,
     {
         let (waiting, output) = (None, None);
+        let (is_accepted, has_begun, behind) = (false, false, None);
+        let port = self;
         let mut sending =
-            Sending { port: self, method, next, encode, waiting, output, is_accepted: false };
+            Sending { port, method, next, encode, waiting, behind, output, is_accepted, has_begun };
         poll_fn(move |cx| sending.poll(cx))
     }
 }
@@ -150,46 +152,72 @@ struct Sending<'a, T, R, N> {
     encode: Encode<T>,
     /// An item that waits for room.
     waiting: Option<OutBuf>,
-    /// What comes behind it, if it is the last.
+    /// The first item, while `waiting` is the initial metadata.
+    behind: Option<OutBuf>,
+    /// What comes behind both, if there are no more.
     output: Option<R>,
     is_accepted: bool,
+    /// The first item or the end was there, so that no metadata goes before it any more.
+    has_begun: bool,
 }
 
 impl<T, R, N> Sending<'_, T, R, N>
 where
-    N: FnMut(&mut Context<'_>) -> Poll<Next<T, R>>,
+    N: FnMut(&mut task::Context<'_>) -> Poll<Next<T, R>>,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<R, Reply>> {
+    fn poll(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<R, Reply>> {
         let Some(line) = self.port.line() else {
             return Poll::Ready(Err(no_connection(self.method)));
         };
         let line = line.by_ref();
         loop {
-            if self.waiting.is_some()
-                && let Err(why) = std::task::ready!(line.poll_send(cx, &mut self.waiting))
-            {
-                self.waiting = None;
-                return Poll::Ready(Err(not_sent(self.method, why)));
+            while self.waiting.is_some() {
+                if let Err(why) = std::task::ready!(line.poll_send(cx, &mut self.waiting)) {
+                    (self.waiting, self.behind) = (None, None);
+                    return Poll::Ready(Err(not_sent(self.method, why)));
+                }
+                self.waiting = self.behind.take();
             }
             if let Some(output) = self.output.take() {
                 return Poll::Ready(Ok(output));
             }
             let step = std::task::ready!(tokio::task::coop::poll_proceed(cx));
             let next = (self.next)(cx);
-            if next.is_pending() && !self.is_accepted {
-                self.is_accepted = true;
-                if let StreamId::Incoming(id) = line.id {
-                    // A caller that is gone has the handler stopped.
-                    let _ = line.with(|peer| peer.session.accept(id));
+            if next.is_pending() && !self.has_begun {
+                self.waiting = self.initial_metadata();
+                if self.waiting.is_some() {
+                    match line.poll_send(cx, &mut self.waiting) {
+                        // The stream has the task woken.
+                        Poll::Ready(Ok(())) | Poll::Pending => return Poll::Pending,
+                        Poll::Ready(Err(why)) => {
+                            self.waiting = None;
+                            return Poll::Ready(Err(not_sent(self.method, why)));
+                        }
+                    }
+                }
+                if !self.is_accepted {
+                    self.is_accepted = true;
+                    if let StreamId::Incoming(id) = line.id {
+                        // A caller that is gone has the handler stopped.
+                        let _ = line.with(|peer| peer.session.accept(id));
+                    }
                 }
             }
             let next = std::task::ready!(next);
             step.made_progress();
+            let before = match self.has_begun {
+                true => None,
+                false => self.begin(),
+            };
             let item = match next {
                 Next::Item(item) => item,
                 Next::LastItem(item, output) => {
                     self.output = Some(output);
                     item
+                }
+                Next::End(output) if before.is_some() => {
+                    (self.waiting, self.output) = (before, Some(output));
+                    continue;
                 }
                 Next::End(output) => return Poll::Ready(Ok(self.accepted(output))),
             };
@@ -202,7 +230,10 @@ where
                     {
                         counters.on_sent(frame.total_len());
                     }
-                    self.waiting = Some(frame);
+                    match before {
+                        None => self.waiting = Some(frame),
+                        before => (self.waiting, self.behind) = (before, Some(frame)),
+                    }
                 }
                 Err(error) => {
                     let status = unencodable_item(self.method, error);
@@ -210,6 +241,37 @@ where
                 }
             }
         }
+    }
+
+    /// Before the first item, or the end: the initial metadata, if there is any.
+    fn begin(&mut self) -> Option<OutBuf> {
+        self.has_begun = true;
+        let before = self.initial_metadata();
+        Context::set_begun(Begun::Items);
+        before
+    }
+
+    /// The initial metadata, if there is any that has not left.
+    #[inline]
+    fn initial_metadata(&mut self) -> Option<OutBuf> {
+        if Context::has_initial() { self.take_initial_metadata() } else { None }
+    }
+
+    #[cold]
+    fn take_initial_metadata(&mut self) -> Option<OutBuf> {
+        let line = self.port.line()?;
+        // Else it goes with the reply.
+        line.by_ref().with(|peer| peer.session.takes_initial_metadata()).filter(|takes| *takes)?;
+        self.is_accepted = true;
+        let metadata = Context::take_initial();
+        let mut encoded = OutBuf::new();
+        metadata.encode(&mut encoded);
+        let mut frame = OutBuf::new();
+        frame.prepend_marked(&encoded);
+        if let Some(counters) = &line.counters {
+            counters.on_initial(metadata);
+        }
+        Some(frame)
     }
 
     /// The stream's end, behind the news that the call was accepted: an error that is its first

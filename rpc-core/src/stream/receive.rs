@@ -83,6 +83,11 @@ struct Results<R, E, U> {
     upload: U,
     /// Came with the end.
     metadata: Metadata,
+    /// Came before the items.
+    initial: Metadata,
+    /// The first thing has been read: the initial metadata, or what is kept in `first`.
+    has_begun: bool,
+    first: Option<Read<R, E>>,
 }
 
 impl<T> Streaming<T> {
@@ -112,6 +117,9 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
             decode_end,
             upload,
             metadata: Metadata::new(),
+            initial: Metadata::new(),
+            has_begun: false,
+            first: None,
         }));
         Self { side, codec, method, decode, end: None, output: None }
     }
@@ -127,13 +135,14 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
     /// read: behind the last item, and with an error.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
-        static NONE: Metadata = Metadata::new();
         match &self.side {
             Side::Results(results) => &results.metadata,
-            Side::Arguments(_) => &NONE,
+            Side::Arguments(_) => &NO_METADATA,
         }
     }
 }
+
+static NO_METADATA: Metadata = Metadata::new();
 
 /// What was read.
 enum Read<R, E> {
@@ -150,6 +159,24 @@ impl<T, R, E: From<Status>, U: Pump> Streaming<T, R, E, U> {
     #[allow(clippy::should_implement_trait, reason = "the name that users of streams expect")]
     pub fn next(&mut self) -> impl Future<Output = Option<Result<T, E>>> + use<'_, T, R, E, U> {
         poll_fn(|cx| self.poll_item(cx))
+    }
+
+    /// The metadata that the server has sent before the first item
+    /// ([`Context::set_initial_metadata`](crate::Context::set_initial_metadata)); empty if it sent
+    /// none. Waits until it, the first item or the end has come, and takes nothing of the items. Of
+    /// arguments it is empty.
+    pub async fn initial_metadata(&mut self) -> &Metadata {
+        poll_fn(|cx| match &mut self.side {
+            Side::Results(results) if self.end.is_none() && !results.has_begun => {
+                results.poll_begin(cx)
+            }
+            _ => Poll::Ready(()),
+        })
+        .await;
+        match &self.side {
+            Side::Results(results) => &results.initial,
+            Side::Arguments(_) => &NO_METADATA,
+        }
     }
 
     /// The next item, for `while let Some(item) = stream.try_next().await?`.
@@ -239,7 +266,46 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
 }
 
 impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
+    #[inline]
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Read<R, E>> {
+        if !self.has_begun {
+            std::task::ready!(self.poll_begin(cx));
+        }
+        match self.first.take() {
+            Some(first) => Poll::Ready(first),
+            None => self.poll_next_read(cx),
+        }
+    }
+
+    /// Reads the first thing.
+    #[cold]
+    fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let read = std::task::ready!(self.poll_next_read(cx));
+        self.has_begun = true;
+        self.first = match read {
+            Read::Item(message) if !message.marked().is_empty() => {
+                match Metadata::decode(message.marked()) {
+                    Ok(metadata) => {
+                        if let Some(counters) = self.call.item_counters() {
+                            counters.on_initial(metadata.clone());
+                        }
+                        self.initial = metadata;
+                        None
+                    }
+                    Err(error) => {
+                        let name = self.call.method().name;
+                        let text = format!("{name}: in the initial metadata, {error}");
+                        self.call.cancel();
+                        Some(Read::Failed(StreamEnd::Stopped, Status::internal(text).into()))
+                    }
+                }
+            }
+            read => Some(read),
+        };
+        Poll::Ready(())
+    }
+
+    fn poll_next_read(&mut self, cx: &mut Context<'_>) -> Poll<Read<R, E>> {
         if let Some(pumped) = self.call.pumped() {
             // Pending or not: items may have arrived.
             let _ = self.upload.poll_pump(cx, &pumped);
@@ -247,7 +313,9 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
         if let Some(line) = self.call.line()
             && let Some(ReadItem::Item(message)) = std::task::ready!(line.poll_item(cx))
         {
-            if let Some(counters) = self.call.item_counters() {
+            if let Some(counters) = self.call.item_counters()
+                && message.marked().is_empty()
+            {
                 counters.on_received(message.len() as u64 + message.tail_bytes());
             }
             return Poll::Ready(Read::Item(message));

@@ -89,6 +89,12 @@ pub enum WireError {
     /// streams that cannot be cancelled.
     #[error("request flags {0:#04x} contradict each other")]
     RequestFlagsConflict(u8),
+    /// Metadata that is an item of arguments, or has parts.
+    #[error("item flags {0:#04x} contradict each other")]
+    ItemFlagsConflict(u8),
+    /// Initial metadata longer than [`MAX_METADATA_BYTES`](super::MAX_METADATA_BYTES).
+    #[error("initial metadata of {0} bytes, of which there are {max} at most", max = super::MAX_METADATA_BYTES)]
+    MetadataTooLong(usize),
     /// A frame about streams is shorter than its fields.
     #[error("a frame of kind {0:?} is cut short")]
     StreamFrameTruncated(Kind),

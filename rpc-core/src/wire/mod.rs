@@ -41,6 +41,8 @@ const STREAM_WINDOW_BYTES: usize = 8;
 pub const FEATURE_STREAMS: u64 = 1;
 /// Feature bit of a hello: its sender understands metadata in responses.
 pub const FEATURE_REPLY_METADATA: u64 = 2;
+/// Feature bit of a hello: its sender understands metadata in front of the items of results.
+pub const FEATURE_INITIAL_METADATA: u64 = 4;
 /// Longest metadata block, bytes.
 pub const MAX_METADATA_BYTES: usize = u16::MAX as usize;
 /// The session version that this code speaks, and the only one.

@@ -7,8 +7,8 @@
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::{
-    CallStreams, Frame, HEADER_BYTES, Header, Kind, PARTS, STREAM_WINDOW_BYTES, StreamWindow,
-    WireError, WireId, bare, check_no_body, code, header, parts, request_flag, take,
+    CallStreams, Frame, HEADER_BYTES, Header, Kind, MAX_METADATA_BYTES, PARTS, STREAM_WINDOW_BYTES,
+    StreamWindow, WireError, WireId, bare, check_no_body, code, header, parts, request_flag, take,
 };
 
 mod flag {
@@ -16,6 +16,8 @@ mod flag {
     pub(super) const RESULTS: u8 = 0x01;
     /// Of opened: the callee has accepted the call.
     pub(super) const ACCEPTED: u8 = 0x01;
+    /// Of an item of results: it is the initial metadata.
+    pub(super) const METADATA: u8 = 0x04;
 }
 
 /// An item's head.
@@ -29,6 +31,8 @@ pub struct ItemHead {
     pub number: u32,
     /// The body starts with a PARTS block: some of it is in the message's tail.
     pub has_parts: bool,
+    /// Of results: it is no item of the method's, but the initial metadata.
+    pub is_metadata: bool,
 }
 
 pub(super) fn item_head(header: &Header, id: WireId) -> ItemHead {
@@ -37,6 +41,7 @@ pub(super) fn item_head(header: &Header, id: WireId) -> ItemHead {
         results: header.flags & flag::RESULTS != 0,
         number: header.method,
         has_parts: header.flags & PARTS != 0,
+        is_metadata: header.flags & flag::METADATA != 0,
     }
 }
 
@@ -46,13 +51,28 @@ pub(super) fn parse_item(
     rest: &[u8],
     tail_bytes: u64,
 ) -> Result<(Frame, usize), WireError> {
-    header.check_flags(flag::RESULTS | PARTS)?;
+    header.check_flags(flag::RESULTS | flag::METADATA | PARTS)?;
     header.check_unused(header.codec_or_status == 0)?;
     let head = item_head(header, header.call()?);
+    if head.is_metadata {
+        check_metadata(&head, header.flags, rest.len())?;
+    }
     if head.has_parts {
         parts::check(Kind::StreamData, rest, tail_bytes)?;
     }
     Ok((Frame::Item(head), HEADER_BYTES))
+}
+
+#[cold]
+fn check_metadata(head: &ItemHead, flags: u8, len: usize) -> Result<(), WireError> {
+    if !head.results || head.has_parts {
+        return Err(WireError::ItemFlagsConflict(flags));
+    }
+    match len {
+        0 => Err(WireError::EmptyBlock(Kind::StreamData)),
+        1..=MAX_METADATA_BYTES => Ok(()),
+        _ => Err(WireError::MetadataTooLong(len)),
+    }
 }
 
 /// Reads every frame about streams except items.
@@ -135,6 +155,9 @@ pub fn prepend_item(body: &mut OutBuf, head: &ItemHead) {
     let mut flags = if head.results { flag::RESULTS } else { 0 };
     if head.has_parts {
         flags |= PARTS;
+    }
+    if head.is_metadata {
+        flags |= flag::METADATA;
     }
     body.prepend(&header(Kind::StreamData, flags, 0, head.number, head.id));
 }

@@ -82,6 +82,7 @@ mod health;
 mod hostile_client;
 mod hostile_server;
 mod idle;
+mod initial_metadata;
 mod interceptors;
 mod interop;
 mod late_writes;

@@ -95,6 +95,9 @@ impl<W, H> Session<W, H> {
         message.advance(head_bytes);
         let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
         stream.touch(now);
+        if head.is_metadata {
+            stream.mark_metadata(&head, &mut message)?;
+        }
         let len = counted(&message);
         let more = stream.reader.arrive(head.id, head.number, len, message)?;
         let was = stream.opened;

@@ -45,8 +45,8 @@ use self::rules::Rules;
 pub use self::rules::{Broken, Rules};
 pub use self::types::{NotSent, ReadItem, SendError, StreamEnd, StreamId, StreamLimits};
 use self::writer::{Writer, WriterState};
-use super::CallId;
-use crate::wire::{CallStreams, Hello, ReplyKind, ResponseHead, StreamWindow, WireId};
+use super::{CallId, SessionError};
+use crate::wire::{CallStreams, Hello, ItemHead, ReplyKind, ResponseHead, StreamWindow, WireId};
 
 /// What a frame takes in the link at least, for the bound of its queue, bytes.
 const LEAST_FRAME_BYTES: u64 = 64;
@@ -110,6 +110,8 @@ pub(super) struct StreamCall<W> {
     late_stop: Option<u8>,
     /// Of the caller: the response said so.
     was_reset: bool,
+    /// Of the caller: the initial metadata has come.
+    has_metadata: bool,
     /// The answer, behind items that wait for credit.
     held_reply: Option<(ReplyKind, OutBuf)>,
     /// The response, which has overtaken items.
@@ -123,6 +125,25 @@ impl<W> StreamCall<W> {
         if let Some(idle) = &mut self.idle {
             idle.since = now();
         }
+    }
+
+    /// Marks the initial metadata, for the reader to know it. It is an item like others, so that it is
+    /// bounded and keeps its place as they do.
+    #[cold]
+    fn mark_metadata(
+        &mut self,
+        head: &ItemHead,
+        message: &mut Message,
+    ) -> Result<(), SessionError> {
+        if std::mem::replace(&mut self.has_metadata, true) {
+            return Err(SessionError::InitialMetadataTwice(head.id));
+        }
+        if head.number != 0 {
+            return Err(SessionError::InitialMetadataLate(head.id));
+        }
+        // Parsing has checked that it is not longer.
+        message.mark(u16::try_from(message.len()).unwrap_or(u16::MAX));
+        Ok(())
     }
 
     /// Whether something could be sent now.
@@ -299,6 +320,7 @@ impl<W> Streams<W> {
             late_reset: None,
             late_stop: None,
             was_reset: false,
+            has_metadata: false,
             held_reply: None,
             held_response: None,
         };

@@ -59,8 +59,10 @@ impl<W, H> Session<W, H> {
             let tag = if follows_request { tag(wire, results) } else { 0 };
             return Some(Transmit { urgent: !follows_request, tag, frame });
         };
-        let has_parts = frame.tail_len() != 0;
-        wire::prepend_item(&mut frame, &ItemHead { id: wire, results, number, has_parts });
+        let (has_parts, metadata_bytes) = frame.marks();
+        let is_metadata = metadata_bytes != 0;
+        let head = ItemHead { id: wire, results, number, has_parts, is_metadata };
+        wire::prepend_item(&mut frame, &head);
         let is_done = stream.writer.is_empty() && stream.held_reply.is_some();
         let wakes = stream.write_waiter.is_some() && stream.writer.check(true).is_ok();
         if wakes {
