@@ -2,28 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod interrupted;
+mod sample;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
-use tests::example::{Ended, LIMIT, Scratch, Serving, command, run};
-use tokio::process::Child;
+use tests::example::{Ended, Scratch, Serving, command, run};
 
-/// Bytes of the large file of a sample: several blocks, and no multiple of anything.
-const LARGE_BYTES: usize = 3_500_001;
-/// Bytes of the file that is interrupted, and how fast it goes, so that there is a middle.
-const INTERRUPTED_BYTES: usize = 40 << 20;
-const SLOWLY: &str = "16M";
-/// How much of it is there when it is interrupted. More than the eight blocks that are on their way
-/// at once and come in any order: the first four are there then.
-const MIDDLE_BYTES: u64 = 12 << 20;
+use crate::sample::{LARGE_BYTES, assert_same, random_bytes, write_sample};
 
 async fn serve(addresses: &[&str], dir: &Path) -> Serving {
     let words = addresses.iter().map(OsStr::new);
@@ -39,110 +32,9 @@ fn shm_name(test: &str) -> String {
     format!("shm://transfer-tree-{test}-{}", std::process::id())
 }
 
-fn random_bytes(count: usize, seed: u64) -> Vec<u8> {
-    let mut random = seed | 1;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random.to_le_bytes()
-    };
-    (0..count.div_ceil(8)).flat_map(|_| next()).take(count).collect()
-}
-
 fn kill(pid: Option<u32>, signal: Signal) {
     let pid = pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw).unwrap();
     kill_process(pid, signal).unwrap();
-}
-
-/// What a tree holds: for each path its kind, mode, time and content.
-type Tree = BTreeMap<PathBuf, (&'static str, u32, (i64, i64), Vec<u8>)>;
-
-fn read(root: &Path) -> Tree {
-    let mut tree = Tree::new();
-    let mut pending = vec![root.to_owned()];
-    while let Some(path) = pending.pop() {
-        let metadata = fs::symlink_metadata(&path).unwrap();
-        let (kind, content) = if metadata.is_dir() {
-            pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-            ("directory", Vec::new())
-        } else if metadata.is_symlink() {
-            ("link", fs::read_link(&path).unwrap().into_os_string().into_vec())
-        } else {
-            assert!(metadata.is_file(), "{path:?}");
-            ("file", fs::read(&path).unwrap())
-        };
-        let time = (metadata.mtime(), metadata.mtime_nsec());
-        let below = path.strip_prefix(root).unwrap().to_owned();
-        tree.insert(below, (kind, metadata.mode() & 0o7777, time, content));
-    }
-    tree
-}
-
-/// Compares entry by entry, so that a difference can be read.
-#[track_caller]
-fn assert_same(one: &Path, other: &Path) {
-    let (one, other) = (read(one), read(other));
-    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
-    for (path, (kind, mode, time, content)) in &one {
-        let (other_kind, other_mode, other_time, other_content) = &other[path];
-        assert_eq!((kind, mode, time), (other_kind, other_mode, other_time), "{path:?}");
-        assert!(content == other_content, "{path:?} differs");
-    }
-}
-
-/// A tree of all kinds of names, sizes, modes and times, and of so many small files more.
-fn write_sample(root: &Path, small_files: usize) {
-    let put = |name: &[u8], bytes: &[u8]| {
-        let path = root.join(OsStr::from_bytes(name));
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
-    };
-    put(b"large.bin", &random_bytes(LARGE_BYTES, 7));
-    put(b"even.bin", &random_bytes(2 << 20, 8));
-    for (name, bytes) in [
-        (&b"empty"[..], &b""[..]),
-        (b"one", b"\0"),
-        (b"deep/er/and/deeper/still", b"bottom"),
-        (b" leading and trailing ", b"spaces"),
-        (b"line\nfeed\ttab", b"control characters"),
-        (b"-rf", b"like an option"),
-        (b".hidden/...", b"dots"),
-        (b"not \xff\xfe UTF-8/\x80", b"bytes"),
-        ("größe/日本語/🦀".as_bytes(), b"not ASCII"),
-        (&[b'n'; 255], b"a long name"),
-        // Names that partial files of the others have.
-        (b".large.bin.part", b"mine"),
-        (b".one.part", b"mine too"),
-        (b"..one.part.part", b"and this"),
-    ] {
-        put(name, bytes);
-    }
-    for number in 0..small_files {
-        put(format!("many/{}/{number}", number % 7).as_bytes(), number.to_string().as_bytes());
-    }
-    fs::create_dir_all(root.join("nothing/in/here")).unwrap();
-    symlink("large.bin", root.join("to a file")).unwrap();
-    symlink("../../outside", root.join("deep/out")).unwrap();
-    symlink("/etc", root.join("absolute")).unwrap();
-    symlink(OsStr::from_bytes(b"\xff"), root.join("nowhere")).unwrap();
-
-    let mode = |name: &str, mode| {
-        fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
-    };
-    mode("one", 0o751);
-    mode("empty", 0o400);
-    mode(".hidden", 0o1777);
-    let old = SystemTime::UNIX_EPOCH + Duration::new(981_173_106, 123_456_789);
-    let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1_000_000);
-    for (name, time) in [("even.bin", old), ("empty", before), ("deep/er", old), ("many", before)] {
-        File::open(root.join(name)).unwrap().set_modified(time).unwrap();
-    }
-    let times = Timespec { tv_sec: 86_400, tv_nsec: 5 };
-    let times = Timestamps { last_access: times, last_modification: times };
-    utimensat(CWD, root.join("nowhere"), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
-    // Last, since it shuts the door.
-    mode("deep/er", 0o555);
 }
 
 async fn there_and_back(address: &str, small_files: usize, options: &[&str]) {
@@ -217,156 +109,6 @@ async fn single_files_and_the_whole_directory() {
     fs::set_permissions(&one, fs::Permissions::from_mode(0o600)).unwrap();
     transfer(&[&"send", shm, &one]).await.with_code(0);
     assert_eq!(fs::metadata(at.path().join("one")).unwrap().mode() & 0o7777, 0o600);
-}
-
-/// A client in the middle of a file of [`INTERRUPTED_BYTES`].
-struct Middle {
-    from: Scratch,
-    to: Scratch,
-    server: Serving,
-    client: Child,
-    is_send: bool,
-}
-
-impl Middle {
-    /// Starts copying, slowly, and waits until part of the file is there.
-    async fn start(address: &str, is_send: bool) -> Self {
-        let (from, to) = (Scratch::new(), Scratch::new());
-        let tree = from.path().join("tree");
-        fs::create_dir(&tree).unwrap();
-        for number in 0..300 {
-            fs::write(tree.join(number.to_string()), number.to_string()).unwrap();
-        }
-        fs::write(tree.join("large"), random_bytes(INTERRUPTED_BYTES, 9)).unwrap();
-        let dir = if is_send { to.path() } else { from.path() };
-        let server = serve(&[address], dir).await;
-        let mut slow = Self::command(&server.addresses()[0], &from, &to, is_send);
-        slow.args(["--limit", SLOWLY]).stdout(Stdio::null()).stderr(Stdio::piped());
-        let client = slow.spawn().unwrap();
-        let middle = Self { from, to, server, client, is_send };
-        let part = middle.to.path().join("tree/.large.part");
-        let appears = async {
-            while fs::metadata(&part).map_or(0, |metadata| metadata.len()) < MIDDLE_BYTES {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::time::timeout(LIMIT, appears).await.expect("the file is being written");
-        middle
-    }
-
-    fn command(
-        address: &str,
-        from: &Scratch,
-        to: &Scratch,
-        is_send: bool,
-    ) -> tokio::process::Command {
-        let tree = from.path().join("tree");
-        let words = if is_send {
-            vec![OsStr::new("send"), OsStr::new(address), tree.as_os_str()]
-        } else {
-            let to = to.path().as_os_str();
-            vec![OsStr::new("receive"), OsStr::new(address), "tree".as_ref(), "--to".as_ref(), to]
-        };
-        command("transfer", words)
-    }
-
-    /// The same command again, and the look at what came of it.
-    async fn go_on(&self, address: &str) {
-        let ended = run(Self::command(address, &self.from, &self.to, self.is_send)).await;
-        let ended = ended.with_code(0);
-        // Of the large file too, not only of the small ones.
-        let kept = ended.text().split("; ").nth(1).unwrap().to_owned();
-        assert!(kept.contains(" MiB there already (300 whole files)"), "{ended:?}");
-        assert!(ended.text().contains(" 1 file, 1 directory: "), "{ended:?}");
-        assert_same(&self.from.path().join("tree"), &self.to.path().join("tree"));
-    }
-
-    fn assert_unfinished(&self) {
-        let tree = self.to.path().join("tree");
-        assert!(!tree.join("large").exists() && tree.join(".large.part").exists());
-    }
-}
-
-async fn goes_on_after_the_client_was_killed(address: &str, is_send: bool) {
-    let mut middle = Middle::start(address, is_send).await;
-    kill(middle.client.id(), Signal::KILL);
-    assert!(!middle.client.wait().await.unwrap().success());
-    middle.assert_unfinished();
-    let address = middle.server.addresses()[0].clone();
-    middle.go_on(&address).await;
-}
-
-async fn goes_on_after_the_server_was_killed(address: &str, is_send: bool) {
-    let middle = Middle::start(address, is_send).await;
-    kill(Some(middle.server.id()), Signal::KILL);
-    let Middle { from, to, server, client, is_send } = middle;
-    let address = server.addresses()[0].clone();
-    server.ended().await;
-    let client = tokio::time::timeout(LIMIT, client.wait_with_output()).await.expect("it ends");
-    let client = client.unwrap();
-    let stderr = String::from_utf8_lossy(&client.stderr).into_owned();
-    assert_eq!(client.status.code(), Some(1), "{stderr}");
-    assert!(stderr.starts_with("error: stopped, 300 of 301 files "), "{stderr}");
-    assert!(stderr.ends_with("; run the same command again to go on from there\n"), "{stderr}");
-    let dir = if is_send { to.path() } else { from.path() };
-    let server = serve(&[&address], dir).await;
-    let client = command("transfer", ["--help"]).stdout(Stdio::null()).spawn().unwrap();
-    let middle = Middle { from, to, server, client, is_send };
-    middle.assert_unfinished();
-    middle.go_on(&address).await;
-}
-
-#[tokio::test]
-async fn sending_goes_on_after_kill_9_of_the_client_over_shm() {
-    goes_on_after_the_client_was_killed(&shm_name("client"), true).await;
-}
-
-#[tokio::test]
-async fn receiving_goes_on_after_kill_9_of_the_client_over_tcp() {
-    goes_on_after_the_client_was_killed("tcp://127.0.0.1:0", false).await;
-}
-
-#[tokio::test]
-async fn sending_goes_on_after_kill_9_of_the_server_over_tcp() {
-    goes_on_after_the_server_was_killed("tcp://127.0.0.1:0", true).await;
-}
-
-#[tokio::test]
-async fn receiving_goes_on_after_kill_9_of_the_server_over_shm() {
-    goes_on_after_the_server_was_killed(&shm_name("server"), false).await;
-}
-
-#[tokio::test]
-async fn an_interrupted_client_says_how_to_go_on() {
-    let middle = Middle::start(&shm_name("term"), true).await;
-    kill(middle.client.id(), Signal::TERM);
-    let ended = tokio::time::timeout(LIMIT, middle.client.wait_with_output()).await;
-    let ended = ended.expect("it ends").unwrap();
-    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(130), "{stderr}");
-    assert!(
-        stderr.starts_with("error: interrupted, 300 of 301 files sent; run the same "),
-        "{stderr}"
-    );
-    kill(Some(middle.server.id()), Signal::TERM);
-    assert!(middle.server.ended().await.0.success());
-}
-
-#[tokio::test]
-async fn a_changed_partial_file_is_not_believed() {
-    let (from, at) = (Scratch::new(), Scratch::new());
-    let server = serve(&[&shm_name("stale")], at.path()).await;
-    let bytes = random_bytes(INTERRUPTED_BYTES / 8, 10);
-    fs::write(from.path().join("f"), &bytes).unwrap();
-    // The first 256 KiB are right, and what follows is not.
-    let mut stale = bytes[..3 << 20].to_vec();
-    stale[300_000] ^= 1;
-    fs::write(at.path().join(".f.part"), stale).unwrap();
-    let sent = transfer(&[&"send", &server.addresses()[0], &from.path().join("f")]).await;
-    let sent = sent.with_code(0);
-    assert!(sent.text().contains("; 256.0 KiB there already (0 whole files)"), "{sent:?}");
-    assert!(fs::read(at.path().join("f")).unwrap() == bytes);
-    assert_eq!(fs::read_dir(at.path()).unwrap().count(), 1);
 }
 
 #[tokio::test]
@@ -559,24 +301,6 @@ async fn a_directory_that_is_not_there_is_made_only_on_demand() {
         ["serve".as_ref(), "tcp://127.0.0.1:0".as_ref(), typo.as_ref(), "--create".as_ref()];
     let _server = Serving::start(command("transfer", arguments), 1).await;
     assert!(typo.is_dir());
-}
-
-#[tokio::test]
-async fn a_server_that_is_stopped_ends_its_clients_in_order() {
-    let middle = Middle::start("tcp://127.0.0.1:0", true).await;
-    kill(Some(middle.server.id()), Signal::TERM);
-    let Middle { server, client, from, to, is_send } = middle;
-    let address = server.addresses()[0].clone();
-    let ended = tokio::time::timeout(LIMIT, client.wait_with_output()).await.expect("it ends");
-    let stderr = String::from_utf8_lossy(&ended.unwrap().stderr).into_owned();
-    assert!(stderr.starts_with("error: stopped, 300 of 301 files sent: "), "{stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(server.ended().await.0.success());
-    let server = serve(&[&address], to.path()).await;
-    let client = command("transfer", ["--help"]).stdout(Stdio::null()).spawn().unwrap();
-    let middle = Middle { from, to, server, client, is_send };
-    middle.assert_unfinished();
-    middle.go_on(&address).await;
 }
 
 #[tokio::test]
