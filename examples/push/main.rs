@@ -5,25 +5,31 @@
 //! push read auto://127.0.0.1:7482 Ada         # in other terminals, as many as you like
 //! ```
 //!
-//! Readers connect, and serve `Reader` on that connection: nobody can connect to them, nor needs to. A
-//! reader that has gone is forgotten, as is one that takes longer than five seconds for an article: the
-//! next article waits for that long. A server that comes back finds its readers again.
+//! Readers connect, and serve `Reader` on that connection: nobody can connect to them, nor needs to. Each
+//! has a line of its own for articles, so one that hangs holds up nobody else. It is forgotten when it
+//! takes longer than `--patience` for an article, or has [`MOST_WAITING`] of them to read. A server that
+//! comes back finds its readers again, and a reader that comes back takes its own place over.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use clap::Parser;
 use rpc_core::{CallError, Channel, Code, ConnectionHandle, Context, Server, Status};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 /// What the server has.
 #[rpc_core::service]
 trait News {
-    /// From now on the caller is told what is new.
+    /// From now on the caller is told what is new. `reader` is a number of its own, by which it takes its
+    /// place over when it comes back on another connection.
     #[rpc(idempotent)]
-    async fn subscribe(&self, name: &str) -> Result<(), CallError<Taken>>;
+    async fn subscribe(&self, name: &str, reader: u64) -> Result<(), CallError<Taken>>;
 }
 
 /// What its clients have.
@@ -33,71 +39,130 @@ trait Reader {
 }
 
 /// Another one has that name.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(crate = "rpc_core::serde")]
 struct Taken;
 
-/// How long a reader may take for an article.
-const PATIENCE: Duration = Duration::from_secs(5);
 const MOST_READERS: usize = 1_000;
+/// Longest name, characters.
+const LONGEST_NAME: usize = 64;
+/// Articles that a reader may be behind.
+const MOST_WAITING: usize = 16;
 /// Pause before a reader asks a server again that has refused it or gone away.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The readers, by name. Handles keep no connection alive.
-#[derive(Default)]
-struct Desk(Mutex<HashMap<String, ConnectionHandle>>);
+/// An article on its way to a reader.
+#[derive(Clone)]
+struct Article {
+    text: Arc<str>,
+    /// How many have read it.
+    told: Arc<AtomicUsize>,
+    /// Dropped by all readers when it has come to all who will get it.
+    _on_its_way: mpsc::Sender<()>,
+}
+
+struct Place {
+    reader: u64,
+    /// Keeps no connection alive.
+    connection: ConnectionHandle,
+    articles: mpsc::Sender<Article>,
+}
+
+/// The readers, by name.
+struct Desk {
+    places: Arc<Mutex<HashMap<String, Place>>>,
+    /// How long a reader may take for an article.
+    patience: Duration,
+}
+
+fn locked(places: &Mutex<HashMap<String, Place>>) -> MutexGuard<'_, HashMap<String, Place>> {
+    places.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Desk {
-    fn readers(&self) -> MutexGuard<'_, HashMap<String, ConnectionHandle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(patience: Duration) -> Self {
+        Self { places: Arc::default(), patience }
     }
 
-    /// Tells all readers at once, and forgets those that cannot be told. Gives how many were told.
-    async fn publish(&self, text: &str) -> usize {
-        let readers: Vec<_> =
-            self.readers().iter().map(|(name, reader)| (name.clone(), reader.clone())).collect();
-        let started: Vec<_> = readers
-            .into_iter()
-            .map(|(name, reader)| {
-                let call =
-                    ReaderClient::new(reader.channel()).article(text).timeout(PATIENCE).start();
-                (name, reader, call)
-            })
-            .collect();
-        let mut told = 0;
-        for (name, reader, call) in started {
-            match call.await {
-                Ok(()) => told += 1,
+    /// Gives an article to all readers, and waits for none of them. The future gives how many have read
+    /// it, once no more will.
+    fn publish(&self, text: &str) -> impl Future<Output = usize> + use<> {
+        let told = Arc::<AtomicUsize>::default();
+        let (on_its_way, mut all) = mpsc::channel(1);
+        let article =
+            Article { text: text.into(), told: Arc::clone(&told), _on_its_way: on_its_way };
+        locked(&self.places).retain(|name, place| {
+            let given = place.articles.try_send(article.clone());
+            if let Err(mpsc::error::TrySendError::Full(_)) = given {
+                eprintln!("{name} is forgotten: it is {MOST_WAITING} articles behind");
+            }
+            given.is_ok()
+        });
+        drop(article);
+        async move {
+            // Nothing is ever sent.
+            all.recv().await;
+            told.load(Ordering::Relaxed)
+        }
+    }
+
+    /// Tells one reader all articles, until it cannot be told.
+    async fn tell(
+        places: Arc<Mutex<HashMap<String, Place>>>,
+        name: String,
+        connection: ConnectionHandle,
+        mut articles: mpsc::Receiver<Article>,
+        patience: Duration,
+    ) {
+        let reader = ReaderClient::new(connection.channel());
+        while let Some(article) = articles.recv().await {
+            match reader.article(&article.text).timeout(patience).await {
+                Ok(()) => {
+                    article.told.fetch_add(1, Ordering::Relaxed);
+                }
                 Err(status) => {
                     eprintln!("{name} is not told: {status}");
-                    let mut readers = self.readers();
+                    let mut places = locked(&places);
                     // Unless it has come back meanwhile.
-                    if readers.get(&name) == Some(&reader) {
-                        readers.remove(&name);
+                    if places.get(&name).is_some_and(|place| place.connection == connection) {
+                        places.remove(&name);
                     }
+                    return;
                 }
             }
         }
-        told
     }
 }
 
 impl News for Desk {
-    async fn subscribe(&self, name: &str) -> Result<(), CallError<Taken>> {
-        let reader = Context::current()
+    async fn subscribe(&self, name: &str, reader: u64) -> Result<(), CallError<Taken>> {
+        let length = name.chars().count();
+        if !(1..=LONGEST_NAME).contains(&length) || name.contains(char::is_control) {
+            let text = format!("a name has 1 to {LONGEST_NAME} characters that can be shown");
+            return Err(Status::invalid_argument(text).into());
+        }
+        let connection = Context::current()
             .connection()
             .ok_or_else(|| Status::failed_precondition("subscribe over a connection"))?;
-        let mut readers = self.readers();
-        readers.retain(|_, other| other.close_cause().is_none());
-        match readers.get(name) {
-            Some(other) if *other != reader => return Err(CallError::User(Taken)),
-            None if readers.len() == MOST_READERS => {
+        let mut places = locked(&self.places);
+        places.retain(|_, place| place.connection.close_cause().is_none());
+        match places.get(name) {
+            Some(place) if place.reader != reader => return Err(CallError::User(Taken)),
+            // This call came twice.
+            Some(place) if place.connection == connection => return Ok(()),
+            None if places.len() == MOST_READERS => {
                 return Err(Status::resource_exhausted("there are 1,000 readers already").into());
             }
-            _ => readers.insert(name.to_owned(), reader),
-        };
-        drop(readers);
+            _ => {}
+        }
+        let (articles, waiting) = mpsc::channel(MOST_WAITING);
+        let place = Place { reader, connection: connection.clone(), articles };
+        places.insert(name.to_owned(), place);
+        drop(places);
+        let (places, name) = (Arc::clone(&self.places), name.to_owned());
         println!("{name} reads");
+        // It ends when its place is given up.
+        tokio::spawn(Self::tell(places, name, connection, waiting, self.patience));
         Ok(())
     }
 }
@@ -111,16 +176,20 @@ impl Reader for Shown {
     }
 }
 
-async fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let desk = Arc::new(Desk::default());
+async fn serve(address: &str, patience: Duration) -> Result<(), Box<dyn std::error::Error>> {
+    let desk = Arc::new(Desk::new(patience));
     let news = NewsServer::from_arc(Arc::clone(&desk));
     let server = Server::builder().add_service(news).bind(address).await?;
     println!("READY {}", server.local_address());
     let publishing = async {
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        let mut publishing = JoinSet::new();
         while let Some(line) = lines.next_line().await? {
-            println!("told {}", desk.publish(&line).await);
+            let told = desk.publish(&line);
+            publishing.spawn(async move { println!("told {}", told.await) });
+            while publishing.try_join_next().is_some() {}
         }
+        publishing.join_all().await;
         Ok::<_, std::io::Error>(())
     };
     // It ends with its stdin.
@@ -135,15 +204,21 @@ async fn read(address: &str, name: &str) -> Result<(), Box<dyn std::error::Error
         .serve(ReaderServer::new(Shown))
         .connect_lazy(address)?;
     let news = NewsClient::new(channel.clone());
+    // Hashers begin with a random number.
+    let reader = RandomState::new().build_hasher().finish();
     loop {
-        match news.subscribe(name).await {
+        match news.subscribe(name, reader).await {
             Ok(()) => {
                 println!("reading as {name}");
                 let cause = channel.closed().await;
                 eprintln!("the server is away: {cause}");
             }
             Err(CallError::User(Taken)) => {
-                return Err(format!("another reader is called {name}").into());
+                let text = format!(
+                    "another reader is called {name}: take another name, or end that one; if it has gone, \
+                     the server forgets it when it finds its connection dead, so try again later"
+                );
+                return Err(text.into());
             }
             Err(CallError::Status(status)) if status.code() == Code::Unavailable => {
                 eprintln!("{status}");
@@ -162,6 +237,9 @@ enum Options {
     Serve {
         /// Where to listen.
         address: String,
+        /// How long a reader may take for an article, seconds.
+        #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+        patience: u64,
     },
     /// Shows what the server tells.
     Read {
@@ -176,7 +254,9 @@ enum Options {
 async fn main() -> ExitCode {
     examples::logging::init();
     let outcome = match Options::parse() {
-        Options::Serve { address } => serve(&address).await,
+        Options::Serve { address, patience } => {
+            serve(&address, Duration::from_secs(patience)).await
+        }
         Options::Read { address, name } => read(&address, &name).await,
     };
     match outcome {
@@ -185,5 +265,63 @@ async fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps what it is told.
+    struct Kept(mpsc::UnboundedSender<String>);
+
+    impl Reader for Kept {
+        async fn article(&self, text: &str) {
+            let _ = self.0.send(text.to_owned());
+        }
+    }
+
+    async fn reader(address: &str) -> (NewsClient, mpsc::UnboundedReceiver<String>) {
+        let (kept, told) = mpsc::unbounded_channel();
+        let channel = Channel::builder().serve(ReaderServer::new(Kept(kept)));
+        (NewsClient::new(channel.connect(address).await.expect("it listens")), told)
+    }
+
+    async fn desk(name: &str) -> (Arc<Desk>, String) {
+        let desk = Arc::new(Desk::new(Duration::from_secs(3600)));
+        let news = NewsServer::from_arc(Arc::clone(&desk));
+        let address = format!("mem://push-{name}");
+        let server = Server::builder().add_service(news).bind(&address).await.expect("free");
+        tokio::spawn(server.serve());
+        (desk, address)
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_comes_back_takes_its_place_over() {
+        let (desk, address) = desk("back").await;
+        let (first, mut to_first) = reader(&address).await;
+        let (second, mut to_second) = reader(&address).await;
+        first.subscribe("Ada", 7).await.expect("free");
+        first.subscribe("Ada", 7).await.expect("a call may come twice");
+        assert_eq!(desk.publish("rain").await, 1);
+        assert_eq!(to_first.recv().await.as_deref(), Some("rain"));
+        assert_eq!(second.subscribe("Ada", 8).await, Err(CallError::User(Taken)));
+        second.subscribe("Ada", 7).await.expect("her own place");
+        assert_eq!(desk.publish("sun").await, 1);
+        assert_eq!(to_second.recv().await.as_deref(), Some("sun"));
+        assert!(to_first.try_recv().is_err(), "one of her is told");
+    }
+
+    #[tokio::test]
+    async fn names_are_bounded() {
+        let (_, address) = desk("names").await;
+        let (reader, _told) = reader(&address).await;
+        for name in ["", "a\nb", &"x".repeat(65)] {
+            let refused = reader.subscribe(name, 7).await.expect_err("no name");
+            let CallError::Status(status) = refused else { panic!("{refused:?}") };
+            assert_eq!(status.code(), Code::InvalidArgument);
+            assert!(status.message().contains("1 to 64 characters"), "{status}");
+        }
+        reader.subscribe(&"ü".repeat(64), 7).await.expect("as long as it may be");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tests::example::{LIMIT, command, run};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -46,7 +47,9 @@ async fn tells_its_readers(address: &str) {
     assert_eq!(subscribed, ["Ada reads", "Bob reads"]);
 
     let second = run(command("push", ["read", address, "Ada"])).await.with_code(1);
-    assert_eq!(second.stderr, "error: another reader is called Ada\n");
+    let taken =
+        "error: another reader is called Ada: take another name, or end that one; if it has gone";
+    assert!(second.stderr.starts_with(taken), "{}", second.stderr);
 
     server.write("rain").await;
     assert_eq!((ada.line().await, bob.line().await), ("rain".into(), "rain".into()));
@@ -69,6 +72,29 @@ async fn tells_its_readers(address: &str) {
     assert_eq!(server.line().await, "told 2");
     let ended = tokio::time::timeout(LIMIT, server.child.wait()).await.expect("it is stuck");
     assert!(ended.expect("it is ours").success());
+}
+
+/// Regression: the next article waited until the last one had been read by all, or forgotten.
+#[tokio::test]
+async fn a_reader_that_hangs_holds_up_nobody_else() {
+    let mut server = Program::start(&["serve", "tcp://127.0.0.1:0", "--patience", "3600"]);
+    let ready = server.line().await;
+    let address = ready.strip_prefix("READY ").expect("READY comes first");
+    let [mut ada, mut bob] = ["Ada", "Bob"].map(|name| Program::start(&["read", address, name]));
+    ada.line().await;
+    bob.line().await;
+    let id = bob.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)).expect("it lives");
+    kill_process(id, Signal::STOP).expect("it is ours");
+    for article in ["rain", "sun", "wind"] {
+        server.write(article).await;
+        assert_eq!(ada.line().await, article);
+    }
+    bob.child.kill().await.expect("it lives");
+    let told = [server.line().await, server.line().await];
+    assert_eq!(told.map(|line| line.ends_with(" reads")), [true; 2]);
+    for _ in 0..3 {
+        assert_eq!(server.line().await, "told 1");
+    }
 }
 
 #[tokio::test]
