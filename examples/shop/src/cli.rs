@@ -56,6 +56,10 @@ pub(crate) struct RunOptions {
     #[arg(long, value_enum, default_value = "shm")]
     pub(crate) over: Over,
 
+    /// Tell Prometheus there what orders does, and one port further what inventory does: `/metrics`
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Option<SocketAddr>,
+
     /// Stay when all is counted, for a look at the admin pages, until Ctrl-C
     #[arg(long)]
     pub(crate) stay: bool,
@@ -76,6 +80,9 @@ pub(crate) struct Role {
     /// Where its admin page is
     #[arg(long, default_value = "127.0.0.1:0")]
     pub(crate) admin: SocketAddr,
+    /// Where it tells Prometheus what it does
+    #[arg(long)]
+    pub(crate) metrics: Option<SocketAddr>,
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The run: starts the processes, buys, takes one after the other away, and counts.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,13 +66,18 @@ pub(crate) async fn run(options: &RunOptions) -> Result<()> {
 }
 
 async fn sell(options: &RunOptions) -> Result<()> {
-    let mut shop = open(options.over).await?;
+    let mut shop = open(options).await?;
     line("gateway", &format!("http://{}/orders", shop.gateway.address));
     line("orders", &format!("{}   page http://{}/", shop.orders.address, shop.orders.admin));
     line(
         "inventory",
         &format!("{}   page http://{}/", shop.inventory.address, shop.inventory.admin),
     );
+    for (role, process) in [("orders", &shop.orders), ("inventory", &shop.inventory)] {
+        if let Some(address) = &process.metrics {
+            line("metrics", &format!("http://{address}/metrics   of {role}"));
+        }
+    }
     let health = Http::new(&shop.gateway.address).ask(Method::GET, "/health").await?;
     line("health", &health.1);
     println!();
@@ -99,21 +105,30 @@ async fn sell(options: &RunOptions) -> Result<()> {
     Ok(())
 }
 
-async fn open(over: Over) -> Result<Shop> {
+async fn open(options: &RunOptions) -> Result<Shop> {
+    let of_orders = options.metrics;
+    let of_inventory = match of_orders {
+        // Whichever is free.
+        Some(address) if address.port() != 0 => {
+            let next = address.port().checked_add(1).context("--metrics: there is no next port")?;
+            Some(SocketAddr::new(address.ip(), next))
+        }
+        other => other,
+    };
     let id = std::process::id();
     let folder = std::env::temp_dir().join(format!("shop-{id}"));
     std::fs::create_dir_all(&folder)?;
-    let listen = |role: &str| match over {
+    let listen = |role: &str| match options.over {
         Over::Shm => format!("shm://shop-{id}-{role}"),
         Over::Tcp => "tcp://127.0.0.1:0".to_owned(),
     };
     let journal = |role: &str| folder.join(role).display().to_string();
     let more = ["--journal", &journal("inventory")];
-    let inventory = Process::start("inventory", &listen("inventory"), &more).await?;
+    let inventory = Process::start("inventory", &listen("inventory"), of_inventory, &more).await?;
     let more = ["--journal", &journal("orders"), "--upstream", &inventory.address];
-    let orders = Process::start("orders", &listen("orders"), &more).await?;
+    let orders = Process::start("orders", &listen("orders"), of_orders, &more).await?;
     let more = ["--upstream", &orders.address];
-    let gateway = Process::start("gateway", "127.0.0.1:0", &more).await?;
+    let gateway = Process::start("gateway", "127.0.0.1:0", None, &more).await?;
     Ok(Shop { inventory, orders, gateway, folder })
 }
 

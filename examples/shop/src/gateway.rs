@@ -37,7 +37,7 @@ pub(crate) async fn serve(role: &Role) -> Result<()> {
         .route("/audit", post(audit))
         .route("/health", get(health))
         .with_state(Arc::new(gateway));
-    serving::ready(&listener.local_addr()?.to_string(), "-")?;
+    serving::ready(&listener.local_addr()?.to_string(), "-", "-")?;
     let end = async move { signals.terminated().await };
     Ok(axum::serve(listener, router).with_graceful_shutdown(end).await?)
 }

@@ -1,5 +1,6 @@
 //! A process of the shop: started, killed, and started again at the same address.
 
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -24,15 +25,31 @@ pub(crate) struct Process {
     pub(crate) address: String,
     /// Where its admin page is.
     pub(crate) admin: String,
+    /// Where it tells Prometheus, if it does.
+    pub(crate) metrics: Option<String>,
+}
+
+/// Where a process is, as it says itself.
+struct Ready {
+    address: String,
+    admin: String,
+    metrics: Option<String>,
 }
 
 impl Process {
-    pub(crate) async fn start(role: &str, listen: &str, more: &[&str]) -> Result<Self> {
+    pub(crate) async fn start(
+        role: &str,
+        listen: &str,
+        metrics: Option<SocketAddr>,
+        more: &[&str],
+    ) -> Result<Self> {
         let mut arguments: Vec<String> = vec![role.to_owned()];
         arguments.extend(more.iter().map(|it| (*it).to_owned()));
-        let (mut child, address, admin) = launch(&arguments, listen, "127.0.0.1:0").await?;
+        let metrics = metrics.map(|address| address.to_string());
+        let launched = launch(&arguments, listen, "127.0.0.1:0", metrics.as_deref()).await?;
+        let (mut child, Ready { address, admin, metrics }) = launched;
         let stdin = child.stdin.take();
-        Ok(Self { child, stdin, arguments, address, admin })
+        Ok(Self { child, stdin, arguments, address, admin, metrics })
     }
 
     fn role(&self) -> &str {
@@ -61,7 +78,8 @@ impl Process {
         // Its ports may be held for a moment, by connections or by another program.
         let begin = Instant::now();
         let (mut child, ..) = loop {
-            match launch(&self.arguments, &self.address, &self.admin).await {
+            let metrics = self.metrics.as_deref();
+            match launch(&self.arguments, &self.address, &self.admin, metrics).await {
                 Ok(launched) => break launched,
                 Err(error) if begin.elapsed() > FREED => return Err(error),
                 Err(_) => tokio::time::sleep(RETRY).await,
@@ -77,12 +95,14 @@ async fn launch(
     arguments: &[String],
     listen: &str,
     admin: &str,
-) -> Result<(Child, String, String)> {
+    metrics: Option<&str>,
+) -> Result<(Child, Ready)> {
     let role = &arguments[0];
     let admin = if admin == "-" { "127.0.0.1:0" } else { admin };
     let mut child = Command::new(std::env::current_exe()?)
         .args(arguments)
         .args(["--listen", listen, "--admin", admin])
+        .args(metrics.iter().flat_map(|address| ["--metrics", *address]))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -92,8 +112,9 @@ async fn launch(
     let line = line.with_context(|| format!("{role} does not become ready"))??;
     let line = line.with_context(|| format!("{role} ended before it was ready"))?;
     let mut words = line.split(' ').skip(1).map(str::to_owned);
-    let (Some(address), Some(admin)) = (words.next(), words.next()) else {
+    let (Some(address), Some(admin), Some(metrics)) = (words.next(), words.next(), words.next())
+    else {
         bail!("{role} said {line:?} in place of READY");
     };
-    Ok((child, address, admin))
+    Ok((child, Ready { address, admin, metrics: Some(metrics).filter(|metrics| metrics != "-") }))
 }

@@ -36,21 +36,30 @@ pub(crate) async fn serve(
         admin = admin.channel("upstream", channel);
     }
     let admin = admin.bind(role.admin).await?;
-    ready(&server.local_address().to_string(), &admin.local_address().to_string())?;
+    let metrics = match role.metrics {
+        Some(address) => Some(examples::metrics::listen(address, server.stats_handle()).await?),
+        None => None,
+    };
+    let told = metrics.as_ref().map(|(address, _)| address.to_string());
+    let (listens, page) = (server.local_address().to_string(), admin.local_address().to_string());
+    ready(&listens, &page, told.as_deref().unwrap_or("-"))?;
     let admin = tokio::spawn(admin.serve());
     server.serve_until(async { signals.terminated().await }).await?;
     admin.abort();
+    if let Some((_, telling)) = metrics {
+        telling.abort();
+    }
     Ok(())
 }
 
 /// Tells who has started this process that it is ready, and ends it when that process does.
-pub(crate) fn ready(address: &str, admin: &str) -> Result<()> {
+pub(crate) fn ready(address: &str, admin: &str, metrics: &str) -> Result<()> {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(1);
     });
     let mut stdout = std::io::stdout();
-    writeln!(stdout, "READY {address} {admin}")?;
+    writeln!(stdout, "READY {address} {admin} {metrics}")?;
     Ok(stdout.flush()?)
 }
 

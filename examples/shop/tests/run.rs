@@ -1,7 +1,9 @@
 //! The shop as a person runs it: two kills and a drain while it sells.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use test_kit::Watchdog;
@@ -57,6 +59,42 @@ fn a_shop_whose_servers_are_killed_loses_nothing_over_shm() {
 #[test]
 fn a_shop_whose_servers_are_killed_loses_nothing_over_tcp() {
     nothing_is_lost("tcp");
+}
+
+/// What a server says to Prometheus.
+fn metrics(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    answer
+}
+
+#[test]
+fn a_shop_tells_prometheus_what_its_servers_do() {
+    let _watchdog = Watchdog::within(Duration::from_secs(160));
+    let mut shop = Command::new(program())
+        .args("--orders 40 --buyers 2 --stay --metrics 127.0.0.1:0".split(' '))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example is built");
+    let lines = BufReader::new(shop.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    // When it stays all is counted, and each server has been started a second time.
+    let lines: Vec<String> = lines.take_while(|line| !line.contains("stays open")).collect();
+    let texts = ["orders", "inventory"].map(|role| {
+        let end = format!("/metrics   of {role}");
+        let address = lines.iter().find_map(|line| {
+            line.strip_prefix("metrics    http://").and_then(|line| line.strip_suffix(&end))
+        });
+        address.map(metrics)
+    });
+    shop.kill().expect("it stays");
+    shop.wait().expect("it is ours");
+    for (text, method) in texts.into_iter().zip(["Orders.all", "Inventory.count_shelves"]) {
+        let text = text.unwrap_or_else(|| panic!("{lines:?}"));
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        assert!(text.lines().any(|line| line.contains(method)), "{method}: {text}");
+    }
 }
 
 #[test]
