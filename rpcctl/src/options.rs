@@ -28,6 +28,19 @@ pub(crate) struct Common {
     /// Metadata of each call; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair, global = true)]
     pub(crate) metadata: Vec<(String, String)>,
+
+    /// What arguments and results are encoded by. Without: bincode. The server needs it compiled in, as
+    /// it answers in the codec of the call
+    #[arg(long, value_enum, global = true)]
+    pub(crate) codec: Option<CodecName>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CodecName {
+    /// bincode 2
+    Bincode,
+    /// postcard 1
+    Postcard,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use rpc_core::reflect::{MethodInfo, ReflectClient, ServiceInfo};
-use rpc_core::{Channel, Code, Metadata, Status};
+use rpc_core::{Channel, Code, Codec, Metadata, Status};
 
-use crate::options::Common;
+use crate::options::{CodecName, Common};
 
 /// Longest time for connecting, and for each look-up, if nothing else is said.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,6 +25,11 @@ impl<'a> Target<'a> {
     pub(crate) async fn connect(address: &'a str, common: &Common) -> Result<Self> {
         let timeout = common.timeout.unwrap_or(TIMEOUT);
         let builder = Channel::builder().connect_timeout(timeout);
+        let builder = match common.codec {
+            None => builder,
+            Some(CodecName::Bincode) => builder.codec(Codec::Bincode),
+            Some(CodecName::Postcard) => builder.codec(Codec::Postcard),
+        };
         let mut metadata = Metadata::new();
         for (name, value) in &common.metadata {
             metadata.insert(name, value.clone()).map_err(|error| anyhow!("--metadata: {error}"))?;

@@ -254,6 +254,14 @@ fn services_and_methods_are_shown(scheme: &str) {
     let example = one.split("--json '").nth(1).and_then(|it| it.split('\'').next()).unwrap();
     let echoed = world.good("call", &["Store.echo", "--json", example], "");
     assert!(echoed.contains("\"shape\":\"Point\""), "{echoed}");
+    // In either codec; streams too.
+    for codec in ["bincode", "postcard"] {
+        let arguments = ["Store.echo", "--codec", codec, "--json", example];
+        assert_eq!(world.good("call", &arguments, ""), echoed);
+        let counted = world.good("call", &["Store.count", "--codec", codec, "--json", "[3]"], "");
+        assert_eq!(counted, "0\n1\n2\n");
+    }
+    world.bad("call", &["Store.echo", "--codec", "json"], "", &["--codec <CODEC>", "postcard"]);
 }
 
 fn values_of_all_kinds_go_there_and_back(scheme: &str) {
