@@ -25,6 +25,8 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 enum Source {
     Server(StatsHandle),
     Channel(Channel),
+    /// What a channel serves on its connections.
+    Served(Channel),
 }
 
 impl Source {
@@ -32,13 +34,16 @@ impl Source {
         match self {
             Self::Server(handle) => Reading::of_server(handle.stats()),
             Self::Channel(channel) => Reading::of_channel(channel.stats()),
+            Self::Served(channel) => Reading::of_served(channel.stats()),
         }
     }
 
-    fn prometheus_text(&self) -> String {
+    /// `None`: it is part of another's.
+    fn prometheus_text(&self) -> Option<String> {
         match self {
-            Self::Server(handle) => handle.stats().prometheus_text(),
-            Self::Channel(channel) => channel.stats().prometheus_text(),
+            Self::Server(handle) => Some(handle.stats().prometheus_text()),
+            Self::Channel(channel) => Some(channel.stats().prometheus_text()),
+            Self::Served(_) => None,
         }
     }
 }
@@ -67,7 +72,9 @@ impl Subject {
     /// The texts for Prometheus, with the names of their sources.
     pub(crate) fn prometheus_texts(&self) -> Vec<(&str, String)> {
         let texts = self.sources.iter();
-        texts.map(|(name, source)| (name.as_str(), source.prometheus_text())).collect()
+        texts
+            .filter_map(|(name, source)| Some((name.as_str(), source.prometheus_text()?)))
+            .collect()
     }
 
     fn read(&self) {
@@ -112,10 +119,16 @@ impl Admin {
         self
     }
 
-    /// Shows a channel, under a name of its own.
+    /// Shows a channel, under a name of its own. What it serves itself
+    /// ([`ChannelBuilder::serve`](rpc_core::ChannelBuilder::serve)) is shown beside it, as `NAME serves`.
     #[must_use]
     pub fn channel(mut self, name: impl Into<String>, channel: &Channel) -> Self {
-        self.sources.push((name.into(), Source::Channel(channel.clone())));
+        let name = name.into();
+        let served = format!("{name} serves");
+        self.sources.push((name, Source::Channel(channel.clone())));
+        if !channel.stats().served.is_empty() {
+            self.sources.push((served, Source::Served(channel.clone())));
+        }
         self
     }
 
@@ -126,20 +139,21 @@ impl Admin {
         self
     }
 
-    /// A name, without a port, that the page is asked for by besides those of the loopback: that of a
-    /// proxy before it, if the proxy hands it on. On a loopback address requests for other names are
+    /// A name or an IP address that the page is asked for by besides those of the loopback: that of a
+    /// proxy before it, if the proxy hands it on. A port is ignored. What is no name is an error of
+    /// [`bind`](Self::bind). On a loopback address requests for other names are
     /// refused, so that no web site reads the page by giving its name that address (DNS rebinding).
     /// Pages on other addresses answer to every name.
     #[must_use]
     pub fn host(mut self, name: impl AsRef<str>) -> Self {
-        self.hosts.push(name.as_ref().trim_end_matches('.').to_ascii_lowercase());
+        self.hosts.push(name.as_ref().to_owned());
         self
     }
 
     /// Listens there. Port 0 takes a free one.
     ///
     /// # Errors
-    /// It cannot listen there: the error names the address.
+    /// It cannot listen there: the error names the address. A [`host`](Self::host) is none.
     pub async fn bind(self, address: impl Into<SocketAddr>) -> io::Result<BoundAdmin> {
         let address = address.into();
         let named = |error: io::Error| {
@@ -148,8 +162,10 @@ impl Admin {
                 format!("admin page on {address}: cannot listen there: {error}"),
             )
         };
+        Hosts::new(address, &self.hosts)?;
         let listener = TcpListener::bind(address).await.map_err(named)?;
         let address = listener.local_addr()?;
+        let hosts = Hosts::new(address, &self.hosts)?;
         let public = (!is_loopback(address.ip())).then_some(address);
         if public.is_some() {
             tracing::warn!(
@@ -158,7 +174,6 @@ impl Admin {
                  who they are; bind it to 127.0.0.1, or put a proxy before it that asks"
             );
         }
-        let hosts = Hosts::new(address, self.hosts);
         let subject = Subject {
             title: self.title.unwrap_or_else(program),
             history: Mutex::new(History::new(self.sources.len())),

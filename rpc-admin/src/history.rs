@@ -50,6 +50,12 @@ impl Reading {
         }
     }
 
+    /// The calls of a channel's servers.
+    pub(crate) fn of_served(mut stats: ChannelStats) -> Self {
+        stats.methods = std::mem::take(&mut stats.served);
+        Self::of_channel(stats)
+    }
+
     pub(crate) fn of_channel(stats: ChannelStats) -> Self {
         Self {
             others: vec![

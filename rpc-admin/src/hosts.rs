@@ -3,6 +3,7 @@
 //! Who can make a browser on this machine resolve a name of theirs to 127.0.0.1 (DNS rebinding) reads the
 //! page with it, as for the browser it is of their site. But the browser says which name it asked for.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::Request;
@@ -19,8 +20,24 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    pub(crate) fn new(address: SocketAddr, named: Vec<String>) -> Self {
-        Self { address, named }
+    /// # Errors
+    /// What was given is no name of a host.
+    pub(crate) fn new(address: SocketAddr, named: &[String]) -> io::Result<Self> {
+        let named = named.iter().map(|given| {
+            let name = normal(given);
+            let is_other = |letter: char| {
+                letter.is_whitespace() || letter.is_control() || "/@?#[]".contains(letter)
+            };
+            if name.is_empty() || name.contains(is_other) {
+                let text = format!(
+                    "admin page: `Admin::host` was given {given:?}, which is no name of a host: a name or \
+                     an IP address is wanted, with or without a port"
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            }
+            Ok(name)
+        });
+        Ok(Self { address, named: named.collect::<io::Result<_>>()? })
     }
 
     /// Why the request is not answered, if it is not. One that names no host comes from no browser.
@@ -42,12 +59,10 @@ impl Hosts {
 
     fn is_known(&self, host: &[u8]) -> bool {
         let Ok(host) = str::from_utf8(host) else { return false };
-        let name = without_port(host);
-        let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-        if address.unwrap_or(name).parse::<IpAddr>().is_ok_and(is_loopback) {
+        let name = normal(host);
+        if name.parse::<IpAddr>().is_ok_and(is_loopback) {
             return true;
         }
-        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
         name == "localhost" || name.ends_with(".localhost") || self.named.contains(&name)
     }
 }
@@ -55,6 +70,18 @@ impl Hosts {
 /// Also of an IPv4 address in IPv6's clothes.
 pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
+}
+
+/// A host as names are compared: without port, in small letters; an IP address in its canonical form,
+/// without brackets.
+fn normal(host: &str) -> String {
+    // An IPv6 address without brackets has no port.
+    let name = if host.parse::<IpAddr>().is_ok() { host } else { without_port(host) };
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    match address.unwrap_or(name).parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().to_string(),
+        Err(_) => name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase(),
+    }
 }
 
 /// The name of `name:port`; an IPv6 address keeps its brackets.
@@ -75,7 +102,7 @@ mod tests {
 
     #[test]
     fn names_of_the_loopback_are_known_and_no_others() {
-        let hosts = Hosts::new(([127, 0, 0, 1], 9180).into(), vec!["admin.example".to_owned()]);
+        let hosts = hosts(&["Admin.Example.:9180"]).expect("a name");
         for host in [
             "localhost",
             "LocalHost:9180",
@@ -111,5 +138,43 @@ mod tests {
             assert!(!asked(&hosts, host), "{host}");
         }
         assert!(!hosts.is_known(b"\xfflocalhost"));
+    }
+
+    fn hosts(named: &[&str]) -> io::Result<Hosts> {
+        let named: Vec<String> = named.iter().map(|name| (*name).to_owned()).collect();
+        Hosts::new(([127, 0, 0, 1], 9180).into(), &named)
+    }
+
+    #[test]
+    fn names_are_given_as_they_are_asked_for() {
+        for given in ["[2001:DB8::7]:9180", "[2001:db8::7]", "2001:db8:0::7"] {
+            let hosts = hosts(&[given]).expect("an address");
+            for host in ["[2001:db8::7]", "[2001:db8::7]:443", "[2001:DB8:0:0::7]:1"] {
+                assert!(asked(&hosts, host), "{host} of {given}");
+            }
+            for host in ["[2001:db8::8]", "[2001:db8::]:7", "2001"] {
+                assert!(!asked(&hosts, host), "{host} of {given}");
+            }
+        }
+        for given in ["10.0.0.7", "10.0.0.7:9180", "[::ffff:10.0.0.7]:9180"] {
+            let hosts = hosts(&[given]).expect("an address");
+            assert!(asked(&hosts, "10.0.0.7:80") && !asked(&hosts, "10.0.0.8:80"), "{given}");
+        }
+        let ported = hosts(&["admin.example:8443"]).expect("a name");
+        assert!(asked(&ported, "admin.example") && asked(&ported, "admin.example:443"));
+    }
+
+    #[test]
+    fn what_is_no_name_of_a_host_is_said() {
+        for given in
+            ["", ".", ":9180", "https://admin.example/", "[admin.example]", "a b", "me@host"]
+        {
+            let error = hosts(&[given]).err().unwrap_or_else(|| panic!("{given:?} was taken"));
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            assert!(
+                error.to_string().contains(&format!("was given {given:?}, which is no")),
+                "{error}"
+            );
+        }
     }
 }

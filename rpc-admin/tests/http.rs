@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_admin::{Admin, Recent};
-use rpc_core::{Channel, Server, StatsHandle, Status};
+use rpc_core::{Channel, Context, Server, StatsHandle, Status};
 use serde_json::Value;
 use test_kit::Watchdog;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -103,6 +103,52 @@ async fn until(address: SocketAddr, shall: impl Fn(&Value) -> bool) -> Value {
         }
         tokio::task::yield_now().await;
     }
+}
+
+#[rpc_core::service]
+trait Desk {
+    async fn order(&self) -> u64;
+}
+
+/// Asks its caller.
+struct Back;
+
+impl Desk for Back {
+    async fn order(&self) -> u64 {
+        let caller = Context::current().connection().unwrap();
+        ShopClient::new(caller.channel()).good().await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_a_channel_serves_is_shown() {
+    let _watchdog = watchdog();
+    let server = Server::builder().add_service(DeskServer::new(Back));
+    let server = server.bind("mem://admin-both-ways").await.unwrap();
+    let stats = server.stats_handle();
+    tokio::spawn(server.serve());
+    let channel = Channel::builder().serve(ShopServer::new(Counter::default()));
+    let channel = channel.connect("mem://admin-both-ways").await.unwrap();
+    let (page, _serving) = served(Admin::new(stats).channel("desk", &channel)).await;
+    let desk = DeskClient::new(channel);
+    for _ in 0..3 {
+        assert_eq!(desk.order().await.unwrap(), 7);
+    }
+    let started = |report: &Value, source: usize, method: &str| {
+        let methods = report["sources"][source]["methods"].as_array()?;
+        methods.iter().find(|it| it["name"] == method)?["started"].as_u64()
+    };
+    let report = until(page, |report| started(report, 2, "Shop.good") == Some(3)).await;
+    assert_eq!(report["sources"][1]["name"], "desk");
+    assert_eq!(report["sources"][2]["name"], "desk serves");
+    assert_eq!(started(&report, 1, "Desk.order"), Some(3));
+    assert_eq!(started(&report, 1, "Shop.good"), None, "that is another's call");
+    assert_eq!(report["sources"][2]["connections"].as_array().unwrap().len(), 1);
+    let (_, text) = get(page, "/metrics").await;
+    let counts = text.lines().filter(|line| {
+        line.starts_with("rpc_server_call_started_total{") && line.contains("Shop.good")
+    });
+    assert_eq!(counts.count(), 1, "{text}");
 }
 
 async fn calls_are_shown(address: &str) {
