@@ -15,6 +15,8 @@ pub(super) struct Call {
     pub(super) accepted: bool,
     /// The method, unless its id is unknown.
     pub(super) method: Option<&'static MethodDescriptor>,
+    /// Where it is counted.
+    pub(super) route: u32,
 }
 
 impl Call {
@@ -35,8 +37,19 @@ impl Call {
 
 /// A result to be handed to the session under the lock.
 pub(super) enum Done {
-    Reply { call: Call, reply: Reply },
-    Attach { call: Call, handle: tokio::task::AbortHandle },
+    Reply {
+        call: Call,
+        reply: Reply,
+    },
+    /// The same; its end is not counted yet.
+    Uncounted {
+        call: Call,
+        reply: Reply,
+    },
+    Attach {
+        call: Call,
+        handle: tokio::task::AbortHandle,
+    },
 }
 
 /// Whether the session has accepted a reply.
@@ -44,6 +57,8 @@ pub(super) enum Done {
 pub(crate) enum Replied {
     /// Queued to be sent, or dropped because the caller has gone.
     Done,
+    /// The call was answered with `ResourceExhausted` in its place.
+    Refused,
     /// Not accepted: it must wait until the connection's queue has room.
     MustWait,
 }

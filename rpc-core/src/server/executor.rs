@@ -67,6 +67,10 @@ fn streams(
     Ok(Some(Box::new(Streams { line, _charge: charge })))
 }
 
+/// Replies up to this length are taken by every peer: a message may be longer everywhere. The others are
+/// counted when the session has taken or refused them.
+const SURELY_TAKEN_BYTES: u64 = 192;
+
 /// The executor of one shard.
 pub(crate) struct Handlers {
     shard: Arc<RpcShard>,
@@ -123,7 +127,7 @@ impl Handlers {
         connection_context: Arc<ConnectionContext>,
     ) {
         let Self { shard, router, last, done, finished, counts, .. } = self;
-        let mut call = Call { key, id, accepted: signature.is_some(), method: None };
+        let mut call = Call { key, id, accepted: signature.is_some(), method: None, route: 0 };
         let route = router.find(method, last);
         let lease = counts.of(route.as_ref().ok().map(|_| *last));
         lease.counts.on_start(message.len() as u64 + message.tail_bytes() - metadata_bytes as u64);
@@ -143,6 +147,7 @@ impl Handlers {
             Ok((route, codec, streams, metadata)) => {
                 message.advance(metadata_bytes);
                 call.method = Some(route.method);
+                call.route = u32::try_from(*last).unwrap_or(u32::MAX);
                 let context =
                     Context::of_call(deadline, metadata, connection_context, route.method);
                 let request = || {
@@ -151,6 +156,42 @@ impl Handlers {
                     request
                 };
                 run(shard, call, route, lease, request, done, finished);
+            }
+        }
+    }
+}
+
+impl Handlers {
+    /// Hands a reply to the session. `count` is called before the caller can know of it.
+    #[inline]
+    fn hand_over(
+        &mut self,
+        state: &mut State<RpcEndpoint>,
+        call: Call,
+        reply: Reply,
+        count: impl FnOnce(&mut RouteCounts, Option<Replied>),
+    ) {
+        let Call { key, id, accepted, method, .. } = call;
+        let (mut reply, mut count) = (Some(reply), Some(count));
+        let counts = &mut self.counts;
+        let replied = state.with(key, |peer| {
+            if accepted {
+                peer.session.accept_signature(id);
+            }
+            let replied = peer.reply(id, method, &mut reply);
+            if let Some(count) = count.take() {
+                count(counts, Some(replied));
+            }
+            replied
+        });
+        if let Some(count) = count {
+            count(&mut self.counts, replied);
+        }
+        if let Some(reply) = reply {
+            if replied == Some(Replied::MustWait) {
+                self.waiting.push((call, reply));
+            } else {
+                self.spent.push(reply);
             }
         }
     }
@@ -187,11 +228,15 @@ fn run(
     }
     if let Some(reply) = reply {
         let (end, bytes) = End::of(&reply);
-        lease.counts.on_end(end, bytes);
         if let Some(began) = began {
             lease.took(began);
         }
-        done.push_back(call.replied(reply));
+        if bytes > SURELY_TAKEN_BYTES {
+            done.push_back(Done::Uncounted { call, reply });
+        } else {
+            lease.counts.on_end(end, bytes);
+            done.push_back(call.replied(reply));
+        }
         if let Some(handler) = handler {
             finished.push(handler);
         }
@@ -280,43 +325,46 @@ impl RpcEndpoint {
             }
             other => {
                 *reply = other;
-                match self.reply_rarely(id, method, reply) {
-                    Some(outcome) => outcome,
-                    None => return Replied::MustWait,
-                }
+                return self.reply_rarely(id, method, reply);
             }
         };
         Replied::Done
     }
 
-    /// Slow path of [`RpcEndpoint::reply`]: error replies, large ones, and full queues. `None`: the
-    /// reply must wait for room.
+    /// Slow path of [`RpcEndpoint::reply`]: error replies, large ones, and full queues.
     #[cold]
     fn reply_rarely(
         &mut self,
         id: IncomingId,
         method: Option<&'static MethodDescriptor>,
         reply: &mut Option<Reply>,
-    ) -> Option<Result<(), Gone>> {
+    ) -> Replied {
         // The waker belongs to a task of this crate, so it may be dropped under the lock.
         drop(self.forget_waiting(id));
         match reply {
-            None => return Some(Ok(())),
+            None => return Replied::Done,
             Some(Reply::Ok(body) | Reply::UserError(body)) => match self.look_at(body, method) {
                 Look::Send => {}
-                Look::Wait => return None,
-                Look::Refuse(status) => return Some(self.reply_status(id, method, &status)),
+                Look::Wait => return Replied::MustWait,
+                Look::Refuse(status) => {
+                    let _ = self.reply_status(id, method, &status);
+                    return Replied::Refused;
+                }
             },
-            Some(Reply::Status(status)) => return Some(self.reply_status(id, method, status)),
-        }
-        match reply.take() {
-            Some(Reply::Ok(body)) => Some(self.session.reply(id, Answer::Ok(body))),
-            Some(Reply::UserError(body)) => Some(self.session.reply(id, Answer::UserError(body))),
-            other => {
-                *reply = other;
-                Some(Ok(()))
+            Some(Reply::Status(status)) => {
+                let _ = self.reply_status(id, method, status);
+                return Replied::Done;
             }
         }
+        let _ = match reply.take() {
+            Some(Reply::Ok(body)) => self.session.reply(id, Answer::Ok(body)),
+            Some(Reply::UserError(body)) => self.session.reply(id, Answer::UserError(body)),
+            other => {
+                *reply = other;
+                Ok(())
+            }
+        };
+        Replied::Done
     }
 
     /// Decides about a reply that is large or finds the queue full.
@@ -449,22 +497,17 @@ impl Executor<RpcEndpoint> for Handlers {
     fn apply(&mut self, state: &mut State<RpcEndpoint>) {
         while let Some(done) = self.done.pop_front() {
             match done {
-                Done::Reply { call, reply } => {
-                    let Call { key, id, accepted, method } = call;
-                    let mut reply = Some(reply);
-                    let replied = state.with(key, |peer| {
-                        if accepted {
-                            peer.session.accept_signature(id);
-                        }
-                        peer.reply(id, method, &mut reply)
+                Done::Reply { call, reply } => self.hand_over(state, call, reply, |_, _| {}),
+                Done::Uncounted { call, reply } => {
+                    let ended = End::of(&reply);
+                    self.hand_over(state, call, reply, |counts, replied| {
+                        let (end, bytes) = match replied {
+                            Some(Replied::Refused) => (End::Code(Code::ResourceExhausted), 0),
+                            _ => ended,
+                        };
+                        let route = usize::try_from(call.route).unwrap_or(usize::MAX);
+                        counts.of(Some(route)).counts.on_end(end, bytes);
                     });
-                    if let Some(reply) = reply {
-                        if replied == Some(Replied::MustWait) {
-                            self.waiting.push((call, reply));
-                        } else {
-                            self.spent.push(reply);
-                        }
-                    }
                 }
                 Done::Attach { call: Call { key, id, accepted, .. }, handle } => {
                     let refused = state.with(key, |peer| {

@@ -38,18 +38,13 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub(super) fn ended(self, (end, reply_bytes): (End, u64)) {
-        self.count((end, reply_bytes));
-        self.leave(end);
-    }
-
-    /// The first half of [`Running::ended`]: runs nothing of the user's, so it may be done under a lock.
+    /// Counts the end. Runs nothing of the user's, so it may be done under a lock.
     pub(super) fn count(&self, (end, reply_bytes): (End, u64)) {
         self.method.shared.on_shared_end(end, reply_bytes);
         self.method.took.record(clock::now().saturating_duration_since(self.began), 1);
     }
 
-    /// The second half: ends the span.
+    /// Ends the span, which is the user's to see.
     pub(super) fn leave(self, end: End) {
         if let Some(span) = self.span {
             trace::end(span, end);

@@ -76,23 +76,36 @@ impl HandlerEnded {
     }
 
     fn reply(&mut self, reply: &mut Option<Reply>) -> Replied {
-        if let Some(reply) = reply
-            && let Some(running) = self.running.take()
-        {
-            running.ended(End::of(reply));
-        }
+        let mut ended = reply.as_ref().map(End::of);
+        let running = self.running.take_if(|_| ended.is_some());
         self.replied = true;
         let Call { key, id, method, .. } = self.call;
-        let replied = self.shard.with(key, |peer| peer.reply(id, method, reply));
+        let replied = self.shard.with(key, |peer| {
+            let replied = peer.reply(id, method, reply);
+            if replied == Replied::Refused {
+                ended = Some((End::Code(Code::ResourceExhausted), 0));
+            }
+            // Before the caller can know of it.
+            if let (Some(running), Some(ended)) = (&running, ended) {
+                running.count(ended);
+            }
+            replied
+        });
+        if let (Some(running), Some(ended)) = (running, ended) {
+            if replied.is_none() {
+                running.count(ended);
+            }
+            running.leave(ended.0);
+        }
         let replied = replied.unwrap_or(Replied::Done);
-        self.replied = replied == Replied::Done;
+        self.replied = replied != Replied::MustWait;
         replied
     }
 
     /// Ready when the session has accepted the reply.
     fn poll_reply(&mut self, reply: &mut Option<Reply>, cx: &TaskContext<'_>) -> Poll<()> {
         match self.reply(reply) {
-            Replied::Done => Poll::Ready(()),
+            Replied::Done | Replied::Refused => Poll::Ready(()),
             Replied::MustWait => self.wait(reply, cx.waker().clone()),
         }
     }
@@ -113,7 +126,7 @@ impl HandlerEnded {
         });
         match replied {
             Some(Replied::MustWait) => Poll::Pending,
-            Some(Replied::Done) | None => {
+            Some(Replied::Done | Replied::Refused) | None => {
                 self.replied = true;
                 Poll::Ready(())
             }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures::future::join_all;
 use rpc_core::service::Dispatch;
 use rpc_core::stats::MethodStats;
-use rpc_core::{CallError, Channel, ChannelStats, Code, Server, ServerStats, StatsHandle};
+use rpc_core::{
+    CallError, Channel, ChannelStats, Code, LinkConfig, Server, ServerStats, StatsHandle,
+};
 use tests::flow::{FlowServer, FlowService};
 use tests::hostile::HostilePeer;
 use tests::hostile::bytes::{data, hello, request, session_header};
@@ -31,6 +33,7 @@ macro_rules! on_software {
 on_software! {
     every_end_of_a_call_is_counted_at_both_ends,
     a_handler_that_its_deadline_stopped_is_not_cancelled,
+    a_reply_that_is_too_large_is_counted_as_its_caller_sees_it,
     a_connection_is_seen_while_it_is_up,
     what_was_counted_outlives_its_connection,
     methods_that_a_peer_makes_up_grow_nothing,
@@ -155,6 +158,55 @@ async fn every_end_of_a_call_is_counted_at_both_ends(scheme: Scheme) {
     assert_eq!(of_server(""), (0, vec![], 0));
     let echo = method(&stats.methods, "Probe.echo");
     assert!(echo.request_bytes >= 60 * 1000 && echo.reply_bytes >= 60 * 1000, "{echo:?}");
+}
+
+#[rpc_core::service]
+trait Large {
+    async fn now(&self, len: u32) -> Vec<u8>;
+    async fn later(&self, len: u32) -> Vec<u8>;
+}
+
+struct Zeros;
+
+impl Large for Zeros {
+    async fn now(&self, len: u32) -> Vec<u8> {
+        vec![0; len as usize]
+    }
+
+    async fn later(&self, len: u32) -> Vec<u8> {
+        // So that the handler becomes a task.
+        tokio::task::yield_now().await;
+        vec![0; len as usize]
+    }
+}
+
+/// It was counted as `Ok`. Counts are there before the reply is.
+async fn a_reply_that_is_too_large_is_counted_as_its_caller_sees_it(scheme: Scheme) {
+    let server = Server::builder().add_service(LargeServer::new(Zeros));
+    let server = server.bind(scheme.fresh_address()).await.expect("a fresh address");
+    let (address, stats) = (server.local_address().to_string(), server.stats_handle());
+    tokio::spawn(server.serve());
+    let link = LinkConfig::default().max_message_bytes(1 << 20);
+    let channel = patient_channel().link(link).connect(&address).await.expect("it listens");
+    let client = LargeClient::new(channel);
+    let counted = |name: &str| {
+        let stats = stats.stats();
+        let method = method(&stats.methods, name);
+        (ends(method), method.reply_bytes)
+    };
+    let refused = (Code::ResourceExhausted, 1);
+    for name in ["Large.now", "Large.later"] {
+        let of = |len| if name == "Large.now" { client.now(len) } else { client.later(len) };
+        let status = of(2 << 20).await.expect_err("too large");
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(counted(name), ((1, vec![refused], 0), 0), "nothing of it was sent");
+        for len in [0, 1000, 500_000] {
+            assert_eq!(of(len).await.map(|bytes| bytes.len()), Ok(len as usize));
+        }
+        let (ends, bytes) = counted(name);
+        assert_eq!(ends, (4, vec![(Code::Ok, 3), refused], 0));
+        assert!((501_000..502_000).contains(&bytes), "{bytes}");
+    }
 }
 
 /// They were all counted as `Cancelled`. The caller leaves its deadlines to the server.
