@@ -30,6 +30,7 @@ pub(crate) mod random;
 pub mod resolve;
 pub(crate) mod shared;
 mod stats;
+mod stop_serving;
 pub(crate) mod subchannel;
 
 use std::fmt;

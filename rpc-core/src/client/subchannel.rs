@@ -27,6 +27,7 @@ use super::load::Load;
 use super::random::random;
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::{Connectivity, ConnectivityState, Step};
+use crate::server::served::Served;
 use crate::status::{Code, Status};
 
 /// What the end points of a channel share: who waits for them, and the news of all.
@@ -173,6 +174,16 @@ impl Subchannel {
     #[inline]
     pub(super) fn connection(&self) -> arc_swap::Guard<Option<Arc<Connection>>> {
         self.connection.load()
+    }
+
+    pub(super) fn served(&self) -> Option<&Arc<Served>> {
+        self.options.served.as_ref()
+    }
+
+    /// Those that are up, also one that serves calls of a server which is going away.
+    pub(super) fn all_connections(&self) -> Vec<Arc<Connection>> {
+        let state = self.state.lock();
+        self.connection.load_full().into_iter().chain(state.retired.clone()).collect()
     }
 
     /// The state, and what a call that begins to wait must remember.
@@ -329,6 +340,7 @@ impl Subchannel {
             }
         }
         drop(unwanted);
+        self.stop_serving_late();
         if ended.is_some() {
             self.on_lost(epoch, ended);
         }

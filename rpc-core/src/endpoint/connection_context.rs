@@ -29,7 +29,7 @@ pub(crate) struct ConnectionContext {
     pub(crate) max_metadata_bytes: usize,
     /// The memory budget that large messages of the connection are charged to.
     pub(crate) memory: MemoryBudget,
-    /// How far the end of the server has come; `None` at a client's end.
+    /// How far the end of what is served has come; `None` where nothing is.
     pub(crate) phase: Option<Watch>,
     /// Where it is.
     pub(crate) shard: Weak<RpcShard>,

@@ -4,12 +4,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rpc_transport::memory::budget::MemoryBudget;
 
 use super::ServerBuilder;
 use super::available_memory;
 use super::executor::Handlers;
+use super::phase::{Phase, Phases};
 use super::router::Router;
 use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::observability::stats::counts::Methods;
@@ -21,6 +23,9 @@ pub(crate) struct Served {
     memory: MemoryBudget,
     pub(crate) max_calls: u32,
     max_metadata_bytes: usize,
+    /// No new calls are taken.
+    is_stopped: AtomicBool,
+    phases: Phases,
 }
 
 impl Served {
@@ -43,6 +48,8 @@ impl Served {
             memory: MemoryBudget::new(memory),
             max_calls: config.limits.max_incoming_calls,
             max_metadata_bytes: config.max_metadata_bytes,
+            is_stopped: AtomicBool::new(false),
+            phases: Phases::new(),
         })
     }
 
@@ -59,7 +66,21 @@ impl Served {
 
     /// An end of a connection, with the limits of what is served.
     pub(crate) fn bound(&self, peer: RpcEndpoint) -> RpcEndpoint {
-        peer.taking_metadata(self.max_metadata_bytes)
+        peer.taking_metadata(self.max_metadata_bytes).watching(self.phases.watch())
+    }
+
+    /// No new calls are taken: to be told to all peers by who has the connections.
+    pub(crate) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::SeqCst)
+    }
+
+    /// Tells the handlers, once the peers have been told.
+    pub(crate) fn tell_handlers(&self) {
+        self.phases.advance(Phase::Draining);
     }
 }
 

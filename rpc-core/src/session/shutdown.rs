@@ -56,6 +56,14 @@ impl<W, H> Session<W, H> {
         self.shutdown.reported && self.frames.is_empty()
     }
 
+    /// Whether the peer has answered a go-away of this end, and none of its calls is in flight: so none
+    /// will be. Calls of this end may go on.
+    #[must_use]
+    pub fn has_no_callers(&self) -> bool {
+        let none = self.shutdown.peer_drained && self.incoming.in_flight() == 0;
+        self.closed.is_some() || none && self.frames.is_empty()
+    }
+
     /// Whether no call is in flight that somebody waits for, of either end, and no frame waits here.
     #[must_use]
     pub fn is_served(&self) -> bool {

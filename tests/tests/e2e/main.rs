@@ -100,4 +100,5 @@ mod reflection;
 mod runtimes;
 mod shutdown;
 mod stats;
+mod stop_serving;
 mod streams;
