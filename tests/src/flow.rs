@@ -116,7 +116,7 @@ pub trait Flow {
         requests: Streaming<(u32, Vec<u8>)>,
     ) -> impl Stream<Item = Result<Vec<u8>, Status>>;
 
-    /// A value of the metadata.
+    /// A value of the metadata, which goes back as initial metadata, too.
     fn metadata(&self, key: &str) -> impl Stream<Item = Vec<u8>>;
 }
 
@@ -304,6 +304,9 @@ impl Flow for FlowService {
 
     fn metadata(&self, key: &str) -> impl Stream<Item = Vec<u8>> {
         let value = Context::current().metadata().bytes(key).map(<[u8]>::to_vec);
+        if let Some(value) = &value {
+            Context::set_initial_metadata(key, value.clone()).expect("it came as metadata");
+        }
         stream::iter(value)
     }
 }

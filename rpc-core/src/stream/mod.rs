@@ -84,6 +84,12 @@
 //! The source of a client may be a stream of `Result<T, E>` too: an error resets the stream with the
 //! code of the status that it becomes, and the call ends with that status.
 //!
+//! # Metadata
+//! What a server tells before the first item
+//! ([`Context::set_initial_metadata`](crate::Context::set_initial_metadata)) is read by
+//! [`Streaming::initial_metadata`], also while the first item is not there; what it tells with the end
+//! ([`Context::set_reply_metadata`](crate::Context::set_reply_metadata)) by [`Streaming::metadata`].
+//!
 //! # Back-pressure
 //! A reader that stops reading stops its sender, and nobody else. What is under way is bounded by
 //! the stream's window: 16 items and 64 KiB at first (one item may be longer), up to 1 MiB for

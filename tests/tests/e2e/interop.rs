@@ -98,6 +98,7 @@ async fn custom_metadata(scheme: Scheme) {
     let client = world.flow().await;
     let (key, value) = ("x-grpc-test-echo-initial", "test_initial_metadata_value");
     let mut values = client.metadata(key).metadata(key, value).await.expect("accepted");
+    assert_eq!(values.initial_metadata().await.text(key), Some(value));
     assert_eq!(values.next().await, Some(Ok(value.as_bytes().to_vec())));
     assert_eq!(values.next().await, None);
 }
