@@ -63,7 +63,8 @@
 //!     that arrived before stay pollable.
 //! 17. *Linked posts.* The WRs of one `post_send` call start in order with at most one doorbell;
 //!     a device may hold doorbells back until [`CompletionQueue::flush`], `poll`, `arm`, or a
-//!     [`CompletionQueue::post_send_inline`] without `more`.
+//!     [`CompletionQueue::post_send_inline`] with [`Ring::Now`]. With [`Ring::Soon`] it may hold one
+//!     back as long as it has sent something of the same QP that the peer has not yet accepted.
 //! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
 //!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
@@ -98,7 +99,7 @@ pub use self::setup::{
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
 pub(crate) use self::work_request::Opcode;
-pub use self::work_request::{RecvWr, RemoteSlice, SendOp, SendWr, Source};
+pub use self::work_request::{RecvWr, RemoteSlice, Ring, SendOp, SendWr, Source};
 use crate::memory::region::{Buffer, ProtectionDomain};
 
 /// An RDMA device, opened. Cheap to share.
@@ -352,8 +353,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 
     /// Posts one SEND of bytes that are copied before this returns. Same result as
     /// [`CompletionQueue::post_send`] with one WR of [`Source::Inline`], which is the most common
-    /// post; devices may implement a fast path here. Rings the QP's doorbell at once, unless `more`
-    /// says that other posts to it follow.
+    /// post; devices may implement a fast path here. `ring` says when the QP's doorbell rings.
     ///
     /// # Errors
     /// [`PostError`]: it was not posted, and no doorbell was rung.
@@ -363,9 +363,9 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         wr_id: u64,
         signaled: bool,
         bytes: &[u8],
-        more: bool,
+        ring: Ring,
     ) -> Result<(), PostError> {
-        post_inline_listed(self, qp, wr_id, signaled, bytes, more)
+        post_inline_listed(self, qp, wr_id, signaled, bytes, ring)
     }
 
     /// Posts one RECV.
@@ -378,6 +378,12 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 
     /// Rings the doorbells that earlier posts have left pending.
     fn flush(&mut self);
+
+    /// Like [`CompletionQueue::flush`], for [`Ring::Soon`]: the caller polls or flushes soon. Default:
+    /// flushes, for devices whose doorbells cost no system call.
+    fn flush_soon(&mut self) {
+        self.flush();
+    }
 
     /// The QP's state; `None` once destroyed.
     fn state(&self, qp: QpHandle) -> Option<QpState>;
@@ -421,12 +427,14 @@ pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(
     wr_id: u64,
     signaled: bool,
     bytes: &[u8],
-    more: bool,
+    ring: Ring,
 ) -> Result<(), PostError> {
     let source = Source::Inline(bytes);
     cq.post_send(qp, &mut [SendWr { wr_id, op: SendOp::Send, signaled, source }])?;
-    if !more {
-        cq.flush();
+    match ring {
+        Ring::Now => cq.flush(),
+        Ring::Soon => cq.flush_soon(),
+        Ring::WithNext => {}
     }
     Ok(())
 }

@@ -168,6 +168,19 @@ fn check_span(start: u64, len: u64, size: u64, max: u64) -> Result<(), PostError
     Ok(())
 }
 
+/// When the doorbell of a post rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ring {
+    /// Before the post returns.
+    Now,
+    /// The poster polls or flushes soon. A device whose doorbell is a system call may leave it until
+    /// then while the peer has not yet accepted what was sent before, so that one call sends what
+    /// several callers have posted; to others this is [`Ring::Now`].
+    Soon,
+    /// With that of a post that follows, or by the next poll or flush.
+    WithNext,
+}
+
 /// A receive work request: one buffer, filled by one incoming SEND.
 #[derive(Debug)]
 pub struct RecvWr {

@@ -41,7 +41,7 @@ pub(crate) use self::send_buffers::{FIRST as FIRST_SEND_BUFFERS, SendBuffers};
 pub(crate) use self::send_path::SendPath;
 use crate::connect::error::CloseCause;
 use crate::device::{
-    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Status,
+    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Ring, Status,
 };
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke, Submission};
@@ -353,10 +353,15 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Sends all that may be sent now. `Some` if the QP was destroyed: whether all its WRs had been
-    /// flushed.
-    pub(crate) fn pump(&mut self, cq: &mut dyn CompletionQueue, now: Instant) -> Option<bool> {
-        if let Err(cause) = self.try_transmit(cq) {
+    /// Sends all that may be sent now, with doorbells by `ring`. `Some` if the QP was destroyed:
+    /// whether all its WRs had been flushed.
+    pub(crate) fn pump(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        ring: Ring,
+        now: Instant,
+    ) -> Option<bool> {
+        if let Err(cause) = self.try_transmit(cq, ring) {
             self.fail(cq, &cause);
         }
         if let Some(link) = &mut self.link {
@@ -406,7 +411,7 @@ impl<P: Protocol> Connection<P> {
         self.unfinished
     }
 
-    fn try_transmit(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+    fn try_transmit(&mut self, cq: &mut dyn CompletionQueue, ring: Ring) -> Result<(), CloseCause> {
         self.unfinished = false;
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return Ok(());
@@ -430,8 +435,8 @@ impl<P: Protocol> Connection<P> {
             };
             match sent {
                 Ok(Some(whole)) => {
-                    let more = self.protocol.may_transmit();
-                    self.poster.post_whole(cq, queue_pair, whole, more)?;
+                    let ring = if self.protocol.may_transmit() { Ring::WithNext } else { ring };
+                    self.poster.post_whole(cq, queue_pair, whole, ring)?;
                     (posted, sent_small) = (true, true);
                 }
                 Ok(None) => may_wait = true,
@@ -467,8 +472,11 @@ impl<P: Protocol> Connection<P> {
         }
         self.unfinished |= link.awaits_turn();
         if posted {
-            // Ring now: the rest of this visit need not delay the doorbell.
-            cq.flush();
+            // The rest of this visit need not delay the doorbell.
+            match ring {
+                Ring::Soon => cq.flush_soon(),
+                Ring::Now | Ring::WithNext => cq.flush(),
+            }
         }
         if may_wait || self.protocol.wants_waiting() {
             let waiting = link.waiting();

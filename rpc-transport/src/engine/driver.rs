@@ -24,6 +24,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -61,6 +62,8 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     /// Actions to be run, including those left over when a round ended early.
     actions: VecDeque<(ConnectionKey, P::Action)>,
     has_other_threads: bool,
+    /// Tells the shard that actions are run, so that no doorbell waits for the next poll.
+    acts: Arc<AtomicBool>,
 }
 
 /// The outcome of one round.
@@ -84,10 +87,10 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn new(shard: Arc<Shard<P>>, executor: E, mode: PollMode) -> io::Result<Self> {
-        let fd = {
+        let (fd, acts) = {
             let mut state = shard.lock();
             state.set_mode(mode);
-            state.cq().event_fd().try_clone_to_owned()?
+            (state.cq().event_fd().try_clone_to_owned()?, Arc::clone(state.driver_acts()))
         };
         // Deprecated for types whose fd changes or closes early; an `OwnedFd` does neither.
         #[allow(deprecated, reason = "its successor is an unsafe fn, which has no place here")]
@@ -105,6 +108,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
             actions: VecDeque::new(),
             has_other_threads: tokio::runtime::Handle::current().metrics().num_workers() > 1,
+            acts,
         })
     }
 
@@ -177,6 +181,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             return if found > 0 { Round::Progress } else { Round::Idle };
         }
         let mut woke = false;
+        self.acts.store(true, Ordering::Relaxed);
         while let Some((key, action)) = self.actions.pop_front() {
             woke |= caught(|| self.executor.execute(key, action)).unwrap_or_default();
             self.tempo.on_effect();
@@ -184,6 +189,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 break;
             }
         }
+        self.acts.store(false, Ordering::Relaxed);
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
 

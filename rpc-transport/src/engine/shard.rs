@@ -386,8 +386,12 @@ impl<P: Protocol> Locked<'_, P> {
     fn leave(mut self) -> Leaving {
         let waker = self.finish_visit();
         if self.caller_progress {
-            // On some devices polling leaves doorbells to be rung, and nobody may poll again soon.
-            self.cq.flush();
+            // On some devices polling leaves doorbells to be rung.
+            if self.is_polled_soon() {
+                self.cq.flush_soon();
+            } else {
+                self.cq.flush();
+            }
         }
         Leaving { waker, deferred: self.take_deferred() }
     }

@@ -9,7 +9,7 @@ use rpc_transport::connect::address::Address;
 use rpc_transport::device::{
     Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, Incoming,
     Listener, Outgoing, PostError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, RemoteSlice,
-    SendOp, SendWr, Source, Status,
+    Ring, SendOp, SendWr, Source, Status,
 };
 use rpc_transport::memory::region::{Access, Buffer, BufferPool, MemoryRegion, ProtectionDomain};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -130,8 +130,8 @@ impl End {
                 if *wr_id % 2 == 0 =>
             {
                 let Source::Inline(bytes) = *source else { unreachable!() };
-                let result =
-                    self.cq.post_send_inline(self.qp, *wr_id, *signaled, bytes, *wr_id % 4 == 0);
+                let ring = if *wr_id % 4 == 0 { Ring::WithNext } else { Ring::Now };
+                let result = self.cq.post_send_inline(self.qp, *wr_id, *signaled, bytes, ring);
                 if result.is_ok() {
                     *source = Source::Empty;
                 }

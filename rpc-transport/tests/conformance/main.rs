@@ -48,6 +48,7 @@ macro_rules! conformance {
                 rule14_s45_s82_inline_bytes_are_gathered_by_the_post
                 rule17_linked_posts
                 rule17_a_last_inline_post_rings
+                rule17_what_is_to_ring_soon_rings_by_the_next_poll_flush_or_arm
                 rule20_zero_length
                 rule21_traffic
             }

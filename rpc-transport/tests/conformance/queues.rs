@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rpc_transport::device::{
-    Capabilities, CompletionKind, PostErrorKind, ProviderError, QpCapacity, QpState, RecvWr,
+    Capabilities, CompletionKind, PostErrorKind, ProviderError, QpCapacity, QpState, RecvWr, Ring,
     SendOp, SendWr, Source, Status, Traffic,
 };
 use rpc_transport::memory::region::Access;
@@ -241,7 +241,7 @@ pub(crate) fn rule07_s73_states(fixture: &dyn Fixture) {
         assert_eq!(objects.cq.state(qp), Some(QpState::Init));
         let error = objects.cq.post_send(qp, &mut [send(1, true, Source::Inline(b"x"))]);
         assert_eq!(error.unwrap_err().kind, PostErrorKind::InvalidState(QpState::Init));
-        let error = objects.cq.post_send_inline(qp, 1, true, b"x", false);
+        let error = objects.cq.post_send_inline(qp, 1, true, b"x", Ring::Now);
         assert_eq!(error.unwrap_err().kind, PostErrorKind::InvalidState(QpState::Init));
         let buffer = objects.recv_pool.take().unwrap();
         objects.cq.post_recv(qp, RecvWr { wr_id: 7, buffer }).unwrap();
@@ -265,7 +265,7 @@ pub(crate) fn rule07_s73_states(fixture: &dyn Fixture) {
     assert_eq!(pair.client.cq.state(qp), None);
     let unknown = pair.client.cq.post_send(qp, &mut [send(1, true, Source::Inline(b"x"))]);
     assert_eq!(unknown.unwrap_err().kind, PostErrorKind::UnknownQp);
-    let unknown = pair.client.cq.post_send_inline(qp, 1, true, b"x", false);
+    let unknown = pair.client.cq.post_send_inline(qp, 1, true, b"x", Ring::Now);
     assert_eq!(unknown.unwrap_err().kind, PostErrorKind::UnknownQp);
     let buffer = pair.client.recv_pool.take().unwrap();
     let (error, wr) = pair.client.cq.post_recv(qp, RecvWr { wr_id: 3, buffer }).unwrap_err();
@@ -523,7 +523,8 @@ pub(crate) fn rule17_a_last_inline_post_rings(fixture: &dyn Fixture) {
         assert!(!server.pump(), "something came before the posts");
         for (wr_id, bytes) in (1..).zip(posts) {
             let more = wr_id < posts.len() as u64;
-            pair.client.cq.post_send_inline(qp, wr_id, !more, bytes.as_bytes(), more).unwrap();
+            let ring = if more { Ring::WithNext } else { Ring::Now };
+            pair.client.cq.post_send_inline(qp, wr_id, !more, bytes.as_bytes(), ring).unwrap();
         }
         while server.got.len() < posts.len() {
             assert!(server.is_woken(PATIENCE), "nobody rang for {posts:?}");
@@ -536,6 +537,49 @@ pub(crate) fn rule17_a_last_inline_post_rings(fixture: &dyn Fixture) {
         let got: Vec<_> = server.got.drain(..).collect();
         let got: Vec<_> = got.iter().map(payload).collect();
         assert_eq!(got, posts.iter().map(|bytes| bytes.as_bytes()).collect::<Vec<_>>());
+    }
+}
+
+/// Whichever comes next rings what was left to it, and the sender does nothing more.
+pub(crate) fn rule17_what_is_to_ring_soon_rings_by_the_next_poll_flush_or_arm(
+    fixture: &dyn Fixture,
+) {
+    let mut pair = Pair::new(fixture);
+    let qp = pair.client.qp;
+    if pair.client.cq.max_inline_bytes(qp) < 8 {
+        return;
+    }
+    let mut number = 0_u64;
+    for next in ["poll", "flush", "arm", "another post"] {
+        let first = number;
+        for _ in 0..3 {
+            let bytes = number.to_le_bytes();
+            pair.client.cq.post_send_inline(qp, number, true, &bytes, Ring::Soon).unwrap();
+            number += 1;
+        }
+        match next {
+            "poll" => drop(pair.client.pump()),
+            "flush" => pair.client.cq.flush(),
+            "arm" => pair.client.cq.arm().unwrap(),
+            _ => {
+                let bytes = number.to_le_bytes();
+                pair.client.cq.post_send_inline(qp, number, true, &bytes, Ring::Now).unwrap();
+                number += 1;
+            }
+        }
+        for expected in first..number {
+            // Polls the server alone: the client has done its part.
+            let server = &mut pair.server;
+            while server.got.is_empty() {
+                server.pump();
+            }
+            let got = server.got.pop_front().unwrap();
+            assert_eq!(payload(&got), expected.to_le_bytes(), "after {next}");
+            server.post_recv(number);
+        }
+    }
+    for wr_id in 0..number {
+        assert_eq!(pair.next_sent(Client).wr_id, wr_id);
     }
 }
 

@@ -421,6 +421,10 @@ impl CompletionQueue for FaultyCompletionQueue {
         self.inner.flush();
     }
 
+    fn flush_soon(&mut self) {
+        self.inner.flush_soon();
+    }
+
     fn state(&self, qp: QpHandle) -> Option<QpState> {
         self.inner.state(qp)
     }

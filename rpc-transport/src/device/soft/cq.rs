@@ -26,7 +26,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use crate::device::{
     Completion, CompletionQueue, PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent,
-    QpHandle, QpState, RecvWr, SendWr, Traffic, post_inline_listed,
+    QpHandle, QpState, RecvWr, Ring, SendWr, Traffic, post_inline_listed,
 };
 use crate::memory::region::ProtectionDomain;
 
@@ -463,7 +463,7 @@ impl CompletionQueue for SoftCompletionQueue {
         wr_id: u64,
         signaled: bool,
         bytes: &[u8],
-        more: bool,
+        ring: Ring,
     ) -> Result<(), PostError> {
         if let Some(qp) = find(&mut self.entries, handle)
             && qp.post_small(wr_id, signaled, bytes)
@@ -471,12 +471,14 @@ impl CompletionQueue for SoftCompletionQueue {
             if !std::mem::replace(&mut qp.notify_listed, true) {
                 self.bells.push(handle.index);
             }
-            if !more {
-                self.ring_bells();
+            match ring {
+                Ring::Now => self.ring_bells(),
+                Ring::Soon => self.flush_soon(),
+                Ring::WithNext => {}
             }
             return Ok(());
         }
-        post_inline_listed(self, handle, wr_id, signaled, bytes, more)
+        post_inline_listed(self, handle, wr_id, signaled, bytes, ring)
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
@@ -495,6 +497,16 @@ impl CompletionQueue for SoftCompletionQueue {
 
     fn flush(&mut self) {
         self.ring_bells();
+    }
+
+    #[inline]
+    fn flush_soon(&mut self) {
+        let may_wait = |index: &u32| {
+            self.entries[*index as usize].qp.as_deref().is_some_and(QueuePair::may_wait)
+        };
+        if !self.bells.iter().all(may_wait) {
+            self.ring_listed_bells();
+        }
     }
 
     fn state(&self, qp: QpHandle) -> Option<QpState> {

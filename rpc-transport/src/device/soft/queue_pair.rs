@@ -138,6 +138,12 @@ impl QueuePair {
         self.used.free(slots);
     }
 
+    /// Whether what was posted may wait for the poll that its poster has promised.
+    #[inline]
+    pub(super) fn may_wait(&self) -> bool {
+        matches!(&self.wire, Wire::Tcp(wire) if wire.may_wait())
+    }
+
     /// Makes the next visit check more than the next packet.
     pub(super) fn attend(&mut self) {
         self.attention = true;

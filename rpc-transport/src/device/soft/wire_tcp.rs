@@ -1,13 +1,10 @@
 //! The tcp wire: packets as frames on a byte stream, acknowledged cumulatively.
 //!
-//! Owns framing, acknowledgements and partial reads and writes. The payload of a large frame is
+//! Owns acknowledgements and partial reads and writes. The payload of a large frame is
 //! read straight to its destination. Never waits, never completes a WR.
 //!
-//! ```text
-//! frame: ack u32 | head u32 (op, flags, body length u16) | extension | payload
-//! ```
-//! `ack` is the number of packets that the sender of the frame has accepted, modulo 2^32; frames of
-//! [`Op::Ack`] and [`Op::Nak`] are not counted.
+//! An acknowledgement is the number of packets that the sender of a frame has accepted; frames of
+//! [`Op::Ack`] and [`Op::Nak`] are not counted. The bytes of a frame: [`frame`].
 //!
 //! Invariants:
 //! 1. As far as memory of WRs is concerned, an acknowledgement is accepted only up to what has been
@@ -19,6 +16,10 @@
 //!    full. A wire that holds input has work, so the next visit continues with it.
 #![allow(unsafe_code, reason = "reads from a socket into registered memory")]
 
+mod frame;
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -27,14 +28,14 @@ use std::sync::Arc;
 use crate::device::Traffic;
 use crate::memory::copy;
 
+pub(super) use self::frame::MAX_BODY_BYTES;
+use self::frame::{HEAD_BYTES, Inbound, decode_head, fill_head};
 use super::domain::Memory;
-use super::landing::{Landing, Refusal, TakePackets};
+use super::landing::{Refusal, TakePackets};
 use super::outbox::Outbox;
-use super::packet::{Extension, Flags, Head, MAX_EXTENSION_BYTES, Nak, Op};
+use super::packet::{Extension, Flags, Nak, Op};
 use super::ring::{BadFeedback, Feedback, Piece, Unsent};
 
-/// Longest body of a frame, bytes.
-pub(super) const MAX_BODY_BYTES: usize = 60 * 1024 + MAX_EXTENSION_BYTES;
 /// Payload of at least this size, bytes, is gathered from its own memory instead of copied.
 const GATHER_FROM_BYTES: usize = 4096;
 /// A body of which at least this many bytes are missing is read straight to its destination.
@@ -51,24 +52,8 @@ const VISIT_FRAMES: usize = 64;
 /// The peer is sent an acknowledgement at the latest after this many accepted packets.
 const ACK_EVERY: u64 = 32;
 
-const HEAD_BYTES: usize = 8;
-// A body's length is 16 bits.
-const _: () = assert!(MAX_BODY_BYTES <= u16::MAX as usize);
-
-/// What is being received.
-#[derive(Debug)]
-enum Inbound {
-    /// A frame's head and extension, as far as they have arrived.
-    Head { bytes: [u8; HEAD_BYTES + MAX_EXTENSION_BYTES], have: usize },
-    /// A frame's payload.
-    Body { head: Head, extension: Extension, landing: Landing, left: usize },
-    /// Nothing: input is thrown away.
-    Closed,
-}
-
-impl Inbound {
-    const START: Self = Self::Head { bytes: [0; HEAD_BYTES + MAX_EXTENSION_BYTES], have: 0 };
-}
+/// More bytes than this do not wait for the next poll.
+const WAIT_BYTES: u64 = 16 * 1024;
 
 /// What a visit received.
 #[derive(Debug, Clone, Copy, Default)]
@@ -107,6 +92,8 @@ pub(super) struct TcpWire {
     outbox: Outbox,
     /// Packets sent.
     position: u64,
+    /// Packets that the socket has taken.
+    written: u64,
     /// Packets that the peer has accepted.
     peer_accepted: u64,
     nak: Option<Nak>,
@@ -143,6 +130,7 @@ impl TcpWire {
             socket,
             outbox: Outbox::default(),
             position: 0,
+            written: 0,
             peer_accepted: 0,
             nak: None,
             accepted: 0,
@@ -191,16 +179,8 @@ impl TcpWire {
     /// Adds head and extension of a frame to the outbox. The caller has checked the length of the
     /// body.
     fn frame(&mut self, op: Op, flags: Flags, extension: Extension, payload: usize) {
-        let (extension, extension_bytes) = extension.encode();
-        let body_bytes = u16::try_from(extension_bytes + payload).unwrap_or(u16::MAX);
-        #[allow(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-        let ack = (self.accepted as u32).to_le_bytes();
-        let head = Head { op, flags, body_bytes }.encode().to_le_bytes();
-        let mut bytes = [0; HEAD_BYTES + MAX_EXTENSION_BYTES];
-        bytes[..4].copy_from_slice(&ack);
-        bytes[4..8].copy_from_slice(&head);
-        bytes[8..].copy_from_slice(&extension);
-        self.outbox.copy(&bytes[..HEAD_BYTES + extension_bytes]);
+        let (bytes, len) = frame::encode_head(self.accepted, op, flags, extension, payload);
+        self.outbox.copy(&bytes[..len]);
         self.told = self.accepted;
         self.ack_due = false;
     }
@@ -269,6 +249,13 @@ impl TcpWire {
         }
     }
 
+    /// Whether what waits is little, and the peer has not accepted all that was written before: its
+    /// answers to that are the time to write again (Nagle's rule, with a bound).
+    #[inline]
+    pub(super) fn may_wait(&self) -> bool {
+        self.peer_accepted < self.written && self.outbox.len() < WAIT_BYTES
+    }
+
     fn acknowledge(&mut self) {
         if self.ack_due && !self.closing {
             self.frame(Op::Ack, Flags::FIRST.with(Flags::LAST), Extension::None, 0);
@@ -282,6 +269,9 @@ impl TcpWire {
         match self.outbox.write_to(self.socket.as_fd()) {
             Ok(all) => {
                 self.stuck = !all;
+                if all {
+                    self.written = self.position;
+                }
                 if all && self.closing {
                     self.shut_down();
                 }
@@ -559,32 +549,6 @@ impl TcpWire {
         let Extension::Word(code) = extension else { return Err(Refusal::Protocol) };
         self.nak = Some(Nak::decode(code).ok_or(Refusal::Protocol)?);
         Ok(())
-    }
-}
-
-/// Copies the missing part of a frame's head and extension. Returns how many bytes it used.
-fn fill_head(
-    head: &mut [u8; HEAD_BYTES + MAX_EXTENSION_BYTES],
-    have: &mut usize,
-    bytes: &[u8],
-) -> Result<usize, Refusal> {
-    let end = match *have {
-        0..HEAD_BYTES => HEAD_BYTES,
-        _ => HEAD_BYTES + decode_head(head)?.1.extension_bytes(),
-    };
-    let used = bytes.len().min(end - *have);
-    head[*have..*have + used].copy_from_slice(&bytes[..used]);
-    *have += used;
-    Ok(used)
-}
-
-/// Acknowledgement and head of a frame.
-fn decode_head(bytes: &[u8; HEAD_BYTES + MAX_EXTENSION_BYTES]) -> Result<(u32, Head), Refusal> {
-    let ack = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    let word = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-    match Head::decode(word) {
-        Some(head) if usize::from(head.body_bytes) <= MAX_BODY_BYTES => Ok((ack, head)),
-        _ => Err(Refusal::Protocol),
     }
 }
 

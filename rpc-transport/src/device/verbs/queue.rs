@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::connect::error::VendorError;
 use crate::device::{
     Capabilities, Completion, CompletionQueue, DeviceAttributes, Opcode, PostError, PostErrorKind,
-    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendWr, Status,
+    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, Ring, SendWr, Status,
     post_inline_listed,
 };
 use crate::memory::region::ProtectionDomain;
@@ -482,10 +482,10 @@ impl CompletionQueue for VerbsCompletionQueue {
         wr_id: u64,
         signaled: bool,
         bytes: &[u8],
-        more: bool,
+        ring: Ring,
     ) -> Result<(), PostError> {
         // Nothing that would have to be posted first is held back.
-        if !more
+        if ring != Ring::WithNext
             && self.batch.is_empty()
             && let Some(entry) = find(&mut self.slots, qp)
             && let Some(key) = entry.queues.hold_small(wr_id, signaled, bytes.len())
@@ -495,7 +495,7 @@ impl CompletionQueue for VerbsCompletionQueue {
             }
             return Ok(());
         }
-        post_inline_listed(self, qp, wr_id, signaled, bytes, more)
+        post_inline_listed(self, qp, wr_id, signaled, bytes, ring)
     }
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {

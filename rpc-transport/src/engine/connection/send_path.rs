@@ -14,7 +14,7 @@ use super::queue_pair::{ConnectionQp, InFlight, TOKEN_BITS};
 use super::staging::Staging;
 use crate::connect::error::CloseCause;
 use crate::device::{
-    Capabilities, CompletionQueue, Device, PostError, ProviderError, SendOp, SendWr, Source,
+    Capabilities, CompletionQueue, Device, PostError, ProviderError, Ring, SendOp, SendWr, Source,
 };
 use crate::memory::region::{Access, Buffer, ProtectionDomain};
 use crate::message::part::{OutPart, PartSource};
@@ -96,20 +96,20 @@ impl SendPath {
         post_all(cq, queue_pair, &mut [wr])
     }
 
-    /// [`SendPath::post`] for a whole small message, which rings the doorbell unless `more` follow.
+    /// [`SendPath::post`] for a whole small message, which also rings the doorbell.
     #[inline]
     pub(super) fn post_whole(
         &mut self,
         cq: &mut dyn CompletionQueue,
         queue_pair: &mut ConnectionQp,
         whole: Whole,
-        more: bool,
+        ring: Ring,
     ) -> Result<(), CloseCause> {
         if whole.message.len() > queue_pair.max_inline_bytes {
             return self.post(cq, queue_pair, whole.into());
         }
         let wr_id = wr_id(queue_pair, 1) | whole.token;
-        match cq.post_send_inline(queue_pair.qp, wr_id, whole.signaled, &whole.message, more) {
+        match cq.post_send_inline(queue_pair.qp, wr_id, whole.signaled, &whole.message, ring) {
             Ok(()) => {
                 queue_pair.on_posted(1);
                 Ok(())

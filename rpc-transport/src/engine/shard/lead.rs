@@ -57,6 +57,13 @@ pub(super) struct Lead {
     looked_at: Option<Instant>,
 }
 
+impl Lead {
+    /// Whether a caller polls for its answer, and will until it says otherwise.
+    pub(super) fn has_leader(&self) -> bool {
+        self.leader.is_some()
+    }
+}
+
 /// A caller of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Leader {
@@ -257,6 +264,8 @@ impl<P: Protocol> State<P> {
 
     /// Ends the lead. Returns whom to wake: a caller that leads from now on, or the driver.
     fn pass_on(&mut self) -> Option<Waker> {
+        // What was left to its next poll.
+        self.cq.flush();
         let leader = self.lead.leader.take();
         if !matches!(self.driver, DriverState::StoodBack { .. }) {
             // It goes on polling.

@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use super::caller_polling::CallerPolling;
 use super::lead::Lead;
 use super::{ConnectionKey, WakeList};
 use crate::connect::error::CloseCause;
-use crate::device::{Completion, CompletionQueue, QpHandle};
+use crate::device::{Completion, CompletionQueue, QpHandle, Ring};
 use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
 use crate::engine::deferred::Deferred;
@@ -74,6 +75,8 @@ pub struct State<P: Protocol> {
     /// When the parked driver was due to wake (`Some(None)`: no deadline), until `now` is next set.
     asleep_until: Option<Option<Instant>>,
     pub(super) driver: DriverState,
+    /// The driver runs actions, handlers of the user's among them.
+    driver_acts: Arc<AtomicBool>,
     pub(super) closing: bool,
     /// The CQ has died.
     dead: bool,
@@ -113,6 +116,7 @@ impl<P: Protocol> State<P> {
             now: clock::now(),
             asleep_until: None,
             driver: DriverState::Running,
+            driver_acts: Arc::default(),
             closing: false,
             dead: false,
             qp_count: 0,
@@ -140,6 +144,11 @@ impl<P: Protocol> State<P> {
         self.by_qp[at] = index;
         self.qp_count += 1;
         ConnectionKey { index, generation }
+    }
+
+    /// What the driver says while it runs actions, outside the lock.
+    pub(crate) fn driver_acts(&self) -> &Arc<AtomicBool> {
+        &self.driver_acts
     }
 
     pub(crate) fn cq(&mut self) -> &mut dyn CompletionQueue {
@@ -293,16 +302,26 @@ impl<P: Protocol> State<P> {
     }
 
     fn transmit_all(&mut self) {
+        let ring = if self.is_polled_soon() { Ring::Soon } else { Ring::Now };
         while let Some(index) = self.dirty.pop() {
-            self.pump(index);
+            self.pump(index, ring);
         }
     }
 
-    fn pump(&mut self, index: u32) {
+    /// Whether somebody is about to poll, and nothing of the user's runs before.
+    pub(super) fn is_polled_soon(&self) -> bool {
+        match self.driver {
+            DriverState::Running => !self.driver_acts.load(Ordering::Relaxed),
+            DriverState::StoodBack { .. } => self.lead.has_leader(),
+            DriverState::Parked { .. } | DriverState::Gone => false,
+        }
+    }
+
+    fn pump(&mut self, index: u32, ring: Ring) {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.dirty = false;
         let key = ConnectionKey { index, generation: connection.generation };
-        if let Some(drained) = connection.pump(&mut *self.cq, self.now) {
+        if let Some(drained) = connection.pump(&mut *self.cq, ring, self.now) {
             self.qp_count -= 1;
             self.unflushed += u64::from(!drained);
             if let Some(at) = connection.take_registered_deadline() {
