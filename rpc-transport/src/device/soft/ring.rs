@@ -1,11 +1,10 @@
 //! Rings: packets through memory that two queue pairs share.
 //!
 //! Owns the layout of a segment and the two ends of a ring. A segment is written by one side and
-//! read by the other: one page of control words, then the slots of the ring that its owner sends
-//! on. Never knows queue pairs, and never waits.
+//! read by the other: control words, then the slots of the ring that its owner sends on. Never knows queue pairs, and never waits.
 //!
 //! ```text
-//! segment: | control page: accepted u64, nak u32, closed u32 .. armed u32 | slot 0 | slot 1 | ..
+//! segment: | accepted u64, nak u32, closed u32 .. armed u32 .. | slot 0 | slot 1 | ..
 //! slot:    | sequence u32, head u32 | body ...                     | 128 bytes
 //! packet:  | sequence, head | body of the first slot | body goes on through whole slots | ..
 //! ```
@@ -30,7 +29,7 @@ use std::sync::atomic::Ordering;
 use crate::device::Traffic;
 use crate::device::soft::doorbell::{Ringer, Sleeper, Word};
 
-use super::mapping::{Mapping, PAGE_BYTES};
+use super::mapping::Mapping;
 use super::packet::{Extension, Flags, Head, Nak, Op};
 
 mod segment;
@@ -51,7 +50,8 @@ pub(super) const MAX_SLOTS: usize = 1024;
 
 /// Bytes of the sequence number and head in front of a packet's body.
 const WORD_BYTES: usize = 8;
-const CONTROL_BYTES: usize = PAGE_BYTES;
+/// Bytes in front of the slots: they and the first slots are one page of an idle connection.
+const CONTROL_BYTES: usize = 2 * SLOT_BYTES;
 const ACCEPTED: usize = 0;
 const NAK: usize = 8;
 const CLOSED: usize = 12;
@@ -61,7 +61,7 @@ const ARMED: usize = 128;
 /// Bit set in every sequence number, so that zeroed memory never holds a valid one.
 const VALID: u32 = 1 << 31;
 
-/// Size of a segment with `slots` slots, bytes.
+/// Size of a segment with `slots` slots, bytes, before it is rounded to whole pages.
 pub(super) const fn segment_bytes(slots: usize) -> usize {
     CONTROL_BYTES + slots * SLOT_BYTES
 }
@@ -83,7 +83,7 @@ impl From<&[u8]> for Piece {
     }
 }
 
-/// What the peer's control page says about the packets sent here.
+/// What the peer's control words say about the packets sent here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Feedback {
     /// Position up to which the peer has accepted them.
@@ -101,7 +101,7 @@ pub(super) enum Unsent {
     TooLong,
 }
 
-/// The peer's control page contradicts itself, or what was sent.
+/// The peer's control words contradict itself, or what was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BadFeedback;
 

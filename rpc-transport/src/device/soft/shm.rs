@@ -40,7 +40,7 @@ use super::wire_ring::{Half, PeerHalf};
 
 const MAGIC: [u8; 8] = *b"softrdma";
 /// Version of the set-up and of the ring layout.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const HEADER_BYTES: usize = 16;
 const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + REP_PRIVATE_DATA_BYTES;
 

@@ -10,8 +10,8 @@ use rustix::mm::ProtFlags;
 use test_kit::hostile::kind::{REFUSE, REPLY};
 use test_kit::hostile::op::{MAP_ANSWER, WHOLE, WRITE};
 use test_kit::hostile::shm::{
-    self, CONTROL_BYTES, SEALS, SEGMENT_BYTES, SLOT_BYTES, SLOTS, Wire as Intruder, hear,
-    memory_file, message, say,
+    self, SEALS, SEGMENT_BYTES, SLOTS, Wire as Intruder, hear, memory_file, message, say,
+    segment_bytes,
 };
 use test_kit::hostile::span;
 
@@ -99,7 +99,7 @@ fn servers_that_answer_nonsense_are_named() {
         ("version 7", bad_version, good()),
         ("kind 42", message(42, 512, b""), vec![]),
         ("another size", message(REPLY, 256, &[0; 196]), {
-            vec![memory_file(CONTROL_BYTES + 256 * SLOT_BYTES, SEALS)]
+            vec![memory_file(segment_bytes(256), SEALS)]
         }),
         ("one file", message(REPLY, 512, &[0; 196]), vec![]),
         ("not sealed", message(REPLY, 512, &[0; 196]), {

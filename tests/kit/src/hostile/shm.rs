@@ -20,11 +20,17 @@ pub const SLOTS: usize = 512;
 /// Size of a slot, bytes.
 pub const SLOT_BYTES: usize = 128;
 /// Bytes in front of the slots.
-pub const CONTROL_BYTES: usize = 4096;
+pub const CONTROL_BYTES: usize = 256;
 /// Size of a segment with [`SLOTS`] slots.
-pub const SEGMENT_BYTES: usize = CONTROL_BYTES + SLOTS * SLOT_BYTES;
+pub const SEGMENT_BYTES: usize = segment_bytes(SLOTS);
 
-/// Where the words of the control page lie.
+/// Size of a segment: whole pages.
+#[must_use]
+pub const fn segment_bytes(slots: usize) -> usize {
+    (CONTROL_BYTES + slots * SLOT_BYTES).next_multiple_of(4096)
+}
+
+/// Where the control words lie.
 pub mod word {
     /// How far the other side's packets were accepted, in slots.
     pub const ACCEPTED: usize = 0;
@@ -113,7 +119,7 @@ pub fn hear(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
 #[must_use]
 pub fn message(kind: u8, slots: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = b"softrdma".to_vec();
-    bytes.extend([2, kind, 0, 0]);
+    bytes.extend([3, kind, 0, 0]);
     bytes.extend(slots.to_le_bytes());
     bytes.extend(body);
     bytes

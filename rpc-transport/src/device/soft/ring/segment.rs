@@ -78,7 +78,7 @@ impl Segment for Mapping {
 
     #[inline]
     fn control(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: `offset` is one of the ring's constants, inside the control page.
+        // SAFETY: `offset` is one of the ring's constants, in front of the slots.
         let word = unsafe { self.base().add(offset) }.cast::<AtomicU32>();
         // SAFETY: aligned (the mapping to a page, `offset` to 4), valid while the mapping is, and
         // only accessed atomically by both sides.
@@ -97,7 +97,7 @@ impl Segment for Mapping {
 
     #[inline]
     unsafe fn put(&self, at: usize, from: NonNull<u8>, len: usize) {
-        // SAFETY: the slots follow the control page inside the mapping, and `at` is in them.
+        // SAFETY: the slots follow the control words inside the mapping, and `at` is in them.
         let to = unsafe { self.base().add(CONTROL_BYTES + at) };
         // SAFETY: valid for `len` by the caller; a region's bytes may be written by peers
         // meanwhile.
@@ -116,7 +116,7 @@ impl Segment for Mapping {
 
     #[inline]
     unsafe fn get(&self, at: usize, to: NonNull<u8>, len: usize) {
-        // SAFETY: the slots follow the control page inside the mapping, and `at` is in them.
+        // SAFETY: the slots follow the control words inside the mapping, and `at` is in them.
         let from = unsafe { self.base().add(CONTROL_BYTES + at) };
         // SAFETY: valid for `len` by the caller. The peer may write the one and this process read
         // the other meanwhile.
