@@ -162,30 +162,25 @@ impl Handlers {
 }
 
 impl Handlers {
-    /// Hands a reply to the session. `count` is called before the caller can know of it.
-    #[inline]
-    fn hand_over(
-        &mut self,
-        state: &mut State<RpcEndpoint>,
-        call: Call,
-        reply: Reply,
-        count: impl FnOnce(&mut RouteCounts, Option<Replied>),
-    ) {
-        let Call { key, id, accepted, method, .. } = call;
-        let (mut reply, mut count) = (Some(reply), Some(count));
-        let counts = &mut self.counts;
+    /// Hands a reply to the session whose end is not counted yet: the caller cannot know of it before.
+    #[cold]
+    fn reply_and_count(&mut self, state: &mut State<RpcEndpoint>, call: Call, reply: Reply) {
+        let Call { key, id, accepted, method, route } = call;
+        let (mut ended, mut reply) = (End::of(&reply), Some(reply));
+        let counts = self.counts.of(Some(usize::try_from(route).unwrap_or(usize::MAX)));
         let replied = state.with(key, |peer| {
             if accepted {
                 peer.session.accept_signature(id);
             }
             let replied = peer.reply(id, method, &mut reply);
-            if let Some(count) = count.take() {
-                count(counts, Some(replied));
+            if replied == Replied::Refused {
+                ended = (End::Code(Code::ResourceExhausted), 0);
             }
+            counts.counts.on_end(ended.0, ended.1);
             replied
         });
-        if let Some(count) = count {
-            count(&mut self.counts, replied);
+        if replied.is_none() {
+            counts.counts.on_end(ended.0, ended.1);
         }
         if let Some(reply) = reply {
             if replied == Some(Replied::MustWait) {
@@ -231,12 +226,12 @@ fn run(
         if let Some(began) = began {
             lease.took(began);
         }
-        if bytes > SURELY_TAKEN_BYTES {
-            done.push_back(Done::Uncounted { call, reply });
+        done.push_back(if bytes > SURELY_TAKEN_BYTES {
+            Done::Uncounted { call, reply }
         } else {
             lease.counts.on_end(end, bytes);
-            done.push_back(call.replied(reply));
-        }
+            call.replied(reply)
+        });
         if let Some(handler) = handler {
             finished.push(handler);
         }
@@ -497,18 +492,24 @@ impl Executor<RpcEndpoint> for Handlers {
     fn apply(&mut self, state: &mut State<RpcEndpoint>) {
         while let Some(done) = self.done.pop_front() {
             match done {
-                Done::Reply { call, reply } => self.hand_over(state, call, reply, |_, _| {}),
-                Done::Uncounted { call, reply } => {
-                    let ended = End::of(&reply);
-                    self.hand_over(state, call, reply, |counts, replied| {
-                        let (end, bytes) = match replied {
-                            Some(Replied::Refused) => (End::Code(Code::ResourceExhausted), 0),
-                            _ => ended,
-                        };
-                        let route = usize::try_from(call.route).unwrap_or(usize::MAX);
-                        counts.of(Some(route)).counts.on_end(end, bytes);
+                Done::Reply { call, reply } => {
+                    let Call { key, id, accepted, method, .. } = call;
+                    let mut reply = Some(reply);
+                    let replied = state.with(key, |peer| {
+                        if accepted {
+                            peer.session.accept_signature(id);
+                        }
+                        peer.reply(id, method, &mut reply)
                     });
+                    if let Some(reply) = reply {
+                        if replied == Some(Replied::MustWait) {
+                            self.waiting.push((call, reply));
+                        } else {
+                            self.spent.push(reply);
+                        }
+                    }
                 }
+                Done::Uncounted { call, reply } => self.reply_and_count(state, call, reply),
                 Done::Attach { call: Call { key, id, accepted, .. }, handle } => {
                     let refused = state.with(key, |peer| {
                         if accepted {

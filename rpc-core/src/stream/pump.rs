@@ -171,12 +171,15 @@ where
         };
         let line = line.by_ref();
         loop {
-            while self.waiting.is_some() {
-                if let Err(why) = std::task::ready!(line.poll_send(cx, &mut self.waiting)) {
-                    (self.waiting, self.behind) = (None, None);
-                    return Poll::Ready(Err(not_sent(self.method, why)));
-                }
+            if self.waiting.is_some()
+                && let Err(why) = std::task::ready!(line.poll_send(cx, &mut self.waiting))
+            {
+                self.waiting = None;
+                return Poll::Ready(Err(not_sent(self.method, why)));
+            }
+            if self.behind.is_some() {
                 self.waiting = self.behind.take();
+                continue;
             }
             if let Some(output) = self.output.take() {
                 return Poll::Ready(Ok(output));
@@ -205,18 +208,17 @@ where
             }
             let next = std::task::ready!(next);
             step.made_progress();
-            let before = match self.has_begun {
-                true => None,
-                false => self.begin(),
-            };
+            if !self.has_begun {
+                self.begin();
+            }
             let item = match next {
                 Next::Item(item) => item,
                 Next::LastItem(item, output) => {
                     self.output = Some(output);
                     item
                 }
-                Next::End(output) if before.is_some() => {
-                    (self.waiting, self.output) = (before, Some(output));
+                Next::End(output) if self.waiting.is_some() => {
+                    self.output = Some(output);
                     continue;
                 }
                 Next::End(output) => return Poll::Ready(Ok(self.accepted(output))),
@@ -230,9 +232,9 @@ where
                     {
                         counters.on_sent(frame.total_len());
                     }
-                    match before {
+                    match self.waiting {
                         None => self.waiting = Some(frame),
-                        before => (self.waiting, self.behind) = (before, Some(frame)),
+                        Some(_) => self.behind = Some(frame),
                     }
                 }
                 Err(error) => {
@@ -243,12 +245,12 @@ where
         }
     }
 
-    /// Before the first item, or the end: the initial metadata, if there is any.
-    fn begin(&mut self) -> Option<OutBuf> {
+    /// Before the first item, or the end, goes the initial metadata, if there is any.
+    #[cold]
+    fn begin(&mut self) {
         self.has_begun = true;
-        let before = self.initial_metadata();
+        self.waiting = self.initial_metadata();
         Context::set_begun(Begun::Items);
-        before
     }
 
     /// The initial metadata, if there is any that has not left.

@@ -88,6 +88,8 @@ struct Results<R, E, U> {
     /// The first thing has been read: the initial metadata, or what is kept in `first`.
     has_begun: bool,
     first: Option<Read<R, E>>,
+    /// Neither is looked at any more.
+    is_under_way: bool,
 }
 
 impl<T> Streaming<T> {
@@ -120,6 +122,7 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
             initial: Metadata::new(),
             has_begun: false,
             first: None,
+            is_under_way: false,
         }));
         Self { side, codec, method, decode, end: None, output: None }
     }
@@ -268,9 +271,15 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
 impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
     #[inline]
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Read<R, E>> {
+        if self.is_under_way { self.poll_next_read(cx) } else { self.poll_first_read(cx) }
+    }
+
+    #[cold]
+    fn poll_first_read(&mut self, cx: &mut Context<'_>) -> Poll<Read<R, E>> {
         if !self.has_begun {
             std::task::ready!(self.poll_begin(cx));
         }
+        self.is_under_way = true;
         match self.first.take() {
             Some(first) => Poll::Ready(first),
             None => self.poll_next_read(cx),
@@ -305,6 +314,7 @@ impl<R, E: From<Status>, U: Pump> Results<R, E, U> {
         Poll::Ready(())
     }
 
+    #[inline]
     fn poll_next_read(&mut self, cx: &mut Context<'_>) -> Poll<Read<R, E>> {
         if let Some(pumped) = self.call.pumped() {
             // Pending or not: items may have arrived.
