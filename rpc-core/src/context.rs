@@ -354,8 +354,9 @@ impl Context {
         self.connected()?.phase.as_ref()
     }
 
-    /// Waits until the server begins to shut down: at once if it does already, and for ever outside a
-    /// handler of a server. For handlers that work long, so that they come to a good end within
+    /// Waits until the server begins to shut down, or the client that serves stops
+    /// ([`Channel::stop_serving`](crate::Channel::stop_serving)): at once if it does already, and for ever
+    /// outside a handler. For handlers that work long, so that they come to a good end within
     /// [`grace`](crate::ServerBuilder::grace).
     ///
     /// ```
@@ -386,7 +387,7 @@ impl Context {
         }
     }
 
-    /// Whether the server has begun to shut down; see
+    /// Whether the server has begun to shut down, or the client to stop serving; see
     /// [`drain_lead`](crate::ServerBuilder::drain_lead).
     #[must_use]
     pub fn is_draining(&self) -> bool {
