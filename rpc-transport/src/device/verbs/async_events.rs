@@ -69,12 +69,24 @@ fn dispatch(context: &Context, number: u32, element: usize) -> Option<IdKey> {
             tracing::error!(device, "device failed");
             context.fail_all("the device has failed");
         }
-        number::PORT_ERR => tracing::warn!(device, port = element, "port down"),
-        number::PORT_ACTIVE => tracing::info!(device, port = element, "port up"),
+        number::PORT_ERR => {
+            tracing::warn!(device, port = element, "port down");
+            set_port(context, element, false);
+        }
+        number::PORT_ACTIVE => {
+            tracing::info!(device, port = element, "port up");
+            set_port(context, element, true);
+        }
+        // Nothing keeps addresses: each connect and each bind asks for those of its time.
         number::GID_CHANGE => tracing::info!(device, port = element, "addresses changed"),
         // Not needed, since drains count completions; and many devices never raise it.
         number::QP_LAST_WQE_REACHED => {}
         other => tracing::debug!(device, number = other, "asynchronous event ignored"),
     }
     None
+}
+
+/// A number that is no port's is that of none.
+fn set_port(context: &Context, port: usize, is_up: bool) {
+    context.ports().set(u8::try_from(port).unwrap_or(u8::MAX), is_up);
 }

@@ -324,9 +324,14 @@ impl CmId {
         qp.modify(&rts)
     }
 
-    fn link_layer(&self) -> u8 {
+    /// The device's port, once the device is known.
+    pub(super) fn port(&self) -> u8 {
         // SAFETY: a live id.
-        let port = unsafe { self.0.as_ref().port_num };
+        unsafe { self.0.as_ref().port_num }
+    }
+
+    fn link_layer(&self) -> u8 {
+        let port = self.port();
         let port = self.device().map(|context| device::query_port(context.as_ptr(), port));
         port.and_then(Result::ok).map_or(0, |port| port.link_layer)
     }

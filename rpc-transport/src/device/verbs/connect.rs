@@ -64,11 +64,17 @@ impl Connector for VerbsConnector {
             }
         }
         // If the machine lacks something, report that rather than the failed call.
-        if let Some(reason) = preflight::first_problem() {
+        let report = preflight::preflight();
+        if let Some(reason) = report.first_problem() {
             return Err(ConnectError::Unavailable { scheme: "rdma", reason });
         }
         let failure = last.unwrap_or(Failure::Gone);
-        Err(failure.into_connect_error(address))
+        Err(match failure.into_connect_error(address) {
+            ConnectError::Unreachable { address, reason } => {
+                ConnectError::Unreachable { address, reason: report.with_ports_down(reason) }
+            }
+            other => other,
+        })
     }
 }
 

@@ -22,6 +22,7 @@ use crate::device::QpHandle;
 
 use super::ffi;
 use super::mailbox::Mailbox;
+use super::ports::Ports;
 use super::service::IdKey;
 
 /// The list of `rdma_get_devices`; while it exists, every context in it stays open.
@@ -89,6 +90,7 @@ pub(super) struct Context {
     name: String,
     qps: Mutex<HashMap<usize, QpTarget>>,
     cqs: Mutex<HashMap<usize, Weak<Mailbox>>>,
+    ports: Ports,
     _pin: DeviceList,
 }
 
@@ -105,7 +107,8 @@ impl Context {
             return Err(io::Error::from_raw_os_error(NO_SUCH_DEVICE));
         }
         let name = device_name(raw);
-        Ok(Self { raw, name, qps: Mutex::default(), cqs: Mutex::default(), _pin: pin })
+        let (qps, cqs, ports) = (Mutex::default(), Mutex::default(), Ports::default());
+        Ok(Self { raw, name, qps, cqs, ports, _pin: pin })
     }
 
     /// The context.
@@ -116,6 +119,11 @@ impl Context {
     /// The device's name.
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What is known of its ports.
+    pub(super) fn ports(&self) -> &Ports {
+        &self.ports
     }
 
     /// Registers a QP (invariant 2).

@@ -113,7 +113,14 @@ impl Conversation {
     }
 
     fn report_resolved(&mut self) -> Result<(), (&'static str, io::Error)> {
-        let resolved = resolve_device(&self.id, &self.options);
+        let resolved = resolve_device(&self.id, &self.options).and_then(|resolved| {
+            let (device, port) = (&resolved.device, self.id.port());
+            if device.is_down(port) {
+                let device = device.context().name().to_owned();
+                return Err(Failure::PortDown { device, port });
+            }
+            Ok(resolved)
+        });
         let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
         self.device = resolved.as_ref().ok().map(|resolved| Arc::clone(&resolved.device));
         let is_usable = resolved.is_ok();

@@ -17,10 +17,11 @@ use crate::memory::region::ProtectionDomain;
 
 use super::completion_channel::CqGuard;
 use super::context::{Context, DeviceList};
-use super::ffi::{self, Plain};
+use super::ffi::{self, Plain, ibv_port_state};
 use super::limits;
 use super::memory::{PdGuard, VerbsDomain};
 use super::queue::VerbsCompletionQueue;
+use super::quirks::Quirks;
 use super::wr_key::MAX_WRS;
 
 /// Inline sizes that are tried, bytes; the first that is granted is used. 220 is what an mlx5 SQ
@@ -34,6 +35,7 @@ const INLINE_BYTES: [u32; 6] = [220, 128, 101, 96, 64, 48];
 pub(super) struct VerbsDevice {
     context: Arc<Context>,
     attributes: DeviceAttributes,
+    quirks: Quirks,
     max_reads: u8,
     comp_vectors: i32,
     next_vector: AtomicI32,
@@ -113,6 +115,7 @@ impl VerbsDevice {
         let max_reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, 255);
         let max_reads = u8::try_from(max_reads).unwrap_or(0);
         let max_qp_wr = u32::try_from(limits.max_qp_wr).unwrap_or(0);
+        let quirks = Quirks::of(limits.vendor_id);
         let attributes = DeviceAttributes {
             name: context.name().to_owned(),
             max_inline_bytes,
@@ -120,18 +123,27 @@ impl VerbsDevice {
             // One slot is reserved for the drain WR (see `queue_pair`).
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
             max_cqe: CqGuard::usable_entries(max_cqe),
-            capabilities: capabilities(&context, max_reads).with(late_sends(limits.vendor_id)),
+            capabilities: capabilities(&context, max_reads).with(late_sends(quirks)),
         };
         // SAFETY: the context is open.
         let comp_vectors = unsafe { raw.as_ref().num_comp_vectors }.max(1);
         tracing::debug!(?attributes, "RDMA device opened");
         let next_vector = AtomicI32::new(0);
-        Ok(Some(Self { context, attributes, max_reads, comp_vectors, next_vector }))
+        Ok(Some(Self { context, attributes, quirks, max_reads, comp_vectors, next_vector }))
     }
 
     /// The open context.
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Whether a port has lost its link. Asks the device only where an event has said so.
+    pub(super) fn is_down(&self, port: u8) -> bool {
+        let is_active = || {
+            let asked = query_port(self.context.as_ptr(), port);
+            asked.is_ok_and(|port| port.state == ibv_port_state::IBV_PORT_ACTIVE)
+        };
+        self.context.ports().is_down(port, is_active)
     }
 
     /// Most READs that one QP may have in flight in either direction.
@@ -159,7 +171,7 @@ impl Device for VerbsDevice {
         let vector = self.next_vector.fetch_add(1, Ordering::Relaxed) % self.comp_vectors;
         let cq = CqGuard::create(&self.context, min_entries, vector.abs());
         let cq = cq.map_err(|error| limits::refused("create completion queue", &error))?;
-        Ok(Box::new(VerbsCompletionQueue::new(Arc::new(cq), &self.attributes)))
+        Ok(Box::new(VerbsCompletionQueue::new(Arc::new(cq), &self.attributes, self.quirks)))
     }
 }
 
@@ -208,7 +220,7 @@ fn max_message_bytes(context: &Context, ports: u8) -> u64 {
 
 fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
     let both = Capabilities::REGISTER_REMOTE.with(Capabilities::EMPTY_SEND);
-    if is_iwarp(context) {
+    if NonNull::new(context.as_ptr()).is_some_and(is_iwarp) {
         // iWARP has no immediates, and requires the local buffer of a READ to allow remote writes.
         return both;
     }
@@ -216,20 +228,15 @@ fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
     if max_reads > 0 { infiniband.with(Capabilities::READ) } else { infiniband }
 }
 
-/// Whether SENDs in ERR are flushed: by all but the providers of mana and ocrdma, which refuse them.
-/// One that is not known here is found out when it refuses (see `queue`).
-fn late_sends(vendor_id: u32) -> Capabilities {
-    const MICROSOFT: u32 = 0x1414;
-    const EMULEX: u32 = 0x10df;
-    match vendor_id {
-        MICROSOFT | EMULEX => Capabilities::NONE,
-        _ => Capabilities::FLUSHES_LATE_SENDS,
-    }
+/// Whether SENDs in ERR are flushed.
+fn late_sends(quirks: Quirks) -> Capabilities {
+    if quirks.no_late_sends { Capabilities::NONE } else { Capabilities::FLUSHES_LATE_SENDS }
 }
 
-fn is_iwarp(context: &Context) -> bool {
-    // SAFETY: an open context names its device.
-    let device = unsafe { (*context.as_ptr()).device };
+/// Whether an open context's device is an iWARP one.
+pub(super) fn is_iwarp(context: NonNull<ffi::ibv_context>) -> bool {
+    // SAFETY: an open context, by this module's callers, names its device.
+    let device = unsafe { context.as_ref().device };
     // SAFETY: the device lives as long as the library.
     let transport = unsafe { (*device).transport_type };
     transport == ffi::ibv_transport_type::IBV_TRANSPORT_IWARP

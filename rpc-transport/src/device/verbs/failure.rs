@@ -38,6 +38,13 @@ pub(super) enum Failure {
     Gone,
     /// No libibverbs device fits.
     Device(String),
+    /// The port through which the peer is reached has no link.
+    PortDown {
+        /// The device's name.
+        device: String,
+        /// The port's number, from 1.
+        port: u8,
+    },
 }
 
 /// The reasons of `enum ib_cm_rej_reason` that occur in practice.
@@ -58,6 +65,7 @@ impl Failure {
             Self::Deadline(after) => ConnectError::TimedOut { address: address.clone(), after },
             Self::Gone => unreachable(address, "the connection attempt is over".to_owned()),
             Self::Device(reason) => ConnectError::Unavailable { scheme: "rdma", reason },
+            Self::PortDown { device, port } => unreachable(address, port_down(&device, port)),
         }
     }
 
@@ -79,6 +87,7 @@ impl Failure {
             Self::Deadline(after) => format!("nothing happened within {after:?}"),
             Self::Gone => "the listener is gone".to_owned(),
             Self::Device(reason) => reason,
+            Self::PortDown { device, port } => port_down(&device, port),
         };
         ListenError::Failed { address, reason }
     }
@@ -118,6 +127,11 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
 
 fn unreachable(address: &Address, reason: String) -> ConnectError {
     ConnectError::Unreachable { address: address.clone(), reason }
+}
+
+/// What is wrong with a port without a link, and what to do.
+pub(super) fn port_down(device: &str, port: u8) -> String {
+    format!("port {port} of {device} is down: check the cable and `ip link`/`rdma link`")
 }
 
 fn event_text(event: Event, status: i32) -> String {
@@ -240,6 +254,14 @@ mod tests {
         assert!(error.contains("connect") && error.contains("allocate memory"), "{error}");
         let late = Failure::Deadline(Duration::from_secs(3)).into_connect_error(&address());
         assert!(matches!(late, ConnectError::TimedOut { .. }), "{late}");
+    }
+
+    #[test]
+    fn a_port_without_link_has_a_sentence_of_its_own() {
+        let failure = Failure::PortDown { device: "mlx5_0".to_owned(), port: 2 };
+        let error = failure.into_connect_error(&address());
+        assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains("port 2 of mlx5_0 is down: check the cable"), "{error}");
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! look at the machine's devices.
 //!
 //! rdma_cm knows no devices, only addresses: a device is chosen by connecting from one of its
-//! addresses, or by listening at them. Where a device's GIDs are no IP addresses (InfiniBand, iWARP)
-//! the system chooses, and its choice is compared afterwards.
+//! addresses, or by listening at them. Where a device's addresses are not known (InfiniBand) the
+//! system chooses, and its choice is compared afterwards.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;

@@ -3,12 +3,14 @@
 //! Owns the report and its conclusions: [`judge`] is a pure function of the facts that [`probe`]
 //! collects. Never changes anything.
 
+mod interfaces;
 mod probe;
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+use super::failure::port_down;
 use super::limits::raise_memlock;
 use super::options::TRAFFIC_CLASS_VARIABLE;
 
@@ -17,6 +19,9 @@ use super::options::TRAFFIC_CLASS_VARIABLE;
 const SMALL_MEMLOCK_BYTES: u64 = 4 * 1024 * 1024;
 /// RDMA MTU below which large messages are noticeably slower, bytes.
 const GOOD_MTU_BYTES: u32 = 4096;
+
+/// [`Gid::kind`] of an address of an iWARP port.
+const IWARP: &str = "iWARP";
 
 /// How serious a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,21 +44,23 @@ pub struct Finding {
 /// An address of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gid {
-    /// Index in the port's table.
+    /// Index in the port's table. An iWARP port has one entry, which stands for all addresses of its
+    /// network device.
     pub index: u32,
     /// The address; IPv4 is mapped.
     pub address: Ipv6Addr,
     /// Its kind, in the kernel's words: `RoCE v2`, `IB/RoCE v1`; empty if the kernel does not say.
+    /// `iWARP`: an address of the network device.
     pub kind: String,
     /// The network device that it belongs to, if any.
     pub network_device: Option<String>,
 }
 
 impl Gid {
-    /// Whether it is an IP address, as on RoCE v2; on InfiniBand, iWARP and RoCE v1 it is made of
-    /// other numbers, or a second form of one that is there already.
+    /// Whether it is an IP address, as on RoCE v2; on InfiniBand and RoCE v1 it is made of other
+    /// numbers, or a second form of one that is there already.
     fn is_ip_address(&self) -> bool {
-        self.kind == "RoCE v2"
+        self.kind == "RoCE v2" || self.kind == IWARP
     }
 
     /// Whether a peer in another network can reach this address.
@@ -127,15 +134,11 @@ pub fn preflight() -> Report {
     report
 }
 
-/// The most serious problem of this machine, if any.
-pub(super) fn first_problem() -> Option<String> {
-    let findings = preflight().findings.into_iter();
-    findings.filter(|found| found.severity == Severity::Problem).map(|found| found.text).next()
-}
-
 /// Why connecting is impossible, given that the connection manager could not be opened.
 pub(super) fn why_unavailable(error: &io::Error) -> String {
-    first_problem().unwrap_or_else(|| format!("the connection manager cannot be used: {error}"))
+    preflight()
+        .first_problem()
+        .unwrap_or_else(|| format!("the connection manager cannot be used: {error}"))
 }
 
 impl Report {
@@ -143,6 +146,26 @@ impl Report {
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.findings.iter().all(|found| found.severity == Severity::Advice)
+    }
+
+    /// The most serious problem of this machine, if any.
+    pub(super) fn first_problem(&self) -> Option<String> {
+        let problem = self.findings.iter().find(|found| found.severity == Severity::Problem);
+        problem.map(|found| found.text.clone())
+    }
+
+    /// Adds which ports are down to the reason why a peer is not reached: the system drops a port's
+    /// routes with its link, and then speaks of neither.
+    pub(super) fn with_ports_down(&self, mut reason: String) -> String {
+        for device in &self.devices {
+            for port in device.ports.iter().filter(|port| !port.is_active) {
+                let down = port_down(&device.name, port.number);
+                if !reason.contains(&down) {
+                    reason = format!("{reason}; {down}");
+                }
+            }
+        }
+        reason
     }
 
     /// The addresses at which peers reach the active ports of this machine.

@@ -35,6 +35,7 @@ use super::ffi::{self, Plain, ibv_wc_opcode};
 use super::limits;
 use super::memory::VerbsDomain;
 use super::queue_pair::{QpGuard, Transition};
+use super::quirks::Quirks;
 use super::service::IdLink;
 use super::status;
 use super::work_queues::{Outcome, WorkQueues, address};
@@ -83,6 +84,7 @@ pub(super) struct VerbsCompletionQueue {
     max_inline_bytes: u32,
     max_message_bytes: u64,
     capabilities: Capabilities,
+    quirks: Quirks,
     /// The device refuses SENDs in ERR, and so the drain WR.
     refuses_late_sends: bool,
     // Declared after the slots, so that QPs are dropped first.
@@ -91,7 +93,7 @@ pub(super) struct VerbsCompletionQueue {
 
 impl VerbsCompletionQueue {
     /// An empty CQ.
-    pub(super) fn new(cq: Arc<CqGuard>, attributes: &DeviceAttributes) -> Self {
+    pub(super) fn new(cq: Arc<CqGuard>, attributes: &DeviceAttributes, quirks: Quirks) -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
@@ -103,6 +105,7 @@ impl VerbsCompletionQueue {
             max_inline_bytes: attributes.max_inline_bytes,
             max_message_bytes: attributes.max_message_bytes,
             capabilities: attributes.capabilities,
+            quirks,
             refuses_late_sends: !attributes.capabilities.contains(Capabilities::FLUSHES_LATE_SENDS),
             cq,
         }
@@ -140,7 +143,8 @@ impl VerbsCompletionQueue {
             created.map_err(|error| limits::refused("create queue pair", &error))?;
         let guard = Arc::new(guard);
         let (limit, capabilities) = (self.max_message_bytes, self.capabilities);
-        let queues = WorkQueues::new(handle, asked, inline, limit, capabilities);
+        let quirks = self.quirks;
+        let queues = WorkQueues::new(handle, asked, inline, limit, capabilities, quirks);
         if self.free.pop().is_none() {
             self.slots.push(Slot::default());
         }

@@ -27,6 +27,7 @@ use crate::device::{
 use crate::memory::region::{Buffer, MemoryRegion};
 
 use super::batch::{Batch, Bytes};
+use super::quirks::{IN_PLACE_BYTES, Quirks};
 use super::send_ring::{Posted, SendRing};
 use super::wr_key::{Queue, WrKey};
 
@@ -83,6 +84,7 @@ pub(super) struct WorkQueues {
     max_inline_bytes: u32,
     max_message_bytes: u64,
     capabilities: Capabilities,
+    quirks: Quirks,
     /// The device refused WRs after their post was reported as successful: nothing more is posted
     /// to it.
     broken: bool,
@@ -96,6 +98,7 @@ impl WorkQueues {
         max_inline_bytes: u32,
         max_message_bytes: u64,
         capabilities: Capabilities,
+        quirks: Quirks,
     ) -> Self {
         Self {
             handle,
@@ -108,6 +111,7 @@ impl WorkQueues {
             max_inline_bytes,
             max_message_bytes,
             capabilities,
+            quirks,
             broken: false,
         }
     }
@@ -153,10 +157,23 @@ impl WorkQueues {
         if self.broken {
             self.send.strand(1);
         } else {
-            let key = self.key(Queue::Send, position);
-            batch.push(self.handle.index, key, op, wr.signaled, bytes);
+            let (queue, signaled) = self.told_by(wr.signaled, &bytes);
+            batch.push(self.handle.index, self.key(queue, position), op, signaled, bytes);
         }
         Ok(())
+    }
+
+    /// Which kind of completion the device is to give of a WR. One that it would send in place is
+    /// signaled to it, and its success kept from the user.
+    fn told_by(&self, signaled: bool, bytes: &Bytes<'_>) -> (Queue, bool) {
+        match bytes {
+            Bytes::Memory { len, .. }
+                if self.quirks.sends_in_place && !signaled && *len >= IN_PLACE_BYTES =>
+            {
+                (Queue::Silent, true)
+            }
+            _ => (Queue::Send, signaled),
+        }
     }
 
     /// Fast path: records an inline SEND of `len` bytes that is posted without a batch, and returns
@@ -310,7 +327,7 @@ impl WorkQueues {
                 let posted = self.send.retire(key.position);
                 posted.map(|wr| sent(self.handle, wr, outcome.status))
             }
-            Queue::DrainWr => None,
+            Queue::Silent | Queue::DrainWr => None,
         }
     }
 
@@ -328,7 +345,10 @@ impl WorkQueues {
             self.tell_early(out);
         }
         let known = match key.queue {
-            Queue::Send => {
+            Queue::Silent if outcome.status == Status::Success => {
+                self.send.retire(key.position).is_some()
+            }
+            Queue::Send | Queue::Silent => {
                 let posted = self.send.retire(key.position);
                 posted.map(|wr| out.push_back(sent(handle, wr, outcome.status))).is_some()
             }

@@ -11,8 +11,8 @@ pub(super) const MAX_WRS: u32 = 1 << (POSITION_BITS - 1);
 /// Positions are counted modulo this.
 pub(super) const POSITIONS: u32 = 1 << POSITION_BITS;
 
-const QUEUE_BITS: u32 = 2;
-const GENERATION_BITS: u32 = 22;
+const QUEUE_BITS: u32 = 3;
+const GENERATION_BITS: u32 = 21;
 const QP_BITS: u32 = 20;
 const POSITION_BITS: u32 = 20;
 const _: () = assert!(QUEUE_BITS + GENERATION_BITS + QP_BITS + POSITION_BITS == 64);
@@ -22,6 +22,8 @@ const _: () = assert!(QUEUE_BITS + GENERATION_BITS + QP_BITS + POSITION_BITS == 
 pub(super) enum Queue {
     /// A WR of the SQ.
     Send,
+    /// A WR of the SQ that is unsignaled for the user, and signaled for the device.
+    Silent,
     /// The drain WR: posted by the provider after the last WR of a QP in ERR.
     DrainWr,
     /// A RECV.
@@ -47,6 +49,7 @@ impl WrKey {
             Queue::Send => 0,
             Queue::DrainWr => 1,
             Queue::Recv => 2,
+            Queue::Silent => 3,
         };
         let generation = u64::from(truncate(self.generation));
         let (qp, position) = (u64::from(self.qp), u64::from(self.position));
@@ -67,6 +70,7 @@ impl WrKey {
             0 => Queue::Send,
             1 => Queue::DrainWr,
             2 => Queue::Recv,
+            3 => Queue::Silent,
             _ => return None,
         };
         Some(Self { queue, qp, generation, position })
@@ -88,7 +92,7 @@ mod tests {
 
     #[test]
     fn keys_survive_the_device() {
-        for queue in [Queue::Send, Queue::DrainWr, Queue::Recv] {
+        for queue in [Queue::Send, Queue::Silent, Queue::DrainWr, Queue::Recv] {
             for qp in [0, 1, MAX_QPS - 1] {
                 for generation in [0, 1, (1 << GENERATION_BITS) - 1] {
                     for position in [0, 1, MAX_WRS, POSITIONS - 1] {

@@ -4,12 +4,13 @@
 use std::ffi::CStr;
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::ptr::NonNull;
 
-use super::{DeviceReport, Gid, Port, Report};
-use crate::device::verbs::device::query_port;
+use super::interfaces::{self, HARDWARE_BYTES};
+use super::{DeviceReport, Gid, IWARP, Port, Report};
+use crate::device::verbs::device::{is_iwarp, query_port};
 use crate::device::verbs::ffi::{self, Plain, ibv_port_state};
 use crate::device::verbs::{limits, options};
 
@@ -123,6 +124,12 @@ fn name(device: NonNull<ffi::ibv_device>) -> String {
 fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<Port> {
     let attributes = query_port(context.as_ptr(), number).ok()?;
     let gid_count = u32::try_from(attributes.gid_tbl_len).unwrap_or(0);
+    let mut gids: Vec<_> =
+        (0..gid_count).filter_map(|index| gid(device, context, number, index)).collect();
+    if is_iwarp(context) {
+        let facts = interfaces::facts();
+        gids = gids.iter().flat_map(|gid| iwarp_addresses(gid, &facts)).collect();
+    }
     Some(Port {
         number,
         is_active: attributes.state == ibv_port_state::IBV_PORT_ACTIVE,
@@ -130,8 +137,25 @@ fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<
         active_mtu_bytes: mtu_bytes(attributes.active_mtu),
         max_mtu_bytes: mtu_bytes(attributes.max_mtu),
         traffic_class: traffic_class(device, number),
-        gids: (0..gid_count).filter_map(|index| gid(device, context, number, index)).collect(),
+        gids,
     })
+}
+
+/// The addresses for which the GID of an iWARP port stands.
+fn iwarp_addresses(gid: &Gid, facts: &[interfaces::Fact]) -> Vec<Gid> {
+    let mut hardware = [0; HARDWARE_BYTES];
+    hardware.copy_from_slice(&gid.address.octets()[..HARDWARE_BYTES]);
+    let addresses = interfaces::addresses(facts, hardware).into_iter();
+    let address = |(ip, interface)| Gid {
+        index: gid.index,
+        address: match ip {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        },
+        kind: IWARP.to_owned(),
+        network_device: Some(interface),
+    };
+    addresses.map(address).collect()
 }
 
 fn traffic_class(device: &str, port: u8) -> Option<u8> {

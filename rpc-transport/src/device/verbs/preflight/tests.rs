@@ -106,6 +106,35 @@ fn every_want_is_named_with_its_remedy() {
 }
 
 #[test]
+fn a_port_that_is_down_is_named_once_beside_the_missing_route() {
+    let report = judged(|report| {
+        let mut unplugged = device();
+        unplugged.name = "mlx5_1".to_owned();
+        unplugged.ports[0].is_active = false;
+        report.devices.push(unplugged);
+    });
+    let reason = report.with_ports_down("Network is unreachable".to_owned());
+    assert_eq!(
+        reason,
+        "Network is unreachable; port 1 of mlx5_1 is down: check the cable and `ip link`/`rdma link`"
+    );
+    assert_eq!(report.with_ports_down(reason.clone()), reason);
+    assert_eq!(good().with_ports_down("no route".to_owned()), "no route");
+}
+
+#[test]
+fn an_iwarp_port_is_reached_at_the_addresses_of_its_interface() {
+    let report = judged(|report| {
+        let gids = &mut report.devices[0].ports[0].gids;
+        gids.iter_mut().for_each(|gid| gid.kind = IWARP.to_owned());
+    });
+    assert!(report.is_usable(), "{report}");
+    let addresses: Vec<_> = report.devices[0].addresses().map(|ip| ip.to_string()).collect();
+    assert_eq!(addresses, ["fe80::1", "10.9.0.1"]);
+    assert!(report.to_string().contains("10.9.0.1 iWARP on eth0"), "{report}");
+}
+
+#[test]
 fn what_one_device_lacks_is_advice_where_another_works() {
     let report = judged(|report| {
         let mut unplugged = device();

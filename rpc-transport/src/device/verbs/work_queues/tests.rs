@@ -39,7 +39,7 @@ const HANDLE: QpHandle = QpHandle { index: 3, generation: 5 };
 fn queues(max_send_wr: u32, max_recv_wr: u32) -> WorkQueues {
     let capacity = QpCapacity { max_send_wr, max_recv_wr, max_inline_bytes: 16 };
     let all = Capabilities::IMMEDIATE.with(Capabilities::READ);
-    let mut queues = WorkQueues::new(HANDLE, capacity, 16, 1 << 20, all);
+    let mut queues = WorkQueues::new(HANDLE, capacity, 16, 1 << 20, all, Quirks::default());
     queues.establish(&mut VecDeque::new());
     queues
 }
@@ -146,7 +146,8 @@ fn late_recvs_are_flushed_behind_those_of_the_device() {
 fn what_comes_early_is_told_in_order_with_the_connection_or_with_its_failure() {
     for fails in [false, true] {
         let capacity = QpCapacity { max_send_wr: 1, max_recv_wr: 3, max_inline_bytes: 0 };
-        let mut queues = WorkQueues::new(HANDLE, capacity, 0, 1, Capabilities::NONE);
+        let mut queues =
+            WorkQueues::new(HANDLE, capacity, 0, 1, Capabilities::NONE, Quirks::default());
         let (pool, mut out) = (pool(3), VecDeque::new());
         let recv = |wr_id| RecvWr { wr_id, buffer: pool.take().unwrap() };
         let keys = [1, 2, 3].map(|wr_id| WrKey::decode(queues.hold_recv(recv(wr_id))).unwrap());
@@ -212,7 +213,7 @@ fn a_bad_post_is_refused_before_anything_moves() {
 #[test]
 fn s73_sends_wait_for_rts() {
     let capacity = QpCapacity { max_send_wr: 1, max_recv_wr: 1, max_inline_bytes: 0 };
-    let mut queues = WorkQueues::new(HANDLE, capacity, 0, 1, Capabilities::NONE);
+    let mut queues = WorkQueues::new(HANDLE, capacity, 0, 1, Capabilities::NONE, Quirks::default());
     let mut batch = Batch::default();
     let error = queues.post_send(&mut send(1, true, Source::Empty), &mut batch).unwrap_err();
     assert_eq!(error, PostErrorKind::InvalidState(QpState::Init));
@@ -222,4 +223,32 @@ fn s73_sends_wait_for_rts() {
     queues.establish(&mut VecDeque::new());
     assert_eq!(queues.state(), QpState::Error);
     assert!(queues.post_send(&mut send(1, true, Source::Empty), &mut batch).is_ok());
+}
+
+/// A device that sends large unsignaled WRs from where they lie, after the completions of later ones:
+/// its user wrote new bytes there, and the peer received those.
+#[test]
+fn what_is_sent_in_place_is_signaled_to_the_device_and_silent_for_the_user() {
+    let page = IN_PLACE_BYTES;
+    let domain = ProtectionDomain::new(Arc::new(Unregistered));
+    let pool = BufferPool::allocate(&domain, page, 3).unwrap();
+    let (mut queues, mut batch, mut out) = (queues(4, 4), Batch::default(), VecDeque::new());
+    queues.quirks = Quirks { sends_in_place: true, ..Quirks::default() };
+    let bytes = |len| Bytes::Memory { address: 0, len, lkey: 0 };
+    assert_eq!(queues.told_by(false, &bytes(page)), (Queue::Silent, true));
+    assert_eq!(queues.told_by(false, &bytes(page - 1)), (Queue::Send, false));
+    assert_eq!(queues.told_by(true, &bytes(page)), (Queue::Send, true));
+    for (wr_id, signaled) in [(1, false), (2, false), (3, true)] {
+        let source = Source::Buffer { buffer: pool.take().unwrap(), start: 0, len: page };
+        queues.post_send(&mut send(wr_id, signaled, source), &mut batch).unwrap();
+    }
+    // Success comes home and is not told; on the fast path it is left to the other one.
+    assert!(queues.complete_one(key(Queue::Silent, 0), done(Status::Success)).is_none());
+    assert!(queues.complete(key(Queue::Silent, 0), done(Status::Success), &mut out));
+    assert_eq!(pool.free_count(), 1);
+    assert!(out.is_empty());
+    // Failure is told, as of any WR.
+    assert!(queues.complete(key(Queue::Silent, 1), done(Status::LocalProtection), &mut out));
+    assert!(queues.complete(key(Queue::Send, 2), done(Status::FlushError), &mut out));
+    assert_eq!(told(&mut out), [(2, Status::LocalProtection), (3, Status::FlushError)]);
 }

@@ -1,0 +1,77 @@
+//! Which ports of a device are down, as its asynchronous events tell.
+//!
+//! Owns that memory, and nothing else: a connection that is up outlives a short loss of its link, and
+//! its keep-alive decides when it is dead. What is known here spares a new one from waiting for an
+//! answer that cannot come.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The ports of one device. Ports beyond the 63rd count as up.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    down: AtomicU64,
+}
+
+impl Ports {
+    /// A port has gone down, or has come up.
+    pub(super) fn set(&self, port: u8, is_up: bool) {
+        if is_up {
+            self.down.fetch_and(!bit(port), Ordering::Relaxed);
+        } else {
+            self.down.fetch_or(bit(port), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a port is down. `ask` is called only where it was seen to go down, and says whether it
+    /// is up by now: an event that says so may be still on its way.
+    pub(super) fn is_down(&self, port: u8, ask: impl FnOnce() -> bool) -> bool {
+        if self.down.load(Ordering::Relaxed) & bit(port) == 0 {
+            return false;
+        }
+        let is_up = ask();
+        if is_up {
+            self.set(port, true);
+        }
+        !is_up
+    }
+}
+
+fn bit(port: u8) -> u64 {
+    1_u64.checked_shl(port.into()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_down_from_one_event_to_the_next() {
+        let ports = Ports::default();
+        let never = || -> bool { panic!("asked about a port that never went down") };
+        assert!(!ports.is_down(1, never));
+        ports.set(1, false);
+        assert!(ports.is_down(1, || false));
+        assert!(!ports.is_down(2, never), "the other port");
+        ports.set(1, true);
+        assert!(!ports.is_down(1, never));
+    }
+
+    #[test]
+    fn a_port_whose_event_is_late_or_lost_is_asked() {
+        let ports = Ports::default();
+        ports.set(1, false);
+        assert!(!ports.is_down(1, || true));
+        assert!(!ports.is_down(1, || panic!("asked once is enough")));
+    }
+
+    #[test]
+    fn ports_beyond_the_last_bit_are_up() {
+        let ports = Ports::default();
+        for port in [64, 200, u8::MAX] {
+            ports.set(port, false);
+            assert!(!ports.is_down(port, || false));
+        }
+        ports.set(63, false);
+        assert!(ports.is_down(63, || false));
+    }
+}

@@ -1,0 +1,30 @@
+//! What single drivers do otherwise than others, by the vendor ids of their devices. Pure.
+
+/// Differences that no attribute of a device tells.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Quirks {
+    /// SENDs in ERR are refused (mana, ocrdma), or accepted and forgotten (siw). Another driver that
+    /// refuses them is found out when it does (see `queue`).
+    pub(super) no_late_sends: bool,
+    /// A SEND or WRITE of [`IN_PLACE_BYTES`] or more that is unsignaled leaves from where it lies
+    /// after the completions of later ones, too: siw hands its pages to TCP. Signaled ones are
+    /// copied.
+    pub(super) sends_in_place: bool,
+}
+
+/// From this length on siw sends unsignaled WRs in place: a page.
+pub(super) const IN_PLACE_BYTES: u32 = 4096;
+
+impl Quirks {
+    /// Those of a vendor's devices.
+    pub(super) fn of(vendor_id: u32) -> Self {
+        const MICROSOFT: u32 = 0x1414;
+        const EMULEX: u32 = 0x10df;
+        const SIW: u32 = 0x0062_6d74;
+        match vendor_id {
+            MICROSOFT | EMULEX => Self { no_late_sends: true, ..Self::default() },
+            SIW => Self { no_late_sends: true, sends_in_place: true },
+            _ => Self::default(),
+        }
+    }
+}
