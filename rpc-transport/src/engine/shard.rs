@@ -37,7 +37,7 @@ pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
 pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
-use crate::device::{Device, ProviderError};
+use crate::device::{Device, ProviderError, Ring};
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke};
 use crate::memory::region::ProtectionDomain;
@@ -149,16 +149,22 @@ impl<P: Protocol> Shard<P> {
     /// place of the driver for a few hundred nanoseconds, so that a single outstanding call needs
     /// no task switch. Does not spin when spinning is disabled, nor when others wait for the lock.
     ///
+    /// `is_awaited`: a task waits for the answer from now on, so this runtime runs, and where others
+    /// wait too the doorbell may wait for their next poll. Whoever only starts something may let its
+    /// runtime stand still afterwards, so that all of it leaves at once.
+    ///
     /// `None` when the connection is gone; the inner `None` when `wanted` returned nothing.
     pub fn with_progress<R, T>(
         &self,
         key: ConnectionKey,
+        is_awaited: bool,
         step: impl FnOnce(&mut P) -> R,
         mut wanted: impl FnMut(&mut P, &R) -> Progress<T>,
     ) -> Option<(R, Option<T>)> {
         self.visit(|state| {
             let result = state.with(key, step)?;
-            state.transmit_dirty();
+            let may_ring_soon = is_awaited && state.is_polled_soon();
+            state.transmit_all(if may_ring_soon { Ring::Soon } else { Ring::Now });
             let mut spent = 0;
             let mut budget = 0;
             loop {

@@ -1,9 +1,10 @@
 //! Messages of all sizes, both ways, and everything home afterwards.
 
+use rpc_transport::engine::shard::Progress;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 
-use crate::probe::{Action, Habit};
+use crate::probe::{Action, Habit, Probe};
 use crate::random::{PrintSeed, Random, variable};
 use crate::world::{Options, Pair, WIRES, assert_home, pattern, run};
 
@@ -172,7 +173,9 @@ fn what_is_posted_while_the_driver_runs_an_action_does_not_wait_for_it() {
         pair.client.with(|probe| probe.actions.push_back(Action::Run(Box::new(blocks))));
         has_started.await.unwrap();
         for number in 0..3 {
-            pair.client.send(&[number]);
+            let send = |probe: &mut Probe| probe.send(&[number]);
+            let (shard, key) = (&pair.client.shard, pair.client.key);
+            shard.with_progress(key, true, send, |_, ()| Progress::<()>::GiveUp).unwrap();
         }
         pair.server.received(3).await;
         go_on.send(()).unwrap();

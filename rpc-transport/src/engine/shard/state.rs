@@ -297,12 +297,12 @@ impl<P: Protocol> State<P> {
     #[inline]
     pub(super) fn transmit_dirty(&mut self) {
         if !self.dirty.is_empty() {
-            self.transmit_all();
+            self.transmit_all(Ring::Now);
         }
     }
 
-    fn transmit_all(&mut self) {
-        let ring = if self.is_polled_soon() { Ring::Soon } else { Ring::Now };
+    /// Pumps the dirty connections, with doorbells by `ring`.
+    pub(super) fn transmit_all(&mut self, ring: Ring) {
         while let Some(index) = self.dirty.pop() {
             self.pump(index, ring);
         }

@@ -148,7 +148,7 @@ async fn a_caller_that_spends_the_armed_event_wakes_the_sleeping_driver() {
     let wakes = park(&shard);
     // The RECV is flushed: a completion other than the one that the caller waits for.
     shard.lock().cq().modify_to_error(qp).unwrap();
-    let waited = shard.with_progress(key, |_| (), |_, ()| Progress::<()>::Wait);
+    let waited = shard.with_progress(key, true, |_| (), |_, ()| Progress::<()>::Wait);
     assert!(matches!(waited, Some(((), None))));
     assert_eq!(wakes.count(), 1);
 }
@@ -157,7 +157,7 @@ async fn a_caller_that_spends_the_armed_event_wakes_the_sleeping_driver() {
 async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
     let (shard, key, _) = shard("shard-nothing").await;
     let wakes = park(&shard);
-    let waited = shard.with_progress(key, |_| (), |_, ()| Progress::<()>::Wait);
+    let waited = shard.with_progress(key, true, |_| (), |_, ()| Progress::<()>::Wait);
     assert!(matches!(waited, Some(((), None))));
     assert_eq!(wakes.count(), 0);
 }

@@ -25,9 +25,9 @@ use crate::status::Status;
 const MAX_KEPT_BYTES: usize = 64 * 1024;
 
 impl RawCall<'_> {
-    /// Hands the request to the session. Afterwards the state is not `Ready`: if there is no
+    /// Hands the request to the session; `is_awaited` if a task waits for the answer from now on. Afterwards the state is not `Ready`: if there is no
     /// connection, it is `Waiting`; if an interceptor refuses the call, it is `Over`. Sets `found` if the outcome came at once.
-    pub(super) fn send(&mut self, may_wait: bool, found: &mut CallOutcome) {
+    pub(super) fn send(&mut self, is_awaited: bool, found: &mut CallOutcome) {
         let (deadline, has_metadata) = CallContext::current_inherited();
         if self.via.channel().around.is_some() && !self.begin_around(deadline) {
             return;
@@ -37,10 +37,10 @@ impl RawCall<'_> {
         }
         if self.on.is_some() {
             let on = self.on.take();
-            return self.send_on(Guard::from_inner(on), deadline, may_wait, found);
+            return self.send_on(Guard::from_inner(on), deadline, is_awaited, found);
         }
         let guard = self.via.channel().connection();
-        self.send_on(guard, deadline, may_wait, found);
+        self.send_on(guard, deadline, is_awaited, found);
     }
 
     #[inline]
@@ -48,7 +48,7 @@ impl RawCall<'_> {
         &mut self,
         on: Guard<Option<Arc<Connection>>>,
         inherited: Option<Instant>,
-        may_wait: bool,
+        is_awaited: bool,
         found: &mut CallOutcome,
     ) {
         let Some(connection) = &*on else { return self.wait_for_connection() };
@@ -120,13 +120,13 @@ impl RawCall<'_> {
             if peer.session.has_outcome(sent.call) {
                 take(peer, *sent, found, &mut other);
                 Progress::Done(())
-            } else if may_wait && peer.session.outgoing_calls() == 1 {
+            } else if is_awaited && peer.session.outgoing_calls() == 1 {
                 Progress::Wait
             } else {
                 Progress::GiveUp
             }
         };
-        match connection.shard.with_progress(connection.key, start, wanted) {
+        match connection.shard.with_progress(connection.key, is_awaited, start, wanted) {
             Some((Ok(sent), None)) => {
                 *state = State::InFlight(sent.call);
                 *began = sent.began;
