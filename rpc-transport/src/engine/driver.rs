@@ -62,7 +62,7 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     /// Actions to be run, including those left over when a round ended early.
     actions: VecDeque<(ConnectionKey, P::Action)>,
     has_other_threads: bool,
-    /// Tells the shard that actions are run, so that no doorbell waits for the next poll.
+    /// Tells the shard that what is the user's runs, so that no doorbell waits for the next poll.
     acts: Arc<AtomicBool>,
 }
 
@@ -154,14 +154,24 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 // rung.
                 state.cq().flush();
             }
-            state.take_deferred()
+            let deferred = state.take_deferred();
+            if has_results || !deferred.is_empty() || !self.actions.is_empty() {
+                // What is the user's runs from here on, so no doorbell waits for the next poll.
+                if !deferred.is_empty() {
+                    state.cq().flush();
+                }
+                self.acts.store(true, Ordering::Relaxed);
+            }
+            deferred
         };
         Deferred::run_all(deferred);
         if has_results {
             caught(|| self.executor.applied());
         }
         self.tempo.on_round(found);
-        self.run_actions(found)
+        let round = self.run_actions(found);
+        self.acts.store(false, Ordering::Relaxed);
+        round
     }
 
     fn polls_per_round(&self, has_results: bool) -> u32 {
@@ -181,7 +191,6 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             return if found > 0 { Round::Progress } else { Round::Idle };
         }
         let mut woke = false;
-        self.acts.store(true, Ordering::Relaxed);
         while let Some((key, action)) = self.actions.pop_front() {
             woke |= caught(|| self.executor.execute(key, action)).unwrap_or_default();
             self.tempo.on_effect();
@@ -189,7 +198,6 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
                 break;
             }
         }
-        self.acts.store(false, Ordering::Relaxed);
         if woke && !self.executor.has_results() { Round::Woke } else { Round::Progress }
     }
 

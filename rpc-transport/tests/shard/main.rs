@@ -6,6 +6,7 @@ mod bounds;
 mod dropped;
 mod ends;
 mod faulty;
+mod held_doorbells;
 mod hostile;
 mod large;
 mod locked;

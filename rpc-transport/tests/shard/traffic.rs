@@ -1,10 +1,9 @@
 //! Messages of all sizes, both ways, and everything home afterwards.
 
-use rpc_transport::engine::shard::Progress;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 
-use crate::probe::{Action, Habit, Probe};
+use crate::probe::Habit;
 use crate::random::{PrintSeed, Random, variable};
 use crate::world::{Options, Pair, WIRES, assert_home, pattern, run};
 
@@ -155,31 +154,6 @@ fn lent_buffers_held_for_ever_never_starve_the_ring() {
             assert_home(&pools);
             pair.server.shard.release(pair.server.key);
         }
-    });
-}
-
-/// A poll that is to come rings doorbells that cost a system call, but not one behind a handler.
-#[test]
-fn what_is_posted_while_the_driver_runs_an_action_does_not_wait_for_it() {
-    run("action", async {
-        let options = Options { habits: [Habit::Keep; 2], ..Options::default() };
-        let pair = Pair::with("tcp", &options).await;
-        let (started, has_started) = tokio::sync::oneshot::channel();
-        let (go_on, may_go_on) = std::sync::mpsc::channel();
-        let blocks = move || {
-            started.send(()).unwrap();
-            may_go_on.recv().unwrap();
-        };
-        pair.client.with(|probe| probe.actions.push_back(Action::Run(Box::new(blocks))));
-        has_started.await.unwrap();
-        for number in 0..3 {
-            let send = |probe: &mut Probe| probe.send(&[number]);
-            let (shard, key) = (&pair.client.shard, pair.client.key);
-            shard.with_progress(key, true, send, |_, ()| Progress::<()>::GiveUp).unwrap();
-        }
-        pair.server.received(3).await;
-        go_on.send(()).unwrap();
-        pair.end().await;
     });
 }
 

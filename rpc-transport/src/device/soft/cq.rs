@@ -44,6 +44,8 @@ const QUIET_VISITS: u64 = 16 * 1024;
 const COSTLY: u64 = 512;
 /// One poll in this many also looks for events of QPs outside the hot list.
 const EVENTS_EVERY: u64 = 256;
+/// Most doorbells that wait for the next poll.
+const MOST_HELD_BELLS: usize = 16;
 /// Most events taken from the epoll set in one system call.
 const EVENT_BATCH: usize = 64;
 
@@ -504,7 +506,8 @@ impl CompletionQueue for SoftCompletionQueue {
         let may_wait = |index: &u32| {
             self.entries[*index as usize].qp.as_deref().is_some_and(QueuePair::may_wait)
         };
-        if !self.bells.iter().all(may_wait) {
+        // Held ones are looked at for each post, so they are few.
+        if self.bells.len() > MOST_HELD_BELLS || !self.bells.iter().all(may_wait) {
             self.ring_listed_bells();
         }
     }

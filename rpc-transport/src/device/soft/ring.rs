@@ -1,7 +1,8 @@
 //! Rings: packets through memory that two queue pairs share.
 //!
 //! Owns the layout of a segment and the two ends of a ring. A segment is written by one side and
-//! read by the other: control words, then the slots of the ring that its owner sends on. Never knows queue pairs, and never waits.
+//! read by the other: control words, then the slots of the ring that its owner sends on. Never
+//! knows queue pairs, and never waits.
 //!
 //! ```text
 //! segment: | accepted u64, nak u32, closed u32 .. armed u32 .. | slot 0 | slot 1 | ..
@@ -101,7 +102,7 @@ pub(super) enum Unsent {
     TooLong,
 }
 
-/// The peer's control words contradict itself, or what was sent.
+/// The peer's control words contradict themselves, or what was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BadFeedback;
 

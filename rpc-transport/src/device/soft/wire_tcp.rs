@@ -52,7 +52,7 @@ const VISIT_FRAMES: usize = 64;
 /// The peer is sent an acknowledgement at the latest after this many accepted packets.
 const ACK_EVERY: u64 = 32;
 
-/// More bytes than this do not wait for the next poll.
+/// So many bytes do not wait for the next poll.
 const WAIT_BYTES: u64 = 16 * 1024;
 
 /// What a visit received.
@@ -249,8 +249,8 @@ impl TcpWire {
         }
     }
 
-    /// Whether what waits is little, and the peer has not accepted all that was written before: its
-    /// answers to that are the time to write again (Nagle's rule, with a bound).
+    /// Whether what waits is little, and the peer has not accepted all that was written before (Nagle's
+    /// rule, with a bound).
     #[inline]
     pub(super) fn may_wait(&self) -> bool {
         self.peer_accepted < self.written && self.outbox.len() < WAIT_BYTES

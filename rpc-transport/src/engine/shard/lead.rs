@@ -256,6 +256,8 @@ impl<P: Protocol> State<P> {
 
     /// Marks the driver as standing back. Returns when it must look again.
     pub(crate) fn stand_back(&mut self, waker: Waker) -> Instant {
+        // What was left to the driver's next poll.
+        self.cq.flush();
         let backstop = clock::now() + BACKSTOP;
         let until = self.next_deadline().map_or(backstop, |at| at.min(backstop));
         self.driver = DriverState::StoodBack { waker, until };

@@ -75,7 +75,7 @@ pub struct State<P: Protocol> {
     /// When the parked driver was due to wake (`Some(None)`: no deadline), until `now` is next set.
     asleep_until: Option<Option<Instant>>,
     pub(super) driver: DriverState,
-    /// The driver runs actions, handlers of the user's among them.
+    /// The driver runs what is the user's: handlers, destructors.
     driver_acts: Arc<AtomicBool>,
     pub(super) closing: bool,
     /// The CQ has died.
@@ -146,7 +146,7 @@ impl<P: Protocol> State<P> {
         ConnectionKey { index, generation }
     }
 
-    /// What the driver says while it runs actions, outside the lock.
+    /// What the driver says while it runs what is the user's, outside the lock.
     pub(crate) fn driver_acts(&self) -> &Arc<AtomicBool> {
         &self.driver_acts
     }
@@ -308,7 +308,7 @@ impl<P: Protocol> State<P> {
         }
     }
 
-    /// Whether somebody is about to poll, and nothing of the user's runs before.
+    /// Whether somebody polls before anything else of this shard runs, as far as the runtime runs.
     pub(super) fn is_polled_soon(&self) -> bool {
         match self.driver {
             DriverState::Running => !self.driver_acts.load(Ordering::Relaxed),

@@ -1,0 +1,104 @@
+//! Doorbells that wait for the next poll, as each of them costs a system call over tcp: what is the
+//! user's never delays them.
+
+use std::mem;
+use std::sync::{Arc, mpsc};
+
+use rpc_transport::engine::driver::Driver;
+use rpc_transport::engine::executor::Executor;
+use rpc_transport::engine::shard::{ConnectionKey, Progress, State};
+use rpc_transport::engine::spin::PollMode;
+use tokio::sync::oneshot;
+
+use crate::probe::{Action, Habit, Probe};
+use crate::world::{End, Options, Pair, run, unspawned};
+
+/// Both ends keep what comes, so nothing answers.
+fn quiet() -> Options {
+    Options { habits: [Habit::Keep; 2], ..Options::default() }
+}
+
+/// As calls that are awaited are sent, one after the other.
+fn send_three(client: &End) {
+    for number in 0..3 {
+        let send = |probe: &mut Probe| probe.send(&[number]);
+        let wanted = |_: &mut Probe, (): &()| Progress::<()>::GiveUp;
+        client.shard.with_progress(client.key, true, send, wanted).unwrap();
+    }
+}
+
+#[test]
+fn what_is_posted_while_the_driver_runs_an_action_does_not_wait_for_it() {
+    run("action", async {
+        let pair = Pair::with("tcp", &quiet()).await;
+        let (started, has_started) = oneshot::channel();
+        let (go_on, may_go_on) = mpsc::channel();
+        let blocks = move || {
+            started.send(()).unwrap();
+            may_go_on.recv().unwrap();
+        };
+        pair.client.with(|probe| probe.actions.push_back(Action::Run(Box::new(blocks))));
+        has_started.await.unwrap();
+        send_three(&pair.client);
+        pair.server.received(3).await;
+        go_on.send(()).unwrap();
+        pair.end().await;
+    });
+}
+
+/// Has a result of each action, and drops slowly what is left of the first.
+struct DropsSlowly {
+    has_results: bool,
+    started: Option<oneshot::Sender<()>>,
+    may_go_on: mpsc::Receiver<()>,
+}
+
+impl Executor<Probe> for DropsSlowly {
+    fn execute(&mut self, _: ConnectionKey, action: Action) -> bool {
+        match action {
+            Action::Changed(record) => record.changed.notify_waiters(),
+            Action::Run(_) => self.has_results = true,
+        }
+        false
+    }
+
+    fn discard(&mut self, _: Action) {}
+
+    fn apply(&mut self, _: &mut State<Probe>) {
+        self.has_results = false;
+    }
+
+    fn applied(&mut self) {
+        if let Some(started) = mem::take(&mut self.started) {
+            started.send(()).unwrap();
+            self.may_go_on.recv().unwrap();
+        }
+    }
+
+    fn has_results(&self) -> bool {
+        self.has_results
+    }
+}
+
+#[test]
+fn what_is_posted_while_the_driver_drops_values_does_not_wait_for_that() {
+    run("drops", async {
+        let (client, server, [unused, theirs], _listener) = unspawned("tcp", &quiet()).await;
+        // To drop it would end the shard.
+        mem::forget(unused);
+        tokio::spawn(theirs);
+        let (go_on, may_go_on) = mpsc::channel();
+        let (started, has_started) = oneshot::channel();
+        client.with(|probe| probe.actions.push_back(Action::Run(Box::new(|| ()))));
+        let executor = DropsSlowly { has_results: false, started: Some(started), may_go_on };
+        let driver = Driver::new(Arc::clone(&client.shard), executor, PollMode::Event).unwrap();
+        let driver = tokio::spawn(driver);
+        has_started.await.unwrap();
+        send_three(&client);
+        server.received(3).await;
+        go_on.send(()).unwrap();
+        client.leave().await;
+        client.shard.shutdown();
+        driver.await.unwrap();
+    });
+}
