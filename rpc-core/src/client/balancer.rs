@@ -24,6 +24,7 @@ use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::ConnectivityState;
 use crate::channel::picker::pick;
+use crate::server::served::Served;
 use crate::status::{Code, Status};
 
 /// Shortest time between two questions to the resolver.
@@ -73,6 +74,11 @@ impl Balancer {
 
     pub(super) fn name(&self) -> String {
         self.resolver.name()
+    }
+
+    /// What all members serve, also those to come.
+    pub(super) fn served(&self) -> Option<&Arc<Served>> {
+        self.options.served.as_ref()
     }
 
     pub(super) fn members(&self) -> Arc<Vec<Arc<Subchannel>>> {

@@ -53,23 +53,23 @@ impl Channel {
 impl Shared {
     /// Tells the handlers and the servers. Gives the connections on which servers may have called.
     fn stop_serving(&self) -> Vec<Arc<Connection>> {
+        let served = match &self.targets {
+            Targets::One(subchannel) => subchannel.served(),
+            Targets::Several(balancer) => balancer.served(),
+            // It serves nothing of its own.
+            Targets::Peer(_) => None,
+        };
+        let Some(served) = served else { return Vec::new() };
+        served.stop();
+        // Those of before: who comes after sees that.
         let subchannels = match &self.targets {
             Targets::One(subchannel) => vec![Arc::clone(subchannel)],
             Targets::Several(balancer) => balancer.members().to_vec(),
-            // It serves nothing of its own.
             Targets::Peer(_) => Vec::new(),
         };
-        for subchannel in &subchannels {
-            if let Some(served) = subchannel.served() {
-                served.stop();
-            }
-        }
-        let serving = subchannels.iter().filter(|subchannel| subchannel.served().is_some());
-        let connections: Vec<_> = serving.flat_map(|it| it.all_connections()).collect();
+        let connections: Vec<_> = subchannels.iter().flat_map(|it| it.all_connections()).collect();
         connections.iter().for_each(|connection| tell(connection));
-        for served in subchannels.iter().filter_map(|subchannel| subchannel.served()) {
-            served.tell_handlers();
-        }
+        served.tell_handlers();
         connections
     }
 }

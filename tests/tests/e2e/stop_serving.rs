@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc_core::client::resolve::StaticList;
 use rpc_core::{Channel, Code, ConnectionHandle, Context, PollMode, Server, Status};
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
@@ -12,6 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 on_every_device! {
     a_client_that_goes_away_ends_what_runs_and_refuses_the_rest,
     a_client_that_has_gone_away_tells_its_next_server,
+    a_client_that_has_gone_away_before_it_knew_a_server_tells_it,
     a_client_that_serves_nothing_has_nothing_to_stop,
     a_call_that_does_not_end_is_not_waited_for,
 }
@@ -141,15 +143,27 @@ async fn a_client_that_has_gone_away_tells_its_next_server(scheme: Scheme) {
             Err(_) => tokio::task::yield_now().await,
         }
     };
-    let reader = next.subscribed(&channel).await;
-    // The go-away has come before the call that made the reader known, or soon after.
+    until_refused(&next.subscribed(&channel).await).await;
+    next.server.shutdown();
+}
+
+/// The go-away has come before the call that made the reader known, or soon after.
+async fn until_refused(reader: &ReaderClient) {
     loop {
         match reader.article().await {
             Ok(_) => tokio::task::yield_now().await,
             outcome => break refused(outcome),
         }
     }
-    next.server.shutdown();
+}
+
+async fn a_client_that_has_gone_away_before_it_knew_a_server_tells_it(scheme: Scheme) {
+    let mut world = serve(&scheme.fresh_address()).await;
+    let servers = StaticList::new([&world.address]).expect("an address");
+    let channel = patient_channel().serve(ReaderServer::new(Reading::default()));
+    let channel = channel.connect_balanced(servers).expect("a good channel");
+    assert!(channel.stop_serving(GRACE).await, "nobody has called");
+    until_refused(&world.subscribed(&channel).await).await;
 }
 
 async fn a_client_that_serves_nothing_has_nothing_to_stop(scheme: Scheme) {
