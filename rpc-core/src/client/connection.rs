@@ -372,6 +372,10 @@ async fn bring_up(
         .counting(Arc::clone(&options.counts.methods));
     if let Some(served) = &options.served {
         peer = served.bound(peer);
+        if served.is_stopped() {
+            // Behind the hello, before all calls.
+            peer.session.go_away();
+        }
     }
     let connected = shard.connect(outgoing, &address, link, *connect_timeout, peer).await?;
     guard.disarm();

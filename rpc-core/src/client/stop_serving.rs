@@ -1,7 +1,8 @@
 //! The orderly end of what a channel serves.
 //!
-//! Invariant: each connection that a server may call on is told, also one that comes up meanwhile: what
-//! is served is stopped first, and a new connection is in its place before it looks at that.
+//! Invariant: each connection that a server may call on is told. What is served is stopped first; a
+//! connection looks at that before its hello leaves, and, as that may have been too early, once more when
+//! it has been in its place.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,16 +76,59 @@ impl Shared {
 }
 
 impl Subchannel {
-    /// A connection has come up: what is served may have been stopped before.
+    /// A connection has come up: what is served may have been stopped while it did. Its server may be
+    /// going away already, so that it is the current one no more.
     pub(super) fn stop_serving_late(&self) {
-        if self.served().is_some_and(|served| served.is_stopped())
-            && let Some(connection) = self.connection().as_ref()
-        {
-            tell(connection);
+        if self.served().is_some_and(|served| served.is_stopped()) {
+            self.all_connections().iter().for_each(|connection| tell(connection));
         }
     }
 }
 
 fn tell(connection: &Connection) {
     connection.shard.with(connection.key, |peer| peer.session.go_away());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::connection::{Owner, connect};
+    use crate::server::Server;
+
+    /// A server that went away as soon as its connection was up was never told, and could call on.
+    #[tokio::test]
+    async fn a_connection_whose_server_goes_away_meanwhile_is_told_late() {
+        let server = Server::builder().bind("mem://stop-serving-late").await.unwrap();
+        tokio::spawn(server.serve());
+        let channel = Channel::builder().serve_with(Server::builder());
+        let channel = channel.connect("mem://stop-serving-late").await.unwrap();
+        let Targets::One(subchannel) = &channel.shared.targets else { panic!("it has one") };
+        let connection = subchannel.connection().clone().expect("it is up");
+        // What `stop_serving` does when it finds no connection.
+        subchannel.served().expect("it serves").stop();
+        Owner::on_lost(&**subchannel, connection.epoch, None);
+        assert!(subchannel.connection().is_none());
+        assert!(!is_told(&connection));
+        subchannel.stop_serving_late();
+        assert!(is_told(&connection));
+    }
+
+    /// A connection that came up later took calls until it was in its place.
+    #[tokio::test]
+    async fn a_later_connection_says_so_from_its_first_frames() {
+        let server = Server::builder().bind("mem://stop-serving-first").await.unwrap();
+        tokio::spawn(server.serve());
+        let channel = Channel::builder().serve_with(Server::builder());
+        let channel = channel.connect_lazy("mem://stop-serving-first").unwrap();
+        assert!(channel.stop_serving(Duration::ZERO).await);
+        let Targets::One(subchannel) = &channel.shared.targets else { panic!("it has one") };
+        let (target, owner) = (&subchannel.target, Arc::<Subchannel>::downgrade(subchannel));
+        // Nobody has put it in its place.
+        assert!(is_told(&connect(&subchannel.options, target, 1, owner).await.unwrap()));
+    }
+
+    fn is_told(connection: &Connection) -> bool {
+        let said = connection.shard.look(connection.key, |peer| peer.session.has_said_go_away());
+        said.expect("it is up")
+    }
 }

@@ -99,7 +99,7 @@ impl Drop for Waits<'_> {
 /// One end point.
 pub(super) struct Subchannel {
     pub(super) target: Address,
-    options: Arc<ConnectOptions>,
+    pub(super) options: Arc<ConnectOptions>,
     pub(super) connection: ArcSwapOption<Connection>,
     state: Mutex<State>,
     demand: Arc<Demand>,

@@ -44,6 +44,11 @@ impl<W, H> Session<W, H> {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_said_go_away(&self) -> bool {
+        self.shutdown.sent
+    }
+
     /// Refuses calls of this end from now on.
     pub fn stop_calls(&mut self) {
         self.shutdown.stopped = true;
