@@ -208,26 +208,32 @@ where
             }
             let next = std::task::ready!(next);
             step.made_progress();
-            if !self.has_begun {
-                self.begin();
-            }
             let item = match next {
                 Next::Item(item) => item,
                 Next::LastItem(item, output) => {
                     self.output = Some(output);
                     item
                 }
-                Next::End(output) if self.waiting.is_some() => {
-                    self.output = Some(output);
-                    continue;
+                Next::End(output) => {
+                    if !self.has_begun {
+                        self.begin();
+                    }
+                    if self.waiting.is_some() {
+                        self.output = Some(output);
+                        continue;
+                    }
+                    return Poll::Ready(Ok(self.accepted(output)));
                 }
-                Next::End(output) => return Poll::Ready(Ok(self.accepted(output))),
             };
             let Port { codec, min_part_bytes, .. } = *self.port;
             let placement = Placement { min_part_bytes, pool: Pool::Ask(copy_to_own_pool) };
             self.is_accepted = true;
             match ItemEncoder::encode(item, self.encode, codec, placement) {
                 Ok(frame) => {
+                    // Of an item that cannot be encoded it goes with the reply.
+                    if !self.has_begun {
+                        self.begin();
+                    }
                     if let Some(counters) = self.port.line().and_then(|line| line.counters.as_ref())
                     {
                         counters.on_sent(frame.total_len());

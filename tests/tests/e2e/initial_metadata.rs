@@ -16,6 +16,7 @@ on_every_device! {
     initial_metadata_is_read_before_the_first_item,
     initial_metadata_comes_while_the_first_item_does_not,
     initial_metadata_of_a_stream_that_fails_or_is_empty,
+    initial_metadata_of_a_first_item_that_cannot_be_encoded_goes_with_the_reply,
     initial_metadata_that_nobody_asks_for_is_no_item,
     initial_metadata_as_long_as_may_be,
     where_there_are_no_items_it_goes_with_the_reply,
@@ -34,6 +35,17 @@ trait Feed {
     fn doubled(&self, numbers: Streaming<u64>) -> impl Stream<Item = u64>;
     async fn sum(&self, numbers: Streaming<u64>) -> Result<u64, Status>;
     fn strict(&self) -> impl Stream<Item = String>;
+    fn unwritable(&self) -> impl Stream<Item = Unwritable>;
+}
+
+/// A value that refuses to be written.
+#[derive(Debug, serde::Deserialize)]
+struct Unwritable;
+
+impl serde::Serialize for Unwritable {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("not today"))
+    }
 }
 
 #[derive(Clone, Default)]
@@ -109,6 +121,10 @@ impl Feed for Feeds {
             out.send(set(b"late")).await
         })
     }
+    fn unwritable(&self) -> impl Stream<Item = Unwritable> {
+        say("unwritable");
+        stream::iter([Unwritable])
+    }
 }
 
 async fn serve(server: ServerBuilder, feeds: Feeds, scheme: Scheme) -> String {
@@ -182,6 +198,19 @@ async fn initial_metadata_of_a_stream_that_fails_or_is_empty(scheme: Scheme) {
     assert_eq!(fails.initial_metadata().await.text("said"), Some("fails"));
     assert_eq!(Status::from(fails.try_next().await.expect_err("aborted")).code(), Code::Aborted);
     assert_eq!(fails.try_next().await.ok(), Some(None));
+}
+
+async fn initial_metadata_of_a_first_item_that_cannot_be_encoded_goes_with_the_reply(
+    scheme: Scheme,
+) {
+    let (client, _) = start(scheme).await;
+    let status = match client.unwritable().await {
+        Ok(mut items) => items.try_next().await.expect_err("unwritable"),
+        Err(refused) => refused,
+    };
+    assert!(status.message().contains("not today"), "{status}");
+    assert_eq!(status.metadata().text("said"), Some("unwritable"));
+    assert_eq!(client.list(2).await.expect("accepted").count().await, 2);
 }
 
 async fn initial_metadata_that_nobody_asks_for_is_no_item(scheme: Scheme) {
