@@ -25,10 +25,10 @@ impl Hosts {
     pub(crate) fn new(address: SocketAddr, named: &[String]) -> io::Result<Self> {
         let named = named.iter().map(|given| {
             let name = normal(given);
-            let is_other = |letter: char| {
-                letter.is_whitespace() || letter.is_control() || "/@?#[]".contains(letter)
-            };
-            if name.is_empty() || name.contains(is_other) {
+            // What a browser asks for: names of other letters come in their ASCII form.
+            let is_other = |letter: char| !letter.is_ascii_alphanumeric() && !"-_.".contains(letter);
+            let is_address = name.parse::<IpAddr>().is_ok();
+            if name.is_empty() || !is_address && name.contains(is_other) {
                 let text = format!(
                     "admin page: `Admin::host` was given {given:?}, which is no name of a host: a name or \
                      an IP address is wanted, with or without a port"
@@ -166,9 +166,19 @@ mod tests {
 
     #[test]
     fn what_is_no_name_of_a_host_is_said() {
-        for given in
-            ["", ".", ":9180", "https://admin.example/", "[admin.example]", "a b", "me@host"]
-        {
+        for given in [
+            "",
+            ".",
+            ":9180",
+            "https://admin.example/",
+            "[admin.example]",
+            "a b",
+            "me@host",
+            "admin.example:http",
+            "a:b:80",
+            "*.example.com",
+            "bücher.example",
+        ] {
             let error = hosts(&[given]).err().unwrap_or_else(|| panic!("{given:?} was taken"));
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
             assert!(
