@@ -275,7 +275,7 @@ pub enum MetadataError {
     NoCall,
     /// Initial metadata that is set when what was set before has left.
     #[error(
-        "the initial metadata has left: set all of it before the handler first waits, or send this \
+        "the initial metadata has left: set all of it before the stream first waits, or send this \
          with the reply by `Context::set_reply_metadata`"
     )]
     InitialTwice,

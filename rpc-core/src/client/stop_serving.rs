@@ -20,11 +20,16 @@ impl Channel {
     /// no calls, as a server that shuts down tells its clients, and those that run are waited for. They
     /// learn of it by [`Context::draining`](crate::Context::draining). A call that a server makes after
     /// that fails with a retryable [`Unavailable`](crate::Code::Unavailable). Calls of the channel itself
-    /// go on. To be called before a program ends; it ends early if it is dropped, and the servers have
-    /// been told nevertheless.
+    /// go on. To be called before a program ends.
     ///
-    /// Gives whether all calls have ended, and all servers have answered, within `grace`. Those that have
-    /// not run on, until the channel is dropped.
+    /// Servers are told when the future is first polled; if it is dropped after that, they have been told
+    /// nevertheless. It concerns all clones of the channel, and connections that come up later: they tell
+    /// their servers at once.
+    ///
+    /// Gives whether all calls have ended, and all servers have answered, within `grace`, on the
+    /// connections that were up. Calls that have not ended run on, until the channel is dropped. On a channel
+    /// that serves nothing, as that of [`ConnectionHandle::channel`](crate::ConnectionHandle::channel), it
+    /// does nothing and gives true.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -18,8 +18,9 @@ pub(crate) enum Begun {
 
 impl Context {
     /// Sends a named value before the first item of the stream that the handler gives, in place of an
-    /// earlier one of that name. All that is set leaves together: when the handler first waits, or with
-    /// the first item. The caller reads it by
+    /// earlier one of that name. All that is set leaves together: when the stream next waits, or with
+    /// the first item. So an `async fn` that gives a stream may set it until it does, and wait between. The
+    /// caller reads it by
     /// [`Streaming::initial_metadata`](crate::stream::Streaming::initial_metadata); one of an earlier
     /// version gets it with the reply. Where there is one result or a refusal, it is part of the
     /// reply's metadata. To be called where
