@@ -150,16 +150,12 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             if state.has_actions() {
                 state.take_actions(&mut self.actions);
-                // The actions may take long, and on some devices polling leaves doorbells to be
-                // rung.
-                state.cq().flush();
             }
             let deferred = state.take_deferred();
             if has_results || !deferred.is_empty() || !self.actions.is_empty() {
-                // What is the user's runs from here on, so no doorbell waits for the next poll.
-                if !deferred.is_empty() {
-                    state.cq().flush();
-                }
+                // What is the user's runs from here on and may take long: no doorbell waits for it,
+                // neither those that polling has left on some devices nor those of callers.
+                state.cq().flush();
                 self.acts.store(true, Ordering::Relaxed);
             }
             deferred
