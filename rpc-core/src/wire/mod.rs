@@ -25,10 +25,10 @@ use rpc_transport::message::outgoing::OutBuf;
 pub use self::error::WireError;
 pub use self::parts::{MAX_PARTS, Part, Parts, prepend_parts};
 pub use self::plain::{plain_request, plain_response};
-pub use self::stream::{ItemHead, credit, half_close, opened, prepend_item, reset, stop};
+pub use self::stream::{credit, half_close, opened, prepend_item, reset, stop};
 pub use self::types::{
-    Beginning, CallStreams, Frame, Hello, Kind, ReplyKind, RequestHead, ResponseHead, StreamWindow,
-    WireId,
+    Beginning, CallStreams, Frame, Hello, ItemHead, Kind, ReplyKind, RequestHead, ResponseHead,
+    StreamWindow, WireId,
 };
 
 /// Size of the header that every frame starts with, bytes.

@@ -7,8 +7,9 @@
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::{
-    CallStreams, Frame, HEADER_BYTES, Header, Kind, MAX_METADATA_BYTES, PARTS, STREAM_WINDOW_BYTES,
-    StreamWindow, WireError, WireId, bare, check_no_body, code, header, parts, request_flag, take,
+    CallStreams, Frame, HEADER_BYTES, Header, ItemHead, Kind, MAX_METADATA_BYTES, PARTS,
+    STREAM_WINDOW_BYTES, StreamWindow, WireError, WireId, bare, check_no_body, code, header, parts,
+    request_flag, take,
 };
 
 mod flag {
@@ -18,21 +19,6 @@ mod flag {
     pub(super) const ACCEPTED: u8 = 0x01;
     /// Of an item of results: it is the initial metadata.
     pub(super) const METADATA: u8 = 0x04;
-}
-
-/// An item's head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ItemHead {
-    /// The call.
-    pub id: WireId,
-    /// An item of the results, else of the arguments.
-    pub results: bool,
-    /// Items of a stream count from 0, modulo 2^32.
-    pub number: u32,
-    /// The body starts with a PARTS block: some of it is in the message's tail.
-    pub has_parts: bool,
-    /// Of results: it is no item of the method's, but the initial metadata.
-    pub is_metadata: bool,
 }
 
 pub(super) fn item_head(header: &Header, id: WireId) -> ItemHead {

@@ -1,7 +1,5 @@
 //! What frames say, once they are understood.
 
-use super::ItemHead;
-
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -249,4 +247,19 @@ pub enum Beginning {
     Response(WireId),
     /// An item.
     Item(ItemHead),
+}
+
+/// An item's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemHead {
+    /// The call.
+    pub id: WireId,
+    /// An item of the results, else of the arguments.
+    pub results: bool,
+    /// Items of a stream count from 0, modulo 2^32.
+    pub number: u32,
+    /// The body starts with a PARTS block: some of it is in the message's tail.
+    pub has_parts: bool,
+    /// Of results: it is no item of the method's, but the initial metadata.
+    pub is_metadata: bool,
 }
