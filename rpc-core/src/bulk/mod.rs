@@ -11,7 +11,10 @@
 //!    out, never lent: what was copied does not change, but a second copy may differ from the
 //!    first.
 
+mod buffer;
+mod error;
 pub(crate) mod handoff;
+mod landing;
 mod pieces;
 mod pool;
 mod reader;
@@ -36,11 +39,14 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::part::OutPart;
 use rpc_transport::message::payload::Payload;
 
+pub use self::buffer::BulkMut;
+pub use self::error::PoolError;
+pub use self::landing::Landing;
 pub use self::pieces::{PieceReader, Pieces, ReadPieces, read_pieces};
+pub use self::pool::BulkPool;
 pub(crate) use self::pool::Copies;
-pub use self::pool::{BulkMut, BulkPool, PoolError};
 pub use self::reader::BulkReader;
-pub use self::slot::{Landing, ReplySlot};
+pub use self::slot::ReplySlot;
 
 /// An owned string of bytes of any length that is cheap to clone, to slice and to send.
 ///

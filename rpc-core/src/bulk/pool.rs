@@ -13,7 +13,6 @@
 //!    limit is enforced when a buffer comes back, the second by a task that runs while any is idle.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,11 +21,14 @@ use rpc_transport::device::ProviderError;
 use rpc_transport::device::soft::mem_device;
 use rpc_transport::memory::region::{Buffer, BufferPool, OnHome, ProtectionDomain};
 use rpc_transport::memory::registered::RegisteredBytes;
+use rpc_transport::message::outgoing::OutBuf;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
+use super::Bulk;
+use super::buffer::BulkMut;
+use super::error::PoolError;
 use super::slot::{ReplySlot, SlotHome};
-use super::{Bulk, Memory};
 
 /// Smallest buffer that is allocated, bytes.
 const MIN_BUFFER_BYTES: u32 = 64 * 1024;
@@ -37,21 +39,6 @@ const MAX_IDLE_BYTES: u64 = 128 << 20;
 
 /// How long idle memory is kept for reuse.
 const IDLE_TIME: Duration = Duration::from_secs(5);
-
-/// Why a pool cannot give a buffer.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// Longer than one buffer can be.
-    #[error("a buffer of {bytes} bytes is longer than the {max} that one can have", max = u32::MAX)]
-    TooLong {
-        /// The requested length.
-        bytes: u64,
-    },
-    /// The device has no memory, or cannot register it.
-    #[error(transparent)]
-    Device(#[from] ProviderError),
-}
 
 /// Memory that a connection's device sends from without copying. Cheap to clone.
 ///
@@ -135,7 +122,7 @@ impl BulkPool {
         }
         let size = size.max(MIN_BUFFER_BYTES).next_power_of_two();
         if let Some(buffer) = self.0.slabs.lock().take(size) {
-            return Ok(BulkMut { buffer, len });
+            return Ok(BulkMut::of(buffer, len));
         }
         let on_home = on_home(&Arc::downgrade(&self.0));
         let pool = BufferPool::allocate_watched(self.domain()?, size, 1, Some(on_home))?;
@@ -146,7 +133,7 @@ impl BulkPool {
 
     fn first_of(slab: &BufferPool, len: usize) -> Result<BulkMut, PoolError> {
         match slab.take() {
-            Some(buffer) => Ok(BulkMut { buffer, len }),
+            Some(buffer) => Ok(BulkMut::of(buffer, len)),
             None => Err(PoolError::TooLong { bytes: len as u64 }),
         }
     }
@@ -163,9 +150,9 @@ impl BulkPool {
         self.0.domain.as_ref().map_err(|error| error.clone().into())
     }
 
-    /// Whether `home` is this pool's home for slots.
-    pub(super) fn is_home(&self, home: &Arc<SlotHome>) -> bool {
-        Arc::ptr_eq(&self.0.slots, home)
+    /// Offers a slot with a request over the connection whose pool this is.
+    pub(crate) fn offer(&self, slot: ReplySlot, body: &mut OutBuf) {
+        slot.offer_with(body, &self.0.slots);
     }
 
     /// Registers the caller's memory, once for many calls: the returned [`Bulk`], its slices and
@@ -310,72 +297,5 @@ impl Slabs {
 impl fmt::Debug for BulkPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "BulkPool({} bytes)", self.allocated_bytes())
-    }
-}
-
-/// A registered buffer with one owner, who fills it and then [`freeze`](BulkMut::freeze)s it to
-/// send it. Goes back to its pool when it, or the last handle of the frozen [`Bulk`], is dropped.
-pub struct BulkMut {
-    buffer: Buffer,
-    len: usize,
-}
-
-impl BulkMut {
-    pub(super) fn of(buffer: Buffer, len: usize) -> Self {
-        Self { buffer, len }
-    }
-
-    /// Cuts it to `len` bytes; a longer one stays as it is.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-
-    /// The largest length that it can have, bytes.
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.buffer.len()
-    }
-
-    /// Makes it `len` bytes long; added bytes have arbitrary content.
-    ///
-    /// # Panics
-    /// When that is more than its [`capacity`](BulkMut::capacity).
-    pub fn resize(&mut self, len: usize) {
-        let capacity = self.capacity();
-        assert!(len <= capacity, "{len} bytes in a buffer of {capacity}");
-        self.len = len;
-    }
-
-    /// Makes it an immutable [`Bulk`], without a copy.
-    #[must_use]
-    pub fn freeze(self) -> Bulk {
-        let Self { buffer, len } = self;
-        Bulk(Memory::Pooled { buffer: Arc::new(buffer), start: 0, len })
-    }
-}
-
-impl Deref for BulkMut {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.buffer[..self.len]
-    }
-}
-
-impl DerefMut for BulkMut {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer[..self.len]
-    }
-}
-
-impl From<BulkMut> for Bulk {
-    fn from(buffer: BulkMut) -> Self {
-        buffer.freeze()
-    }
-}
-
-impl fmt::Debug for BulkMut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BulkMut({} of {} bytes)", self.len, self.capacity())
     }
 }

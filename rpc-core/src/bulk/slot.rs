@@ -14,7 +14,7 @@ use rpc_transport::memory::region::{Access, MemoryRegion, OnHome, ProtectionDoma
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::reply_slot::SlotOffer;
 
-use super::{BulkMut, BulkPool, PoolError};
+use super::error::PoolError;
 
 /// Smallest region, bytes.
 const MIN_SLOT_BYTES: usize = 64 * 1024;
@@ -95,7 +95,7 @@ impl Drop for Region {
     }
 }
 
-/// Memory for one reply ([`Call::into`](crate::Call::into)), from [`BulkPool::slot`]: the server
+/// Memory for one reply ([`Call::into`](crate::Call::into)), from [`BulkPool::slot`](crate::BulkPool::slot): the server
 /// writes the large part of its reply straight into it, and what the call gives lies there.
 ///
 /// That is memory which the server could write at any time, so such a [`Bulk`](crate::Bulk) is
@@ -136,11 +136,11 @@ impl ReplySlot {
         self.len == 0
     }
 
-    /// Offers it with a request over the connection whose pool is `pool`. A slot of another
-    /// connection is of no use to that peer, and goes back to its own pool.
-    pub(crate) fn offer_with(self, body: &mut OutBuf, pool: &BulkPool) {
+    /// Offers it with a request over the connection whose slots have their home at `home`. A slot of
+    /// another connection is of no use to that peer, and goes back to its own pool.
+    pub(super) fn offer_with(self, body: &mut OutBuf, home: &Arc<SlotHome>) {
         let Self { region, len } = self;
-        let is_of_pool = region.home.upgrade().is_some_and(|home| pool.is_home(&home));
+        let is_of_pool = region.home.upgrade().is_some_and(|own| Arc::ptr_eq(&own, home));
         if let Some(memory) = region.region.clone()
             && is_of_pool
             && len > 0
@@ -153,27 +153,5 @@ impl ReplySlot {
 impl fmt::Debug for ReplySlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ReplySlot({} bytes)", self.len)
-    }
-}
-
-/// Where the large part of a reply shall lie: see [`Call::into`](crate::Call::into).
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Landing {
-    /// Private memory, into which the reply is copied once.
-    Buffer(BulkMut),
-    /// Memory that the server writes itself.
-    Slot(ReplySlot),
-}
-
-impl From<BulkMut> for Landing {
-    fn from(buffer: BulkMut) -> Self {
-        Self::Buffer(buffer)
-    }
-}
-
-impl From<ReplySlot> for Landing {
-    fn from(slot: ReplySlot) -> Self {
-        Self::Slot(slot)
     }
 }

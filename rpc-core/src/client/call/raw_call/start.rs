@@ -215,7 +215,7 @@ fn keep(body: &Option<OutBuf>, kept: &mut Option<OutBuf>) {
 #[inline]
 fn offer_slot(slot: Option<ReplySlot>, body: &mut Option<OutBuf>, pool: &BulkPool) {
     if let (Some(slot), Some(body)) = (slot, body) {
-        slot.offer_with(body, pool);
+        pool.offer(slot, body);
     }
 }
 
