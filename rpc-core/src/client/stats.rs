@@ -2,8 +2,10 @@
 
 use super::shared::{Shared, Targets};
 use super::subchannel::Subchannel;
+use crate::endpoint::survey::survey;
 use crate::observability::stats::ChannelStats;
-use crate::server::stats::survey;
+#[cfg(feature = "metrics")]
+use crate::{client::Channel, observability::stats::MetricsPublisher};
 
 impl Shared {
     pub(super) fn stats(&self) -> ChannelStats {
@@ -27,5 +29,15 @@ impl Shared {
             connect_failures: self.counts.connect_failures.get(),
             waiting_calls: self.demand.waiting_count() as u64,
         }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl MetricsPublisher {
+    /// Publishes the numbers of a channel, and keeps it.
+    #[must_use]
+    pub fn of_channel(channel: &Channel) -> Self {
+        let channel = channel.clone();
+        Self::of_channel_stats(move || channel.stats())
     }
 }

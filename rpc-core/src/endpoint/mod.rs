@@ -7,6 +7,7 @@
 pub(crate) mod connection_context;
 pub(crate) mod counts;
 pub(crate) mod room;
+pub(crate) mod survey;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;

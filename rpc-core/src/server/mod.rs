@@ -51,9 +51,9 @@ use crate::builtin::{Builtins, health::HealthReporter};
 use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::interceptor::ServerInterceptor;
 use crate::metadata::DEFAULT_MAX_BYTES;
-use crate::observability::stats::ServerStats;
+use crate::observability::stats::handle::ReadStats;
+use crate::observability::stats::{ServerStats, StatsHandle};
 use crate::server::router::Router;
-use crate::server::stats::StatsHandle;
 #[cfg(feature = "macros")]
 use crate::server::stats::WeakStatsHandle;
 use crate::service::Dispatch;
@@ -495,13 +495,13 @@ impl Server {
     /// What the server has done so far, and what it does now: a snapshot of its counts.
     #[must_use]
     pub fn stats(&self) -> ServerStats {
-        self.acceptor.stats()
+        self.acceptor.read_stats()
     }
 
     /// A handle to read the [`stats`](Self::stats) with while the server serves, and after that.
     #[must_use]
     pub fn stats_handle(&self) -> StatsHandle {
-        StatsHandle(Arc::clone(&self.acceptor))
+        StatsHandle(Arc::clone(&self.acceptor) as _)
     }
 
     /// Serves until shut down. Dropping the future ends all connections at once.

@@ -13,8 +13,7 @@ use metrics::{Counter, Gauge, Key, Label, Level, Metadata, SharedString, Unit};
 use tokio::time::MissedTickBehavior;
 
 use super::export::{self, Kind, Labels, Metric, Value};
-use super::{Histogram, StatsHandle};
-use crate::client::Channel;
+use super::{ChannelStats, Histogram, StatsHandle};
 
 /// Times of a method that are recorded each time, at most: the facade takes them one by one.
 const MOST_TIMES: u64 = 1024;
@@ -50,7 +49,7 @@ pub struct MetricsPublisher {
 
 enum Source {
     Server(StatsHandle),
-    Channel(Channel),
+    Channel(Box<dyn Fn() -> ChannelStats + Send + Sync>),
 }
 
 /// A handle of the recorder's.
@@ -68,10 +67,10 @@ impl MetricsPublisher {
         Self::of(Source::Server(server))
     }
 
-    /// Publishes the numbers of a channel, and keeps it.
-    #[must_use]
-    pub fn of_channel(channel: &Channel) -> Self {
-        Self::of(Source::Channel(channel.clone()))
+    pub(crate) fn of_channel_stats(
+        read: impl Fn() -> ChannelStats + Send + Sync + 'static,
+    ) -> Self {
+        Self::of(Source::Channel(Box::new(read)))
     }
 
     fn of(source: Source) -> Self {
@@ -96,7 +95,7 @@ impl MetricsPublisher {
         };
         match source {
             Source::Server(handle) => export::server(&handle.stats(), sink),
-            Source::Channel(channel) => export::channel(&channel.stats(), sink),
+            Source::Channel(read) => export::channel(&read(), sink),
         }
     }
 

@@ -29,6 +29,7 @@
 //! | `histogram` | times in buckets |
 //! | `counts` | the numbers, as they are counted |
 //! | `report` | the numbers, as they are read |
+//! | `handle` | reads the numbers of a server that serves |
 //! | `export` | the names under which they leave the process |
 //! | `text` | the same as Prometheus reads them |
 //! | `facade` | the same through the crate `metrics` |
@@ -37,12 +38,13 @@ pub(crate) mod counts;
 mod export;
 #[cfg(feature = "metrics")]
 mod facade;
+pub(crate) mod handle;
 pub(crate) mod histogram;
 mod report;
 mod text;
 
 #[cfg(feature = "metrics")]
 pub use self::facade::MetricsPublisher;
+pub use self::handle::StatsHandle;
 pub use self::histogram::Histogram;
 pub use self::report::{ChannelStats, ConnectionStats, MethodStats, ServerStats};
-pub use crate::server::stats::StatsHandle;
