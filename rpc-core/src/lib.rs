@@ -222,7 +222,7 @@ mod endpoint;
 pub mod interceptor;
 pub mod metadata;
 mod observability;
-mod recycled;
+mod runtime;
 pub mod server;
 pub mod service;
 #[doc(hidden)]

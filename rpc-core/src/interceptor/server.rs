@@ -22,7 +22,7 @@ use tokio::time::Sleep;
 use super::{Body, Ended, Ending, ItemCounters, guarded};
 use crate::context::Context;
 use crate::metadata::Metadata;
-use crate::recycled::{self, List, Recycle};
+use crate::runtime::recycled::{self, List, Recycle};
 use crate::server::handler::{Handler, Origin, log_panic};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;

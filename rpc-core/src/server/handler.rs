@@ -20,7 +20,7 @@ use rpc_transport::device::PeerIdentity;
 
 use crate::context::{Context, Served};
 use crate::interceptor::server::Watched;
-use crate::recycled;
+use crate::runtime::recycled;
 use crate::server::pooled_future::PooledFuture;
 use crate::service::reply::Reply;
 use crate::status::Status;

@@ -12,7 +12,7 @@ use crate::interceptor::{Ending, ItemCounters};
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
 use crate::observability::trace;
-use crate::recycled;
+use crate::runtime::recycled;
 use crate::status::Code;
 
 impl RawCall<'_> {

@@ -6,7 +6,7 @@ use std::thread::LocalKey;
 use super::{CallOutcome, RawCall};
 use crate::client::load::Loaded;
 use crate::interceptor::client::Watch;
-use crate::recycled::{self, List, Recycle};
+use crate::runtime::recycled::{self, List, Recycle};
 use crate::status::Code;
 
 thread_local! {

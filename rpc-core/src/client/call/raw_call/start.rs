@@ -17,7 +17,7 @@ use crate::context::Context as CallContext;
 use crate::endpoint::RpcEndpoint;
 use crate::metadata::Metadata;
 use crate::observability::trace;
-use crate::recycled;
+use crate::runtime::recycled;
 use crate::session::{Deadline, StartCall, StartError};
 use crate::status::Status;
 
