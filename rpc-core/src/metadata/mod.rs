@@ -1,22 +1,21 @@
 //! Metadata: a few named values that travel beside the arguments of a call.
 //!
-//! Owns the map and its bytes on the wire. Costs nothing, in memory or on the wire, when unused.
-//!
-//! # On the wire
-//!
-//! One byte: number of entries; then for each: one byte length of the name, the name; two bytes
-//! (little endian) length of the value, the value. Entries are in ascending order of their names.
+//! Owns the map. Costs nothing, in memory or on the wire, when unused.
 //!
 //! Invariants:
 //! 1. At most [`MAX_ENTRIES`] entries and [`MAX_ENCODED_BYTES`] encoded bytes, on both sides.
 //! 2. Names are unique, sorted, 1 to [`MAX_NAME_BYTES`] bytes of lower-case ASCII letters, digits,
 //!    `-`, `_` and `.`.
 
+mod encoding;
+mod error;
+
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rpc_transport::message::outgoing::OutBuf;
+
+pub use self::error::MetadataError;
 
 /// Most entries of a call.
 pub const MAX_ENTRIES: usize = 64;
@@ -165,71 +164,6 @@ impl Metadata {
             entries => 1 + entries.iter().map(Entry::encoded_bytes).sum::<usize>(),
         }
     }
-
-    /// Appends the encoding; nothing when there are no entries.
-    #[doc(hidden)]
-    pub fn encode(&self, out: &mut OutBuf) {
-        let entries = self.entries();
-        let Ok(count @ 1..) = u8::try_from(entries.len()) else { return };
-        out.extend_from_slice(&[count]);
-        for Entry { name, value } in entries {
-            // Invariants 1 and 2 keep both lengths in range.
-            let name_len = u8::try_from(name.len()).unwrap_or(0);
-            let value_len = u16::try_from(value.len()).unwrap_or(0);
-            out.extend_from_slice(&[name_len]);
-            out.extend_from_slice(name.as_bytes());
-            out.extend_from_slice(&value_len.to_le_bytes());
-            out.extend_from_slice(value);
-        }
-    }
-
-    /// Parses what [`Metadata::encode`] wrote; `bytes` is all of it.
-    ///
-    /// # Errors
-    /// [`MetadataError`] names the rule that the bytes break.
-    #[doc(hidden)]
-    pub fn decode(bytes: &[u8]) -> Result<Self, MetadataError> {
-        if bytes.is_empty() {
-            return Ok(Self::new());
-        }
-        if bytes.len() > MAX_ENCODED_BYTES {
-            return Err(MetadataError::TooLong);
-        }
-        let mut rest = bytes;
-        let count = usize::from(take(&mut rest, 1)?[0]);
-        if count > MAX_ENTRIES {
-            return Err(MetadataError::TooMany);
-        }
-        if count == 0 {
-            return Err(MetadataError::Empty);
-        }
-        let mut entries: Vec<Entry> = Vec::with_capacity(count);
-        for _ in 0..count {
-            let entry = decode_entry(&mut rest)?;
-            if entries.last().is_some_and(|last| last.name >= entry.name) {
-                return Err(MetadataError::Unsorted);
-            }
-            entries.push(entry);
-        }
-        if !rest.is_empty() {
-            return Err(MetadataError::TrailingBytes);
-        }
-        Ok(Self(Some(Arc::new(entries))))
-    }
-}
-
-fn decode_entry(rest: &mut &[u8]) -> Result<Entry, MetadataError> {
-    let name_len = usize::from(take(rest, 1)?[0]);
-    let name = check_name(take(rest, name_len)?)?;
-    let length = take(rest, 2)?;
-    let value = take(rest, usize::from(u16::from_le_bytes([length[0], length[1]])))?;
-    Ok(Entry { name: name.into(), value: Bytes::copy_from_slice(value) })
-}
-
-fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], MetadataError> {
-    let (taken, left) = rest.split_at_checked(count).ok_or(MetadataError::Truncated)?;
-    *rest = left;
-    Ok(taken)
 }
 
 fn check_name(name: &[u8]) -> Result<&str, MetadataError> {
@@ -249,61 +183,10 @@ impl fmt::Debug for Metadata {
     }
 }
 
-/// Metadata that breaks a rule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MetadataError {
-    /// See invariant 2.
-    #[error(
-        "a metadata name has 1 to {MAX_NAME_BYTES} lower-case ASCII letters, digits, `-`, `_`, `.`"
-    )]
-    BadName,
-    /// More than [`MAX_ENCODED_BYTES`].
-    #[error("metadata of a call takes more than {MAX_ENCODED_BYTES} bytes")]
-    TooLong,
-    /// It begins with [`RESERVED_PREFIX`].
-    #[error(
-        "metadata names that begin with `{RESERVED_PREFIX}` are reserved for this framework: take \
-         another name"
-    )]
-    Reserved,
-    /// Metadata of a reply, set by who serves no call.
-    #[error(
-        "metadata of a reply is set in the handler of a call, and this is none: a task that a \
-         handler has spawned has no reply"
-    )]
-    NoCall,
-    /// Initial metadata that is set when what was set before has left.
-    #[error(
-        "the initial metadata has left: set all of it before the stream first waits, or send this \
-         with the reply by `Context::set_reply_metadata`"
-    )]
-    InitialTwice,
-    /// Initial metadata that is set when the stream has begun.
-    #[error(
-        "the first item, or the end, of the stream has left, and initial metadata goes before it: send \
-         this with the reply by `Context::set_reply_metadata`"
-    )]
-    InitialLate,
-    /// More than [`MAX_ENTRIES`].
-    #[error("metadata of a call has more than {MAX_ENTRIES} entries")]
-    TooMany,
-    /// A block that is there holds an entry.
-    #[error("metadata is announced and has no entries")]
-    Empty,
-    /// Names ascend.
-    #[error("metadata is not sorted, or names a value twice")]
-    Unsorted,
-    /// It ends too early.
-    #[error("metadata ends too early")]
-    Truncated,
-    /// Bytes are left over.
-    #[error("bytes are left over after metadata")]
-    TrailingBytes,
-}
-
 #[cfg(test)]
 mod tests {
+    use rpc_transport::message::outgoing::OutBuf;
+
     use super::*;
 
     fn encoded(metadata: &Metadata) -> Vec<u8> {
