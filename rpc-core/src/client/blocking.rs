@@ -1,24 +1,14 @@
 //! Calls that block the calling thread, for programs without a runtime.
 //!
-//! Owns the thread that drives the connection of blocking clients, and the rule that such a client
-//! is never used where it would block a runtime.
-//!
-//! Invariants:
-//! 1. The runtime lives on its own thread and ends with the last handle.
-//! 2. No call waits on a thread that drives asynchronous tasks: it panics instead, at once.
+//! A thread of its own drives the connection, and ends with the last clone of the client. Where a call
+//! would block a runtime, it panics instead, at once.
 
-use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Serialize;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::oneshot;
-use tokio::task::coop;
 
 use rpc_transport::connect::error::ConnectError;
 use rpc_transport::protocol::config::WhenFull;
@@ -27,6 +17,7 @@ use crate::channel::hedging::HedgingPolicy;
 use crate::client::Channel;
 use crate::client::call::stream_call::StreamDecoders;
 use crate::metadata::Metadata;
+use crate::runtime::driver_thread::{DriverThread, refuse_inside_a_runtime};
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 use crate::stream::BlockingStreaming;
@@ -74,7 +65,7 @@ pub struct BlockingChannel {
     hedging: Option<Option<HedgingPolicy>>,
     metadata: Vec<(String, Bytes)>,
     replies: Option<Arc<Mutex<Metadata>>>,
-    driver: Arc<Driver>,
+    driver: Arc<DriverThread>,
 }
 
 impl BlockingChannel {
@@ -110,7 +101,7 @@ impl BlockingChannel {
         connecting: impl Future<Output = Result<Channel, ConnectError>>,
     ) -> Result<Self, ConnectError> {
         refuse_inside_a_runtime();
-        let driver = Driver::start()
+        let driver = DriverThread::start()
             .map_err(|error| ConnectError::Config(format!("cannot start a thread: {error}")))?;
         let channel = driver.wait(connecting)?;
         Ok(Self {
@@ -282,107 +273,5 @@ impl BlockingChannel {
             Some(place) => self.wait_with_metadata(place, call.with_metadata()),
             None => self.driver.wait(call),
         }
-    }
-}
-
-/// The thread that drives the connection.
-pub(crate) struct Driver {
-    runtime: Handle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Driver {
-    fn start() -> std::io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let thread = thread::Builder::new().name("rpc-blocking".to_owned()).spawn(move || {
-            // Ends when the sender is dropped.
-            let _ = runtime.block_on(stopped);
-        })?;
-        Ok(Self { runtime: handle, stop: Some(stop), thread: Some(thread) })
-    }
-
-    /// Waits on this thread, while the driver's thread serves I/O and timers.
-    pub(crate) fn wait<F: Future>(&self, future: F) -> F::Output {
-        self.runtime.block_on(future)
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        // Inside a runtime (or on the driver itself) the thread ends by itself a little later.
-        if Handle::try_current().is_err()
-            && let Some(thread) = self.thread.take()
-        {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Driver")
-    }
-}
-
-/// Panics where waiting would block a runtime.
-///
-/// # Panics
-/// On a thread that drives asynchronous tasks.
-pub(crate) fn refuse_inside_a_runtime() {
-    assert!(
-        Handle::try_current().is_err() || !is_in_a_task(),
-        "a blocking RPC client was used inside an async runtime, which it would block: use the \
-         asynchronous client here, or move the call to tokio::task::spawn_blocking"
-    );
-}
-
-/// Most steps that a runtime lets a task do in one poll, and more.
-const MAX_BUDGET: usize = 1024;
-
-/// Whether this thread polls a future of a runtime. There is no such question to ask a runtime, and it
-/// panics when it is asked to wait where it must not. But what it polls has a budget, and what may
-/// block has none.
-///
-/// A future that has been freed of its budget is not seen: there the runtime's own panic says so.
-fn is_in_a_task() -> bool {
-    let mut cx = Context::from_waker(Waker::noop());
-    (0..MAX_BUDGET).any(|_| match coop::poll_proceed(&mut cx) {
-        Poll::Ready(step) => {
-            step.made_progress();
-            false
-        }
-        Poll::Pending => true,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_runtime_ends_with_its_driver() {
-        let driver = Driver::start().unwrap();
-        let alive = Arc::new(());
-        let held = Arc::clone(&alive);
-        driver.wait(async move {
-            tokio::spawn(async move {
-                let _held = held;
-                std::future::pending::<()>().await;
-            });
-        });
-        assert_eq!(Arc::strong_count(&alive), 2);
-        drop(driver);
-        assert_eq!(Arc::strong_count(&alive), 1, "the thread is gone, and its tasks with it");
-    }
-
-    #[test]
-    fn a_driver_dropped_inside_a_runtime_blocks_nobody() {
-        let driver = Driver::start().unwrap();
-        let runtime = Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async move { drop(driver) });
     }
 }

@@ -1,3 +1,4 @@
 //! What calls stand on and no protocol knows of.
 
+pub(crate) mod driver_thread;
 pub(crate) mod recycled;

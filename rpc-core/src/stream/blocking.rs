@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::receive::{StreamEnd, Streaming};
 use super::upload::{NoUpload, Pump};
-use crate::client::blocking::{Driver, refuse_inside_a_runtime};
 use crate::metadata::Metadata;
+use crate::runtime::driver_thread::{DriverThread, refuse_inside_a_runtime};
 use crate::status::Status;
 
 /// A stream of results, read by an iterator that waits. Dropping it cancels the call.
@@ -16,11 +16,11 @@ use crate::status::Status;
 pub struct BlockingStreaming<T, R = (), E = Status, U = NoUpload> {
     // Dropped first: the driver ends with its last handle.
     stream: Streaming<T, R, E, U>,
-    driver: Arc<Driver>,
+    driver: Arc<DriverThread>,
 }
 
 impl<T, R, E, U> BlockingStreaming<T, R, E, U> {
-    pub(crate) fn new(stream: Streaming<T, R, E, U>, driver: Arc<Driver>) -> Self {
+    pub(crate) fn new(stream: Streaming<T, R, E, U>, driver: Arc<DriverThread>) -> Self {
         Self { stream, driver }
     }
 
