@@ -17,6 +17,7 @@
 //! | `process` | server and client processes that die with the test |
 //! | `agent` | programs of the tests on another machine |
 //! | `scheme` | an address of each scheme that nobody else uses |
+//! | `device` | the kind of device that both ends of a test have |
 //! | `world` | a server at such an address, and clients of it |
 //! | `hostile` | a peer that speaks below the link |
 //! | `resources` | what a process holds: fds, memory, tasks, CPU time |
@@ -24,6 +25,7 @@
 pub mod agent;
 pub mod chain;
 pub mod changed;
+pub mod device;
 pub mod flow;
 pub mod hostile;
 pub mod journal;

@@ -9,7 +9,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use rpc_core::{Channel, ChannelBuilder, PollMode};
+use rpc_core::{ChannelBuilder, PollMode};
 pub use test_kit::Watchdog;
 use tokio::runtime::{Builder, Runtime};
 
@@ -34,7 +34,7 @@ pub fn paced(time: Duration) -> Duration {
 /// Configures a channel whose connecting waits for a slow machine, and which never spins.
 #[must_use]
 pub fn patient_channel() -> ChannelBuilder {
-    Channel::builder()
+    crate::device::channel()
         .poll_mode(PollMode::Event)
         .connect_timeout(paced(Duration::from_secs(10)).min(SLOW_LIMIT / 3))
 }

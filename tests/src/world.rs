@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rpc_core::{Channel, ChannelBuilder, PollMode, Server};
+use rpc_core::{Channel, ChannelBuilder, PollMode};
 use tokio::task::JoinHandle;
 
 use crate::changed;
@@ -73,7 +73,7 @@ impl World {
         }
         let journal = Arc::new(Journal::default());
         let service = ProbeService::new(Arc::clone(&journal), next);
-        let mut builder = Server::builder()
+        let mut builder = crate::device::server()
             .add_service(FlowServer::new(FlowService::new(journal)))
             .add_service(ProbeServer::new(service))
             .add_service(old::LedgerServer::new(OldLedger))

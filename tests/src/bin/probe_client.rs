@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{Channel, CloseCause, LinkConfig, PollMode, stream};
+use rpc_core::{CloseCause, LinkConfig, PollMode, stream};
 use tests::flow::FlowClient;
 use tests::ledger::LedgerClient;
 use tests::limit::{paced, patient_channel};
@@ -97,7 +97,7 @@ async fn connect_with(address: &str, mode: PollMode) -> ProbeClient {
     // A crowd at an emulated machine takes its time, also to answer a ping.
     let link = LinkConfig::default().keep_alive_timeout(paced(Duration::from_secs(5)));
     // A test that loses one wants to see that.
-    let builder = Channel::builder().poll_mode(mode).link(link).reconnect(None);
+    let builder = tests::device::channel().poll_mode(mode).link(link).reconnect(None);
     let channel = builder.connect_timeout(Duration::from_secs(60)).connect(address).await;
     ProbeClient::new(channel.unwrap_or_else(|error| panic!("{error}")))
 }

@@ -127,7 +127,7 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
         link = link.keep_alive(Some(interval)).keep_alive_timeout(interval);
     }
     let chain = Arc::new(Chain::new(options.next.clone()));
-    let mut builder = Server::builder()
+    let mut builder = tests::device::server()
         .add_service(StockServer::from_arc(Arc::clone(&chain)))
         .add_service(OrdersServer::from_arc(Arc::clone(&chain)))
         .add_service(PassageServer::from_arc(Arc::clone(&chain)))

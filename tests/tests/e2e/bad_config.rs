@@ -34,7 +34,7 @@ fn check(error: &dyn std::fmt::Display, words: &[&str]) {
 
 async fn bind(address: &str) -> Result<Server, ListenError> {
     let service = ProbeServer::new(ProbeService::default());
-    Server::builder().add_service(service).poll_mode(PollMode::Event).bind(address).await
+    tests::device::server().add_service(service).poll_mode(PollMode::Event).bind(address).await
 }
 
 fn bad_links() -> Vec<(LinkConfig, &'static [&'static str])> {
@@ -58,11 +58,13 @@ fn a_bad_link_configuration_is_named_by_client_and_server() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Mem).await;
         for (link, words) in bad_links() {
-            let connecting = Channel::builder().link(link.clone()).connect(&world.address).await;
+            let connecting =
+                tests::device::channel().link(link.clone()).connect(&world.address).await;
             let error = connecting.expect_err("the configuration is bad");
             assert!(matches!(error, ConnectError::Config(_)), "{error:?}");
             check(&error, words);
-            let binding = Server::builder().link(link).bind(Scheme::Mem.fresh_address()).await;
+            let binding =
+                tests::device::server().link(link).bind(Scheme::Mem.fresh_address()).await;
             let error = binding.expect_err("the configuration is bad");
             assert!(matches!(error, ListenError::Config(_)), "{error:?}");
             check(&error, words);
@@ -74,9 +76,9 @@ fn a_bad_link_configuration_is_named_by_client_and_server() {
 fn bad_server_configurations_are_named() {
     limit::run(async {
         let address = Scheme::Mem.fresh_address();
-        let shards = Server::builder().shards(0).bind(&address).await;
+        let shards = tests::device::server().shards(0).bind(&address).await;
         check(&shards.expect_err("no shards"), &["shards is 0", "at least 1"]);
-        let twice = Server::builder()
+        let twice = tests::device::server()
             .add_service(ProbeServer::new(ProbeService::default()))
             .add_service(ProbeServer::new(ProbeService::default()))
             .bind(&address)
@@ -242,7 +244,7 @@ fn a_port_that_never_answers_is_given_up_on() {
             let port = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let address = format!("{scheme}://{}", port.local_addr().expect("its address"));
             let timeout = Duration::from_millis(200);
-            let error = Channel::builder().connect_timeout(timeout).connect(&address).await;
+            let error = tests::device::channel().connect_timeout(timeout).connect(&address).await;
             let error = error.expect_err("nobody answers");
             assert!(matches!(error, ConnectError::TimedOut { .. }), "{error:?}");
             check(&error, &[&address, "200ms"]);

@@ -9,7 +9,7 @@ use futures::future::join_all;
 use parking_lot::Mutex;
 use rpc_core::stream::Stream;
 use rpc_core::{
-    Bulk, Channel, ChannelBuilder, Code, ConnectionHandle, Context, FaultPlan, PollMode, Server,
+    Bulk, Channel, ChannelBuilder, Code, ConnectionHandle, Context, FaultPlan, PollMode,
     ServerBuilder, ShutdownHandle, Status,
 };
 use tests::limit::patient_channel;
@@ -177,8 +177,9 @@ impl Office {
 
     async fn open_at(address: &str, with: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
         let (send, kept) = unbounded_channel();
-        let server =
-            Server::builder().add_service(DeskServer::new(Clerk(send))).poll_mode(PollMode::Event);
+        let server = tests::device::server()
+            .add_service(DeskServer::new(Clerk(send)))
+            .poll_mode(PollMode::Event);
         let server = with(server).bind(address).await.expect("a fresh address");
         let (address, shutdown) = (server.local_address().to_string(), server.shutdown_handle());
         let serving = tokio::spawn(async move { server.serve().await.expect("it serves") });
@@ -317,7 +318,7 @@ async fn handlers_of_both_ends_call_each_other_at_once(scheme: Scheme) {
         let mut office = Office::open_at(&scheme.fresh_address(), few).await;
         let (send, _news) = unbounded_channel();
         let handset = Handset { news: send, gate: Arc::default() };
-        let served = Server::builder()
+        let served = tests::device::server()
             .add_service(PhoneServer::new(handset))
             .max_calls_per_connection(at_phone);
         let line = office.call_with(|builder| builder.serve_with(served)).await;
@@ -463,7 +464,7 @@ async fn limits_of_what_a_client_serves(scheme: Scheme) {
     let log = Arc::clone(&seen);
     let (send, _news) = unbounded_channel();
     let handset = Handset { news: send, gate: Arc::default() };
-    let served = Server::builder()
+    let served = tests::device::server()
         .layer(move |inner| {
             log.lock().push(inner.descriptor().name);
             inner

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_core::service::{Dispatch, MethodDescriptor};
-use rpc_core::{Code, ConnectionHandle, Context, PollMode, Server, ServerBuilder, Status};
+use rpc_core::{Code, ConnectionHandle, Context, PollMode, ServerBuilder, Status};
 use tests::hostile::bytes::{data, hello, request, session_header, session_of};
 use tests::hostile::{Heard, HostilePeer};
 use tests::limit::patient_channel;
@@ -77,7 +77,7 @@ impl Branch {
         let ends = Arc::new(Notify::new());
         let teller = Teller { kept: send, ends: Arc::clone(&ends) };
         let builder =
-            Server::builder().add_service(BankServer::new(teller)).poll_mode(PollMode::Event);
+            tests::device::server().add_service(BankServer::new(teller)).poll_mode(PollMode::Event);
         let server = with(builder).bind(scheme.fresh_address()).await.expect("a fresh address");
         let address = server.local_address().to_string();
         tokio::spawn(server.serve());

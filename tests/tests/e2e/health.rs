@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use rpc_core::health::{HealthClient, HealthReporter, ServingStatus};
-use rpc_core::{
-    Channel, CloseCause, Code, PollMode, Server, ServerBuilder, ShutdownHandle, Status,
-};
+use rpc_core::{Channel, CloseCause, Code, PollMode, ServerBuilder, ShutdownHandle, Status};
 use tests::limit::patient_channel;
 use tests::raw::RawService;
 use tests::scheme::Scheme;
@@ -54,7 +52,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 async fn health_is_what_the_reporter_says(scheme: Scheme) {
     let reporter = HealthReporter::new();
     reporter.set("Later", ServingStatus::NotServing);
-    let here = Here::start(scheme, Server::builder().health(&reporter)).await;
+    let here = Here::start(scheme, tests::device::server().health(&reporter)).await;
     let health = here.health();
     for service in ["", "Raw"] {
         assert_eq!(health.check(service).await, Ok(ServingStatus::Serving), "{service:?}");
@@ -70,7 +68,7 @@ async fn health_is_what_the_reporter_says(scheme: Scheme) {
 
 async fn a_watch_tells_each_change_and_refuses_names_that_are_not_known(scheme: Scheme) {
     let reporter = HealthReporter::new();
-    let here = Here::start(scheme, Server::builder().health(&reporter)).await;
+    let here = Here::start(scheme, tests::device::server().health(&reporter)).await;
     let health = here.health();
     let refused = Status::from(health.watch("Row").await.expect_err("there is none"));
     assert_eq!(refused.code(), Code::NotFound, "{refused}");
@@ -83,7 +81,7 @@ async fn a_watch_tells_each_change_and_refuses_names_that_are_not_known(scheme: 
 
 async fn a_watch_that_is_not_read_gets_the_last_status_and_few_before(scheme: Scheme) {
     let reporter = HealthReporter::new();
-    let here = Here::start(scheme, Server::builder().health(&reporter)).await;
+    let here = Here::start(scheme, tests::device::server().health(&reporter)).await;
     let health = here.health();
     let mut states = health.watch("").await.expect("accepted");
     for _ in 0..5_000 {
@@ -103,7 +101,7 @@ async fn a_watch_that_is_not_read_gets_the_last_status_and_few_before(scheme: Sc
 
 async fn draining_is_told_while_the_server_still_serves(scheme: Scheme) {
     let reporter = HealthReporter::new();
-    let builder = Server::builder().drain_lead(DAY).health(&reporter);
+    let builder = tests::device::server().drain_lead(DAY).health(&reporter);
     let here = Here::start(scheme, builder).await;
     let health = here.health();
     let mut states = health.watch("Raw").await.expect("accepted");
@@ -119,7 +117,7 @@ async fn draining_is_told_while_the_server_still_serves(scheme: Scheme) {
 
 async fn watches_end_with_draining_and_hold_no_shutdown_up(scheme: Scheme) {
     let reporter = HealthReporter::new();
-    let mut here = Here::start(scheme, Server::builder().grace(DAY).health(&reporter)).await;
+    let mut here = Here::start(scheme, tests::device::server().grace(DAY).health(&reporter)).await;
     let health = here.health();
     let mut states = health.watch("").await.expect("accepted");
     assert_eq!(states.try_next().await, Ok(Some(ServingStatus::Serving)));
@@ -133,7 +131,7 @@ async fn watches_end_with_draining_and_hold_no_shutdown_up(scheme: Scheme) {
 }
 
 async fn a_server_without_health_says_so(scheme: Scheme) {
-    let here = Here::start(scheme, Server::builder()).await;
+    let here = Here::start(scheme, tests::device::server()).await;
     let status = Status::from(here.health().check("").await.expect_err("there is no rpc.Health"));
     assert_eq!(status.code(), Code::Unimplemented, "{status}");
 }

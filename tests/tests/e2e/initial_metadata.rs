@@ -7,7 +7,7 @@ use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::interceptor::{ClientInterceptor, Ended, ServerInterceptor};
 use rpc_core::metadata::MetadataError;
 use rpc_core::stream::{self, Stream, Streaming};
-use rpc_core::{ChannelBuilder, Code, Context, PollMode, Server, ServerBuilder, Status};
+use rpc_core::{ChannelBuilder, Code, Context, PollMode, ServerBuilder, Status};
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
 use tokio::sync::Notify;
@@ -141,7 +141,7 @@ async fn connect(address: &str, channel: ChannelBuilder) -> FeedClient {
 
 async fn start(scheme: Scheme) -> (FeedClient, Feeds) {
     let feeds = Feeds::default();
-    let address = serve(Server::builder(), feeds.clone(), scheme).await;
+    let address = serve(tests::device::server(), feeds.clone(), scheme).await;
     (connect(&address, patient_channel()).await, feeds)
 }
 
@@ -261,7 +261,7 @@ async fn initial_metadata_is_set_once_and_before_the_items(scheme: Scheme) {
 }
 
 async fn a_blocking_client_reads_initial_metadata(scheme: Scheme) {
-    let address = serve(Server::builder(), Feeds::default(), scheme).await;
+    let address = serve(tests::device::server(), Feeds::default(), scheme).await;
     let blocking = tokio::task::spawn_blocking(move || {
         let connecting = patient_channel().connect(address);
         let channel = BlockingChannel::connect_with(connecting).expect("connected");
@@ -303,7 +303,7 @@ impl ServerInterceptor for Heard {
 
 async fn interceptors_see_initial_metadata(scheme: Scheme) {
     let (here, there) = (Heard::default(), Heard::default());
-    let server = Server::builder().interceptor(there.clone());
+    let server = tests::device::server().interceptor(there.clone());
     let address = serve(server, Feeds::default(), scheme).await;
     let client = connect(&address, patient_channel().interceptor(here.clone())).await;
     assert_eq!(client.list(5).await.expect("accepted").count().await, 5);

@@ -14,7 +14,7 @@ use rpc_core::server::handler::Handler;
 use rpc_core::service::{Dispatch, Reply, Request, ServiceDescriptor};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{
-    CallError, ChannelBuilder, Code, Context, PeerIdentity, PollMode, Server, ServerBuilder, Status,
+    CallError, ChannelBuilder, Code, Context, PeerIdentity, PollMode, ServerBuilder, Status,
 };
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
@@ -146,7 +146,7 @@ async fn lines(lines: &mut Lines, count: usize) -> Vec<String> {
 }
 
 fn server() -> ServerBuilder {
-    Server::builder().poll_mode(PollMode::Event)
+    tests::device::server().poll_mode(PollMode::Event)
 }
 
 async fn serve(server: ServerBuilder, scheme: Scheme) -> String {

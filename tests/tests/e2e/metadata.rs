@@ -7,8 +7,7 @@ use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::interceptor::{ClientInterceptor, Ended};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{
-    Bulk, CallError, ChannelBuilder, Code, Context, Metadata, PollMode, Server, ServerBuilder,
-    Status,
+    Bulk, CallError, ChannelBuilder, Code, Context, Metadata, PollMode, ServerBuilder, Status,
 };
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
@@ -112,7 +111,7 @@ async fn shelf(address: &str, channel: ChannelBuilder) -> ShelfClient {
 }
 
 async fn start(scheme: Scheme) -> ShelfClient {
-    shelf(&serve(Server::builder(), None, scheme).await, patient_channel()).await
+    shelf(&serve(tests::device::server(), None, scheme).await, patient_channel()).await
 }
 
 async fn a_reply_has_metadata(scheme: Scheme) {
@@ -177,7 +176,7 @@ async fn the_end_of_a_stream_has_metadata(scheme: Scheme) {
 
 async fn metadata_of_the_last_server_goes_no_further(scheme: Scheme) {
     let last = start(scheme).await;
-    let first = serve(Server::builder(), Some(last), scheme).await;
+    let first = serve(tests::device::server(), Some(last), scheme).await;
     let client = shelf(&first, patient_channel()).await;
     let status = Status::from(client.next(false).await.expect_err("not found"));
     assert_eq!((status.code(), status.metadata().len()), (Code::NotFound, 0));
@@ -187,7 +186,7 @@ async fn metadata_of_the_last_server_goes_no_further(scheme: Scheme) {
 }
 
 async fn metadata_is_bounded_at_both_ends(scheme: Scheme) {
-    let address = serve(Server::builder().max_metadata_bytes(1000), None, scheme).await;
+    let address = serve(tests::device::server().max_metadata_bytes(1000), None, scheme).await;
     let channel = || patient_channel().max_metadata_bytes(2000);
     let client = shelf(&address, channel()).await;
     let fits = client.plain("x").metadata("n", vec![0; 995]).await;
@@ -204,7 +203,7 @@ async fn metadata_is_bounded_at_both_ends(scheme: Scheme) {
     assert!(refused.message().starts_with(text), "{refused}");
     assert_eq!(client.plain("y").await.as_deref(), Ok("y"));
 
-    let address = serve(Server::builder().max_metadata_bytes(usize::MAX), None, scheme).await;
+    let address = serve(tests::device::server().max_metadata_bytes(usize::MAX), None, scheme).await;
     let client = shelf(&address, patient_channel().max_metadata_bytes(usize::MAX)).await;
     let large = client.plain("x").metadata("n", vec![0; 65_000]).await;
     assert_eq!(large.as_deref(), Ok("x"));
@@ -222,7 +221,7 @@ async fn names_that_are_reserved_are_refused(scheme: Scheme) {
 }
 
 async fn a_blocking_client_reads_metadata(scheme: Scheme) {
-    let address = serve(Server::builder(), None, scheme).await;
+    let address = serve(tests::device::server(), None, scheme).await;
     let blocking = tokio::task::spawn_blocking(move || {
         let connecting = patient_channel().connect(address);
         let channel = BlockingChannel::connect_with(connecting).expect("connected");
@@ -256,7 +255,7 @@ impl ClientInterceptor for Heard {
 }
 
 async fn interceptors_see_metadata_of_replies(scheme: Scheme) {
-    let address = serve(Server::builder(), None, scheme).await;
+    let address = serve(tests::device::server(), None, scheme).await;
     let heard = Heard::default();
     let client = shelf(&address, patient_channel().interceptor(heard.clone())).await;
     client.named("x").await.expect("answered");

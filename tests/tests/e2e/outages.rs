@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use rpc_core::client::resolve::StaticList;
 use rpc_core::{
-    Channel, ChannelBuilder, Code, Context, HedgingPolicy, LinkConfig, PollMode, Server, Status,
+    Channel, ChannelBuilder, Code, Context, HedgingPolicy, LinkConfig, PollMode, Status,
 };
 use test_kit::Rng;
 use tests::ledger::{LedgerClient, LedgerFile};
@@ -36,7 +36,7 @@ between_processes! {
 const CALLERS: u64 = 16;
 
 fn patient() -> ChannelBuilder {
-    Channel::builder().poll_mode(PollMode::Event).wait_for_ready(true)
+    tests::device::channel().poll_mode(PollMode::Event).wait_for_ready(true)
 }
 
 /// A server that is started again at its address.
@@ -173,7 +173,7 @@ async fn a_gateway_loses_nothing_over_twenty_kills_of_its_backends(scheme: Schem
         channels.push(patient().connect_lazy(&backend.address).expect("an address"));
     }
     let front = Front(channels.iter().cloned().map(LedgerClient::new).collect());
-    let server = Server::builder().poll_mode(PollMode::Event);
+    let server = tests::device::server().poll_mode(PollMode::Event);
     let server = server.add_service(GatewayServer::new(front));
     let server = server.bind(Scheme::ShmName.fresh_address()).await.expect("the name is free");
     let address = server.local_address().to_string();

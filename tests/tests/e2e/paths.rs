@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rpc_core::{Address, Channel, PeerIdentity, PollMode, Server};
+use rpc_core::{Address, Channel, PeerIdentity, PollMode};
 use tests::journal::Journal;
 use tests::limit;
 use tests::probe::{ProbeClient, ProbeServer};
@@ -59,7 +59,7 @@ fn one_server_serves_every_scheme_at_once() {
     limit::run(async {
         let journal = Arc::new(Journal::default());
         let service = ProbeService::new(journal, None);
-        let server = Server::builder()
+        let server = tests::device::server()
             .add_service(ProbeServer::new(service))
             .poll_mode(PollMode::Event)
             .shards(2)
@@ -72,7 +72,7 @@ fn one_server_serves_every_scheme_at_once() {
         let serving = tokio::spawn(server.serve());
         let mut clients = Vec::new();
         for address in &addresses {
-            let builder = Channel::builder().poll_mode(PollMode::Event);
+            let builder = tests::device::channel().poll_mode(PollMode::Event);
             let channel = builder.connect(address.to_string()).await.expect("it listens");
             clients.push(ProbeClient::new(channel));
         }
@@ -91,7 +91,7 @@ fn one_server_serves_every_scheme_at_once() {
 fn a_failing_address_leaves_none_open() {
     limit::run(async {
         let (good, bad) = (Scheme::Mem.fresh_address(), "shm:///nonexistent-directory/socket");
-        Server::builder().bind_all([&*good, bad]).await.expect_err("the second fails");
-        drop(Server::builder().bind(&good).await.expect("the first is free again"));
+        tests::device::server().bind_all([&*good, bad]).await.expect_err("the second fails");
+        drop(tests::device::server().bind(&good).await.expect("the first is free again"));
     });
 }

@@ -2,7 +2,7 @@
 
 use rpc_core::reflect::{ReflectClient, StatsClient};
 use rpc_core::stream::{self, Stream, Streaming};
-use rpc_core::{Channel, Code, PollMode, Server, ServerBuilder, Status};
+use rpc_core::{Channel, Code, PollMode, ServerBuilder, Status};
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
 use tokio::task::JoinHandle;
@@ -58,7 +58,7 @@ struct Here {
 impl Here {
     async fn start(scheme: Scheme, configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
         let builder =
-            Server::builder().poll_mode(PollMode::Event).add_service(SumsServer::new(Sum));
+            tests::device::server().poll_mode(PollMode::Event).add_service(SumsServer::new(Sum));
         let server = configure(builder).bind(scheme.fresh_address()).await.expect("an address");
         let address = server.local_address().to_string();
         let serving = tokio::spawn(async move { server.serve().await.expect("it listens") });

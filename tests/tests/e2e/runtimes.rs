@@ -26,7 +26,7 @@ fn server(scheme: Scheme, options: &[&str]) -> (Runtime, World) {
 }
 
 async fn connect(address: &str) -> ProbeClient {
-    let builder = rpc_core::Channel::builder().poll_mode(PollMode::Event);
+    let builder = tests::device::channel().poll_mode(PollMode::Event);
     ProbeClient::new(builder.connect(address).await.expect("the server is up"))
 }
 

@@ -190,7 +190,7 @@ async fn a_stopped_client_without_calls_does_not_use_up_the_grace(scheme: Scheme
 async fn serve_here(address: &str) -> (Server, Arc<Journal>) {
     let journal = Arc::new(Journal::default());
     let service = ProbeService::new(Arc::clone(&journal), None);
-    let server = Server::builder()
+    let server = tests::device::server()
         .add_service(ProbeServer::new(service))
         .poll_mode(PollMode::Event)
         .grace(Duration::from_millis(200))
@@ -240,7 +240,7 @@ fn dropping_serve_ends_connections_and_handlers_at_once() {
         journal.wait_for(1, Mark::Cancelled, 1).await;
         // The address is free again, once the tasks that listened are gone.
         let _ = serving.await;
-        while let Err(error) = Server::builder().bind(&address).await {
+        while let Err(error) = tests::device::server().bind(&address).await {
             assert!(matches!(error, ListenError::InUse { .. }), "{error}");
             tokio::task::yield_now().await;
         }

@@ -8,9 +8,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use rpc_core::service::Dispatch;
 use rpc_core::stats::MethodStats;
-use rpc_core::{
-    CallError, Channel, ChannelStats, Code, LinkConfig, Server, ServerStats, StatsHandle,
-};
+use rpc_core::{CallError, Channel, ChannelStats, Code, LinkConfig, ServerStats, StatsHandle};
 use tests::flow::{FlowServer, FlowService};
 use tests::hostile::HostilePeer;
 use tests::hostile::bytes::{data, hello, request, session_header};
@@ -51,7 +49,7 @@ async fn here(scheme: Scheme) -> Here {
     let journal = Arc::<Journal>::default();
     let service = ProbeServer::new(ProbeService::new(Arc::clone(&journal), None));
     let flow = FlowServer::new(FlowService::new(Arc::clone(&journal)));
-    let builder = Server::builder().add_service(service).add_service(flow);
+    let builder = tests::device::server().add_service(service).add_service(flow);
     let server = builder.bind(scheme.fresh_address()).await.expect("a fresh address");
     let (address, stats) = (server.local_address().to_string(), server.stats_handle());
     tokio::spawn(server.serve());
@@ -182,7 +180,7 @@ impl Large for Zeros {
 
 /// It was counted as `Ok`. Counts are there before the reply is.
 async fn a_reply_that_is_too_large_is_counted_as_its_caller_sees_it(scheme: Scheme) {
-    let server = Server::builder().add_service(LargeServer::new(Zeros));
+    let server = tests::device::server().add_service(LargeServer::new(Zeros));
     let server = server.bind(scheme.fresh_address()).await.expect("a fresh address");
     let (address, stats) = (server.local_address().to_string(), server.stats_handle());
     tokio::spawn(server.serve());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{Channel, Code, ConnectionHandle, Context, PollMode, Server, Status};
+use rpc_core::{Channel, Code, ConnectionHandle, Context, PollMode, Status};
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
 use tokio::sync::Notify;
@@ -72,8 +72,9 @@ struct World {
 
 async fn serve(address: &str) -> World {
     let (paper, callers) = unbounded_channel();
-    let server =
-        Server::builder().poll_mode(PollMode::Event).add_service(DeskServer::new(Paper(paper)));
+    let server = tests::device::server()
+        .poll_mode(PollMode::Event)
+        .add_service(DeskServer::new(Paper(paper)));
     let server = server.bind(address).await.expect("a fresh address");
     let (address, handle) = (server.local_address().to_string(), server.shutdown_handle());
     tokio::spawn(server.serve());
@@ -133,7 +134,7 @@ async fn a_client_that_has_gone_away_tells_its_next_server(scheme: Scheme) {
     // At the same address.
     let mut next = loop {
         let (paper, callers) = unbounded_channel();
-        let server = Server::builder().poll_mode(PollMode::Event);
+        let server = tests::device::server().poll_mode(PollMode::Event);
         match server.add_service(DeskServer::new(Paper(paper))).bind(&world.address).await {
             Ok(server) => {
                 let handle = server.shutdown_handle();

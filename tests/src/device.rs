@@ -1,0 +1,46 @@
+//! The kind of device that both ends of a test have.
+//!
+//! `RPC_TEST_DEVICE=mlx5` (or another of [`PROFILES`]) makes every device of the tests, and of the
+//! programs that they start, one that refuses what this kind of NIC refuses. Without it a device is
+//! what it is.
+
+use rpc_core::{Channel, ChannelBuilder, FaultPlan, Server, ServerBuilder};
+use rpc_transport::device::fault::PROFILES;
+
+/// Configures a server.
+///
+/// # Panics
+/// When `RPC_TEST_DEVICE` is no kind of device.
+#[must_use]
+pub fn server() -> ServerBuilder {
+    match plan() {
+        Some(plan) => Server::builder().faults(plan),
+        None => Server::builder(),
+    }
+}
+
+/// Configures a channel.
+///
+/// # Panics
+/// As [`server`].
+#[must_use]
+pub fn channel() -> ChannelBuilder {
+    match plan() {
+        Some(plan) => Channel::builder().faults(plan),
+        None => Channel::builder(),
+    }
+}
+
+/// Whether `RPC_TEST_DEVICE` names one.
+#[must_use]
+pub fn is_chosen() -> bool {
+    std::env::var_os("RPC_TEST_DEVICE").is_some()
+}
+
+fn plan() -> Option<FaultPlan> {
+    let driver = std::env::var("RPC_TEST_DEVICE").ok()?;
+    let profile = PROFILES.into_iter().find(|profile| profile.driver == driver);
+    let known = || PROFILES.map(|profile| profile.driver).join(", ");
+    let profile = profile.unwrap_or_else(|| panic!("RPC_TEST_DEVICE is one of {}", known()));
+    Some(FaultPlan::new(1).profile(profile))
+}
