@@ -195,6 +195,30 @@ impl BlockingChannel {
         self
     }
 
+    /// [`Channel::stop_serving`], and waits for it: for all clones of the channel.
+    ///
+    /// ```no_run
+    /// use rpc_core::client::blocking::BlockingChannel;
+    /// use std::time::Duration;
+    ///
+    /// # #[rpc_core::service] pub trait Reader { async fn article(&self); }
+    /// # struct Paper; impl Reader for Paper { async fn article(&self) {} }
+    /// let builder = rpc_core::Channel::builder().serve(ReaderServer::new(Paper));
+    /// let channel = BlockingChannel::connect_with(builder.connect("auto://10.0.0.7:7471"))?;
+    /// if !channel.stop_serving(Duration::from_secs(10)) {
+    ///     eprintln!("a call of the server is cut");
+    /// }
+    /// # Ok::<(), rpc_core::ConnectError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// As [`BlockingChannel::call`].
+    #[must_use = "tells whether calls of the server are cut"]
+    pub fn stop_serving(&self, grace: Duration) -> bool {
+        refuse_inside_a_runtime();
+        self.driver.wait(self.channel.stop_serving(grace))
+    }
+
     /// Waits for a call, and keeps the metadata of its reply.
     fn wait_with_metadata<O>(
         &self,

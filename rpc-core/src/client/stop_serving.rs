@@ -23,8 +23,8 @@ impl Channel {
     /// go on. To be called before a program ends.
     ///
     /// Servers are told when the future is first polled; if it is dropped after that, they have been told
-    /// nevertheless. It concerns all clones of the channel, and connections that come up later: they tell
-    /// their servers at once.
+    /// nevertheless. It concerns all clones of the channel, servers that a resolver names no longer while
+    /// calls run there, and connections that come up later: they tell their servers at once.
     ///
     /// Gives whether all calls have ended, and all servers have answered, within `grace`, on the
     /// connections that were up. Calls that have not ended run on, until the channel is dropped. On a channel
@@ -68,12 +68,11 @@ impl Shared {
         let Some(served) = served else { return Vec::new() };
         served.stop();
         // Those of before: who comes after sees that.
-        let subchannels = match &self.targets {
-            Targets::One(subchannel) => vec![Arc::clone(subchannel)],
-            Targets::Several(balancer) => balancer.members().to_vec(),
+        let connections = match &self.targets {
+            Targets::One(subchannel) => subchannel.all_connections(),
+            Targets::Several(balancer) => balancer.all_connections(),
             Targets::Peer(_) => Vec::new(),
         };
-        let connections: Vec<_> = subchannels.iter().flat_map(|it| it.all_connections()).collect();
         connections.iter().for_each(|connection| tell(connection));
         served.tell_handlers();
         connections
@@ -96,8 +95,12 @@ fn tell(connection: &Connection) {
 
 #[cfg(test)]
 mod tests {
+    use rpc_transport::connect::address::Address;
+
     use super::*;
+    use crate::channel::connectivity::ConnectivityState;
     use crate::client::connection::{Owner, connect};
+    use crate::client::resolve::StaticList;
     use crate::server::Server;
 
     /// A server that went away as soon as its connection was up was never told, and could call on.
@@ -130,6 +133,32 @@ mod tests {
         let (target, owner) = (&subchannel.target, Arc::<Subchannel>::downgrade(subchannel));
         // Nobody has put it in its place.
         assert!(is_told(&connect(&subchannel.options, target, 1, owner).await.unwrap()));
+    }
+
+    /// A server that the resolver named no longer was not told, and could call while a call ran on it.
+    #[tokio::test]
+    async fn a_server_that_the_resolver_names_no_longer_is_told() {
+        let server = Server::builder().bind("mem://stop-serving-parted").await.unwrap();
+        tokio::spawn(server.serve());
+        let channel = Channel::builder().serve_with(Server::builder());
+        let servers = StaticList::new(["mem://stop-serving-parted"]).unwrap();
+        let channel = channel.connect_balanced(servers).unwrap();
+        let Targets::Several(balancer) = &channel.shared.targets else { panic!("it has a name") };
+        let mut state = channel.state();
+        balancer.kick();
+        while state != ConnectivityState::Ready {
+            state = channel.state_changed(state).await;
+        }
+        // As a call that runs on it does.
+        let connection = balancer.pick().expect("it is up");
+        let elsewhere: Address = "mem://stop-serving-elsewhere".parse().unwrap();
+        balancer.on_answer(Ok(vec![elsewhere.clone()]));
+        assert!(balancer.pick().is_none(), "calls go elsewhere");
+        assert!(channel.stop_serving(Duration::MAX).await, "nobody has called");
+        assert!(is_told(&connection));
+        drop(connection);
+        balancer.on_answer(Ok(vec![elsewhere]));
+        assert_eq!(balancer.parted(), 0, "it is over");
     }
 
     fn is_told(connection: &Connection) -> bool {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::client::resolve::StaticList;
 use rpc_core::{Channel, Code, ConnectionHandle, Context, PollMode, Status};
 use tests::limit::patient_channel;
@@ -16,6 +17,7 @@ on_every_device! {
     a_client_that_has_gone_away_before_it_knew_a_server_tells_it,
     a_client_that_serves_nothing_has_nothing_to_stop,
     a_call_that_does_not_end_is_not_waited_for,
+    a_blocking_client_goes_away,
 }
 
 /// Longer than any of this takes.
@@ -188,4 +190,31 @@ async fn a_call_that_does_not_end_is_not_waited_for(scheme: Scheme) {
     drop(channel);
     let status = held.await.expect_err("its connection has ended");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
+}
+
+async fn a_blocking_client_goes_away(scheme: Scheme) {
+    let mut world = serve(&scheme.fresh_address()).await;
+    let reading = Reading::default();
+    let builder = patient_channel().serve(ReaderServer::new(reading.clone()));
+    let address = world.address.clone();
+    let blocking = |run: fn(BlockingChannel) -> bool, channel: BlockingChannel| {
+        tokio::task::spawn_blocking(move || run(channel))
+    };
+    let channel = tokio::task::spawn_blocking(move || {
+        BlockingChannel::connect_with(builder.connect(address)).expect("it listens")
+    });
+    let channel = channel.await.expect("no panic");
+    let is_seven = |channel| DeskBlockingClient::new(channel).subscribe() == Ok(7);
+    assert!(blocking(is_seven, channel.clone()).await.expect("no panic"));
+    let reader = ReaderClient::new(world.callers.recv().await.expect("it called").channel());
+    let held = reader.hold().start();
+    reading.began.notified().await;
+    let cut = blocking(|channel| channel.stop_serving(Duration::ZERO), channel.clone());
+    assert!(!cut.await.expect("no panic"), "it runs on");
+    let gone = blocking(|channel| channel.stop_serving(GRACE), channel.clone());
+    reading.go.notify_one();
+    assert_eq!(held.await, Ok(true), "what runs ends well");
+    assert!(gone.await.expect("no panic"));
+    refused(reader.article().await);
+    assert!(blocking(is_seven, channel).await.expect("no panic"), "its own calls go on");
 }
