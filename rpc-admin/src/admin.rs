@@ -22,6 +22,7 @@ use crate::report::unix_millis;
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whose numbers are shown.
+#[derive(PartialEq)]
 enum Source {
     Server(StatsHandle),
     Channel(Channel),
@@ -112,24 +113,38 @@ impl Admin {
         self
     }
 
-    /// Shows another server of this process, under a name of its own.
+    /// Shows another server of this process, under a name of its own. One that is shown already keeps
+    /// its first name, so that nothing is counted twice.
     #[must_use]
     pub fn server(mut self, name: impl Into<String>, server: StatsHandle) -> Self {
-        self.sources.push((name.into(), Source::Server(server)));
+        self.add(name.into(), Source::Server(server));
         self
     }
 
     /// Shows a channel, under a name of its own. What it serves itself
     /// ([`ChannelBuilder::serve`](rpc_core::ChannelBuilder::serve)) is shown beside it, as `NAME serves`.
+    /// One that is shown already, or a clone of it, keeps its first name.
     #[must_use]
     pub fn channel(mut self, name: impl Into<String>, channel: &Channel) -> Self {
         let name = name.into();
         let served = format!("{name} serves");
-        self.sources.push((name, Source::Channel(channel.clone())));
+        self.add(name, Source::Channel(channel.clone()));
         if !channel.stats().served.is_empty() {
-            self.sources.push((served, Source::Served(channel.clone())));
+            self.add(served, Source::Served(channel.clone()));
         }
         self
+    }
+
+    fn add(&mut self, name: String, source: Source) {
+        match self.sources.iter().find(|(_, other)| *other == source) {
+            None => self.sources.push((name, source)),
+            Some((first, _)) if *first == name => {}
+            Some((first, _)) => tracing::warn!(
+                name,
+                first,
+                "this source is on the admin page already, and is shown once, by its first name"
+            ),
+        }
     }
 
     /// Shows failed and slow calls: of the servers and channels that have it as an interceptor.

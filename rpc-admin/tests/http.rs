@@ -302,6 +302,28 @@ async fn prometheus_gets_the_numbers_of_every_source() {
     assert_eq!(once.len(), helps.len(), "a name is explained once: {helps:#?}");
 }
 
+/// Sums over the sources counted such a source twice.
+#[tokio::test]
+async fn a_source_that_is_added_twice_is_counted_once() {
+    let _watchdog = watchdog();
+    let (stats, channel, _) = shop("mem://admin-twice", &Recent::new()).await;
+    let (other, other_channel, _) = shop("mem://admin-other", &Recent::new()).await;
+    let admin = Admin::new(stats.clone()).server("again", stats).server("other", other);
+    let admin = admin.channel("c", &channel).channel("d", &channel.clone());
+    let (page, _serving) = served(admin.channel("e", &other_channel)).await;
+    let (_, body) = get(page, "/metrics").await;
+    let of = |name: &str| -> Vec<String> {
+        let lines =
+            body.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix("{source="));
+        lines.map(|line| line.split(['}', ',']).next().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(of("rpc_server_connections"), ["\"server\"", "\"other\""]);
+    assert_eq!(of("rpc_client_connections"), ["\"c\"", "\"e\""]);
+    let now = until(page, |now| now["sources"].as_array().is_some_and(|all| !all.is_empty())).await;
+    let names = now["sources"].as_array().expect("sources").iter().map(|it| &it["name"]);
+    assert_eq!(names.collect::<Vec<_>>(), ["server", "other", "c", "e"]);
+}
+
 #[tokio::test]
 async fn what_is_asked_wrongly_is_answered_with_what_would_be_right() {
     let _watchdog = watchdog();

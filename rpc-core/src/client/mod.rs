@@ -257,6 +257,15 @@ impl Channel {
     }
 }
 
+/// Channels are equal if one is a clone of the other.
+impl PartialEq for Channel {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Channel {}
+
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (target, state) = (self.shared.targets.name(), self.state());

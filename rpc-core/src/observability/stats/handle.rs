@@ -32,6 +32,15 @@ impl StatsHandle {
     }
 }
 
+/// Handles are equal if they are of the same server.
+impl PartialEq for StatsHandle {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for StatsHandle {}
+
 impl fmt::Debug for StatsHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StatsHandle").finish_non_exhaustive()
