@@ -44,10 +44,11 @@ pub struct Seen {
     pub streams_aborted: u64,
     pub streams_dropped: u64,
     pub held_back: u64,
+    pub grown_windows: u64,
 }
 
 impl Seen {
-    pub fn all(&mut self) -> [(&'static str, &mut u64); 14] {
+    pub fn all(&mut self) -> [(&'static str, &mut u64); 15] {
         [
             ("aborts", &mut self.aborts),
             ("pings", &mut self.pings),
@@ -63,6 +64,7 @@ impl Seen {
             ("streams given up by their senders", &mut self.streams_aborted),
             ("streams dropped by their readers", &mut self.streams_dropped),
             ("news of how far a stream was read", &mut self.held_back),
+            ("windows that grew", &mut self.grown_windows),
         ]
     }
 
@@ -124,7 +126,8 @@ impl World {
             84..87 => _ = self.transmit(at),
             87..89 => self.let_go(at, rng),
             89..92 => self.read_any(at, rng),
-            92..94 => self.grow(at, rng),
+            92 => self.grow(at, rng),
+            93 => self.grow_window(at, rng.below(4) > 0),
             _ => self.pump(at),
         }
         if rng.below(3) > 0 {
@@ -282,6 +285,11 @@ impl World {
         end.link.add_arena(region).expect("wanted");
     }
 
+    /// The mover posts the RECVs that the peer asks for, if it has the memory.
+    fn grow_window(&mut self, at: usize, has_memory: bool) {
+        self.seen.grown_windows += u64::from(self.ends[at].grow_window(has_memory));
+    }
+
     /// Polls the oldest receive completion.
     fn receive(&mut self, at: usize) {
         let [first, second] = &mut self.ends;
@@ -381,6 +389,7 @@ impl World {
         loop {
             for at in [0, 1] {
                 self.grow(at, rng);
+                self.grow_window(at, rng.below(4) > 0);
                 self.pump(at);
             }
             let mut moves: Vec<fn(&mut Self)> = Vec::new();
@@ -433,18 +442,19 @@ impl World {
 
     fn check_quiescent(&self) {
         self.check_all_delivered_or_revoked();
-        for end in &self.ends {
+        for (end, peer) in [(0, 1), (1, 0)].map(|(end, peer)| (&self.ends[end], &self.ends[peer])) {
             let metrics = end.link.metrics();
             assert!(end.link.is_idle(), "{metrics:?}");
             assert_eq!(metrics.assembly_bytes, 0);
             assert!(end.streams.is_empty(), "streams never end: {metrics:?}");
             assert_eq!(metrics.open_slots, 0, "slots are missing: {metrics:?}");
             assert_eq!(metrics.landing_held, 0, "chunks are missing: {metrics:?}");
-            let window = end.remote.window;
+            let window = peer.window();
+            assert_eq!(window.data, metrics.counters.remote_window, "news is missing");
             let least = window.data - window.data_threshold() + 1;
             assert!(metrics.counters.data_credits >= least, "I5: {metrics:?}");
             assert!(metrics.counters.data_slots > 0, "I5: {metrics:?}");
-            assert_eq!(end.recvs, end.config.window().rq_len());
+            assert_eq!(end.recvs, end.window().rq_len());
             assert_eq!(end.link.in_flight() as usize, end.sq.len());
             // The link holds the regions of its arenas, and nobody holds any other.
             let held = end.regions.iter().filter(|region| region.handle_count() == 2).count();

@@ -204,6 +204,23 @@ impl HostilePeer {
         }
     }
 
+    /// Has the windows of both sides grow from 8 data credits to the 64 of default links, so that as
+    /// many frames may follow at once. Drops what is heard meanwhile, answers to Pings among it.
+    ///
+    /// # Panics
+    /// When the other side ends the connection.
+    pub async fn widen(&mut self) {
+        for grown in 0..3 {
+            self.send(&bytes::widening(grown));
+            loop {
+                let Heard::Frame(frame, imm) = self.hear().await else { panic!("it has ended") };
+                if bytes::is_grown(&frame, imm) {
+                    break;
+                }
+            }
+        }
+    }
+
     /// Waits for the end of the connection; gives the frames that came before.
     pub async fn hear_to_the_end(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
@@ -252,7 +269,7 @@ impl fmt::Debug for HostilePeer {
 /// The bytes of frames, by hand (`docs/wire-format.md`).
 pub mod bytes {
     pub use test_kit::hostile::frames::{
-        data, hello, link_header, segment, session_header, session_of,
+        data, hello, is_grown, link_header, segment, session_header, session_of, widening,
     };
 
     /// A request with a signature, and a deadline if one is given (µs).

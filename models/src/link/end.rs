@@ -14,6 +14,7 @@ use rpc_transport::message::received::Message;
 use rpc_transport::message::reply_slot::PeerSlot;
 use rpc_transport::protocol::arena::ArenaConfig;
 use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::credit::Window;
 use rpc_transport::protocol::frame::{Kind, flags};
 use rpc_transport::protocol::handshake::{Features, Offer};
 use rpc_transport::protocol::link::{Link, RemoteWrite, Transmit};
@@ -110,7 +111,7 @@ impl End {
             config: own.clone(),
             own: offer(own),
             remote: agreed.remote,
-            recvs: own.window().rq_len(),
+            recvs: own.window().first().rq_len(),
             wire: VecDeque::new(),
             received: VecDeque::new(),
             completed: VecDeque::new(),
@@ -163,6 +164,24 @@ impl End {
         !self.received.is_empty()
     }
 
+    /// What this end offers now.
+    pub(crate) fn window(&self) -> Window {
+        Window { data: self.link.metrics().counters.local_window, ..self.own.window }
+    }
+
+    /// Posts the RECVs that the peer asks for, or has no memory for them; whether the window grew.
+    pub(crate) fn grow_window(&mut self, has_memory: bool) -> bool {
+        let Some(more) = self.link.wanted_growth() else { return false };
+        if !has_memory {
+            self.link.decline_growth();
+            return false;
+        }
+        self.recvs += u32::from(more);
+        self.link.grow_window();
+        assert!(self.window().data <= self.own.window.data, "beyond what was offered");
+        true
+    }
+
     /// Whether nothing of this end is on its way.
     pub(crate) fn is_still(&self) -> bool {
         self.wire.is_empty() && self.received.is_empty() && self.completed.is_empty()
@@ -191,8 +210,9 @@ impl End {
         if kind != Kind::Ack as u8 && kind != Kind::Close as u8 {
             self.data_frames.push(flag & flags::SEGMENT != 0);
             // Credits come back oldest first, so those out are the newest frames'.
-            let window = self.remote.window;
-            let out = usize::from(window.data - self.link.metrics().counters.data_credits);
+            let counters = self.link.metrics().counters;
+            let window = Window { data: counters.remote_window, ..self.remote.window };
+            let out = usize::from(window.data - counters.data_credits);
             let newest = &self.data_frames[self.data_frames.len() - out..];
             let bulk = newest.iter().filter(|is_bulk| **is_bulk).count();
             assert!(bulk <= usize::from(window.data_threshold()), "bulk holds {bulk} credits");
@@ -210,8 +230,9 @@ impl End {
             let waiting = metrics.urgent_count + metrics.small_count;
             assert_eq!(waiting, 0, "messages wait with {counters:?}");
         }
-        let due = counters.owed.data >= self.config.window().data_threshold()
-            || counters.owed.ack >= self.config.window().ack_threshold();
+        let window = self.window();
+        let due = counters.owed.data >= window.data_threshold()
+            || counters.owed.ack >= window.ack_threshold();
         assert!(!due || counters.ack_credits == 0 || counters.ack_slots == 0, "I4: {counters:?}");
     }
 }

@@ -47,7 +47,9 @@ use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke, Submission};
 use crate::log_limit::LogLimit;
 use crate::memory::budget::MemoryBudget;
-use crate::memory::region::{Access, Buffer, BufferPool, ProtectionDomain};
+#[cfg(any(test, feature = "model"))]
+use crate::memory::region::BufferPool;
+use crate::memory::region::{Access, Buffer, ProtectionDomain};
 use crate::message::received::Message;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::{Inbound, Link, LinkMetrics, OnReturn, Revoked};
@@ -84,7 +86,6 @@ pub(crate) struct OwnSilence {
 pub(crate) struct Connection<P: Protocol> {
     pub(crate) protocol: P,
     poster: SendPath,
-    data_credits: u32,
     link: Option<Link>,
     /// The link of a connection that has ended, kept until its QP is destroyed: it owns the memory
     /// that the peer may write.
@@ -122,13 +123,11 @@ impl<P: Protocol> Connection<P> {
         protocol: P,
         poster: SendPath,
         queue_pair: ConnectionQp,
-        data_credits: u16,
         holders: u32,
     ) -> Self {
         Self {
             protocol,
             poster,
-            data_credits: data_credits.into(),
             link: None,
             retired_link: None,
             peer: None,
@@ -271,16 +270,40 @@ impl<P: Protocol> Connection<P> {
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
-        let (message, free) = copy_or_lend(&queue_pair.recv_pool, buffer, len);
+        let (message, free) = copy_or_lend(queue_pair, buffer, len);
         if let Some(earlier) = queue_pair.spare.replace(free)
             && let Err(cause) = self.post_recv(cq, earlier)
         {
             self.fail(cq, &cause);
             return;
         }
-        if let Err(cause) = self.on_frame(now, completion.imm, message) {
+        let mut done = self.on_frame(now, completion.imm, message);
+        if done.is_ok() && self.link.as_ref().is_some_and(|link| link.wanted_growth().is_some()) {
+            done = self.grow_window(cq);
+        }
+        if let Err(cause) = done {
             self.fail(cq, &cause);
         }
+    }
+
+    /// Posts more RECVs, so that the peer may have more messages in flight (credit rule 9).
+    #[cold]
+    fn grow_window(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        let more = self.link.as_ref().and_then(Link::wanted_growth).unwrap_or_default();
+        for _ in 0..more {
+            let Some(buffer) = self.queue_pair.as_ref().and_then(|pair| pair.recv_pool.take())
+            else {
+                debug_assert!(false, "buffers are kept for windows that grow");
+                return Ok(());
+            };
+            self.post_recv(cq, buffer)?;
+        }
+        if let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) {
+            queue_pair.window_recv += u32::from(more);
+            queue_pair.kept_recv = queue_pair.kept_recv.saturating_sub(more.into());
+            link.grow_window();
+        }
+        Ok(())
     }
 
     /// Posts the RECV whose repost was delayed.
@@ -496,7 +519,7 @@ impl<P: Protocol> Connection<P> {
     #[inline]
     pub(crate) fn owes_idle_ack(&self) -> bool {
         self.link.as_ref().is_some_and(|link| {
-            u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= self.data_credits
+            u32::from(link.owed_data()) * IDLE_ACK_FRACTION >= u32::from(link.window_data())
         })
     }
 
@@ -566,9 +589,9 @@ static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for"
 
 /// Copies a small message, or lends its buffer if another one can be posted in its place.
 #[inline]
-fn copy_or_lend(pool: &BufferPool, buffer: Buffer, len: usize) -> (Message, Buffer) {
+fn copy_or_lend(queue_pair: &ConnectionQp, buffer: Buffer, len: usize) -> (Message, Buffer) {
     if len > COPY_OUT_BYTES
-        && let Some(spare) = pool.take()
+        && let Some(spare) = queue_pair.recv_pool.take_above(queue_pair.kept_recv)
     {
         return (Message::lent(buffer, len), spare);
     }

@@ -52,9 +52,9 @@ pub enum AcceptError {
     Connect(#[from] ConnectError),
 }
 
-/// RECVs of a connection: those of the window, plus one whose repost may wait until the reply has
-/// been sent.
-fn posted_recvs(config: &LinkConfig) -> u32 {
+/// RECVs of a connection whose window has grown to all that is offered: those of the window, plus one
+/// whose repost may wait until the reply has been sent.
+fn most_recvs(config: &LinkConfig) -> u32 {
     config.window().rq_len() + 1
 }
 
@@ -62,7 +62,7 @@ fn posted_recvs(config: &LinkConfig) -> u32 {
 fn capacity(config: &LinkConfig) -> QpCapacity {
     QpCapacity {
         max_send_wr: config.send_queue_budget().sq_len(),
-        max_recv_wr: posted_recvs(config),
+        max_recv_wr: most_recvs(config),
         max_inline_bytes: config.receive_buffer_bytes.max(MIN_INLINE_BYTES),
     }
 }
@@ -94,7 +94,7 @@ pub fn locked_bytes(config: &LinkConfig) -> (u64, u64) {
 #[must_use]
 pub fn registered_bytes(config: &LinkConfig) -> u64 {
     let pool = |count| locked::region(BufferPool::region_bytes(config.receive_buffer_bytes, count));
-    pool(posted_recvs(config) + LENDABLE_BUFFERS) + pool(FIRST_SEND_BUFFERS)
+    pool(most_recvs(config) + LENDABLE_BUFFERS) + pool(FIRST_SEND_BUFFERS)
 }
 
 const MIN_INLINE_BYTES: u32 = 256;
@@ -208,13 +208,15 @@ impl<P: Protocol> Shard<P> {
             &ProtectionDomain,
         ) -> Result<QpHandle, ProviderError>,
     ) -> Result<(ConnectionKey, QpHandle), ProviderError> {
-        let posted = posted_recvs(config);
+        let window_recv = config.window().first().rq_len();
+        let posted = window_recv + 1;
+        let kept_recv = most_recvs(config) - posted;
         let domain = match config.isolation {
             Isolation::Shared => self.domain().clone(),
             Isolation::PerConnection => self.device().allocate_pd()?,
         };
-        let recv_pool =
-            BufferPool::allocate(&domain, config.receive_buffer_bytes, posted + LENDABLE_BUFFERS)?;
+        let buffers = most_recvs(config) + LENDABLE_BUFFERS;
+        let recv_pool = BufferPool::allocate(&domain, config.receive_buffer_bytes, buffers)?;
         let slots = config.send_queue_budget().sq_len();
         let send_buffers =
             SendBuffers::new(&domain, &**self.device(), slots, config.receive_buffer_bytes)?;
@@ -224,11 +226,10 @@ impl<P: Protocol> Shard<P> {
         }
         let qp = create(state.cq(), &domain)?;
         let max_inline = state.cq().max_inline_bytes(qp);
-        let window_recv = config.window().rq_len();
-        let pipe = ConnectionQp::new(qp, max_inline, window_recv, recv_pool.clone(), send_buffers);
-        let window = config.window().data;
+        let recvs = (window_recv, kept_recv);
+        let pipe = ConnectionQp::new(qp, max_inline, recvs, recv_pool.clone(), send_buffers);
         let poster = SendPath::new(domain, &**self.device(), config);
-        let connection = Connection::new(protocol, poster, pipe, window, holders);
+        let connection = Connection::new(protocol, poster, pipe, holders);
         let key = state.insert(qp, connection);
         for _ in 0..posted {
             let Some(buffer) = recv_pool.take() else { break };

@@ -419,6 +419,17 @@ impl BufferPool {
         Some((Buffer { pool: Arc::clone(&self.0), index }, free.len()))
     }
 
+    /// [`BufferPool::take`], unless that would leave fewer than `kept` buffers.
+    #[inline]
+    pub(crate) fn take_above(&self, kept: usize) -> Option<Buffer> {
+        let mut free = self.0.free.lock();
+        if free.len() <= kept {
+            return None;
+        }
+        let index = free.pop()?;
+        Some(Buffer { pool: Arc::clone(&self.0), index })
+    }
+
     /// Size of each buffer, bytes.
     #[must_use]
     pub fn buffer_bytes(&self) -> u32 {

@@ -116,7 +116,9 @@ impl Default for LinkConfig {
 
 impl LinkConfig {
     /// Messages that the peer may send before this end returns credits (`D`), credits. Default 64,
-    /// 1 to 4095. Each costs a receive buffer; more hide a longer round trip.
+    /// 1 to 4095. Each costs a receive buffer; more hide a longer round trip. A connection starts with
+    /// 8 of them, and with twice as many whenever the peer has used up more than half, so that one that
+    /// works lightly touches the memory of few buffers.
     #[must_use]
     pub fn data_credits(mut self, credits: u16) -> Self {
         self.data_credits = credits;
@@ -133,7 +135,7 @@ impl LinkConfig {
 
     /// Size of each receive buffer, bytes. Default 8 KiB, 256 bytes to 16 MiB. Larger messages
     /// travel in segments of the smaller of both ends' size. `D + I + 1` of them are posted per
-    /// connection.
+    /// connection, and fewer until the peer needs them: see [`LinkConfig::data_credits`].
     #[must_use]
     pub fn receive_buffer_bytes(mut self, bytes: u32) -> Self {
         self.receive_buffer_bytes = bytes;
@@ -338,7 +340,7 @@ impl LinkConfig {
         check_time("keep_alive_timeout", self.keep_alive_timeout, mill, "5 s suits most links")
     }
 
-    /// The window that this end offers as a receiver: `D` and `I`.
+    /// The window that this end offers as a receiver, once it has grown: `D` and `I`.
     #[must_use]
     #[doc(hidden)]
     pub const fn window(&self) -> Window {

@@ -26,6 +26,7 @@
 //!   [`Credits::poll_ack`].
 //! - **Rule 6** about to sleep: [`Credits::poll_idle_ack`], which never spends the last ack credit.
 //! - **Rule 7** a grant or a message beyond its window is a [`CreditError`]: close the connection.
+//! - **Rules 8 to 10** data windows start small and grow by demand: see `growth.rs`.
 //!
 //! Invariants (`I3` and `I7` need the queues and are kept by the link, which sizes and drains
 //! them):
@@ -46,12 +47,15 @@
 //! both ends can deadlock iff `I <= D / T`, each waiting for an ack credit that only an Ack could
 //! bring; and with Acks below the threshold (rule 6) they can deadlock even with a larger `I`.
 
+mod growth;
 #[cfg(any(test, feature = "model"))]
 mod rules;
 mod window;
 
 use thiserror::Error;
 
+pub use self::growth::FIRST_DATA_CREDITS;
+use self::growth::Sizes;
 #[cfg(any(test, feature = "model"))]
 pub use self::rules::Rules;
 pub use self::window::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Side, Window, WindowError};
@@ -59,12 +63,13 @@ pub use self::window::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Side, Window
 /// Ack credits that an optional Ack must not spend (rule 6).
 const IDLE_ACK_RESERVE: u16 = 1;
 
-/// Credits returned to the peer: part of every data header, and the whole content of an Ack.
+/// Credits returned to the peer: part of every data header, and the whole content of an Ack. The
+/// bits above those of a credit are words about windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Grant {
-    /// Data credits (`a`).
+    /// Data credits (`a`), and [`Grant::GROWN`].
     pub data: u16,
-    /// Ack credits (`b`).
+    /// Ack credits (`b`), and [`Grant::ASKS`] with [`Grant::ODD`].
     pub ack: u16,
 }
 
@@ -140,8 +145,15 @@ pub struct Counters {
     pub data_credits: u16,
     /// Ack credits held: Acks that may be sent now.
     pub ack_credits: u16,
-    /// Credits of the peer whose RECVs were reposted, but which are not granted yet.
+    /// Credits of the peer whose RECVs were reposted, but which are not granted yet, and whether
+    /// they include those of a window that has grown.
     pub owed: Grant,
+    /// Data window that this end offers now, in credits.
+    pub local_window: u16,
+    /// Data window that the peer offers now, as far as this end knows, in credits.
+    pub remote_window: u16,
+    /// The peer asks for a larger window.
+    pub is_asked: bool,
     /// Free SQ slots for data, in WRs.
     pub data_slots: u16,
     /// Free SQ slots for Acks, in WRs.
@@ -156,6 +168,10 @@ pub struct Counters {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Credits {
     limits: Limits,
+    /// Thresholds of the windows of now.
+    due: Grant,
+    /// Data credits left, in a message that is sent, below which it asks for more (rule 8).
+    asks_below: u16,
     now: Counters,
 }
 
@@ -164,16 +180,18 @@ pub struct Credits {
 struct Limits {
     local: Window,
     remote: Window,
+    local_sizes: Sizes,
+    remote_sizes: Sizes,
     sq: SendQueueBudget,
-    due: Grant,
     #[cfg(any(test, feature = "model"))]
     rules: Rules,
 }
 
 impl Credits {
-    /// Starts with the full window that the peer offers (`remote`), nothing owed, an empty SQ.
+    /// Starts with the first window of what the peer offers (`remote`), nothing owed, an empty SQ.
     ///
-    /// `local` is what this end offers; its RECVs must be posted before the peer may send.
+    /// `local` is what this end offers; the RECVs of its [`Window::first`] must be posted before
+    /// the peer may send.
     ///
     /// # Errors
     /// A [`WindowError`] if a window or the budget is out of its range.
@@ -181,25 +199,41 @@ impl Credits {
         let limits = Limits {
             local: local.validate(Side::Local)?,
             remote: remote.validate(Side::Remote)?,
+            local_sizes: Sizes::new(FIRST_DATA_CREDITS, local.data),
+            remote_sizes: Sizes::new(FIRST_DATA_CREDITS, remote.data),
             sq: sq.validate()?,
-            due: Grant { data: local.data_threshold(), ack: local.ack_threshold() },
             #[cfg(any(test, feature = "model"))]
             rules: Rules::default(),
         };
-        Ok(Self::full(limits))
+        Ok(Self::first(limits))
     }
 
-    const fn full(limits: Limits) -> Self {
+    fn first(limits: Limits) -> Self {
         let now = Counters {
-            data_credits: limits.remote.data,
+            data_credits: limits.remote_sizes.first,
             ack_credits: limits.remote.ack,
             owed: Grant { data: 0, ack: 0 },
+            local_window: limits.local_sizes.first,
+            remote_window: limits.remote_sizes.first,
+            is_asked: false,
             data_slots: limits.sq.data_slots,
             ack_slots: limits.sq.ack_slots,
             unsignaled: 0,
             posted: SendQueueMark { data: 0, ack: 0 },
         };
-        Self { limits, now }
+        let mut credits = Self { limits, due: Grant::default(), asks_below: 0, now };
+        credits.due = credits.due_now();
+        credits.asks_below = credits.asks_below_now();
+        credits
+    }
+
+    /// The thresholds of the windows of now (rule 10).
+    fn due_now(&self) -> Grant {
+        let local = self.local();
+        #[cfg(any(test, feature = "model"))]
+        return self.limits.rules.due(local);
+        #[cfg(not(any(test, feature = "model")))]
+        Grant { data: local.data_threshold(), ack: local.ack_threshold() }
     }
 
     /// Whether a message of `slots` WRs (its WRITEs + 1 SEND) may be posted now.
@@ -226,7 +260,10 @@ impl Credits {
         now.data_credits -= 1;
         now.data_slots -= slots;
         now.posted.data = now.posted.data.wrapping_add(slots);
-        let grant = self.take_header_grant();
+        let mut grant = self.take_header_grant();
+        if self.now.data_credits < self.asks_below {
+            grant.ack |= self.question();
+        }
         let sweep = self.data_send_must_sweep();
         Some(self.stamp(grant, slots, sweep))
     }
@@ -254,8 +291,10 @@ impl Credits {
     /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
     #[inline]
     pub fn on_data(&mut self, grant: Grant) -> Result<(), CreditError> {
-        if self.now.owed.data >= self.limits.local.data {
-            return Err(CreditError::DataBeyondWindow { window: self.limits.local.data });
+        let window = self.now.local_window;
+        // `owed` is above the window, too, while it says that this has grown.
+        if self.now.owed.data >= window && self.now.owed.credits().data >= window {
+            return Err(CreditError::DataBeyondWindow { window });
         }
         self.credit(grant)?;
         self.now.owed.data += 1;
@@ -268,7 +307,7 @@ impl Credits {
     /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
     #[inline]
     pub fn on_ack(&mut self, grant: Grant) -> Result<(), CreditError> {
-        if grant.is_empty() {
+        if grant.credits().is_empty() {
             return Err(CreditError::EmptyAck);
         }
         if self.now.owed.ack >= self.limits.local.ack {
@@ -308,7 +347,7 @@ impl Credits {
     #[must_use]
     pub const fn is_ack_due(&self) -> bool {
         let owed = self.now.owed;
-        owed.data >= self.limits.due.data || owed.ack >= self.limits.due.ack
+        owed.data >= self.due.data || owed.ack >= self.due.ack
     }
 
     /// Rule 6: an Ack below the threshold, for when this end is about to sleep.
@@ -328,39 +367,27 @@ impl Credits {
         self.now
     }
 
-    /// The window that this end offers.
+    /// The window that this end offers now.
     #[inline]
     #[must_use]
     pub const fn local(&self) -> Window {
-        self.limits.local
+        Window { data: self.now.local_window, ack: self.limits.local.ack }
     }
 
-    /// The window that the peer offers.
+    /// The window that the peer offers now, as far as this end knows.
     #[inline]
     #[must_use]
     pub const fn remote(&self) -> Window {
-        self.limits.remote
+        Window { data: self.now.remote_window, ack: self.limits.remote.ack }
     }
 
-    /// Adds a grant, or nothing of it if it breaks rule 7.
+    /// Adds a grant, or nothing of it if it breaks rule 7. A word about a window is above every room.
     #[inline]
     fn credit(&mut self, grant: Grant) -> Result<(), CreditError> {
-        let Window { data: data_cap, ack: ack_cap } = self.limits.remote;
-        // Compared in this order, no value of the peer can cause an overflow.
-        let (data_held, ack_held) = (self.now.data_credits, self.now.ack_credits);
-        if grant.data > data_cap - data_held {
-            return Err(CreditError::DataCreditAboveCap {
-                held: data_held,
-                granted: grant.data,
-                cap: data_cap,
-            });
-        }
-        if grant.ack > ack_cap - ack_held {
-            return Err(CreditError::AckCreditAboveCap {
-                held: ack_held,
-                granted: grant.ack,
-                cap: ack_cap,
-            });
+        let data_room = self.now.remote_window - self.now.data_credits;
+        let ack_room = self.limits.remote.ack - self.now.ack_credits;
+        if grant.data > data_room || grant.ack > ack_room {
+            return self.credit_in_words(grant);
         }
         self.now.data_credits += grant.data;
         self.now.ack_credits += grant.ack;
@@ -456,6 +483,12 @@ pub enum CreditError {
         granted: u16,
         /// The window of the peer.
         cap: u16,
+    },
+    /// The peer says that its window has grown beyond what it offered when it connected.
+    #[error("peer's window grew beyond the {offered} data credits that it offered")]
+    GrownBeyondOffer {
+        /// Data credits that it offered.
+        offered: u16,
     },
     /// A data message arrived for which the peer held no credit.
     #[error("peer sent data beyond our window of {window} unreturned messages")]

@@ -28,7 +28,7 @@ use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, Window};
 /// The first bytes of all private data, `RPCr`.
 pub const MAGIC: [u8; 4] = *b"RPCr";
 /// Versions that this end speaks.
-pub const VERSIONS: Versions = Versions { min: 1, max: 1 };
+pub const VERSIONS: Versions = Versions { min: 2, max: 2 };
 /// Length of a request or a reply, bytes.
 pub const OFFER_BYTES: usize = 55;
 /// Bytes of a u48.

@@ -15,6 +15,8 @@
 //!    and [`Link::on_timeout`]: call [`Link::poll_transmit`] until it gives `None`. Every
 //!    [`Transmit`] **must** be posted, in order, as one SEND: its credit and its slot are spent.
 //! 4. *About to sleep.* [`Link::poll_idle_ack`] once, and a timer for [`Link::next_deadline`].
+//! 5. *Growth.* Where [`Link::wanted_growth`] names a number after [`Link::on_frame`]: post as many
+//!    RECVs **first**, then [`Link::grow_window`] and transmit; or [`Link::decline_growth`].
 //!
 //! Invariants:
 //! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
@@ -129,7 +131,7 @@ enum Source {
 }
 
 impl Link {
-    /// Starts with the full window that the peer offers. `config` is this end's configuration, and
+    /// Starts with the first window of what the peer offers. `config` is this end's configuration, and
     /// must be the one that was offered in the handshake.
     ///
     /// # Errors
@@ -155,7 +157,7 @@ impl Link {
                 arenas.is_some(),
             ),
             bulk_window: BulkWindow::new(
-                remote.window,
+                remote.window.first(),
                 budget,
                 config.bulk_queue_bytes,
                 frame_bytes.max(largest),
@@ -264,6 +266,24 @@ impl Link {
             return None;
         }
         self.credits.poll_idle_ack().map(|stamp| self.ack(stamp))
+    }
+
+    /// RECVs to post, in WRs, so that the peer may have more messages in flight, as it asks; a window
+    /// starts with those of [`Window::first`](crate::protocol::credit::Window::first).
+    #[inline]
+    #[must_use]
+    pub const fn wanted_growth(&self) -> Option<u16> {
+        self.credits.wanted_growth()
+    }
+
+    /// The RECVs of [`Link::wanted_growth`] **are posted** (credit rule 9). Then transmit.
+    pub fn grow_window(&mut self) {
+        self.credits.grow();
+    }
+
+    /// There are no RECVs for [`Link::wanted_growth`]; the peer may ask again.
+    pub const fn decline_growth(&mut self) {
+        self.credits.decline_growth();
     }
 
     /// A signaled WR completed: frees its slot and those before it. Then transmit.
@@ -474,10 +494,12 @@ impl Link {
     fn choose_lane(&mut self) -> Option<Lane> {
         let (segmenter, slices, window) = (&self.segmenter, &self.slices, &mut self.bulk_window);
         let counters = self.credits.counters();
-        let out = self.credits.remote().data - counters.data_credits;
+        let remote = self.credits.remote();
+        let out = remote.data - counters.data_credits;
         let returned = self.sent.wrapping_sub(u32::from(out));
         let is_blocked = self.arenas.as_ref().is_some_and(|arenas| arenas.is_blocked());
         let has_slots = self.credits.can_send(self.message_slots);
+        window.set_remote(remote);
         if slices.is_first() {
             return (has_slots && window.allows(returned)).then_some(Lane::Bulk);
         }

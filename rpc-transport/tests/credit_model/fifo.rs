@@ -52,45 +52,71 @@ impl<T: Copy + Debug> Fifo<T> for VecDeque<T> {
     }
 }
 
-/// An item in one byte that is never 0.
-pub(crate) trait Byte: Copy {
-    fn to_byte(self) -> u8;
-    fn from_byte(byte: u8) -> Self;
+/// An item in a few bits that are never all 0.
+pub(crate) trait Bits: Copy {
+    const COUNT: u32;
+
+    fn to_bits(self) -> u16;
+    fn from_bits(bits: u16) -> Self;
 }
 
-impl Byte for Message {
-    fn to_byte(self) -> u8 {
-        0x80 | u8::from(self.is_ack) << 6 | bits3(self.grant.data) << 3 | bits3(self.grant.ack)
+/// The words of a grant, as bits of the packed encoding.
+const WORDS: [(Grant, u16); 3] = [
+    (Grant { data: Grant::GROWN, ack: 0 }, 1 << 7),
+    (Grant { data: 0, ack: Grant::ASKS }, 1 << 8),
+    (Grant { data: 0, ack: Grant::ODD }, 1 << 9),
+];
+
+impl Bits for Message {
+    const COUNT: u32 = 12;
+
+    fn to_bits(self) -> u16 {
+        let Grant { data, ack } = self.grant;
+        let credits = self.grant.credits();
+        let mut bits = 1 << 11 | u16::from(self.is_ack) << 6;
+        bits |= bits3(credits.data) << 3 | bits3(credits.ack);
+        for (word, bit) in WORDS {
+            bits |= if data & word.data | ack & word.ack == 0 { 0 } else { bit };
+        }
+        bits
     }
 
-    fn from_byte(byte: u8) -> Self {
-        let grant = Grant { data: u16::from(byte >> 3 & 7), ack: u16::from(byte & 7) };
-        Self { is_ack: byte & 0x40 != 0, grant }
+    fn from_bits(bits: u16) -> Self {
+        let mut grant = Grant { data: bits >> 3 & 7, ack: bits & 7 };
+        for (word, bit) in WORDS {
+            if bits & bit != 0 {
+                grant.data |= word.data;
+                grant.ack |= word.ack;
+            }
+        }
+        Self { is_ack: bits & 1 << 6 != 0, grant }
     }
 }
 
-/// A signaled WR frees at least its own slot, so the byte is not 0.
-impl Byte for Slots {
-    fn to_byte(self) -> u8 {
+/// A signaled WR frees at least its own slot, so the bits are not 0.
+impl Bits for Slots {
+    const COUNT: u32 = 8;
+
+    fn to_bits(self) -> u16 {
         bits4(self.data) << 4 | bits4(self.ack)
     }
 
-    fn from_byte(byte: u8) -> Self {
-        Self { data: u16::from(byte >> 4), ack: u16::from(byte & 15) }
+    fn from_bits(bits: u16) -> Self {
+        Self { data: bits >> 4, ack: bits & 15 }
     }
 }
 
-fn bits3(value: u16) -> u8 {
+fn bits3(value: u16) -> u16 {
     assert!(value < 8, "{value} does not fit the packed encoding");
-    value.to_le_bytes()[0]
+    value
 }
 
-fn bits4(value: u16) -> u8 {
+fn bits4(value: u16) -> u16 {
     assert!(value < 16, "{value} does not fit the packed encoding");
-    value.to_le_bytes()[0]
+    value
 }
 
-/// Up to 16 items, the oldest in the lowest byte.
+/// As many items as fit, the oldest in the lowest bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Packed<T>(pub(crate) u128, PhantomData<T>);
 
@@ -100,24 +126,25 @@ impl<T> Default for Packed<T> {
     }
 }
 
-impl<T: Byte + Debug> Fifo<T> for Packed<T> {
+impl<T: Bits + Debug> Fifo<T> for Packed<T> {
     fn push(&mut self, item: T) {
-        let used = Fifo::len(self);
-        assert!(used < 16, "the packed queue is full");
-        self.0 |= u128::from(item.to_byte()) << (8 * used);
+        let used = u32::try_from(Fifo::len(self)).expect("few") * T::COUNT;
+        assert!(used + T::COUNT <= u128::BITS, "the packed queue is full");
+        self.0 |= u128::from(item.to_bits()) << used;
     }
 
     fn pop(&mut self) -> Option<T> {
         if self.0 == 0 {
             return None;
         }
-        let item = T::from_byte(self.0.to_le_bytes()[0]);
-        self.0 >>= 8;
+        let [low, high, ..] = self.0.to_le_bytes();
+        let item = T::from_bits(u16::from_le_bytes([low, high]) & ((1 << T::COUNT) - 1));
+        self.0 >>= T::COUNT;
         Some(item)
     }
 
     fn len(&self) -> usize {
-        (128 - self.0.leading_zeros() as usize).div_ceil(8)
+        (u128::BITS - self.0.leading_zeros()).div_ceil(T::COUNT) as usize
     }
 
     fn items(&self) -> impl Iterator<Item = T> {

@@ -16,6 +16,8 @@ use crate::world::{Config, End, Failure, Small, Step, World};
 pub(crate) struct Report {
     pub(crate) states: usize,
     pub(crate) quiescent: usize,
+    /// The largest data window that an end has seen the other offer.
+    pub(crate) largest: u16,
 }
 
 /// A failure and the shortest run that leads to it.
@@ -44,6 +46,8 @@ pub(crate) fn search(config: &Config) -> Result<Report, Box<Counterexample>> {
     while let Some((world, index)) = search.frontier.pop_front() {
         search.report.quiescent += usize::from(world.ends.iter().all(End::is_quiet));
         for end in 0..2 {
+            let seen = world.ends[end].credits.remote().data;
+            search.report.largest = search.report.largest.max(seen);
             search.expand(&world, index, end)?;
         }
     }
@@ -71,7 +75,7 @@ impl<'a> Search<'a> {
             seen: HashSet::from_iter([Key::new(&world, symmetric)]),
             log: vec![(0, Step::IdleAck { end: 0 })],
             frontier: VecDeque::from([(world, 0)]),
-            report: Report { states: 0, quiescent: 0 },
+            report: Report { states: 0, quiescent: 0, largest: 0 },
         }
     }
 
@@ -88,6 +92,7 @@ impl<'a> Search<'a> {
         }
         self.poll(from, index, sizes, |first| Step::Receive { end, first })?;
         self.poll(from, index, sizes, |first| Step::Complete { end, first })?;
+        self.poll(from, index, sizes, |first| Step::Grow { end, first })?;
         if self.config.idle_acks {
             self.visit(from, index, Step::IdleAck { end })?;
         }

@@ -23,7 +23,7 @@ fn walk(config: &Config, seed: u64) -> Result<(), Failure> {
     let mut world = World::<Large>::new(config);
     for _ in 0..BURSTS {
         let end = usize::from(below(2));
-        let kind = below(10);
+        let kind = below(11);
         let bits = below(BURST_BITS);
         for _ in 0..=below(1 << bits) {
             let slots = 1 + below(config.budgets[end].message_slots);
@@ -33,6 +33,7 @@ fn walk(config: &Config, seed: u64) -> Result<(), Failure> {
                 3..6 => Step::Receive { end, first },
                 6..8 => Step::Complete { end, first },
                 8 => Step::IdleAck { end },
+                9 => Step::Grow { end, first },
                 _ => Step::Repost { end },
             };
             if !world.step(config, step)? {

@@ -27,7 +27,7 @@ pub(crate) struct Config {
     pub(crate) lagging: bool,
     /// Rule 4: pump after a send completion.
     pub(crate) pump_on_completion: bool,
-    /// Rule 2: repost, then count the credit; otherwise some time later.
+    /// Rules 2 and 9: post, then count the credit; otherwise some time later.
     pub(crate) repost_first: bool,
     /// Rule 6 is in use.
     pub(crate) idle_acks: bool,
@@ -39,8 +39,9 @@ pub(crate) struct Config {
 
 /// Acks that two ends may still exchange when their applications fall silent: `D / T = 1` each for
 /// data, and as an Ack for acks returns `Tb` of at most `2 I` plus those just sent, with `I < 2 Tb`
-/// and `2 <= Tb` fewer than `(2 + 4) * 2` in all.
-const LAST_ACKS: u64 = 12;
+/// and `2 <= Tb` fewer than `(2 + 4) * 2` in all; and one for each time that a window still grows, at most
+/// 12 times from 1 to 4095.
+const LAST_ACKS: u64 = 12 + 2 * 12;
 
 impl Config {
     /// Credits alone: a send queue that is never full.
@@ -92,8 +93,9 @@ impl Config {
         }
     }
 
-    fn thresholds(&self, end: usize) -> (u16, u16) {
-        let (window, rules) = (self.windows[end], self.rules[end]);
+    /// The thresholds of what an end offers now.
+    fn thresholds(&self, end: usize, window: Window) -> (u16, u16) {
+        let rules = self.rules[end];
         (
             rules.data_threshold.unwrap_or(window.data_threshold()),
             rules.ack_threshold.unwrap_or(window.ack_threshold()),
@@ -120,6 +122,8 @@ pub(crate) enum Failure {
     TooManyAcks(usize),
     /// An end waits to send, and nothing is signaled behind its last data (I8).
     Unswept(usize),
+    /// A window grew although its sender had not yet seen it grow before, so nobody had used it up.
+    GrownTwice(usize),
     /// Silent applications, and the ends go on to answer each other's Acks.
     EndlessAcks,
 }
@@ -138,6 +142,8 @@ pub(crate) enum Step {
     IdleAck { end: usize },
     /// A RECV that was left out by `repost_first == false` is posted.
     Repost { end: usize },
+    /// The window grows, as the peer has asked.
+    Grow { end: usize, first: u16 },
 }
 
 /// How a [`World`] stores its queues.
@@ -197,13 +203,16 @@ pub(crate) struct World<S: Store> {
 
 impl<S: Store> World<S> {
     pub(crate) fn new(config: &Config) -> Self {
-        let end = |end: usize| End {
-            credits: config.credits(end),
-            inbox: S::Inbox::default(),
-            completions: S::Completions::default(),
-            uncovered: Slots::default(),
-            posted_recvs: config.windows[end].data + config.windows[end].ack,
-            unreposted: 0,
+        let end = |end: usize| {
+            let credits = config.credits(end);
+            End {
+                posted_recvs: credits.local().data + credits.local().ack,
+                credits,
+                inbox: S::Inbox::default(),
+                completions: S::Completions::default(),
+                uncovered: Slots::default(),
+                unreposted: 0,
+            }
         };
         Self { ends: [end(0), end(1)], acks_sent: 0 }
     }
@@ -238,6 +247,21 @@ impl<S: Store> World<S> {
                 let Some(left) = this.unreposted.checked_sub(1) else { return Ok(false) };
                 this.unreposted = left;
                 this.posted_recvs += 1;
+            }
+            Step::Grow { end, first } => {
+                let seen = self.ends[1 - end].credits.remote();
+                let this = &mut self.ends[end];
+                let Some(more) = this.credits.wanted_growth() else { return Ok(false) };
+                if config.strict && seen != this.credits.local() {
+                    return Err(Failure::GrownTwice(end));
+                }
+                if config.repost_first {
+                    this.posted_recvs += more;
+                } else {
+                    this.unreposted += more;
+                }
+                this.credits.grow();
+                self.pump(config, end, first)?;
             }
         }
         Ok(true)
@@ -331,7 +355,7 @@ impl<S: Store> World<S> {
         let polls = [0, 1].map(|end| {
             let (receive, complete) =
                 (Step::Receive { end, first: 0 }, Step::Complete { end, first: 0 });
-            [receive, complete, Step::Repost { end }]
+            [receive, complete, Step::Repost { end }, Step::Grow { end, first: 0 }]
         });
         while !self.ends.iter().all(End::is_quiet) {
             for step in polls.as_flattened() {
@@ -364,23 +388,31 @@ impl<S: Store> World<S> {
     fn check_conserved(&self, config: &Config, end: usize) -> Result<(), Failure> {
         let (this, peer) = (&self.ends[end], &self.ends[1 - end]);
         let (mine, theirs) = (this.credits.counters(), peer.credits.counters());
-        let mut data = mine.data_credits + theirs.owed.data;
-        let mut ack = mine.ack_credits + theirs.owed.ack;
+        let owed = theirs.owed.credits();
+        let mut data = mine.data_credits + owed.data;
+        let mut ack = mine.ack_credits + owed.ack;
         for message in peer.inbox.items() {
             *(if message.is_ack { &mut ack } else { &mut data }) += 1;
         }
-        let mut due_acks = 0;
+        let window = peer.credits.local();
+        let (due, _) = config.thresholds(1 - end, window);
+        let (mut due_acks, mut news) = (0, u16::from(theirs.owed.is_grown()));
         for message in this.inbox.items() {
-            data += message.grant.data;
-            ack += message.grant.ack;
-            let due = message.grant.data >= config.thresholds(1 - end).0;
-            due_acks += u16::from(message.is_ack && due);
+            let grant = message.grant.credits();
+            data += grant.data;
+            ack += grant.ack;
+            news += u16::from(message.grant.is_grown());
+            // One that says that the window has grown is due to that.
+            due_acks += u16::from(message.is_ack && !message.grant.is_grown() && grant.data >= due);
         }
-        let window = config.windows[1 - end];
         if (Window { data, ack }) != window {
             return Err(Failure::NotConserved(end));
         }
-        if config.strict && due_acks > window.data / config.thresholds(1 - end).0 {
+        // What has not been seen of a window's growth is on its way, and nothing else is.
+        if config.strict && (news > 1 || (news == 1) != (this.credits.remote() != window)) {
+            return Err(Failure::NotConserved(end));
+        }
+        if config.strict && due_acks > window.data / due {
             return Err(Failure::TooManyAcks(end));
         }
         let rq_len = usize::from(window.data + window.ack);
@@ -403,8 +435,9 @@ impl<S: Store> World<S> {
 
     /// I4.
     fn check_pumped(&self, config: &Config, end: usize) -> Result<(), Failure> {
-        let now = self.ends[end].credits.counters();
-        let (data_due, ack_due) = config.thresholds(end);
+        let credits = &self.ends[end].credits;
+        let now = credits.counters();
+        let (data_due, ack_due) = config.thresholds(end, credits.local());
         let is_due = now.owed.data >= data_due || now.owed.ack >= ack_due;
         if is_due && now.ack_credits != 0 && now.ack_slots != 0 {
             return Err(Failure::AckNotSent(end));
@@ -428,7 +461,8 @@ impl<S: Store> World<S> {
         if !credits.can_send(config.budgets[end].message_slots) {
             return Err(Failure::Stuck(end));
         }
-        let least = config.windows[1 - end].data - config.thresholds(1 - end).0 + 1;
+        let window = self.ends[1 - end].credits.local();
+        let least = window.data - config.thresholds(1 - end, window).0 + 1;
         if config.strict && credits.counters().data_credits < least {
             return Err(Failure::ThinWindow(end));
         }

@@ -7,7 +7,7 @@ use rpc_transport::device::{RemoteSlice, SendOp};
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::region::Access;
 use rpc_transport::protocol::config::LinkConfig;
-use rpc_transport::protocol::credit::Grant;
+use rpc_transport::protocol::credit::{FIRST_DATA_CREDITS, Grant};
 use rpc_transport::protocol::frame::{self, CloseCode, CloseReason, Frame, Kind};
 
 use crate::probe::{Habit, Probe};
@@ -182,11 +182,11 @@ fn a_peer_that_asks_without_reading_is_closed() {
         let mut probe = Probe::new(Habit::Echo);
         probe.backlog = 100;
         let cause = suffer(probe, async |raw, end| {
-            // The first answers spend all of its data credits, which it never gives back. What it
-            // receives then are acks, whose credits it gives back at once.
+            // The first answers spend all of its first data credits, which it never gives back. What
+            // it receives then are acks, whose credits it gives back at once.
             let mut given = 0;
             while end.events().closed.is_empty() {
-                let acks = raw.poll().saturating_sub(64);
+                let acks = raw.poll().saturating_sub(FIRST_DATA_CREDITS.into());
                 let grant = Grant { data: 0, ack: (acks - given) as u16 };
                 given = acks;
                 raw.send(grant, b"answer this");

@@ -23,4 +23,5 @@ mod slots;
 mod slow_link;
 mod timers;
 mod traffic;
+mod windows;
 mod world;

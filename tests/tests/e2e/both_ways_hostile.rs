@@ -86,6 +86,7 @@ impl Branch {
 
     async fn hostile(&self, max_calls: u32) -> HostilePeer {
         let mut peer = HostilePeer::connect(&self.address).await.expect("an honest handshake");
+        peer.widen().await;
         peer.send(&data(&hello(max_calls)));
         peer
     }

@@ -178,6 +178,7 @@ async fn a_cancel_of_anything_is_harmless(scheme: Scheme) {
     let own = honest.hold(1).start();
     marked(&honest, 1, Mark::Started, 1).await;
     let mut peer = hostile(&world).await;
+    peer.widen().await;
     peer.send(&data(&hello(0)));
     for slot in 0..50 {
         for generation in [1, 2, u32::MAX] {
@@ -213,7 +214,7 @@ async fn handshakes_that_make_no_sense_are_rejected_with_a_reason(scheme: Scheme
         (with(&[(5, 2)]), &["kind 2"]),
         (
             with(&[(6, 9), (7, 9)]),
-            &["no common version", "server speaks versions 1 to 1", "9 to 9"],
+            &["no common version", "server speaks versions 2 to 2", "9 to 9"],
         ),
         (with(&[(6, 1), (7, 2)]), &["version range"]),
         (with(&[(10, 0), (11, 0)]), &["data_credits is 0", "1 to 4095"]),
@@ -241,6 +242,7 @@ async fn a_client_that_reads_nothing_is_given_nothing_more(scheme: Scheme) {
     let honest = world.client().await;
     let before = honest.resources().await.expect("the server answers");
     let mut peer = hostile(&world).await;
+    peer.widen().await;
     peer.send(&data(&hello(0)));
     // 40 replies of 1 MiB (0xfc and four bytes of length in the codec, and a seed), never read:
     // beyond the credits of this peer they wait at the server.

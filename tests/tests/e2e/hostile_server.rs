@@ -315,7 +315,7 @@ fn a_server_that_accepts_with_nonsense_does_not_speak_this_protocol() {
             (b"", &["does not speak this protocol"]),
             (&garbage, &["does not speak this protocol", "magic"]),
             (&honest[..20], &["does not speak this protocol", "max_message_bytes is 0"]),
-            (&future, &["no common version", "versions 9 to 9", "1 to 1"]),
+            (&future, &["no common version", "versions 9 to 9", "2 to 2"]),
             (&no_credits, &["does not speak this protocol", "data_credits is 0"]),
         ];
         for scheme in [Scheme::Mem, Scheme::ShmName, Scheme::Tcp] {

@@ -147,6 +147,7 @@ async fn one_case(
     let mut peer = HostilePeer::connect(address)
         .await
         .map_err(|error| TestCaseError::fail(format!("no connection any more: {error}")))?;
+    peer.widen().await;
     for frame in &frames {
         peer.send(frame);
     }

@@ -289,6 +289,7 @@ async fn methods_that_a_peer_makes_up_grow_nothing(scheme: Scheme) {
     let mut peers = Vec::new();
     for number in 0..8_u32 {
         let mut peer = HostilePeer::connect(&here.address).await.expect("an honest handshake");
+        peer.widen().await;
         peer.send(&data(&hello(0)));
         for slot in 0..8 {
             let method = (0x5eed_0000 + number * 8 + slot, 7);

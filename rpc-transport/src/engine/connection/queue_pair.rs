@@ -42,9 +42,11 @@ pub(crate) struct ConnectionQp {
     pub(crate) recv_pool: BufferPool,
     pub(super) send_buffers: SendBuffers,
     pub(crate) posted_recv: u32,
-    /// RECVs of the window: at least so many are posted whenever a frame is counted (credit rule
+    /// RECVs of the window of now: at least so many are posted whenever a frame is counted (credit rule
     /// 2).
     pub(super) window_recv: u32,
+    /// Buffers that the pool keeps for a window that grows: those above it are lent.
+    pub(super) kept_recv: usize,
     /// The buffer of the RECV that completed last, not reposted yet.
     pub(super) spare: Option<Buffer>,
     // Send WRs posted and retired, modulo 2^31.
@@ -75,7 +77,7 @@ impl ConnectionQp {
     pub(crate) fn new(
         qp: QpHandle,
         max_inline_bytes: u32,
-        window_recv: u32,
+        (window_recv, kept_recv): (u32, u32),
         recv_pool: BufferPool,
         send_buffers: SendBuffers,
     ) -> Self {
@@ -87,6 +89,7 @@ impl ConnectionQp {
             send_buffers,
             posted_recv: 0,
             window_recv,
+            kept_recv: kept_recv as usize,
             spare: None,
             posted_send: 0,
             retired_send: 0,

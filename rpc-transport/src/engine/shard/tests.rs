@@ -122,9 +122,9 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
     let send_buffers = SendBuffers::new(&domain, &**shard.device(), 4, 64).unwrap();
-    let pipe = ConnectionQp::new(qp, 0, 1, pool.clone(), send_buffers);
+    let pipe = ConnectionQp::new(qp, 0, (1, 0), pool.clone(), send_buffers);
     let poster = SendPath::new(domain, &**shard.device(), &LinkConfig::default());
-    let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 4, 1));
+    let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 1));
     let buffer = pool.take().unwrap();
     let (cq, connection) = state.cq_and_connection(key).unwrap();
     connection.post_recv(cq, buffer).unwrap();
@@ -212,7 +212,8 @@ async fn a_connection_whose_last_sends_were_unsignaled_is_gone_once_flushed() {
 async fn credits_of_messages_that_were_not_pumped_are_given_back_before_the_sleep() {
     let [(client, connected), (server, accepted)] = pair("shard-idle-ack").await;
     let owed = || server.link_metrics(accepted).unwrap().counters.owed.data;
-    while owed() < LinkConfig::default().data_credits.div_ceil(4) {
+    let window = server.link_metrics(accepted).unwrap().counters.local_window;
+    while owed() < window.div_ceil(4) {
         send(&client, connected);
         assert_eq!(server.lock().poll(), 1);
     }

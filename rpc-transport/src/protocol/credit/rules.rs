@@ -4,6 +4,7 @@
 //! Owns the switches and the behaviour of each broken rule. Never part of a production build: it is
 //! compiled for tests and with the feature `model` only, and by default all rules hold.
 
+use super::growth::{FIRST_DATA_CREDITS, Sizes};
 use super::{Credits, Grant, Limits, SendQueueBudget, SendQueueMark, Window};
 
 /// Switches that break single rules, so that the model checker can show that each rule is needed.
@@ -24,6 +25,14 @@ pub struct Rules {
     pub data_threshold: Option<u16>,
     /// The threshold of acks, in credits, instead of [`Window::ack_threshold`].
     pub ack_threshold: Option<u16>,
+    /// Data credits that windows start with. No rule is broken by it.
+    pub first_data_credits: u16,
+    /// A window grows beyond what was offered.
+    pub grows_beyond_offer: bool,
+    /// A window grows for each question, also one whose answer is on the way.
+    pub grows_twice: bool,
+    /// New credits are granted without the word that the window has grown.
+    pub grows_in_silence: bool,
 }
 
 impl Default for Rules {
@@ -36,11 +45,22 @@ impl Default for Rules {
             idle_spends_last: false,
             data_threshold: None,
             ack_threshold: None,
+            first_data_credits: FIRST_DATA_CREDITS,
+            grows_beyond_offer: false,
+            grows_twice: false,
+            grows_in_silence: false,
         }
     }
 }
 
 impl Rules {
+    /// The thresholds of a window.
+    pub(super) fn due(&self, local: Window) -> Grant {
+        let data = self.data_threshold.unwrap_or(local.data_threshold());
+        let ack = self.ack_threshold.unwrap_or(local.ack_threshold());
+        Grant { data, ack }
+    }
+
     /// The part of `owed` that a header carries, or `None` for all of it.
     pub(super) fn take_part(&self, owed: &mut Grant) -> Option<Grant> {
         if self.piggyback_data && self.piggyback_acks {
@@ -66,11 +86,9 @@ impl Credits {
     /// Starts with some rules broken; also allows windows that [`Credits::new`] refuses.
     #[must_use]
     pub fn with_rules(local: Window, remote: Window, sq: SendQueueBudget, rules: Rules) -> Self {
-        let due = Grant {
-            data: rules.data_threshold.unwrap_or(local.data_threshold()),
-            ack: rules.ack_threshold.unwrap_or(local.ack_threshold()),
-        };
-        Self::full(Limits { local, remote, sq, due, rules })
+        let sizes = |window: Window| Sizes::new(rules.first_data_credits, window.data);
+        let (local_sizes, remote_sizes) = (sizes(local), sizes(remote));
+        Self::first(Limits { local, remote, local_sizes, remote_sizes, sq, rules })
     }
 
     /// Moves the origin of all marks to the present, so that states that differ only in how much

@@ -123,7 +123,7 @@ fn every_broken_rule_of_the_peer_has_its_error() {
     assert_eq!(refused(fresh.clone(), |c| c.on_data(Grant { data: 1, ack: 0 })), over(4, 4));
     assert_eq!(
         refused(fresh.clone(), |c| c.on_ack(Grant { data: 0, ack: u16::MAX })),
-        CreditError::AckCreditAboveCap { held: 2, granted: u16::MAX, cap: 2 }
+        CreditError::AckCreditAboveCap { held: 2, granted: 0x3fff, cap: 2 }
     );
     assert_eq!(refused(fresh.clone(), |c| c.on_ack(NOTHING)), CreditError::EmptyAck);
 
@@ -171,4 +171,124 @@ fn hostile_grants_are_harmless() {
         assert!(now.data_credits <= 4 && now.ack_credits <= 2);
         assert!(now.owed.data <= 4 && now.owed.ack <= 2);
     }
+}
+
+/// A pair whose first end offers so many data credits.
+fn offering(data: u16) -> [Credits; 2] {
+    let (own, peer) = (Window { data, ..WINDOW }, WINDOW);
+    let budget = SendQueueBudget { data_slots: 200, signal_interval: 100, ..BUDGET };
+    [Credits::new(own, peer, budget), Credits::new(peer, own, budget)]
+        .map(|end| end.expect("valid"))
+}
+
+/// Sends all that may be sent; the grants of the headers.
+fn send_all(from: &mut Credits) -> Vec<Grant> {
+    std::iter::from_fn(|| from.send(1)).map(|stamp| stamp.grant).collect()
+}
+
+#[test]
+fn a_window_doubles_each_time_that_the_threshold_is_out_up_to_what_was_offered() {
+    let [mut receiver, mut sender] = offering(50);
+    for (window, more) in [(8, Some(8)), (16, Some(16)), (32, Some(18)), (50, None)] {
+        assert_eq!((receiver.local().data, sender.remote().data), (window, window));
+        let frames = send_all(&mut sender);
+        assert_eq!(frames.len(), window.into());
+        for (spent, grant) in (1..).zip(frames) {
+            receiver.on_data(grant).expect("in the window");
+            let asked = if spent < receiver.local().data_threshold() { None } else { more };
+            assert_eq!(receiver.wanted_growth(), asked, "{spent} of {window}");
+        }
+        assert_eq!(receiver.wanted_growth(), more);
+        receiver.grow();
+        let ack = receiver.poll_ack().expect("due").grant;
+        assert_eq!(ack.is_grown(), more.is_some());
+        assert_eq!(ack.credits().data, window + more.unwrap_or_default());
+        sender.on_ack(ack).expect("as offered");
+        sender.on_send_completion(sender.counters().posted);
+        receiver.on_send_completion(receiver.counters().posted);
+        // The sender's next header gives the ack credit back.
+        receiver.now.ack_credits = 2;
+        sender.now.owed.ack = 0;
+    }
+}
+
+#[test]
+fn a_window_of_which_less_than_the_threshold_is_out_does_not_grow() {
+    let [mut receiver, mut sender] = offering(64);
+    for _ in 0..100 {
+        for _ in 1..receiver.local().data_threshold() {
+            let grant = sender.send(1).expect("credit").grant;
+            receiver.on_data(grant).expect("in the window");
+        }
+        assert_eq!(receiver.wanted_growth(), None);
+        assert_eq!(receiver.poll_ack(), None, "none is due");
+        let ack = receiver.poll_idle_ack().expect("a spare credit").grant;
+        sender.on_ack(ack).expect("as offered");
+        sender.on_send_completion(sender.counters().posted);
+        receiver.on_send_completion(receiver.counters().posted);
+        receiver.now.ack_credits = 2;
+        sender.now.owed.ack = 0;
+    }
+    assert_eq!(receiver.local().data, 8);
+}
+
+#[test]
+fn questions_that_were_on_their_way_grow_nothing() {
+    let [mut receiver, mut sender] = offering(64);
+    let asks = send_all(&mut sender).pop().expect("eight");
+    assert_eq!(asks.asks(), Some(false));
+    receiver.on_data(asks).expect("in the window");
+    receiver.grow();
+    receiver.on_data(asks).expect("in the window");
+    assert_eq!((receiver.wanted_growth(), receiver.local().data), (None, 16));
+}
+
+#[test]
+fn a_window_may_be_asked_for_again_after_a_refusal() {
+    let [mut receiver, mut sender] = offering(64);
+    let asks = send_all(&mut sender).pop().expect("eight");
+    for _ in 0..2 {
+        receiver.on_data(asks).expect("in the window");
+        assert_eq!(receiver.wanted_growth(), Some(8));
+        receiver.decline_growth();
+        assert_eq!((receiver.wanted_growth(), receiver.local().data), (None, 8));
+    }
+}
+
+#[test]
+fn a_peer_that_always_asks_gets_what_was_offered() {
+    let [mut receiver, _] = offering(64);
+    let mut posted = receiver.local().data;
+    for turn in 0..1000 {
+        let odd = if turn % 2 == 0 { 0 } else { Grant::ODD };
+        receiver.on_data(Grant { data: 0, ack: Grant::ASKS | odd }).expect("in the window");
+        posted += receiver.wanted_growth().unwrap_or_default();
+        receiver.grow();
+        receiver.now.owed = NOTHING;
+    }
+    assert_eq!((posted, receiver.local().data), (64, 64));
+}
+
+#[test]
+fn growth_beyond_the_offer_and_words_that_nobody_says_are_refused() {
+    let [_, mut sender] = offering(12);
+    let _all = send_all(&mut sender);
+    let grown = |data| Grant { data: data | Grant::GROWN, ack: 0 };
+    let before = sender.clone();
+    let above = CreditError::DataCreditAboveCap { held: 0, granted: 13, cap: 12 };
+    assert_eq!(sender.on_data(grown(13)), Err(above));
+    assert_eq!(sender, before);
+    sender.on_data(grown(12)).expect("as offered");
+    let before = sender.clone();
+    assert_eq!(sender.on_data(grown(0)), Err(CreditError::GrownBeyondOffer { offered: 12 }));
+    for ack in [Grant::ODD, 1 << 13, 1 << 12, Grant::ASKS | 1 << 13] {
+        assert!(sender.on_data(Grant { data: 0, ack }).is_err(), "{ack:x}");
+    }
+    for data in [1 << 14, 1 << 13, 1 << 12] {
+        assert!(sender.on_data(Grant { data, ack: 0 }).is_err(), "{data:x}");
+    }
+    for empty in [grown(0), Grant { data: 0, ack: Grant::ASKS }] {
+        assert_eq!(sender.on_ack(empty), Err(CreditError::EmptyAck));
+    }
+    assert_eq!(sender, before);
 }

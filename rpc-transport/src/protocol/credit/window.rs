@@ -1,14 +1,16 @@
 //! Windows and the send queue budget: the sizes that credits are counted against.
 //!
 //! Owns the values that are negotiated once per connection, their ranges, and the thresholds and
-//! queue lengths derived from them. Never changes after the handshake; the counters are in
-//! [`Credits`](super::Credits).
+//! queue lengths derived from them. Nothing here changes after the handshake; the counters, and how
+//! much of an offered window is in use, are in [`Credits`](super::Credits).
 //!
 //! Invariants: **W1** a window that passed [`Window::validate`] has `1 <= T <= D` and `2 <= Tb <=
 //! I`;
 //! **W2** a budget that passed [`SendQueueBudget::validate`] can hold any one message and an Ack.
 
 use thiserror::Error;
+
+use super::FIRST_DATA_CREDITS;
 
 /// Largest data or ack window, in credits: keeps every sum of two windows within a `u16`.
 pub const MAX_WINDOW: u16 = 4095;
@@ -42,6 +44,14 @@ impl Window {
         Ok(self)
     }
 
+    /// The window that a connection starts with: at most [`FIRST_DATA_CREDITS`] for data, all acks.
+    #[inline]
+    #[must_use]
+    pub const fn first(self) -> Self {
+        let data = if self.data < FIRST_DATA_CREDITS { self.data } else { FIRST_DATA_CREDITS };
+        Self { data, ack: self.ack }
+    }
+
     /// Owed data credits at which an Ack is due: `T = D / 2 + 1`.
     ///
     /// More than half, so that at most one unread Ack is due to data (I6).
@@ -60,7 +70,7 @@ impl Window {
         self.ack / 2 + 1
     }
 
-    /// RECVs that the receiver posts before it connects, in WRs: `D + I + 1`, one for CLOSE, which
+    /// RECVs that the receiver has posted for such a window, in WRs: `D + I + 1`, one for CLOSE, which
     /// is sent once and costs no credit.
     #[inline]
     #[must_use]

@@ -41,7 +41,7 @@ fn golden_request() -> Vec<u8> {
 }
 
 fn golden_reject() -> Vec<u8> {
-    [&b"RPCr"[..], &[15, 3, 1, 1], &[3, 0], &[4], b"full"].concat()
+    [&b"RPCr"[..], &[15, 3, 2, 2], &[3, 0], &[4], b"full"].concat()
 }
 
 fn padded(bytes: &[u8], len: usize) -> Vec<u8> {

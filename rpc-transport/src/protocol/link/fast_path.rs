@@ -97,6 +97,13 @@ impl Link {
     #[inline]
     #[must_use]
     pub fn owed_data(&self) -> u16 {
-        self.credits.counters().owed.data
+        self.credits.counters().owed.credits().data
+    }
+
+    /// Data credits that this end offers the peer now, those owed and spent among them.
+    #[inline]
+    #[must_use]
+    pub fn window_data(&self) -> u16 {
+        self.credits.local().data
     }
 }

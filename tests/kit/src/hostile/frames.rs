@@ -8,6 +8,20 @@ pub fn link_header(kind: u8, flags: u8, data: u16, ack: u16) -> Vec<u8> {
     vec![kind, flags, d0, d1, a0, a1, 0, 0]
 }
 
+/// A Ping that asks for a larger window, and gives the other side one, of which it had been given all
+/// before. `grown`: how often that was done before. Both windows start with 8 credits and double.
+#[must_use]
+pub fn widening(grown: u16) -> Vec<u8> {
+    let (has_grown, asks, odd) = (1 << 15, 1 << 15, (grown % 2) << 14);
+    link_header(4, 0, has_grown | 8 << grown, asks | odd)
+}
+
+/// Whether a frame, with its immediate, says that the window of its sender has grown.
+#[must_use]
+pub fn is_grown(frame: &[u8], imm: Option<u32>) -> bool {
+    imm.is_some_and(|imm| imm & 1 << 15 != 0) || frame.get(3).is_some_and(|byte| byte & 1 << 7 != 0)
+}
+
 /// A plain data frame around a session frame.
 #[must_use]
 pub fn data(session: &[u8]) -> Vec<u8> {

@@ -3,8 +3,8 @@
 //! Owns the list of bulk frames whose credit or SQ slot is in use. Never looks at the queue.
 //!
 //! Invariants:
-//! 1. At most `T = D / 2 + 1` data credits of the peer are spent on bulk and not returned; the rest
-//!    is left for small messages. Not fewer, or bulk could wait for ever: with nothing in
+//! 1. At most `T = D / 2 + 1` data credits of the peer's window of now are spent on bulk and not
+//!    returned; the rest is left for small messages. Not fewer, or bulk could wait for ever: with nothing in
 //!    flight a peer may keep up to `T - 1` credits (credit rule I5), and all of them may be bulk.
 //! 2. At most half of the SQ's data slots and `max_bytes` hold bulk frames, but two frames always
 //!    fit. A small message waits behind no more than that.
@@ -57,6 +57,11 @@ impl BulkWindow {
             unswept_slots: 0,
             unswept_bytes: 0,
         }
+    }
+
+    /// The peer's window of now.
+    pub(in crate::protocol::link) fn set_remote(&mut self, remote: Window) {
+        self.max_credits = usize::from(remote.data_threshold());
     }
 
     /// Whether a bulk frame of any size may be sent; `returned` is how many of all data frames sent

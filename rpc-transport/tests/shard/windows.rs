@@ -1,0 +1,91 @@
+//! Windows that start small and grow by demand, and the receive buffers behind them.
+
+use rpc_transport::memory::region::BufferPool;
+use rpc_transport::protocol::config::LinkConfig;
+use rpc_transport::protocol::credit::FIRST_DATA_CREDITS;
+
+use crate::probe::Habit;
+use crate::world::{End, Options, Pair, WIRES, run};
+
+/// What an end offers now, and what it has seen the other offer.
+fn windows(end: &End) -> (u16, u16) {
+    let counters = end.shard.link_metrics(end.key).expect("it is up").counters;
+    (counters.local_window, counters.remote_window)
+}
+
+/// Receive buffers that are not at home: posted, kept back or lent.
+fn out(end: &End, config: &LinkConfig) -> usize {
+    let is_receive = |pool: &&BufferPool| pool.count() > config.window().rq_len();
+    let pools = end.pools();
+    let pool = pools.iter().find(is_receive).expect("a pool of receive buffers");
+    pool.count() as usize - pool.free_count()
+}
+
+#[test]
+fn a_connection_that_works_lightly_keeps_the_window_that_it_began_with() {
+    run("a_connection_that_works_lightly", async {
+        for wire in WIRES {
+            let options = Options::default();
+            let pair = Pair::with(wire, &options).await;
+            for turn in 1..=300 {
+                pair.client.send(b"one at a time");
+                pair.client.received(turn).await;
+            }
+            for (end, config) in [&pair.client, &pair.server].into_iter().zip(&options.configs) {
+                assert_eq!(windows(end), (FIRST_DATA_CREDITS, FIRST_DATA_CREDITS), "{wire}");
+                let first = config.window().first().rq_len() + 1;
+                assert_eq!(out(end, config), first as usize, "{wire}");
+            }
+            pair.end().await;
+        }
+    });
+}
+
+#[test]
+fn windows_grow_to_what_was_offered_where_they_are_used_up() {
+    run("windows_grow_to_what_was_offered", async {
+        for wire in WIRES {
+            for credits in [64, 100] {
+                let config = LinkConfig::default().keep_alive(None).data_credits(credits);
+                let config = config.send_queue_slots(200);
+                let pair = Pair::with(wire, &Options::alike(config.clone())).await;
+                let mut sent = 0;
+                while windows(&pair.client).1 < credits {
+                    pair.client.with(|probe| (0..200).for_each(|_| probe.send(b"many at once")));
+                    sent += 200;
+                    pair.client.received(sent).await;
+                }
+                assert_eq!(windows(&pair.server).0, credits, "{wire}");
+                let all = config.window().rq_len() + 1;
+                assert_eq!(out(&pair.server, &config), all as usize, "{wire}");
+                pair.end().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn buffers_that_are_lent_do_not_keep_a_window_from_growing() {
+    run("buffers_that_are_lent", async {
+        for wire in WIRES {
+            let config = LinkConfig::default().keep_alive(None);
+            let habits = [Habit::Keep; 2];
+            let pair = Pair::with(wire, &Options { habits, ..Options::alike(config) }).await;
+            let long = vec![7; 6000];
+            let mut sent = 0;
+            // More than can be lent, one at a time, so that the window has its first size.
+            for _ in 0..100 {
+                pair.client.send(&long);
+                sent += 1;
+                pair.server.received(sent).await;
+            }
+            while windows(&pair.server).0 < 64 {
+                pair.client.with(|probe| (0..200).for_each(|_| probe.send(&long)));
+                sent += 200;
+                pair.server.received(sent).await;
+            }
+            drop(pair.server.with(|probe| std::mem::take(&mut probe.inbox)));
+            pair.end().await;
+        }
+    });
+}
