@@ -11,7 +11,7 @@
 //! | `local_end` | which devices and addresses of this machine `dev` and `src` leave |
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
 //! | `memory`, `limits` | protection domains, registration, the limit on locked memory |
-//! | `queue`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |
+//! | `queue`, `qp_table`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |
 //! | `queue_pair`, `work_queues`, `send_ring`, `wr_key`, `batch`, `status` | QPs and what is posted |
 //! | `reaper` | the thread that destroys objects |
 //! | `preflight` | what is missing on this machine, and what to do |
@@ -40,6 +40,7 @@ mod memory;
 mod options;
 mod ports;
 mod preflight;
+mod qp_table;
 mod queue;
 mod queue_pair;
 mod quirks;

@@ -34,12 +34,13 @@ use super::context::Context;
 use super::ffi::{self, Plain, ibv_wc_opcode};
 use super::limits;
 use super::memory::VerbsDomain;
+use super::qp_table::QpTable;
 use super::queue_pair::{QpGuard, Transition};
 use super::quirks::Quirks;
 use super::service::IdLink;
 use super::status;
 use super::work_queues::{Outcome, WorkQueues, address};
-use super::wr_key::{MAX_QPS, WrKey};
+use super::wr_key::WrKey;
 use crate::user_code::logged;
 
 /// Most completions taken from the device in one call.
@@ -55,12 +56,6 @@ struct Entry {
     vendor_error: u32,
 }
 
-#[derive(Default)]
-struct Slot {
-    generation: u32,
-    qp: Option<Box<Entry>>,
-}
-
 /// Entries that completions of a destroyed QP may still occupy.
 struct Retired {
     destroyed: Arc<AtomicBool>,
@@ -72,8 +67,7 @@ struct Retired {
 
 /// A CQ of a verbs device.
 pub(super) struct VerbsCompletionQueue {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
+    qps: QpTable<Entry>,
     batch: Batch,
     /// Completions that wait to be polled: those that a device completion was translated to, if it
     /// did not go to the caller directly, and those that the provider makes itself.
@@ -87,7 +81,7 @@ pub(super) struct VerbsCompletionQueue {
     quirks: Quirks,
     /// The device refuses SENDs in ERR, and so the drain WR.
     refuses_late_sends: bool,
-    // Declared after the slots, so that QPs are dropped first.
+    // Declared after the table, so that QPs are dropped first.
     cq: Arc<CqGuard>,
 }
 
@@ -95,8 +89,7 @@ impl VerbsCompletionQueue {
     /// An empty CQ.
     pub(super) fn new(cq: Arc<CqGuard>, attributes: &DeviceAttributes, quirks: Quirks) -> Self {
         Self {
-            slots: Vec::new(),
-            free: Vec::new(),
+            qps: QpTable::new(),
             batch: Batch::default(),
             ready: VecDeque::new(),
             reserved: 0,
@@ -132,10 +125,7 @@ impl VerbsCompletionQueue {
         if !Arc::ptr_eq(device, pd.context()) {
             return Err(ProviderError::WrongDevice("protection domain"));
         }
-        let reserved = self.reserve(capacity)?;
-        let index = self.free.last().copied().unwrap_or(narrow(self.slots.len()));
-        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.generation);
-        let handle = QpHandle { index, generation };
+        let (handle, reserved) = self.reserve(capacity)?;
         let inline = capacity.max_inline_bytes.min(self.max_inline_bytes);
         let asked = QpCapacity { max_inline_bytes: inline, ..capacity };
         let created = QpGuard::create(&self.cq, pd, asked, init, link, handle);
@@ -145,17 +135,14 @@ impl VerbsCompletionQueue {
         let (limit, capabilities) = (self.max_message_bytes, self.capabilities);
         let quirks = self.quirks;
         let queues = WorkQueues::new(handle, asked, inline, limit, capabilities, quirks);
-        if self.free.pop().is_none() {
-            self.slots.push(Slot::default());
-        }
         let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error: 0 };
-        self.slots[index as usize].qp = Some(Box::new(entry));
+        self.qps.insert(handle, entry);
         self.reserved += reserved;
         Ok((handle, guard))
     }
 
-    /// Number of entries to reserve for a new QP (invariant 2).
-    fn reserve(&mut self, capacity: QpCapacity) -> Result<u32, ProviderError> {
+    /// The handle of a new QP, and the number of entries to reserve for it (invariant 2).
+    fn reserve(&self, capacity: QpCapacity) -> Result<(QpHandle, u32), ProviderError> {
         for (what, asked) in [
             ("send queue entries", capacity.max_send_wr),
             ("receive queue entries", capacity.max_recv_wr),
@@ -168,17 +155,15 @@ impl VerbsCompletionQueue {
         // At least 2 entries per QP: the device's CQ is half as large again, which leaves room for
         // one drain WR for every two entries.
         let wanted = (capacity.max_send_wr + capacity.max_recv_wr).max(2);
-        let full = self.free.is_empty() && narrow(self.slots.len()) >= MAX_QPS;
-        if full || wanted > self.capacity() - self.reserved {
-            let (capacity, used) = (self.capacity(), self.reserved);
-            return Err(ProviderError::CompletionQueueFull { capacity, used, wanted });
-        }
-        Ok(wanted)
+        let vacant = self.qps.vacant().filter(|_| wanted <= self.capacity() - self.reserved);
+        let (capacity, used) = (self.capacity(), self.reserved);
+        let full = ProviderError::CompletionQueueFull { capacity, used, wanted };
+        vacant.map(|handle| (handle, wanted)).ok_or(full)
     }
 
     /// The QP has reached RTS.
     pub(super) fn establish(&mut self, handle: QpHandle) -> Result<(), ProviderError> {
-        let entry = find(&mut self.slots, handle).ok_or(ProviderError::UnknownQp)?;
+        let entry = self.qps.get_mut(handle).ok_or(ProviderError::UnknownQp)?;
         entry.queues.establish(&mut self.ready);
         if !self.ready.is_empty() {
             self.cq.mailbox().ring();
@@ -196,9 +181,8 @@ impl VerbsCompletionQueue {
 
     fn post_batch(&mut self) {
         let Some(index) = self.batch.qp() else { return };
-        let slot = self.slots.get_mut(index as usize);
         // The QP exists: destroying one posts its WRs first.
-        let Some(entry) = slot.and_then(|slot| slot.qp.as_mut()) else { return };
+        let Some((_, entry)) = self.qps.at(index) else { return };
         if let Err(refused) = self.batch.post(&entry.guard) {
             self.refused(index, &refused);
         }
@@ -217,9 +201,7 @@ impl VerbsCompletionQueue {
                 "the device refused work requests; the queue pair is lost"
             );
         });
-        let slot = &mut self.slots[index as usize];
-        let handle = QpHandle { index, generation: slot.generation };
-        let Some(entry) = slot.qp.as_mut() else { return };
+        let Some((handle, entry)) = self.qps.at(index) else { return };
         entry.queues.strand(*count);
         let number = error.raw_os_error().unwrap_or(0).unsigned_abs();
         self.cq.mailbox().put(QpEvent::Fatal(handle, number));
@@ -230,7 +212,7 @@ impl VerbsCompletionQueue {
     fn fail(&mut self, index: u32) {
         // WRs still held back would be posted after the drain WR.
         debug_assert_ne!(self.batch.qp(), Some(index));
-        let Some(entry) = self.slots[index as usize].qp.as_mut() else { return };
+        let Some((_, entry)) = self.qps.at(index) else { return };
         if entry.queues.state() != QpState::Error {
             if let Err(error) = entry.guard.modify_to_error() {
                 // The device is gone; an asynchronous event reports that.
@@ -296,16 +278,13 @@ impl VerbsCompletionQueue {
             return None;
         }
         let key = WrKey::decode(wc.wr_id)?;
-        let slot = self.slots.get_mut(key.qp as usize).filter(|slot| key.is_of(slot.generation));
-        slot?.qp.as_mut()?.queues.complete_one(key, success(wc))
+        self.qps.of_key(key)?.queues.complete_one(key, success(wc))
     }
 
     /// Only `wr_id`, `status`, `qp_num` and `vendor_err` are valid in a failed completion (S39).
     fn on_completion(&mut self, wc: &ffi::ibv_wc) {
         let Some(key) = WrKey::decode(wc.wr_id) else { return };
-        let slot = self.slots.get_mut(key.qp as usize);
-        let Some(slot) = slot.filter(|slot| key.is_of(slot.generation)) else { return };
-        let Some(entry) = slot.qp.as_mut() else { return };
+        let Some(entry) = self.qps.of_key(key) else { return };
         let outcome = match wc.status {
             0 => success(wc),
             number => Outcome {
@@ -359,17 +338,6 @@ impl VerbsCompletionQueue {
             !gone
         });
     }
-
-    fn take(&mut self, handle: QpHandle) -> Option<Box<Entry>> {
-        let slot = self.slots.get_mut(handle.index as usize)?;
-        if slot.generation != handle.generation {
-            return None;
-        }
-        let entry = slot.qp.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(handle.index);
-        Some(entry)
-    }
 }
 
 fn success(wc: &ffi::ibv_wc) -> Outcome {
@@ -386,19 +354,6 @@ fn post_drain_wr(index: u32, key: u64, qp: &QpGuard) -> Result<(), Refused> {
     let mut batch = Batch::default();
     batch.push(index, key, Opcode::Send, true, Bytes::None);
     batch.post(qp)
-}
-
-fn find(slots: &mut [Slot], handle: QpHandle) -> Option<&mut Entry> {
-    let slot = slots.get_mut(handle.index as usize)?;
-    if slot.generation != handle.generation {
-        return None;
-    }
-    slot.qp.as_deref_mut()
-}
-
-/// Converts a number of slots, which is at most [`MAX_QPS`].
-fn narrow(len: usize) -> u32 {
-    u32::try_from(len).unwrap_or(u32::MAX)
 }
 
 impl CompletionQueue for VerbsCompletionQueue {
@@ -446,7 +401,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         loop {
             let event = self.cq.mailbox().take()?;
             let (QpEvent::Disconnected(handle) | QpEvent::Fatal(handle, _)) = event;
-            if find(&mut self.slots, handle).is_none() {
+            if self.qps.get_mut(handle).is_none() {
                 continue;
             }
             if matches!(event, QpEvent::Disconnected(_)) {
@@ -467,7 +422,7 @@ impl CompletionQueue for VerbsCompletionQueue {
             if self.batch.is_full() {
                 self.ring();
             }
-            let Some(entry) = find(&mut self.slots, qp) else {
+            let Some(entry) = self.qps.get_mut(qp) else {
                 return Err(PostError { posted, kind: PostErrorKind::UnknownQp });
             };
             if self.refuses_late_sends && entry.queues.state() == QpState::Error {
@@ -491,7 +446,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         // Nothing that would have to be posted first is held back.
         if ring != Ring::WithNext
             && self.batch.is_empty()
-            && let Some(entry) = find(&mut self.slots, qp)
+            && let Some(entry) = self.qps.get_mut(qp)
             && let Some(key) = entry.queues.hold_small(wr_id, signaled, bytes.len())
         {
             if let Err(refused) = post_inline(&entry.guard, key, signaled, bytes) {
@@ -504,7 +459,7 @@ impl CompletionQueue for VerbsCompletionQueue {
 
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
         let refuse = |kind, wr| Err((PostError { posted: 0, kind }, wr));
-        let Some(entry) = find(&mut self.slots, qp) else {
+        let Some(entry) = self.qps.get_mut(qp) else {
             return refuse(PostErrorKind::UnknownQp, wr);
         };
         if let Err(kind) = entry.queues.check_recv() {
@@ -541,8 +496,7 @@ impl CompletionQueue for VerbsCompletionQueue {
     }
 
     fn state(&self, qp: QpHandle) -> Option<QpState> {
-        let slot = self.slots.get(qp.index as usize)?;
-        let entry = slot.qp.as_ref().filter(|_| slot.generation == qp.generation)?;
+        let entry = self.qps.get(qp)?;
         let known = entry.queues.state();
         if known != QpState::ReadyToSend {
             return Some(known);
@@ -552,27 +506,23 @@ impl CompletionQueue for VerbsCompletionQueue {
     }
 
     fn vendor_error(&self, qp: QpHandle) -> u32 {
-        let slot = self.slots.get(qp.index as usize);
-        let slot = slot.filter(|slot| slot.generation == qp.generation);
-        slot.and_then(|slot| slot.qp.as_ref()).map_or(0, |entry| entry.vendor_error)
+        self.qps.get(qp).map_or(0, |entry| entry.vendor_error)
     }
 
     fn max_inline_bytes(&self, qp: QpHandle) -> u32 {
-        let slot = self.slots.get(qp.index as usize);
-        let slot = slot.filter(|slot| slot.generation == qp.generation);
-        slot.and_then(|slot| slot.qp.as_ref()).map_or(0, |entry| entry.queues.max_inline_bytes())
+        self.qps.get(qp).map_or(0, |entry| entry.queues.max_inline_bytes())
     }
 
     fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
         self.ring();
-        find(&mut self.slots, qp).ok_or(ProviderError::UnknownQp)?;
+        self.qps.get_mut(qp).ok_or(ProviderError::UnknownQp)?;
         self.fail(qp.index);
         Ok(())
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
         self.ring();
-        let mut entry = self.take(qp).ok_or(ProviderError::UnknownQp)?;
+        let mut entry = self.qps.take(qp).ok_or(ProviderError::UnknownQp)?;
         entry.guard.link().disconnect();
         if entry.queues.is_empty() {
             // Every completion has been polled.
@@ -592,17 +542,16 @@ impl CompletionQueue for VerbsCompletionQueue {
 
 impl Drop for VerbsCompletionQueue {
     fn drop(&mut self) {
-        for index in 0..narrow(self.slots.len()) {
-            let generation = self.slots[index as usize].generation;
-            // An empty slot gives `UnknownQp`, which is ignored.
-            let _ = self.destroy_qp(QpHandle { index, generation });
+        for handle in self.qps.handles() {
+            // It is there.
+            let _ = self.destroy_qp(handle);
         }
     }
 }
 
 impl fmt::Debug for VerbsCompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let qps = self.slots.iter().filter(|slot| slot.qp.is_some()).count();
+        let qps = self.qps.handles().len();
         f.debug_struct("VerbsCompletionQueue")
             .field("cq", &self.cq)
             .field("qps", &qps)
