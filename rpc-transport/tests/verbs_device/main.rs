@@ -6,9 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 #![allow(dead_code, reason = "shares the fixture of the conformance suite")]
 
-#[path = "conformance/fixture.rs"]
+#[path = "../conformance/fixture.rs"]
 mod fixture;
-#[path = "conformance/verbs.rs"]
+#[path = "../conformance/verbs.rs"]
 mod verbs;
 
 use std::collections::BTreeMap;
@@ -48,6 +48,9 @@ macro_rules! alone {
         let _watchdog = Watchdog::start(stringify!($name));
     };
 }
+
+// Below the macros, which it uses.
+mod connecting;
 
 fn at(host: &str, port: u16) -> Address {
     Address::Rdma(HostPort { host: host.to_owned(), port }, Box::default())
@@ -131,178 +134,6 @@ fn preflight_finds_nothing_wrong() {
     let report = preflight();
     assert!(report.is_usable(), "{report}");
     assert!(report.to_string().contains("ready for rdma://"));
-}
-
-#[test]
-fn s18_a_port_without_listener_is_refused_at_once() {
-    shared!(s18_a_port_without_listener_is_refused_at_once);
-    runtime().block_on(async {
-        let error = connect_error(&VerbsConnector::default(), &here(1)).await;
-        assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
-    });
-}
-
-#[test]
-fn s22_a_port_of_the_systems_choice_is_told_and_taken() {
-    shared!(s22_a_port_of_the_systems_choice_is_told_and_taken);
-    let listener = listen_at("0.0.0.0", 0, SetupOptions::default());
-    let port = port_of(&listener.local_address());
-    assert_ne!(port, 0);
-    runtime().block_on(async {
-        let error = listen(&at("0.0.0.0", port), SetupOptions::default()).await.unwrap_err();
-        assert!(matches!(error, ListenError::InUse { .. }), "{error}");
-        let error = listen(&at("192.0.2.1", 0), SetupOptions::default()).await.unwrap_err();
-        assert!(matches!(error, ListenError::Failed { .. }), "{error}");
-        assert!(error.to_string().contains("192.0.2.1"), "{error}");
-    });
-}
-
-/// Wildcard and specific, IPv4 and IPv6; `[::]` takes both (S25).
-#[test]
-fn s25_listeners_hear_what_they_are_bound_to() {
-    shared!(s25_listeners_hear_what_they_are_bound_to);
-    let (v4, v6) = (local_ip().to_string(), local_ipv6().to_string());
-    let cases = [("0.0.0.0", &v4), (&*v4, &v4), ("::", &v6), ("::", &v4), (&*v6, &v6)];
-    runtime().block_on(async {
-        for (bound, asked) in cases {
-            let mut listener = listen_at(bound, 0, SetupOptions::default());
-            let address = at(asked, port_of(&listener.local_address()));
-            let options = Options::default();
-            let client = connect(&Verbs, &address, &options);
-            let server = async {
-                let mut incoming = listener.incoming().await.unwrap();
-                let PeerIdentity::Network(peer) = incoming.peer() else { panic!() };
-                assert_eq!(peer.ip().to_canonical().to_string(), *asked, "{bound}");
-                let mut objects = End::objects(incoming.device(), &options);
-                let capacity = End::capacity(&options);
-                let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-                let established = incoming.accept(b"").await.unwrap();
-                established.attach.run(&mut *objects.cq).unwrap();
-                (objects, qp)
-            };
-            let (client, (server, qp)) = tokio::join!(client, server);
-            assert_eq!(client.state(), QpState::ReadyToSend, "{bound} {asked}");
-            assert_eq!(server.cq.state(qp), Some(QpState::ReadyToSend));
-        }
-    });
-}
-
-/// `?dev=` and `&src=`, at both ends.
-#[test]
-fn an_address_chooses_the_device_and_the_source() {
-    shared!(an_address_chooses_the_device_and_the_source);
-    let name = devices().unwrap()[0].attributes().name.clone();
-    let parsed = |text: String| text.parse::<Address>().unwrap();
-    runtime().block_on(async {
-        for (host, ip) in [
-            ("0.0.0.0", local_ip().to_string()),
-            ("[::]", local_ip().to_string()),
-            ("[::]", format!("[{}]", local_ipv6())),
-        ] {
-            let at = parsed(format!("rdma://{host}:0?dev={name}"));
-            let mut listener = listen(&at, SetupOptions::default()).await.unwrap();
-            let port = port_of(&listener.local_address());
-            let source = ip.trim_matches(['[', ']']);
-            for local in [format!("dev={name}"), format!("src={source}&dev={name}")] {
-                let to = parsed(format!("rdma://{ip}:{port}?{local}"));
-                let options = Options::default();
-                let (_client, server) =
-                    tokio::join!(connect(&Verbs, &to, &options), accept(&mut listener, &options));
-                assert_eq!(server.state(), QpState::ReadyToSend);
-            }
-        }
-    });
-}
-
-#[test]
-fn a_device_or_source_that_is_not_there_is_told_with_what_there_is() {
-    shared!(a_device_or_source_that_is_not_there_is_told_with_what_there_is);
-    let name = devices().unwrap()[0].attributes().name.clone();
-    let own = local_ip().to_string();
-    runtime().block_on(async {
-        for wrong in [
-            "dev=mlx5_9".to_owned(),
-            format!("dev={name}&src=192.0.2.1"),
-            "src=192.0.2.1".to_owned(),
-        ] {
-            let to: Address = format!("rdma://{own}:7471?{wrong}").parse().unwrap();
-            let error = connect_error(&VerbsConnector::default(), &to).await.to_string();
-            let what = wrong.rsplit('=').next().unwrap();
-            for part in [what, &*name, &*own, &*wrong] {
-                assert!(error.contains(part), "{part}: {error}");
-            }
-            let listening = listen(&to, SetupOptions::default()).await.map(|_| ());
-            assert!(listening.unwrap_err().to_string().contains(what));
-        }
-    });
-}
-
-#[test]
-fn an_address_that_nobody_has_is_unreachable() {
-    shared!(an_address_that_nobody_has_is_unreachable);
-    runtime().block_on(async {
-        let connector = VerbsConnector::default();
-        for host in ["192.0.2.1", "no-such-host.invalid"] {
-            let error = connect_error(&connector, &at(host, 7471)).await;
-            assert!(matches!(error, ConnectError::Unreachable { .. }), "{host}: {error}");
-            assert!(error.to_string().contains(host), "{error}");
-        }
-        // A neighbour that is not there: where addresses are resolved on the wire, nobody answers
-        // for it; where they are not (a dummy network device), nobody answers the request.
-        let mut options = quick();
-        options.resolve_timeout = Duration::from_millis(500);
-        let IpAddr::V4(own) = local_ip() else { unreachable!() };
-        let [a, b, c, _] = own.octets();
-        let neighbour = at(&format!("{a}.{b}.{c}.250"), 7471);
-        let error = connect_error(&VerbsConnector::new(options), &neighbour).await;
-        let nobody = |error: &ConnectError| {
-            matches!(error, ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })
-        };
-        assert!(nobody(&error), "{error}");
-    });
-}
-
-/// rdma_cm has no time limit of its own for a peer that does not answer.
-#[test]
-fn a_listener_that_never_answers_is_given_up() {
-    shared!(a_listener_that_never_answers_is_given_up);
-    runtime().block_on(async {
-        let mut listener = Verbs.listen();
-        let connector = VerbsConnector::new(quick());
-        let mut outgoing = connector.resolve(&listener.local_address()).await.unwrap();
-        let _objects = with_qp(&mut outgoing);
-        let (error, incoming) = tokio::join!(outgoing.connect(b""), listener.incoming());
-        let error = error.unwrap_err();
-        assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
-        // The client is gone by now: accepting comes to nothing, and says so in time.
-        let mut incoming = incoming.unwrap();
-        let options = Options::default();
-        let mut objects = End::objects(incoming.device(), &options);
-        let capacity = End::capacity(&options);
-        incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-        let error = incoming.accept(b"").await.unwrap_err();
-        assert!(!error.to_string().is_empty());
-    });
-}
-
-#[test]
-fn requests_beyond_the_backlog_are_refused() {
-    shared!(requests_beyond_the_backlog_are_refused);
-    runtime().block_on(async {
-        let mut options = SetupOptions::default();
-        options.backlog = 2;
-        let mut listener = listen_at(&local_ip().to_string(), 0, options);
-        let address = listener.local_address();
-        let connector = VerbsConnector::new(quick());
-        let mut refused = 0;
-        for _ in 0..6 {
-            // The first two wait until their own time is over.
-            let error = connect_error(&connector, &address).await;
-            refused += u32::from(matches!(error, ConnectError::Rejected { .. }));
-        }
-        assert_eq!(refused, 4);
-        assert_eq!(listener.incoming().await.unwrap().private_data().len(), 56);
-    });
 }
 
 /// S28: what is in the queues when a QP goes to ERR comes back, each WR once; unsignaled ones that
@@ -594,64 +425,5 @@ fn s50_reads_are_limited_by_what_both_sides_offer() {
         let done = pair.next_sent(Client);
         assert_eq!(done.wr_id, wr_id);
         assert_eq!(brought(&done, 4096), [7; 4096]);
-    }
-}
-
-/// The peer's end may be up, and send, before this one's owner knows of the connection.
-#[test]
-fn what_comes_before_the_connect_returns_waits_for_it() {
-    shared!(what_comes_before_the_connect_returns_waits_for_it);
-    for fails in [false, true] {
-        let options = Options { posted: 4, ..Options::default() };
-        let mut listener = Verbs.listen();
-        let (mut client, mut server, established) = runtime().block_on(async {
-            let mut outgoing = resolve(&Verbs, &listener.local_address()).await;
-            let mut objects = End::objects(outgoing.device(), &options);
-            let capacity = End::capacity(&options);
-            let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-            let end = objects.into_end(qp, &options);
-            let (established, server) =
-                tokio::join!(outgoing.connect(b""), accept(&mut listener, &options));
-            (end, server, established.unwrap())
-        });
-        client.cq.arm().unwrap();
-        for wr_id in 0..3 {
-            server.post(&mut [send(wr_id, true, Source::Inline(&[wr_id as u8]))]).unwrap();
-        }
-        // Acknowledged, so they are in the client's queue.
-        while server.got.len() < 3 {
-            server.pump();
-        }
-        client.pump();
-        assert!(client.got.is_empty(), "{:?}", client.got);
-        client.cq.clear_events().unwrap();
-        client.cq.arm().unwrap();
-        if fails {
-            client.cq.modify_to_error(client.qp).unwrap();
-        } else {
-            established.attach.run(&mut *client.cq).unwrap();
-        }
-        assert!(client.is_woken(PATIENCE), "nobody says that there is something to poll");
-        while client.got.len() < if fails { 4 } else { 3 } {
-            client.pump();
-        }
-        let got: Vec<_> = client.got.iter().map(|got| (got.wr_id, got.status)).collect();
-        let all = [Status::Success, Status::Success, Status::Success, Status::FlushError];
-        let all: Vec<_> = (0..).zip(all).collect();
-        assert_eq!(got, all[..got.len()]);
-    }
-}
-
-/// A reply may be here before the connection is seen to stand on the passive side.
-#[test]
-fn the_first_message_may_come_before_the_accept_returns() {
-    shared!(the_first_message_may_come_before_the_accept_returns);
-    for _ in 0..20 {
-        let mut pair = Pair::with(&Verbs, Options { posted: 1, ..Options::default() });
-        pair.client.send(7, b"first");
-        let received = pair.next_recv(Server);
-        assert_eq!((payload(&received), received.kind), (&b"first"[..], CompletionKind::Recv));
-        pair.server.post(&mut [send(8, true, Source::Inline(b"answer"))]).unwrap();
-        assert_eq!(payload(&pair.next_recv(Client)), b"answer");
     }
 }
