@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use rpc_transport::connect::address::Address;
 use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::device::fault::FaultPlan;
@@ -313,11 +314,18 @@ impl ChannelBuilder {
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
     pub async fn connect(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
-        let channel = self.connect_lazy(address)?;
-        if let Targets::One(subchannel) = &channel.shared.targets {
-            subchannel.connect_now().await?;
-        }
-        Ok(channel)
+        self.connect_to(address.as_ref().parse()?).await
+    }
+
+    /// Boxed, so that programs do not compile it again.
+    fn connect_to(self, target: Address) -> BoxFuture<'static, Result<Channel, ConnectError>> {
+        Box::pin(async move {
+            let channel = self.lazy(target)?;
+            if let Targets::One(subchannel) = &channel.shared.targets {
+                subchannel.connect_now().await?;
+            }
+            Ok(channel)
+        })
     }
 
     /// A channel to all servers that `resolver` names, which connects with its first call. Each
@@ -360,20 +368,29 @@ impl ChannelBuilder {
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
     pub async fn to(self, service: impl Dispatch) -> Result<Channel, ConnectError> {
-        let server = Server::builder()
-            .add_service(service)
-            .poll_mode(self.poll_mode)
-            .max_metadata_bytes(self.max_metadata_bytes)
-            .link(self.link.clone());
-        let config = |error: ListenError| ConnectError::Config(error.to_string());
-        let server = server.bind("mem://").await.map_err(config)?;
-        let address = server.local_address().to_string();
-        let task = ServerTask(tokio::spawn(server.serve()).abort_handle());
-        let mut channel = self.connect(address).await?;
-        if let Some(shared) = Arc::get_mut(&mut channel.shared) {
-            shared.server = Some(task);
-        }
-        Ok(channel)
+        self.connect_to_services(Server::builder().add_service(service)).await
+    }
+
+    /// Boxed, so that programs do not compile it again.
+    fn connect_to_services(
+        self,
+        services: ServerBuilder,
+    ) -> BoxFuture<'static, Result<Channel, ConnectError>> {
+        Box::pin(async move {
+            let server = services
+                .poll_mode(self.poll_mode)
+                .max_metadata_bytes(self.max_metadata_bytes)
+                .link(self.link.clone());
+            let config = |error: ListenError| ConnectError::Config(error.to_string());
+            let server = server.bind("mem://").await.map_err(config)?;
+            let address = server.local_address().to_string();
+            let task = ServerTask(tokio::spawn(server.serve()).abort_handle());
+            let mut channel = self.connect(address).await?;
+            if let Some(shared) = Arc::get_mut(&mut channel.shared) {
+                shared.server = Some(task);
+            }
+            Ok(channel)
+        })
     }
 
     /// A channel that connects with its first call. The server may come up later:
@@ -399,7 +416,10 @@ impl ChannelBuilder {
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
     pub fn connect_lazy(self, address: impl AsRef<str>) -> Result<Channel, ConnectError> {
-        let target: Address = address.as_ref().parse()?;
+        self.lazy(address.as_ref().parse()?)
+    }
+
+    fn lazy(self, target: Address) -> Result<Channel, ConnectError> {
         self.channel(false, |options, reconnect, demand| {
             Targets::One(Subchannel::new(target, options, reconnect, demand))
         })

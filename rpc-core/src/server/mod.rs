@@ -33,7 +33,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_transport::connect::address::Address;
+use futures::future::BoxFuture;
+use rpc_transport::connect::address::{Address, AddressError};
 use rpc_transport::connect::error::ListenError;
 use rpc_transport::connect::schemes;
 use rpc_transport::device::Listener;
@@ -328,9 +329,25 @@ impl ServerBuilder {
     /// # Panics
     /// Outside a tokio runtime with I/O and time enabled.
     pub async fn bind_all<A: AsRef<str>>(
+        self,
+        addresses: impl IntoIterator<Item = A>,
+    ) -> Result<Server, ListenError> {
+        let addresses = addresses.into_iter().map(|address| address.as_ref().parse()).collect();
+        self.bind_parsed(addresses).await
+    }
+
+    /// Boxed, so that programs do not compile it again.
+    fn bind_parsed(
+        self,
+        addresses: Result<Vec<Address>, AddressError>,
+    ) -> BoxFuture<'static, Result<Server, ListenError>> {
+        Box::pin(self.open(addresses))
+    }
+
+    async fn open(
         #[cfg_attr(not(feature = "macros"), expect(unused_mut, reason = "nothing is added"))]
         mut self,
-        addresses: impl IntoIterator<Item = A>,
+        addresses: Result<Vec<Address>, AddressError>,
     ) -> Result<Server, ListenError> {
         self.config.link.validate().map_err(|error| ListenError::Config(error.to_string()))?;
         if self.config.shards == 0 {
@@ -339,8 +356,6 @@ impl ServerBuilder {
         #[cfg(feature = "macros")]
         let own_stats = self.builtins.add_to(&mut self.services);
         let router = router(&self.arounds, self.services).map_err(ListenError::Config)?;
-        let addresses: Result<Vec<Address>, _> =
-            addresses.into_iter().map(|address| address.as_ref().parse()).collect();
         let link = &self.config.link;
         let (registered, (in_all, _)) = (registered_bytes(link), locked_bytes(link));
         let lack = |address: &_| schemes::lacks_locked_memory(address, registered, in_all);
@@ -510,6 +525,15 @@ impl Server {
     /// [`ListenError`] when a listener dies: the others are then closed, and the connections get
     /// the end of a shutdown.
     pub async fn serve(self) -> Result<(), ListenError> {
+        self.serving().await
+    }
+
+    /// Boxed, so that programs do not compile it again.
+    fn serving(self) -> BoxFuture<'static, Result<(), ListenError>> {
+        Box::pin(self.serve_all())
+    }
+
+    async fn serve_all(self) -> Result<(), ListenError> {
         let Self { listeners, acceptor, phases } = self;
         let _end = EndShards(Arc::clone(&acceptor));
         // The task ends with this future.
