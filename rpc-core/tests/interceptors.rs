@@ -23,6 +23,7 @@ struct Clerk;
 
 impl Desk for Clerk {
     async fn echo(&self, text: &str) -> String {
+        assert!(text != "panic", "on purpose");
         text.to_owned()
     }
     async fn longest_metadata(&self) -> Option<usize> {
@@ -120,6 +121,31 @@ async fn an_interceptor_is_told_of_a_layer_that_panicked() {
     assert_eq!((status.code(), codes.take()), (Code::Internal, vec![Code::Internal]));
     assert_eq!(client.echo("x").await.unwrap(), "x");
     assert_eq!(codes.take(), [Code::Ok]);
+}
+
+/// A layer's handler polls that of the interceptors behind it; the others are run by the server.
+#[tokio::test]
+async fn interceptors_on_both_sides_of_a_layer_are_told_the_same() {
+    let _watchdog = Watchdog::within(Watchdog::LIMIT);
+    let (before, behind) = (Codes::default(), Codes::default());
+    let server = Server::builder().interceptor(before.clone());
+    let server = server.layer(|inner| Arc::new(Panics(inner))).interceptor(behind.clone());
+    let server = server.add_service(DeskServer::new(Clerk));
+    let server = server.bind("mem://interceptors-both-sides").await.unwrap();
+    tokio::spawn(server.serve());
+    let client = DeskClient::connect("mem://interceptors-both-sides").await.unwrap();
+    let both_are =
+        |code: Code| assert_eq!((before.take(), behind.take()), (vec![code], vec![code]));
+    assert_eq!(client.echo("x").await.unwrap(), "x");
+    both_are(Code::Ok);
+    let status = client.echo("panic").await.unwrap_err();
+    assert_eq!(status.message(), "the handler panicked");
+    both_are(Code::Internal);
+    // Its handler waits, so it is polled again.
+    assert_eq!(client.add(stream::iter([1, 2, 3])).await.unwrap(), 6);
+    both_are(Code::Ok);
+    client.echo("x").metadata("panic", "now").await.unwrap_err();
+    assert_eq!((before.take(), behind.take()), (vec![Code::Internal], vec![]));
 }
 
 /// Its name is only asked for when it has panicked.

@@ -190,6 +190,18 @@ impl Context {
         self.deadline = Some(deadline);
     }
 
+    /// Drops it, in line.
+    #[inline]
+    pub(crate) fn let_go(self) {
+        let Self { extras, caller, .. } = self;
+        if extras.is_some() {
+            drop(extras);
+        }
+        if let Caller::Connected(connection_context, _) = caller {
+            drop(connection_context);
+        }
+    }
+
     /// Sets the peer.
     #[must_use]
     pub fn with_peer(mut self, peer: Arc<PeerIdentity>) -> Self {

@@ -13,7 +13,7 @@ use std::time::Instant;
 use rpc_transport::engine::clock;
 use rpc_transport::message::received::Message;
 
-use super::{Body, Ended, Ending, Extensions, ItemCounters, guarded};
+use super::{Begun, Body, Ended, Ending, Extensions, ItemCounters, guarded};
 use crate::metadata::{Metadata, MetadataError};
 use crate::service::MethodDescriptor;
 use crate::status::Status;
@@ -165,22 +165,28 @@ impl Around {
         if self.chain.is_empty() {
             return Ok(());
         }
-        watch.began = Some(clock::now());
-        watch.request_bytes = request_bytes;
-        if method.has_streams() {
-            watch.items = Some(Box::default());
-        }
+        let items = method.has_streams().then(Arc::default);
+        let begun = Begun { method, at: clock::now(), request_bytes, items };
+        let Watch { passed, begun: place, extensions } = watch;
+        *place = Some(begun);
+        let mut call = Outbound { method, metadata, deadline, extensions, request_bytes };
         for interceptor in &self.chain {
-            let extensions = &mut watch.extensions;
-            let mut call = Outbound { method, metadata, deadline, extensions, request_bytes };
             let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
-            if let Err(status) = before.and_then(|passed| passed) {
-                let panicked = self.end(watch, method, Ending::Status(&status), None);
-                return Err(panicked.unwrap_or(status));
+            match before {
+                Ok(Ok(())) => *passed += 1,
+                Ok(Err(status)) | Err(status) => {
+                    let panicked = self.refused(watch, &status);
+                    return Err(panicked.unwrap_or(status));
+                }
             }
-            watch.passed += 1;
         }
         Ok(())
+    }
+
+    /// An interceptor lets the call not pass.
+    #[cold]
+    fn refused(&self, watch: &mut Watch, status: &Status) -> Option<Status> {
+        self.end(watch, Ending::Status(status), None)
     }
 
     /// Adds what the call does not say otherwise.
@@ -195,32 +201,31 @@ impl Around {
     }
 
     /// Ends the call, once, and gives what takes the place of its outcome if an interceptor has panicked.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(
         &self,
         watch: &mut Watch,
-        method: &'static MethodDescriptor,
         ending: Ending<'_>,
         reply: Option<&Message>,
     ) -> Option<Status> {
-        let passed = std::mem::take(&mut watch.passed);
-        let call = Ended {
-            method,
-            ending,
-            began: watch.began,
-            request_bytes: watch.request_bytes,
-            reply: reply.map_or(Body::None, Body::Received),
-            items: watch.items.as_deref(),
-            extensions: &watch.extensions,
-        };
+        let Watch { passed, begun: Some(begun), extensions } = watch else { return None };
+        let passed = std::mem::take(passed);
+        let reply = reply.map_or(Body::None, Body::Received);
+        let call = Ended { begun, ending, reply, extensions };
         let mut panicked = None;
         for interceptor in self.chain[..passed].iter().rev() {
             let after = || interceptor.after(&call);
-            if let Err(status) = guarded(|| interceptor.name(), method, after) {
+            if let Err(status) = guarded(|| interceptor.name(), begun.method, after) {
                 panicked = Some(status);
             }
         }
         panicked
+    }
+
+    /// The call is dropped before its end.
+    #[cold]
+    pub(crate) fn cancel(&self, watch: &mut Watch) {
+        self.end(watch, Ending::Cancelled, None);
     }
 }
 
@@ -231,37 +236,26 @@ impl fmt::Debug for Around {
     }
 }
 
-/// A call that interceptors have let pass, and that is to be ended by [`Around::end`].
+/// What interceptors know of a call, which is to be ended by [`Around::end`].
 #[derive(Default)]
 pub(crate) struct Watch {
     /// How many have let the call pass and wait for its end.
     passed: usize,
-    began: Option<Instant>,
-    request_bytes: u64,
+    begun: Option<Begun>,
     extensions: Extensions,
-    // Boxed, because few calls have streams.
-    items: Option<Box<ItemCounters>>,
 }
 
 impl Watch {
-    /// Whether interceptors wait for the call's end.
-    #[inline]
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.passed > 0
-    }
-
     pub(crate) fn items(&self) -> Option<&ItemCounters> {
-        self.items.as_deref()
+        self.begun.as_ref()?.items.as_deref()
     }
 
     /// Drops what was put beside the call.
     #[inline]
     pub(crate) fn clear(&mut self) {
+        self.begun = None;
         if !self.extensions.is_empty() {
             self.extensions = Extensions::new();
-        }
-        if self.items.is_some() {
-            self.items = None;
         }
     }
 }

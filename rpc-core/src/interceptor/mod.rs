@@ -148,15 +148,20 @@ impl<'a> Body<'a> {
     }
 }
 
+/// What is known of a call when it begins.
+struct Begun {
+    method: &'static MethodDescriptor,
+    at: Instant,
+    request_bytes: u64,
+    /// Of a call with streams.
+    items: Option<Arc<ItemCounters>>,
+}
+
 /// A call that has ended, as its interceptors see it.
 pub struct Ended<'a> {
-    method: &'static MethodDescriptor,
+    begun: &'a Begun,
     ending: Ending<'a>,
-    /// `None`: it has no time.
-    began: Option<Instant>,
-    request_bytes: u64,
     reply: Body<'a>,
-    items: Option<&'a ItemCounters>,
     extensions: &'a Extensions,
 }
 
@@ -164,7 +169,7 @@ impl Ended<'_> {
     /// The method.
     #[must_use]
     pub fn method(&self) -> &'static MethodDescriptor {
-        self.method
+        self.begun.method
     }
 
     /// How it ended.
@@ -183,13 +188,13 @@ impl Ended<'_> {
     /// whole call with all of its attempts.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
-        self.began.map_or(Duration::ZERO, |began| clock::now().saturating_duration_since(began))
+        clock::now().saturating_duration_since(self.begun.at)
     }
 
     /// Length of the encoded arguments, bytes.
     #[must_use]
     pub fn request_bytes(&self) -> u64 {
-        self.request_bytes
+        self.begun.request_bytes
     }
 
     /// Length of the encoded result or error of the method's own, bytes; 0 for everything else.
@@ -213,13 +218,17 @@ impl Ended<'_> {
     /// empty if the stream was dropped before any of it was read.
     #[must_use]
     pub fn initial_metadata(&self) -> Metadata {
-        self.items.and_then(|items| items.initial.get()).cloned().unwrap_or_default()
+        self.item_counters().and_then(|items| items.initial.get()).cloned().unwrap_or_default()
+    }
+
+    fn item_counters(&self) -> Option<&ItemCounters> {
+        self.begun.items.as_deref()
     }
 
     /// The items of its streams.
     #[must_use]
     pub fn items(&self) -> ItemCounts {
-        self.items.map(ItemCounters::counts).unwrap_or_default()
+        self.item_counters().map(ItemCounters::counts).unwrap_or_default()
     }
 
     /// What an interceptor has put beside the call before.
@@ -232,7 +241,7 @@ impl Ended<'_> {
 impl fmt::Debug for Ended<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ended")
-            .field("method", &self.method.name)
+            .field("method", &self.begun.method.name)
             .field("ending", &self.ending)
             .finish_non_exhaustive()
     }

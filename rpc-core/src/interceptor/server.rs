@@ -1,9 +1,10 @@
-//! Interceptors of a server, as a layer around its services.
+//! Interceptors of a server: outside of all layers, and as a layer.
 //!
 //! Invariants:
-//! 1. Whose `before` has let a call pass gets one `after`, when its box is given back at the latest.
-//! 2. Without interceptors there is no layer, so calls cost what they cost before.
+//! 1. Whose `before` has let a call pass gets one `after`, when its handler is dropped at the latest.
+//! 2. Without interceptors nothing is done. A handler that replies at once is not wrapped.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
@@ -19,11 +20,11 @@ use rpc_transport::engine::clock;
 use rpc_transport::user_code::caught;
 use tokio::time::Sleep;
 
-use super::{Body, Ended, Ending, ItemCounters, guarded};
+use super::{Begun, Body, Ended, Ending, guarded};
 use crate::context::Context;
 use crate::metadata::Metadata;
 use crate::runtime::recycled::{self, List, Recycle};
-use crate::server::handler::{Handler, Origin, log_panic};
+use crate::server::handler::{Handler, Origin, Watched};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;
 
@@ -167,7 +168,7 @@ impl fmt::Debug for Inbound<'_> {
     }
 }
 
-/// A service with interceptors around it.
+/// A service with interceptors around it, inside of a layer.
 pub(crate) struct Intercepted {
     inner: Arc<dyn Dispatch>,
     chain: Chain,
@@ -184,187 +185,216 @@ impl Dispatch for Intercepted {
         self.inner.descriptor()
     }
 
-    fn dispatch(&self, position: usize, mut request: Request) -> Handler {
+    fn dispatch(&self, position: usize, request: Request) -> Handler {
         let Some(method) = self.inner.descriptor().methods.get(position).copied() else {
             return self.inner.dispatch(position, request);
         };
-        let request_bytes = request.message.len() as u64 + request.message.tail_bytes();
-        let mut watched = recycled::take::<Watched>();
-        let watch = &mut watched.watch;
-        watch.chain = Some(Arc::clone(&self.chain));
-        watch.method = Some(method);
-        watch.began = Some(clock::now());
-        watch.request_bytes = request_bytes;
-        if method.has_streams() {
-            watch.items = request.count_items();
-        }
-        let mut is_shortened = false;
-        for interceptor in self.chain.iter() {
-            let (context, is_shortened) = (&mut request.context, &mut is_shortened);
-            let mut call = Inbound { context, method, request_bytes, is_shortened };
-            let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
-            if let Err(status) = before.and_then(|passed| passed) {
-                watch.context = request.context;
-                let panicked = watch.end(Ending::Status(&status), Body::None);
-                // What other interceptors have put beside the call is dropped here.
-                caught(|| recycled::give_back(watched));
-                return Handler::ready(Reply::Status(panicked.unwrap_or(status)));
-            }
-            watch.passed += 1;
-        }
-        watch.context = request.context.clone();
-        if is_shortened && !method.no_cancel {
-            let deadline = request.context.deadline();
-            watched.timer = deadline.map(|at| Box::pin(tokio::time::sleep_until(at.into())));
-        }
-        watched.inner = self.dispatched(position, request, &watched.watch);
-        Handler::watched(watched)
+        let (mut handler, mut reply) = (None, None);
+        run(&self.chain, method, request, &mut handler, &mut reply, |request, handler, _| {
+            *handler = Some(self.inner.dispatch(position, request));
+        });
+        reply.map(Handler::ready).or(handler).unwrap_or(const { Handler::over() })
     }
 }
 
-impl Intercepted {
-    /// What a layer further in makes of the call. Its panic is the reply that the caller gets.
-    #[inline]
-    fn dispatched(&self, position: usize, request: Request, watch: &Watch) -> Handler {
-        let dispatch = AssertUnwindSafe(|| self.inner.dispatch(position, request));
-        catch_unwind(dispatch).unwrap_or_else(|panic| {
-            let method = watch.method.map(|method| method.name);
-            log_panic(panic, &Origin { method, peer: watch.context.peer().cloned() });
-            Handler::ready(Reply::Status(Status::internal("the handler panicked")))
-        })
+/// Runs what comes before a call, `first`, and what comes after it, if there is a reply by then; else the
+/// handler takes what comes after along. `first` makes the handler, and may poll it. Its panic is the reply
+/// that the caller gets.
+#[inline(always)]
+pub(crate) fn run(
+    chain: &Chain,
+    method: &'static MethodDescriptor,
+    mut request: Request,
+    handler: &mut Option<Handler>,
+    reply: &mut Option<Reply>,
+    first: impl FnOnce(Request, &mut Option<Handler>, &mut Option<Reply>),
+) {
+    let request_bytes = request.message.len() as u64 + request.message.tail_bytes();
+    let items = if method.has_streams() { request.count_items() } else { None };
+    let begun = Begun { method, at: clock::now(), request_bytes, items };
+    let (mut passed, mut is_shortened) = (0, false);
+    for interceptor in chain.iter() {
+        let (context, is_shortened) = (&mut request.context, &mut is_shortened);
+        let mut call = Inbound { context, method, request_bytes, is_shortened };
+        let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
+        match before {
+            Ok(Ok(())) => passed += 1,
+            Ok(Err(status)) | Err(status) => {
+                let watch = Watch { passed, is_shortened: false, context: request.context, begun };
+                *reply = Some(Reply::Status(watch.refused(chain, status)));
+                return;
+            }
+        }
+    }
+    let mut watch = Watch { passed, is_shortened, context: request.context.clone(), begun };
+    let first = AssertUnwindSafe(|| first(request, handler, reply));
+    if let Err(panic) = catch_unwind(first) {
+        watch.after_panic(panic, handler, reply);
+    }
+    if reply.is_some() {
+        watch.on_reply(chain, reply);
+        watch.context.let_go();
+    } else if let Some(inner) = handler.take() {
+        *handler = Some(watch.wait(chain, inner));
     }
 }
 
 /// Tells the interceptors that a call has passed how it ended, once.
-#[derive(Default)]
 struct Watch {
-    chain: Option<Chain>,
     /// How many have let the call pass and wait for its end.
     passed: usize,
+    /// One of them has brought the deadline forward.
+    is_shortened: bool,
     context: Context,
-    method: Option<&'static MethodDescriptor>,
-    began: Option<Instant>,
-    request_bytes: u64,
-    items: Option<Arc<ItemCounters>>,
+    begun: Begun,
 }
 
 impl Watch {
     /// Ends the call, and gives what takes the place of the reply if an interceptor has panicked.
-    #[inline]
-    fn end(&mut self, ending: Ending<'_>, reply: Body<'_>) -> Option<Status> {
+    #[inline(always)]
+    fn end(&mut self, chain: &Chain, ending: Ending<'_>, reply: Body<'_>) -> Option<Status> {
         let passed = std::mem::take(&mut self.passed);
-        let (Some(chain), Some(method)) = (&self.chain, self.method) else { return None };
-        let call = Ended {
-            method,
-            ending,
-            began: self.began,
-            request_bytes: self.request_bytes,
-            reply,
-            items: self.items.as_deref(),
-            extensions: self.context.extensions(),
-        };
+        let Self { context, begun, .. } = self;
+        let call = Ended { begun, ending, reply, extensions: context.extensions() };
         let mut panicked = None;
         for interceptor in chain[..passed].iter().rev() {
-            let after = || interceptor.after(&self.context, &call);
-            if let Err(status) = guarded(|| interceptor.name(), method, after) {
+            let after = || interceptor.after(context, &call);
+            if let Err(status) = guarded(|| interceptor.name(), begun.method, after) {
                 panicked = Some(status);
             }
         }
         panicked
     }
 
-    #[inline]
-    fn replied(&mut self, reply: &Reply) -> Option<Status> {
-        match reply {
-            Reply::Ok(body) => self.end(Ending::Ok, Body::Sent(body)),
-            Reply::UserError(body) => self.end(Ending::UserError, Body::Sent(body)),
-            Reply::Status(status) => self.end(Ending::Status(status), Body::None),
-        }
-    }
-}
-
-impl Drop for Watch {
-    /// Something has panicked while the handler was made.
-    #[inline]
-    fn drop(&mut self) {
-        if self.passed > 0 {
-            self.end(Ending::Cancelled, Body::None);
-        }
-    }
-}
-
-/// A handler whose end interceptors wait for.
-pub(crate) struct Watched {
-    inner: Handler,
-    /// A deadline that an interceptor has set.
-    timer: Option<Pin<Box<Sleep>>>,
-    watch: Watch,
-}
-
-impl Default for Watched {
-    fn default() -> Self {
-        Self { inner: Handler::over(), timer: None, watch: Watch::default() }
-    }
-}
-
-impl Watched {
-    /// [`Handler::poll_to`].
-    #[inline]
-    pub(crate) fn poll_to(&mut self, cx: &mut TaskContext<'_>, reply: &mut Option<Reply>) {
-        self.inner.poll_to(cx, reply);
-        if reply.is_none()
-            && let Some(timer) = &mut self.timer
-            && timer.as_mut().poll(cx).is_ready()
-        {
-            let name = self.watch.method.map_or("", |method| method.name);
-            let text = format!("{name}: the deadline that an interceptor set has passed");
-            *reply = Some(Reply::Status(Status::deadline_exceeded(text)));
-        }
-        self.on_reply(reply);
-    }
-
-    /// The handler has panicked.
+    /// An interceptor lets the call not pass.
     #[cold]
-    pub(crate) fn after_panic(&mut self, reply: &mut Option<Reply>) {
-        self.inner.end_after_panic(reply);
-        self.on_reply(reply);
+    fn refused(mut self, chain: &Chain, status: Status) -> Status {
+        let panicked = self.end(chain, Ending::Status(&status), Body::None);
+        // What other interceptors have put beside the call is dropped here.
+        caught(|| drop(self));
+        panicked.unwrap_or(status)
+    }
+
+    /// Nobody waits for the call's end any more.
+    #[cold]
+    fn cancel(&mut self, chain: &Chain) {
+        self.end(chain, Ending::Cancelled, Body::None);
+    }
+
+    /// What a layer further in makes of the call has panicked, or its handler.
+    #[cold]
+    fn after_panic(
+        &self,
+        panic: Box<dyn Any + Send>,
+        handler: &mut Option<Handler>,
+        reply: &mut Option<Reply>,
+    ) {
+        let method = Some(self.begun.method.name);
+        let origin = Origin { method, peer: self.context.peer().cloned() };
+        handler.get_or_insert_with(Handler::over).after_panic(panic, &origin, reply);
     }
 
     /// If there is a reply, the interceptors are told.
     #[inline]
-    fn on_reply(&mut self, reply: &mut Option<Reply>) {
-        if let Some(given) = reply
-            && let Some(status) = self.watch.replied(given)
-        {
+    fn on_reply(&mut self, chain: &Chain, reply: &mut Option<Reply>) {
+        let Some(given) = reply else { return };
+        let (ending, body) = match given {
+            Reply::Ok(body) => (Ending::Ok, Body::Sent(body)),
+            Reply::UserError(body) => (Ending::UserError, Body::Sent(body)),
+            Reply::Status(status) => (Ending::Status(status), Body::None),
+        };
+        if let Some(status) = self.end(chain, ending, body) {
             *reply = Some(Reply::Status(status));
         }
+    }
+
+    /// The handler, which has not replied yet.
+    #[inline(never)]
+    fn wait(self, chain: &Chain, inner: Handler) -> Handler {
+        let mut slot = recycled::take::<Slot>();
+        let chain = Arc::clone(chain);
+        let call = slot.0.insert(WatchedCall { inner, timer: None, chain, watch: self });
+        if call.watch.is_shortened && !call.watch.begun.method.no_cancel {
+            let deadline = call.watch.context.deadline();
+            call.timer = deadline.map(|at| Box::pin(tokio::time::sleep_until(at.into())));
+        }
+        Handler::watched(slot)
+    }
+}
+
+/// A handler whose end interceptors wait for.
+struct WatchedCall {
+    inner: Handler,
+    /// A deadline that an interceptor has set.
+    timer: Option<Pin<Box<Sleep>>>,
+    chain: Chain,
+    watch: Watch,
+}
+
+impl WatchedCall {
+    #[cold]
+    fn poll_timer(&mut self, cx: &mut TaskContext<'_>, reply: &mut Option<Reply>) {
+        if let Some(timer) = &mut self.timer
+            && timer.as_mut().poll(cx).is_ready()
+        {
+            let name = self.watch.begun.method.name;
+            let text = format!("{name}: the deadline that an interceptor set has passed");
+            *reply = Some(Reply::Status(Status::deadline_exceeded(text)));
+        }
+    }
+}
+
+impl Drop for WatchedCall {
+    /// A call that has not ended is cancelled by that.
+    fn drop(&mut self) {
+        if self.watch.passed > 0 {
+            // After it, nothing of the handler runs any more.
+            self.inner = Handler::over();
+            self.watch.cancel(&self.chain);
+        }
+    }
+}
+
+/// The same in a box that is used again.
+#[derive(Default)]
+struct Slot(Option<WatchedCall>);
+
+impl Watched for Slot {
+    fn poll_to(&mut self, cx: &mut TaskContext<'_>, reply: &mut Option<Reply>) {
+        let Some(call) = &mut self.0 else { return };
+        call.inner.poll_to(cx, reply);
+        if reply.is_none() {
+            call.poll_timer(cx, reply);
+        }
+        call.watch.on_reply(&call.chain, reply);
+    }
+
+    fn after_panic(&mut self, reply: &mut Option<Reply>) {
+        let Some(call) = &mut self.0 else { return };
+        call.inner.end_after_panic(reply);
+        call.watch.on_reply(&call.chain, reply);
+    }
+
+    fn end(mut self: Box<Self>) -> Handler {
+        let inner = self.0.as_mut().map(|call| std::mem::replace(&mut call.inner, Handler::over()));
+        recycled::give_back(self);
+        inner.unwrap_or(const { Handler::over() })
+    }
+
+    fn cancel(self: Box<Self>) {
+        recycled::give_back(self);
     }
 }
 
 thread_local! {
-    static KEPT: List<Watched> = const { RefCell::new(Vec::new()) };
+    static KEPT: List<Slot> = const { RefCell::new(Vec::new()) };
 }
 
-impl Recycle for Watched {
-    /// A call that has not ended is cancelled by that.
-    #[inline]
+impl Recycle for Slot {
     fn clear(&mut self) {
-        // Never panics. After it, nothing of the handler runs any more.
-        self.inner = Handler::over();
-        if self.timer.is_some() {
-            self.timer = None;
-        }
-        if self.watch.passed > 0 {
-            self.watch.end(Ending::Cancelled, Body::None);
-        }
-        if self.watch.items.is_some() {
-            self.watch.items = None;
-        }
-        self.watch.chain = None;
-        self.watch.context = Context::new();
+        self.0 = None;
     }
 
-    #[inline]
     fn list() -> &'static LocalKey<List<Self>> {
         &KEPT
     }

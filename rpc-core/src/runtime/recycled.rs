@@ -37,7 +37,7 @@ fn new<T: Recycle>() -> Box<T> {
 }
 
 /// Empties it, and keeps it for the next [`take`] or frees it.
-#[inline]
+#[inline(always)]
 pub(crate) fn give_back<T: Recycle>(mut used: Box<T>) {
     // Before the list is borrowed, as this may run code of the user's.
     used.clear();

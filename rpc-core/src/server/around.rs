@@ -39,7 +39,12 @@ impl Arounds {
         self.0.push(Around::Layer(type_name::<L>(), Arc::new(layer)));
     }
 
-    /// Puts all of them around each service.
+    /// The interceptors outside of all layers: who runs a call runs them.
+    pub(super) fn outermost(&self) -> Option<Chain> {
+        self.0.first().and_then(Around::chain)
+    }
+
+    /// Puts the others around each service.
     ///
     /// # Errors
     /// A layer has made another service of one.
@@ -47,10 +52,14 @@ impl Arounds {
         &self,
         services: Vec<Arc<dyn Dispatch>>,
     ) -> Result<Vec<Arc<dyn Dispatch>>, String> {
-        let chains: Vec<Option<Chain>> = self.0.iter().map(Around::chain).collect();
+        let others = match &self.0[..] {
+            [Around::Interceptors(_), others @ ..] => others,
+            all => all,
+        };
+        let chains: Vec<Option<Chain>> = others.iter().map(Around::chain).collect();
         let wrap = |service: Arc<dyn Dispatch>| {
             let mut around = service;
-            for (wrap, chain) in self.0.iter().zip(&chains).rev() {
+            for (wrap, chain) in others.iter().zip(&chains).rev() {
                 around = wrap.around(around, chain.as_ref())?;
             }
             Ok(around)

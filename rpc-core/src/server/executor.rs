@@ -31,6 +31,8 @@ use crate::context::Context;
 use crate::endpoint::connection_context::ConnectionContext;
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{Action, ConnectionEvent, RpcEndpoint, RpcShard};
+use crate::interceptor;
+use crate::interceptor::server::Chain;
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::{End, Lease, Methods};
 use crate::observability::trace;
@@ -210,12 +212,10 @@ fn run(
         let mut request = request();
         span = trace::of_request(&mut request.context);
         let _in_span = span.as_ref().map(Span::enter);
-        let handler = handler.insert(route.service.dispatch(route.position, request));
-        if route.method.spawn {
-            return;
+        match &route.interceptors {
+            None => route.first(request, &mut handler, &mut reply),
+            Some(chain) => intercepted(chain, route, request, &mut handler, &mut reply),
         }
-        let mut cx = TaskContext::from_waker(Waker::noop());
-        route.watch.poll(route.method.name, || handler.poll_to(&mut cx, &mut reply));
     };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
         let origin = Origin::of(shard, call.key, call.method);
@@ -252,6 +252,40 @@ fn run(
             trace::end(span, End::Code(Code::Internal));
         }
     }
+}
+
+impl Route {
+    /// Makes the handler of a call, and polls it if it may be polled here.
+    #[inline(always)]
+    fn first(&self, request: Request, handler: &mut Option<Handler>, reply: &mut Option<Reply>) {
+        let handler = handler.insert(self.service.dispatch(self.position, request));
+        if self.method.spawn {
+            return;
+        }
+        let mut cx = TaskContext::from_waker(Waker::noop());
+        self.watch.poll(self.method.name, || handler.poll_to(&mut cx, reply));
+    }
+}
+
+/// The same, with interceptors around it.
+#[inline(never)]
+fn intercepted(
+    chain: &Chain,
+    route: &Route,
+    request: Request,
+    handler: &mut Option<Handler>,
+    reply: &mut Option<Reply>,
+) {
+    interceptor::server::run(
+        chain,
+        route.method,
+        request,
+        handler,
+        reply,
+        |request, handler, reply| {
+            route.first(request, handler, reply);
+        },
+    );
 }
 
 /// Logs a panic, and replies if the handler had not. `handler` is `None` if the dispatcher itself

@@ -11,6 +11,7 @@
 use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,8 +20,6 @@ use std::task::{self, Poll};
 use rpc_transport::device::PeerIdentity;
 
 use crate::context::{Context, Served};
-use crate::interceptor::server::Watched;
-use crate::runtime::recycled;
 use crate::server::pooled_future::PooledFuture;
 use crate::service::reply::Reply;
 use crate::status::Status;
@@ -28,18 +27,33 @@ use crate::status::Status;
 /// A running handler. Dropping it cancels it.
 #[must_use = "a handler does nothing unless polled"]
 pub struct Handler {
-    stage: Stage,
+    // `ManuallyDrop`, because there is nothing left to drop when a stage was: `drop` sees to all.
+    stage: ManuallyDrop<Stage>,
     /// Has given its reply or panicked, and is only to be dropped.
     is_over: bool,
 }
 
 enum Stage {
     Running(PooledFuture<Reply>),
-    /// Another handler, and interceptors that wait for its end.
-    Watched(Box<Watched>),
+    Watched(Box<dyn Watched>),
     // Boxed, because it is rare and would make every handler larger to move.
     Ready(Box<Reply>),
     Gone,
+}
+
+/// A handler inside another one, and what waits for its end.
+pub(crate) trait Watched: Send {
+    /// [`Handler::poll_to`] of the inner handler. What waits sees the reply, and may replace it.
+    fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>);
+
+    /// The inner handler has panicked.
+    fn after_panic(&mut self, reply: &mut Option<Reply>);
+
+    /// The reply is known, so nothing waits any more. Gives the inner handler, to be dropped.
+    fn end(self: Box<Self>) -> Handler;
+
+    /// Drops the inner handler before its reply is known.
+    fn cancel(self: Box<Self>);
 }
 
 impl Handler {
@@ -51,27 +65,29 @@ impl Handler {
     where
         F: Future<Output = Reply> + Send + 'static,
     {
-        Self {
-            stage: Stage::Running(PooledFuture::new(Served::new(context, future))),
-            is_over: false,
-        }
+        Self::of(Stage::Running(PooledFuture::new(Served::new(context, future))))
     }
 
-    /// A handler whose end interceptors wait for.
+    /// A handler whose end something waits for.
     #[inline]
-    pub(crate) fn watched(watched: Box<Watched>) -> Self {
-        Self { stage: Stage::Watched(watched), is_over: false }
+    pub(crate) fn watched(watched: Box<dyn Watched>) -> Self {
+        Self::of(Stage::Watched(watched))
     }
 
     /// One that is over.
     #[inline]
     pub(crate) const fn over() -> Self {
-        Self { stage: Stage::Gone, is_over: true }
+        Self { stage: ManuallyDrop::new(Stage::Gone), is_over: true }
+    }
+
+    #[inline]
+    fn of(stage: Stage) -> Self {
+        Self { stage: ManuallyDrop::new(stage), is_over: false }
     }
 
     /// A handler that has its reply already.
     pub fn ready(reply: Reply) -> Self {
-        Self { stage: Stage::Ready(Box::new(reply)), is_over: false }
+        Self::of(Stage::Ready(Box::new(reply)))
     }
 
     /// Polls; a panic of the handler is a reply too: `Internal`, with the panic's own text in the
@@ -108,7 +124,7 @@ impl Handler {
     #[inline]
     pub(crate) fn poll_to(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
         assert!(!self.is_over, "a handler was polled after it had finished");
-        if let Stage::Running(future) = &mut self.stage {
+        if let Stage::Running(future) = &mut *self.stage {
             // Set before the poll, so that it holds also if the poll panics.
             self.is_over = true;
             match Pin::new(future).poll(cx) {
@@ -116,18 +132,27 @@ impl Handler {
                 Poll::Pending => self.is_over = false,
             }
         } else {
-            self.poll_rarely(cx, reply);
+            self.poll_other(cx, reply);
         }
     }
 
     #[cold]
-    fn poll_rarely(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
+    fn poll_other(&mut self, cx: &mut task::Context<'_>, reply: &mut Option<Reply>) {
         self.is_over = true;
-        if let Stage::Watched(watched) = &mut self.stage {
+        if let Stage::Watched(watched) = &mut *self.stage {
             watched.poll_to(cx, reply);
             self.is_over = reply.is_some();
-        } else if let Stage::Ready(given) = std::mem::replace(&mut self.stage, Stage::Gone) {
-            *reply = Some(*given);
+        }
+        if !self.is_over {
+            return;
+        }
+        match std::mem::replace(&mut *self.stage, Stage::Gone) {
+            Stage::Watched(watched) => {
+                *self = watched.end();
+                self.is_over = true;
+            }
+            Stage::Ready(given) => *reply = Some(*given),
+            Stage::Running(_) | Stage::Gone => {}
         }
     }
 
@@ -146,7 +171,7 @@ impl Handler {
 
     #[cold]
     pub(crate) fn end_after_panic(&mut self, reply: &mut Option<Reply>) {
-        if let Stage::Watched(watched) = &mut self.stage {
+        if let Stage::Watched(watched) = &mut *self.stage {
             watched.after_panic(reply);
         }
         self.clear();
@@ -156,20 +181,28 @@ impl Handler {
     /// Drops what is left of the future (invariants 1 and 2).
     #[inline]
     fn clear(&mut self) {
-        if let Stage::Running(_) | Stage::Watched(_) = self.stage {
-            self.drop_future();
+        if !matches!(*self.stage, Stage::Gone) {
+            self.drop_stage();
         }
     }
 
-    fn drop_future(&mut self) {
+    fn drop_stage(&mut self) {
         self.is_over = true;
-        let stage = std::mem::replace(&mut self.stage, Stage::Gone);
-        let drop_it = || match stage {
-            Stage::Watched(watched) => recycled::give_back(watched),
-            stage => drop(stage),
+        let caught = match std::mem::replace(&mut *self.stage, Stage::Gone) {
+            Stage::Running(future) => catch_unwind(AssertUnwindSafe(|| drop(future))),
+            other => catch_unwind(AssertUnwindSafe(|| other.let_go())),
         };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(drop_it)) {
+        if let Err(panic) = caught {
             log_panic(panic, &Origin::default());
+        }
+    }
+}
+
+impl Stage {
+    #[cold]
+    fn let_go(self) {
+        if let Self::Watched(watched) = self {
+            watched.cancel();
         }
     }
 }
@@ -224,7 +257,7 @@ impl Drop for Handler {
 
 impl fmt::Debug for Handler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.stage {
+        f.write_str(match &*self.stage {
             _ if self.is_over => "Handler(done)",
             Stage::Ready(_) => "Handler(ready)",
             Stage::Running(_) | Stage::Watched(_) | Stage::Gone => "Handler(running)",

@@ -413,8 +413,9 @@ fn with_memory<T>(
 /// The methods of all services, with what stands around them.
 fn router(arounds: &Arounds, services: Vec<Arc<dyn Dispatch>>) -> Result<Router, String> {
     let mut router = Router::default();
+    let interceptors = arounds.outermost();
     for service in arounds.around(services)? {
-        router.add(service)?;
+        router.add(service, interceptors.as_ref())?;
     }
     Ok(router)
 }

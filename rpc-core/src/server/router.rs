@@ -5,6 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use crate::codec::Codec;
+use crate::interceptor::server::Chain;
 use crate::server::poll_watch::PollWatch;
 use crate::service::{Dispatch, MethodDescriptor};
 use crate::session::CallStreams;
@@ -33,6 +34,8 @@ impl Hasher for IdHasher {
 }
 
 pub(super) struct Route {
+    /// Those outside of all layers.
+    pub(super) interceptors: Option<Chain>,
     pub(super) service: Arc<dyn Dispatch>,
     pub(super) position: usize,
     pub(super) method: &'static MethodDescriptor,
@@ -48,16 +51,21 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    /// Adds a service.
+    /// Adds a service, and the interceptors of its calls.
     ///
     /// # Errors
     /// Two methods have the same id: their names.
-    pub(crate) fn add(&mut self, service: Arc<dyn Dispatch>) -> Result<(), String> {
+    pub(crate) fn add(
+        &mut self,
+        service: Arc<dyn Dispatch>,
+        interceptors: Option<&Chain>,
+    ) -> Result<(), String> {
         for (position, method) in service.descriptor().methods.iter().enumerate() {
-            let service = Arc::clone(&service);
+            let (service, interceptors) = (Arc::clone(&service), interceptors.cloned());
             // Found out now, not in the driver when the first call comes.
             method.checked_hash();
-            let route = Route { service, position, method, watch: PollWatch::default() };
+            let watch = PollWatch::default();
+            let route = Route { interceptors, service, position, method, watch };
             if let Some(other) = self.by_id.insert(method.id, self.routes.len()) {
                 let other = &self.routes[other];
                 return Err(format!(

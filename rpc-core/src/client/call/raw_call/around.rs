@@ -18,28 +18,27 @@ use crate::status::Code;
 impl RawCall<'_> {
     /// Before anything of the call is sent. False if it has ended by that. `inherited`: the deadline of
     /// the handler that makes the call.
-    #[cold]
+    #[inline(never)]
     pub(super) fn begin_around(&mut self, inherited: Option<Instant>) -> bool {
-        let channel = self.via.channel();
+        let Self { via, method, deadline: own, body, extras, has_begun, beside, .. } = self;
+        let channel = via.channel();
         let Some(around) = &channel.around else { return true };
         // Attempts are part of a call that has begun.
-        if std::mem::replace(&mut self.has_begun, true) {
+        if std::mem::replace(has_begun, true) {
             return true;
         }
-        let deadline = earliest(self.deadline, channel.default_timeout, inherited);
-        let mut deadline = deadline.map(|(at, _)| at);
-        let bytes = self.body.as_ref().map_or(0, OutBuf::total_len);
-        let mut metadata = match &mut *self.extras {
+        let mut deadline = earliest(*own, channel.default_timeout, inherited).map(|(at, _)| at);
+        let bytes = body.as_ref().map_or(0, OutBuf::total_len);
+        let mut metadata = match &mut **extras {
             Some(extras) => std::mem::take(&mut extras.metadata),
             None => Metadata::new(),
         };
-        let beside = self.beside.get_or_insert_with(recycled::take);
-        let watch = &mut beside.watch;
-        match around.begin(watch, self.method, &mut metadata, &mut deadline, bytes) {
+        let watch = &mut beside.get_or_insert_with(recycled::take).watch;
+        match around.begin(watch, method, &mut metadata, &mut deadline, bytes) {
             Ok(()) => {
-                self.deadline = deadline;
+                *own = deadline;
                 if !metadata.is_empty() {
-                    self.extras.get_or_insert_default().metadata = metadata;
+                    extras.get_or_insert_default().metadata = metadata;
                 }
                 true
             }
@@ -81,21 +80,19 @@ impl RawCall<'_> {
     }
 
     /// The call has ended: what it had beside its outcome has, too.
-    #[cold]
+    #[inline(never)]
     pub(super) fn end_beside(&mut self, mut beside: Box<Beside>, found: &mut CallOutcome) {
         if let Some(load) = beside.load.take() {
             load.let_go(found);
         }
-        if let Some(around) = &self.via.channel().around
-            && beside.watch.is_awaited()
-        {
+        if let Some(around) = &self.via.channel().around {
             let (ending, reply) = match &*found {
                 CallOutcome::Ok(message) => (Ending::Ok, Some(message)),
                 CallOutcome::UserError(message) => (Ending::UserError, Some(message)),
                 CallOutcome::Failed(status) => (Ending::Status(status), None),
                 CallOutcome::Nothing => (Ending::Cancelled, None),
             };
-            if let Some(status) = around.end(&mut beside.watch, self.method, ending, reply) {
+            if let Some(status) = around.end(&mut beside.watch, ending, reply) {
                 *found = CallOutcome::Failed(status.of_call(self.method));
             }
         }
@@ -105,10 +102,8 @@ impl RawCall<'_> {
     /// The call is dropped before its end.
     #[cold]
     pub(super) fn drop_beside(&mut self, mut beside: Box<Beside>) {
-        if let Some(around) = &self.via.channel().around
-            && beside.watch.is_awaited()
-        {
-            around.end(&mut beside.watch, self.method, Ending::Cancelled, None);
+        if let Some(around) = &self.via.channel().around {
+            around.cancel(&mut beside.watch);
         }
         recycled::give_back(beside);
     }
