@@ -246,6 +246,12 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// Whether interceptors have seen the call.
+    #[inline]
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
     pub(crate) fn items(&self) -> Option<&ItemCounters> {
         self.begun.as_ref()?.items.as_deref()
     }

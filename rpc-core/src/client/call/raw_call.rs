@@ -138,21 +138,19 @@ pub(crate) struct RawCall<'a> {
     method: &'static MethodDescriptor,
     state: State,
     deadline: Option<Instant>,
-    /// Length of the body's head, bytes, without what is put in front of it to be sent.
-    head_bytes: usize,
-    /// When the attempt in flight was sent, if it is one that is timed.
-    began: Option<Timed>,
+    /// Length of the body's head, bytes, without what is put in front of it to be sent. `u32::MAX`: longer
+    /// than can be sent again.
+    head_bytes: u32,
     on: Option<Arc<Connection>>,
-    /// The channel's interceptors have seen it.
-    has_begun: bool,
     // `ManuallyDrop`, because these are mostly `None`: `drop` checks that inline, without a call to
     // drop glue.
     body: ManuallyDrop<Option<OutBuf>>,
-    /// The body once more, if the call may be sent again after its handler has begun.
-    kept: ManuallyDrop<Option<OutBuf>>,
     extras: ManuallyDrop<Option<Box<Extras>>>,
     beside: ManuallyDrop<Option<Box<Beside>>>,
 }
+
+// With the decoder, a call is moved without a call of `memcpy`.
+const _: () = assert!(size_of::<RawCall<'_>>() <= 120, "a call is moved several times");
 
 impl<'a> RawCall<'a> {
     #[inline]
@@ -167,11 +165,8 @@ impl<'a> RawCall<'a> {
             state: State::Ready,
             deadline: None,
             head_bytes: 0,
-            began: None,
             on: None,
-            has_begun: false,
             body: ManuallyDrop::new(body),
-            kept: ManuallyDrop::new(None),
             extras: ManuallyDrop::new(None),
             beside: ManuallyDrop::new(None),
         }
@@ -251,11 +246,8 @@ impl<'a> RawCall<'a> {
             state: std::mem::replace(&mut self.state, State::Done),
             deadline: self.deadline,
             head_bytes: self.head_bytes,
-            began: self.began,
             on: self.on.take(),
-            has_begun: self.has_begun,
             body: ManuallyDrop::new(self.body.take()),
-            kept: ManuallyDrop::new(self.kept.take()),
             extras: ManuallyDrop::new(self.extras.take()),
             beside: ManuallyDrop::new(self.beside.take()),
         }
@@ -319,9 +311,6 @@ impl<'a> RawCall<'a> {
     pub(crate) fn finish(&mut self, mut found: CallOutcome) -> ReplyParts {
         self.state = State::Done;
         let codec = self.via.channel().codec;
-        if self.kept.is_some() {
-            self.let_go_of_kept(&found);
-        }
         let mut into = None;
         if let Some(extras) = &mut *self.extras {
             into = extras.into.take();
@@ -354,9 +343,6 @@ impl Drop for RawCall<'_> {
         }
         if let Some(body) = self.body.take() {
             drop(body);
-        }
-        if let Some(kept) = self.kept.take() {
-            drop(kept);
         }
         if let Some(extras) = self.extras.take() {
             drop_extras(extras);

@@ -20,11 +20,13 @@ impl RawCall<'_> {
     /// the handler that makes the call.
     #[inline(never)]
     pub(super) fn begin_around(&mut self, inherited: Option<Instant>) -> bool {
-        let Self { via, method, deadline: own, body, extras, has_begun, beside, .. } = self;
+        let Self { via, method, deadline: own, body, extras, beside, .. } = self;
         let channel = via.channel();
         let Some(around) = &channel.around else { return true };
         // Attempts are part of a call that has begun.
-        if std::mem::replace(has_begun, true) {
+        if extras.as_ref().is_some_and(|extras| extras.is_second)
+            || beside.as_ref().is_some_and(|beside| beside.watch.has_begun())
+        {
             return true;
         }
         let mut deadline = earliest(*own, channel.default_timeout, inherited).map(|(at, _)| at);
@@ -82,6 +84,9 @@ impl RawCall<'_> {
     /// The call has ended: what it had beside its outcome has, too.
     #[inline(never)]
     pub(super) fn end_beside(&mut self, mut beside: Box<Beside>, found: &mut CallOutcome) {
+        if let Some(kept) = beside.kept.take() {
+            self.let_go_of_kept(kept, found);
+        }
         if let Some(load) = beside.load.take() {
             load.let_go(found);
         }

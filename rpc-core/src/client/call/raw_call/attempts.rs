@@ -71,7 +71,7 @@ impl RawCall<'_> {
             }
             Err(status) => {
                 // It was sent before, so this is one more attempt that has failed.
-                let goes_on = self.kept.is_some()
+                let goes_on = self.beside.as_ref().is_some_and(|beside| beside.kept.is_some())
                     && status.code() == Code::Unavailable
                     && extras.attempts.failed() > 0;
                 if !(goes_on && self.try_again(Failed::Refused(None))) {
@@ -85,9 +85,7 @@ impl RawCall<'_> {
 
     /// How an attempt has failed, if the call may be tried again for that.
     pub(super) fn retryable(&self, outcome: &Outcome) -> Option<Failed> {
-        if self.kept.is_none() {
-            return None;
-        }
+        self.kept()?;
         match outcome {
             Outcome::Reply(reply) => match reply.kind {
                 session::ReplyKind::Status { code, retryable: true, .. } => {
@@ -107,7 +105,10 @@ impl RawCall<'_> {
     #[cold]
     pub(super) fn try_again(&mut self, failed: Failed) -> bool {
         let channel = Arc::clone(self.via.channel());
-        let (Some(retries), Some(kept)) = (&channel.retry, &*self.kept) else { return false };
+        let Some(retries) = &channel.retry else { return false };
+        if self.kept().is_none() {
+            return false;
+        }
         if let Failed::Refused(Some(wait)) = failed {
             channel.hedging.on_pushback(wait);
         }
@@ -115,11 +116,11 @@ impl RawCall<'_> {
         let Some(delay) = retries.after(&mut extras.attempts, failed, self.deadline) else {
             return false;
         };
-        if extras.attempts.failed() + 1 < retries.policy.attempts() {
-            *self.body = Some(kept.copied());
-        } else {
-            *self.body = self.kept.take();
-        }
+        let may_again = extras.attempts.failed() + 1 < retries.policy.attempts();
+        *self.body = self.beside.as_mut().and_then(|beside| match &beside.kept {
+            Some(kept) if may_again => Some(kept.copied()),
+            _ => beside.kept.take(),
+        });
         if let (Failed::Lost(..), Some(on)) = (failed, self.on.take()) {
             on.is_lost();
         }
@@ -141,8 +142,8 @@ impl RawCall<'_> {
 
     /// An idempotent call has ended.
     #[inline]
-    pub(super) fn let_go_of_kept(&mut self, found: &CallOutcome) {
-        drop(self.kept.take());
+    pub(super) fn let_go_of_kept(&self, kept: OutBuf, found: &CallOutcome) {
+        drop(kept);
         if let (CallOutcome::Ok(_) | CallOutcome::UserError(_), Some(retries)) =
             (found, &self.via.channel().retry)
         {

@@ -1,11 +1,15 @@
-//! What calls of some channels have beside them: a share of the load, and interceptors.
+//! What few calls have beside them while they are under way: a share of the load, interceptors, a copy to be
+//! sent again, a time.
 
 use std::cell::RefCell;
 use std::thread::LocalKey;
 
+use rpc_transport::message::outgoing::OutBuf;
+
 use super::{CallOutcome, RawCall};
 use crate::client::load::Loaded;
 use crate::interceptor::client::Watch;
+use crate::observability::stats::counts::Timed;
 use crate::runtime::recycled::{self, List, Recycle};
 use crate::status::Code;
 
@@ -19,6 +23,10 @@ pub(super) struct Beside {
     /// Its share of the load, where there are several end points.
     pub(super) load: Option<Loaded>,
     pub(super) watch: Watch,
+    /// The body once more, if the call may be sent again after its handler has begun.
+    pub(super) kept: Option<OutBuf>,
+    /// When the attempt in flight was sent, if it is one that is timed.
+    pub(super) began: Option<Timed>,
 }
 
 impl Recycle for Beside {
@@ -28,6 +36,10 @@ impl Recycle for Beside {
             self.load = None;
         }
         self.watch.clear();
+        if self.kept.is_some() {
+            self.kept = None;
+        }
+        self.began = None;
     }
 
     #[inline]
@@ -48,6 +60,12 @@ impl Loaded {
 }
 
 impl RawCall<'_> {
+    /// The body once more.
+    #[inline]
+    pub(super) fn kept(&self) -> Option<&OutBuf> {
+        self.beside.as_ref()?.kept.as_ref()
+    }
+
     /// The call's share of the load, if it has one.
     #[inline]
     pub(super) fn take_load(&mut self) -> Option<Loaded> {

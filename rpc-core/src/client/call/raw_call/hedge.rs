@@ -128,7 +128,8 @@ impl RawCall<'_> {
             return;
         }
         hedge.timer = None;
-        let again = match (&*self.kept, &self.on) {
+        let kept = self.beside.as_ref().and_then(|beside| beside.kept.as_ref());
+        let again = match (kept, &self.on) {
             (Some(body), Some(on)) if matches!(self.state, State::InFlight(_)) => Some((body, on)),
             _ => None,
         };
@@ -143,7 +144,6 @@ impl RawCall<'_> {
         let mut second = RawCall::new(channel, self.method, Some(body.copied()));
         second.deadline = self.deadline;
         second.on = Some(channel.another(on));
-        second.has_begun = true;
         let of_second = second.extras.get_or_insert_default();
         of_second.metadata = extras.metadata.clone();
         of_second.is_second = true;

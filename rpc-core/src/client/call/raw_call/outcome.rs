@@ -14,7 +14,11 @@ impl RawCall<'_> {
     /// The attempt in flight.
     #[inline]
     pub(super) fn sent(&self, call: CallId) -> Sent {
-        Sent { call, method_index: self.method.dense_index(), began: self.began }
+        Sent {
+            call,
+            method_index: self.method.dense_index(),
+            began: self.beside.as_ref().and_then(|beside| beside.began),
+        }
     }
 
     /// Takes the outcome; or waits for it, if need be by polling in place of the driver.
@@ -92,10 +96,9 @@ impl RawCall<'_> {
     #[cold]
     pub(super) fn rarely_found(&mut self, other: Other) -> CallOutcome {
         let Other { outcome, request } = other;
-        if let Some(mut body) = request
-            && !self.method.has_streams()
+        if !self.method.has_streams()
+            && let Some(body) = request.and_then(|body| self.rewound(body))
         {
-            body.rewind(self.head_bytes);
             self.send_elsewhere(body);
             return CallOutcome::Nothing;
         }

@@ -8,6 +8,7 @@ use rpc_transport::engine::shard::Progress;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 
+use super::beside::Beside;
 use super::outcome::take;
 use super::{CallOutcome, RawCall, Sent, State};
 use crate::bulk::{BulkPool, ReplySlot};
@@ -52,19 +53,7 @@ impl RawCall<'_> {
         found: &mut CallOutcome,
     ) {
         let Some(connection) = &*on else { return self.wait_for_connection() };
-        let Self {
-            via,
-            method,
-            state,
-            body,
-            kept,
-            beside,
-            deadline: own,
-            extras,
-            head_bytes,
-            began,
-            ..
-        } = self;
+        let Self { via, method, state, body, beside, deadline: own, extras, head_bytes, .. } = self;
         *state = State::Done;
         let mut metadata = None;
         let mut when_full = via.channel().when_full;
@@ -91,10 +80,10 @@ impl RawCall<'_> {
             let own = extras.as_ref().and_then(|extras| extras.hedging);
             let hedging = own.unwrap_or(channel.hedging.policy).filter(|_| may_hedge);
             if channel.retry.is_some() || hedging.is_some() {
-                keep(body, kept);
-            }
-            if let (Some(policy), Some(_)) = (&hedging, &**kept) {
-                extras.get_or_insert_default().on_sent(channel, method, policy);
+                let is_kept = keep(body, beside);
+                if let Some(policy) = hedging.as_ref().filter(|_| is_kept) {
+                    extras.get_or_insert_default().on_sent(channel, method, policy);
+                }
             }
         }
         let mut streams = method.streams;
@@ -111,7 +100,7 @@ impl RawCall<'_> {
             streams,
             metadata: metadata.as_deref().unwrap_or_default(),
         };
-        *head_bytes = body.as_ref().map_or(0, |body| body.len());
+        *head_bytes = body.as_ref().map_or(0, |body| body.len().try_into().unwrap_or(u32::MAX));
         let start = |peer: &mut RpcEndpoint| peer.start(&call, body);
         let mut other = None;
         // A single outstanding call polls for its own reply. With several, the driver polls.
@@ -129,7 +118,11 @@ impl RawCall<'_> {
         match connection.shard.with_progress(connection.key, is_awaited, start, wanted) {
             Some((Ok(sent), None)) => {
                 *state = State::InFlight(sent.call);
-                *began = sent.began;
+                match (sent.began, &mut **beside) {
+                    (None, None) => {}
+                    (began, Some(beside)) => beside.began = began,
+                    (began, none) => none.insert(recycled::take()).began = began,
+                }
                 self.on = Guard::into_inner(on);
             }
             Some((Ok(_), Some(()))) => {
@@ -147,6 +140,14 @@ impl RawCall<'_> {
                 self.refused(None);
             }
         }
+    }
+
+    /// A body that came back, as it was before it was handed to a connection. `None`: it is too long.
+    #[cold]
+    pub(super) fn rewound(&self, mut body: OutBuf) -> Option<OutBuf> {
+        let head_bytes = usize::try_from(self.head_bytes).ok()?;
+        body.rewind(head_bytes);
+        (self.head_bytes < u32::MAX).then_some(body)
     }
 
     #[cold]
@@ -171,8 +172,7 @@ impl RawCall<'_> {
             ),
             Some(_) => false,
         };
-        if is_lost && let Some(mut body) = self.body.take() {
-            body.rewind(self.head_bytes);
+        if is_lost && let Some(body) = self.body.take().and_then(|body| self.rewound(body)) {
             return self.send_elsewhere(body);
         }
         let status = match refused {
@@ -200,15 +200,14 @@ fn is_nested(connection: &Connection) -> bool {
     CallContext::serves(|other| other.is_at(&connection.shard, connection.key))
 }
 
-/// Keeps the body for another attempt, if it is not too long and not kept yet.
+/// Keeps the body for another attempt, if it is not too long and not kept yet. Whether it is kept.
 #[inline]
-fn keep(body: &Option<OutBuf>, kept: &mut Option<OutBuf>) {
-    if kept.is_none()
-        && let Some(body) = body
-        && body.len() <= MAX_KEPT_BYTES
-    {
-        *kept = Some(body.copied());
-    }
+fn keep(body: &Option<OutBuf>, beside: &mut Option<Box<Beside>>) -> bool {
+    let Some(body) = body.as_ref().filter(|body| body.len() <= MAX_KEPT_BYTES) else {
+        return beside.as_ref().is_some_and(|beside| beside.kept.is_some());
+    };
+    beside.get_or_insert_with(recycled::take).kept.get_or_insert_with(|| body.copied());
+    true
 }
 
 /// Offers memory for the reply to the server of the connection that it belongs to.
