@@ -20,7 +20,7 @@ fn point_to_the_lab(out: &mut impl Write) -> io::Result<()> {
 #[cfg(feature = "verbs")]
 mod with_verbs {
     use rpc_transport::device::verbs::preflight;
-    use rpc_transport::engine::establish::locked_bytes;
+    use rpc_transport::engine::establish::{growth_bytes, locked_bytes};
     use rpc_transport::protocol::config::LinkConfig;
 
     use super::{Write, io};
@@ -49,13 +49,15 @@ mod with_verbs {
 
     /// What a server with default settings needs of a limit on locked memory, bytes.
     fn need(limit: Option<u64>) -> String {
-        let (first, further) = locked_bytes(&LinkConfig::default());
+        let config = LinkConfig::default();
+        let (first, further) = locked_bytes(&config);
         let mib = |bytes: u64| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
         let need = format!(
             "a server with default settings locks about {} on a NIC for its first connection and {} \
-             for each further one",
+             for each further one, and up to {} more for each that is busy",
             mib(first),
-            mib(further)
+            mib(further),
+            mib(growth_bytes(&config))
         );
         match limit {
             None => need,
@@ -71,6 +73,7 @@ mod with_verbs {
         #[test]
         fn the_need_is_held_against_the_limit() {
             assert!(need(None).contains("MiB for each further one"));
+            assert!(need(None).ends_with("0.6 MiB more for each that is busy"));
             assert!(need(Some(65_536)).ends_with("the limit allows none"));
             let eight = need(Some(8 << 20));
             let (_, count) = eight.rsplit_once(' ').unwrap();

@@ -27,6 +27,7 @@ mod deadlines;
 mod ending;
 mod growth;
 mod queue_pair;
+mod recv_buffers;
 mod send_buffers;
 mod send_path;
 mod staging;
@@ -37,6 +38,7 @@ use std::time::{Duration, Instant};
 use self::ending::{cause_of, closed_by_peer};
 pub(crate) use self::queue_pair::ConnectionQp;
 use self::queue_pair::{Phase, split_wr_id};
+pub(crate) use self::recv_buffers::{RecvBuffers, first_locked, most_recvs, with_lendable};
 pub(crate) use self::send_buffers::{FIRST as FIRST_SEND_BUFFERS, SendBuffers};
 pub(crate) use self::send_path::SendPath;
 use crate::connect::error::CloseCause;
@@ -215,7 +217,7 @@ impl<P: Protocol> Connection<P> {
     pub(crate) fn pools(&self) -> Vec<BufferPool> {
         let mut pools = self.poster.staging().to_vec();
         if let Some(queue_pair) = &self.queue_pair {
-            pools.push(queue_pair.recv_pool.clone());
+            pools.extend_from_slice(queue_pair.recv_buffers.pools());
             pools.extend_from_slice(queue_pair.send_buffers.pools());
         }
         pools
@@ -289,18 +291,24 @@ impl<P: Protocol> Connection<P> {
     /// Posts more RECVs, so that the peer may have more messages in flight (credit rule 9).
     #[cold]
     fn grow_window(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
-        let more = self.link.as_ref().and_then(Link::wanted_growth).unwrap_or_default();
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+            return Ok(());
+        };
+        let more = link.wanted_growth().unwrap_or_default();
+        if !queue_pair.recv_buffers.grow(self.poster.domain(), more.into()) {
+            link.decline_growth();
+            return Ok(());
+        }
         for _ in 0..more {
-            let Some(buffer) = self.queue_pair.as_ref().and_then(|pair| pair.recv_pool.take())
-            else {
-                debug_assert!(false, "buffers are kept for windows that grow");
+            let buffer = self.queue_pair.as_ref().and_then(|pair| pair.recv_buffers.take());
+            let Some(buffer) = buffer else {
+                debug_assert!(false, "buffers are there for windows that grow");
                 return Ok(());
             };
             self.post_recv(cq, buffer)?;
         }
         if let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) {
             queue_pair.window_recv += u32::from(more);
-            queue_pair.kept_recv = queue_pair.kept_recv.saturating_sub(more.into());
             link.grow_window();
         }
         Ok(())
@@ -591,7 +599,7 @@ static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for"
 #[inline]
 fn copy_or_lend(queue_pair: &ConnectionQp, buffer: Buffer, len: usize) -> (Message, Buffer) {
     if len > COPY_OUT_BYTES
-        && let Some(spare) = queue_pair.recv_pool.take_above(queue_pair.kept_recv)
+        && let Some(spare) = queue_pair.recv_buffers.take_spare()
     {
         return (Message::lent(buffer, len), spare);
     }

@@ -16,7 +16,8 @@ use crate::device::{
 };
 use crate::engine::clock;
 use crate::engine::connection::{
-    Connection, ConnectionQp, FIRST_SEND_BUFFERS, SendBuffers, SendPath,
+    Connection, ConnectionQp, FIRST_SEND_BUFFERS, RecvBuffers, SendBuffers, SendPath, first_locked,
+    most_recvs, with_lendable,
 };
 use crate::engine::shard::{ConnectionKey, Shard};
 use crate::engine::upper::Protocol;
@@ -24,9 +25,6 @@ use crate::memory::region::{BufferPool, ProtectionDomain};
 use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::protocol::link::Link;
-
-/// Receive buffers beyond the posted ones, which is how many large messages can be lent at once.
-const LENDABLE_BUFFERS: u32 = 32;
 
 /// A connection that is up.
 #[derive(Debug)]
@@ -50,12 +48,6 @@ pub enum AcceptError {
     /// The peer went away, or the transport failed.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-}
-
-/// RECVs of a connection whose window has grown to all that is offered: those of the window, plus one
-/// whose repost may wait until the reply has been sent.
-fn most_recvs(config: &LinkConfig) -> u32 {
-    config.window().rq_len() + 1
 }
 
 /// Sizes of the QP for a configuration.
@@ -90,11 +82,20 @@ pub fn locked_bytes(config: &LinkConfig) -> (u64, u64) {
 }
 
 /// Memory that a connection of this configuration registers before it is up, on a device that locks
-/// what is registered, bytes.
+/// what is registered, bytes. More comes with its windows, as far as there is any.
 #[must_use]
 pub fn registered_bytes(config: &LinkConfig) -> u64 {
     let pool = |count| locked::region(BufferPool::region_bytes(config.receive_buffer_bytes, count));
-    pool(most_recvs(config) + LENDABLE_BUFFERS) + pool(FIRST_SEND_BUFFERS)
+    pool(first_locked(config)) + pool(FIRST_SEND_BUFFERS)
+}
+
+/// Locked memory that a connection of this configuration takes at most when its window grows, on a
+/// device that locks what is registered, bytes.
+#[must_use]
+pub fn growth_bytes(config: &LinkConfig) -> u64 {
+    let more = config.window().data - config.window().first().data;
+    let size = BufferPool::region_bytes(config.receive_buffer_bytes, with_lendable(more.into()));
+    locked::region(size)
 }
 
 const MIN_INLINE_BYTES: u32 = 256;
@@ -208,15 +209,12 @@ impl<P: Protocol> Shard<P> {
             &ProtectionDomain,
         ) -> Result<QpHandle, ProviderError>,
     ) -> Result<(ConnectionKey, QpHandle), ProviderError> {
-        let window_recv = config.window().first().rq_len();
-        let posted = window_recv + 1;
-        let kept_recv = most_recvs(config) - posted;
         let domain = match config.isolation {
             Isolation::Shared => self.domain().clone(),
             Isolation::PerConnection => self.device().allocate_pd()?,
         };
-        let buffers = most_recvs(config) + LENDABLE_BUFFERS;
-        let recv_pool = BufferPool::allocate(&domain, config.receive_buffer_bytes, buffers)?;
+        let recv_buffers = RecvBuffers::new(&domain, &**self.device(), config)?;
+        let first: Vec<_> = (0..recv_buffers.first()).map_while(|_| recv_buffers.take()).collect();
         let slots = config.send_queue_budget().sq_len();
         let send_buffers =
             SendBuffers::new(&domain, &**self.device(), slots, config.receive_buffer_bytes)?;
@@ -226,13 +224,11 @@ impl<P: Protocol> Shard<P> {
         }
         let qp = create(state.cq(), &domain)?;
         let max_inline = state.cq().max_inline_bytes(qp);
-        let recvs = (window_recv, kept_recv);
-        let pipe = ConnectionQp::new(qp, max_inline, recvs, recv_pool.clone(), send_buffers);
+        let pipe = ConnectionQp::new(qp, max_inline, recv_buffers, send_buffers);
         let poster = SendPath::new(domain, &**self.device(), config);
         let connection = Connection::new(protocol, poster, pipe, holders);
         let key = state.insert(qp, connection);
-        for _ in 0..posted {
-            let Some(buffer) = recv_pool.take() else { break };
+        for buffer in first {
             let Some((cq, connection)) = state.cq_and_connection(key) else { break };
             if let Err(cause) = connection.post_recv(cq, buffer) {
                 connection.holders = 0;

@@ -1,5 +1,11 @@
 //! Windows that start small and grow by demand, and the receive buffers behind them.
 
+use rpc_transport::device::fault::{FaultPlan, MLX5};
+use rpc_transport::device::locked;
+use rpc_transport::engine::establish::{
+    completions_per_connection, locked_bytes, registered_bytes,
+};
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::memory::region::BufferPool;
 use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::credit::FIRST_DATA_CREDITS;
@@ -87,5 +93,39 @@ fn buffers_that_are_lent_do_not_keep_a_window_from_growing() {
             drop(pair.server.with(|probe| std::mem::take(&mut probe.inbox)));
             pair.end().await;
         }
+    });
+}
+
+/// A connection pinned the receive buffers of the largest window from set-up on.
+#[test]
+fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
+    run("receive_buffers_are_pinned", async {
+        let config = LinkConfig::default().keep_alive(None);
+        let limits = [(); 2].map(|()| MemoryBudget::new(64 << 20));
+        let plan = |limit| FaultPlan::new(1).profile(&MLX5).lock_limit(limit);
+        let faults = Some(limits.each_ref().map(plan));
+        let pair = Pair::with("mem", &Options { faults, ..Options::alike(config.clone()) }).await;
+        let idle = limits[1].used_bytes();
+        let queue = locked::completion_queue(completions_per_connection(&config));
+        assert_eq!(idle, queue + locked_bytes(&config).1);
+        // 8 data credits, 2 acks, a Close, one whose repost waits; and 4 to send from.
+        assert_eq!(registered_bytes(&config), (8 + 2 + 1 + 1 + 4) * (8 << 10));
+
+        let burst = async |sent: &mut u64| {
+            pair.client.with(|probe| (0..200).for_each(|_| probe.send(b"many at once")));
+            *sent += 200;
+            pair.client.received(*sent).await;
+        };
+        let mut sent = 0;
+        let taken = limits[1].reserve(limits[1].limit_bytes() - idle).expect("it is free");
+        burst(&mut sent).await;
+        assert_eq!(windows(&pair.server).0, FIRST_DATA_CREDITS, "there is no memory");
+        drop(taken);
+        while windows(&pair.server).0 < 64 {
+            burst(&mut sent).await;
+        }
+        assert!(limits[1].used_bytes() >= idle + 56 * (8 << 10));
+        pair.end().await;
+        assert_eq!(limits.map(|limit| limit.used_bytes()), [0, 0]);
     });
 }

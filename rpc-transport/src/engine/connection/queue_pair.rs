@@ -5,10 +5,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::recv_buffers::RecvBuffers;
 use super::send_buffers::SendBuffers;
 use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::engine::deferred::Deferred;
-use crate::memory::region::{Buffer, BufferPool};
+use crate::memory::region::Buffer;
 use crate::message::part::OutPart;
 
 /// Low bits of a wr_id that hold the link's token, which is below 2^33. The bits above hold the
@@ -39,14 +40,12 @@ pub(crate) struct ConnectionQp {
     /// The protection domain of its memory.
     pub(crate) domain: u64,
     pub(crate) max_inline_bytes: usize,
-    pub(crate) recv_pool: BufferPool,
+    pub(crate) recv_buffers: RecvBuffers,
     pub(super) send_buffers: SendBuffers,
     pub(crate) posted_recv: u32,
     /// RECVs of the window of now: at least so many are posted whenever a frame is counted (credit rule
     /// 2).
     pub(super) window_recv: u32,
-    /// Buffers that the pool keeps for a window that grows: those above it are lent.
-    pub(super) kept_recv: usize,
     /// The buffer of the RECV that completed last, not reposted yet.
     pub(super) spare: Option<Buffer>,
     // Send WRs posted and retired, modulo 2^31.
@@ -77,19 +76,17 @@ impl ConnectionQp {
     pub(crate) fn new(
         qp: QpHandle,
         max_inline_bytes: u32,
-        (window_recv, kept_recv): (u32, u32),
-        recv_pool: BufferPool,
+        recv_buffers: RecvBuffers,
         send_buffers: SendBuffers,
     ) -> Self {
         Self {
             qp,
-            domain: recv_pool.domain(),
+            domain: recv_buffers.domain(),
             max_inline_bytes: max_inline_bytes as usize,
-            recv_pool,
+            window_recv: recv_buffers.first() - 1,
+            recv_buffers,
             send_buffers,
             posted_recv: 0,
-            window_recv,
-            kept_recv: kept_recv as usize,
             spare: None,
             posted_send: 0,
             retired_send: 0,

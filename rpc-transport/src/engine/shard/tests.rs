@@ -11,7 +11,7 @@ use super::*;
 use crate::connect::address::Address;
 use crate::device::soft;
 use crate::device::{Connector, PeerIdentity, QpCapacity, QpHandle};
-use crate::engine::connection::{Connection, ConnectionQp, SendBuffers, SendPath};
+use crate::engine::connection::{Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath};
 use crate::engine::spin::PollMode;
 use crate::engine::upper::{Outside, Submission};
 use crate::memory::region::BufferPool;
@@ -122,7 +122,7 @@ async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
     let send_buffers = SendBuffers::new(&domain, &**shard.device(), 4, 64).unwrap();
-    let pipe = ConnectionQp::new(qp, 0, (1, 0), pool.clone(), send_buffers);
+    let pipe = ConnectionQp::new(qp, 0, RecvBuffers::of(pool.clone(), 2, 0), send_buffers);
     let poster = SendPath::new(domain, &**shard.device(), &LinkConfig::default());
     let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 1));
     let buffer = pool.take().unwrap();
