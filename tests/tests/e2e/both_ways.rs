@@ -9,8 +9,8 @@ use futures::future::join_all;
 use parking_lot::Mutex;
 use rpc_core::stream::Stream;
 use rpc_core::{
-    Bulk, Channel, ChannelBuilder, Code, ConnectionHandle, Context, FaultPlan, PollMode,
-    ServerBuilder, ShutdownHandle, Status,
+    Bulk, Channel, ChannelBuilder, Code, ConnectionHandle, Context, FaultPlan, ListenError,
+    PollMode, ServerBuilder, ShutdownHandle, Status,
 };
 use tests::limit::patient_channel;
 use tests::scheme::Scheme;
@@ -175,12 +175,19 @@ impl Office {
         Self::open_at(&scheme.fresh_address(), |builder| builder).await
     }
 
-    async fn open_at(address: &str, with: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
+    async fn open_at(address: &str, with: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
         let (send, kept) = unbounded_channel();
-        let server = tests::device::server()
-            .add_service(DeskServer::new(Clerk(send)))
-            .poll_mode(PollMode::Event);
-        let server = with(server).bind(address).await.expect("a fresh address");
+        let server = loop {
+            let server = tests::device::server()
+                .add_service(DeskServer::new(Clerk(send.clone())))
+                .poll_mode(PollMode::Event);
+            match with(server).bind(address).await {
+                Ok(server) => break server,
+                // Tasks of the server that was aborted here are still on their way out.
+                Err(ListenError::InUse { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        };
         let (address, shutdown) = (server.local_address().to_string(), server.shutdown_handle());
         let serving = tokio::spawn(async move { server.serve().await.expect("it serves") });
         Self { address, kept, shutdown, serving }
