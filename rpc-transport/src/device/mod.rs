@@ -68,7 +68,9 @@
 //! 18. *Set-up.* Private data travels with the REQ (56 bytes), REP (196) and REJ (148); longer is
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
 //!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
-//!     not delivered by `poll` before [`Established::attach`] has run.
+//!     not delivered by `poll` before [`Established::attach`] has run. What waits for the device is
+//!     done by [`Outgoing::prepare_qp`], `connect` and `accept`, without the CQ; nothing that the
+//!     CQ's owner calls waits, but a `create_qp` that was not prepared.
 //! 19. *Peer data never panics.* Whatever a peer does to the wire ends in an error completion, an
 //!     event or a connect error.
 //! 20. *Zero-length* SEND and WRITE are legal and complete (some clouds drop them, so the link
@@ -95,7 +97,7 @@ use std::os::fd::BorrowedFd;
 pub use self::attributes::{Capabilities, DeviceAttributes};
 pub use self::error::ProviderError;
 pub use self::setup::{
-    Attach, Connector, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    Attach, Connector, CqRef, Established, Incoming, Listener, Outgoing, PeerIdentity,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
 pub(crate) use self::work_request::Opcode;
@@ -314,6 +316,12 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         completions: &mut Vec<Completion>,
         max: usize,
     ) -> Result<usize, ProviderError>;
+
+    /// What [`Outgoing::prepare_qp`] and [`Incoming::prepare_qp`] need of this CQ. Default: nothing,
+    /// for devices on which nothing waits.
+    fn for_setup(&self) -> CqRef {
+        CqRef::default()
+    }
 
     /// Whether a thread that polls in a loop should execute the CPU's spin-loop hint after an empty
     /// poll, which leaves more of the core to its other hardware thread. Asked once. Default: yes.

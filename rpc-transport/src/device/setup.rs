@@ -3,6 +3,7 @@
 //!
 //! Owns contract rule 18. Everything here may wait, so it is async; no message passes through it.
 
+use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -57,6 +58,22 @@ pub trait Outgoing: Send + fmt::Debug {
     /// The device that reaches the address.
     fn device(&self) -> &Arc<dyn Device>;
 
+    /// Does what of [`Outgoing::create_qp`] waits for the device, with the same arguments, while
+    /// the CQ's owner goes on. To be awaited before it; without that `create_qp` does the waiting.
+    /// Default: nothing, for devices on which nothing waits.
+    ///
+    /// # Errors
+    /// [`ProviderError`]; a later `create_qp` starts anew.
+    async fn prepare_qp(
+        &mut self,
+        cq: &CqRef,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        let _ = (cq, pd, capacity);
+        Ok(())
+    }
+
     /// Creates the QP (state INIT) on a CQ of [`Outgoing::device`]. Only once.
     ///
     /// # Errors
@@ -74,6 +91,31 @@ pub trait Outgoing: Send + fmt::Debug {
     /// # Errors
     /// [`ConnectError`]; the caller must still destroy the QP.
     async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
+}
+
+/// A CQ as set-up sees it: what creating a QP on it takes, without its owner. From
+/// [`CompletionQueue::for_setup`].
+#[derive(Clone, Default)]
+pub struct CqRef(Option<Arc<dyn Any + Send + Sync>>);
+
+impl CqRef {
+    /// Wraps what the provider needs.
+    #[must_use]
+    pub fn new(cq: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(Some(cq))
+    }
+
+    /// What the provider has wrapped, unless it is another provider's.
+    #[must_use]
+    pub fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        Arc::clone(self.0.as_ref()?).downcast().ok()
+    }
+}
+
+impl fmt::Debug for CqRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CqRef")
+    }
 }
 
 /// The result of a successful set-up: the peer has agreed.
@@ -140,6 +182,20 @@ pub trait Incoming: Send + fmt::Debug {
 
     /// Who requests the connection.
     fn peer(&self) -> PeerIdentity;
+
+    /// As [`Outgoing::prepare_qp`].
+    ///
+    /// # Errors
+    /// [`ProviderError`]; a later `create_qp` starts anew.
+    async fn prepare_qp(
+        &mut self,
+        cq: &CqRef,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        let _ = (cq, pd, capacity);
+        Ok(())
+    }
 
     /// Creates the QP (state INIT) on a CQ of [`Incoming::device`]. Only once.
     ///

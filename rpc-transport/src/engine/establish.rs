@@ -1,11 +1,13 @@
 //! Set-up: from an address or a connection request to a connection of a shard.
 //!
-//! Owns the order of the steps: QP, RECVs, private data, RTS. Never holds the shard's lock across
-//! an await. A future of this module that is dropped leaves nothing behind: the QP is flushed and
+//! Owns the order of the steps: memory, QP, RECVs, private data, RTS. What waits for the device is
+//! done without the shard's lock, and the lock is never held across an await. A future of this module that is dropped leaves nothing behind: the QP is flushed and
 //! destroyed by the driver.
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::connect::address::Address;
 use crate::connect::error::{CloseCause, ConnectError};
@@ -109,6 +111,13 @@ fn features(device: &dyn Device) -> Features {
     }
 }
 
+/// Memory of a connection that is being set up.
+struct SetupMemory {
+    domain: ProtectionDomain,
+    recv_buffers: RecvBuffers,
+    send_buffers: SendBuffers,
+}
+
 /// Ends a connection whose set-up does not complete, for whatever reason.
 struct SetupGuard<P: Protocol> {
     shard: Arc<Shard<P>>,
@@ -140,14 +149,20 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<Connected, ConnectError> {
         let offer = Offer::new(config, features(&**outgoing.device()), nonce());
         let mut outgoing = outgoing;
-        let (key, qp) = self.add(config, protocol, 1, |cq, domain| {
+        let memory = self.memory_for(config)?;
+        let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
+        let since = Instant::now();
+        let prepared = outgoing.prepare_qp(self.cq(), &memory.domain, capacity(config));
+        tokio::time::timeout(timeout, prepared).await.map_err(|_| late())??;
+        let (key, qp) = self.add(config, protocol, 1, memory, |cq, domain| {
             outgoing.create_qp(cq, domain, capacity(config))
         })?;
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
         let request = offer.to_request();
-        let established = tokio::time::timeout(timeout, outgoing.connect(&request))
+        let left = timeout.saturating_sub(since.elapsed());
+        let established = tokio::time::timeout(left, outgoing.connect(&request))
             .await
-            .map_err(|_| ConnectError::TimedOut { address: address.clone(), after: timeout })?
+            .map_err(|_| late())?
             .map_err(readable_reject)?;
         let agreed = agree(&offer, &established, address)?;
         let peer = established.peer.clone();
@@ -177,8 +192,17 @@ impl<P: Protocol> Shard<P> {
                 return Err(refused);
             }
         };
-        let added = self.add(config, protocol, 0, |cq, domain| {
-            incoming.create_qp(cq, domain, capacity(config))
+        let prepared = match self.memory_for(config) {
+            Ok(memory) => {
+                let prepared = incoming.prepare_qp(self.cq(), &memory.domain, capacity(config));
+                prepared.await.map(|()| memory)
+            }
+            Err(error) => Err(error),
+        };
+        let added = prepared.and_then(|memory| {
+            self.add(config, protocol, 0, memory, |cq, domain| {
+                incoming.create_qp(cq, domain, capacity(config))
+            })
         });
         let (key, qp) = match added {
             Ok(added) => added,
@@ -198,26 +222,32 @@ impl<P: Protocol> Shard<P> {
         Ok(Connected { key, peer })
     }
 
+    /// Registers the memory of a new connection.
+    fn memory_for(&self, config: &LinkConfig) -> Result<SetupMemory, ProviderError> {
+        let domain = match config.isolation {
+            Isolation::Shared => self.domain().clone(),
+            Isolation::PerConnection => self.device().allocate_pd()?,
+        };
+        let recv_buffers = RecvBuffers::new(&domain, &**self.device(), config)?;
+        let (size, slots) = (config.receive_buffer_bytes, config.send_queue_budget().sq_len());
+        let send_buffers = SendBuffers::new(&domain, &**self.device(), slots, size)?;
+        Ok(SetupMemory { domain, recv_buffers, send_buffers })
+    }
+
     /// Creates the QP and the connection around it, and posts its RECVs.
     fn add(
         &self,
         config: &LinkConfig,
         protocol: P,
         holders: u32,
+        memory: SetupMemory,
         create: impl FnOnce(
             &mut dyn crate::device::CompletionQueue,
             &ProtectionDomain,
         ) -> Result<QpHandle, ProviderError>,
     ) -> Result<(ConnectionKey, QpHandle), ProviderError> {
-        let domain = match config.isolation {
-            Isolation::Shared => self.domain().clone(),
-            Isolation::PerConnection => self.device().allocate_pd()?,
-        };
-        let recv_buffers = RecvBuffers::new(&domain, &**self.device(), config)?;
+        let SetupMemory { domain, recv_buffers, send_buffers } = memory;
         let first: Vec<_> = (0..recv_buffers.first()).map_while(|_| recv_buffers.take()).collect();
-        let slots = config.send_queue_budget().sq_len();
-        let send_buffers =
-            SendBuffers::new(&domain, &**self.device(), slots, config.receive_buffer_bytes)?;
         let mut state = self.lock();
         if let Some(why) = state.refusal() {
             return Err(ProviderError::CompletionQueueDead(why.to_owned()));

@@ -37,7 +37,7 @@ pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
 pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
-use crate::device::{Device, ProviderError, Ring};
+use crate::device::{CqRef, Device, ProviderError, Ring};
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke};
 use crate::memory::region::ProtectionDomain;
@@ -83,6 +83,7 @@ pub struct Shard<P: Protocol> {
     returns: Arc<WakeList>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
+    cq: CqRef,
 }
 
 impl<P: Protocol> Shard<P> {
@@ -96,14 +97,20 @@ impl<P: Protocol> Shard<P> {
         cq_entries: u32,
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
+        let for_setup = cq.for_setup();
         let returns = Arc::<WakeList>::default();
         let state = Mutex::new(State::new(cq, Arc::clone(&returns)));
-        Ok(Arc::new(Self { state, returns, device, domain }))
+        Ok(Arc::new(Self { state, returns, device, domain, cq: for_setup }))
     }
 
     /// The device of the CQ.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    /// The CQ, for set-up.
+    pub(super) fn cq(&self) -> &CqRef {
+        &self.cq
     }
 
     /// The protection domain that the shard's buffers are registered in.

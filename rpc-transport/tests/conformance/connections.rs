@@ -2,8 +2,8 @@
 
 use rpc_transport::connect::error::ConnectError;
 use rpc_transport::device::{
-    Listener, ProviderError, QpHandle, QpState, REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES,
-    REQ_PRIVATE_DATA_BYTES, RecvWr, Status,
+    Listener, ProviderError, QpCapacity, QpHandle, QpState, REJ_PRIVATE_DATA_BYTES,
+    REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES, RecvWr, Status,
 };
 
 use crate::fixture::*;
@@ -214,6 +214,41 @@ pub(crate) fn rule15_queue_pairs_may_be_destroyed_between_any_two_polls(fixture:
             }
             assert!(completions.iter().any(|completion| completion.qp == qps[0]));
         }
+    });
+}
+
+pub(crate) fn rule18_what_was_prepared_otherwise_or_given_up_is_not_used(fixture: &dyn Fixture) {
+    let options = Options::default();
+    runtime().block_on(async {
+        let mut listener = fixture.listen();
+        let address = listener.local_address();
+        let mut given_up = resolve(fixture, &address).await;
+        // Room for one QP.
+        let mut objects = End::objects(given_up.device(), &options);
+        let (cq, capacity) = (objects.cq.for_setup(), End::capacity(&options));
+        given_up.prepare_qp(&cq, &objects.pd, capacity).await.unwrap();
+        drop(given_up);
+        let mut outgoing = resolve(fixture, &address).await;
+        let less = QpCapacity { max_send_wr: 1, max_recv_wr: 1, ..capacity };
+        outgoing.prepare_qp(&cq, &objects.pd, less).await.unwrap();
+        let connecting = async {
+            let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+            let mut end = objects.into_end(qp, &options);
+            let established = outgoing.connect(b"").await.unwrap();
+            established.attach.run(&mut *end.cq).unwrap();
+            end
+        };
+        let (mut client, mut server) = tokio::join!(connecting, accept(&mut listener, &options));
+        // It has the capacity that was asked for last.
+        for wr_id in 0..3 {
+            client.send(wr_id, b"one of three");
+        }
+        while client.got.len() < 3 || server.got.len() < 3 {
+            client.pump();
+            server.pump();
+        }
+        let all = client.got.iter().chain(&server.got);
+        assert!(all.into_iter().all(|completion| completion.status == Status::Success));
     });
 }
 

@@ -341,10 +341,13 @@ impl Pair {
     }
 }
 
+/// Connects as the engine does: the QP is prepared.
 pub(crate) async fn connect(fixture: &dyn Fixture, address: &Address, options: &Options) -> End {
     let mut outgoing = resolve(fixture, address).await;
     let mut objects = End::objects(outgoing.device(), options);
     let capacity = End::capacity(options);
+    let cq = objects.cq.for_setup();
+    outgoing.prepare_qp(&cq, &objects.pd, capacity).await.unwrap();
     let qp = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
     let mut end = objects.into_end(qp, options);
     let established = outgoing.connect(b"").await.unwrap();
@@ -352,6 +355,7 @@ pub(crate) async fn connect(fixture: &dyn Fixture, address: &Address, options: &
     end
 }
 
+/// Accepts without preparing the QP.
 pub(crate) async fn accept(listener: &mut Box<dyn Listener>, options: &Options) -> End {
     let mut incoming: Box<dyn Incoming> = listener.incoming().await.unwrap();
     let mut objects = End::objects(incoming.device(), options);

@@ -86,6 +86,7 @@ macro_rules! conformance {
                 rule18_too_much_private_data_is_refused_locally
                 rule18_rejection_carries_its_reason
                 rule18_s03_recvs_are_in_place_before_the_peer_can_send
+                rule18_what_was_prepared_otherwise_or_given_up_is_not_used
                 rule18_nobody_listens
                 rule15_queue_pairs_may_be_destroyed_between_any_two_polls
                 rule18_many_connections_share_a_cq

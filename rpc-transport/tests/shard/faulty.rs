@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use async_trait::async_trait;
 use rpc_transport::connect::error::ConnectError;
 use rpc_transport::device::{
-    Attach, Completion, CompletionQueue, Device, DeviceAttributes, Established, Outgoing,
+    Attach, Completion, CompletionQueue, CqRef, Device, DeviceAttributes, Established, Outgoing,
     PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr,
     SendWr,
 };
 use rpc_transport::memory::region::ProtectionDomain;
+use tokio::sync::Semaphore;
 
 /// What is to fail.
 #[derive(Debug, Default)]
@@ -25,6 +26,10 @@ pub(crate) struct Faults {
     pub(crate) no_recvs: AtomicBool,
     /// Send WRs are refused, whatever the state of the QP.
     pub(crate) no_sends: AtomicBool,
+    /// QPs of this device that were prepared.
+    pub(crate) prepared: AtomicU32,
+    /// Preparing one waits for this.
+    pub(crate) slow_commands: Option<Semaphore>,
 }
 
 impl Faults {
@@ -142,18 +147,33 @@ impl CompletionQueue for FaultyQueue {
 struct FaultyOutgoing {
     inner: Box<dyn Outgoing>,
     device: Arc<dyn Device>,
+    faults: Arc<Faults>,
 }
 
 /// A connection on its way out whose device fails on demand.
 pub(crate) fn faulty(inner: Box<dyn Outgoing>, faults: &Arc<Faults>) -> Box<dyn Outgoing> {
     let device = FaultyDevice { inner: Arc::clone(inner.device()), faults: Arc::clone(faults) };
-    Box::new(FaultyOutgoing { inner, device: Arc::new(device) })
+    Box::new(FaultyOutgoing { inner, device: Arc::new(device), faults: Arc::clone(faults) })
 }
 
 #[async_trait]
 impl Outgoing for FaultyOutgoing {
     fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    async fn prepare_qp(
+        &mut self,
+        _: &CqRef,
+        _: &ProtectionDomain,
+        _: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        let faults = &self.faults;
+        faults.prepared.fetch_add(1, Ordering::SeqCst);
+        if let Some(commands) = &faults.slow_commands {
+            commands.acquire().await.expect("open").forget();
+        }
+        Ok(())
     }
 
     fn create_qp(

@@ -1,6 +1,7 @@
 //! Set-up that goes wrong, and devices that fail: nothing is left behind.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rpc_transport::connect::schemes;
@@ -9,6 +10,7 @@ use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::{Isolation, LinkConfig};
 use rpc_transport::protocol::frame::{CloseCode, CloseReason};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::faulty::{Faults, faulty};
@@ -27,11 +29,17 @@ fn driven(device: &Arc<dyn rpc_transport::device::Device>) -> (ProbeShard, JoinH
 /// A client on a device that fails on demand, connected to an ordinary server.
 async fn on_faulty_device() -> (End, JoinHandle<()>, Arc<Faults>, End, Box<dyn Listener>) {
     let faults = Arc::<Faults>::default();
+    let (near, driver, far, listener) = on_device(&faults).await;
+    (near, driver, faults, far, listener)
+}
+
+/// A client on such a device, connected to an ordinary server.
+async fn on_device(faults: &Arc<Faults>) -> (End, JoinHandle<()>, End, Box<dyn Listener>) {
     let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
     let address = listener.local_address();
     let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
     let (server, _) = driven(outgoing.device());
-    let outgoing = faulty(outgoing, &faults);
+    let outgoing = faulty(outgoing, faults);
     let (client, driver) = driven(outgoing.device());
     let config = LinkConfig::default();
     let (near, far) = (Probe::new(Habit::Keep), Probe::new(Habit::Echo));
@@ -44,7 +52,44 @@ async fn on_faulty_device() -> (End, JoinHandle<()>, Arc<Faults>, End, Box<dyn L
     let (near, far) = tokio::join!(connect, accept);
     let near = End { shard: client, key: near.unwrap().key, record: records.0 };
     let far = End { shard: server, key: far.key, record: records.1 };
-    (near, driver, faults, far, listener)
+    (near, driver, far, listener)
+}
+
+/// A NIC takes milliseconds to create a queue pair, and the connections of its shard waited for that.
+#[test]
+fn a_shard_serves_while_the_device_creates_a_queue_pair() {
+    run("slow commands", async {
+        // The first connection's queue pair needs no time.
+        let commands = Some(Semaphore::new(1));
+        let faults = Arc::new(Faults { slow_commands: commands, ..Faults::default() });
+        let (end, _driver, server, mut listener) = on_device(&faults).await;
+        let address = listener.local_address();
+        let outgoing = faulty(schemes::resolve(&address).await.unwrap().outgoing, &faults);
+        let (shard, config) = (Arc::clone(&end.shard), LinkConfig::default());
+        let second = Probe::new(Habit::Keep);
+        let record = second.record();
+        let connecting = async {
+            let connected = shard.connect(outgoing, &address, &config, FAR, second).await.unwrap();
+            End { shard: Arc::clone(&shard), key: connected.key, record }
+        };
+        let accepting = async {
+            let incoming = listener.incoming().await.unwrap();
+            server.shard.accept(incoming, &config, Probe::new(Habit::Echo)).await.unwrap()
+        };
+        let serving = async {
+            while faults.prepared.load(Ordering::SeqCst) < 2 {
+                tokio::task::yield_now().await;
+            }
+            for _ in 0..100 {
+                end.send(b"meanwhile");
+                end.next().await;
+            }
+            faults.slow_commands.as_ref().unwrap().add_permits(1);
+        };
+        let (other, _, ()) = tokio::join!(connecting, accepting, serving);
+        other.send(b"the second one works");
+        other.next().await;
+    });
 }
 
 /// The driver of a dead CQ looked again without a pause, as long as anybody held a connection.

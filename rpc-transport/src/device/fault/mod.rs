@@ -16,14 +16,15 @@ mod queue;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
-    Attach, CompletionQueue, Connector, Device, DeviceAttributes, Established, Incoming, Listener,
-    Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
+    Attach, CompletionQueue, Connector, CqRef, Device, DeviceAttributes, Established, Incoming,
+    Listener, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
 };
 use crate::memory::budget::MemoryBudget;
 use crate::memory::region::ProtectionDomain;
@@ -248,7 +249,7 @@ impl Connector for FaultyConnector {
 #[must_use]
 pub fn outgoing(inner: Box<dyn Outgoing>, plan: &FaultPlan) -> Box<dyn Outgoing> {
     let device = FaultyDevice::wrap(inner.device(), plan);
-    Box::new(FaultyOutgoing { inner, device, profile: plan.profile })
+    Box::new(FaultyOutgoing { inner, device, commands: Commands::new(plan.profile) })
 }
 
 /// Adds faults to all connections that a listener accepts.
@@ -261,7 +262,42 @@ pub fn listener(inner: Box<dyn Listener>, plan: FaultPlan) -> Box<dyn Listener> 
 struct FaultyOutgoing {
     inner: Box<dyn Outgoing>,
     device: Arc<dyn Device>,
+    commands: Commands,
+}
+
+/// What a kind of NIC does when it is given commands.
+#[derive(Debug)]
+struct Commands {
     profile: Option<&'static DeviceProfile>,
+    is_prepared: bool,
+}
+
+impl Commands {
+    /// From INIT to INIT, RTR and RTS.
+    const OF_CONNECTING: u32 = 3;
+
+    fn new(profile: Option<&'static DeviceProfile>) -> Self {
+        Self { profile, is_prepared: false }
+    }
+
+    /// How long one takes, if it takes any time.
+    fn time(&self) -> Option<Duration> {
+        self.profile.map(|profile| profile.command_time).filter(|time| !time.is_zero())
+    }
+
+    /// Waits as the set-up does for so many of them.
+    async fn carry_out(&self, count: u32) {
+        if let Some(time) = self.time() {
+            tokio::time::sleep(time * count).await;
+        }
+    }
+
+    /// Waits as whoever creates a QP that is not prepared.
+    fn create_here(&self) {
+        if let Some(time) = self.time().filter(|_| !self.is_prepared) {
+            std::thread::sleep(time);
+        }
+    }
 }
 
 /// What a QP is created with under a profile.
@@ -300,6 +336,19 @@ impl Outgoing for FaultyOutgoing {
         &self.device
     }
 
+    async fn prepare_qp(
+        &mut self,
+        cq: &CqRef,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        let capacity = granted(self.device.attributes(), self.commands.profile, capacity)?;
+        self.inner.prepare_qp(cq, pd, capacity).await?;
+        self.commands.carry_out(1).await;
+        self.commands.is_prepared = true;
+        Ok(())
+    }
+
     fn create_qp(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -307,11 +356,13 @@ impl Outgoing for FaultyOutgoing {
         capacity: QpCapacity,
     ) -> Result<QpHandle, ProviderError> {
         let cq = FaultyCompletionQueue::of(cq)?;
-        let capacity = granted(self.device.attributes(), self.profile, capacity)?;
+        let capacity = granted(self.device.attributes(), self.commands.profile, capacity)?;
+        self.commands.create_here();
         cq.adopt_new(capacity, |cq| self.inner.create_qp(cq, pd, capacity))
     }
 
     async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        self.commands.carry_out(Commands::OF_CONNECTING).await;
         self.inner.connect(private_data).await.map(wrap_attach)
     }
 }
@@ -348,7 +399,7 @@ impl Listener for FaultyListener {
         let inner = self.inner.incoming().await?;
         let device = self.wrapped(inner.device());
         let profile = self.plan.profile;
-        Ok(Box::new(FaultyIncoming { inner, device, profile }))
+        Ok(Box::new(FaultyIncoming { inner, device, commands: Commands::new(profile) }))
     }
 }
 
@@ -356,7 +407,7 @@ impl Listener for FaultyListener {
 struct FaultyIncoming {
     inner: Box<dyn Incoming>,
     device: Arc<dyn Device>,
-    profile: Option<&'static DeviceProfile>,
+    commands: Commands,
 }
 
 #[async_trait]
@@ -373,6 +424,19 @@ impl Incoming for FaultyIncoming {
         self.inner.peer()
     }
 
+    async fn prepare_qp(
+        &mut self,
+        cq: &CqRef,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        let capacity = granted(self.device.attributes(), self.commands.profile, capacity)?;
+        self.inner.prepare_qp(cq, pd, capacity).await?;
+        self.commands.carry_out(1).await;
+        self.commands.is_prepared = true;
+        Ok(())
+    }
+
     fn create_qp(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -380,11 +444,13 @@ impl Incoming for FaultyIncoming {
         capacity: QpCapacity,
     ) -> Result<QpHandle, ProviderError> {
         let cq = FaultyCompletionQueue::of(cq)?;
-        let capacity = granted(self.device.attributes(), self.profile, capacity)?;
+        let capacity = granted(self.device.attributes(), self.commands.profile, capacity)?;
+        self.commands.create_here();
         cq.adopt_new(capacity, |cq| self.inner.create_qp(cq, pd, capacity))
     }
 
     async fn accept(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError> {
+        self.commands.carry_out(Commands::OF_CONNECTING).await;
         self.inner.accept(private_data).await.map(wrap_attach)
     }
 

@@ -19,7 +19,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{
-    Capabilities, Completion, CompletionKind, CompletionQueue, DeviceAttributes, PostError,
+    Capabilities, Completion, CompletionKind, CompletionQueue, CqRef, DeviceAttributes, PostError,
     PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr,
     Source, Status, Traffic,
 };
@@ -371,6 +371,10 @@ impl CompletionQueue for FaultyCompletionQueue {
         self.inner.arm()?;
         self.ring_if_needed();
         Ok(())
+    }
+
+    fn for_setup(&self) -> CqRef {
+        self.inner.for_setup()
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {

@@ -35,6 +35,8 @@ pub(super) enum State {
     Connecting,
     /// Active: the REP has arrived; this side's QP is on its way to RTS.
     Completing,
+    /// Active: this side's QP is in RTS; the RTU is being sent.
+    Confirming,
     /// Passive: a REQ waits for the owner's answer.
     Requested,
     /// Passive: the owner accepts; this side's QP is on its way to RTS.
@@ -128,8 +130,10 @@ pub(super) enum Input {
     Close,
     /// The time limit of the pending step has passed.
     Deadline,
-    /// All actions that came with [`Action::MakeReady`] have succeeded.
+    /// [`Action::MakeReady`] has succeeded.
     Ready,
+    /// [`Action::Establish`] has succeeded.
+    Confirmed,
     /// An action failed.
     CallFailed,
 }
@@ -143,9 +147,10 @@ pub(super) enum Action {
     ReportResolved,
     /// `rdma_connect`.
     SendConnect,
-    /// Move the QP through RTR to RTS; then [`Input::Ready`].
+    /// Have the QP moved through RTR to RTS, which takes its time; then [`Input::Ready`] or
+    /// [`Input::CallFailed`].
     MakeReady,
-    /// `rdma_establish`: sends the RTU.
+    /// `rdma_establish`: sends the RTU; then [`Input::Confirmed`].
     Establish,
     /// `rdma_accept`.
     SendAccept,
@@ -178,6 +183,7 @@ pub(super) fn step(state: State, input: Input) -> Step {
         State::Routed => routed(input),
         State::Connecting => connecting(input),
         State::Completing => completing(input),
+        State::Confirming => confirming(input),
         State::Requested => requested(input),
         State::Preparing => preparing(input),
         State::Accepting => accepting(input),
@@ -230,9 +236,7 @@ fn routed(input: Input) -> Step {
 fn connecting(input: Input) -> Step {
     use Event as E;
     match input {
-        Input::Event(E::ConnectResponse) => {
-            (State::Completing, &[Action::MakeReady, Action::Establish])
-        }
+        Input::Event(E::ConnectResponse) => (State::Completing, &[Action::MakeReady]),
         Input::Event(E::Established) => (State::Up, &[Action::ReportUp]),
         Input::Event(E::Rejected | E::Unreachable | E::ConnectError) => FAILED,
         Input::Event(E::Disconnected | E::DeviceRemoval) => FAILED,
@@ -245,12 +249,24 @@ fn connecting(input: Input) -> Step {
 fn completing(input: Input) -> Step {
     use Event as E;
     match input {
-        Input::Ready => (State::Up, &[Action::ReportUp]),
+        Input::Ready => (State::Confirming, &[Action::Establish]),
         Input::Event(E::Rejected | E::Unreachable | E::ConnectError) => FAILED,
         Input::Event(E::Disconnected | E::DeviceRemoval) => FAILED,
         Input::Deadline | Input::CallFailed | Input::Disconnect => FAILED,
         Input::Close => ENDED,
         _ => (State::Completing, &[]),
+    }
+}
+
+fn confirming(input: Input) -> Step {
+    match input {
+        Input::Confirmed => (State::Up, &[Action::ReportUp]),
+        // The rest as before it.
+        Input::Ready => (State::Confirming, &[]),
+        other => match completing(other) {
+            (State::Completing, none) => (State::Confirming, none),
+            ended => ended,
+        },
     }
 }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::device::{self, VerbsDevice};
 use super::failure::Failure;
 use super::ffi::{self, Plain};
-use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
+use super::queue_pair::{ReadDepths, ReadyTerms, Transition};
 use super::service::IdKey;
 use super::sockaddr::{self, RawAddress, STORAGE_BYTES};
 
@@ -307,21 +307,19 @@ impl CmId {
         unsafe { Transition::to_init(self.0.as_ptr(), allows_reads) }
     }
 
-    /// Moves the QP through RTR to RTS.
-    pub(super) fn make_ready(&self, qp: &QpGuard, terms: ReadyTerms) -> io::Result<()> {
+    /// The transitions that move the QP through RTR to RTS.
+    pub(super) fn ready_transitions(&self, terms: ReadyTerms) -> io::Result<[Transition; 3]> {
         let id = self.0.as_ptr();
         let link_layer = self.link_layer();
         let depths = terms.read_depths;
         // INIT once more, since the attributes may have changed since (librdmacm does the same).
         // SAFETY: a live id, used by this thread alone.
         let init = unsafe { Transition::to_init(id, terms.allows_reads) }?;
-        qp.modify(&init)?;
         // SAFETY: as above.
         let rtr = unsafe { Transition::to_rtr(id, depths.map(|depths| depths.peer), link_layer) }?;
-        qp.modify(&rtr)?;
         // SAFETY: as above.
         let rts = unsafe { Transition::to_rts(id, depths.map(|depths| depths.own), terms.timers) }?;
-        qp.modify(&rts)
+        Ok([init, rtr, rts])
     }
 
     /// The device's port, once the device is known.

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::connect::address::{Address, HostPort};
 use crate::connect::error::ConnectError;
 use crate::device::{
-    CompletionQueue, Connector, Device, Established, Outgoing, PeerIdentity, ProviderError,
+    CompletionQueue, Connector, CqRef, Device, Established, Outgoing, PeerIdentity, ProviderError,
     QpCapacity, QpHandle, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
 use crate::memory::region::ProtectionDomain;
@@ -124,6 +124,15 @@ struct VerbsOutgoing {
 impl Outgoing for VerbsOutgoing {
     fn device(&self) -> &Arc<dyn Device> {
         self.attempt.device()
+    }
+
+    async fn prepare_qp(
+        &mut self,
+        cq: &CqRef,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        self.attempt.prepare_qp(cq, pd, capacity).await
     }
 
     fn create_qp(

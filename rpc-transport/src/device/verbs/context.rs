@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! 1. The context stays open as long as this object: it holds a reference of `rdma_get_devices`.
-//! 2. A QP or CQ is registered here from its creation until just before it is destroyed.
+//! 2. A CQ is registered here from its creation, a QP from when its CQ's owner knows it, until just
+//!    before it is destroyed.
 #![allow(unsafe_code, reason = "holds a context of libibverbs")]
 
 use std::collections::HashMap;

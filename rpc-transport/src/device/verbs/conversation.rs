@@ -20,7 +20,7 @@ use super::cm_id::{CmId, ConnParam};
 use super::device::VerbsDevice;
 use super::failure::{Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
 use super::options::SetupOptions;
-use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms};
+use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
 use super::service::{Answer, Request, Resolved, SetupQp};
 
 /// One id and its conversation.
@@ -84,11 +84,6 @@ impl Conversation {
                 let param = self.parameters().map_err(failed("connect"))?;
                 self.id.connect(param).map_err(failed("connect"))?;
             }
-            Action::MakeReady => {
-                let qp = self.live_qp().map_err(failed("ready queue pair"))?;
-                let terms = self.ready_terms();
-                self.id.make_ready(&qp, terms).map_err(failed("ready queue pair"))?;
-            }
             Action::Establish => self.id.establish().map_err(failed("establish"))?,
             Action::SendAccept => {
                 let param = self.parameters().map_err(failed("accept"))?;
@@ -100,10 +95,16 @@ impl Conversation {
             Action::ReportFailure => self.report(Err(())),
             Action::ReportDisconnected => self.report_disconnected(),
             Action::ReportListenerDead => self.report_listener_dead(),
-            // The dispatcher does these, since it owns the conversation and its listener.
-            Action::DeliverRequest | Action::Destroy => {}
+            // The dispatcher does these, since it owns the conversation and its listener, and has
+            // workers.
+            Action::DeliverRequest | Action::Destroy | Action::MakeReady => {}
         }
         Ok(())
+    }
+
+    /// What [`Action::MakeReady`] takes: the QP, and where it goes one after the other.
+    pub(super) fn to_make_ready(&self) -> io::Result<(Arc<QpGuard>, [Transition; 3])> {
+        Ok((self.live_qp()?, self.id.ready_transitions(self.ready_terms())?))
     }
 
     /// Stores the peer's offer, and the device on which it arrived.

@@ -32,11 +32,15 @@ use super::failure::{Failure, RESOLVE_ADDRESS};
 use super::options::SetupOptions;
 use super::queue_pair::ReadDepths;
 use super::service::{Answer, Command, IdKey, IdLink, Request, Resolved, Service, SetupQp};
+use super::workers;
 
 /// Most events taken before commands and deadlines are handled.
 const EVENTS_PER_ROUND: usize = 256;
 /// Added to the resolve timeout, so that the kernel's own timer fires first: its error says more.
 const RESOLVE_SLACK: Duration = Duration::from_millis(500);
+
+/// What failed, in errors.
+const READY_QUEUE_PAIR: &str = "ready queue pair";
 
 static REFUSED: LogLimit = LogLimit::new("connection requests that were refused");
 
@@ -214,6 +218,10 @@ impl Dispatcher {
                 // Fails only if the caller has stopped waiting.
                 let _ = done.send(());
             }
+            Command::Ready { key, outcome } => match outcome {
+                Ok(()) => self.input(key, Input::Ready),
+                Err(error) => self.call_failed(key, READY_QUEUE_PAIR, error),
+            },
             Command::Disconnect { key } => self.input(key, Input::Disconnect),
             Command::Close { key, token } => {
                 self.input(key, Input::Close);
@@ -362,12 +370,16 @@ impl Dispatcher {
                 return None;
             }
             let conversation = self.conversations.get_mut(&key)?;
-            if let Err((what, error)) = conversation.carry_out(*action) {
+            let carried_out = match action {
+                Action::MakeReady => make_ready(self.service, key, conversation),
+                _ => conversation.carry_out(*action),
+            };
+            if let Err((what, error)) = carried_out {
                 conversation.failure = Some(Failure::Call { what, error });
                 return Some(Input::CallFailed);
             }
         }
-        actions.contains(&Action::MakeReady).then_some(Input::Ready)
+        actions.contains(&Action::Establish).then_some(Input::Confirmed)
     }
 
     fn set_deadline(&mut self, key: IdKey) {
@@ -377,7 +389,9 @@ impl Dispatcher {
             State::ResolvingAddress | State::ResolvingRoute => {
                 Some(options.resolve_timeout + RESOLVE_SLACK)
             }
-            State::Connecting | State::Completing => Some(options.connect_timeout),
+            State::Connecting | State::Completing | State::Confirming => {
+                Some(options.connect_timeout)
+            }
             State::Preparing | State::Accepting => Some(options.accept_timeout),
             _ => None,
         };
@@ -388,6 +402,21 @@ impl Dispatcher {
             self.deadlines.push(Reverse((at, key)));
         }
     }
+}
+
+/// Has a worker move the QP to RTS: this thread does not wait for the device.
+fn make_ready(
+    service: &'static Service,
+    key: IdKey,
+    conversation: &Conversation,
+) -> Result<(), (&'static str, io::Error)> {
+    let work = conversation.to_make_ready();
+    let (qp, transitions) = work.map_err(|error| (READY_QUEUE_PAIR, error))?;
+    workers::run(move || {
+        let outcome = transitions.iter().try_for_each(|transition| qp.modify(transition));
+        service.send(Command::Ready { key, outcome });
+    });
+    Ok(())
 }
 
 /// Rounded up, so that the thread does not wake just before the deadline.

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::connect::address::{Address, HostPort};
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
-    CompletionQueue, Device, Established, Incoming, Listener, PeerIdentity, ProviderError,
+    CompletionQueue, CqRef, Device, Established, Incoming, Listener, PeerIdentity, ProviderError,
     QpCapacity, QpHandle, REP_PRIVATE_DATA_BYTES,
 };
 use crate::memory::region::ProtectionDomain;
@@ -115,6 +115,15 @@ impl Incoming for VerbsIncoming {
 
     fn peer(&self) -> PeerIdentity {
         PeerIdentity::Network(self.peer_address())
+    }
+
+    async fn prepare_qp(
+        &mut self,
+        cq: &CqRef,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        self.attempt.prepare_qp(cq, pd, capacity).await
     }
 
     fn create_qp(

@@ -51,6 +51,7 @@ mod setup_qp;
 mod sockaddr;
 mod status;
 mod work_queues;
+mod workers;
 mod wr_key;
 
 pub use connect::VerbsConnector;

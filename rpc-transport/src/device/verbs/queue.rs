@@ -1,7 +1,7 @@
 //! The completion queue of a verbs device, which also owns its QPs.
 //!
 //! Owns the path of every post to the device and of every completion back. Never waits: operations
-//! that could (destroying, disconnecting) run on other threads.
+//! that could (moving a QP to ERR, destroying it, disconnecting) run on other threads.
 //!
 //! Invariants:
 //! 1. WRs are held back for one QP at a time; polling, arming, flushing, an inline post without
@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::connect::error::VendorError;
 use crate::device::{
-    Capabilities, Completion, CompletionQueue, DeviceAttributes, Opcode, PostError, PostErrorKind,
-    ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, Ring, SendWr, Status,
-    post_inline_listed,
+    Capabilities, Completion, CompletionQueue, CqRef, DeviceAttributes, Opcode, PostError,
+    PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, Ring, SendWr,
+    Status, post_inline_listed,
 };
 use crate::memory::region::ProtectionDomain;
 
@@ -32,14 +32,14 @@ use super::batch::{Batch, Bytes, Refused, post_inline};
 use super::completion_channel::CqGuard;
 use super::context::Context;
 use super::ffi::{self, Plain, ibv_wc_opcode};
-use super::limits;
-use super::memory::VerbsDomain;
+use super::memory::{PdGuard, VerbsDomain};
 use super::qp_table::QpTable;
-use super::queue_pair::{QpGuard, Transition};
+use super::queue_pair::{PreparedQp, QpGuard, Transition, granted};
 use super::quirks::Quirks;
 use super::service::IdLink;
 use super::status;
 use super::work_queues::{Outcome, WorkQueues, address};
+use super::workers;
 use super::wr_key::WrKey;
 use crate::user_code::logged;
 
@@ -54,6 +54,8 @@ struct Entry {
     reserved: u32,
     /// `vendor_err` of the completion that told of the failure; 0 if none did.
     vendor_error: u32,
+    /// To post once the device has moved the QP to ERR.
+    drain_wr: Option<u64>,
 }
 
 /// Entries that completions of a destroyed QP may still occupy.
@@ -74,10 +76,9 @@ pub(super) struct VerbsCompletionQueue {
     ready: VecDeque<Completion>,
     reserved: u32,
     retired: Vec<Retired>,
-    max_qp_wr: u32,
-    max_inline_bytes: u32,
-    max_message_bytes: u64,
-    capabilities: Capabilities,
+    /// QPs that a worker moves to ERR.
+    moving: usize,
+    attributes: DeviceAttributes,
     quirks: Quirks,
     /// The device refuses SENDs in ERR, and so the drain WR.
     refuses_late_sends: bool,
@@ -94,10 +95,8 @@ impl VerbsCompletionQueue {
             ready: VecDeque::new(),
             reserved: 0,
             retired: Vec::new(),
-            max_qp_wr: attributes.max_qp_wr,
-            max_inline_bytes: attributes.max_inline_bytes,
-            max_message_bytes: attributes.max_message_bytes,
-            capabilities: attributes.capabilities,
+            moving: 0,
+            attributes: attributes.clone(),
             quirks,
             refuses_late_sends: !attributes.capabilities.contains(Capabilities::FLUSHES_LATE_SENDS),
             cq,
@@ -109,33 +108,48 @@ impl VerbsCompletionQueue {
         (cq as &mut dyn Any).downcast_mut().ok_or(ProviderError::WrongDevice("completion queue"))
     }
 
-    /// Creates a QP in INIT. The id behind `link` will connect it.
+    /// What a QP on this CQ is created on and with, on an id of `device`.
+    pub(super) fn parents(
+        cq: &Arc<CqGuard>,
+        pd: &ProtectionDomain,
+        device: &Arc<Context>,
+    ) -> Result<(Arc<CqGuard>, Arc<PdGuard>), ProviderError> {
+        let pd = VerbsDomain::of(pd)?;
+        if !Arc::ptr_eq(device, cq.context()) {
+            return Err(ProviderError::WrongDevice("completion queue"));
+        }
+        if !Arc::ptr_eq(device, pd.context()) {
+            return Err(ProviderError::WrongDevice("protection domain"));
+        }
+        Ok((Arc::clone(cq), Arc::clone(pd)))
+    }
+
+    /// Takes in a QP in INIT: the one that was prepared, or one that is created here and now. The id
+    /// behind `link` will connect it.
     pub(super) fn create_qp(
         &mut self,
+        prepared: Option<PreparedQp>,
         pd: &ProtectionDomain,
         capacity: QpCapacity,
         init: &Transition,
         link: IdLink,
         device: &Arc<Context>,
     ) -> Result<(QpHandle, Arc<QpGuard>), ProviderError> {
-        let pd = VerbsDomain::of(pd)?;
-        if !Arc::ptr_eq(device, self.cq.context()) {
-            return Err(ProviderError::WrongDevice("completion queue"));
-        }
-        if !Arc::ptr_eq(device, pd.context()) {
-            return Err(ProviderError::WrongDevice("protection domain"));
-        }
+        let (cq, pd) = Self::parents(&self.cq, pd, device)?;
+        let asked = granted(capacity, &self.attributes)?;
         let (handle, reserved) = self.reserve(capacity)?;
-        let inline = capacity.max_inline_bytes.min(self.max_inline_bytes);
-        let asked = QpCapacity { max_inline_bytes: inline, ..capacity };
-        let created = QpGuard::create(&self.cq, pd, asked, init, link, handle);
-        let (guard, inline) =
-            created.map_err(|error| limits::refused("create queue pair", &error))?;
+        let prepared = match prepared.filter(|prepared| prepared.is_of(&cq, &pd, asked)) {
+            Some(prepared) => prepared,
+            None => PreparedQp::create(&cq, &pd, asked, init, link)?,
+        };
+        let (guard, inline) = prepared.adopt(handle);
         let guard = Arc::new(guard);
-        let (limit, capabilities) = (self.max_message_bytes, self.capabilities);
+        let (limit, capabilities) =
+            (self.attributes.max_message_bytes, self.attributes.capabilities);
         let quirks = self.quirks;
         let queues = WorkQueues::new(handle, asked, inline, limit, capabilities, quirks);
-        let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error: 0 };
+        let (vendor_error, drain_wr) = (0, None);
+        let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error, drain_wr };
         self.qps.insert(handle, entry);
         self.reserved += reserved;
         Ok((handle, guard))
@@ -143,15 +157,6 @@ impl VerbsCompletionQueue {
 
     /// The handle of a new QP, and the number of entries to reserve for it (invariant 2).
     fn reserve(&self, capacity: QpCapacity) -> Result<(QpHandle, u32), ProviderError> {
-        for (what, asked) in [
-            ("send queue entries", capacity.max_send_wr),
-            ("receive queue entries", capacity.max_recv_wr),
-        ] {
-            if asked > self.max_qp_wr {
-                let (asked, limit) = (u64::from(asked), u64::from(self.max_qp_wr));
-                return Err(ProviderError::Limit { what, asked, limit });
-            }
-        }
         // At least 2 entries per QP: the device's CQ is half as large again, which leaves room for
         // one drain WR for every two entries.
         let wanted = (capacity.max_send_wr + capacity.max_recv_wr).max(2);
@@ -212,16 +217,36 @@ impl VerbsCompletionQueue {
     fn fail(&mut self, index: u32) {
         // WRs still held back would be posted after the drain WR.
         debug_assert_ne!(self.batch.qp(), Some(index));
-        let Some((_, entry)) = self.qps.at(index) else { return };
+        let Some((handle, entry)) = self.qps.at(index) else { return };
         if entry.queues.state() != QpState::Error {
-            if let Err(error) = entry.guard.modify_to_error() {
-                // The device is gone; an asynchronous event reports that.
-                logged(move || tracing::debug!(%error, "queue pair not moved to the error state"));
-            }
-            entry.guard.link().disconnect();
-            let drain_wr = entry.queues.enter_error().filter(|_| !self.refuses_late_sends);
+            entry.drain_wr = entry.queues.enter_error();
+            self.moving += 1;
+            let guard = Arc::clone(&entry.guard);
+            workers::run(move || {
+                if let Err(error) = guard.modify_to_error() {
+                    // The device is gone; an asynchronous event reports that.
+                    tracing::debug!(%error, "queue pair not moved to the error state");
+                }
+                guard.link().disconnect();
+                guard.mailbox().put_moved(handle);
+            });
+        }
+        entry.queues.tell_early(&mut self.ready);
+        entry.queues.tell_stranded(&mut self.ready);
+        if !self.ready.is_empty() {
+            self.cq.mailbox().ring();
+        }
+    }
+
+    /// Posts the drain WRs of QPs that have reached ERR.
+    #[cold]
+    fn drain_moved(&mut self) {
+        for handle in self.cq.mailbox().take_moved() {
+            self.moving -= 1;
+            let Some(entry) = self.qps.get_mut(handle) else { continue };
+            let drain_wr = entry.drain_wr.take().filter(|_| !self.refuses_late_sends);
             if let Some(key) = drain_wr
-                && let Err(Refused { error, .. }) = post_drain_wr(index, key, &entry.guard)
+                && let Err(Refused { error, .. }) = post_drain_wr(handle.index, key, &entry.guard)
             {
                 // From now on none is posted. Silent WRs end with their QP.
                 self.refuses_late_sends = true;
@@ -229,11 +254,6 @@ impl VerbsCompletionQueue {
                 let text = "the device takes no work requests in the error state";
                 logged(move || tracing::info!(device, %error, "{text}"));
             }
-        }
-        entry.queues.tell_early(&mut self.ready);
-        entry.queues.tell_stranded(&mut self.ready);
-        if !self.ready.is_empty() {
-            self.cq.mailbox().ring();
         }
     }
 
@@ -369,6 +389,9 @@ impl CompletionQueue for VerbsCompletionQueue {
         let start = completions.len();
         self.cq.mailbox().check_alive()?;
         self.ring();
+        if self.moving > 0 {
+            self.drain_moved();
+        }
         let end = start.saturating_add(max);
         self.deliver(completions, end);
         self.poll_device(completions, end)?;
@@ -385,6 +408,10 @@ impl CompletionQueue for VerbsCompletionQueue {
         self.cq.mailbox().check_alive()?;
         self.ring();
         self.cq.arm().map_err(|error| ProviderError::CompletionQueueDead(error.to_string()))
+    }
+
+    fn for_setup(&self) -> CqRef {
+        CqRef::new(Arc::clone(&self.cq) as Arc<dyn Any + Send + Sync>)
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
@@ -431,6 +458,10 @@ impl CompletionQueue for VerbsCompletionQueue {
             }
             let result = entry.queues.post_send(wr, &mut self.batch);
             result.map_err(|kind| PostError { posted, kind })?;
+            if entry.queues.state() == QpState::Error {
+                entry.queues.tell_stranded(&mut self.ready);
+                self.cq.mailbox().ring();
+            }
         }
         Ok(())
     }

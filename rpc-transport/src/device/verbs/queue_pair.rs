@@ -21,11 +21,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::device::{QpCapacity, QpHandle, QpState};
+use crate::device::{DeviceAttributes, ProviderError, QpCapacity, QpHandle, QpState};
 
 use super::completion_channel::CqGuard;
 use super::context::QpTarget;
 use super::ffi::{self, Plain, ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
+use super::limits;
 use super::mailbox::Mailbox;
 use super::memory::PdGuard;
 use super::options::QpTimers;
@@ -40,6 +41,11 @@ pub(super) struct Transition {
 }
 
 impl Transition {
+    /// Another of the same.
+    pub(super) fn duplicate(&self) -> Self {
+        Self { attributes: self.attributes.duplicate(), mask: self.mask }
+    }
+
     /// Asks the connection manager for the attributes that move an id's QP to `state`.
     ///
     /// # Safety
@@ -170,19 +176,16 @@ unsafe impl Sync for QpGuard {}
 impl QpGuard {
     /// Creates a QP and moves it to INIT. Returns it with the inline bytes granted, which may be
     /// fewer than asked for.
-    pub(super) fn create(
+    fn create(
         cq: &Arc<CqGuard>,
         pd: &Arc<PdGuard>,
         capacity: QpCapacity,
         init: &Transition,
         link: IdLink,
-        handle: QpHandle,
     ) -> io::Result<(Self, u32)> {
         let (raw, inline) = create_with_inline(cq, pd, capacity)?;
         // SAFETY: a live QP; the number is set at creation.
         let number = unsafe { raw.as_ref().qp_num };
-        let target = QpTarget { mailbox: Arc::clone(cq.mailbox()), handle, id: link.key() };
-        cq.context().book_qp(raw, target);
         let qp = Self {
             raw,
             number,
@@ -276,6 +279,66 @@ impl Drop for QpGuard {
         };
         reaper::dispose(move || dead.destroy());
     }
+}
+
+/// A QP in INIT that no CQ's owner knows yet: asynchronous events of it go nowhere.
+#[derive(Debug)]
+pub(super) struct PreparedQp {
+    guard: QpGuard,
+    /// What it was created with.
+    capacity: QpCapacity,
+    inline: u32,
+}
+
+impl PreparedQp {
+    /// Creates it, which waits for the device.
+    pub(super) fn create(
+        cq: &Arc<CqGuard>,
+        pd: &Arc<PdGuard>,
+        capacity: QpCapacity,
+        init: &Transition,
+        link: IdLink,
+    ) -> Result<Self, ProviderError> {
+        let created = QpGuard::create(cq, pd, capacity, init, link);
+        let (guard, inline) =
+            created.map_err(|error| limits::refused("create queue pair", &error))?;
+        Ok(Self { guard, capacity, inline })
+    }
+
+    /// Whether it is what these arguments would create.
+    pub(super) fn is_of(&self, cq: &Arc<CqGuard>, pd: &Arc<PdGuard>, capacity: QpCapacity) -> bool {
+        Arc::ptr_eq(&self.guard.cq, cq)
+            && Arc::ptr_eq(&self.guard.pd, pd)
+            && self.capacity == capacity
+    }
+
+    /// The QP under its handle, and the inline bytes granted. From now on the CQ's owner hears of its
+    /// events.
+    pub(super) fn adopt(self, handle: QpHandle) -> (QpGuard, u32) {
+        let Self { guard, inline, .. } = self;
+        let mailbox = Arc::clone(guard.cq.mailbox());
+        let target = QpTarget { mailbox, handle, id: guard.link.key() };
+        guard.cq.context().book_qp(guard.raw, target);
+        (guard, inline)
+    }
+}
+
+/// What a QP is created with on a device with these limits.
+pub(super) fn granted(
+    capacity: QpCapacity,
+    attributes: &DeviceAttributes,
+) -> Result<QpCapacity, ProviderError> {
+    for (what, asked) in [
+        ("send queue entries", capacity.max_send_wr),
+        ("receive queue entries", capacity.max_recv_wr),
+    ] {
+        if asked > attributes.max_qp_wr {
+            let (asked, limit) = (u64::from(asked), u64::from(attributes.max_qp_wr));
+            return Err(ProviderError::Limit { what, asked, limit });
+        }
+    }
+    let inline = capacity.max_inline_bytes.min(attributes.max_inline_bytes);
+    Ok(QpCapacity { max_inline_bytes: inline, ..capacity })
 }
 
 impl fmt::Debug for QpGuard {

@@ -109,6 +109,8 @@ pub(super) enum Command {
     Accept { key: IdKey, qp: SetupQp, private_data: Vec<u8>, answer: Answer<Vec<u8>> },
     /// Refuse a request.
     Reject { key: IdKey, private_data: Vec<u8>, done: oneshot::Sender<()> },
+    /// A worker has moved the QP to RTS, or could not.
+    Ready { key: IdKey, outcome: io::Result<()> },
     /// The QP is in ERR.
     Disconnect { key: IdKey },
     /// The owner has dropped the id.

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::device::{
-    Attach, CompletionQueue, Device, ProviderError, QpCapacity, QpHandle, REJ_PRIVATE_DATA_BYTES,
+    Attach, CompletionQueue, CqRef, Device, ProviderError, QpCapacity, QpHandle,
+    REJ_PRIVATE_DATA_BYTES,
 };
 use crate::memory::region::ProtectionDomain;
 
 use super::failure::Failure;
 use super::queue::VerbsCompletionQueue;
-use super::queue_pair::QpGuard;
+use super::queue_pair::{PreparedQp, QpGuard, granted};
 use super::service::{Answer, Command, IdLink, Resolved, SetupQp};
+use super::workers;
 
 /// One side of a connection that is being set up. Dropping it unfinished ends the attempt.
 #[derive(Debug)]
@@ -22,6 +24,7 @@ pub(super) struct Attempt {
     link: IdLink,
     device: Arc<dyn Device>,
     resolved: Resolved,
+    prepared: Option<PreparedQp>,
     qp: Option<(QpHandle, Arc<QpGuard>)>,
     is_finished: bool,
 }
@@ -29,7 +32,7 @@ pub(super) struct Attempt {
 impl Attempt {
     pub(super) fn new(link: IdLink, resolved: Resolved) -> Self {
         let device = Arc::clone(&resolved.device) as Arc<dyn Device>;
-        Self { link, device, resolved, qp: None, is_finished: false }
+        Self { link, device, resolved, prepared: None, qp: None, is_finished: false }
     }
 
     pub(super) fn device(&self) -> &Arc<dyn Device> {
@@ -41,7 +44,30 @@ impl Attempt {
         self.resolved.peer
     }
 
-    /// Creates the QP. Only once.
+    /// Has a worker create the QP; the CQ's owner takes it in when it calls `create_qp`.
+    pub(super) async fn prepare_qp(
+        &mut self,
+        cq: &CqRef,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+    ) -> Result<(), ProviderError> {
+        let cq = cq.get().ok_or(ProviderError::WrongDevice("completion queue"))?;
+        let device = self.resolved.device.context();
+        let (cq, pd) = VerbsCompletionQueue::parents(&cq, pd, device)?;
+        let asked = granted(capacity, self.device.attributes())?;
+        let (init, link) = (self.resolved.init.duplicate(), self.link.clone());
+        let (answer, answered) = oneshot::channel();
+        workers::run(move || {
+            // If nobody waits any more, the QP is destroyed with the answer.
+            let _ = answer.send(PreparedQp::create(&cq, &pd, asked, &init, link));
+        });
+        // Without an answer the worker has panicked.
+        let gone = ProviderError::Unsupported("creating a queue pair after a panic");
+        self.prepared = Some(answered.await.unwrap_or(Err(gone))?);
+        Ok(())
+    }
+
+    /// Creates the QP, unless it is prepared. Only once.
     pub(super) fn create_qp(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -53,8 +79,9 @@ impl Attempt {
         }
         let cq = VerbsCompletionQueue::of(cq)?;
         let (init, link) = (&self.resolved.init, self.link.clone());
+        let device = self.resolved.device.context();
         let (handle, guard) =
-            cq.create_qp(pd, capacity, init, link, self.resolved.device.context())?;
+            cq.create_qp(self.prepared.take(), pd, capacity, init, link, device)?;
         self.qp = Some((handle, guard));
         Ok(handle)
     }

@@ -6,12 +6,13 @@ use std::fmt::Write;
 
 use super::*;
 
-const STATES: [State; 12] = [
+const STATES: [State; 13] = [
     State::ResolvingAddress,
     State::ResolvingRoute,
     State::Routed,
     State::Connecting,
     State::Completing,
+    State::Confirming,
     State::Requested,
     State::Preparing,
     State::Accepting,
@@ -34,7 +35,7 @@ fn inputs() -> Vec<Input> {
         }
     }
     inputs.extend([Input::Connect, Input::Accept, Input::Reject, Input::Disconnect, Input::Close]);
-    inputs.extend([Input::Deadline, Input::Ready, Input::CallFailed]);
+    inputs.extend([Input::Deadline, Input::Ready, Input::Confirmed, Input::CallFailed]);
     inputs
 }
 
@@ -59,7 +60,7 @@ Routed            DeviceRemoval     -> Closed: Destroy
 Routed            Connect           -> Connecting: SendConnect
 Routed            Close             -> Closed: Destroy
 Routed            CallFailed        -> Closed: ReportFailure, Destroy
-Connecting        ConnectResponse   -> Completing: MakeReady, Establish
+Connecting        ConnectResponse   -> Completing: MakeReady
 Connecting        ConnectError      -> Closed: ReportFailure, Destroy
 Connecting        Unreachable       -> Closed: ReportFailure, Destroy
 Connecting        Rejected          -> Closed: ReportFailure, Destroy
@@ -78,8 +79,18 @@ Completing        DeviceRemoval     -> Closed: ReportFailure, Destroy
 Completing        Disconnect        -> Closed: ReportFailure, Destroy
 Completing        Close             -> Closed: Destroy
 Completing        Deadline          -> Closed: ReportFailure, Destroy
-Completing        Ready             -> Up: ReportUp
+Completing        Ready             -> Confirming: Establish
 Completing        CallFailed        -> Closed: ReportFailure, Destroy
+Confirming        ConnectError      -> Closed: ReportFailure, Destroy
+Confirming        Unreachable       -> Closed: ReportFailure, Destroy
+Confirming        Rejected          -> Closed: ReportFailure, Destroy
+Confirming        Disconnected      -> Closed: ReportFailure, Destroy
+Confirming        DeviceRemoval     -> Closed: ReportFailure, Destroy
+Confirming        Disconnect        -> Closed: ReportFailure, Destroy
+Confirming        Close             -> Closed: Destroy
+Confirming        Deadline          -> Closed: ReportFailure, Destroy
+Confirming        Confirmed         -> Up: ReportUp
+Confirming        CallFailed        -> Closed: ReportFailure, Destroy
 Requested         ConnectError      -> Closed: Destroy
 Requested         Unreachable       -> Closed: Destroy
 Requested         Rejected          -> Closed: Destroy
@@ -207,7 +218,8 @@ fn s03_the_qp_is_ready_before_the_accept_goes_out() {
 
 #[test]
 fn s15_a_connect_response_is_answered_by_us() {
-    let inputs = [Input::Connect, Input::Event(Event::ConnectResponse), Input::Ready];
+    let response = Input::Event(Event::ConnectResponse);
+    let inputs = [Input::Connect, response, Input::Ready, Input::Confirmed];
     let (state, actions) = run(State::Routed, &inputs);
     assert_eq!(state, State::Up);
     let expected = [Action::SendConnect, Action::MakeReady, Action::Establish, Action::ReportUp];
@@ -240,6 +252,7 @@ struct Ledger {
     pending: bool,
     owner_gone: bool,
     made_ready: bool,
+    ready: bool,
     up: bool,
     disconnect_sent: bool,
     disconnect_reported: bool,
@@ -253,6 +266,7 @@ fn check(ledger: &mut Ledger, from: State, input: Input) -> State {
         Input::Connect if from == State::Routed => ledger.pending = true,
         Input::Accept if from == State::Requested => ledger.pending = true,
         Input::Close => (ledger.owner_gone, ledger.pending) = (true, false),
+        Input::Ready => ledger.ready |= ledger.made_ready,
         _ => {}
     }
     if ledger.destroyed {
@@ -275,7 +289,7 @@ fn check(ledger: &mut Ledger, from: State, input: Input) -> State {
                 assert!(!ledger.made_ready, "twice to RTS: {at}");
                 ledger.made_ready = true;
             }
-            Action::Establish | Action::SendAccept => assert!(ledger.made_ready, "{at}"),
+            Action::Establish | Action::SendAccept => assert!(ledger.ready, "{at}"),
             Action::SendDisconnect => {
                 assert!(!ledger.disconnect_sent, "two disconnects: {at}");
                 assert!(ledger.made_ready || ledger.up, "nothing to disconnect: {at}");
