@@ -5,6 +5,7 @@
 //! The server runs on core 1 in a process of its own, the client on core 0. Numbers of one run are
 //! comparable, numbers of two runs are not: the machine drifts.
 
+mod arrivals;
 mod echo;
 mod idle;
 mod instructions;
@@ -130,6 +131,18 @@ enum Command {
         #[arg(long, default_value_t = 3000)]
         millis: u64,
     },
+    /// Connections that come and go, 500 a second, beside 32 calls in flight.
+    Arrivals {
+        /// `shm` or `tcp`.
+        #[arg(long, default_value = "tcp")]
+        scheme: String,
+        /// Interleaved rounds; medians are printed, of ratios those within a round.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 2000)]
+        millis: u64,
+    },
     /// 64-byte echo between two threads of one process over mem://, for profiling.
     Mem {
         /// Milliseconds per measurement.
@@ -214,10 +227,16 @@ enum Command {
         /// How many.
         connections: usize,
     },
+    /// Internal: clients that come and go.
+    #[command(hide = true)]
+    Arrive {
+        /// Where to.
+        address: String,
+    },
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
-        /// `ours`, `ours-current`, `ours-multi`, `large`, `stream` or `tarpc`.
+        /// `ours`, `ours-current`, `ours-multi`, `ours-mlx5`, `large`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -261,6 +280,7 @@ fn main() -> Result<()> {
                 match &*who {
                     "tarpc" => tarpc_peer::serve(address.as_ref()).await,
                     "stream" => floor_tcp::serve(),
+                    "ours-mlx5" => arrivals::serve(&address, mode(&name)).await,
                     "large" => large::serve(&address, mode(&name)).await,
                     _ => ours::serve(&address, mode(&name)).await,
                 }
@@ -311,6 +331,10 @@ fn main() -> Result<()> {
         Command::Hold { address, connections } => {
             runtime.block_on(scale::hold(&address, connections))
         }
+        Command::Arrivals { scheme, rounds, millis } => {
+            runtime.block_on(arrivals::run(&scheme, rounds, Duration::from_millis(millis)))
+        }
+        Command::Arrive { address } => runtime.block_on(arrivals::arrive(&address)),
         Command::Idle { connections } => idle::run(&runtime, connections),
     }
 }
