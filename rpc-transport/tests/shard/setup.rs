@@ -20,9 +20,17 @@ use crate::world::{End, Options, ProbeShard, WIRES, fresh_address, join, run, sh
 
 const FAR: Duration = Duration::from_secs(3600);
 
-/// A shard with its driver at work.
+/// A shard for two connections, with its driver at work.
 fn driven(device: &Arc<dyn rpc_transport::device::Device>) -> (ProbeShard, JoinHandle<()>) {
-    let (shard, driver) = shard(device, &LinkConfig::default(), 1, PollMode::Event);
+    driven_for(device, 2)
+}
+
+/// The same for so many connections.
+fn driven_for(
+    device: &Arc<dyn rpc_transport::device::Device>,
+    connections: u32,
+) -> (ProbeShard, JoinHandle<()>) {
+    let (shard, driver) = shard(device, &LinkConfig::default(), connections, PollMode::Event);
     (shard, tokio::spawn(driver))
 }
 
@@ -149,7 +157,7 @@ fn a_full_cq_refuses_with_its_name() {
             let address = listener.local_address();
             let outgoing = schemes::resolve(&address).await.unwrap().outgoing;
             let device = Arc::clone(outgoing.device());
-            let (small, _) = driven(&device);
+            let (small, _) = driven_for(&device, 1);
             let (large, _driver) = shard(&device, &LinkConfig::default(), 9, PollMode::Event);
             let options = Options::default();
             let (_first, _) = join(&large, &small, &mut *listener, &options).await;
