@@ -69,8 +69,8 @@
 //!     refused locally, and the receiver sees it zero-padded to the maximum. RECVs posted between
 //!     `create_qp` and `connect`/`accept` are in place before the peer can send; what it sends is
 //!     not delivered by `poll` before [`Established::attach`] has run. What waits for the device is
-//!     done by [`Outgoing::prepare_qp`], `connect` and `accept`, without the CQ; nothing that the
-//!     CQ's owner calls waits, but a `create_qp` that was not prepared.
+//!     done by [`Outgoing::prepare_qp`], `connect` and `accept`, without the CQ; of what the
+//!     CQ's owner calls only a `create_qp` that was not prepared waits, and `modify_to_error`.
 //! 19. *Peer data never panics.* Whatever a peer does to the wire ends in an error completion, an
 //!     event or a connect error.
 //! 20. *Zero-length* SEND and WRITE are legal and complete (some clouds drop them, so the link

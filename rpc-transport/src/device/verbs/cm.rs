@@ -261,7 +261,7 @@ fn completing(input: Input) -> Step {
 fn confirming(input: Input) -> Step {
     match input {
         Input::Confirmed => (State::Up, &[Action::ReportUp]),
-        // The rest as before it.
+        // As in `Completing`; the QP is in RTS already.
         Input::Ready => (State::Confirming, &[]),
         other => match completing(other) {
             (State::Completing, none) => (State::Confirming, none),

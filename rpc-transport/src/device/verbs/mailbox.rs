@@ -7,18 +7,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::mailbox::{Doorbell, Events};
-use crate::device::{ProviderError, QpEvent, QpHandle};
+use crate::device::{ProviderError, QpEvent};
 
 /// A mailbox with its eventfd.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     events: Events<QpEvent, EventFd>,
-    /// QPs that have reached ERR.
-    moved: Mutex<Vec<QpHandle>>,
     dead: OnceLock<String>,
 }
 
@@ -41,7 +38,7 @@ impl Mailbox {
     /// An empty mailbox.
     pub(super) fn new() -> io::Result<Self> {
         let bell = EventFd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { events: Events::new(bell), moved: Mutex::default(), dead: OnceLock::new() })
+        Ok(Self { events: Events::new(bell), dead: OnceLock::new() })
     }
 
     /// The fd that becomes readable when something was added.
@@ -69,17 +66,6 @@ impl Mailbox {
         self.events.take()
     }
 
-    /// Says that a QP, whose move to ERR was asked for, is there.
-    pub(super) fn put_moved(&self, handle: QpHandle) {
-        self.moved.lock().push(handle);
-        self.ring();
-    }
-
-    /// Takes what [`Mailbox::put_moved`] has said.
-    pub(super) fn take_moved(&self) -> Vec<QpHandle> {
-        std::mem::take(&mut *self.moved.lock())
-    }
-
     /// Declares the CQ dead.
     pub(super) fn kill(&self, reason: String) {
         // The first reason is kept.
@@ -101,6 +87,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
+    use crate::device::QpHandle;
 
     fn is_rung(mailbox: &Mailbox) -> bool {
         let bell = mailbox.bell();

@@ -1,7 +1,8 @@
 //! The completion queue of a verbs device, which also owns its QPs.
 //!
 //! Owns the path of every post to the device and of every completion back. Never waits: operations
-//! that could (moving a QP to ERR, destroying it, disconnecting) run on other threads.
+//! that could (destroying, disconnecting) run on other threads. Moving a QP to ERR is the exception:
+//! only then is memory that the peer could write out of its reach.
 //!
 //! Invariants:
 //! 1. WRs are held back for one QP at a time; polling, arming, flushing, an inline post without
@@ -39,7 +40,6 @@ use super::quirks::Quirks;
 use super::service::IdLink;
 use super::status;
 use super::work_queues::{Outcome, WorkQueues, address};
-use super::workers;
 use super::wr_key::WrKey;
 use crate::user_code::logged;
 
@@ -54,8 +54,6 @@ struct Entry {
     reserved: u32,
     /// `vendor_err` of the completion that told of the failure; 0 if none did.
     vendor_error: u32,
-    /// To post once the device has moved the QP to ERR.
-    drain_wr: Option<u64>,
 }
 
 /// Entries that completions of a destroyed QP may still occupy.
@@ -76,8 +74,6 @@ pub(super) struct VerbsCompletionQueue {
     ready: VecDeque<Completion>,
     reserved: u32,
     retired: Vec<Retired>,
-    /// QPs that a worker moves to ERR.
-    moving: usize,
     attributes: DeviceAttributes,
     quirks: Quirks,
     /// The device refuses SENDs in ERR, and so the drain WR.
@@ -95,7 +91,6 @@ impl VerbsCompletionQueue {
             ready: VecDeque::new(),
             reserved: 0,
             retired: Vec::new(),
-            moving: 0,
             attributes: attributes.clone(),
             quirks,
             refuses_late_sends: !attributes.capabilities.contains(Capabilities::FLUSHES_LATE_SENDS),
@@ -148,8 +143,7 @@ impl VerbsCompletionQueue {
             (self.attributes.max_message_bytes, self.attributes.capabilities);
         let quirks = self.quirks;
         let queues = WorkQueues::new(handle, asked, inline, limit, capabilities, quirks);
-        let (vendor_error, drain_wr) = (0, None);
-        let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error, drain_wr };
+        let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error: 0 };
         self.qps.insert(handle, entry);
         self.reserved += reserved;
         Ok((handle, guard))
@@ -217,36 +211,16 @@ impl VerbsCompletionQueue {
     fn fail(&mut self, index: u32) {
         // WRs still held back would be posted after the drain WR.
         debug_assert_ne!(self.batch.qp(), Some(index));
-        let Some((handle, entry)) = self.qps.at(index) else { return };
+        let Some((_, entry)) = self.qps.at(index) else { return };
         if entry.queues.state() != QpState::Error {
-            entry.drain_wr = entry.queues.enter_error();
-            self.moving += 1;
-            let guard = Arc::clone(&entry.guard);
-            workers::run(move || {
-                if let Err(error) = guard.modify_to_error() {
-                    // The device is gone; an asynchronous event reports that.
-                    tracing::debug!(%error, "queue pair not moved to the error state");
-                }
-                guard.link().disconnect();
-                guard.mailbox().put_moved(handle);
-            });
-        }
-        entry.queues.tell_early(&mut self.ready);
-        entry.queues.tell_stranded(&mut self.ready);
-        if !self.ready.is_empty() {
-            self.cq.mailbox().ring();
-        }
-    }
-
-    /// Posts the drain WRs of QPs that have reached ERR.
-    #[cold]
-    fn drain_moved(&mut self) {
-        for handle in self.cq.mailbox().take_moved() {
-            self.moving -= 1;
-            let Some(entry) = self.qps.get_mut(handle) else { continue };
-            let drain_wr = entry.drain_wr.take().filter(|_| !self.refuses_late_sends);
+            if let Err(error) = entry.guard.modify_to_error() {
+                // The device is gone; an asynchronous event reports that.
+                logged(move || tracing::debug!(%error, "queue pair not moved to the error state"));
+            }
+            entry.guard.link().disconnect();
+            let drain_wr = entry.queues.enter_error().filter(|_| !self.refuses_late_sends);
             if let Some(key) = drain_wr
-                && let Err(Refused { error, .. }) = post_drain_wr(handle.index, key, &entry.guard)
+                && let Err(Refused { error, .. }) = post_drain_wr(index, key, &entry.guard)
             {
                 // From now on none is posted. Silent WRs end with their QP.
                 self.refuses_late_sends = true;
@@ -254,6 +228,11 @@ impl VerbsCompletionQueue {
                 let text = "the device takes no work requests in the error state";
                 logged(move || tracing::info!(device, %error, "{text}"));
             }
+        }
+        entry.queues.tell_early(&mut self.ready);
+        entry.queues.tell_stranded(&mut self.ready);
+        if !self.ready.is_empty() {
+            self.cq.mailbox().ring();
         }
     }
 
@@ -389,9 +368,6 @@ impl CompletionQueue for VerbsCompletionQueue {
         let start = completions.len();
         self.cq.mailbox().check_alive()?;
         self.ring();
-        if self.moving > 0 {
-            self.drain_moved();
-        }
         let end = start.saturating_add(max);
         self.deliver(completions, end);
         self.poll_device(completions, end)?;
@@ -458,10 +434,6 @@ impl CompletionQueue for VerbsCompletionQueue {
             }
             let result = entry.queues.post_send(wr, &mut self.batch);
             result.map_err(|kind| PostError { posted, kind })?;
-            if entry.queues.state() == QpState::Error {
-                entry.queues.tell_stranded(&mut self.ready);
-                self.cq.mailbox().ring();
-            }
         }
         Ok(())
     }

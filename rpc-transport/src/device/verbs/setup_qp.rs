@@ -58,6 +58,9 @@ impl Attempt {
         let (init, link) = (self.resolved.init.duplicate(), self.link.clone());
         let (answer, answered) = oneshot::channel();
         workers::run(move || {
+            if answer.is_closed() {
+                return;
+            }
             // If nobody waits any more, the QP is destroyed with the answer.
             let _ = answer.send(PreparedQp::create(&cq, &pd, asked, &init, link));
         });

@@ -10,9 +10,8 @@
 //!    polled or the QP was destroyed.
 //! 2. Every WR completes once the QP is in ERR. The device flushes the WRs that it had not
 //!    finished. For unsignaled ones that it had finished, the completion of the drain WR, which the
-//!    provider posts after the last one, tells that they are done. What is posted in ERR is flushed
-//!    here, without the device: it may not have reached ERR yet, and some devices never flush RECVs
-//!    that come late.
+//!    provider posts after the last one, tells that they are done. RECVs posted in ERR are flushed
+//!    here, without the device, because some devices never flush them.
 //! 3. No receive completion is delivered before the owner knows of the connection: the peer may
 //!    send as soon as its own end is established.
 
@@ -155,7 +154,7 @@ impl WorkQueues {
         let (op, source) = wr.take_work();
         let (bytes, held) = hold_source(source);
         let position = self.send.push(Posted { wr_id: wr.wr_id, signaled: wr.signaled, held });
-        if self.broken || self.state == QpState::Error {
+        if self.broken {
             self.send.strand(1);
         } else {
             let (queue, signaled) = self.told_by(wr.signaled, &bytes);
@@ -305,7 +304,7 @@ impl WorkQueues {
     /// them is done.
     pub(super) fn tell_stranded(&mut self, out: &mut VecDeque<Completion>) {
         let handle = self.handle;
-        let mut status = if self.broken { Status::LocalQpOperation } else { Status::FlushError };
+        let mut status = Status::LocalQpOperation;
         for wr in self.send.take_stranded() {
             let status = std::mem::replace(&mut status, Status::FlushError);
             out.push_back(sent(handle, wr, status));

@@ -1,9 +1,10 @@
 //! Threads that wait for a device's commands, so that neither a CQ's owner nor the connection
-//! manager's thread does: a NIC takes up to milliseconds to create a QP or to change its state.
+//! manager's thread does: a NIC takes up to milliseconds to create a QP or to move it to RTS.
 //!
-//! Owns the queue of jobs, which are done in any order. Their number is bounded by that of QPs: each
-//! has at most one job for each step of its life. Destroying has a thread of its own
-//! ([`reaper`](super::reaper)).
+//! Owns the queue of jobs, which are done in any order: for each set-up under way one at a time, and
+//! of one that was given up nothing is done. Destroying has a thread of its own
+//! ([`reaper`](super::reaper)). Never called by a thread that holds a shard: a job may be done here
+//! and now, and what is logged runs the user's code.
 
 use std::collections::VecDeque;
 use std::thread;
