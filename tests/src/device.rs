@@ -1,8 +1,8 @@
 //! The kind of device that both ends of a test have.
 //!
-//! `RPC_TEST_DEVICE=mlx5` (or another of [`PROFILES`]) makes every device of the tests, and of the
-//! programs that they start, one that refuses what this kind of NIC refuses. Without it a device is
-//! what it is.
+//! `RPC_TEST_DEVICE=mlx5` (or another of [`PROFILES`] that has RC) makes the devices of what is
+//! configured here, also in the programs that the tests start, refuse what this kind of NIC refuses.
+//! Without it a device is what it is; so is that of a test which asks for faults of its own.
 
 use rpc_core::{Channel, ChannelBuilder, FaultPlan, Server, ServerBuilder};
 use rpc_transport::device::fault::PROFILES;
@@ -39,8 +39,10 @@ pub fn is_chosen() -> bool {
 
 fn plan() -> Option<FaultPlan> {
     let driver = std::env::var("RPC_TEST_DEVICE").ok()?;
-    let profile = PROFILES.into_iter().find(|profile| profile.driver == driver);
-    let known = || PROFILES.map(|profile| profile.driver).join(", ");
-    let profile = profile.unwrap_or_else(|| panic!("RPC_TEST_DEVICE is one of {}", known()));
+    let usable = || PROFILES.into_iter().filter(|profile| profile.has_rc);
+    let profile = usable().find(|profile| profile.driver == driver).unwrap_or_else(|| {
+        let known: Vec<_> = usable().map(|profile| profile.driver).collect();
+        panic!("RPC_TEST_DEVICE is one of {}", known.join(", "))
+    });
     Some(FaultPlan::new(1).profile(profile))
 }

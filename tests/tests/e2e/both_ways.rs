@@ -175,22 +175,22 @@ impl Office {
         Self::open_at(&scheme.fresh_address(), |builder| builder).await
     }
 
-    async fn open_at(address: &str, with: impl Fn(ServerBuilder) -> ServerBuilder) -> Self {
+    async fn open_at(address: &str, with: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
+        Self::try_open_at(address, with).await.expect("a fresh address")
+    }
+
+    async fn try_open_at(
+        address: &str,
+        with: impl FnOnce(ServerBuilder) -> ServerBuilder,
+    ) -> Result<Self, ListenError> {
         let (send, kept) = unbounded_channel();
-        let server = loop {
-            let server = tests::device::server()
-                .add_service(DeskServer::new(Clerk(send.clone())))
-                .poll_mode(PollMode::Event);
-            match with(server).bind(address).await {
-                Ok(server) => break server,
-                // Tasks of the server that was aborted here are still on their way out.
-                Err(ListenError::InUse { .. }) => tokio::task::yield_now().await,
-                Err(error) => panic!("{error}"),
-            }
-        };
+        let server = tests::device::server()
+            .add_service(DeskServer::new(Clerk(send)))
+            .poll_mode(PollMode::Event);
+        let server = with(server).bind(address).await?;
         let (address, shutdown) = (server.local_address().to_string(), server.shutdown_handle());
         let serving = tokio::spawn(async move { server.serve().await.expect("it serves") });
-        Self { address, kept, shutdown, serving }
+        Ok(Self { address, kept, shutdown, serving })
     }
 
     async fn call(&self) -> Line {
@@ -372,7 +372,14 @@ async fn a_channel_serves_again_on_its_next_connection(scheme: Scheme) {
     office.serving.abort();
     assert!(office.serving.await.is_err());
     line.channel.closed().await;
-    let mut office = Office::open_at(&office.address, |builder| builder).await;
+    // Tasks of the server that was aborted may still be on their way out.
+    let mut office = loop {
+        match Office::try_open_at(&office.address, |builder| builder).await {
+            Ok(office) => break office,
+            Err(error) => assert!(matches!(error, ListenError::InUse { .. }), "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
     assert_eq!(line.desk.doubled(2).wait_for_ready(true).await.expect("answered"), 4);
     line.desk.subscribe().await.expect("kept");
     assert_eq!(PhoneClient::new(office.keeps().await.channel()).double(3).await, Ok(6));

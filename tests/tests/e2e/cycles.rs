@@ -2,8 +2,9 @@
 //! in either process.
 //!
 //! 10,000 times over shared memory and over TCP. The other addresses lead to the same connections, so
-//! fewer show what is theirs: a rendezvous file, a choice; and on other kinds of devices. Over RDMA 1,000 times, since Soft-RoCE in an
-//! emulated machine takes its time; there the kernel also counts the device's objects.
+//! fewer show what is theirs: a rendezvous file, a choice. Fewer, too, on devices that a test chooses,
+//! and over RDMA, since Soft-RoCE in an emulated machine takes its time; there the kernel also counts
+//! the device's objects.
 
 use tests::probe::{ProbeClient, Resources};
 use tests::process::{Child, READY, output_there};

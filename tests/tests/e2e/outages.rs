@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use rpc_core::client::resolve::StaticList;
-use rpc_core::{
-    Channel, ChannelBuilder, Code, Context, HedgingPolicy, LinkConfig, PollMode, Status,
-};
+use rpc_core::{ChannelBuilder, Code, Context, HedgingPolicy, LinkConfig, PollMode, Status};
 use test_kit::Rng;
 use tests::ledger::{LedgerClient, LedgerFile};
 use tests::limit::{long, paced};
@@ -412,7 +410,7 @@ fn errors_name_the_address_that_was_asked_for() {
     tests::limit::run(async {
         let ledger = Arc::new(LedgerFile::new());
         let mut backend = Backend::start(Scheme::Auto, &ledger).await;
-        let channel = Channel::connect(&backend.address).await.expect("it listens");
+        let channel = tests::device::channel().connect(&backend.address).await.expect("it listens");
         let client = LedgerClient::new(channel.clone());
         assert_eq!(client.read(1).await, Ok(1));
         backend.kill().await;

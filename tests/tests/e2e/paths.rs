@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rpc_core::{Address, Channel, PeerIdentity, PollMode};
+use rpc_core::{Address, PeerIdentity, PollMode};
 use tests::journal::Journal;
 use tests::limit;
 use tests::probe::{ProbeClient, ProbeServer};
@@ -33,7 +33,7 @@ fn auto_at_a_plain_tcp_server_takes_tcp_and_says_so() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Tcp).await;
         let address = world.address.replace("tcp://", "auto://");
-        let channel = Channel::connect(&address).await.expect("it listens");
+        let channel = tests::device::channel().connect(&address).await.expect("it listens");
         let path = channel.path().expect("connected");
         assert!(matches!(path.address, Address::Tcp(_)), "{path}");
         assert!(path.reason.contains("tcp"), "{path}");
@@ -46,7 +46,7 @@ fn tcp_at_an_auto_server_is_never_turned_into_something_else() {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Auto).await;
         let address = world.address.replace("auto://", "tcp://");
-        let channel = Channel::connect(&address).await.expect("it listens");
+        let channel = tests::device::channel().connect(&address).await.expect("it listens");
         let path = channel.path().expect("connected");
         assert_eq!(path.address.to_string(), address);
         assert!(matches!(path.peer, PeerIdentity::Network(_)), "{path:?}");
