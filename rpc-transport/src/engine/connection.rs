@@ -31,6 +31,7 @@ mod recv_buffers;
 mod send_buffers;
 mod send_path;
 mod staging;
+mod window;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -286,32 +287,6 @@ impl<P: Protocol> Connection<P> {
         if let Err(cause) = done {
             self.fail(cq, &cause);
         }
-    }
-
-    /// Posts more RECVs, so that the peer may have more messages in flight (credit rule 9).
-    #[cold]
-    fn grow_window(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
-        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
-            return Ok(());
-        };
-        let more = link.wanted_growth().unwrap_or_default();
-        if !queue_pair.recv_buffers.grow(self.poster.domain(), more.into()) {
-            link.decline_growth();
-            return Ok(());
-        }
-        for _ in 0..more {
-            let buffer = self.queue_pair.as_ref().and_then(|pair| pair.recv_buffers.take());
-            let Some(buffer) = buffer else {
-                debug_assert!(false, "buffers are there for windows that grow");
-                return Ok(());
-            };
-            self.post_recv(cq, buffer)?;
-        }
-        if let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) {
-            queue_pair.window_recv += u32::from(more);
-            link.grow_window();
-        }
-        Ok(())
     }
 
     /// Posts the RECV whose repost was delayed.

@@ -1,8 +1,9 @@
 //! Set-up: from an address or a connection request to a connection of a shard.
 //!
 //! Owns the order of the steps: memory, QP, RECVs, private data, RTS. What waits for the device is
-//! done without the shard's lock, and the lock is never held across an await. A future of this module that is dropped leaves nothing behind: the QP is flushed and
-//! destroyed by the driver.
+//! done without the shard's lock, and the lock is never held across an await. A future of this module
+//! that is dropped leaves nothing behind: a QP that the shard has is flushed and destroyed by the
+//! driver, one that is only prepared by the device.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,7 @@
 //! 1. From set-up on there are buffers for the first window. Where registering is free there are
 //!    those for the largest window, too: only address space, until they are used. Where memory is locked
 //!    they come with the windows, as far as there is memory.
-//! 2. A window that may grow has its buffers: none of them is lent.
+//! 2. Where registering is free there is one pool, and what a window may still grow by is not lent.
 
 use super::growth::Growth;
 use crate::device::{Capabilities, Device, ProviderError};
@@ -27,10 +27,11 @@ pub(crate) const fn most_recvs(config: &LinkConfig) -> u32 {
     config.window().rq_len() + 1
 }
 
-/// Buffers that a connection has from set-up on where memory is locked. None is lent before the window
-/// has grown: larger messages are copied.
+/// Buffers that a connection has from set-up on where memory is locked. Of a window that may grow none
+/// is lent before it has grown: larger messages are copied.
 pub(crate) const fn first_locked(config: &LinkConfig) -> u32 {
-    first_recvs(config)
+    let first = first_recvs(config);
+    if first < most_recvs(config) { first } else { with_lendable(first) }
 }
 
 /// Buffers that come with so many more RECVs where memory is locked: half as many again may be lent.
@@ -99,7 +100,7 @@ impl RecvBuffers {
     /// Takes a buffer to post in the place of one that is lent, unless windows need it.
     #[inline]
     pub(super) fn take_spare(&self) -> Option<Buffer> {
-        // Where some are kept there is one pool.
+        // Invariant 2: where some are kept there is one pool.
         let kept = self.kept as usize;
         self.pools.iter().find_map(|pool| pool.take_above(kept))
     }
