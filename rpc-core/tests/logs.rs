@@ -4,8 +4,10 @@
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use rpc_core::{Server, Status};
+use rpc_core::interceptor::{Ended, Inbound, ServerInterceptor};
+use rpc_core::{Context, Server, Status};
 use rpc_transport::user_code::HoldsShard;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -125,4 +127,68 @@ fn panics_name_method_and_peer_and_each_end_of_a_connection_is_logged_once() {
     assert_eq!(ends.len(), 2, "{ends:?}");
     assert!(ends.iter().all(|(_, text)| text.contains("cause=")), "{ends:?}");
     assert!(ends.iter().any(|(level, _)| *level == Level::INFO), "{ends:?}");
+}
+
+#[rpc_core::service]
+trait Quick {
+    async fn first(&self);
+    async fn last(&self);
+}
+
+struct Replies;
+
+impl Quick for Replies {
+    async fn first(&self) {}
+
+    async fn last(&self) {}
+}
+
+/// Keeps the driver busy before one method, and after another one.
+struct Busy;
+
+fn compute() {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(2) {
+        std::hint::spin_loop();
+    }
+}
+
+impl ServerInterceptor for Busy {
+    fn before(&self, call: &mut Inbound<'_>) -> Result<(), Status> {
+        if call.method().name == "Quick.first" {
+            compute();
+        }
+        Ok(())
+    }
+
+    fn after(&self, _: &Context, call: &Ended<'_>) {
+        if call.method().name == "Quick.last" {
+            compute();
+        }
+    }
+}
+
+/// Nobody was told of interceptors that keep all connections waiting.
+#[test]
+fn a_busy_interceptor_is_warned_of_as_a_handler_is() {
+    let log = Log::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::subscriber::with_default(log.clone(), || {
+        runtime.block_on(async {
+            let server = Server::builder().interceptor(Busy).add_service(QuickServer::new(Replies));
+            let server = server.bind("mem://busy-interceptor").await.unwrap();
+            tokio::spawn(server.serve());
+            let client = QuickClient::connect("mem://busy-interceptor").await.unwrap();
+            // The first call of each method is timed.
+            client.first().await.unwrap();
+            client.last().await.unwrap();
+        });
+        drop(runtime);
+    });
+    let warnings = log.with("an interceptor around it, works long");
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    for ((level, text), method) in warnings.iter().zip(["Quick.first", "Quick.last"]) {
+        assert_eq!(*level, Level::WARN);
+        assert!(text.contains(method), "{method} is not in: {text}");
+    }
 }

@@ -262,12 +262,16 @@ impl Route {
         if self.method.spawn {
             return;
         }
-        let mut cx = TaskContext::from_waker(Waker::noop());
-        self.watch.poll(self.method.name, || handler.poll_to(&mut cx, reply));
+        self.watch.poll(self.method.name, || poll_here(handler, reply));
     }
 }
 
-/// The same, with interceptors around it.
+#[inline(always)]
+fn poll_here(handler: &mut Handler, reply: &mut Option<Reply>) {
+    handler.poll_to(&mut TaskContext::from_waker(Waker::noop()), reply);
+}
+
+/// The same, with interceptors around it. They are part of what is watched: the driver waits for them too.
 #[inline(never)]
 fn intercepted(
     chain: &Chain,
@@ -276,16 +280,15 @@ fn intercepted(
     handler: &mut Option<Handler>,
     reply: &mut Option<Reply>,
 ) {
-    interceptor::server::run(
-        chain,
-        route.method,
-        request,
-        handler,
-        reply,
-        |request, handler, reply| {
-            route.first(request, handler, reply);
-        },
-    );
+    let Route { service, position, method, watch, .. } = route;
+    let started = if method.spawn { None } else { watch.start() };
+    interceptor::server::run(chain, method, request, handler, reply, |request, handler, reply| {
+        let handler = handler.insert(service.dispatch(*position, request));
+        if !method.spawn {
+            poll_here(handler, reply);
+        }
+    });
+    watch.end(method.name, started);
 }
 
 /// Logs a panic, and replies if the handler had not. `handler` is `None` if the dispatcher itself

@@ -1,4 +1,5 @@
-//! Finds handlers whose first poll computes or blocks for long, which delays others.
+//! Finds handlers whose first poll computes or blocks for long, which delays others; the interceptors that run
+//! with it included.
 //!
 //! Owns the one warning per method. Never changes how a handler is run: the user decides that, with
 //! `#[rpc(spawn)]`.
@@ -22,13 +23,24 @@ impl PollWatch {
     /// Runs the first (inline) poll of a handler of `method`, during which the driver stands still.
     #[inline]
     pub(crate) fn poll<R>(&self, method: &str, poll: impl FnOnce() -> R) -> R {
-        if !self.is_timed() {
-            return poll();
-        }
-        let started = Instant::now();
+        let started = self.start();
         let polled = poll();
-        self.on_poll(method, started.elapsed());
+        self.end(method, started);
         polled
+    }
+
+    /// A poll begins. Gives when, if it is one that is timed.
+    #[inline]
+    pub(crate) fn start(&self) -> Option<Instant> {
+        self.is_timed().then(Instant::now)
+    }
+
+    /// It has ended.
+    #[inline]
+    pub(crate) fn end(&self, method: &str, started: Option<Instant>) {
+        if let Some(started) = started {
+            self.on_poll(method, started.elapsed());
+        }
     }
 
     /// Counts a poll. Concurrent counts of several threads may be lost: an atomic read-modify-write
@@ -45,8 +57,9 @@ impl PollWatch {
             tracing::warn!(
                 method,
                 ?took,
-                "a handler works long between two awaits, and all connections of its driver wait for \
-                 it: mark the method #[rpc(spawn)], or move the work to tokio::task::spawn_blocking"
+                "a handler, or an interceptor around it, works long between two awaits, and all \
+                 connections of its driver wait for it: mark the method #[rpc(spawn)], or move the \
+                 work to tokio::task::spawn_blocking; what an interceptor does belongs in a layer then"
             );
         }
     }
