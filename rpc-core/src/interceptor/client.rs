@@ -157,6 +157,7 @@ impl Around {
         deadline: &mut Option<Instant>,
         request_bytes: u64,
     ) -> Result<(), Status> {
+        watch.has_begun = true;
         if !self.metadata.is_empty() {
             self.add_metadata(metadata).map_err(|error| {
                 Status::from(error).with_prefix(format_args!("{}: ", method.name))
@@ -167,7 +168,7 @@ impl Around {
         }
         let items = method.has_streams().then(Arc::default);
         let begun = Begun { method, at: clock::now(), request_bytes, items };
-        let Watch { passed, begun: place, extensions } = watch;
+        let Watch { passed, begun: place, extensions, .. } = watch;
         *place = Some(begun);
         let mut call = Outbound { method, metadata, deadline, extensions, request_bytes };
         for interceptor in &self.chain {
@@ -208,7 +209,7 @@ impl Around {
         ending: Ending<'_>,
         reply: Option<&Message>,
     ) -> Option<Status> {
-        let Watch { passed, begun: Some(begun), extensions } = watch else { return None };
+        let Watch { passed, begun: Some(begun), extensions, .. } = watch else { return None };
         let passed = std::mem::take(passed);
         let reply = reply.map_or(Body::None, Body::Received);
         let call = Ended { begun, ending, reply, extensions };
@@ -239,6 +240,8 @@ impl fmt::Debug for Around {
 /// What interceptors know of a call, which is to be ended by [`Around::end`].
 #[derive(Default)]
 pub(crate) struct Watch {
+    /// The call has what the channel adds, though there may be no interceptors: attempts are part of it.
+    has_begun: bool,
     /// How many have let the call pass and wait for its end.
     passed: usize,
     begun: Option<Begun>,
@@ -246,10 +249,10 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Whether interceptors have seen the call.
+    /// Whether [`Around::begin`] has been called for the call.
     #[inline]
     pub(crate) fn has_begun(&self) -> bool {
-        self.begun.is_some()
+        self.has_begun
     }
 
     pub(crate) fn items(&self) -> Option<&ItemCounters> {
@@ -259,9 +262,43 @@ impl Watch {
     /// Drops what was put beside the call.
     #[inline]
     pub(crate) fn clear(&mut self) {
+        self.has_begun = false;
         self.begun = None;
         if !self.extensions.is_empty() {
             self.extensions = Extensions::new();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::Dispatch;
+
+    #[crate::service]
+    trait Quick {
+        async fn reply(&self);
+    }
+
+    struct Replies;
+
+    impl Quick for Replies {
+        async fn reply(&self) {}
+    }
+
+    /// Each attempt of a call began anew where a channel has metadata and no interceptors.
+    #[test]
+    fn a_call_has_begun_also_where_there_is_only_metadata() {
+        let method = QuickServer::new(Replies).descriptor().methods[0];
+        let mut around = Around::default();
+        around.metadata.insert("tenant", "blue").unwrap();
+        let mut watch = Watch::default();
+        let (mut metadata, mut deadline) = (Metadata::new(), None);
+        assert!(!watch.has_begun());
+        around.begin(&mut watch, method, &mut metadata, &mut deadline, 0).unwrap();
+        assert!(watch.has_begun(), "attempts are part of it");
+        assert_eq!(metadata.text("tenant"), Some("blue"));
+        watch.clear();
+        assert!(!watch.has_begun(), "it is used again, for another call");
     }
 }
