@@ -13,6 +13,7 @@ mod acceptor;
 mod around;
 mod available_memory;
 mod call;
+mod config;
 pub(crate) mod executor;
 pub mod handler;
 pub(crate) mod phase;
@@ -46,19 +47,17 @@ use tokio::task::{self, JoinError, JoinSet};
 
 use self::acceptor::Acceptor;
 use self::around::Arounds;
+use self::config::Config;
 use self::phase::{Phase, Phases};
 #[cfg(feature = "macros")]
 use crate::builtin::{Builtins, health::HealthReporter};
-use crate::codec::DEFAULT_MIN_PART_BYTES;
 use crate::interceptor::ServerInterceptor;
-use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::observability::stats::handle::ReadStats;
 use crate::observability::stats::{ServerStats, StatsHandle};
 use crate::server::router::Router;
 #[cfg(feature = "macros")]
 use crate::server::stats::WeakStatsHandle;
 use crate::service::Dispatch;
-use crate::session::SessionLimits;
 
 /// Configuration of a [`Server`].
 ///
@@ -78,54 +77,13 @@ use crate::session::SessionLimits;
 /// println!("{:?}", server.local_addresses());
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Dispatch>>,
     #[cfg(feature = "macros")]
     builtins: Builtins,
     arounds: Arounds,
     config: Config,
-}
-
-#[derive(Debug, Clone)]
-struct Config {
-    link: LinkConfig,
-    limits: SessionLimits,
-    poll_mode: PollMode,
-    shards: usize,
-    max_connections: usize,
-    drain_lead: Duration,
-    grace: Duration,
-    min_part_bytes: usize,
-    max_metadata_bytes: usize,
-    /// `None`: sized from the machine.
-    memory_budget: Option<u64>,
-    faults: Option<FaultPlan>,
-}
-
-impl Default for ServerBuilder {
-    fn default() -> Self {
-        let config = Config {
-            link: LinkConfig::default(),
-            limits: SessionLimits::default(),
-            poll_mode: PollMode::default(),
-            shards: 1,
-            max_connections: 16_384,
-            drain_lead: Duration::ZERO,
-            grace: Duration::from_secs(10),
-            min_part_bytes: DEFAULT_MIN_PART_BYTES,
-            max_metadata_bytes: DEFAULT_MAX_BYTES,
-            memory_budget: None,
-            faults: None,
-        };
-        Self {
-            services: Vec::new(),
-            #[cfg(feature = "macros")]
-            builtins: Builtins::default(),
-            arounds: Arounds::default(),
-            config,
-        }
-    }
 }
 
 impl ServerBuilder {
