@@ -1,7 +1,7 @@
 //! Calls that block the calling thread, for programs without a runtime.
 //!
-//! A thread of its own drives the connection, and ends with the last clone of the client. Where a call
-//! would block a runtime, it panics instead, at once.
+//! A thread of its own drives the connection, and ends with the last that holds it: clones of the client, and
+//! streams of their calls. Where a call would block a runtime, it panics instead, at once.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! 1. Whose `before` has let a call pass gets one `after`, when its handler is dropped at the latest.
-//! 2. Without interceptors nothing is done. A handler that replies at once is not wrapped.
+//! 2. Without interceptors nothing is done. Outside of all layers, a handler that replies when it is polled
+//!    where its call is run is not wrapped; one that waits, or has a task from the begin, is.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -27,7 +27,8 @@ use crate::status::Status;
 /// A running handler. Dropping it cancels it.
 #[must_use = "a handler does nothing unless polled"]
 pub struct Handler {
-    // `ManuallyDrop`, because there is nothing left to drop when a stage was: `drop` sees to all.
+    // `ManuallyDrop`, because `Drop for Handler` empties the stage: the compiler need not generate a
+    // second drop after it.
     stage: ManuallyDrop<Stage>,
     /// Has given its reply or panicked, and is only to be dropped.
     is_over: bool,

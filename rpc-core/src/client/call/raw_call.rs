@@ -92,7 +92,8 @@ struct Sent {
 /// What gives a waiting call its connection.
 type Wait = BoxFuture<'static, Result<Arc<Connection>, Status>>;
 
-/// State that few calls need.
+/// State that few calls need: their options, and how far they are. What has to be let go of when the call ends
+/// is in [`Beside`].
 #[derive(Default)]
 struct Extras {
     metadata: Metadata,
@@ -114,9 +115,9 @@ struct Extras {
     is_traced: bool,
     /// Until its end is told.
     span: Option<Span>,
+    attempts: Attempts,
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
-    attempts: Attempts,
     wait: Option<Mutex<Wait>>,
 }
 

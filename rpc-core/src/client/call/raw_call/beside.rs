@@ -17,7 +17,8 @@ thread_local! {
     static KEPT: List<Beside> = const { RefCell::new(Vec::new()) };
 }
 
-/// All of it. Kept together and used again, so that it costs other calls one word, and these no allocation.
+/// All of it: what has to be let go of, or told, when the call ends. Options of the call are in its
+/// [`Extras`](super::Extras). Kept together and used again, so that it costs other calls one word, and these no allocation.
 #[derive(Default)]
 pub(super) struct Beside {
     /// Its share of the load, where there are several end points.
