@@ -36,9 +36,6 @@ const MAX_MEMBERS: usize = 1024;
 pub(super) struct Balancer {
     resolver: Box<dyn Resolve>,
     members: ArcSwap<Vec<Arc<Subchannel>>>,
-    /// Connections of those that the resolver names no longer. They live as long as calls run on them,
-    /// and their servers may call meanwhile. Empty where the channel serves nothing.
-    parted: Mutex<Vec<Weak<Connection>>>,
     resolution: Mutex<Resolution>,
     options: Arc<ConnectOptions>,
     reconnect: Option<Backoff>,
@@ -71,8 +68,8 @@ impl Balancer {
         reconnect: Option<Backoff>,
         demand: Arc<Demand>,
     ) -> Arc<Self> {
-        let (members, parted, resolution) = Default::default();
-        Arc::new(Self { resolver, members, parted, resolution, options, reconnect, demand })
+        let (members, resolution) = Default::default();
+        Arc::new(Self { resolver, members, resolution, options, reconnect, demand })
     }
 
     pub(super) fn name(&self) -> String {
@@ -86,21 +83,6 @@ impl Balancer {
 
     pub(super) fn members(&self) -> Arc<Vec<Arc<Subchannel>>> {
         self.members.load_full()
-    }
-
-    /// Every connection that is up, also those that get no more calls.
-    pub(super) fn all_connections(&self) -> Vec<Arc<Connection>> {
-        // In this order, as who leaves the members has joined the others before.
-        let members = self.members();
-        let up = members.iter().flat_map(|member| member.all_connections());
-        let mut up: Vec<_> = up.collect();
-        up.extend(self.parted.lock().iter().filter_map(Weak::upgrade));
-        up
-    }
-
-    #[cfg(test)]
-    pub(super) fn parted(&self) -> usize {
-        self.parted.lock().len()
     }
 
     /// The connection for a call, if any is up.
@@ -250,7 +232,7 @@ impl Balancer {
     }
 
     /// Puts the members in place; gives what is to be dropped outside of locks.
-    fn replace(&self, addresses: Vec<Address>) -> impl Sized + use<> {
+    fn replace(&self, addresses: Vec<Address>) -> Arc<Vec<Arc<Subchannel>>> {
         let old = self.members.load_full();
         let mut known: HashMap<_, _> = old.iter().map(|member| (&member.target, member)).collect();
         let mut members: Vec<Arc<Subchannel>> = Vec::new();
@@ -270,14 +252,7 @@ impl Balancer {
                 }
             });
         }
-        let mut leaving = Vec::new();
-        if self.served().is_some() {
-            leaving.extend(known.values().flat_map(|member| member.all_connections()));
-            let mut parted = self.parted.lock();
-            parted.retain(|connection| connection.strong_count() > 0);
-            parted.extend(leaving.iter().map(Arc::downgrade));
-        }
-        (self.members.swap(Arc::new(members)), leaving)
+        self.members.swap(Arc::new(members))
     }
 }
 

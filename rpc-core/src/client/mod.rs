@@ -11,6 +11,7 @@
 //! | `resolve` | who knows the addresses behind a name |
 //! | `subchannel` | one end point: its connection, and the task that makes the next |
 //! | `connection` | one connection, and how it is made |
+//! | `serving` | the connections on which servers may call |
 //! | `peer` | the way from a connection back to its peer |
 //! | `stats` | the numbers of a channel |
 //! | `blocking` | calls that block, for programs without a runtime |
@@ -28,6 +29,7 @@ pub(crate) mod load;
 mod peer;
 pub(crate) mod random;
 pub mod resolve;
+mod serving;
 pub(crate) mod shared;
 mod stats;
 mod stop_serving;

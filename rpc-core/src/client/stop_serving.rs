@@ -68,11 +68,7 @@ impl Shared {
         let Some(served) = served else { return Vec::new() };
         served.stop();
         // Those of before: who comes after sees that.
-        let connections = match &self.targets {
-            Targets::One(subchannel) => subchannel.all_connections(),
-            Targets::Several(balancer) => balancer.all_connections(),
-            Targets::Peer(_) => Vec::new(),
-        };
+        let connections = self.demand.serving.all();
         connections.iter().for_each(|connection| tell(connection));
         served.tell_handlers();
         connections
@@ -82,9 +78,9 @@ impl Shared {
 impl Subchannel {
     /// A connection has come up: what is served may have been stopped while it did. Its server may be
     /// going away already, so that it is the current one no more.
-    pub(super) fn stop_serving_late(&self) {
+    pub(super) fn stop_serving_late(&self, connection: &Connection) {
         if self.served().is_some_and(|served| served.is_stopped()) {
-            self.all_connections().iter().for_each(|connection| tell(connection));
+            tell(connection);
         }
     }
 }
@@ -117,7 +113,7 @@ mod tests {
         Owner::on_lost(&**subchannel, connection.epoch, None);
         assert!(subchannel.connection().is_none());
         assert!(!is_told(&connection));
-        subchannel.stop_serving_late();
+        subchannel.stop_serving_late(&connection);
         assert!(is_told(&connection));
     }
 
@@ -152,13 +148,56 @@ mod tests {
         // As a call that runs on it does.
         let connection = balancer.pick().expect("it is up");
         let elsewhere: Address = "mem://stop-serving-elsewhere".parse().unwrap();
-        balancer.on_answer(Ok(vec![elsewhere.clone()]));
+        balancer.on_answer(Ok(vec![elsewhere]));
         assert!(balancer.pick().is_none(), "calls go elsewhere");
         assert!(channel.stop_serving(Duration::MAX).await, "nobody has called");
         assert!(is_told(&connection));
         drop(connection);
-        balancer.on_answer(Ok(vec![elsewhere]));
-        assert_eq!(balancer.parted(), 0, "it is over");
+        assert!(channel.shared.demand.serving.all().is_empty(), "it is over");
+    }
+
+    /// Of two servers that went away one after the other, while calls ran on both, only the last was told.
+    #[tokio::test]
+    async fn servers_that_go_away_one_after_the_other_are_all_told() {
+        let server = Server::builder().bind("mem://stop-serving-retired").await.unwrap();
+        tokio::spawn(server.serve());
+        let channel = Channel::builder().serve_with(Server::builder());
+        let channel = channel.connect_lazy("mem://stop-serving-retired").unwrap();
+        let Targets::One(subchannel) = &channel.shared.targets else { panic!("it has one") };
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            // Kept, as by a call that runs on it.
+            let connection = Arc::clone(&channel.shared).acquire(true, None).await.unwrap();
+            Owner::on_lost(&**subchannel, connection.epoch, None);
+            held.push(connection);
+        }
+        assert!(channel.stop_serving(Duration::MAX).await, "nobody has called");
+        let told: Vec<bool> = held.iter().map(|connection| is_told(connection)).collect();
+        assert_eq!(told, [true; 3]);
+        drop(held);
+        let _next = Arc::clone(&channel.shared).acquire(true, None).await.unwrap();
+        // It, and the last before it, which is kept.
+        assert!(channel.shared.demand.serving.len() <= 2, "those that are over leave the list");
+    }
+
+    /// A connection that came up while the resolver dropped its end point was not told, if a call took it.
+    #[tokio::test]
+    async fn a_server_that_is_dropped_while_its_connection_comes_up_is_told() {
+        let server = Server::builder().bind("mem://stop-serving-dropped").await.unwrap();
+        tokio::spawn(server.serve());
+        let channel = Channel::builder().serve_with(Server::builder());
+        let servers = StaticList::new(["mem://stop-serving-dropped"]).unwrap();
+        let channel = channel.connect_balanced(servers).unwrap();
+        let Targets::Several(balancer) = &channel.shared.targets else { panic!("it has a name") };
+        let named: Address = "mem://stop-serving-dropped".parse().unwrap();
+        balancer.on_answer(Ok(vec![named]));
+        // As who connects holds it.
+        let member = Arc::clone(&balancer.members()[0]);
+        balancer.on_answer(Ok(vec!["mem://stop-serving-elsewhere".parse().unwrap()]));
+        member.connect_now().await.unwrap();
+        let connection = member.connection().clone().expect("it is up");
+        assert!(channel.stop_serving(Duration::MAX).await, "nobody has called");
+        assert!(is_told(&connection));
     }
 
     fn is_told(connection: &Connection) -> bool {

@@ -25,6 +25,7 @@ use tokio::task::AbortHandle;
 use super::connection::{ConnectOptions, Connection, Owner, Path, connect, unavailable};
 use super::load::Load;
 use super::random::random;
+use super::serving::Serving;
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::{Connectivity, ConnectivityState, Step};
 use crate::server::served::Served;
@@ -37,6 +38,8 @@ pub(super) struct Demand {
     changes: watch::Sender<u64>,
     /// Where connectors and connections run.
     runtime: Mutex<Handle>,
+    /// The connections on which servers may call.
+    pub(super) serving: Serving,
 }
 
 impl Demand {
@@ -47,6 +50,7 @@ impl Demand {
             waiting: AtomicUsize::new(0),
             changes: watch::Sender::new(0),
             runtime: Mutex::new(Handle::current()),
+            serving: Serving::default(),
         })
     }
 
@@ -178,12 +182,6 @@ impl Subchannel {
 
     pub(super) fn served(&self) -> Option<&Arc<Served>> {
         self.options.served.as_ref()
-    }
-
-    /// Those that are up, also one that serves calls of a server which is going away.
-    pub(super) fn all_connections(&self) -> Vec<Arc<Connection>> {
-        let state = self.state.lock();
-        self.connection.load_full().into_iter().chain(state.retired.clone()).collect()
     }
 
     /// The state, and what a call that begins to wait must remember.
@@ -320,7 +318,7 @@ impl Subchannel {
                 tracing::debug!(target = %self.target, %error, "cannot connect");
             }
         }
-        let mut ended = None;
+        let (mut ended, mut added) = (None, None);
         {
             let mut state = self.state.lock();
             match outcome {
@@ -329,7 +327,12 @@ impl Subchannel {
                     state.path = connection.path().cloned();
                     // Its end was told before it was in place, if it came so soon.
                     ended = connection.close_cause();
-                    self.connection.store(Some(Arc::new(connection)));
+                    let connection = Arc::new(connection);
+                    if connection.is_two_way {
+                        self.demand.serving.add(&connection);
+                    }
+                    added = Some(Arc::clone(&connection));
+                    self.connection.store(Some(connection));
                 }
                 Ok(connection) => unwanted = Some(connection),
                 Err(error) => {
@@ -340,7 +343,9 @@ impl Subchannel {
             }
         }
         drop(unwanted);
-        self.stop_serving_late();
+        if let Some(connection) = added {
+            self.stop_serving_late(&connection);
+        }
         if ended.is_some() {
             self.on_lost(epoch, ended);
         }
