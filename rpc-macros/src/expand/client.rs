@@ -7,6 +7,8 @@ use super::{method_static, probes, quote, streams};
 use crate::model::{Method, Service};
 
 /// The methods of a client. `note` is the line of documentation.
+///
+/// They are compiled where they are called, so that a crate of many services pays for none that it only offers.
 fn client_methods<'a>(
     service: &'a Service,
     note: &'a str,
@@ -33,6 +35,7 @@ fn client_methods<'a>(
             #(#client_attributes)*
             #gap
             #[doc = #note]
+            #[inline]
             #visibility fn #ident(&self, #(#parameters),*) -> #returned {
                 #probes
                 self.channel.call(&#descriptor, #arguments, #decode)

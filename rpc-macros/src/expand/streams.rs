@@ -212,6 +212,7 @@ pub(super) fn client_method(
         #(#client_attributes)*
         #gap
         #[doc = #note]
+        #[inline]
         #visibility fn #ident #generics(&self, #(#parameters,)* #parameter) -> #returned
         #bounds
         {
