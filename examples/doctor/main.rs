@@ -1,9 +1,11 @@
 //! `cargo run --example doctor`: which ways to call this machine has, and what the others lack.
 //!
-//! `trial.rs` makes a call over each scheme, `rdma.rs` says what there is for RDMA, and `limits.rs`
-//! which limits count. Nothing on the machine is changed.
+//! `trial.rs` makes a call over each scheme, `rdma.rs` says what there is for RDMA, `limits.rs` which
+//! limits count, and `need.rs` how much locked memory a configuration needs. Nothing on the machine is
+//! changed.
 
 mod limits;
+mod need;
 mod options;
 mod rdma;
 mod trial;
@@ -12,19 +14,30 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use rpc_transport::device::memlock;
+use rpc_transport::protocol::config::LinkConfig;
 
+use self::need::Wanted;
 use self::options::Options;
 use self::trial::Trial;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     examples::logging::init();
-    let schemes = Options::parse().schemes();
+    let options = Options::parse();
+    let schemes = options.schemes();
+    let config = match options.wanted.config() {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let mut trials = Vec::new();
     for &scheme in &schemes.tried {
         trials.push(Trial::of(scheme).await);
     }
-    if let Err(error) = print(&trials, &mut io::stdout().lock()) {
+    if let Err(error) = print(&trials, &options.wanted, &config, &mut io::stdout().lock()) {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
     }
@@ -32,7 +45,12 @@ async fn main() -> ExitCode {
     ExitCode::from(u8::from(missing))
 }
 
-fn print(trials: &[Trial], out: &mut impl Write) -> io::Result<()> {
+fn print(
+    trials: &[Trial],
+    wanted: &Wanted,
+    config: &LinkConfig,
+    out: &mut impl Write,
+) -> io::Result<()> {
     writeln!(out, "schemes: one call of this process to itself")?;
     for trial in trials {
         writeln!(out, "  {trial}")?;
@@ -40,5 +58,7 @@ fn print(trials: &[Trial], out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "\nlimits of this process")?;
     limits::print(out)?;
     writeln!(out, "\nRDMA")?;
-    rdma::print(out)
+    let nics = rdma::print(out)?;
+    writeln!(out, "\nlocked memory for RDMA")?;
+    need::print(wanted, config, &nics, memlock::limit_bytes(), out)
 }

@@ -2,10 +2,12 @@
 
 use clap::{Parser, ValueEnum};
 
+use super::need::Wanted;
+
 /// Says which ways to call this machine has, what the others lack, and what to do about it.
 ///
 /// Makes a call over each scheme, and shows RDMA devices with their ports, addresses and MTU, and
-/// the limits that count.
+/// the limits that count, and says how much locked memory a configuration needs on a NIC.
 #[derive(Debug, Parser)]
 #[command(
     name = "doctor",
@@ -14,6 +16,8 @@ use clap::{Parser, ValueEnum};
   doctor            everything
   doctor rdma       only rdma://; the exit status says whether it works
   doctor shm tcp
+  doctor --connections 500 --receive-buffer-bytes 4096
+                    also how much locked memory 500 such connections need on a NIC
 
 Exit status: 0; 1 if a scheme that was named does not work; 2 for a mistyped command line.
 RDMA needs a build with `--features verbs`."
@@ -22,6 +26,8 @@ pub(crate) struct Options {
     /// Schemes to try and to insist on [default: try all, insist on none]
     #[arg(value_enum, value_name = "SCHEME")]
     named: Vec<Scheme>,
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
 }
 
 /// A scheme of addresses.

@@ -3,6 +3,8 @@
 
 use std::io::{self, Write};
 
+use super::need::{Nic, any_nic};
+
 #[cfg(feature = "verbs")]
 pub(crate) use self::with_verbs::{listen_address, print};
 #[cfg(not(feature = "verbs"))]
@@ -20,10 +22,8 @@ fn point_to_the_lab(out: &mut impl Write) -> io::Result<()> {
 #[cfg(feature = "verbs")]
 mod with_verbs {
     use rpc_transport::device::verbs::preflight;
-    use rpc_transport::engine::establish::{growth_bytes, locked_bytes};
-    use rpc_transport::protocol::config::LinkConfig;
 
-    use super::{Write, io};
+    use super::{Nic, Write, any_nic, io};
 
     /// Where a peer would reach this machine. Without such an address, listening says why.
     pub(crate) fn listen_address() -> String {
@@ -34,51 +34,19 @@ mod with_verbs {
         }
     }
 
-    /// Prints devices, ports and addresses, and what is wrong.
-    pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
+    /// Prints devices, ports and addresses, and what is wrong. Gives the devices to reckon for.
+    pub(crate) fn print(out: &mut impl Write) -> io::Result<Vec<Nic>> {
         let report = preflight();
         for line in report.to_string().lines() {
             writeln!(out, "  {line}")?;
         }
-        writeln!(out, "  {}", need(report.memlock_bytes))?;
         if report.devices.is_empty() {
             super::point_to_the_lab(out)?;
         }
-        Ok(())
-    }
-
-    /// What a server with default settings needs of a limit on locked memory, bytes.
-    fn need(limit: Option<u64>) -> String {
-        let config = LinkConfig::default();
-        let (first, further) = locked_bytes(&config);
-        let mib = |bytes: u64| format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20);
-        let need = format!(
-            "a server with default settings locks about {} on a NIC for its first connection and {} \
-             for each further one, and up to {} more for each that is busy",
-            mib(first),
-            mib(further),
-            mib(growth_bytes(&config))
-        );
-        match limit {
-            None => need,
-            Some(limit) if limit < first => format!("{need}: the limit allows none"),
-            Some(limit) => format!("{need}: the limit allows {}", (limit - first) / further + 1),
-        }
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::need;
-
-        #[test]
-        fn the_need_is_held_against_the_limit() {
-            assert!(need(None).contains("MiB for each further one"));
-            assert!(need(None).ends_with("0.6 MiB more for each that is busy"));
-            assert!(need(Some(65_536)).ends_with("the limit allows none"));
-            let eight = need(Some(8 << 20));
-            let (_, count) = eight.rsplit_once(' ').unwrap();
-            assert!((2..64).contains(&count.parse().unwrap()), "{eight}");
-        }
+        let usable = report.devices.into_iter().filter(|device| device.open_error.is_none());
+        let nics = usable.map(|device| Nic { name: device.name, max_cqe: device.max_cqe });
+        let nics: Vec<_> = nics.collect();
+        Ok(if nics.is_empty() { vec![any_nic()] } else { nics })
     }
 }
 
@@ -86,16 +54,16 @@ mod with_verbs {
 mod without_verbs {
     use std::path::Path;
 
-    use super::{Write, io};
+    use super::{Nic, Write, any_nic, io};
 
     /// Any will do: listening says what is missing.
     pub(crate) fn listen_address() -> String {
         "rdma://0.0.0.0:0".to_owned()
     }
 
-    /// Prints what the kernel knows, and how to build for it.
-    pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
-        print_from(Path::new("/sys/class/infiniband"), out)
+    /// Prints what the kernel knows, and how to build for it. Nothing is known of the devices.
+    pub(crate) fn print(out: &mut impl Write) -> io::Result<Vec<Nic>> {
+        print_from(Path::new("/sys/class/infiniband"), out).map(|()| vec![any_nic()])
     }
 
     fn print_from(devices: &Path, out: &mut impl Write) -> io::Result<()> {

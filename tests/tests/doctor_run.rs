@@ -21,7 +21,7 @@ async fn everything_is_tried_and_said() {
         assert!(line.contains("works") && line.contains(way), "{ended:?}");
     }
     assert!(line(&text, "auto").contains("works  shm://"), "{ended:?}");
-    for part in ["open files: ", "locked memory: ", "\nRDMA\n"] {
+    for part in ["open files: ", "locked memory: ", "\nRDMA\n", "\nlocked memory for RDMA\n"] {
         assert!(text.contains(part), "{part} is missing: {ended:?}");
     }
     assert_eq!(ended.stderr, "");
@@ -57,4 +57,16 @@ async fn help_says_what_the_exit_status_means() {
     for part in ["Exit status: 0; 1 if a scheme", "doctor rdma", "--features verbs"] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
+}
+
+#[tokio::test]
+async fn a_configuration_is_reckoned_and_one_out_of_range_refused() {
+    let one = doctor("mem").await.with_code(0).text();
+    assert!(one.contains("a server with 1 connection on "), "{one}");
+    let many = doctor("mem --connections 500 --data-credits 8").await.with_code(0).text();
+    assert!(many.contains("a server with 500 connections on "), "{many}");
+    assert!(line(&many, "and where all are busy").contains("up to 0 B more"), "{many}");
+    let ended = doctor("mem --data-credits 0").await.with_code(2);
+    assert!(ended.stderr.contains("data_credits is 0, allowed is 1 to 4095"), "{ended:?}");
+    doctor("mem --shards 0").await.with_code(2);
 }

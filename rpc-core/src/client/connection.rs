@@ -19,9 +19,8 @@ use rpc_transport::connect::schemes::{self, Resolved};
 use rpc_transport::device::PeerIdentity;
 use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::engine::driver::Driver;
-use rpc_transport::engine::establish::{
-    completions_per_connection, locked_bytes, registered_bytes,
-};
+use rpc_transport::engine::establish::completions_per_connection;
+use rpc_transport::engine::locked_need::{channel_bytes, registered_bytes};
 use rpc_transport::engine::shard::ConnectionKey;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::budget::MemoryBudget;
@@ -331,7 +330,7 @@ async fn bring_up(
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
     let Resolved { mut outgoing, address, reason, .. } = resolved;
-    let (registered, (_, in_all)) = (registered_bytes(link), locked_bytes(link));
+    let (registered, in_all) = (registered_bytes(link), channel_bytes(link));
     if let Some(reason) = schemes::lacks_locked_memory(&address, registered, in_all) {
         return Err(ConnectError::Unavailable { scheme: "rdma", reason });
     }

@@ -20,9 +20,8 @@ use parking_lot::Mutex;
 use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::device::{Capabilities, Device, Incoming, Listener};
 use rpc_transport::engine::driver::Driver;
-use rpc_transport::engine::establish::{
-    AcceptError, FIRST_CONNECTIONS_PER_CQ, completions_per_connection,
-};
+use rpc_transport::engine::establish::{AcceptError, completions_per_connection};
+use rpc_transport::engine::locked_need;
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::allocator::return_freed_memory;
 use rpc_transport::memory::budget::MemoryBudget;
@@ -43,7 +42,7 @@ use crate::server::router::Router;
 use crate::session::Role;
 
 /// Number of connections that a CQ is sized for, at most.
-pub(super) const CONNECTIONS_PER_CQ: u32 = 1024;
+pub(super) const CONNECTIONS_PER_CQ: u32 = locked_need::CONNECTIONS_PER_CQ;
 /// Longest time for one set-up, while there is room for others; see `set_ups` when there is none.
 const ACCEPT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Set-ups that a shard may count at once: more than its CQ can ever have room for.
@@ -438,13 +437,9 @@ async fn no_calls(shards: &[ServedShard]) {
 }
 
 /// Number of connections for the CQ of a further shard, where there are `count` shards and the server
-/// is to have `shards`. Those that are added when all are full double what there is.
+/// is to have `shards`.
 pub(super) fn connections_of_cq(locks_queues: bool, count: usize, shards: usize) -> u32 {
-    if !locks_queues {
-        return CONNECTIONS_PER_CQ;
-    }
-    let added = (count + 1).saturating_sub(shards.max(1)).min(16);
-    (FIRST_CONNECTIONS_PER_CQ << added).min(CONNECTIONS_PER_CQ)
+    if locks_queues { locked_need::connections_of_cq(count, shards) } else { CONNECTIONS_PER_CQ }
 }
 
 /// Waits until a set-up has ended, and evicts one if necessary.

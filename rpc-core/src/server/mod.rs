@@ -40,7 +40,7 @@ use rpc_transport::connect::error::ListenError;
 use rpc_transport::connect::schemes;
 use rpc_transport::device::Listener;
 use rpc_transport::device::fault::{self, FaultPlan};
-use rpc_transport::engine::establish::{locked_bytes, registered_bytes};
+use rpc_transport::engine::locked_need::{registered_bytes, server_bytes};
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
 use tokio::task::{self, JoinError, JoinSet};
@@ -315,7 +315,8 @@ impl ServerBuilder {
         let own_stats = self.builtins.add_to(&mut self.services);
         let router = router(&self.arounds, self.services).map_err(ListenError::Config)?;
         let link = &self.config.link;
-        let (registered, (in_all, _)) = (registered_bytes(link), locked_bytes(link));
+        let registered = registered_bytes(link);
+        let in_all = server_bytes(link, 1, self.config.shards, u32::MAX);
         let lack = |address: &_| schemes::lacks_locked_memory(address, registered, in_all);
         let mut opened = Vec::new();
         for address in addresses? {

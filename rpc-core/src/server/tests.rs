@@ -6,7 +6,8 @@ use rpc_transport::device::{
     CompletionQueue, Device, Established, Incoming, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
 };
-use rpc_transport::engine::establish::{completions_per_connection, locked_bytes};
+use rpc_transport::engine::establish::completions_per_connection;
+use rpc_transport::engine::locked_need::{connection_bytes, server_bytes};
 use rpc_transport::memory::region::{Access, ProtectionDomain};
 use rpc_transport::protocol::config::LinkConfig;
 use tokio::sync::Notify;
@@ -88,7 +89,8 @@ fn the_first_client_on_a_nic_costs_a_small_completion_queue() {
     // Entries of the default configuration, as mlx5 makes them: half as many again, rounded up to a
     // power of two, 64 bytes each.
     let needed = completions_per_connection(&LinkConfig::default());
-    let (first, further) = locked_bytes(&LinkConfig::default());
+    let first = server_bytes(&LinkConfig::default(), 1, 1, u32::MAX);
+    let further = connection_bytes(&LinkConfig::default());
     let bytes =
         |connections: u32| u64::from((needed * connections / 2 * 3).next_power_of_two()) * 64;
     assert!(bytes(64) <= 1 << 20, "{}", bytes(64));

@@ -84,6 +84,7 @@ pub mod fault;
 pub mod locked;
 #[cfg(any(feature = "verbs", all(test, rpc_loom)))]
 mod mailbox;
+pub mod memlock;
 mod setup;
 pub mod soft;
 #[cfg(feature = "verbs")]

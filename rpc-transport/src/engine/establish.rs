@@ -12,19 +12,17 @@ use tokio::time::Instant;
 
 use crate::connect::address::Address;
 use crate::connect::error::{CloseCause, ConnectError};
-use crate::device::locked;
 use crate::device::{
     Capabilities, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError, QpCapacity,
     QpHandle,
 };
 use crate::engine::clock;
 use crate::engine::connection::{
-    Connection, ConnectionQp, FIRST_SEND_BUFFERS, RecvBuffers, SendBuffers, SendPath, first_locked,
-    most_recvs, with_lendable,
+    Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath, most_recvs,
 };
 use crate::engine::shard::{ConnectionKey, Shard};
 use crate::engine::upper::Protocol;
-use crate::memory::region::{BufferPool, ProtectionDomain};
+use crate::memory::region::ProtectionDomain;
 use crate::protocol::config::{Isolation, LinkConfig};
 use crate::protocol::handshake::{Agreed, Features, HandshakeError, Offer, Reject, RejectCode};
 use crate::protocol::link::Link;
@@ -54,7 +52,7 @@ pub enum AcceptError {
 }
 
 /// Sizes of the QP for a configuration.
-fn capacity(config: &LinkConfig) -> QpCapacity {
+pub(super) fn capacity(config: &LinkConfig) -> QpCapacity {
     QpCapacity {
         max_send_wr: config.send_queue_budget().sq_len(),
         max_recv_wr: most_recvs(config),
@@ -67,38 +65,6 @@ fn capacity(config: &LinkConfig) -> QpCapacity {
 pub fn completions_per_connection(config: &LinkConfig) -> u32 {
     let capacity = capacity(config);
     capacity.max_send_wr + capacity.max_recv_wr
-}
-
-/// Number of connections that the first CQ of a server on a NIC is sized for: its memory is locked as
-/// soon as it exists, and for 1024 connections that would be 16 MiB on mlx5, twice of what systemd and
-/// container runtimes let a process lock.
-pub const FIRST_CONNECTIONS_PER_CQ: u32 = 64;
-
-/// Locked memory that a server of this configuration needs on a NIC, bytes: for its first connection,
-/// and for each further one until its first CQ is full. Without large payloads, whose memory comes on
-/// demand. Reckoned by the sizes of [`locked`].
-#[must_use]
-pub fn locked_bytes(config: &LinkConfig) -> (u64, u64) {
-    let connection = registered_bytes(config) + locked::queue_pair(capacity(config));
-    let entries = completions_per_connection(config) * FIRST_CONNECTIONS_PER_CQ;
-    (connection + locked::completion_queue(entries), connection)
-}
-
-/// Memory that a connection of this configuration registers before it is up, on a device that locks
-/// what is registered, bytes. More comes with its windows, as far as there is any.
-#[must_use]
-pub fn registered_bytes(config: &LinkConfig) -> u64 {
-    let pool = |count| locked::region(BufferPool::region_bytes(config.receive_buffer_bytes, count));
-    pool(first_locked(config)) + pool(FIRST_SEND_BUFFERS)
-}
-
-/// Locked memory that a connection of this configuration takes at most when its window grows, on a
-/// device that locks what is registered, bytes.
-#[must_use]
-pub fn growth_bytes(config: &LinkConfig) -> u64 {
-    let more = config.window().data - config.window().first().data;
-    let size = BufferPool::region_bytes(config.receive_buffer_bytes, with_lendable(more.into()));
-    locked::region(size)
 }
 
 const MIN_INLINE_BYTES: u32 = 256;

@@ -10,6 +10,7 @@ mod deferred;
 pub mod driver;
 pub mod establish;
 pub mod executor;
+pub mod locked_need;
 pub mod shard;
 pub mod spin;
 pub mod upper;

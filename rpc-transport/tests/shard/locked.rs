@@ -1,8 +1,7 @@
 //! A limit on locked memory, as NICs have it: what there is no memory for goes in smaller pieces.
 
 use rpc_transport::device::fault::{FaultPlan, MANA, MLX5};
-use rpc_transport::device::locked;
-use rpc_transport::engine::establish::{completions_per_connection, locked_bytes};
+use rpc_transport::engine::locked_need::channel_bytes;
 use rpc_transport::engine::upper::Submission;
 use rpc_transport::memory::budget::{MemoryBudget, Reservation};
 use rpc_transport::memory::region::Access;
@@ -264,13 +263,12 @@ fn the_need_that_is_reckoned_is_what_is_charged_and_is_enough() {
             quiet().data_credits(300).send_queue_slots(200).receive_buffer_bytes(20_000),
         ];
         for config in configs {
-            let (_, connection) = locked_bytes(&config);
-            let queue = locked::completion_queue(completions_per_connection(&config));
-            let limits = [(); 2].map(|()| MemoryBudget::new(queue + connection));
+            let need = channel_bytes(&config);
+            let limits = [(); 2].map(|()| MemoryBudget::new(need));
             let faults = Some(limits.each_ref().map(|limit| profile().lock_limit(limit)));
             let options = Options { habits: KEEP, faults, ..Options::alike(config) };
             let pair = Pair::with("mem", &options).await;
-            assert_eq!(limits.each_ref().map(MemoryBudget::used_bytes), [queue + connection; 2]);
+            assert_eq!(limits.each_ref().map(MemoryBudget::used_bytes), [need; 2]);
             for (from, to) in [(&pair.client, &pair.server), (&pair.server, &pair.client)] {
                 send(from, b"large", [shared(pattern(1, MIB))]);
                 assert!(to.next().await.take_tail().unwrap().to_vec() == pattern(1, MIB));

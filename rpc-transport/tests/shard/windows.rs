@@ -1,10 +1,7 @@
 //! Windows that start small and grow by demand, and the receive buffers behind them.
 
 use rpc_transport::device::fault::{FaultPlan, MLX5};
-use rpc_transport::device::locked;
-use rpc_transport::engine::establish::{
-    completions_per_connection, locked_bytes, registered_bytes,
-};
+use rpc_transport::engine::locked_need::{channel_bytes, registered_bytes};
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::memory::region::BufferPool;
 use rpc_transport::protocol::config::LinkConfig;
@@ -106,8 +103,7 @@ fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
         let faults = Some(limits.each_ref().map(plan));
         let pair = Pair::with("mem", &Options { faults, ..Options::alike(config.clone()) }).await;
         let idle = limits[1].used_bytes();
-        let queue = locked::completion_queue(completions_per_connection(&config));
-        assert_eq!(idle, queue + locked_bytes(&config).1);
+        assert_eq!(idle, channel_bytes(&config));
         // 8 data credits, 2 acks, a Close, one whose repost waits; and 4 to send from.
         assert_eq!(registered_bytes(&config), (8 + 2 + 1 + 1 + 4) * (8 << 10));
 

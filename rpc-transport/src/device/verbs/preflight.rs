@@ -11,8 +11,8 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::failure::port_down;
-use super::limits::raise_memlock;
 use super::options::TRAFFIC_CLASS_VARIABLE;
+use crate::device::memlock::raise;
 
 /// A limit on locked memory below this, bytes, is too small for even a few connections: the receive
 /// buffers of one take a quarter of it.
@@ -221,7 +221,7 @@ fn judge(facts: &Report) -> Vec<Finding> {
         let text = format!(
             "only {bytes} bytes of memory may be locked (RLIMIT_MEMLOCK), and registered memory \
              is locked: {}",
-            raise_memlock()
+            raise()
         );
         add(Severity::Problem, text);
     }

@@ -10,9 +10,10 @@ use std::ptr::NonNull;
 
 use super::interfaces::{self, HARDWARE_BYTES};
 use super::{DeviceReport, Gid, IWARP, Port, Report};
+use crate::device::memlock;
 use crate::device::verbs::device::{is_iwarp, query_port};
 use crate::device::verbs::ffi::{self, Plain, ibv_port_state};
-use crate::device::verbs::{limits, options};
+use crate::device::verbs::options;
 
 const KERNEL_DEVICES: &str = "/sys/class/infiniband";
 const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
@@ -27,7 +28,7 @@ pub(super) fn facts() -> Report {
         kernel_devices: kernel_devices(),
         kernel_can_rdma: kernel_can_rdma(),
         connection_manager_error: connection_manager.err().map(|error| error.to_string()),
-        memlock_bytes: limits::memlock_bytes(),
+        memlock_bytes: memlock::limit_bytes(),
         traffic_class: options::traffic_class(),
         findings: Vec::new(),
     }

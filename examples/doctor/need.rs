@@ -1,0 +1,217 @@
+//! How much locked memory connections of a configuration need on a NIC, against the limit of this
+//! process. The library reckons; this prints.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use examples::units::{bytes, count};
+use rpc_transport::device::memlock;
+use rpc_transport::engine::locked_need::{
+    arena_bytes, channel_bytes, growth_bytes, most_connections, registered_bytes, server_bytes,
+};
+use rpc_transport::protocol::arena::ArenaConfig;
+use rpc_transport::protocol::config::{ConfigError, LinkConfig};
+
+/// The configuration to reckon with. Settings have the names of the builders' methods.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Locked memory of a configuration")]
+pub(crate) struct Wanted {
+    /// Connections of the server
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    connections: u32,
+    /// Server::shards
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    shards: u16,
+    /// LinkConfig::data_credits [default: the library's]
+    #[arg(long, value_name = "COUNT")]
+    data_credits: Option<u16>,
+    /// LinkConfig::send_queue_slots [default: the library's]
+    #[arg(long, value_name = "COUNT")]
+    send_queue_slots: Option<u16>,
+    /// LinkConfig::receive_buffer_bytes [default: the library's]
+    #[arg(long, value_name = "BYTES")]
+    receive_buffer_bytes: Option<u32>,
+    /// ArenaConfig::max_chunks [default: the library's]
+    #[arg(long, value_name = "COUNT")]
+    max_chunks: Option<u32>,
+    /// ArenaConfig::log2_chunk [default: the library's]
+    #[arg(long, value_name = "BITS")]
+    log2_chunk: Option<u8>,
+}
+
+impl Wanted {
+    /// The configuration of each connection.
+    ///
+    /// # Errors
+    /// That of the first setting out of range.
+    pub(crate) fn config(&self) -> Result<LinkConfig, ConfigError> {
+        let (mut config, mut arena) = (LinkConfig::default(), ArenaConfig::default());
+        if let Some(credits) = self.data_credits {
+            config = config.data_credits(credits);
+        }
+        if let Some(slots) = self.send_queue_slots {
+            config = config.send_queue_slots(slots);
+        }
+        if let Some(bytes) = self.receive_buffer_bytes {
+            config = config.receive_buffer_bytes(bytes);
+        }
+        if let Some(chunks) = self.max_chunks {
+            arena = arena.max_chunks(chunks);
+        }
+        if let Some(log2) = self.log2_chunk {
+            arena = arena.log2_chunk(log2);
+        }
+        let config = config.arena(arena);
+        config.validate().map(|()| config)
+    }
+}
+
+/// A device to reckon for.
+pub(crate) struct Nic {
+    pub(crate) name: String,
+    /// Most entries of a CQ.
+    pub(crate) max_cqe: u32,
+}
+
+/// Any that has room.
+pub(crate) fn any_nic() -> Nic {
+    Nic { name: "a NIC".to_owned(), max_cqe: u32::MAX }
+}
+
+/// Prints the need on each of these devices, and how to raise a limit that is lower.
+pub(crate) fn print(
+    wanted: &Wanted,
+    config: &LinkConfig,
+    nics: &[Nic],
+    limit: Option<u64>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let (connections, shards) = (wanted.connections, usize::from(wanted.shards));
+    let number = u64::from(connections);
+    let noun = if connections == 1 { "connection" } else { "connections" };
+    let mut most_needed = 0;
+    for Nic { name, max_cqe } in nics {
+        let need = server_bytes(config, connections, shards, *max_cqe);
+        most_needed = most_needed.max(need);
+        write!(
+            out,
+            "  a server with {} {noun} on {name}: {} ({} registered, the rest queues, which some \
+             devices do not count)",
+            count(number),
+            bytes(need),
+            bytes(registered_bytes(config) * number),
+        )?;
+        match limit {
+            None => writeln!(out)?,
+            Some(limit) => {
+                let most = most_connections(config, shards, *max_cqe, limit);
+                writeln!(out, "; the limit allows {}", count(most.into()))?;
+            }
+        }
+    }
+    let busy = growth_bytes(config) * number;
+    writeln!(out, "  and where all are busy, for their windows: up to {} more", bytes(busy))?;
+    writeln!(
+        out,
+        "  and while large payloads arrive, for arenas: up to {} more; with less they are slower",
+        bytes(arena_bytes(config) * number)
+    )?;
+    writeln!(out, "  a channel: {} for each of its connections", bytes(channel_bytes(config)))?;
+    match limit {
+        None => {
+            writeln!(out, "  the limit: none for this process; for one that has a limit, write")?
+        }
+        Some(limit) if limit >= most_needed + busy => {
+            return writeln!(out, "  the limit: {}, which is enough without arenas", bytes(limit));
+        }
+        Some(limit) => {
+            let when = if limit < most_needed { "" } else { " where all are busy" };
+            writeln!(out, "  the limit: {}, which is too low{when}; write", bytes(limit))?;
+        }
+    }
+    for (place, line) in memlock::lines(most_needed + busy) {
+        writeln!(out, "    {place:<12}{line}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        wanted: Wanted,
+    }
+
+    fn wanted(line: &str) -> Wanted {
+        Line::try_parse_from(line.split(' ')).unwrap().wanted
+    }
+
+    fn printed(line: &str, nics: &[Nic], limit: Option<u64>) -> String {
+        let wanted = wanted(line);
+        let mut text = Vec::new();
+        print(&wanted, &wanted.config().unwrap(), nics, limit, &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_limit_that_is_too_low_is_said_with_the_lines_that_raise_it_to_what_is_needed() {
+        let text = printed("doctor --connections 100", &[any_nic()], Some(8 << 20));
+        let config = LinkConfig::default();
+        let need = server_bytes(&config, 100, 1, u32::MAX);
+        let most = most_connections(&config, 1, u32::MAX, 8 << 20);
+        for part in [
+            format!("100 connections on a NIC: {} (", bytes(need)),
+            format!("; the limit allows {most}\n"),
+            "the limit: 8.0 MiB, which is too low; write\n".to_owned(),
+        ] {
+            assert!(text.contains(&part), "{part} is missing in:\n{text}");
+        }
+        // Those of the library, for the idle and the busy together.
+        for (place, line) in memlock::lines(need + 100 * growth_bytes(&config)) {
+            assert!(text.contains(&format!("    {place:<12}{line}\n")), "{line}:\n{text}");
+        }
+        assert!((1..100).contains(&most), "{most}");
+    }
+
+    #[test]
+    fn a_limit_between_idle_and_busy_says_so_and_a_high_one_advises_nothing() {
+        let config = LinkConfig::default();
+        let idle = server_bytes(&config, 1, 1, u32::MAX);
+        let between = printed("doctor", &[any_nic()], Some(idle));
+        assert!(between.contains("which is too low where all are busy"), "{between}");
+        let enough = printed("doctor", &[any_nic()], Some(idle + growth_bytes(&config)));
+        assert!(!enough.contains("too low") && !enough.contains("memlock"), "{enough}");
+        // Who asks as root writes the line for another.
+        let root = printed("doctor", &[any_nic()], None);
+        assert!(root.contains("none for this process") && root.contains("LimitMEMLOCK="), "{root}");
+    }
+
+    #[test]
+    fn the_settings_count_and_those_out_of_range_are_errors() {
+        let line = "doctor --connections 50 --shards 2 --data-credits 8 --send-queue-slots 20 \
+                    --receive-buffer-bytes 4096 --max-chunks 10 --log2-chunk 20";
+        let config = LinkConfig::default()
+            .data_credits(8)
+            .send_queue_slots(20)
+            .receive_buffer_bytes(4096)
+            .arena(ArenaConfig::default().max_chunks(10).log2_chunk(20));
+        assert_eq!(wanted(line).config().unwrap(), config);
+        let nics = [("mlx5_0", u32::MAX), ("mana_0", 1024)]
+            .map(|(name, max_cqe)| Nic { name: name.to_owned(), max_cqe });
+        let text = printed(line, &nics, None);
+        for nic in &nics {
+            let need = bytes(server_bytes(&config, 50, 2, nic.max_cqe));
+            let part = format!("50 connections on {}: {need} (", nic.name);
+            assert!(text.contains(&part), "{part}:\n{text}");
+        }
+        // 50 times 10 chunks of 1 MiB.
+        assert!(text.contains("arenas: up to 500.0 MiB more"), "{text}");
+        let error = wanted("doctor --data-credits 0").config().unwrap_err().to_string();
+        assert!(error.contains("data_credits is 0"), "{error}");
+    }
+}
