@@ -1,6 +1,6 @@
 //! Windows that start small and grow by demand, and the receive buffers behind them.
 
-use rpc_transport::device::fault::{FaultPlan, MLX5};
+use rpc_transport::device::fault::{FaultPlan, MLX5, PROFILES};
 use rpc_transport::engine::locked_need::{channel_bytes, registered_bytes};
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::memory::region::BufferPool;
@@ -104,8 +104,8 @@ fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
         let pair = Pair::with("mem", &Options { faults, ..Options::alike(config.clone()) }).await;
         let idle = limits[1].used_bytes();
         assert_eq!(idle, channel_bytes(&config));
-        // 8 data credits, 2 acks, a Close, one whose repost waits; and 4 to send from.
-        assert_eq!(registered_bytes(&config), (8 + 2 + 1 + 1 + 4) * (8 << 10));
+        // 8 data credits, 2 acks, a Close, one whose repost waits; and 2 to send from.
+        assert_eq!(registered_bytes(&config), (8 + 2 + 1 + 1 + 2) * (8 << 10));
 
         let burst = async |sent: &mut u64| {
             pair.client.with(|probe| (0..200).for_each(|_| probe.send(b"many at once")));
@@ -123,5 +123,35 @@ fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
         assert!(limits[1].used_bytes() >= idle + 56 * (8 << 10));
         pair.end().await;
         assert_eq!(limits.map(|limit| limit.used_bytes()), [0, 0]);
+    });
+}
+
+/// What a NIC locks for a connection that is idle, or has one short message on its way at a time, with
+/// a completion queue to itself, bytes.
+const IDLE_BYTES: u64 = 148 << 10;
+
+/// The send queue was rounded up to twice its length, and four buffers lay ready to send from.
+#[test]
+fn an_idle_connection_locks_little_on_every_kind_of_nic() {
+    run("an_idle_connection_locks_little", async {
+        for profile in PROFILES.into_iter().filter(|profile| profile.has_rc) {
+            let config = LinkConfig::default().keep_alive(None);
+            let limits = [(); 2].map(|()| MemoryBudget::new(64 << 20));
+            let plan = |limit| FaultPlan::new(1).profile(profile).lock_limit(limit);
+            let faults = Some(limits.each_ref().map(plan));
+            let pair = Pair::with("mem", &Options { faults, ..Options::alike(config) }).await;
+            let idle = limits.each_ref().map(MemoryBudget::used_bytes);
+            assert!(idle.iter().all(|bytes| *bytes <= IDLE_BYTES), "{}: {idle:?}", profile.driver);
+            for turn in 1..=100 {
+                pair.client.send(b"one at a time");
+                pair.client.received(turn).await;
+            }
+            // A device that takes nothing inline sends from buffers, and has some more then.
+            if profile.max_inline_bytes > 0 {
+                let used = limits.each_ref().map(MemoryBudget::used_bytes);
+                assert_eq!(used, idle, "{}", profile.driver);
+            }
+            pair.end().await;
+        }
     });
 }

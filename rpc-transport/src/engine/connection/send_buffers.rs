@@ -13,8 +13,9 @@ use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 
 use super::growth::Growth;
 
-/// Buffers that a connection has at least, where memory is locked.
-pub(crate) const FIRST: u32 = 4;
+/// Buffers that a connection has at least, where memory is locked: one to stage from, and one for the
+/// frame behind it.
+pub(crate) const FIRST: u32 = 2;
 
 /// The send buffers of a connection.
 pub(crate) struct SendBuffers {
