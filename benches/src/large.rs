@@ -156,6 +156,8 @@ struct Samples {
     one_copy: Vec<f64>,
     two_copies: Vec<f64>,
     fresh_copies: Vec<f64>,
+    in_turn: Vec<f64>,
+    overlapping: Vec<f64>,
     stream: Vec<f64>,
     bulk: Both,
     bulk_4: Both,
@@ -174,7 +176,7 @@ struct Samples {
 
 pub(crate) fn run(
     runtime: &tokio::runtime::Runtime,
-    scheme: &str,
+    (scheme, mode): (&str, &str),
     size: usize,
     rounds: usize,
     duration: Duration,
@@ -194,8 +196,10 @@ pub(crate) fn run(
         samples.one_copy.push(floor_large::one_copy(crate::CPUS, size, duration)?);
         samples.two_copies.push(floor_large::two_copies(crate::CPUS, size, duration)?);
         samples.fresh_copies.push(floor_large::fresh_copies(crate::CPUS, size, duration)?);
-        let server = crate::start_server("large", &address, "busy")?;
-        runtime.block_on(measure_ours(&server, size, duration, &mut samples))?;
+        samples.in_turn.push(floor_large::one_at_a_time(crate::CPUS, size, 1, duration)?);
+        samples.overlapping.push(floor_large::one_at_a_time(crate::CPUS, size, 4, duration)?);
+        let server = crate::start_server("large", &address, mode)?;
+        runtime.block_on(measure_ours(&server, mode, size, duration, &mut samples))?;
         drop(server);
         let _server = crate::start_server("tarpc", &socket.to_string_lossy(), "")?;
         runtime.block_on(async {
@@ -209,18 +213,19 @@ pub(crate) fn run(
             anyhow::Ok(())
         })?;
     }
-    print(scheme, size, &samples);
+    print((scheme, mode), size, &samples);
     Ok(())
 }
 
 async fn measure_ours(
     server: &ServerProcess,
+    mode: &str,
     size: usize,
     duration: Duration,
     samples: &mut Samples,
 ) -> Result<()> {
-    let channel =
-        Channel::builder().poll_mode(PollMode::Busy).link(link()).connect(server.address()).await?;
+    let builder = Channel::builder().poll_mode(crate::mode(mode)).link(link());
+    let channel = builder.connect(server.address()).await?;
     let client = LargeClient::new(channel.clone());
     let len = u32::try_from(size)?;
 
@@ -340,8 +345,8 @@ async fn latency_of(
     tokio::spawn(async move { ours::latency(&task, 64, duration).await }).await?
 }
 
-fn print(scheme: &str, size: usize, samples: &Samples) {
-    row(format!("{size}-byte payloads over {scheme}, two processes, busy"), "median", "ratio");
+fn print((scheme, mode): (&str, &str), size: usize, samples: &Samples) {
+    row(format!("{size}-byte payloads over {scheme}, two processes, {mode}"), "median", "ratio");
     let raw = |name: &str, rates: &[f64]| {
         if !rates.is_empty() {
             row(format!("raw: {name}"), giga(rates), "");
@@ -351,14 +356,17 @@ fn print(scheme: &str, size: usize, samples: &Samples) {
     raw("one copy into shared memory, 1 slot", &samples.one_copy);
     raw("copied in and out, 4 slots", &samples.two_copies);
     raw("the same, out to fresh memory", &samples.fresh_copies);
+    raw("one at a time, copied in, then out", &samples.in_turn);
+    raw("one at a time, in four parts that overlap", &samples.overlapping);
     let one_copy = ("one raw copy", &*samples.one_copy, 0.8);
     let two_copies = ("two raw copies", &*samples.two_copies, 0.5);
+    let several = ("two raw copies", &*samples.two_copies, 0.7);
     let stream = ("the raw stream", &*samples.stream, 0.8);
     let rows = [
         ("registered Bulk", 1, &samples.bulk, one_copy),
         ("registered Bulk", 4, &samples.bulk_4, one_copy),
         ("Bytes", 1, &samples.bytes, two_copies),
-        ("Bytes", 4, &samples.bytes_4, two_copies),
+        ("Bytes", 4, &samples.bytes_4, several),
         ("Vec", 4, &samples.vec, two_copies),
     ];
     for (name, in_flight, rates, mut floor) in rows {

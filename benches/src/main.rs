@@ -85,6 +85,9 @@ enum Command {
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 300)]
         millis: u64,
+        /// Poll mode of both ends.
+        #[arg(long, default_value = "busy")]
+        mode: String,
     },
     /// CPU time of large payloads with both ends on one thread, against copies.
     LargeCpu {
@@ -286,8 +289,9 @@ fn main() -> Result<()> {
                 }
             })
         }
-        Command::Large { scheme, size, rounds, millis } => {
-            large::run(&runtime, &scheme, size, rounds, Duration::from_millis(millis))
+        Command::Large { scheme, size, rounds, millis, mode } => {
+            let duration = Duration::from_millis(millis);
+            large::run(&runtime, (&scheme, &mode), size, rounds, duration)
         }
         Command::LargeCpu { scheme, size, calls, in_flight, only } => {
             runtime.block_on(large_cpu::cpu(&scheme, size, (calls, in_flight.max(1)), &only))

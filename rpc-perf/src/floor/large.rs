@@ -86,12 +86,21 @@ impl Slot {
     }
 }
 
+/// Which slots a writer may fill while the reader is still at others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ahead {
+    /// Each that has been read.
+    Any,
+    /// Those of one turn: the next one begins when all of them have been read.
+    Turn,
+}
+
 /// Bytes per second of `slots` slots of `size` bytes, read by `read` on the other core.
 #[allow(clippy::cast_precision_loss, reason = "bytes of a run are far below 2^52")]
 fn rate(
     cpus: CpuPair,
     size: usize,
-    slots: usize,
+    (slots, ahead): (usize, Ahead),
     duration: Duration,
     mut read: impl FnMut(Slot) + Send + 'static,
 ) -> Result<f64> {
@@ -137,6 +146,9 @@ fn rate(
     const WARM_UP: u64 = 2;
     while turn <= WARM_UP || started.elapsed() < duration {
         turn += 1;
+        if ahead == Ahead::Turn {
+            slots.iter().for_each(|slot| Slot::wait(slot.read(), turn - 1));
+        }
         for slot in &slots {
             Slot::wait(slot.read(), turn - 1);
             slot.copy_in(&source);
@@ -165,7 +177,7 @@ fn rate(
 /// # Errors
 /// When memory or a thread cannot be had.
 pub fn one_copy(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64> {
-    rate(cpus, size, 1, duration, |slot| {
+    rate(cpus, size, (1, Ahead::Any), duration, |slot| {
         std::hint::black_box(slot.look());
     })
 }
@@ -176,16 +188,31 @@ pub fn one_copy(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64> {
 /// When memory or a thread cannot be had.
 pub fn two_copies(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64> {
     let mut to = vec![0; size];
-    rate(cpus, size, 4, duration, move |slot| slot.copy_out(&mut to))
+    rate(cpus, size, (4, Ahead::Any), duration, move |slot| slot.copy_out(&mut to))
 }
 
-/// The same, but the receiver copies out to memory that it has just asked for, and gives it back,
+/// One payload at a time: the receiver copies out what the sender has copied in, while the sender
+/// waits. In `parts` parts of equal size, each copied out as soon as it is in: what can be gained by
+/// having the two copies of a payload overlap.
+///
+/// # Errors
+/// When memory or a thread cannot be had.
+pub fn one_at_a_time(cpus: CpuPair, size: usize, parts: usize, duration: Duration) -> Result<f64> {
+    let part = size / parts;
+    let (mut to, mut at) = (vec![0; part * parts], 0);
+    rate(cpus, part, (parts, Ahead::Turn), duration, move |slot| {
+        slot.copy_out(&mut to[at..at + part]);
+        at = (at + part) % to.len();
+    })
+}
+
+/// Like [`two_copies`], but the receiver copies out to memory that it has just asked for, and gives it back,
 /// as whoever takes a `Vec` does: what is beyond [`two_copies`] is the price of fresh memory.
 ///
 /// # Errors
 /// When memory or a thread cannot be had.
 pub fn fresh_copies(cpus: CpuPair, size: usize, duration: Duration) -> Result<f64> {
-    rate(cpus, size, 4, duration, move |slot| {
+    rate(cpus, size, (4, Ahead::Any), duration, move |slot| {
         let mut to = Vec::with_capacity(size);
         slot.append_to(&mut to);
         std::hint::black_box(&to);
