@@ -45,6 +45,9 @@ pub(super) enum State {
     Accepting,
     /// The connection is established.
     Up,
+    /// The owner's QP is in ERR, and nobody has told it that the peer is gone: on iWARP the device
+    /// moves the QP, and its flush may be polled before the event of the peer's end comes.
+    Leaving,
     /// Disconnected; the id waits for the QP to be flushed and destroyed.
     Down,
     /// A listener.
@@ -188,6 +191,7 @@ pub(super) fn step(state: State, input: Input) -> Step {
         State::Preparing => preparing(input),
         State::Accepting => accepting(input),
         State::Up => up(input),
+        State::Leaving => leaving(input),
         State::Down => down(input),
         State::Listening => listening(input),
         State::Closed => (State::Closed, &[]),
@@ -325,9 +329,19 @@ fn up(input: Input) -> Step {
         Input::Event(E::DeviceRemoval) => {
             (State::Closed, &[Action::ReportDisconnected, Action::Destroy])
         }
-        Input::Disconnect => (State::Down, &[Action::SendDisconnect]),
+        Input::Disconnect => (State::Leaving, &[Action::SendDisconnect]),
         Input::Close => (State::Closed, &[Action::SendDisconnect, Action::Destroy]),
         _ => (State::Up, &[]),
+    }
+}
+
+fn leaving(input: Input) -> Step {
+    match input {
+        Input::Event(Event::Disconnected) => (State::Down, &[Action::ReportDisconnected]),
+        other => match down(other) {
+            (State::Down, none) => (State::Leaving, none),
+            ended => ended,
+        },
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use super::*;
 
-const STATES: [State; 13] = [
+const STATES: [State; 14] = [
     State::ResolvingAddress,
     State::ResolvingRoute,
     State::Routed,
@@ -17,6 +17,7 @@ const STATES: [State; 13] = [
     State::Preparing,
     State::Accepting,
     State::Up,
+    State::Leaving,
     State::Down,
     State::Listening,
     State::Closed,
@@ -124,8 +125,11 @@ Up                Unreachable       -> Down: SendDisconnect, ReportDisconnected
 Up                Rejected          -> Down: SendDisconnect, ReportDisconnected
 Up                Disconnected      -> Down: SendDisconnect, ReportDisconnected
 Up                DeviceRemoval     -> Closed: ReportDisconnected, Destroy
-Up                Disconnect        -> Down: SendDisconnect
+Up                Disconnect        -> Leaving: SendDisconnect
 Up                Close             -> Closed: SendDisconnect, Destroy
+Leaving           Disconnected      -> Down: ReportDisconnected
+Leaving           DeviceRemoval     -> Closed: Destroy
+Leaving           Close             -> Closed: Destroy
 Down              DeviceRemoval     -> Closed: Destroy
 Down              Close             -> Closed: Destroy
 Listening         ConnectRequest    -> Listening: DeliverRequest
@@ -243,6 +247,14 @@ fn s17_a_disconnect_is_answered_by_one_even_before_established() {
         run(State::Accepting, &[Event::Disconnected, Event::Established].map(Input::Event));
     assert_eq!(state, State::Closed);
     assert_eq!(actions, [Action::SendDisconnect, Action::ReportFailure, Action::Destroy]);
+}
+
+#[test]
+fn a_peer_that_goes_after_the_flush_is_reported_all_the_same() {
+    let gone = Input::Event(Event::Disconnected);
+    let (state, actions) = run(State::Up, &[Input::Disconnect, gone, gone]);
+    assert_eq!(state, State::Down);
+    assert_eq!(actions, [Action::SendDisconnect, Action::ReportDisconnected]);
 }
 
 /// What has happened so far, as far as the invariants depend on it.
