@@ -52,6 +52,7 @@ impl Toy {
             max_cqe: MAX_CQE,
             capabilities: Capabilities::FLUSHES_LATE_RECEIVES
                 .with(Capabilities::FLUSHES_LATE_SENDS)
+                .with(Capabilities::REMOTE_ERRORS)
                 .with(Capabilities::EMPTY_SEND)
                 .with(Capabilities::REGISTER_REMOTE),
         })

@@ -49,6 +49,9 @@ impl Capabilities {
     /// A SEND posted after the QP went to ERR is accepted, and flushed (rule 8; mana and ocrdma refuse
     /// it).
     pub const FLUSHES_LATE_SENDS: Self = Self(1 << 8);
+    /// A SEND or WRITE that the target refuses fails here with its own status (rules 6, 9, 10, 11). On
+    /// iWARP it has succeeded or is flushed, and the target ends the connection.
+    pub const REMOTE_ERRORS: Self = Self(1 << 9);
 
     /// The union of both sets.
     #[must_use]
@@ -71,7 +74,7 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 9] = [
+        const NAMES: [(&str, Capabilities); 10] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
@@ -81,6 +84,7 @@ impl fmt::Debug for Capabilities {
             ("FREE_REGISTRATION", Capabilities::FREE_REGISTRATION),
             ("COPIES_ON_POST", Capabilities::COPIES_ON_POST),
             ("FLUSHES_LATE_SENDS", Capabilities::FLUSHES_LATE_SENDS),
+            ("REMOTE_ERRORS", Capabilities::REMOTE_ERRORS),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

@@ -31,7 +31,9 @@
 //!     may be polled before the completion of the request that caused it.
 //! 6.  *Acceptance.* A successful send completion means that the target's engine has accepted the
 //!     message, not that the application has seen it. Errors that the target finds (bad rkey,
-//!     bounds, no RECV, RECV too small) come back as the requester's error completion.
+//!     bounds, no RECV, RECV too small) come back as the requester's error completion; where they
+//!     cannot ([`Capabilities::REMOTE_ERRORS`]), a success means that the bytes are on their way, and
+//!     of such an error the requester sees only that the connection ends (rule 16).
 //! 7.  *States.* RESET -> INIT -> RTR -> RTS. RECVs may be posted from INIT, SENDs from RTS on
 //!     (earlier: [`PostErrorKind::InvalidState`]); any state may go to ERR.
 //! 8.  *Flush.* In ERR every WR posted before completes, unsignaled ones too: the one that failed

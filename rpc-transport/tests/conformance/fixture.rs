@@ -327,6 +327,36 @@ impl Pair {
         completion
     }
 
+    /// The server refuses the client's `wr_id`: the client is told so by a status that is `right`, or,
+    /// on a device that tells no such error, sees the WR done or flushed and the connection end.
+    pub(crate) fn wait_refused(
+        &mut self,
+        wr_id: u64,
+        right: impl Fn(Status) -> bool,
+    ) -> Completion {
+        let refused = self.next_of(Client, false);
+        assert_eq!(refused.wr_id, wr_id, "{refused:?}");
+        if self.client.has(Capabilities::REMOTE_ERRORS) {
+            assert!(right(refused.status), "{refused:?}");
+        } else {
+            let statuses = [Status::Success, Status::FlushError];
+            assert!(statuses.contains(&refused.status), "{refused:?}");
+            self.wait("the end of the connection", |pair| pair.client.is_disconnected());
+            self.client.cq.modify_to_error(self.client.qp).unwrap();
+        }
+        refused
+    }
+
+    /// The next of the client's WRs behind one that the server refuses.
+    pub(crate) fn next_behind_refused(&mut self, wr_id: u64) {
+        let flushed = self.next_of(Client, false);
+        assert_eq!(flushed.wr_id, wr_id, "{flushed:?}");
+        let told = self.client.has(Capabilities::REMOTE_ERRORS);
+        // What was on its way already counts as done where nobody is told.
+        let on_its_way = !told && flushed.status == Status::Success;
+        assert!(flushed.status == Status::FlushError || on_its_way, "{flushed:?}");
+    }
+
     /// Waits until the side's QP is in ERR.
     pub(crate) fn wait_error(&mut self, side: Side) {
         self.wait("the QP to fail", |pair| {

@@ -200,11 +200,18 @@ pub(crate) fn rule08_the_failed_wr_has_its_own_status(fixture: &dyn Fixture) {
     // Two RECVs, five SENDs: the third fails, what follows is flushed, unsignaled or not.
     let mut wrs: Vec<_> = (0..5).map(|i| send(i, i == 4, Source::Inline(b"x"))).collect();
     pair.client.post(&mut wrs).unwrap();
-    let failed = pair.next_of(Client, false);
-    assert_eq!((failed.wr_id, failed.status), (2, Status::RnrRetryExceeded));
-    for wr_id in [3, 4] {
-        let flushed = pair.next_of(Client, false);
-        assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::FlushError));
+    if pair.client.has(Capabilities::REMOTE_ERRORS) {
+        let failed = pair.next_of(Client, false);
+        assert_eq!((failed.wr_id, failed.status), (2, Status::RnrRetryExceeded));
+        for wr_id in [3, 4] {
+            let flushed = pair.next_of(Client, false);
+            assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::FlushError));
+        }
+    } else {
+        // Only the last one tells: either all had left, or what had not is flushed.
+        pair.wait("the end of the connection", |pair| pair.client.is_disconnected());
+        pair.client.cq.modify_to_error(pair.client.qp).unwrap();
+        while pair.next_of(Client, false).wr_id != 4 {}
     }
     for _ in 0..2 {
         assert_eq!(pair.next_of(Client, true).status, Status::FlushError);
@@ -216,8 +223,7 @@ pub(crate) fn rule08_the_failed_wr_has_its_own_status(fixture: &dyn Fixture) {
 pub(crate) fn rule09_s61_s84_rnr(fixture: &dyn Fixture) {
     let mut pair = Pair::with(fixture, Options { posted: 0, ..Options::default() });
     pair.client.send(5, b"nobody listens");
-    let failed = pair.next(Client);
-    assert_eq!((failed.wr_id, failed.status), (5, Status::RnrRetryExceeded));
+    pair.wait_refused(5, |status| status == Status::RnrRetryExceeded);
     assert_eq!(pair.client.state(), QpState::Error);
     assert!(pair.server.got.is_empty());
 }
@@ -241,10 +247,8 @@ pub(crate) fn rule10_too_long(fixture: &dyn Fixture) {
         }
         let source = pair.client.filled(&vec![1; len]);
         pair.client.post(&mut [send(1, true, source)]).unwrap();
-        let failed = pair.next_of(Client, false);
-        assert_eq!(failed.wr_id, 1);
         let refused = [Status::RemoteInvalidRequest, Status::RemoteOperation];
-        assert!(refused.contains(&failed.status), "{:?}", failed.status);
+        pair.wait_refused(1, |status| refused.contains(&status));
         let short = pair.next_of(Server, true);
         assert_eq!(short.wr_id, 50);
         let statuses = [Status::LocalLength, Status::LocalQpOperation];

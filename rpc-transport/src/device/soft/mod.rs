@@ -79,6 +79,7 @@ impl SoftDevice {
             .with(Capabilities::REGISTER_REMOTE)
             .with(Capabilities::FLUSHES_LATE_RECEIVES)
             .with(Capabilities::FLUSHES_LATE_SENDS)
+            .with(Capabilities::REMOTE_ERRORS)
             .with(Capabilities::EMPTY_SEND)
             .with(Capabilities::FREE_REGISTRATION)
             .with(wire);

@@ -221,10 +221,14 @@ fn max_message_bytes(context: &Context, ports: u8) -> u64 {
 fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
     let both = Capabilities::REGISTER_REMOTE.with(Capabilities::EMPTY_SEND);
     if NonNull::new(context.as_ptr()).is_some_and(is_iwarp) {
-        // iWARP has no immediates, and requires the local buffer of a READ to allow remote writes.
+        // iWARP has no immediates, requires the local buffer of a READ to allow remote writes, and
+        // completes what it has handed to TCP.
         return both;
     }
-    let infiniband = both.with(Capabilities::IMMEDIATE).with(Capabilities::WRITE_WITH_IMM);
+    let infiniband = both
+        .with(Capabilities::IMMEDIATE)
+        .with(Capabilities::WRITE_WITH_IMM)
+        .with(Capabilities::REMOTE_ERRORS);
     if max_reads > 0 { infiniband.with(Capabilities::READ) } else { infiniband }
 }
 
