@@ -18,7 +18,7 @@ use crate::device::QpEvent;
 use super::cm::{Action, State};
 use super::cm_id::{CmId, ConnParam};
 use super::device::VerbsDevice;
-use super::failure::{Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
+use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
 use super::options::SetupOptions;
 use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
 use super::service::{Answer, Request, Resolved, SetupQp};
@@ -81,8 +81,8 @@ impl Conversation {
             }
             Action::ReportResolved => self.report_resolved()?,
             Action::SendConnect => {
-                let param = self.parameters().map_err(failed("connect"))?;
-                self.id.connect(param).map_err(failed("connect"))?;
+                let param = self.parameters().map_err(failed(CONNECT))?;
+                self.id.connect(param).map_err(failed(CONNECT))?;
             }
             Action::Establish => self.id.establish().map_err(failed("establish"))?,
             Action::SendAccept => {

@@ -102,10 +102,9 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
         }
         // iWARP has no reject reasons: TCP reports the refusal.
         _ if -status == Errno::CONNREFUSED.raw_os_error() => {
-            let reason = "no listener at this port (connection refused)".to_owned();
-            return ConnectError::Refused { address, reason };
+            return ConnectError::Refused { address, reason: NO_TCP_LISTENER.to_owned() };
         }
-        REJECT_BY_APPLICATION => {
+        status if by_application(status) => {
             private_data.resize(REJ_PRIVATE_DATA_BYTES, 0);
             // The kernel says the same where the port has a listener at another address only.
             let reason = if private_data.iter().any(|byte| *byte != 0) {
@@ -123,6 +122,11 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
         other => format!("reject reason {other}"),
     };
     ConnectError::Rejected { address, reason, private_data: Vec::new() }
+}
+
+/// On iWARP an answer that refuses has the status of a connection that was reset.
+fn by_application(status: i32) -> bool {
+    status == REJECT_BY_APPLICATION || -status == Errno::CONNRESET.raw_os_error()
 }
 
 fn unreachable(address: &Address, reason: String) -> ConnectError {
@@ -163,8 +167,18 @@ fn call_failed(address: &Address, what: &'static str, error: &io::Error) -> Conn
         let reason = format!("{error} ({NO_DEVICE})");
         return unreachable(address, reason);
     }
+    // iWARP to this very machine is refused before the call returns.
+    if what == CONNECT && is_errno(error, Errno::CONNREFUSED) {
+        let (address, reason) = (address.clone(), NO_TCP_LISTENER.to_owned());
+        return ConnectError::Refused { address, reason };
+    }
     ConnectError::Provider(ProviderError::Resources { what, message: error.to_string() })
 }
+
+/// Name of the call that asks a peer.
+pub(super) const CONNECT: &str = "connect";
+
+const NO_TCP_LISTENER: &str = "no listener at this port (connection refused)";
 
 /// Names of the calls that fail when there is no route.
 pub(super) const RESOLVE_ADDRESS: &str = "resolve address";
@@ -197,18 +211,25 @@ mod tests {
             let error = event(Event::Rejected, status);
             assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
         }
+        // On iWARP the call itself says so where the peer is on the same machine.
+        let refused = || io::Error::from_raw_os_error(111);
+        let call = |what| Failure::Call { what, error: refused() }.into_connect_error(&address());
+        assert!(matches!(call(CONNECT), ConnectError::Refused { .. }));
+        assert!(matches!(call(RESOLVE_ROUTE), ConnectError::Provider(_)));
         let error = event(Event::Unreachable, -110);
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     }
 
     #[test]
     fn s19_the_applications_reason_comes_padded_and_no_other() {
-        let ConnectError::Rejected { private_data, .. } = event(Event::Rejected, 28) else {
-            panic!("not a rejection")
-        };
-        assert_eq!(private_data[..4], [1, 2, 3, 0]);
-        assert_eq!(private_data.len(), REJ_PRIVATE_DATA_BYTES);
-        for status in [4, 10, 12, -104] {
+        for status in [28, -104] {
+            let ConnectError::Rejected { private_data, .. } = event(Event::Rejected, status) else {
+                panic!("not a rejection")
+            };
+            assert_eq!(private_data[..4], [1, 2, 3, 0]);
+            assert_eq!(private_data.len(), REJ_PRIVATE_DATA_BYTES);
+        }
+        for status in [4, 10, 12, -110] {
             let error = event(Event::Rejected, status);
             let ConnectError::Rejected { private_data, .. } = &error else { panic!("{error}") };
             assert!(private_data.is_empty(), "{status}");
