@@ -505,7 +505,12 @@ impl CompletionQueue for VerbsCompletionQueue {
             return Some(known);
         }
         // The device may have moved it to ERR while nothing was posted that would report it.
-        Some(entry.guard.query_state().unwrap_or(QpState::Error))
+        match entry.guard.query_state() {
+            // None comes back to RESET: siw tells no state at all.
+            Ok(QpState::Reset) => Some(known),
+            Ok(state) => Some(state),
+            Err(_) => Some(QpState::Error),
+        }
     }
 
     fn vendor_error(&self, qp: QpHandle) -> u32 {
