@@ -11,7 +11,7 @@ use rpc_core::Code;
 use rpc_core::stats::{ChannelStats, ConnectionStats, MethodStats, ServerStats};
 use serde::Serialize;
 
-use crate::report::unix_millis;
+use crate::wall_clock::unix_millis;
 
 /// Readings that are kept: three minutes.
 pub(crate) const MOST_POINTS: usize = 180;

@@ -9,9 +9,9 @@ use axum::middleware::{self, Next};
 use axum::response::IntoResponse;
 use axum::routing::get;
 
-use crate::admin::Subject;
 use crate::hosts::Hosts;
 use crate::report;
+use crate::subject::Subject;
 
 const PAGE: &str = include_str!("page.html");
 /// Nothing from elsewhere, and no other site may show the page in itself.

@@ -36,12 +36,14 @@
 //! | file | idea |
 //! |---|---|
 //! | `admin` | from what is shown to an address |
+//! | `subject` | servers and channels that are shown |
 //! | `history` | numbers over time; pure |
 //! | `recent` | failed and slow calls |
 //! | `report` | what the page is told |
 //! | `http` | requests and answers |
 //! | `hosts` | the names that the page answers to |
 //! | `listener` | bounds on who asks |
+//! | `wall_clock` | the time of day |
 //! | `page.html` | the page |
 
 #[cfg(doctest)]
@@ -55,6 +57,8 @@ mod http;
 mod listener;
 mod recent;
 mod report;
+mod subject;
+mod wall_clock;
 
 pub use self::admin::{Admin, BoundAdmin};
 pub use self::recent::Recent;

@@ -17,7 +17,7 @@ use rpc_core::{Code, Context, PeerIdentity};
 use serde::Serialize;
 
 use crate::history::is_failure;
-use crate::report::unix_millis;
+use crate::wall_clock::unix_millis;
 
 /// Calls of each kind that are kept.
 const MOST: usize = 64;

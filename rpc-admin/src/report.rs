@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rpc_core::stats::{ConnectionStats, MethodStats};
 use serde::Serialize;
 
-use crate::admin::{INTERVAL, Subject};
 use crate::history::{Point, Reading, errors_of};
 use crate::recent::{Recent, RecentRows};
+use crate::subject::{INTERVAL, Subject};
 
 /// Connections that are shown, the busiest.
 const MOST_CONNECTIONS: usize = 50;
@@ -114,11 +113,6 @@ fn method(stats: &MethodStats) -> MethodNow<'_> {
         p50_ns: quantile(0.5),
         p99_ns: quantile(0.99),
     }
-}
-
-pub(crate) fn unix_millis(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Texts for Prometheus become one: each value says in a label whose it is, and the values of one
