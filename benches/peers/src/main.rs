@@ -4,6 +4,7 @@ mod columns;
 mod measure;
 mod peers;
 mod rounds;
+mod row;
 mod rows;
 mod server;
 mod table;
@@ -17,7 +18,7 @@ use clap::Parser;
 use rpc_perf::cores::CpuPair;
 
 use crate::measure::Plan;
-use crate::rows::Row;
+use crate::row::Row;
 
 /// Measures this framework, its peers and the raw limits of this machine in one interleaved run: 64-byte
 /// calls one at a time and 32 at once, and payloads of 1 MiB both ways, one and four at once. Each server is a
@@ -57,7 +58,8 @@ fn run() -> Result<ExitCode> {
     if let [_, command, name, place, cpu] = &arguments[..]
         && command == server::SERVE
     {
-        server::serve(name, place, cpu.parse()?)?;
+        let row = rows::named(name).with_context(|| format!("there is no row {name}"))?;
+        server::serve(row, place, cpu.parse()?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let options = Options::parse();

@@ -13,7 +13,7 @@ use rpc_perf::floor;
 
 use crate::columns::Numbers;
 use crate::measure::Plan;
-use crate::rows::Row;
+use crate::row::Row;
 
 /// Time of a look at the cores.
 const LOOK: Duration = Duration::from_millis(10);

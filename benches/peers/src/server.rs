@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use rpc_perf::cores::{self, CpuPair};
 use rpc_perf::server_process::ServerProcess;
 
-use crate::rows::Row;
+use crate::row::Row;
 
 /// The argument that makes this program a server.
 pub(crate) const SERVE: &str = "serve";
@@ -19,15 +19,14 @@ pub(crate) fn start(row: Row, place: &str, cpus: CpuPair) -> Result<ServerProces
 }
 
 /// What `start` has started. Ends with its stdin, so with the process that has started it.
-pub(crate) fn serve(name: &str, place: &str, cpu: usize) -> Result<()> {
+pub(crate) fn serve(row: Row, place: &str, cpu: usize) -> Result<()> {
     cores::pin(cpu);
     std::thread::spawn(|| {
         let mut byte = [0];
         while matches!(std::io::stdin().read(&mut byte), Ok(1)) {}
         std::process::exit(0);
     });
-    let row = Row::named(name).with_context(|| format!("there is no row {name}"))?;
-    row.serve.with_context(|| format!("{name} has no server"))?(row, place)
+    row.serve.with_context(|| format!("{} has no server", row.name()))?(row, place)
 }
 
 /// Tells the process that has started this one where the server listens.

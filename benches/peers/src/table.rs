@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::columns::{COLUMNS, Column};
 use crate::measure::Plan;
 use crate::rounds::{Distance, Round};
-use crate::rows::Row;
+use crate::row::Row;
 
 /// Width of a column.
 const WIDTH: usize = 13;

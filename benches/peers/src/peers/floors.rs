@@ -11,7 +11,7 @@ use rpc_perf::floor;
 
 use crate::columns::{Column, Numbers};
 use crate::measure::{self, LARGE_BYTES, Laps, Plan, SMALL_BYTES, small};
-use crate::rows::Row;
+use crate::row::Row;
 
 pub(crate) fn rows() -> Vec<Row> {
     let row = |over, measure| Row { peer: "floor", over, measure, serve: None };

@@ -20,7 +20,7 @@ use crate::columns::{Column, Numbers};
 use crate::measure::{
     self, FILL, IN_FLIGHT, LARGE_BYTES, Laps, Plan, SMALL_BYTES, small, sum_of_large,
 };
-use crate::rows::{Row, served};
+use crate::row::{Row, served};
 use crate::server;
 
 pub(crate) fn rows() -> Vec<Row> {

@@ -12,7 +12,7 @@ use rpc_perf::pages::{PAGE_BYTES, look};
 
 use crate::columns::Numbers;
 use crate::measure::{self, Client, FILL, LARGE_BYTES, Plan};
-use crate::rows::{Row, block_on, served};
+use crate::row::{Row, block_on, served};
 use crate::server;
 
 const PEER: &str = "rpc-over-rdma";

@@ -11,7 +11,7 @@ use tarpc::{client, context, serde_transport};
 
 use crate::columns::Numbers;
 use crate::measure::{self, Client, FILL, LARGE_BYTES, Plan};
-use crate::rows::{Row, block_on, served};
+use crate::row::{Row, block_on, served};
 use crate::server::{self, SocketFile};
 
 pub(crate) fn rows() -> Vec<Row> {

@@ -21,7 +21,7 @@ use tonic_prost::ProstCodec;
 
 use crate::columns::Numbers;
 use crate::measure::{self, Client, FILL, LARGE_BYTES, Plan};
-use crate::rows::{Row, block_on, served};
+use crate::row::{Row, block_on, served};
 use crate::server::{self, SocketFile};
 
 /// Of a stream, and of a connection.
