@@ -10,7 +10,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
-use rpc_transport::engine::shard::ConnectionKey;
+use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::memory::budget::MemoryBudget;
 
 use super::RpcShard;

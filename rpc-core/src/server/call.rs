@@ -1,6 +1,6 @@
 //! A call of the peer as the server sees it, and what has become of it.
 
-use rpc_transport::engine::shard::ConnectionKey;
+use rpc_transport::engine::connection_key::ConnectionKey;
 
 use crate::service::{MethodDescriptor, Reply};
 use crate::session::IncomingId;

@@ -18,8 +18,9 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Waker};
 
 use rpc_transport::engine::clock;
+use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::executor::Executor;
-use rpc_transport::engine::shard::{ConnectionKey, State};
+use rpc_transport::engine::shard::State;
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;

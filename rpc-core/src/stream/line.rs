@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use rpc_transport::engine::clock;
-use rpc_transport::engine::shard::ConnectionKey;
+use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
 

@@ -81,6 +81,7 @@
 //!     moved between the two ends, and a whole message has been counted by the time it completes.
 
 mod attributes;
+mod cq_ref;
 pub(crate) mod error;
 pub mod fault;
 pub mod locked;
@@ -98,9 +99,10 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 
 pub use self::attributes::{Capabilities, DeviceAttributes};
+pub use self::cq_ref::CqRef;
 pub use self::error::ProviderError;
 pub use self::setup::{
-    Attach, Connector, CqRef, Established, Incoming, Listener, Outgoing, PeerIdentity,
+    Attach, Connector, Established, Incoming, Listener, Outgoing, PeerIdentity,
     REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
 };
 pub(crate) use self::work_request::Opcode;

@@ -3,14 +3,13 @@
 //!
 //! Owns contract rule 18. Everything here may wait, so it is async; no message passes through it.
 
-use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{CompletionQueue, Device, ProviderError, QpCapacity, QpHandle};
+use super::{CompletionQueue, CqRef, Device, ProviderError, QpCapacity, QpHandle};
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::memory::region::ProtectionDomain;
@@ -91,31 +90,6 @@ pub trait Outgoing: Send + fmt::Debug {
     /// # Errors
     /// [`ConnectError`]; the caller must still destroy the QP.
     async fn connect(self: Box<Self>, private_data: &[u8]) -> Result<Established, ConnectError>;
-}
-
-/// A CQ as set-up sees it: what creating a QP on it takes, without its owner. From
-/// [`CompletionQueue::for_setup`].
-#[derive(Clone, Default)]
-pub struct CqRef(Option<Arc<dyn Any + Send + Sync>>);
-
-impl CqRef {
-    /// Wraps what the provider needs.
-    #[must_use]
-    pub fn new(cq: Arc<dyn Any + Send + Sync>) -> Self {
-        Self(Some(cq))
-    }
-
-    /// What the provider has wrapped, unless it is another provider's.
-    #[must_use]
-    pub fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        Arc::clone(self.0.as_ref()?).downcast().ok()
-    }
-}
-
-impl fmt::Debug for CqRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CqRef")
-    }
 }
 
 /// The result of a successful set-up: the peer has agreed.

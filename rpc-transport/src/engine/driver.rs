@@ -34,9 +34,10 @@ use tokio::time::Sleep;
 
 use self::tempo::Tempo;
 use crate::engine::clock;
+use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::executor::Executor;
-use crate::engine::shard::{ConnectionKey, Shard};
+use crate::engine::shard::Shard;
 use crate::engine::spin::{PollMode, Wait};
 use crate::engine::upper::Protocol;
 use crate::user_code::caught;

@@ -20,7 +20,8 @@ use crate::engine::clock;
 use crate::engine::connection::{
     Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath, most_recvs,
 };
-use crate::engine::shard::{ConnectionKey, Shard};
+use crate::engine::connection_key::ConnectionKey;
+use crate::engine::shard::Shard;
 use crate::engine::upper::Protocol;
 use crate::memory::region::ProtectionDomain;
 use crate::protocol::config::{Isolation, LinkConfig};

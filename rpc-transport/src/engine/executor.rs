@@ -1,6 +1,7 @@
 //! The interface by which the driver has the layer above run actions outside the lock.
 
-use crate::engine::shard::{ConnectionKey, State};
+use crate::engine::connection_key::ConnectionKey;
+use crate::engine::shard::State;
 use crate::engine::upper::Protocol;
 
 /// Runs actions outside the shard's lock, and feeds results back under it.

@@ -6,6 +6,7 @@
 
 pub mod clock;
 mod connection;
+pub mod connection_key;
 mod deferred;
 pub mod driver;
 pub mod establish;

@@ -38,6 +38,7 @@ pub use self::state::State;
 pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
 use crate::device::{CqRef, Device, ProviderError, Ring};
+use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke};
 use crate::memory::region::ProtectionDomain;
@@ -68,13 +69,6 @@ pub struct Survey {
     pub link: Option<LinkMetrics>,
     /// Frames of large messages that were copied into registered memory to be sent.
     pub staged: u64,
-}
-
-/// Names a connection of a [`Shard`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ConnectionKey {
-    index: u32,
-    generation: u32,
 }
 
 /// One CQ with its connections, shared by callers and the driver.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::connect::error::CloseCause;
 use crate::device::PeerIdentity;
-use crate::engine::shard::ConnectionKey;
+use crate::engine::connection_key::ConnectionKey;
 use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;

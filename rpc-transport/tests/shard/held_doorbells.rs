@@ -4,9 +4,10 @@
 use std::mem;
 use std::sync::{Arc, mpsc};
 
+use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::driver::Driver;
 use rpc_transport::engine::executor::Executor;
-use rpc_transport::engine::shard::{ConnectionKey, Progress, State};
+use rpc_transport::engine::shard::{Progress, State};
 use rpc_transport::engine::spin::PollMode;
 use tokio::sync::oneshot;
 

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use rpc_transport::connect::error::CloseCause;
 use rpc_transport::device::PeerIdentity;
+use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::executor::Executor;
-use rpc_transport::engine::shard::{ConnectionKey, State};
+use rpc_transport::engine::shard::State;
 use rpc_transport::engine::upper::{Outside, Protocol, Revoke, Submission};
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;

@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::state::{DriverState, State};
-use super::{ConnectionKey, EndOnPanic, Locked, Shard};
+use super::{EndOnPanic, Locked, Shard};
 use crate::engine::clock;
+use crate::engine::connection_key::ConnectionKey;
 use crate::engine::spin::Wait;
 use crate::engine::upper::Protocol;
 use crate::user_code::caught;

@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 
-use self::polling::POLL_BATCH;
+use super::WakeList;
 use super::caller_polling::CallerPolling;
 use super::lead::Lead;
-use super::{ConnectionKey, WakeList};
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle, Ring};
 use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
+use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::spin::{PollMode, SpinPolicy, Wait};
 use crate::engine::upper::{Outside, Protocol, Revoke};
@@ -30,6 +30,8 @@ use crate::protocol::frame::{CloseCode, CloseReason};
 use crate::user_code::logged;
 
 const NO_CONNECTION: u32 = u32::MAX;
+/// Completions taken from the CQ in one go.
+const POLL_BATCH: usize = 64;
 /// A driver that runs this much later than it was due did not get to run: its process was stopped,
 /// or its runtime was blocked.
 const NOT_RUN: Duration = Duration::from_secs(1);

@@ -2,8 +2,9 @@
 //!
 //! Owns nothing, changes nothing.
 
+use super::Shard;
 use super::state::DriverState;
-use super::{ConnectionKey, Shard};
+use crate::engine::connection_key::ConnectionKey;
 use crate::engine::upper::Protocol;
 use crate::memory::region::BufferPool;
 

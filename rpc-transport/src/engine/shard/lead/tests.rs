@@ -6,8 +6,9 @@ use std::task::{Wake, Waker};
 
 use super::{Leader, Turn, Waited};
 use crate::connect::error::CloseCause;
+use crate::engine::connection_key::ConnectionKey;
+use crate::engine::shard::Shard;
 use crate::engine::shard::tests::{Simple, Wakes, pair, park, send};
-use crate::engine::shard::{ConnectionKey, Shard};
 use crate::engine::spin::PollMode;
 
 /// A client whose callers wait for messages, and the server that sends them.

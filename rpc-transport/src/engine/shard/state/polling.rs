@@ -3,14 +3,12 @@
 //! Owns the order: completions first, then reposts that waited for the reply, then events. What
 //! they mean is up to the connections.
 
-use super::{NO_CONNECTION, State, collect};
+use super::{NO_CONNECTION, POLL_BATCH, State, collect};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionKind, ProviderError, QpEvent, QpHandle};
-use crate::engine::shard::ConnectionKey;
+use crate::engine::connection_key::ConnectionKey;
 use crate::engine::upper::Protocol;
 
-/// Completions taken from the CQ in one go.
-pub(super) const POLL_BATCH: usize = 64;
 /// Polls with completions before unfinished connections get a turn: arrivals are handled first.
 const MOST_PASSED_OVER: u8 = 4;
 /// Most connections that then get a turn, of one slice each.
