@@ -100,7 +100,7 @@ impl Default for LinkConfig {
             receive_buffer_bytes: 8 << 10,
             max_message_bytes: 64 << 20,
             assembly_bytes: 64 << 20,
-            send_queue_slots: 57,
+            send_queue_slots: 64,
             bulk_queue_bytes: 1 << 20,
             queue_limit: QueueLimit { bytes: 16 << 20, when_full: WhenFull::Wait },
             arena: ArenaConfig::default(),
@@ -159,9 +159,10 @@ impl LinkConfig {
         self
     }
 
-    /// Send queue slots for messages, WRs. Default 57, 1 to 4095. If fewer than the peer's data
-    /// credits, they limit the messages in flight before the credits do. With the seven that are
-    /// reserved the default fills a queue of 64; one more would make a NIC lock twice the memory.
+    /// Send queue slots for messages, WRs. Default 64, 1 to 4095. If fewer than the peer's data
+    /// credits, they limit the messages in flight before the credits do. Seven more are reserved, and a
+    /// NIC rounds the queue up: up to 57 it locks half the memory for it, and streams cost some percent
+    /// more instructions.
     #[must_use]
     pub fn send_queue_slots(mut self, slots: u16) -> Self {
         self.send_queue_slots = slots;
