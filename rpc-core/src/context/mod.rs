@@ -191,7 +191,7 @@ impl Context {
     }
 
     /// Drops it, in line.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn let_go(self) {
         let Self { extras, caller, .. } = self;
         if extras.is_some() {

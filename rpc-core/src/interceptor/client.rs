@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rpc_transport::engine::clock;
-use rpc_transport::message::received::Message;
 
-use super::{Begun, Body, Ended, Ending, Extensions, ItemCounters, guarded};
+use super::{Begun, Ended, Extensions, Found, ItemCounters, after, before};
+use crate::client::call::raw_call::CallOutcome;
 use crate::metadata::{Metadata, MetadataError};
 use crate::service::MethodDescriptor;
 use crate::status::Status;
@@ -67,18 +67,17 @@ pub trait ClientInterceptor: Send + Sync + 'static {
 
 /// A call that is about to leave.
 pub struct Outbound<'a> {
-    method: &'static MethodDescriptor,
+    begun: &'a Begun,
     metadata: &'a mut Metadata,
     deadline: &'a mut Option<Instant>,
     extensions: &'a mut Extensions,
-    request_bytes: u64,
 }
 
 impl Outbound<'_> {
     /// The method.
     #[must_use]
     pub fn method(&self) -> &'static MethodDescriptor {
-        self.method
+        self.begun.method
     }
 
     /// The metadata that goes with the call.
@@ -108,7 +107,7 @@ impl Outbound<'_> {
     /// Length of the encoded arguments, bytes.
     #[must_use]
     pub fn request_bytes(&self) -> u64 {
-        self.request_bytes
+        self.begun.request_bytes
     }
 
     /// Puts a value beside the call, for `after`: [`Ended::extension`].
@@ -120,7 +119,7 @@ impl Outbound<'_> {
 impl fmt::Debug for Outbound<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outbound")
-            .field("method", &self.method.name)
+            .field("method", &self.begun.method.name)
             .field("metadata", &self.metadata)
             .finish_non_exhaustive()
     }
@@ -148,7 +147,7 @@ impl Around {
     ///
     /// # Errors
     /// The status that it ends with instead.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(
         &self,
         watch: &mut Watch,
@@ -167,27 +166,24 @@ impl Around {
             return Ok(());
         }
         let items = method.has_streams().then(Arc::default);
-        let begun = Begun { method, at: clock::now(), request_bytes, items };
-        let Watch { passed, begun: place, extensions, .. } = watch;
-        *place = Some(begun);
-        let mut call = Outbound { method, metadata, deadline, extensions, request_bytes };
-        for interceptor in &self.chain {
-            let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
-            match before {
-                Ok(Ok(())) => *passed += 1,
-                Ok(Err(status)) | Err(status) => {
-                    let panicked = self.refused(watch, &status);
-                    return Err(panicked.unwrap_or(status));
-                }
+        let Watch { begun, extensions, .. } = watch;
+        let begun = &*begun.insert(Begun { method, at: clock::now(), request_bytes, items });
+        let mut call = Outbound { begun, metadata, deadline, extensions };
+        for (passed, interceptor) in self.chain.iter().enumerate() {
+            let run = || interceptor.before(&mut call);
+            if let Err(status) = before(|| interceptor.name(), method, run) {
+                return Err(self.refused(passed, watch, status));
             }
         }
         Ok(())
     }
 
-    /// An interceptor lets the call not pass.
+    /// An interceptor lets the call not pass: those before it are told.
     #[cold]
-    fn refused(&self, watch: &mut Watch, status: &Status) -> Option<Status> {
-        self.end(watch, Ending::Status(status), None)
+    fn refused(&self, passed: usize, watch: &mut Watch, status: Status) -> Status {
+        let mut panicked = None;
+        tell(&self.chain[..passed], watch, Found::Status(&status), &mut panicked);
+        panicked.unwrap_or(status)
     }
 
     /// Adds what the call does not say otherwise.
@@ -201,32 +197,50 @@ impl Around {
         Ok(())
     }
 
-    /// Ends the call, once, and gives what takes the place of its outcome if an interceptor has panicked.
+    /// Ends the call, once, unless it has not begun. If an interceptor panics, its status takes the place of what
+    /// was found.
     #[inline(always)]
     pub(crate) fn end(
         &self,
         watch: &mut Watch,
-        ending: Ending<'_>,
-        reply: Option<&Message>,
-    ) -> Option<Status> {
-        let Watch { passed, begun: Some(begun), extensions, .. } = watch else { return None };
-        let passed = std::mem::take(passed);
-        let reply = reply.map_or(Body::None, Body::Received);
-        let call = Ended { begun, ending, reply, extensions };
+        method: &'static MethodDescriptor,
+        found: &mut CallOutcome,
+    ) {
         let mut panicked = None;
-        for interceptor in self.chain[..passed].iter().rev() {
-            let after = || interceptor.after(&call);
-            if let Err(status) = guarded(|| interceptor.name(), begun.method, after) {
-                panicked = Some(status);
-            }
+        tell(&self.chain, watch, Found::Outcome(found), &mut panicked);
+        if panicked.is_some() {
+            replace(found, &mut panicked, method);
         }
-        panicked
     }
+}
 
-    /// The call is dropped before its end.
-    #[cold]
-    pub(crate) fn cancel(&self, watch: &mut Watch) {
-        self.end(watch, Ending::Cancelled, None);
+/// Tells interceptors how a call has ended, once.
+#[inline(always)]
+fn tell(
+    passed: &[Arc<dyn ClientInterceptor>],
+    watch: &mut Watch,
+    found: Found<'_>,
+    panicked: &mut Option<Status>,
+) {
+    let Watch { begun: Some(begun), extensions, .. } = watch else { return };
+    let call = Ended { begun, found, extensions };
+    for interceptor in passed.iter().rev() {
+        let run = || interceptor.after(&call);
+        after(|| interceptor.name(), begun.method, run, panicked);
+    }
+    watch.begun = None;
+}
+
+/// An interceptor has panicked after the call.
+#[cold]
+#[inline(never)]
+fn replace(
+    found: &mut CallOutcome,
+    panicked: &mut Option<Status>,
+    method: &'static MethodDescriptor,
+) {
+    if let Some(status) = panicked.take() {
+        *found = CallOutcome::Failed(status.of_call(method));
     }
 }
 
@@ -242,8 +256,7 @@ impl fmt::Debug for Around {
 pub(crate) struct Watch {
     /// The call has what the channel adds, though there may be no interceptors: attempts are part of it.
     has_begun: bool,
-    /// How many have let the call pass and wait for its end.
-    passed: usize,
+    /// While those who have let the call pass wait for its end: all of the chain.
     begun: Option<Begun>,
     extensions: Extensions,
 }
@@ -260,7 +273,7 @@ impl Watch {
     }
 
     /// Drops what was put beside the call.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn clear(&mut self) {
         self.has_begun = false;
         self.begun = None;

@@ -37,9 +37,11 @@ use rpc_transport::message::received::Message;
 
 pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
+use crate::client::call::raw_call::CallOutcome;
 pub use crate::interceptor::extensions::Extensions;
 use crate::metadata::Metadata;
 use crate::service::method::MethodDescriptor;
+use crate::service::reply::Reply;
 use crate::status::{Code, Status};
 
 /// How a call ended.
@@ -119,6 +121,42 @@ impl ItemCounters {
     }
 }
 
+/// What a call has ended with, looked at when an interceptor asks.
+#[derive(Clone, Copy)]
+enum Found<'a> {
+    Status(&'a Status),
+    Cancelled,
+    /// That a server is about to send.
+    Reply(&'a Reply),
+    /// That a client has.
+    Outcome(&'a CallOutcome),
+}
+
+impl<'a> Found<'a> {
+    fn ending(self) -> Ending<'a> {
+        match self {
+            Self::Reply(Reply::Ok(_)) | Self::Outcome(CallOutcome::Ok(_)) => Ending::Ok,
+            Self::Reply(Reply::UserError(_)) | Self::Outcome(CallOutcome::UserError(_)) => {
+                Ending::UserError
+            }
+            Self::Status(status)
+            | Self::Reply(Reply::Status(status))
+            | Self::Outcome(CallOutcome::Failed(status)) => Ending::Status(status),
+            Self::Cancelled | Self::Outcome(CallOutcome::Nothing) => Ending::Cancelled,
+        }
+    }
+
+    fn body(self) -> Body<'a> {
+        match self {
+            Self::Reply(Reply::Ok(body) | Reply::UserError(body)) => Body::Sent(body),
+            Self::Outcome(CallOutcome::Ok(message) | CallOutcome::UserError(message)) => {
+                Body::Received(message)
+            }
+            _ => Body::None,
+        }
+    }
+}
+
 /// The body of a reply.
 #[derive(Clone, Copy)]
 enum Body<'a> {
@@ -160,8 +198,7 @@ struct Begun {
 /// A call that has ended, as its interceptors see it.
 pub struct Ended<'a> {
     begun: &'a Begun,
-    ending: Ending<'a>,
-    reply: Body<'a>,
+    found: Found<'a>,
     extensions: &'a Extensions,
 }
 
@@ -175,13 +212,13 @@ impl Ended<'_> {
     /// How it ended.
     #[must_use]
     pub fn ending(&self) -> Ending<'_> {
-        self.ending
+        self.found.ending()
     }
 
     /// The code that it ended with; see [`Ending::code`].
     #[must_use]
     pub fn code(&self) -> Code {
-        self.ending.code()
+        self.ending().code()
     }
 
     /// Time since the first `before`: on a server that of the handler, in a client that of the
@@ -200,16 +237,17 @@ impl Ended<'_> {
     /// Length of the encoded result or error of the method's own, bytes; 0 for everything else.
     #[must_use]
     pub fn reply_bytes(&self) -> u64 {
-        self.reply.total_len() - self.reply.metadata().len() as u64
+        let body = self.found.body();
+        body.total_len() - body.metadata().len() as u64
     }
 
     /// The metadata that goes with the reply; see
     /// [`Context::set_reply_metadata`](crate::Context::set_reply_metadata).
     #[must_use]
     pub fn reply_metadata(&self) -> Metadata {
-        match self.ending {
+        match self.ending() {
             Ending::Status(status) => status.metadata().clone(),
-            _ => Metadata::decode(self.reply.metadata()).unwrap_or_default(),
+            _ => Metadata::decode(self.found.body().metadata()).unwrap_or_default(),
         }
     }
 
@@ -242,32 +280,70 @@ impl fmt::Debug for Ended<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ended")
             .field("method", &self.begun.method.name)
-            .field("ending", &self.ending)
+            .field("ending", &self.ending())
             .finish_non_exhaustive()
     }
 }
 
-/// Runs an interceptor.
+/// Runs what comes before a call.
 ///
 /// # Errors
-/// It has panicked: the status that its call ends with.
-fn guarded<'a, T>(
+/// The status that the call ends with instead, also if the interceptor has panicked.
+#[inline(always)]
+fn before<'a>(
     name: impl FnOnce() -> &'a str,
     method: &'static MethodDescriptor,
-    run: impl FnOnce() -> T,
-) -> Result<T, Status> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let name = catch_unwind(AssertUnwindSafe(name));
-        let name = name.unwrap_or_else(|second| {
-            std::mem::forget(second);
-            "(its name panics)"
-        });
-        panicked(name, method, panic)
-    })
+    run: impl FnOnce() -> Result<(), Status>,
+) -> Result<(), Status> {
+    // Put beside what `catch_unwind` gives, so that nothing is taken apart where all goes well.
+    let mut answer = Ok(());
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| answer = run())) {
+        return Err(panicked(name, method, panic));
+    }
+    if answer.is_err() { taken(&mut answer) } else { Ok(()) }
+}
+
+/// Out of line, so that it is moved only where it is an error.
+#[cold]
+#[inline(never)]
+fn taken(answer: &mut Result<(), Status>) -> Result<(), Status> {
+    std::mem::replace(answer, Ok(()))
+}
+
+/// Runs what comes after a call. If it panics, `panicked` is the status that the call ends with.
+#[inline(always)]
+fn after<'a>(
+    name: impl FnOnce() -> &'a str,
+    method: &'static MethodDescriptor,
+    run: impl FnOnce(),
+    panicked: &mut Option<Status>,
+) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+        after_panic(name, method, panic, panicked);
+    }
 }
 
 #[cold]
-fn panicked(name: &str, method: &'static MethodDescriptor, panic: Box<dyn Any + Send>) -> Status {
+#[inline(never)]
+fn after_panic<'a>(
+    name: impl FnOnce() -> &'a str,
+    method: &'static MethodDescriptor,
+    panic: Box<dyn Any + Send>,
+    status: &mut Option<Status>,
+) {
+    *status = Some(panicked(name, method, panic));
+}
+
+#[cold]
+fn panicked<'a>(
+    name: impl FnOnce() -> &'a str,
+    method: &'static MethodDescriptor,
+    panic: Box<dyn Any + Send>,
+) -> Status {
+    let name = catch_unwind(AssertUnwindSafe(name)).unwrap_or_else(|second| {
+        std::mem::forget(second);
+        "(its name panics)"
+    });
     let text = panic
         .downcast_ref::<&str>()
         .copied()

@@ -6,7 +6,7 @@
 //!    where its call is run is not wrapped; one that waits, or has a task from the begin, is.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,10 +21,10 @@ use rpc_transport::engine::clock;
 use rpc_transport::user_code::caught;
 use tokio::time::Sleep;
 
-use super::{Begun, Body, Ended, Ending, guarded};
+use super::{Begun, Ended, Found, after, before};
 use crate::context::Context;
 use crate::metadata::Metadata;
-use crate::runtime::recycled::{self, List, Recycle};
+use crate::runtime::recycled::{self, Link, List, Recycle};
 use crate::server::handler::{Handler, Origin, Watched};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;
@@ -99,17 +99,16 @@ pub(crate) type Chain = Arc<[Arc<dyn ServerInterceptor>]>;
 /// A call that has come to a server.
 pub struct Inbound<'a> {
     context: &'a mut Context,
-    method: &'static MethodDescriptor,
-    request_bytes: u64,
+    begun: &'a Begun,
     /// An interceptor has brought the deadline forward.
-    is_shortened: &'a mut bool,
+    is_shortened: bool,
 }
 
 impl Inbound<'_> {
     /// The method.
     #[must_use]
     pub fn method(&self) -> &'static MethodDescriptor {
-        self.method
+        self.begun.method
     }
 
     /// The caller's metadata.
@@ -137,14 +136,14 @@ impl Inbound<'_> {
     pub fn shorten_deadline(&mut self, deadline: Instant) {
         if self.context.deadline().is_none_or(|other| deadline < other) {
             self.context.set_deadline(deadline);
-            *self.is_shortened = true;
+            self.is_shortened = true;
         }
     }
 
     /// Length of the encoded arguments, bytes.
     #[must_use]
     pub fn request_bytes(&self) -> u64 {
-        self.request_bytes
+        self.begun.request_bytes
     }
 
     /// Puts a value beside the call, in place of an earlier one of its type: for the handler
@@ -163,7 +162,7 @@ impl Inbound<'_> {
 impl fmt::Debug for Inbound<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbound")
-            .field("method", &self.method.name)
+            .field("method", &self.begun.method.name)
             .field("context", &self.context)
             .finish_non_exhaustive()
     }
@@ -213,34 +212,103 @@ pub(crate) fn run(
     let request_bytes = request.message.len() as u64 + request.message.tail_bytes();
     let items = if method.has_streams() { request.count_items() } else { None };
     let begun = Begun { method, at: clock::now(), request_bytes, items };
-    let (mut passed, mut is_shortened) = (0, false);
-    for interceptor in chain.iter() {
-        let (context, is_shortened) = (&mut request.context, &mut is_shortened);
-        let mut call = Inbound { context, method, request_bytes, is_shortened };
-        let before = guarded(|| interceptor.name(), method, || interceptor.before(&mut call));
-        match before {
-            Ok(Ok(())) => passed += 1,
-            Ok(Err(status)) | Err(status) => {
-                let watch = Watch { passed, is_shortened: false, context: request.context, begun };
-                *reply = Some(Reply::Status(watch.refused(chain, status)));
-                return;
-            }
+    let mut call = Inbound { context: &mut request.context, begun: &begun, is_shortened: false };
+    for (passed, interceptor) in chain.iter().enumerate() {
+        let run = || interceptor.before(&mut call);
+        if let Err(status) = before(|| interceptor.name(), method, run) {
+            let status = refused(&chain[..passed], &mut request, &begun, status);
+            *reply = Some(Reply::Status(status));
+            return;
         }
     }
-    let mut watch = Watch { passed, is_shortened, context: request.context.clone(), begun };
+    let is_shortened = call.is_shortened;
+    let context = request.context.clone();
     let first = AssertUnwindSafe(|| first(request, handler, reply));
     if let Err(panic) = catch_unwind(first) {
-        watch.after_panic(panic, handler, reply);
+        after_panic(&context, &begun, panic, handler, reply);
     }
+    // A call that is over by now is told of in place; what waits takes all of it along.
     if reply.is_some() {
-        watch.on_reply(chain, reply);
-        watch.context.let_go();
+        tell_of(chain, &context, &begun, reply);
+        context.let_go();
     } else if let Some(inner) = handler.take() {
+        let watch = Watch { passed: chain.len(), is_shortened, context, begun };
         *handler = Some(watch.wait(chain, inner));
     }
 }
 
-/// Tells the interceptors that a call has passed how it ended, once.
+/// Tells interceptors how a call has ended. `panicked` is set to what takes the place of the reply if one of
+/// them has panicked.
+#[inline(always)]
+fn tell(
+    passed: &[Arc<dyn ServerInterceptor>],
+    context: &Context,
+    begun: &Begun,
+    found: Found<'_>,
+    panicked: &mut Option<Status>,
+) {
+    let call = Ended { begun, found, extensions: context.extensions() };
+    for interceptor in passed.iter().rev() {
+        let run = || interceptor.after(context, &call);
+        after(|| interceptor.name(), begun.method, run, panicked);
+    }
+}
+
+/// The same of a call that has a reply.
+#[inline(always)]
+fn tell_of(
+    passed: &[Arc<dyn ServerInterceptor>],
+    context: &Context,
+    begun: &Begun,
+    reply: &mut Option<Reply>,
+) {
+    let Some(given) = reply else { return };
+    let mut panicked = None;
+    tell(passed, context, begun, Found::Reply(given), &mut panicked);
+    if panicked.is_some() {
+        replace(reply, &mut panicked);
+    }
+}
+
+/// An interceptor has panicked after the call.
+#[cold]
+#[inline(never)]
+fn replace(reply: &mut Option<Reply>, panicked: &mut Option<Status>) {
+    *reply = panicked.take().map(Reply::Status);
+}
+
+/// An interceptor lets the call not pass: those before it are told.
+#[cold]
+#[inline(never)]
+fn refused(
+    passed: &[Arc<dyn ServerInterceptor>],
+    request: &mut Request,
+    begun: &Begun,
+    status: Status,
+) -> Status {
+    let context = std::mem::take(&mut request.context);
+    let mut panicked = None;
+    tell(passed, &context, begun, Found::Status(&status), &mut panicked);
+    // What other interceptors have put beside the call is dropped here.
+    caught(|| drop(context));
+    panicked.unwrap_or(status)
+}
+
+/// What a layer further in makes of the call has panicked, or its handler.
+#[cold]
+#[inline(never)]
+fn after_panic(
+    context: &Context,
+    begun: &Begun,
+    panic: Box<dyn Any + Send>,
+    handler: &mut Option<Handler>,
+    reply: &mut Option<Reply>,
+) {
+    let origin = Origin { method: Some(begun.method.name), peer: context.peer().cloned() };
+    handler.get_or_insert_with(Handler::over).after_panic(panic, &origin, reply);
+}
+
+/// What a call that waits has for its interceptors, who are told how it ended, once.
 struct Watch {
     /// How many have let the call pass and wait for its end.
     passed: usize,
@@ -251,61 +319,19 @@ struct Watch {
 }
 
 impl Watch {
-    /// Ends the call, and gives what takes the place of the reply if an interceptor has panicked.
-    #[inline(always)]
-    fn end(&mut self, chain: &Chain, ending: Ending<'_>, reply: Body<'_>) -> Option<Status> {
-        let passed = std::mem::take(&mut self.passed);
-        let Self { context, begun, .. } = self;
-        let call = Ended { begun, ending, reply, extensions: context.extensions() };
-        let mut panicked = None;
-        for interceptor in chain[..passed].iter().rev() {
-            let after = || interceptor.after(context, &call);
-            if let Err(status) = guarded(|| interceptor.name(), begun.method, after) {
-                panicked = Some(status);
-            }
-        }
-        panicked
-    }
-
-    /// An interceptor lets the call not pass.
-    #[cold]
-    fn refused(mut self, chain: &Chain, status: Status) -> Status {
-        let panicked = self.end(chain, Ending::Status(&status), Body::None);
-        // What other interceptors have put beside the call is dropped here.
-        caught(|| drop(self));
-        panicked.unwrap_or(status)
-    }
-
     /// Nobody waits for the call's end any more.
     #[cold]
     fn cancel(&mut self, chain: &Chain) {
-        self.end(chain, Ending::Cancelled, Body::None);
-    }
-
-    /// What a layer further in makes of the call has panicked, or its handler.
-    #[cold]
-    fn after_panic(
-        &self,
-        panic: Box<dyn Any + Send>,
-        handler: &mut Option<Handler>,
-        reply: &mut Option<Reply>,
-    ) {
-        let method = Some(self.begun.method.name);
-        let origin = Origin { method, peer: self.context.peer().cloned() };
-        handler.get_or_insert_with(Handler::over).after_panic(panic, &origin, reply);
+        let passed = std::mem::take(&mut self.passed);
+        tell(&chain[..passed], &self.context, &self.begun, Found::Cancelled, &mut None);
     }
 
     /// If there is a reply, the interceptors are told.
     #[inline]
     fn on_reply(&mut self, chain: &Chain, reply: &mut Option<Reply>) {
-        let Some(given) = reply else { return };
-        let (ending, body) = match given {
-            Reply::Ok(body) => (Ending::Ok, Body::Sent(body)),
-            Reply::UserError(body) => (Ending::UserError, Body::Sent(body)),
-            Reply::Status(status) => (Ending::Status(status), Body::None),
-        };
-        if let Some(status) = self.end(chain, ending, body) {
-            *reply = Some(Reply::Status(status));
+        if reply.is_some() {
+            let passed = std::mem::take(&mut self.passed);
+            tell_of(&chain[..passed], &self.context, &self.begun, reply);
         }
     }
 
@@ -314,7 +340,7 @@ impl Watch {
     fn wait(self, chain: &Chain, inner: Handler) -> Handler {
         let mut slot = recycled::take::<Slot>();
         let chain = Arc::clone(chain);
-        let call = slot.0.insert(WatchedCall { inner, timer: None, chain, watch: self });
+        let call = slot.call.insert(WatchedCall { inner, timer: None, chain, watch: self });
         if call.watch.is_shortened && !call.watch.begun.method.no_cancel {
             let deadline = call.watch.context.deadline();
             call.timer = deadline.map(|at| Box::pin(tokio::time::sleep_until(at.into())));
@@ -358,11 +384,14 @@ impl Drop for WatchedCall {
 
 /// The same in a box that is used again.
 #[derive(Default)]
-struct Slot(Option<WatchedCall>);
+struct Slot {
+    call: Option<WatchedCall>,
+    link: Link<Self>,
+}
 
 impl Watched for Slot {
     fn poll_to(&mut self, cx: &mut TaskContext<'_>, reply: &mut Option<Reply>) {
-        let Some(call) = &mut self.0 else { return };
+        let Some(call) = &mut self.call else { return };
         call.inner.poll_to(cx, reply);
         if reply.is_none() {
             call.poll_timer(cx, reply);
@@ -371,13 +400,14 @@ impl Watched for Slot {
     }
 
     fn after_panic(&mut self, reply: &mut Option<Reply>) {
-        let Some(call) = &mut self.0 else { return };
+        let Some(call) = &mut self.call else { return };
         call.inner.end_after_panic(reply);
         call.watch.on_reply(&call.chain, reply);
     }
 
     fn end(mut self: Box<Self>) -> Handler {
-        let inner = self.0.as_mut().map(|call| std::mem::replace(&mut call.inner, Handler::over()));
+        let inner =
+            self.call.as_mut().map(|call| std::mem::replace(&mut call.inner, Handler::over()));
         recycled::give_back(self);
         inner.unwrap_or(const { Handler::over() })
     }
@@ -388,12 +418,16 @@ impl Watched for Slot {
 }
 
 thread_local! {
-    static KEPT: List<Slot> = const { RefCell::new(Vec::new()) };
+    static KEPT: List<Slot> = const { Cell::new(None) };
 }
 
 impl Recycle for Slot {
     fn clear(&mut self) {
-        self.0 = None;
+        self.call = None;
+    }
+
+    fn link(&mut self) -> &mut Link<Self> {
+        &mut self.link
     }
 
     fn list() -> &'static LocalKey<List<Self>> {

@@ -8,7 +8,7 @@ use tracing::Span;
 use super::beside::Beside;
 use super::{CallOutcome, Extras, RawCall};
 use crate::client::shared::earliest;
-use crate::interceptor::{Ending, ItemCounters};
+use crate::interceptor::ItemCounters;
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
 use crate::observability::trace;
@@ -29,26 +29,25 @@ impl RawCall<'_> {
         {
             return true;
         }
-        let mut deadline = earliest(*own, channel.default_timeout, inherited).map(|(at, _)| at);
+        // What they see, and may bring forward, is the earliest; no later one is added when the call is sent.
+        if inherited.is_some() || channel.default_timeout.is_some() {
+            *own = earliest(*own, channel.default_timeout, inherited).map(|(at, _)| at);
+        }
         let bytes = body.as_ref().map_or(0, OutBuf::total_len);
-        let mut metadata = match &mut **extras {
-            Some(extras) => std::mem::take(&mut extras.metadata),
-            None => Metadata::new(),
+        let mut added = Metadata::new();
+        let metadata = match &mut **extras {
+            Some(extras) => &mut extras.metadata,
+            None => &mut added,
         };
         let watch = &mut beside.get_or_insert_with(recycled::take).watch;
-        match around.begin(watch, method, &mut metadata, &mut deadline, bytes) {
-            Ok(()) => {
-                *own = deadline;
-                if !metadata.is_empty() {
-                    extras.get_or_insert_default().metadata = metadata;
-                }
-                true
-            }
-            Err(status) => {
-                self.fail(status);
-                false
-            }
+        if let Err(status) = around.begin(watch, method, metadata, own, bytes) {
+            self.fail(status);
+            return false;
         }
+        if !added.is_empty() {
+            extras.get_or_insert_default().metadata = added;
+        }
+        true
     }
 
     /// Before anything of the call is sent: it takes its place in a trace.
@@ -84,22 +83,19 @@ impl RawCall<'_> {
     /// The call has ended: what it had beside its outcome has, too.
     #[inline(never)]
     pub(super) fn end_beside(&mut self, mut beside: Box<Beside>, found: &mut CallOutcome) {
-        if let Some(kept) = beside.kept.take() {
+        // Looked at first: what is taken is moved, also where there is none.
+        if beside.kept.is_some()
+            && let Some(kept) = beside.kept.take()
+        {
             self.let_go_of_kept(kept, found);
         }
-        if let Some(load) = beside.load.take() {
+        if beside.load.is_some()
+            && let Some(load) = beside.load.take()
+        {
             load.let_go(found);
         }
         if let Some(around) = &self.via.channel().around {
-            let (ending, reply) = match &*found {
-                CallOutcome::Ok(message) => (Ending::Ok, Some(message)),
-                CallOutcome::UserError(message) => (Ending::UserError, Some(message)),
-                CallOutcome::Failed(status) => (Ending::Status(status), None),
-                CallOutcome::Nothing => (Ending::Cancelled, None),
-            };
-            if let Some(status) = around.end(&mut beside.watch, ending, reply) {
-                *found = CallOutcome::Failed(status.of_call(self.method));
-            }
+            around.end(&mut beside.watch, self.method, found);
         }
         recycled::give_back(beside);
     }
@@ -107,10 +103,9 @@ impl RawCall<'_> {
     /// The call is dropped before its end.
     #[cold]
     pub(super) fn drop_beside(&mut self, mut beside: Box<Beside>) {
-        if let Some(around) = &self.via.channel().around {
-            around.cancel(&mut beside.watch);
-        }
-        recycled::give_back(beside);
+        // Before the end, which would say that the end point has answered.
+        beside.load = None;
+        self.end_beside(beside, &mut CallOutcome::Nothing);
     }
 
     /// What counts the items of its streams.

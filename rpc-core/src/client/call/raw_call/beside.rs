@@ -1,7 +1,7 @@
 //! What few calls have beside them while they are under way: a share of the load, interceptors, a copy to be
 //! sent again, a time.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::thread::LocalKey;
 
 use rpc_transport::message::outgoing::OutBuf;
@@ -10,11 +10,11 @@ use super::{CallOutcome, RawCall};
 use crate::client::load::Loaded;
 use crate::interceptor::client::Watch;
 use crate::observability::stats::counts::Timed;
-use crate::runtime::recycled::{self, List, Recycle};
+use crate::runtime::recycled::{self, Link, List, Recycle};
 use crate::status::Code;
 
 thread_local! {
-    static KEPT: List<Beside> = const { RefCell::new(Vec::new()) };
+    static KEPT: List<Beside> = const { Cell::new(None) };
 }
 
 /// All of it: what has to be let go of, or told, when the call ends. Options of the call are in its
@@ -28,10 +28,11 @@ pub(super) struct Beside {
     pub(super) kept: Option<OutBuf>,
     /// When the attempt in flight was sent, if it is one that is timed.
     pub(super) began: Option<Timed>,
+    link: Link<Self>,
 }
 
 impl Recycle for Beside {
-    #[inline]
+    #[inline(always)]
     fn clear(&mut self) {
         if self.load.is_some() {
             self.load = None;
@@ -41,6 +42,11 @@ impl Recycle for Beside {
             self.kept = None;
         }
         self.began = None;
+    }
+
+    #[inline]
+    fn link(&mut self) -> &mut Link<Self> {
+        &mut self.link
     }
 
     #[inline]

@@ -31,11 +31,10 @@ impl RawCall<'_> {
     ) -> Poll<()> {
         let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
         let mut other = None;
-        let sent = self.sent(call);
         let mut is_registered = false;
         let waited = connection.shard.wait(connection.key, call.as_u64(), |peer| {
             if peer.session.has_outcome(call) {
-                take(peer, sent, found, &mut other);
+                take(peer, self.sent(call), found, &mut other);
                 return Some(());
             }
             let waiter = peer.session.waiter(call);
