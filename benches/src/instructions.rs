@@ -32,6 +32,10 @@ const WAYS: [(&str, [&str; 2]); 6] = [
     ("interceptor at the server", ["--interceptor", "server"]),
     ("interceptor at the client", ["--interceptor", "client"]),
 ];
+/// What those with an interceptor are compared with, and what it may cost more.
+const WITHOUT: &str = "32 in flight";
+const INTERCEPTOR: &str = "interceptor";
+const MOST_OF_INTERCEPTOR: f64 = 250.0;
 /// The name of the sum.
 const TOTAL: &str = "in all";
 /// The name of the C library.
@@ -59,6 +63,11 @@ pub(crate) fn run(write: bool) -> Result<()> {
             }
         }
     }
+    let dear = dear_interceptors(&now);
+    ensure!(
+        dear.is_empty(),
+        "an interceptor costs more than {MOST_OF_INTERCEPTOR} instructions a call: {dear:?}"
+    );
     if write {
         fs::write(&baseline, text(&now)?)?;
         println!("{}\n\nwritten to {}", text(&now)?, baseline.display());
@@ -81,6 +90,16 @@ pub(crate) fn run(write: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The ends where an interceptor that counts calls costs too much, and what it costs.
+fn dear_interceptors(now: &Figures) -> Vec<(&str, f64)> {
+    let Some(without) = now.get(&format!("{WITHOUT}: {TOTAL}")) else { return Vec::new() };
+    let costs = now.iter().filter_map(|(name, whole)| {
+        let (way, layer) = name.split_once(": ")?;
+        (way.starts_with(INTERCEPTOR) && layer == TOTAL).then_some((way, whole - without))
+    });
+    costs.filter(|(_, cost)| *cost > MOST_OF_INTERCEPTOR).collect()
 }
 
 /// Prints both, and returns how many figures have grown too much.
@@ -249,6 +268,16 @@ mod tests {
         assert_eq!(compare(&figures(1000.0, 104.9), &figures(1000.0, 100.0)), 0);
         assert_eq!(compare(&figures(1000.0, 106.0), &figures(1000.0, 100.0)), 1);
         assert_eq!(compare(&figures(900.0, 90.0), &figures(1000.0, 100.0)), 0);
+    }
+
+    #[test]
+    fn an_interceptor_may_cost_so_much_and_no_more() {
+        let figures = |cost: f64| -> Figures {
+            let of = |name: &str, whole: f64| (format!("{name}: {TOTAL}"), whole);
+            [of(WAYS[1].0, 1000.0), of(WAYS[4].0, 1000.0), of(WAYS[5].0, 1000.0 + cost)].into()
+        };
+        assert_eq!(dear_interceptors(&figures(250.0)), []);
+        assert_eq!(dear_interceptors(&figures(251.0)), [(WAYS[5].0, 251.0)]);
     }
 
     #[test]

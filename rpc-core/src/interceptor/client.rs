@@ -13,7 +13,7 @@ use std::time::Instant;
 use rpc_transport::engine::clock;
 
 use super::{Begun, Ended, Extensions, Found, ItemCounters, after, before};
-use crate::client::call::raw_call::CallOutcome;
+use crate::client::call::raw_call::{CallOutcome, Extras};
 use crate::metadata::{Metadata, MetadataError};
 use crate::service::MethodDescriptor;
 use crate::status::Status;
@@ -68,7 +68,8 @@ pub trait ClientInterceptor: Send + Sync + 'static {
 /// A call that is about to leave.
 pub struct Outbound<'a> {
     begun: &'a Begun,
-    metadata: &'a mut Metadata,
+    /// With the call's metadata, once there is any.
+    extras: &'a mut Option<Box<Extras>>,
     deadline: &'a mut Option<Instant>,
     extensions: &'a mut Extensions,
 }
@@ -83,13 +84,14 @@ impl Outbound<'_> {
     /// The metadata that goes with the call.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
-        self.metadata
+        static NONE: Metadata = Metadata::new();
+        self.extras.as_deref().map_or(&NONE, Extras::metadata)
     }
 
     /// The same, to be changed.
     #[must_use]
     pub fn metadata_mut(&mut self) -> &mut Metadata {
-        self.metadata
+        self.extras.get_or_insert_default().metadata_mut()
     }
 
     /// When the call ends at the latest: the earliest of its own deadline, the channel's, and that
@@ -120,7 +122,7 @@ impl fmt::Debug for Outbound<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outbound")
             .field("method", &self.begun.method.name)
-            .field("metadata", &self.metadata)
+            .field("metadata", self.metadata())
             .finish_non_exhaustive()
     }
 }
@@ -152,13 +154,13 @@ impl Around {
         &self,
         watch: &mut Watch,
         method: &'static MethodDescriptor,
-        metadata: &mut Metadata,
+        extras: &mut Option<Box<Extras>>,
         deadline: &mut Option<Instant>,
         request_bytes: u64,
     ) -> Result<(), Status> {
         watch.has_begun = true;
         if !self.metadata.is_empty() {
-            self.add_metadata(metadata).map_err(|error| {
+            self.add_metadata(extras.get_or_insert_default().metadata_mut()).map_err(|error| {
                 Status::from(error).with_prefix(format_args!("{}: ", method.name))
             })?;
         }
@@ -168,10 +170,12 @@ impl Around {
         let items = method.has_streams().then(Arc::default);
         let Watch { begun, extensions, .. } = watch;
         let begun = &*begun.insert(Begun { method, at: clock::now(), request_bytes, items });
-        let mut call = Outbound { begun, metadata, deadline, extensions };
-        for (passed, interceptor) in self.chain.iter().enumerate() {
+        let mut call = Outbound { begun, extras, deadline, extensions };
+        let mut others = self.chain.iter();
+        while let Some(interceptor) = others.next() {
             let run = || interceptor.before(&mut call);
             if let Err(status) = before(|| interceptor.name(), method, run) {
+                let passed = self.chain.len() - others.len() - 1;
                 return Err(self.refused(passed, watch, status));
             }
         }
@@ -182,7 +186,14 @@ impl Around {
     #[cold]
     fn refused(&self, passed: usize, watch: &mut Watch, status: Status) -> Status {
         let mut panicked = None;
-        tell(&self.chain[..passed], watch, Found::Status(&status), &mut panicked);
+        if let Some(begun) = watch.begun.take() {
+            let call = Ended {
+                begun: &begun,
+                found: Found::Status(&status),
+                extensions: &watch.extensions,
+            };
+            tell(&self.chain[..passed], &call, &mut panicked);
+        }
         panicked.unwrap_or(status)
     }
 
@@ -197,8 +208,8 @@ impl Around {
         Ok(())
     }
 
-    /// Ends the call, once, unless it has not begun. If an interceptor panics, its status takes the place of what
-    /// was found.
+    /// Ends the call, unless it has not begun, and drops what it has for interceptors. If one of them panics, its
+    /// status takes the place of what was found.
     #[inline(always)]
     pub(crate) fn end(
         &self,
@@ -206,29 +217,24 @@ impl Around {
         method: &'static MethodDescriptor,
         found: &mut CallOutcome,
     ) {
-        let mut panicked = None;
-        tell(&self.chain, watch, Found::Outcome(found), &mut panicked);
-        if panicked.is_some() {
-            replace(found, &mut panicked, method);
+        if let Some(begun) = &watch.begun {
+            let mut panicked = None;
+            let call = Ended { begun, found: Found::Outcome(found), extensions: &watch.extensions };
+            tell(&self.chain, &call, &mut panicked);
+            if panicked.is_some() {
+                replace(found, &mut panicked, method);
+            }
         }
+        watch.clear();
     }
 }
 
-/// Tells interceptors how a call has ended, once.
+/// Tells interceptors how a call has ended.
 #[inline(always)]
-fn tell(
-    passed: &[Arc<dyn ClientInterceptor>],
-    watch: &mut Watch,
-    found: Found<'_>,
-    panicked: &mut Option<Status>,
-) {
-    let Watch { begun: Some(begun), extensions, .. } = watch else { return };
-    let call = Ended { begun, found, extensions };
+fn tell(passed: &[Arc<dyn ClientInterceptor>], call: &Ended<'_>, panicked: &mut Option<Status>) {
     for interceptor in passed.iter().rev() {
-        let run = || interceptor.after(&call);
-        after(|| interceptor.name(), begun.method, run, panicked);
+        after(|| interceptor.name(), call.begun.method, || interceptor.after(call), panicked);
     }
-    watch.begun = None;
 }
 
 /// An interceptor has panicked after the call.
@@ -272,9 +278,13 @@ impl Watch {
         self.begun.as_ref()?.items.as_deref()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_begun && self.begun.is_none() && self.extensions.is_empty()
+    }
+
     /// Drops what was put beside the call.
     #[inline(always)]
-    pub(crate) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.has_begun = false;
         self.begun = None;
         if !self.extensions.is_empty() {
@@ -306,12 +316,12 @@ mod tests {
         let mut around = Around::default();
         around.metadata.insert("tenant", "blue").unwrap();
         let mut watch = Watch::default();
-        let (mut metadata, mut deadline) = (Metadata::new(), None);
+        let (mut extras, mut deadline) = (None, None);
         assert!(!watch.has_begun());
-        around.begin(&mut watch, method, &mut metadata, &mut deadline, 0).unwrap();
+        around.begin(&mut watch, method, &mut extras, &mut deadline, 0).unwrap();
         assert!(watch.has_begun(), "attempts are part of it");
-        assert_eq!(metadata.text("tenant"), Some("blue"));
-        watch.clear();
-        assert!(!watch.has_begun(), "it is used again, for another call");
+        assert_eq!(extras.unwrap().metadata().text("tenant"), Some("blue"));
+        around.end(&mut watch, method, &mut CallOutcome::Nothing);
+        assert!(watch.is_empty(), "it is used again, for another call");
     }
 }

@@ -295,12 +295,21 @@ fn before<'a>(
     method: &'static MethodDescriptor,
     run: impl FnOnce() -> Result<(), Status>,
 ) -> Result<(), Status> {
-    // Put beside what `catch_unwind` gives, so that nothing is taken apart where all goes well.
-    let mut answer = Ok(());
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| answer = run())) {
-        return Err(panicked(name, method, panic));
+    // Put beside what `catch_unwind` gives, so that nothing is moved where all goes well.
+    let mut refused = Ok(());
+    let run = || {
+        let answer = run();
+        let passes = answer.is_ok();
+        if !passes {
+            refused = answer;
+        }
+        passes
+    };
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(true) => Ok(()),
+        Ok(false) => taken(&mut refused),
+        Err(panic) => Err(panicked(name, method, panic)),
     }
-    if answer.is_err() { taken(&mut answer) } else { Ok(()) }
 }
 
 /// Out of line, so that it is moved only where it is an error.

@@ -408,11 +408,19 @@ impl Watched for Slot {
     fn end(mut self: Box<Self>) -> Handler {
         let inner =
             self.call.as_mut().map(|call| std::mem::replace(&mut call.inner, Handler::over()));
-        recycled::give_back(self);
+        self.give_back();
         inner.unwrap_or(const { Handler::over() })
     }
 
     fn cancel(self: Box<Self>) {
+        self.give_back();
+    }
+}
+
+impl Slot {
+    /// Ends what is in it, which may run code of the user's.
+    fn give_back(mut self: Box<Self>) {
+        self.call = None;
         recycled::give_back(self);
     }
 }
@@ -422,8 +430,8 @@ thread_local! {
 }
 
 impl Recycle for Slot {
-    fn clear(&mut self) {
-        self.call = None;
+    fn is_empty(&self) -> bool {
+        self.call.is_none()
     }
 
     fn link(&mut self) -> &mut Link<Self> {

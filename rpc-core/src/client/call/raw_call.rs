@@ -95,7 +95,7 @@ type Wait = BoxFuture<'static, Result<Arc<Connection>, Status>>;
 /// State that few calls need: their options, and how far they are. What has to be let go of when the call ends
 /// is in [`Beside`].
 #[derive(Default)]
-struct Extras {
+pub(crate) struct Extras {
     metadata: Metadata,
     into: Option<Box<BulkMut>>,
     /// Memory for the reply that the server writes itself.

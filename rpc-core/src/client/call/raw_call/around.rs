@@ -7,7 +7,7 @@ use tracing::Span;
 
 use super::beside::Beside;
 use super::{CallOutcome, Extras, RawCall};
-use crate::client::shared::earliest;
+use crate::client::shared::{Shared, earliest};
 use crate::interceptor::ItemCounters;
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
@@ -15,10 +15,26 @@ use crate::observability::trace;
 use crate::runtime::recycled;
 use crate::status::Code;
 
+impl Extras {
+    pub(crate) fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    pub(crate) fn metadata_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
+    }
+}
+
+/// The earliest of all deadlines is the call's own.
+#[inline(never)]
+fn bring_forward(own: &mut Option<Instant>, channel: &Shared, inherited: Option<Instant>) {
+    *own = earliest(*own, channel.default_timeout, inherited).map(|(at, _)| at);
+}
+
 impl RawCall<'_> {
     /// Before anything of the call is sent. False if it has ended by that. `inherited`: the deadline of
-    /// the handler that makes the call.
-    #[inline(never)]
+    /// the handler that makes the call. Inline, as it is called in one place, for each call.
+    #[inline(always)]
     pub(super) fn begin_around(&mut self, inherited: Option<Instant>) -> bool {
         let Self { via, method, deadline: own, body, extras, beside, .. } = self;
         let channel = via.channel();
@@ -31,21 +47,13 @@ impl RawCall<'_> {
         }
         // What they see, and may bring forward, is the earliest; no later one is added when the call is sent.
         if inherited.is_some() || channel.default_timeout.is_some() {
-            *own = earliest(*own, channel.default_timeout, inherited).map(|(at, _)| at);
+            bring_forward(own, channel, inherited);
         }
         let bytes = body.as_ref().map_or(0, OutBuf::total_len);
-        let mut added = Metadata::new();
-        let metadata = match &mut **extras {
-            Some(extras) => &mut extras.metadata,
-            None => &mut added,
-        };
         let watch = &mut beside.get_or_insert_with(recycled::take).watch;
-        if let Err(status) = around.begin(watch, method, metadata, own, bytes) {
+        if let Err(status) = around.begin(watch, method, extras, own, bytes) {
             self.fail(status);
             return false;
-        }
-        if !added.is_empty() {
-            extras.get_or_insert_default().metadata = added;
         }
         true
     }
@@ -80,7 +88,8 @@ impl RawCall<'_> {
         trace::end(span, end);
     }
 
-    /// The call has ended: what it had beside its outcome has, too.
+    /// The call has ended: what it had beside its outcome has, too. Each part is let go of where it is told of:
+    /// nothing is left in the box, which is used again.
     #[inline(never)]
     pub(super) fn end_beside(&mut self, mut beside: Box<Beside>, found: &mut CallOutcome) {
         // Looked at first: what is taken is moved, also where there is none.
@@ -97,6 +106,7 @@ impl RawCall<'_> {
         if let Some(around) = &self.via.channel().around {
             around.end(&mut beside.watch, self.method, found);
         }
+        beside.began = None;
         recycled::give_back(beside);
     }
 

@@ -32,16 +32,9 @@ pub(super) struct Beside {
 }
 
 impl Recycle for Beside {
-    #[inline(always)]
-    fn clear(&mut self) {
-        if self.load.is_some() {
-            self.load = None;
-        }
-        self.watch.clear();
-        if self.kept.is_some() {
-            self.kept = None;
-        }
-        self.began = None;
+    fn is_empty(&self) -> bool {
+        let Self { load, watch, kept, began, link: _ } = self;
+        load.is_none() && watch.is_empty() && kept.is_none() && began.is_none()
     }
 
     #[inline]

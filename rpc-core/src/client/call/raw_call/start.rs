@@ -30,7 +30,7 @@ impl RawCall<'_> {
     /// connection, it is `Waiting`; if an interceptor refuses the call, it is `Over`. Sets `found` if the outcome came at once.
     pub(super) fn send(&mut self, is_awaited: bool, found: &mut CallOutcome) {
         let (deadline, has_metadata) = CallContext::current_inherited();
-        if self.via.channel().around.is_some() && !self.begin_around(deadline) {
+        if !self.begin_around(deadline) {
             return;
         }
         if has_metadata || trace::may_be_enabled() {
