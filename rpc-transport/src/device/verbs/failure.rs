@@ -100,18 +100,20 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
             let reason = format!("no listener at this port (reject reason {status})");
             return ConnectError::Refused { address, reason };
         }
-        // iWARP has no reject reasons: TCP reports the refusal.
-        _ if -status == Errno::CONNREFUSED.raw_os_error() => {
+        // iWARP has no reject reasons: TCP reports the refusal. Without a word, that is: see below.
+        _ if is_status(status, Errno::CONNREFUSED) && is_silent(&private_data) => {
             return ConnectError::Refused { address, reason: NO_TCP_LISTENER.to_owned() };
         }
         status if by_application(status) => {
             private_data.resize(REJ_PRIVATE_DATA_BYTES, 0);
             // The kernel says the same where the port has a listener at another address only.
-            let reason = if private_data.iter().any(|byte| *byte != 0) {
+            let reason = if !is_silent(&private_data) {
                 "the application refused".to_owned()
-            } else {
+            } else if status == REJECT_BY_APPLICATION {
                 "the application refused without a reason, or listens at another address of the host"
                     .to_owned()
+            } else {
+                "the application refused without a reason, or the connection was reset".to_owned()
             };
             return ConnectError::Rejected { address, reason, private_data };
         }
@@ -124,9 +126,21 @@ fn rejected(address: &Address, status: i32, mut private_data: Vec<u8>) -> Connec
     ConnectError::Rejected { address, reason, private_data: Vec::new() }
 }
 
-/// On iWARP an answer that refuses has the status of a connection that was reset.
+/// On iWARP an answer that refuses has the status of a connection that was reset (siw, erdma) or refused
+/// (cxgb4, irdma).
 fn by_application(status: i32) -> bool {
-    status == REJECT_BY_APPLICATION || -status == Errno::CONNRESET.raw_os_error()
+    status == REJECT_BY_APPLICATION
+        || is_status(status, Errno::CONNRESET)
+        || is_status(status, Errno::CONNREFUSED)
+}
+
+/// Whether an answer has no word of the application's: some drivers pad what has none.
+fn is_silent(private_data: &[u8]) -> bool {
+    private_data.iter().all(|byte| *byte == 0)
+}
+
+fn is_status(status: i32, errno: Errno) -> bool {
+    status == -errno.raw_os_error()
 }
 
 fn unreachable(address: &Address, reason: String) -> ConnectError {
@@ -167,7 +181,11 @@ fn call_failed(address: &Address, what: &'static str, error: &io::Error) -> Conn
         let reason = format!("{error} ({NO_DEVICE})");
         return unreachable(address, reason);
     }
-    // iWARP to this very machine is refused before the call returns.
+    // On some iWARP devices the call itself waits for TCP.
+    let unreachable_by_tcp = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::TIMEDOUT];
+    if what == CONNECT && unreachable_by_tcp.iter().any(|errno| is_errno(error, *errno)) {
+        return unreachable(address, error.to_string());
+    }
     if what == CONNECT && is_errno(error, Errno::CONNREFUSED) {
         let (address, reason) = (address.clone(), NO_TCP_LISTENER.to_owned());
         return ConnectError::Refused { address, reason };
@@ -208,7 +226,9 @@ mod tests {
     #[test]
     fn s18_no_listener_is_refused_and_not_unreachable() {
         for status in [8, -111] {
-            let error = event(Event::Rejected, status);
+            let failure =
+                Failure::Event { event: Event::Rejected, status, private_data: vec![0; 52] };
+            let error = failure.into_connect_error(&address());
             assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
         }
         // On iWARP the call itself says so where the peer is on the same machine.
@@ -222,7 +242,7 @@ mod tests {
 
     #[test]
     fn s19_the_applications_reason_comes_padded_and_no_other() {
-        for status in [28, -104] {
+        for status in [28, -104, -111] {
             let ConnectError::Rejected { private_data, .. } = event(Event::Rejected, status) else {
                 panic!("not a rejection")
             };
@@ -265,6 +285,7 @@ mod tests {
             (call(RESOLVE_ADDRESS, 101), "Network is unreachable"),
             (call(RESOLVE_ADDRESS, 19), "No such device"),
             (call(RESOLVE_ROUTE, 19), "loopback addresses have no device"),
+            (call(CONNECT, 113), "cannot reach"),
             (Failure::Gone.into_connect_error(&address()), "over"),
         ] {
             let text = error.to_string();
