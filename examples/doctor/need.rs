@@ -17,7 +17,7 @@ use rpc_transport::protocol::config::{ConfigError, LinkConfig};
 #[command(next_help_heading = "Locked memory of a configuration")]
 pub(crate) struct Wanted {
     /// Connections of the server
-    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     connections: u32,
     /// Server::shards
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
@@ -156,6 +156,16 @@ mod tests {
         let mut text = Vec::new();
         print(&wanted, &wanted.config().unwrap(), nics, limit, &mut text).unwrap();
         String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn the_largest_configuration_can_be_reckoned() {
+        let line = "doctor --connections 1000000 --shards 65535 --data-credits 4000 --receive-buffer-bytes 16777216 \
+                    --max-chunks 65536 --log2-chunk 26";
+        let small = Nic { name: "small".to_owned(), max_cqe: 1 };
+        let text = printed(line, &[any_nic(), small], Some(8 << 20));
+        assert!(text.contains("1,000,000 connections on small"), "{text}");
+        assert!(Line::try_parse_from(["doctor", "--connections", "1000001"]).is_err());
     }
 
     #[test]
