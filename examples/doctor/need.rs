@@ -105,7 +105,8 @@ pub(crate) fn print(
             None => writeln!(out)?,
             Some(limit) => {
                 let most = most_connections(config, shards, *max_cqe, limit);
-                writeln!(out, "; the limit allows {}", count(most.into()))?;
+                let most = if most == 0 { "none".to_owned() } else { count(most.into()) };
+                writeln!(out, "; the limit allows {most}")?;
             }
         }
     }
@@ -156,6 +157,12 @@ mod tests {
         let mut text = Vec::new();
         print(&wanted, &wanted.config().unwrap(), nics, limit, &mut text).unwrap();
         String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_limit_that_allows_no_connection_says_so() {
+        let text = printed("doctor", &[any_nic()], Some(65536));
+        assert!(text.contains("; the limit allows none\n"), "{text}");
     }
 
     #[test]
