@@ -57,7 +57,7 @@ pub(super) fn capacity(config: &LinkConfig) -> QpCapacity {
     QpCapacity {
         max_send_wr: config.send_queue_budget().sq_len(),
         max_recv_wr: most_recvs(config),
-        max_inline_bytes: config.receive_buffer_bytes.max(MIN_INLINE_BYTES),
+        max_inline_bytes: config.receive_buffer().max(MIN_INLINE_BYTES),
     }
 }
 
@@ -69,6 +69,12 @@ pub fn completions_per_connection(config: &LinkConfig) -> u32 {
 }
 
 const MIN_INLINE_BYTES: u32 = 256;
+
+/// The configuration as this device suggests, where it says nothing.
+fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
+    let capabilities = device.attributes().capabilities;
+    config.settled(!capabilities.contains(Capabilities::FREE_REGISTRATION))
+}
 
 fn features(device: &dyn Device) -> Features {
     let large = Features::ARENA.with(Features::REPLY_SLOTS);
@@ -115,6 +121,7 @@ impl<P: Protocol> Shard<P> {
         timeout: Duration,
         protocol: P,
     ) -> Result<Connected, ConnectError> {
+        let config = &settled(config, &**self.device());
         let offer = Offer::new(config, features(&**outgoing.device()), nonce());
         let mut outgoing = outgoing;
         let memory = self.memory_for(config)?;
@@ -151,6 +158,7 @@ impl<P: Protocol> Shard<P> {
         protocol: P,
     ) -> Result<Connected, AcceptError> {
         let mut incoming = incoming;
+        let config = &settled(config, &**self.device());
         let offer = Offer::new(config, features(&**incoming.device()), nonce());
         let agreed = match requested(&offer, incoming.private_data()) {
             Ok(agreed) => agreed,
@@ -197,7 +205,7 @@ impl<P: Protocol> Shard<P> {
             Isolation::PerConnection => self.device().allocate_pd()?,
         };
         let recv_buffers = RecvBuffers::new(&domain, &**self.device(), config)?;
-        let (size, slots) = (config.receive_buffer_bytes, config.send_queue_budget().sq_len());
+        let (size, slots) = (config.receive_buffer(), config.send_queue_budget().sq_len());
         let send_buffers = SendBuffers::new(&domain, &**self.device(), slots, size)?;
         Ok(SetupMemory { domain, recv_buffers, send_buffers })
     }

@@ -29,8 +29,13 @@ pub fn connections_of_cq(count: usize, shards: usize) -> u32 {
 /// what is registered, bytes. More comes with its windows, as far as there is any.
 #[must_use]
 pub fn registered_bytes(config: &LinkConfig) -> u64 {
-    let pool = |count| locked::region(BufferPool::region_bytes(config.receive_buffer_bytes, count));
+    let size = buffer_bytes(config);
+    let pool = |count| locked::region(BufferPool::region_bytes(size, count));
     pool(first_locked(config)) + pool(FIRST_SEND_BUFFERS)
+}
+
+fn buffer_bytes(config: &LinkConfig) -> u32 {
+    config.settled(true).receive_buffer()
 }
 
 /// The same with the connection's queues, for a NIC that counts them, bytes. Without its share of a CQ.
@@ -83,7 +88,7 @@ pub fn growth_bytes(config: &LinkConfig) -> u64 {
     if more == 0 {
         return 0;
     }
-    let size = BufferPool::region_bytes(config.receive_buffer_bytes, with_lendable(more.into()));
+    let size = BufferPool::region_bytes(buffer_bytes(config), with_lendable(more.into()));
     locked::region(size)
 }
 

@@ -19,6 +19,10 @@ const MAX_MESSAGE_SLOTS: u16 = 8;
 /// Smallest receive buffer, bytes: holds every control frame, and a segment with enough payload to
 /// be worth its header.
 pub const MIN_RECEIVE_BUFFER_BYTES: u32 = 256;
+/// Receive buffers where registering is free, bytes.
+const RECEIVE_BUFFER_BYTES: u32 = 8 << 10;
+/// Receive buffers where what is registered is locked, bytes: half, as an idle connection has them posted.
+const LOCKED_RECEIVE_BUFFER_BYTES: u32 = 4 << 10;
 /// Largest receive buffer, bytes.
 pub const MAX_RECEIVE_BUFFER_BYTES: u32 = 16 << 20;
 /// Largest `max_message_bytes`.
@@ -77,7 +81,8 @@ pub struct QueueLimit {
 pub struct LinkConfig {
     pub(crate) data_credits: u16,
     pub(crate) ack_credits: u16,
-    pub(crate) receive_buffer_bytes: u32,
+    /// `None`: by the device, see [`LinkConfig::settled`].
+    receive_buffer_bytes: Option<u32>,
     pub(crate) max_message_bytes: u64,
     pub(crate) assembly_bytes: u64,
     pub(crate) send_queue_slots: u16,
@@ -97,7 +102,7 @@ impl Default for LinkConfig {
         Self {
             data_credits: 64,
             ack_credits: 2,
-            receive_buffer_bytes: 8 << 10,
+            receive_buffer_bytes: None,
             max_message_bytes: 64 << 20,
             assembly_bytes: 64 << 20,
             send_queue_slots: 64,
@@ -133,12 +138,13 @@ impl LinkConfig {
         self
     }
 
-    /// Size of each receive buffer, bytes. Default 8 KiB, 256 bytes to 16 MiB. Larger messages
-    /// travel in segments of the smaller of both ends' size. `D + I + 1` of them are posted per
-    /// connection, and fewer until the peer needs them: see [`LinkConfig::data_credits`].
+    /// Size of each receive buffer, bytes. Default 8 KiB, and 4 KiB on a NIC, which locks their memory;
+    /// 256 bytes to 16 MiB. Larger messages travel in segments of the smaller of both ends' size.
+    /// `D + I + 1` of them are posted per connection, and fewer until the peer needs them: see
+    /// [`LinkConfig::data_credits`].
     #[must_use]
     pub fn receive_buffer_bytes(mut self, bytes: u32) -> Self {
-        self.receive_buffer_bytes = bytes;
+        self.receive_buffer_bytes = Some(bytes);
         self
     }
 
@@ -286,7 +292,7 @@ impl LinkConfig {
         )?;
         check(
             "receive_buffer_bytes",
-            self.receive_buffer_bytes,
+            self.receive_buffer(),
             MIN_RECEIVE_BUFFER_BYTES,
             MAX_RECEIVE_BUFFER_BYTES,
             "larger messages travel in segments, whatever the buffer",
@@ -294,14 +300,14 @@ impl LinkConfig {
         check(
             "max_message_bytes",
             self.max_message_bytes,
-            u64::from(self.receive_buffer_bytes),
+            u64::from(self.receive_buffer()),
             MAX_MESSAGE_BYTES,
             "it is never less than receive_buffer_bytes; use a stream for what has no limit",
         )?;
         check(
             "assembly_bytes",
             self.assembly_bytes,
-            u64::from(self.receive_buffer_bytes),
+            u64::from(self.receive_buffer()),
             MAX_MESSAGE_BYTES,
             "it is never less than receive_buffer_bytes; longer messages are streamed",
         )?;
@@ -340,6 +346,23 @@ impl LinkConfig {
             check_time("keep_alive", interval, mill, what)?;
         }
         check_time("keep_alive_timeout", self.keep_alive_timeout, mill, "5 s suits most links")
+    }
+
+    /// This configuration with the defaults that depend on the device: whether it locks the memory that
+    /// is registered. Both ends of a connection are told of, and count with, a settled one.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn settled(&self, locks_memory: bool) -> Self {
+        let default = if locks_memory { LOCKED_RECEIVE_BUFFER_BYTES } else { RECEIVE_BUFFER_BYTES };
+        self.clone().receive_buffer_bytes(self.receive_buffer_bytes.unwrap_or(default))
+    }
+
+    /// Size of each receive buffer, bytes; where that is not settled, the larger default.
+    pub(crate) const fn receive_buffer(&self) -> u32 {
+        match self.receive_buffer_bytes {
+            Some(bytes) => bytes,
+            None => RECEIVE_BUFFER_BYTES,
+        }
     }
 
     /// The window that this end offers as a receiver, once it has grown: `D` and `I`.

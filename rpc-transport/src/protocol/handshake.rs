@@ -207,7 +207,7 @@ impl Offer {
             versions: VERSIONS,
             features,
             window: config.window(),
-            receive_buffer_bytes: config.receive_buffer_bytes,
+            receive_buffer_bytes: config.receive_buffer(),
             max_message_bytes: config.max_message_bytes,
             assembly_bytes: config.assembly_bytes,
             nonce,

@@ -141,7 +141,7 @@ impl Link {
         let remote = &agreed.remote;
         let budget = config.send_queue_budget();
         // The peer's offer must not size this end's send buffers.
-        let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer_bytes);
+        let frame_bytes = remote.receive_buffer_bytes.min(config.receive_buffer());
         let payload_bytes = |header| (frame_bytes as usize).saturating_sub(header);
         let arenas = agreed
             .features

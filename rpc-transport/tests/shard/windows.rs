@@ -8,7 +8,7 @@ use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::credit::FIRST_DATA_CREDITS;
 
 use crate::probe::Habit;
-use crate::world::{End, Options, Pair, WIRES, run};
+use crate::world::{End, Options, Pair, WIRES, run, unspawned};
 
 /// What an end offers now, and what it has seen the other offer.
 fn windows(end: &End) -> (u16, u16) {
@@ -105,7 +105,7 @@ fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
         let idle = limits[1].used_bytes();
         assert_eq!(idle, channel_bytes(&config));
         // 8 data credits, 2 acks, a Close, one whose repost waits; and 2 to send from.
-        assert_eq!(registered_bytes(&config), (8 + 2 + 1 + 1 + 2) * (8 << 10));
+        assert_eq!(registered_bytes(&config), (8 + 2 + 1 + 1 + 2) * (4 << 10));
 
         let burst = async |sent: &mut u64| {
             pair.client.with(|probe| (0..200).for_each(|_| probe.send(b"many at once")));
@@ -120,7 +120,7 @@ fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
         while windows(&pair.server).0 < 64 {
             burst(&mut sent).await;
         }
-        assert!(limits[1].used_bytes() >= idle + 56 * (8 << 10));
+        assert!(limits[1].used_bytes() >= idle + 56 * (4 << 10));
         pair.end().await;
         assert_eq!(limits.map(|limit| limit.used_bytes()), [0, 0]);
     });
@@ -128,9 +128,9 @@ fn on_a_nic_receive_buffers_are_pinned_as_windows_grow_and_there_is_memory() {
 
 /// What a NIC locks for a connection that is idle, or has one short message on its way at a time, with
 /// a completion queue to itself, bytes.
-const IDLE_BYTES: u64 = 164 << 10;
+const IDLE_BYTES: u64 = 108 << 10;
 
-/// Four buffers lay ready to send from.
+/// Four buffers lay ready to send from, and all of them had 8 KiB.
 #[test]
 fn an_idle_connection_locks_little_on_every_kind_of_nic() {
     run("an_idle_connection_locks_little", async {
@@ -152,6 +152,49 @@ fn an_idle_connection_locks_little_on_every_kind_of_nic() {
                 assert_eq!(used, idle, "{}", profile.driver);
             }
             pair.end().await;
+        }
+    });
+}
+
+/// Frames that `bytes` go in, between ends that nobody drives yet: so no credit comes back.
+async fn frames(configs: [&LinkConfig; 2], faults: Option<&FaultPlan>, bytes: usize) -> u16 {
+    let faults = faults.map(|plan| [plan.clone(), plan.clone()]);
+    let options = Options { configs: configs.map(Clone::clone), faults, ..Options::default() };
+    let (client, server, drivers, _listener) = unspawned("mem", &options).await;
+    let credits = || client.shard.link_metrics(client.key).expect("it is up").counters.data_credits;
+    let before = credits();
+    client.send(&vec![7; bytes]);
+    let spent = before - credits();
+    let drivers = drivers.map(tokio::spawn);
+    server.received(1).await;
+    for end in [&client, &server] {
+        end.leave().await;
+        end.shard.shutdown();
+    }
+    for driver in drivers {
+        driver.await.unwrap();
+    }
+    spent
+}
+
+#[test]
+fn frames_are_as_long_as_the_smaller_ends_buffers_which_are_half_on_a_nic_by_default() {
+    run("frames_are_as_long", async {
+        let default = LinkConfig::default().keep_alive(None);
+        let [short, long] =
+            [4 << 10, 8 << 10].map(|bytes| default.clone().receive_buffer_bytes(bytes));
+        let nic = FaultPlan::new(1).profile(&MLX5);
+        for (configs, faults, wanted) in [
+            ([&default, &default], None, 1),
+            ([&default, &short], None, 2),
+            ([&default, &default], Some(&nic), 2),
+            ([&default, &long], Some(&nic), 2),
+            ([&long, &default], Some(&nic), 2),
+            ([&long, &long], Some(&nic), 1),
+        ] {
+            let on = faults.is_some();
+            assert_eq!(frames(configs, faults, 8_000).await, wanted, "{configs:?}, NIC: {on}");
+            assert_eq!(frames(configs, faults, 4_000).await, 1, "{configs:?}, NIC: {on}");
         }
     });
 }

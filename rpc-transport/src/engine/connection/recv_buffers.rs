@@ -67,7 +67,7 @@ impl RecvBuffers {
         } else {
             (first_locked(config), 0)
         };
-        let pools = vec![BufferPool::allocate(domain, config.receive_buffer_bytes, count)?];
+        let pools = vec![BufferPool::allocate(domain, config.receive_buffer(), count)?];
         Ok(Self { pools, first, kept, growth: Growth::default() })
     }
 

@@ -127,7 +127,7 @@ mod tests {
         let mut send_buffers =
             SendBuffers::new(&domain, &**soft::mem_device(), 64, 8 << 10).unwrap();
         for odd in [4097, 5000, 65_537, 1_000_001] {
-            let config = LinkConfig { arena_segment_bytes: odd, ..LinkConfig::default() };
+            let config = LinkConfig::default().arena_segment_bytes(odd);
             let mut staging = Staging::new(&config);
             for _ in 0..5 {
                 let room = staging.make_ready(&domain, &mut send_buffers, odd.into()).unwrap();
