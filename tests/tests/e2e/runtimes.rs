@@ -1,14 +1,17 @@
 //! Runtimes: every flavour, calls from other ones, blocking clients, and a runtime that goes away.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Poll;
 
-use rpc_core::{CallError, Code, PollMode};
+use rpc_core::interceptor::{ClientInterceptor, Outbound};
+use rpc_core::{CallError, Code, PollMode, Status};
 use tests::limit::{self, Watchdog};
 use tests::probe::{Mark, ProbeBlockingClient, ProbeClient, ProbeError};
 use tests::scheme::Scheme;
 use tests::world::World;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::coop;
 
 use crate::SERVER;
 
@@ -278,4 +281,65 @@ fn a_blocking_client_of_a_killed_server_gets_an_error() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     let _inside = home.enter();
     drop(world);
+}
+
+/// How many calls a task makes before another task of its thread gets a turn.
+async fn calls_before_others<F: Future>(mut call: impl FnMut() -> F) -> usize {
+    const MANY: usize = 10_000;
+    let other = tokio::spawn(async {});
+    for calls in 1..=MANY {
+        call().await;
+        if other.is_finished() {
+            return calls;
+        }
+    }
+    panic!("{MANY} calls, and no other task was polled");
+}
+
+/// Refuses all calls.
+struct Refuse;
+
+impl ClientInterceptor for Refuse {
+    fn before(&self, _: &mut Outbound<'_>) -> Result<(), Status> {
+        Err(Status::failed_precondition("not from here"))
+    }
+}
+
+/// A loop that tries again and again must not keep from running what would make it succeed.
+#[test]
+fn calls_that_fail_at_once_leave_their_thread_to_others() {
+    limit::run_single(async {
+        let world = World::start(SERVER, Scheme::Mem).await;
+        let client = connect(&world.address).await;
+        let refusing = tests::device::channel().interceptor(Refuse);
+        let refusing = ProbeClient::new(refusing.connect(&world.address).await.expect("it is up"));
+        let nobody = tests::device::channel().connect_lazy("mem://nobody").expect("an address");
+        let nobody = ProbeClient::new(nobody);
+        calls_before_others(|| client.add(1, 1).metadata("rpc-mine", "1")).await;
+        calls_before_others(|| client.add(1, 1).deadline(std::time::Instant::now())).await;
+        calls_before_others(|| refusing.add(1, 1)).await;
+        calls_before_others(|| nobody.add(1, 1).wait_for_ready(false)).await;
+        drop(world);
+        client.channel().closed().await;
+        calls_before_others(|| client.add(1, 1)).await;
+    });
+}
+
+/// So those that get the thread meanwhile find a call in flight, and do not wait for their own in turn.
+#[test]
+fn the_request_leaves_though_its_task_has_had_its_turn() {
+    limit::run(async {
+        let world = World::start(SERVER, Scheme::Mem).await;
+        let (client, witness) = (connect(&world.address).await, connect(&world.address).await);
+        let mut held = std::pin::pin!(client.hold(1));
+        poll_fn(|cx| {
+            while let Poll::Ready(turn) = coop::poll_proceed(cx) {
+                turn.made_progress();
+            }
+            assert!(held.as_mut().poll(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        assert_eq!(witness.wait_for(1, Mark::Started, 1).await, Ok(1));
+    });
 }

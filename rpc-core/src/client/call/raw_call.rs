@@ -273,13 +273,16 @@ impl<'a> RawCall<'a> {
                 State::Ready => {
                     // Tokio's coop budget: a loop of calls that are answered at once must not
                     // starve the other tasks of its thread.
-                    let may_wait = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+                    let Poll::Ready(turn) = tokio::task::coop::poll_proceed(cx) else {
+                        return self.send_and_yield(found);
+                    };
                     self.send(true, found);
+                    if let State::InFlight(call) = self.state {
+                        std::task::ready!(self.poll_outcome(call, cx, found));
+                    }
                     match self.state {
-                        State::InFlight(call) => {
-                            std::task::ready!(self.poll_outcome(call, cx, found));
-                        }
-                        State::Done => may_wait.made_progress(),
+                        State::Done => turn.made_progress(),
+                        // Its end takes part of the budget.
                         _ => continue,
                     }
                 }
@@ -289,6 +292,8 @@ impl<'a> RawCall<'a> {
                     continue;
                 }
                 State::Over => {
+                    // Calls that fail at once as well.
+                    std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
                     self.take_found(found);
                     return Poll::Ready(());
                 }
@@ -298,6 +303,17 @@ impl<'a> RawCall<'a> {
                 return Poll::Ready(());
             }
         }
+    }
+
+    /// The task has had its turn, and is woken to have the next one. The request leaves all the same: the
+    /// others get theirs while it is on its way, and find that they are not alone.
+    #[cold]
+    fn send_and_yield(&mut self, found: &mut CallOutcome) -> Poll<()> {
+        self.send(false, found);
+        if let State::Done = self.state {
+            self.over(std::mem::take(found));
+        }
+        Poll::Pending
     }
 
     #[cold]
