@@ -43,9 +43,7 @@ pub(crate) async fn measure(
 ) -> Result<Row, EchoError> {
     let warm_up = (calls / 10).min(MAX_WARM_UP);
     run(client, data, warm_up, in_flight, &ProgressBar::hidden()).await?;
-    let started = Instant::now();
-    let latency = run(client, data, calls, in_flight, progress).await?;
-    Ok(Row { in_flight, elapsed: started.elapsed(), latency })
+    run(client, data, calls, in_flight, progress).await
 }
 
 async fn run(
@@ -54,17 +52,27 @@ async fn run(
     calls: u64,
     in_flight: u32,
     progress: &ProgressBar,
-) -> Result<Histogram<u64>, EchoError> {
+) -> Result<Row, EchoError> {
+    // Beside the calls nothing is done but calls: what they are recorded in is there before the first,
+    // and added up after the last.
+    let histograms: Vec<_> = (0..in_flight).map(|_| histogram()).collect();
     let mut callers = JoinSet::new();
-    for caller in 0..u64::from(in_flight) {
+    let started = Instant::now();
+    for (caller, latency) in (0..).zip(histograms) {
         let share = calls / u64::from(in_flight) + u64::from(caller < calls % u64::from(in_flight));
-        callers.spawn(call(client.clone(), Arc::clone(data), share, progress.clone()));
+        let (client, data) = (client.clone(), Arc::clone(data));
+        callers.spawn(call(client, data, share, latency, progress.clone()));
     }
-    let mut all = histogram();
+    let mut parts = Vec::new();
     while let Some(ended) = callers.join_next().await {
-        all += ended??;
+        parts.push(ended??);
     }
-    Ok(all)
+    let elapsed = started.elapsed();
+    let mut latency = histogram();
+    for part in parts {
+        latency += part;
+    }
+    Ok(Row { in_flight, elapsed, latency })
 }
 
 /// Calls one after the other.
@@ -72,9 +80,9 @@ async fn call(
     client: EchoClient,
     data: Arc<[u8]>,
     calls: u64,
+    mut latency: Histogram<u64>,
     progress: ProgressBar,
 ) -> Result<Histogram<u64>, EchoError> {
-    let mut latency = histogram();
     for number in 1..=calls {
         let started = Instant::now();
         let reply = client.echo(&data).await?;
