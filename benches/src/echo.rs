@@ -111,7 +111,7 @@ fn tarpc(runtime: &Runtime, duration: Duration) -> Result<(f64, f64)> {
     let socket = std::env::temp_dir().join(format!("bench-tarpc-{}", std::process::id()));
     let server = crate::start_server("tarpc", &socket.to_string_lossy(), "")?;
     let measured = runtime.block_on(async {
-        let client = tarpc_peer::connect(&socket).await?;
+        let client = tarpc_peer::connect(server.address()).await?;
         let histogram = tarpc_peer::latency(&client, SIZE, duration).await?;
         let rate = tarpc_peer::rate(&client, SIZE, IN_FLIGHT, duration).await?;
         Ok((quantile(&histogram, 0.5), rate))

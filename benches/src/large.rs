@@ -201,9 +201,9 @@ pub(crate) fn run(
         let server = crate::start_server("large", &address, mode)?;
         runtime.block_on(measure_ours(&server, mode, size, duration, &mut samples))?;
         drop(server);
-        let _server = crate::start_server("tarpc", &socket.to_string_lossy(), "")?;
+        let server = crate::start_server("tarpc", &socket.to_string_lossy(), "")?;
         runtime.block_on(async {
-            let client = tarpc_peer::connect(&socket).await?;
+            let client = tarpc_peer::connect(server.address()).await?;
             let (up, down) = tarpc_peer::large_rates(&client, 1, size, duration).await?;
             samples.tarpc.up.push(up);
             samples.tarpc.down.push(down);

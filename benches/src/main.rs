@@ -12,14 +12,17 @@ mod instructions;
 mod items;
 mod large;
 mod large_cpu;
+mod one_core;
 mod ours;
 #[cfg(feature = "verbs")]
 mod perftest;
+mod pipeline;
 mod placements;
 #[cfg(feature = "verbs")]
 mod rdma;
 mod report;
 mod scale;
+mod shards;
 mod tarpc_peer;
 
 use std::time::Duration;
@@ -69,6 +72,45 @@ enum Command {
         rounds: usize,
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 300)]
+        millis: u64,
+    },
+    /// One shard and one client against two of each.
+    Shards {
+        /// `shm` or `tcp`.
+        #[arg(long, default_value = "shm")]
+        scheme: String,
+        /// Poll mode of all ends.
+        #[arg(long, default_value = "adaptive")]
+        mode: String,
+        /// Interleaved rounds; medians are printed, of ratios those within a round.
+        #[arg(long, default_value_t = 9)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 400)]
+        millis: u64,
+    },
+    /// A service that calls another one of its process within each call, against both hops alone.
+    Pipeline {
+        /// Poll mode of all ends.
+        #[arg(long, default_value = "adaptive")]
+        mode: String,
+        /// The services' runtime: `current` or `multi`.
+        #[arg(long, default_value = "current")]
+        server: String,
+        /// Rounds; medians are printed, of ratios those within a round.
+        #[arg(long, default_value_t = 7)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 300)]
+        millis: u64,
+    },
+    /// 64-byte echo with both ends on one core, and with a server whose core somebody else burns.
+    OneCore {
+        /// Interleaved rounds; medians are printed, of ratios those within a round.
+        #[arg(long, default_value_t = 9)]
+        rounds: usize,
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 400)]
         millis: u64,
     },
     /// 1 MiB payloads: rates against raw passes through shared memory and tarpc.
@@ -239,7 +281,8 @@ enum Command {
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
-        /// `ours`, `ours-current`, `ours-multi`, `ours-mlx5`, `large`, `stream` or `tarpc`.
+        /// `ours`, `ours-current`, `ours-multi`, `ours-mlx5`, `ours-shards`, `pipeline-current`,
+        /// `pipeline-multi`, `large`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -270,6 +313,13 @@ fn main() -> Result<()> {
     let cli = Cli::parse();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match cli.command {
+        Command::Serve { who, address, mode: name } if who == "ours-shards" => {
+            shards::serve(&address, mode(&name))
+        }
+        Command::Serve { who, address, mode: name } if who == "pipeline-multi" => {
+            let multi = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            multi.block_on(pipeline::serve(&address, mode(&name)))
+        }
         Command::Serve { who, address, mode: name } if who == "ours-multi" => {
             let multi = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             // The accepting future waits in the main future, as a user's does.
@@ -281,13 +331,23 @@ fn main() -> Result<()> {
             }
             runtime.block_on(async {
                 match &*who {
-                    "tarpc" => tarpc_peer::serve(address.as_ref()).await,
+                    "tarpc" => tarpc_peer::serve(&address).await,
                     "stream" => floor_tcp::serve(),
                     "ours-mlx5" => arrivals::serve(&address, mode(&name)).await,
+                    "pipeline-current" => pipeline::serve(&address, mode(&name)).await,
                     "large" => large::serve(&address, mode(&name)).await,
                     _ => ours::serve(&address, mode(&name)).await,
                 }
             })
+        }
+        Command::Shards { scheme, mode, rounds, millis } => {
+            shards::run(&scheme, &mode, rounds, Duration::from_millis(millis))
+        }
+        Command::Pipeline { mode, server, rounds, millis } => {
+            pipeline::run(&mode, &server, rounds, Duration::from_millis(millis))
+        }
+        Command::OneCore { rounds, millis } => {
+            one_core::run(&runtime, rounds, Duration::from_millis(millis))
         }
         Command::Large { scheme, size, rounds, millis, mode } => {
             let duration = Duration::from_millis(millis);

@@ -1,6 +1,6 @@
-//! tarpc, the peer that most Rust users would take: bincode over a Unix socket.
+//! tarpc, the peer that most Rust users would take: bincode over a Unix socket or TCP.
 
-use std::path::Path;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -8,7 +8,7 @@ use futures::StreamExt;
 use hdrhistogram::Histogram;
 use tarpc::server::{BaseChannel, Channel};
 use tarpc::tokio_serde::formats::Bincode;
-use tarpc::{client, context};
+use tarpc::{client, context, serde_transport};
 
 use crate::report::Laps;
 
@@ -40,24 +40,44 @@ impl Echo for Plain {
     }
 }
 
-/// Serves until the process is killed; prints `READY <path>`.
-pub(crate) async fn serve(path: &Path) -> Result<()> {
+/// Serves until the process is killed; prints `READY <place>`. A socket address is one, or a path.
+pub(crate) async fn serve(place: &str) -> Result<()> {
+    if let Ok(address) = place.parse::<SocketAddr>() {
+        let mut incoming = serde_transport::tcp::listen(address, Bincode::default).await?;
+        println!("READY {}", incoming.local_addr());
+        while let Some(transport) = incoming.next().await {
+            let transport = transport?;
+            transport.get_ref().set_nodelay(true)?;
+            let requests = BaseChannel::with_defaults(transport).execute(Plain.serve());
+            tokio::spawn(requests.for_each(spawned));
+        }
+        return Ok(());
+    }
     // A killed server leaves its socket file behind.
-    let _ = std::fs::remove_file(path);
-    let mut incoming = tarpc::serde_transport::unix::listen(path, Bincode::default).await?;
-    println!("READY {}", path.display());
+    let _ = std::fs::remove_file(place);
+    let mut incoming = serde_transport::unix::listen(place, Bincode::default).await?;
+    println!("READY {place}");
     while let Some(transport) = incoming.next().await {
         let requests = BaseChannel::with_defaults(transport?).execute(Plain.serve());
-        tokio::spawn(requests.for_each(|handler| async move {
-            tokio::spawn(handler);
-        }));
+        tokio::spawn(requests.for_each(spawned));
     }
     Ok(())
 }
 
-pub(crate) async fn connect(path: &Path) -> Result<EchoClient> {
-    let transport = tarpc::serde_transport::unix::connect(path, Bincode::default).await?;
-    Ok(EchoClient::new(client::Config::default(), transport).spawn())
+/// Each request is a task, as in its documentation.
+async fn spawned(handler: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(handler);
+}
+
+pub(crate) async fn connect(place: &str) -> Result<EchoClient> {
+    let config = client::Config::default();
+    if let Ok(address) = place.parse::<SocketAddr>() {
+        let transport = serde_transport::tcp::connect(address, Bincode::default).await?;
+        transport.get_ref().set_nodelay(true)?;
+        return Ok(EchoClient::new(config, transport).spawn());
+    }
+    let transport = serde_transport::unix::connect(place, Bincode::default).await?;
+    Ok(EchoClient::new(config, transport).spawn())
 }
 
 /// Round trips one after the other.

@@ -1,0 +1,115 @@
+//! Both ends on one core, where nobody gains by polling; and a server whose core somebody else burns.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use rpc_perf::cores;
+use tokio::runtime::Runtime;
+
+use crate::report::{at_most, mean, ratio, row};
+use crate::{ours, tarpc_peer};
+
+/// Most that a call over shared memory may take of tarpc's over a Unix socket, both in their default mode.
+const TARPC_BAR: f64 = 0.55;
+/// Most that it may take of our own in event mode.
+const EVENT_BAR: f64 = 1.1;
+/// Most that a call over TCP may take of tarpc's.
+const TCP_BAR: f64 = 0.7;
+const SIZE: usize = 64;
+
+/// Mean times of a lone call, ns, round by round.
+#[derive(Default)]
+struct Means {
+    adaptive: Vec<f64>,
+    event: Vec<f64>,
+    tarpc: Vec<f64>,
+    tcp: Vec<f64>,
+    tarpc_tcp: Vec<f64>,
+    /// Beside a thread that burns the server's core, the client on the other one.
+    hog_adaptive: Vec<f64>,
+    hog_event: Vec<f64>,
+}
+
+pub(crate) fn run(runtime: &Runtime, rounds: usize, duration: Duration) -> Result<()> {
+    let mut means = Means::default();
+    let shm = format!("shm://bench-one-core-{}", std::process::id());
+    let socket = std::env::temp_dir().join(format!("bench-one-core-{}", std::process::id()));
+    let socket = socket.to_string_lossy();
+    for _ in 0..rounds {
+        // The servers' CPU.
+        cores::pin(crate::CPUS.server);
+        means.adaptive.push(call(runtime, &shm, "adaptive", duration)?);
+        means.tarpc.push(tarpc(runtime, &socket, duration)?);
+        means.event.push(call(runtime, &shm, "event", duration)?);
+        means.tcp.push(call(runtime, "tcp://127.0.0.1:0", "adaptive", duration)?);
+        means.tarpc_tcp.push(tarpc(runtime, "127.0.0.1:0", duration)?);
+        cores::pin(crate::CPUS.client);
+        means.hog_adaptive.push(beside_hog(|| call(runtime, &shm, "adaptive", duration))?);
+        means.hog_event.push(beside_hog(|| call(runtime, &shm, "event", duration))?);
+    }
+    // Left by a server that was killed.
+    let _ = std::fs::remove_file(&*socket);
+    let us = |values: &[f64]| format!("{:.2} us", crate::report::median(values.to_vec()) / 1e3);
+    row(format!("lone 64-byte call, mean, medians of {rounds}"), "", "ratio within a round");
+    row("one core: tarpc, Unix socket", us(&means.tarpc), "");
+    row("one core: shm, event", us(&means.event), "");
+    row(
+        "one core: shm, adaptive, against tarpc",
+        us(&means.adaptive),
+        at_most(ratio(&means.adaptive, &means.tarpc), TARPC_BAR),
+    );
+    row(
+        "one core: shm, adaptive, against event",
+        "",
+        at_most(ratio(&means.adaptive, &means.event), EVENT_BAR),
+    );
+    row("one core: tarpc, tcp", us(&means.tarpc_tcp), "");
+    row(
+        "one core: tcp, adaptive, against tarpc",
+        us(&means.tcp),
+        at_most(ratio(&means.tcp, &means.tarpc_tcp), TCP_BAR),
+    );
+    row("server's core burnt: shm, event", us(&means.hog_event), "");
+    row(
+        "server's core burnt: shm, adaptive, against event",
+        us(&means.hog_adaptive),
+        at_most(ratio(&means.hog_adaptive, &means.hog_event), EVENT_BAR),
+    );
+    Ok(())
+}
+
+fn call(runtime: &Runtime, address: &str, mode: &str, duration: Duration) -> Result<f64> {
+    let server = crate::start_server("ours", address, mode)?;
+    runtime.block_on(async {
+        let client = ours::connect(server.address(), crate::mode(mode)).await?;
+        let measuring = tokio::spawn(async move { ours::latency(&client, SIZE, duration).await });
+        Ok(mean(&measuring.await??))
+    })
+}
+
+fn tarpc(runtime: &Runtime, address: &str, duration: Duration) -> Result<f64> {
+    let server = crate::start_server("tarpc", address, "")?;
+    runtime.block_on(async {
+        let client = tarpc_peer::connect(server.address()).await?;
+        let measuring =
+            tokio::spawn(async move { tarpc_peer::latency(&client, SIZE, duration).await });
+        Ok(mean(&measuring.await??))
+    })
+}
+
+/// Does something while a thread of this process takes what it can get of the server's CPU.
+fn beside_hog<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            cores::pin(crate::CPUS.server);
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let done = work();
+        over.store(true, Ordering::Relaxed);
+        done
+    })
+}
