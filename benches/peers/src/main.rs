@@ -1,6 +1,9 @@
 //! This framework beside its peers, in one interleaved run, as one table.
 
 mod columns;
+#[rustfmt::skip]
+#[allow(warnings, clippy::all, clippy::pedantic, reason = "generated")]
+mod echo_capnp;
 mod measure;
 mod peers;
 mod rounds;

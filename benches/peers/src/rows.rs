@@ -14,6 +14,8 @@ pub(crate) fn all() -> Vec<Row> {
         peers::ours::rows(),
         peers::tarpc::rows(),
         peers::tonic::rows(),
+        peers::capnp::rows(),
+        peers::ruapc::rows(),
         peers::iceoryx2::rows(),
         peers::floors::rows(),
     ]

@@ -67,6 +67,16 @@ fn tonic() {
 }
 
 #[test]
+fn capnp() {
+    complete("capnp-rpc", &["tcp", "unix"]);
+}
+
+#[test]
+fn ruapc() {
+    complete("ruapc", &["tcp"]);
+}
+
+#[test]
 fn iceoryx2() {
     complete("iceoryx2", &["event", "poll"]);
 }
