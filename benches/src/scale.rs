@@ -17,6 +17,8 @@ const OF_ONE: usize = 2_000;
 const ONE_WORKS_OF: usize = 100;
 /// How long the idle ones are watched.
 const WATCHED: Duration = Duration::from_secs(3);
+/// How long until the timer of a connection that is idle has run: the interval of keep-alive, and some.
+const QUIET_AFTER: Duration = Duration::from_secs(20);
 /// How long memory and descriptors may take to come back.
 const GIVEN_BACK: Duration = Duration::from_secs(20);
 /// What may stay of the memory, KiB.
@@ -70,7 +72,10 @@ pub(crate) async fn run(scheme: &str, connections: usize, duration: Duration) ->
 
     let with_idle = Held::by(&server)?;
     let kib = (with_idle.kib - at_work.kib) / idle as f64;
-    row("an idle connection, server's side", format!("{kib:.1} KiB"), at_most(kib, 24.0));
+    row("a connection that was just made, server's side", format!("{kib:.1} KiB"), "");
+    tokio::time::sleep(QUIET_AFTER).await;
+    let kib = (Held::by(&server)?.kib - at_work.kib) / idle as f64;
+    row("once it is idle", format!("{kib:.1} KiB"), at_most(kib, 24.0));
     let cpu = cpu_seconds(server.id())?;
     tokio::time::sleep(WATCHED).await;
     let share = (cpu_seconds(server.id())? - cpu) / WATCHED.as_secs_f64();

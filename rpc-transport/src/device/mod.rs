@@ -409,6 +409,13 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
         None
     }
 
+    /// The QP has been quiet: pages behind its posted RECVs that hold nothing may go back to the
+    /// operating system until they are written. Called seldom, as it may cost system calls. Default:
+    /// does nothing, for devices whose memory is pinned.
+    fn rest(&mut self, qp: QpHandle) {
+        let _ = qp;
+    }
+
     /// The vendor's number (`vendor_err`) for the first failure of this QP, 0 if there is none: on a
     /// NIC often the only clue to its cause. Default: 0.
     fn vendor_error(&self, qp: QpHandle) -> u32 {

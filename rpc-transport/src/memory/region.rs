@@ -448,6 +448,22 @@ impl BufferPool {
         self.0.count
     }
 
+    /// Pages of memory that its buffers take now, of the system's size for them.
+    #[cfg(any(test, feature = "model"))]
+    #[must_use]
+    pub fn resident_pages(&self) -> usize {
+        const PAGE_BYTES: usize = 4096;
+        let region = &self.0.region;
+        let mut pages = vec![0_u8; region.len().div_ceil(PAGE_BYTES)];
+        // SAFETY: the region is mapped as long as it lives, starts with a page as every allocation does,
+        // and there is a byte for each of its pages. Nothing of the region is read.
+        let result = unsafe {
+            libc::mincore(region.base().as_ptr().cast(), region.len(), pages.as_mut_ptr())
+        };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        pages.iter().filter(|page| **page & 1 == 1).count()
+    }
+
     /// Number of free buffers.
     #[must_use]
     pub fn free_count(&self) -> usize {

@@ -1,5 +1,7 @@
 //! Windows that start small and grow by demand, and the receive buffers behind them.
 
+use std::time::Duration;
+
 use rpc_transport::device::fault::{FaultPlan, MLX5, PROFILES};
 use rpc_transport::engine::locked_need::{channel_bytes, registered_bytes};
 use rpc_transport::memory::budget::MemoryBudget;
@@ -8,7 +10,9 @@ use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::credit::FIRST_DATA_CREDITS;
 
 use crate::probe::Habit;
-use crate::world::{End, Options, Pair, WIRES, run, unspawned};
+use tokio::time::{advance, pause};
+
+use crate::world::{ByHand, End, Options, Pair, WIRES, pattern, run, run_on_one_thread, unspawned};
 
 /// What an end offers now, and what it has seen the other offer.
 fn windows(end: &End) -> (u16, u16) {
@@ -18,10 +22,13 @@ fn windows(end: &End) -> (u16, u16) {
 
 /// Receive buffers that are not at home: posted, kept back or lent.
 fn out(end: &End, config: &LinkConfig) -> usize {
-    let is_receive = |pool: &&BufferPool| pool.count() > config.window().rq_len();
-    let pools = end.pools();
-    let pool = pools.iter().find(is_receive).expect("a pool of receive buffers");
+    let pool = receive_pool(end, config);
     pool.count() as usize - pool.free_count()
+}
+
+fn receive_pool(end: &End, config: &LinkConfig) -> BufferPool {
+    let is_receive = |pool: &BufferPool| pool.count() > config.window().rq_len();
+    end.pools().into_iter().find(is_receive).expect("a pool of receive buffers")
 }
 
 #[test]
@@ -89,6 +96,57 @@ fn buffers_that_are_lent_do_not_keep_a_window_from_growing() {
             }
             drop(pair.server.with(|probe| std::mem::take(&mut probe.inbox)));
             pair.end().await;
+        }
+    });
+}
+
+/// Pages behind the receive buffers of an end.
+fn pages(end: &End) -> usize {
+    receive_pool(end, &LinkConfig::default()).resident_pages()
+}
+
+/// Pings and Pongs were written to one receive buffer after the other, so that an idle connection came to
+/// hold the memory of all.
+#[test]
+fn a_connection_that_is_quiet_gives_the_memory_of_its_receive_buffers_back() {
+    const QUIET_TURNS: u32 = 30;
+    run_on_one_thread("a_connection_that_is_quiet", async {
+        for wire in WIRES {
+            let options = Options::alike(LinkConfig::default());
+            let (client, server, drivers, _listener) = unspawned(wire, &options).await;
+            let [mut ours, mut theirs] = drivers.map(ByHand::new);
+            let mut both = || {
+                ours.until_parked(&client.shard);
+                theirs.until_parked(&server.shard);
+            };
+            let mut sent = 0;
+            let mut echo = |both: &mut dyn FnMut(), count, bytes: &[u8]| {
+                for _ in 0..count {
+                    client.send(bytes);
+                    sent += 1;
+                    while client.events().received < sent {
+                        both();
+                    }
+                    let echoed = client.with(|probe| probe.inbox.pop_front());
+                    assert!(echoed.is_some_and(|echoed| *echoed == *bytes), "{wire}");
+                }
+            };
+            pause();
+            for len in [100, 8_000] {
+                echo(&mut both, 100, &pattern(1, len));
+                // Each buffer of the first window has been written.
+                assert!([&client, &server].iter().all(|end| pages(end) >= 12), "{wire}");
+                for _ in 0..QUIET_TURNS {
+                    advance(Duration::from_secs(15)).await;
+                    (0..4).for_each(|_| both());
+                }
+                for end in [&client, &server] {
+                    assert!(pages(end) <= 5, "{wire}: {} pages", pages(end));
+                    assert!(end.events().closed.is_empty(), "{wire}: {:?}", end.events().closed);
+                }
+            }
+            echo(&mut both, 100, &pattern(2, 8_000));
+            tokio::time::resume();
         }
     });
 }

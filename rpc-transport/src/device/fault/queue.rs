@@ -437,6 +437,10 @@ impl CompletionQueue for FaultyCompletionQueue {
         self.inner.attend();
     }
 
+    fn rest(&mut self, qp: QpHandle) {
+        self.inner.rest(qp);
+    }
+
     fn traffic(&mut self, qp: QpHandle) -> Option<Traffic> {
         let traffic = self.inner.traffic(qp)?;
         let holds = self.qps.get(&qp).is_some_and(|held| !held.posts.is_empty());

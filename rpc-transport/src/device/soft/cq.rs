@@ -522,6 +522,12 @@ impl CompletionQueue for SoftCompletionQueue {
         find(&mut self.entries, qp).map(QueuePair::traffic)
     }
 
+    fn rest(&mut self, qp: QpHandle) {
+        if let Some(qp) = find(&mut self.entries, qp) {
+            qp.rest();
+        }
+    }
+
     fn max_inline_bytes(&self, qp: QpHandle) -> u32 {
         let entry = self.entries.get(qp.index as usize);
         let found = entry.filter(|entry| entry.generation == qp.generation);

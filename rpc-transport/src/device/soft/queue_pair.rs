@@ -133,6 +133,11 @@ impl QueuePair {
         Traffic { pending: traffic.pending + self.requester.waiting_bytes(), ..traffic }
     }
 
+    /// Gives the memory behind RECVs that wait back to the operating system, until it is written.
+    pub(super) fn rest(&mut self) {
+        self.responder.rest();
+    }
+
     /// Frees the slots of a polled completion.
     pub(super) fn free(&mut self, slots: Slots) {
         self.used.free(slots);

@@ -19,6 +19,7 @@ use crate::device::{Completion, CompletionKind, QpHandle, RecvWr, Status};
 
 use super::domain::{DomainTable, Memory, Registered};
 use super::landing::{Landing, Refusal};
+use super::mapping;
 use super::packet::{Extension, Flags, Head, MAX_READS, Op, Span};
 use super::prefetch;
 use super::ring::Piece;
@@ -82,6 +83,26 @@ impl Responder {
         let foreign = wr.buffer.region().domain() != self.domain.id();
         self.recvs.push_back(Posted { wr, at, len, foreign });
         Ok(())
+    }
+
+    /// Gives the pages behind posted RECVs back to the operating system. A message takes the next RECV
+    /// in post order, so that short ones after each other would come to write to all of them.
+    pub(super) fn rest(&mut self) {
+        // The one at the front may hold a part of a message (invariant 1), or be landed in (2).
+        let waiting = self.recvs.iter().skip(1);
+        let mut spans: Vec<_> = waiting.map(|recv| (recv.at, recv.len)).collect();
+        spans.sort_unstable();
+        // Neighbours in one system call, and with the pages that they share.
+        spans.dedup_by(|next, first| {
+            let adjoins = first.0.as_ptr().wrapping_add(first.1) == next.0.as_ptr();
+            first.1 += if adjoins { next.1 } else { 0 };
+            adjoins
+        });
+        for (at, len) in spans {
+            // SAFETY: whole posted buffers, which are owned here (contract rule 14), and none is being
+            // written: only the RECV at the front ever is.
+            unsafe { mapping::discard(at, len) };
+        }
     }
 
     /// If a single-packet SEND of `len` bytes can be received in one step, says where its payload

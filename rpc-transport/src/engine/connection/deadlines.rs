@@ -78,6 +78,12 @@ impl<P: Protocol> Connection<P> {
         if matches!(self.pressing, Pressing::Close { until, .. } if until <= now) {
             self.check_close_timeout(cq, now);
         }
+        if let Some(queue_pair) = &mut self.queue_pair
+            && queue_pair.phase == Phase::Up
+            && queue_pair.may_rest(now)
+        {
+            cq.rest(queue_pair.qp);
+        }
         if !self.is_keep_alive_judged(now) {
             return;
         }

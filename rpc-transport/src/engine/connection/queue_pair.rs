@@ -3,7 +3,7 @@
 //! Owns the count of work requests and the memory that those in flight read. Decides nothing.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::recv_buffers::RecvBuffers;
 use super::send_buffers::SendBuffers;
@@ -15,6 +15,12 @@ use crate::message::part::OutPart;
 /// Low bits of a wr_id that hold the link's token, which is below 2^33. The bits above hold the
 /// sequence number of the send WR.
 pub(super) const TOKEN_BITS: u32 = 33;
+
+/// Time between two looks whether a connection is quiet. Below the default interval of keep-alive, whose
+/// Pings and Pongs would otherwise write to one receive buffer after the other.
+const REST_INTERVAL: Duration = Duration::from_secs(10);
+/// A connection that posts no more send WRs in that time is quiet.
+const QUIET_SENDS: u32 = 64;
 
 /// Memory that a WRITE in flight reads.
 pub(super) enum InFlight {
@@ -57,6 +63,15 @@ pub(crate) struct ConnectionQp {
     /// Memory that WRITEs in flight read, by the sequence number of the SEND behind them.
     pub(super) in_flight: VecDeque<(u32, Vec<InFlight>)>,
     pub(super) phase: Phase,
+    rest: Rest,
+}
+
+/// When the device was last asked to give memory back.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rest {
+    at: Option<Instant>,
+    /// Send WRs posted until then, modulo 2^31.
+    posted_send: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +108,7 @@ impl ConnectionQp {
             ends_undrained: false,
             in_flight: VecDeque::new(),
             phase: Phase::Setup,
+            rest: Rest::default(),
         }
     }
 
@@ -123,6 +139,16 @@ impl ConnectionQp {
     #[inline]
     pub(super) fn on_posted(&mut self, count: usize) {
         self.posted_send = self.sequence(count);
+    }
+
+    /// A timer runs: whether the device should give memory back now, as the connection has been quiet.
+    pub(super) fn may_rest(&mut self, now: Instant) -> bool {
+        let Rest { at, posted_send } = self.rest;
+        if at.is_some_and(|at| now.saturating_duration_since(at) < REST_INTERVAL) {
+            return false;
+        }
+        self.rest = Rest { at: Some(now), posted_send: self.posted_send };
+        self.posted_send.wrapping_sub(posted_send) & SEQUENCE_MASK <= QUIET_SENDS
     }
 
     pub(super) fn is_drained(&self) -> bool {

@@ -120,6 +120,10 @@ impl Receiver {
     const BUFFER_BYTES: u32 = 64;
 
     fn new() -> Self {
+        Self::with_buffers(Self::BUFFER_BYTES)
+    }
+
+    fn with_buffers(buffer_bytes: u32) -> Self {
         let (peer, wire) = RingWire::pair(MIN_SLOTS).unwrap();
         let domain = SoftDomain::allocate();
         let table = SoftDomain::of(&domain).unwrap();
@@ -130,7 +134,7 @@ impl Receiver {
             responder: Responder::new(HANDLE, table, MAX_WR),
             used: Slots::default(),
             queue: VecDeque::new(),
-            pool: BufferPool::allocate(&domain, Self::BUFFER_BYTES, MAX_WR).unwrap(),
+            pool: BufferPool::allocate(&domain, buffer_bytes, MAX_WR).unwrap(),
         }
     }
 
@@ -209,4 +213,33 @@ fn a_small_send_is_received_the_same_on_both_paths() {
     for refusal in [Refusal::NotReady, Refusal::TooLong, Refusal::Protocol] {
         assert!(cfg!(miri) || refusals.contains(&refusal), "no {refusal:?}");
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri knows no pages")]
+fn a_queue_pair_that_rests_gives_back_all_but_what_a_message_is_arriving_in() {
+    const PAGES: u32 = 2;
+    let mut end = Receiver::with_buffers(4096 * PAGES);
+    let mut buffers: Vec<_> = (0..MAX_WR).map(|_| end.pool.take().unwrap()).collect();
+    buffers.iter_mut().for_each(|buffer| buffer.fill(7));
+    drop(buffers);
+    (0..MAX_WR).for_each(|wr_id| end.post_recv(wr_id.into()));
+    let resident = |end: &Receiver| u32::try_from(end.pool.resident_pages()).unwrap();
+    assert_eq!(resident(&end), PAGES * MAX_WR);
+    let push = |end: &mut Receiver, flags, bytes: &[u8]| {
+        end.peer
+            .ring
+            .push(Op::Send, flags, Extension::None, [Piece::from(bytes), Piece::EMPTY])
+            .unwrap();
+        assert_eq!(end.take(false).0, Some(Ok(())));
+    };
+    push(&mut end, Flags::FIRST, b"half of it, ");
+    end.responder.rest();
+    assert_eq!(resident(&end), PAGES);
+    push(&mut end, Flags::LAST, b"and the rest");
+    let done = end.queue.pop_front().unwrap().completion;
+    assert_eq!(&done.buffer.unwrap()[..24], b"half of it, and the rest");
+    // Now the next one is at the front; the one that has completed is none of the device's.
+    end.responder.rest();
+    assert_eq!(resident(&end), PAGES);
 }
