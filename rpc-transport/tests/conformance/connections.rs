@@ -209,10 +209,10 @@ pub(crate) fn rule15_queue_pairs_may_be_destroyed_between_any_two_polls(fixture:
             for qp in qps.drain(1..) {
                 server.cq.destroy_qp(qp).unwrap();
             }
-            for _ in 0..2 * COUNT {
+            // What the one that is left is sent may still be on its way.
+            while !completions.iter().any(|completion| completion.qp == qps[0]) {
                 server.cq.poll(&mut completions, 1).unwrap();
             }
-            assert!(completions.iter().any(|completion| completion.qp == qps[0]));
         }
     });
 }
