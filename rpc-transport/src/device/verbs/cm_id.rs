@@ -37,8 +37,8 @@ impl CmChannel {
     /// Opens a non-blocking channel.
     pub(super) fn open() -> io::Result<Self> {
         // SAFETY: no precondition.
-        let raw = unsafe { ffi::rdma_create_event_channel() };
-        let channel = Self(NonNull::new(raw).ok_or_else(io::Error::last_os_error)?);
+        let raw = ffi::created(|| unsafe { ffi::rdma_create_event_channel() });
+        let channel = Self(raw?);
         let flags = rustix::fs::fcntl_getfl(channel.fd())?;
         rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
         Ok(channel)

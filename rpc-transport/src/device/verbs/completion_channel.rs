@@ -64,7 +64,7 @@ impl CqGuard {
         let wanted = min_entries.max(1).saturating_add(min_entries.div_ceil(2));
         let wanted = i32::try_from(wanted).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: open context and live channel; no user context.
-        let raw = unsafe {
+        let raw = ffi::created(|| unsafe {
             ffi::ibv_create_cq(
                 context.as_ptr(),
                 wanted,
@@ -72,8 +72,7 @@ impl CqGuard {
                 channel.0.as_ptr(),
                 vector,
             )
-        };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        })?;
         // SAFETY: a live CQ; the field is set at creation.
         let granted = u32::try_from(unsafe { raw.as_ref().cqe }).unwrap_or(0);
         context.book_cq(raw, &mailbox);
@@ -201,8 +200,8 @@ struct Channel(NonNull<ffi::ibv_comp_channel>);
 impl Channel {
     fn create(context: &Context) -> io::Result<Self> {
         // SAFETY: the context is open.
-        let raw = unsafe { ffi::ibv_create_comp_channel(context.as_ptr()) };
-        let channel = Self(NonNull::new(raw).ok_or_else(io::Error::last_os_error)?);
+        let raw = ffi::created(|| unsafe { ffi::ibv_create_comp_channel(context.as_ptr()) });
+        let channel = Self(raw?);
         let flags = rustix::fs::fcntl_getfl(channel.fd())?;
         rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)?;
         Ok(channel)

@@ -43,8 +43,7 @@ impl DeviceList {
         prepare_for_fork();
         let mut len = 0;
         // SAFETY: writes the length to the given pointer.
-        let list = unsafe { ffi::rdma_get_devices(&raw mut len) };
-        let list = NonNull::new(list).ok_or_else(io::Error::last_os_error)?;
+        let list = ffi::created(|| unsafe { ffi::rdma_get_devices(&raw mut len) })?;
         Ok(Self { list, len: usize::try_from(len).unwrap_or(0) })
     }
 

@@ -280,12 +280,9 @@ fn try_qp(pd: &PdGuard, cq: &CqGuard, max_inline_data: u32) -> io::Result<u32> {
         max_inline_data,
     };
     // SAFETY: live PD and CQ of one context, and a filled-in struct.
-    let qp = unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) };
-    if qp.is_null() {
-        return Err(io::Error::last_os_error());
-    }
+    let qp = ffi::created(|| unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) })?;
     // SAFETY: the QP was created above and nobody else knows it.
-    let destroyed = ffi::verbs_result(unsafe { ffi::ibv_destroy_qp(qp) });
+    let destroyed = ffi::verbs_result(unsafe { ffi::ibv_destroy_qp(qp.as_ptr()) });
     if let Err(error) = destroyed {
         tracing::error!(%error, "a trial queue pair could not be destroyed");
     }

@@ -15,6 +15,7 @@
 
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
+use std::ptr::NonNull;
 
 pub(super) use rdma_sys::{
     ___ibv_query_port, ibv_access_flags, ibv_ack_async_event, ibv_ack_cq_events, ibv_alloc_pd,
@@ -166,7 +167,28 @@ pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
 
 /// The result of a librdmacm call that returns -1 and sets errno.
 pub(super) fn cm_result(returned: i32) -> io::Result<()> {
-    if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if returned == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// The result of a call that returns an object, or null and sets errno. Cleared before: libsiw refuses
+/// without setting it, and what an earlier call has left there would be taken for the reason.
+pub(super) fn created<T>(create: impl FnOnce() -> *mut T) -> io::Result<NonNull<T>> {
+    // SAFETY: no precondition; the address of this thread's errno.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above, valid as long as the thread, and of no other thread.
+    unsafe { *errno = 0 };
+    NonNull::new(create()).ok_or_else(last_error)
+}
+
+/// What errno says, or that it says nothing (it would read "Success").
+fn last_error() -> io::Error {
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(0) {
+        return io::Error::other(
+            "refused by the device's user space driver, which gives no reason",
+        );
+    }
+    error
 }
 
 /// The result of a libibverbs call that returns an errno. Some drivers return it negated.
@@ -265,6 +287,24 @@ mod tests {
         // Soft-RoCE sets the GRH bit as well, so the flag must be tested, not compared.
         wc.wc_flags = ibv_wc_flags::IBV_WC_WITH_IMM.0 | ibv_wc_flags::IBV_WC_GRH.0;
         assert_eq!(immediate(&wc), Some(0x0102_0304));
+    }
+
+    #[test]
+    fn who_refuses_without_an_errno_is_said_to_and_given_no_other() {
+        let sets = |errno: i32| {
+            // SAFETY: the address of this thread's errno.
+            let mine = unsafe { libc::__errno_location() };
+            // SAFETY: as above.
+            unsafe { *mine = errno };
+            std::ptr::null_mut::<u8>()
+        };
+        assert_eq!(created(|| sets(12)).unwrap_err().raw_os_error(), Some(12));
+        // The 12 of before is not its reason.
+        let error = created(std::ptr::null_mut::<u8>).unwrap_err();
+        assert_eq!(error.raw_os_error(), None);
+        assert!(error.to_string().contains("gives no reason"), "{error}");
+        let mut object = 0_u8;
+        assert_eq!(created(|| &raw mut object).unwrap().as_ptr(), &raw mut object);
     }
 
     #[test]

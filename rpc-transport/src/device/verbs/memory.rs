@@ -49,8 +49,7 @@ impl PdGuard {
     pub(super) fn allocate(context: &Arc<Context>) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // SAFETY: the context is open.
-        let raw = unsafe { ffi::ibv_alloc_pd(context.as_ptr()) };
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let raw = ffi::created(|| unsafe { ffi::ibv_alloc_pd(context.as_ptr()) })?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { raw, id, context: Arc::clone(context) })
     }
@@ -182,8 +181,9 @@ impl MrGuard {
             // SAFETY: the PD is live; the span is mapped and belongs to `memory`, which outlives the
             // registration (invariant 3). This entry point takes optional flags, too, and leaves out
             // those that the kernel does not know.
-            let raw = unsafe { ffi::ibv_reg_mr_iova2(pd.as_ptr(), start, len, address, flags) };
-            NonNull::new(raw).ok_or_else(io::Error::last_os_error)
+            ffi::created(|| unsafe {
+                ffi::ibv_reg_mr_iova2(pd.as_ptr(), start, len, address, flags)
+            })
         })?;
         Ok(Self { raw, memory: Some(memory), pd: Arc::clone(pd) })
     }

@@ -396,9 +396,8 @@ fn create_with_inline(
             max_inline_data: inline,
         };
         // SAFETY: live PD and CQ of one context, and a filled-in struct.
-        let raw = unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) };
+        let raw = ffi::created(|| unsafe { ffi::ibv_create_qp(pd.as_ptr(), &raw mut attributes) })?;
         // More may be granted than was asked for: only what was asked for is promised (S32).
-        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok((raw, inline.min(attributes.cap.max_inline_data)))
     })
 }
