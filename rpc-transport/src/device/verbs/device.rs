@@ -21,7 +21,7 @@ use super::ffi::{self, Plain, ibv_port_state};
 use super::limits;
 use super::memory::{PdGuard, VerbsDomain};
 use super::queue::VerbsCompletionQueue;
-use super::quirks::Quirks;
+use super::quirks::{Quirks, SPACER_ENTRIES};
 use super::wr_key::MAX_WRS;
 
 /// Inline sizes that are tried, bytes; the first that is granted is used. 220 is what an mlx5 SQ
@@ -39,6 +39,8 @@ pub(super) struct VerbsDevice {
     max_reads: u8,
     comp_vectors: i32,
     next_vector: AtomicI32,
+    /// Keeps other queues off a page (see `Quirks::refuses_a_page`).
+    _spacer: Option<CqGuard>,
 }
 
 /// Devices stay open once used, until they are removed, so that their contexts and addresses are
@@ -109,13 +111,16 @@ impl VerbsDevice {
     fn open(raw: NonNull<ffi::ibv_context>) -> io::Result<Option<Self>> {
         let context = Arc::new(Context::new(raw)?);
         set_nonblocking(&context)?;
-        let Some(max_inline_bytes) = max_inline_bytes(&context)? else { return Ok(None) };
         let limits = query(&context)?;
+        let quirks = Quirks::of(limits.vendor_id);
+        // Before all other objects.
+        let spacer = quirks.refuses_a_page.then(|| CqGuard::create(&context, SPACER_ENTRIES, 0));
+        let spacer = spacer.transpose()?;
+        let Some(max_inline_bytes) = max_inline_bytes(&context)? else { return Ok(None) };
         let max_cqe = u32::try_from(limits.max_cqe).unwrap_or(0);
         let max_reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, 255);
         let max_reads = u8::try_from(max_reads).unwrap_or(0);
         let max_qp_wr = u32::try_from(limits.max_qp_wr).unwrap_or(0);
-        let quirks = Quirks::of(limits.vendor_id);
         let attributes = DeviceAttributes {
             name: context.name().to_owned(),
             max_inline_bytes,
@@ -129,7 +134,15 @@ impl VerbsDevice {
         let comp_vectors = unsafe { raw.as_ref().num_comp_vectors }.max(1);
         tracing::debug!(?attributes, "RDMA device opened");
         let next_vector = AtomicI32::new(0);
-        Ok(Some(Self { context, attributes, quirks, max_reads, comp_vectors, next_vector }))
+        Ok(Some(Self {
+            context,
+            attributes,
+            quirks,
+            max_reads,
+            comp_vectors,
+            next_vector,
+            _spacer: spacer,
+        }))
     }
 
     /// The open context.

@@ -10,7 +10,15 @@ pub(super) struct Quirks {
     /// after the completions of later ones, too: siw hands its pages to TCP. Signaled ones are
     /// copied.
     pub(super) sends_in_place: bool,
+    /// libsiw takes the mapping at offset 0x90000 of a context, which the kernel gives to the queue that
+    /// happens to come there, for the error that has the same number (`SIW_INVAL_UOBJ_KEY`, linux,
+    /// include/uapi/rdma/siw-abi.h), and refuses the queue. Trying again finds the same place.
+    pub(super) refuses_a_page: bool,
 }
+
+/// A CQ of these entries that is a context's first object is mapped across that offset: siw makes 2^15
+/// entries of 32 bytes of it, from offset 0 on.
+pub(super) const SPACER_ENTRIES: u32 = 1 << 14;
 
 /// From this length on siw sends unsignaled WRs in place: a page.
 pub(super) const IN_PLACE_BYTES: u32 = 4096;
@@ -23,7 +31,7 @@ impl Quirks {
         const SIW: u32 = 0x0062_6d74;
         match vendor_id {
             MICROSOFT | EMULEX => Self { no_late_sends: true, ..Self::default() },
-            SIW => Self { no_late_sends: true, sends_in_place: true },
+            SIW => Self { no_late_sends: true, sends_in_place: true, refuses_a_page: true },
             _ => Self::default(),
         }
     }
