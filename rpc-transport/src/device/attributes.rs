@@ -50,7 +50,8 @@ impl Capabilities {
     /// it).
     pub const FLUSHES_LATE_SENDS: Self = Self(1 << 8);
     /// A SEND or WRITE that the target refuses fails here with its own status (rules 6, 9, 10, 11). On
-    /// iWARP it has succeeded or is flushed, and the target ends the connection.
+    /// iWARP it has succeeded, is flushed, or was cut off while it was sent
+    /// ([`Status::LocalQpOperation`](super::Status::LocalQpOperation)), and the target ends the connection.
     pub const REMOTE_ERRORS: Self = Self(1 << 9);
 
     /// The union of both sets.
