@@ -166,20 +166,21 @@ enum Command {
     },
     /// Thousands of connections to one server, few of them at work: set-up, memory, what the few get.
     Scale {
-        /// `shm` or `tcp`.
-        #[arg(long, default_value = "tcp")]
+        #[arg(long, default_value = "tcp", value_parser = ["shm", "tcp"])]
         scheme: String,
+        /// Where the server listens instead, `rdma://10.9.0.1:0` for one.
+        #[arg(long, conflicts_with = "scheme")]
+        address: Option<String>,
         /// Connections in all. The limit on open files of the server has to allow them.
-        #[arg(long, default_value_t = 10_000)]
-        connections: usize,
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..))]
+        connections: u32,
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 3000)]
         millis: u64,
     },
     /// Connections that come and go, 500 a second, beside 32 calls in flight.
     Arrivals {
-        /// `shm` or `tcp`.
-        #[arg(long, default_value = "tcp")]
+        #[arg(long, default_value = "tcp", value_parser = ["shm", "tcp"])]
         scheme: String,
         /// Interleaved rounds; medians are printed, of ratios those within a round.
         #[arg(long, default_value_t = 3)]
@@ -389,8 +390,10 @@ fn main() -> Result<()> {
             }
             Ok(())
         }),
-        Command::Scale { scheme, connections, millis } => {
-            runtime.block_on(scale::run(&scheme, connections, Duration::from_millis(millis)))
+        Command::Scale { scheme, address, connections, millis } => {
+            let address = address.unwrap_or_else(|| scale::address_of(&scheme));
+            let duration = Duration::from_millis(millis);
+            runtime.block_on(scale::run(&address, connections as usize, duration))
         }
         Command::Hold { address, connections } => {
             runtime.block_on(scale::hold(&address, connections))
