@@ -6,6 +6,7 @@ use std::time::Duration;
 use rpc_transport::connect::schemes;
 use rpc_transport::device::{
     Completion, CompletionQueue, Listener, QpCapacity, QpHandle, RecvWr, SendOp, SendWr, Source,
+    Status,
 };
 use rpc_transport::memory::region::{Access, BufferPool, ProtectionDomain};
 use rpc_transport::protocol::config::LinkConfig;
@@ -87,7 +88,8 @@ impl Raw {
         loop {
             self.cq.poll(&mut self.completions, 64).unwrap();
             let parsed = |done: Completion| {
-                let buffer = done.buffer?;
+                // What is flushed behind the last frame is none.
+                let buffer = done.buffer.filter(|_| done.status == Status::Success)?;
                 let frame = &buffer[..done.byte_len as usize];
                 Some(frame::parse(frame, done.imm, Features::ARENA).unwrap().0)
             };
