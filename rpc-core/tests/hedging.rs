@@ -2,8 +2,10 @@
 //! and how many.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -11,7 +13,7 @@ use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::client::resolve::StaticList;
 use rpc_core::{Bulk, Channel, ChannelBuilder, Code, HedgingPolicy, LinkConfig, Server, Status};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, coop};
 use tokio::time::Instant;
 
 #[rpc_core::service]
@@ -154,6 +156,15 @@ async fn until(mut is_so: impl FnMut() -> bool) {
         turns += 1;
         assert!(turns < 100_000, "it never happens");
         tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The same, with these calls polled meanwhile.
+async fn until_meanwhile<F: Future + Unpin>(calls: &mut F, is_so: impl FnMut() -> bool) {
+    tokio::select! {
+        biased;
+        _ = calls => panic!("they end too early"),
+        () = until(is_so) => {}
     }
 }
 
@@ -312,6 +323,34 @@ async fn a_call_whose_server_dies_has_the_answer_of_the_other() {
     assert!(!read.is_finished());
     pair.nodes[1 - first].let_go();
     assert_eq!(read.await.unwrap(), Ok(1 - first as u64));
+}
+
+/// The task that waited had used up its turn, and was given no outcome.
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_both_servers_die_is_told_so() {
+    let builder = Channel::builder().hedging(after(10)).retry(None);
+    let mut pair = Pair::start("both-die", 0, builder, 100).await;
+    pair.hold_both();
+    let before = [0, 1].map(|at| pair.nodes[at].calls());
+    let mut read = Box::pin(pair.client.read(Bulk::new()).timeout(Duration::from_secs(600)));
+    let both = || (0..2).all(|at| pair.nodes[at].calls() > before[at]);
+    until_meanwhile(&mut read, both).await;
+    for server in pair.servers.drain(..) {
+        server.abort();
+        let _ = server.await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let ended = poll_fn(|cx| {
+            while let Poll::Ready(turn) = coop::poll_proceed(cx) {
+                turn.made_progress();
+            }
+            Poll::Ready(read.as_mut().poll(cx))
+        });
+        if let Poll::Ready(outcome) = ended.await {
+            assert_eq!(outcome.unwrap_err().code(), Code::Unavailable);
+            return;
+        }
+    }
+    assert_eq!(read.await.unwrap_err().code(), Code::Unavailable);
 }
 
 /// A connection that is full refused second attempts, and the throttle took that for failures.

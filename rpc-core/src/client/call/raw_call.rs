@@ -292,8 +292,11 @@ impl<'a> RawCall<'a> {
                     continue;
                 }
                 State::Over => {
-                    // Calls that fail at once as well.
-                    std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
+                    // Calls that fail at once as well. One that has a second attempt was on its way, and may not
+                    // end with this one.
+                    if self.extras.as_ref().is_none_or(|extras| extras.hedge.is_none()) {
+                        std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
+                    }
                     self.take_found(found);
                     return Poll::Ready(());
                 }
