@@ -452,9 +452,8 @@ impl BufferPool {
     #[cfg(any(test, feature = "model"))]
     #[must_use]
     pub fn resident_pages(&self) -> usize {
-        const PAGE_BYTES: usize = 4096;
         let region = &self.0.region;
-        let mut pages = vec![0_u8; region.len().div_ceil(PAGE_BYTES)];
+        let mut pages = vec![0_u8; region.len().div_ceil(rustix::param::page_size())];
         // SAFETY: the region is mapped as long as it lives, starts with a page as every allocation does,
         // and there is a byte for each of its pages. Nothing of the region is read.
         let result = unsafe {

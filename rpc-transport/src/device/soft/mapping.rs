@@ -138,8 +138,10 @@ pub(super) fn map_received(
 /// # Safety
 /// The bytes are mapped, nobody else accesses them meanwhile, and what they hold is of no use.
 pub(super) unsafe fn discard(base: NonNull<u8>, len: usize) {
-    let before = base.as_ptr().align_offset(PAGE_BYTES);
-    let whole = len.saturating_sub(before) / PAGE_BYTES * PAGE_BYTES;
+    // The system's: with less, the kernel would round up, beyond the range.
+    let page = rustix::param::page_size();
+    let before = base.as_ptr().align_offset(page);
+    let whole = len.saturating_sub(before) / page * page;
     // Miri knows no advice.
     if whole == 0 || cfg!(miri) {
         return;

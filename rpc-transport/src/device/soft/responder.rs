@@ -88,8 +88,9 @@ impl Responder {
     /// Gives the pages behind posted RECVs back to the operating system. A message takes the next RECV
     /// in post order, so that short ones after each other would come to write to all of them.
     pub(super) fn rest(&mut self) {
-        // The one at the front may hold a part of a message (invariant 1), or be landed in (2).
-        let waiting = self.recvs.iter().skip(1);
+        // The one at the front may hold a part of a message (invariant 1), or be landed in (2). What is of
+        // another domain may be of a device that pins it.
+        let waiting = self.recvs.iter().skip(1).filter(|recv| !recv.foreign);
         let mut spans: Vec<_> = waiting.map(|recv| (recv.at, recv.len)).collect();
         spans.sort_unstable();
         // Neighbours in one system call, and with the pages that they share.

@@ -243,3 +243,17 @@ fn a_queue_pair_that_rests_gives_back_all_but_what_a_message_is_arriving_in() {
     end.responder.rest();
     assert_eq!(resident(&end), PAGES);
 }
+
+/// It may be of a device that pins it.
+#[test]
+#[cfg_attr(miri, ignore = "miri knows no pages")]
+fn a_queue_pair_that_rests_leaves_buffers_of_other_domains_alone() {
+    let mut end = Receiver::with_buffers(4096);
+    let foreign = BufferPool::allocate(&SoftDomain::allocate(), 4096, 1).unwrap();
+    end.post_recv(0);
+    let mut buffer = foreign.take().unwrap();
+    buffer.fill(7);
+    assert!(end.responder.post(RecvWr { wr_id: 1, buffer }, &mut end.used).is_ok());
+    end.responder.rest();
+    assert_eq!(foreign.resident_pages(), 1);
+}
