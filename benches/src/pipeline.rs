@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use rpc_core::{Channel, PollMode, Server, Status};
 
 use crate::ours::{self, EchoClient};
@@ -80,9 +80,12 @@ impl Round {
 }
 
 pub(crate) fn run(mode: &str, server: &str, rounds: usize, duration: Duration) -> Result<()> {
-    cores::pin(0);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let round = |_| round(&runtime, mode, server, duration);
+    // Each on a thread of its own: the server of the next one is not to inherit this one's CPU.
+    let round = |_| {
+        let round = || round(&runtime, mode, server, duration);
+        std::thread::scope(|scope| scope.spawn(round).join()).map_err(|_| anyhow!("a panic"))?
+    };
     let all: Vec<Round> = (0..rounds).map(round).collect::<Result<_>>()?;
     let of = |value: &dyn Fn(&Round) -> f64| median(all.iter().map(value).collect());
     row(
@@ -115,6 +118,7 @@ fn round(
     let address = format!("shm://bench-pipeline-{}", std::process::id());
     let server = crate::start_server(&format!("pipeline-{server}"), &address, mode)?;
     let mode = crate::mode(mode);
+    cores::pin(0);
     runtime.block_on(async {
         let second = ours::connect(&format!("{address}-second"), mode).await?;
         let outer = tokio::spawn(async move { hop(&second, duration).await }).await??;
