@@ -2,6 +2,9 @@
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 
 use rpc_core::interceptor::{ClientInterceptor, Outbound};
@@ -10,6 +13,7 @@ use tests::limit::{self, Watchdog};
 use tests::probe::{Mark, ProbeBlockingClient, ProbeClient, ProbeError};
 use tests::scheme::Scheme;
 use tests::world::World;
+use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::coop;
 
@@ -341,5 +345,42 @@ fn the_request_leaves_though_its_task_has_had_its_turn() {
         })
         .await;
         assert_eq!(witness.wait_for(1, Mark::Started, 1).await, Ok(1));
+    });
+}
+
+/// How often a task that waits for a call is polled, until its thread looks at a socket.
+#[test]
+fn a_busy_caller_lets_its_thread_look_at_sockets() {
+    const MOST_POLLS: u32 = 8;
+    limit::run_single(async {
+        let world = World::start(SERVER, Scheme::ShmName).await;
+        let witness = connect(&world.address).await;
+        let busy = tests::device::channel().poll_mode(PollMode::Busy).connect(&world.address);
+        let client = ProbeClient::new(busy.await.expect("the server is up"));
+        let polls = Arc::new(AtomicU32::new(0));
+        let mut held = client.hold(1).start();
+        let caller = tokio::spawn(poll_fn({
+            let polls = Arc::clone(&polls);
+            move |cx| {
+                polls.fetch_add(1, Ordering::Relaxed);
+                Pin::new(&mut held).poll(cx)
+            }
+        }));
+        assert_eq!(witness.wait_for(1, Mark::Started, 1).await, Ok(1));
+        let (near, far) = UnixStream::pair().expect("two sockets");
+        for _ in 0..20 {
+            assert_eq!(near.try_write(&[7]).ok(), Some(1));
+            let before = polls.load(Ordering::Relaxed);
+            far.readable().await.expect("a socket");
+            assert_eq!(far.try_read(&mut [0]).ok(), Some(1));
+            let meanwhile = polls.load(Ordering::Relaxed) - before;
+            assert!(meanwhile <= MOST_POLLS, "{meanwhile}");
+        }
+        let before = polls.load(Ordering::Relaxed);
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(polls.load(Ordering::Relaxed) - before >= 5, "it leads");
+        caller.abort();
     });
 }

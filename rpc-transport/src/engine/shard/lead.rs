@@ -45,6 +45,8 @@ pub enum Waited<T> {
     Done(T),
     /// To have itself polled again, as it leads.
     Leads,
+    /// The same, after others of its runtime have run and I/O was looked at: nothing has come.
+    GivesWay,
     /// To register its waker, after which it must look once more.
     Sleeps,
 }
@@ -75,8 +77,10 @@ struct Leader {
 /// How a turn ended.
 enum Turn<T> {
     Done(T),
-    /// Nothing has come yet: go on.
+    /// Something has come, or it is the first turn: go on.
     On,
+    /// Nothing has come yet.
+    Idle,
     /// The same, and other threads may want the core.
     Yield,
     /// Waiting longer is not worth the core.
@@ -126,7 +130,7 @@ impl<P: Protocol> Shard<P> {
         let mut state = state;
         let turn = state.turn(leader, look);
         let next = match turn {
-            Some(Turn::On | Turn::Yield) => None,
+            Some(Turn::On | Turn::Idle | Turn::Yield) => None,
             Some(Turn::GiveUp) => state.give_up(),
             Some(Turn::Done(_)) | None => state.pass_on(),
         };
@@ -138,11 +142,12 @@ impl<P: Protocol> Shard<P> {
         match turn? {
             Turn::Done(value) => Some(Waited::Done(value)),
             Turn::On => Some(Waited::Leads),
+            Turn::Idle => Some(Waited::GivesWay),
             Turn::Yield => {
                 let began = Instant::now();
                 rustix::thread::sched_yield();
                 self.lock().on_yielded(began.elapsed());
-                Some(Waited::Leads)
+                Some(Waited::GivesWay)
             }
             Turn::GiveUp => Some(Waited::Sleeps),
         }
@@ -209,7 +214,7 @@ impl<P: Protocol> Locked<'_, P> {
         }
         // Spinning takes real time, whatever the clock says.
         Some(match self.on_idle(Instant::now()) {
-            Wait::Spin => Turn::On,
+            Wait::Spin => Turn::Idle,
             Wait::Yield => Turn::Yield,
             Wait::Park => Turn::GiveUp,
         })

@@ -1,5 +1,7 @@
 //! Takes the outcome of a call from the session, or waits for it.
 
+use std::future::Future;
+use std::pin::pin;
 use std::task::{Context, Poll};
 
 use rpc_transport::engine::shard::Waited;
@@ -26,7 +28,7 @@ impl RawCall<'_> {
     pub(super) fn poll_outcome(
         &mut self,
         call: CallId,
-        cx: &Context<'_>,
+        cx: &mut Context<'_>,
         found: &mut CallOutcome,
     ) -> Poll<()> {
         let Some(connection) = &self.on else { return self.found(Some(CONNECTION_GONE), found) };
@@ -45,6 +47,10 @@ impl RawCall<'_> {
             Some(Waited::Done(())) => self.found(other, found),
             Some(Waited::Leads) => {
                 cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Some(Waited::GivesWay) => {
+                give_way(cx);
                 Poll::Pending
             }
             Some(Waited::Sleeps) if is_registered => Poll::Pending,
@@ -131,6 +137,17 @@ impl RawCall<'_> {
                 CallOutcome::Failed(self.failed(reason, never_sent).of_call(self.method))
             }
         }
+    }
+}
+
+/// Has the task polled again once others have run. Where one thread runs them all, I/O is polled first: what the
+/// caller waits for may come from a task that sleeps there until then. Where there are several, others do that.
+fn give_way(cx: &mut Context<'_>) {
+    let runtime = tokio::runtime::Handle::try_current();
+    if runtime.is_ok_and(|it| it.metrics().num_workers() == 1) {
+        let _ = pin!(tokio::task::yield_now()).poll(cx);
+    } else {
+        cx.waker().wake_by_ref();
     }
 }
 

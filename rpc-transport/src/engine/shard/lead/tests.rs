@@ -32,7 +32,7 @@ impl World {
         let look = |protocol: &mut Simple| (protocol.received >= message).then_some(());
         match self.client.wait(self.key, caller, look) {
             Some(Waited::Done(())) => "done",
-            Some(Waited::Leads) => "leads",
+            Some(Waited::Leads | Waited::GivesWay) => "leads",
             Some(Waited::Sleeps) => "sleeps",
             None => "gone",
         }
