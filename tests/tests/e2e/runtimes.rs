@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 
 use rpc_core::interceptor::{ClientInterceptor, Outbound};
-use rpc_core::{CallError, Code, PollMode, Status};
+use rpc_core::{CallError, Code, PollMode, Status, WhenFull};
 use tests::limit::{self, Watchdog};
 use tests::probe::{Mark, ProbeBlockingClient, ProbeClient, ProbeError};
 use tests::scheme::Scheme;
@@ -382,5 +382,33 @@ fn a_busy_caller_lets_its_thread_look_at_sockets() {
         }
         assert!(polls.load(Ordering::Relaxed) - before >= 5, "it leads");
         caller.abort();
+    });
+}
+
+/// It left when its task had had its turn, and so before there was room.
+#[test]
+fn a_call_that_is_refused_when_there_is_no_room_leaves_in_its_turn() {
+    limit::run(async {
+        let world = World::start(SERVER, Scheme::Mem).await;
+        let witness = connect(&world.address).await;
+        let narrow = tests::device::channel().max_calls(1).when_full(WhenFull::Refuse);
+        let narrow = narrow.poll_mode(PollMode::Event).connect(&world.address).await;
+        let client = ProbeClient::new(narrow.expect("the server is up"));
+        let held = client.hold(1).start();
+        assert_eq!(witness.wait_for(1, Mark::Started, 1).await, Ok(1));
+        let mut next = std::pin::pin!(client.add(1, 1));
+        poll_fn(|cx| {
+            while let Poll::Ready(turn) = coop::poll_proceed(cx) {
+                turn.made_progress();
+            }
+            assert!(next.as_mut().poll(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(held);
+        while client.add(2, 2).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(next.await, Ok(2));
     });
 }

@@ -312,6 +312,11 @@ impl<'a> RawCall<'a> {
     /// others get theirs while it is on its way, and find that they are not alone.
     #[cold]
     fn send_and_yield(&mut self, found: &mut CallOutcome) -> Poll<()> {
+        let own = self.extras.as_ref().and_then(|extras| extras.when_full);
+        // Calls that would rather be refused than wait leave in turns, which others may answer meanwhile.
+        if own.unwrap_or(self.via.channel().when_full) == WhenFull::Refuse {
+            return Poll::Pending;
+        }
         self.send(false, found);
         if let State::Done = self.state {
             self.over(std::mem::take(found));
