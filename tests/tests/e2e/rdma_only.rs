@@ -178,7 +178,7 @@ fn the_device_counts_writes_of_large_payloads_over_rdma() {
     const BYTES: u64 = 1 << 20;
     const CALLS: u64 = 8;
     const MTU: u64 = 4096;
-    const RECEIVE_BUFFER: u64 = 8 << 10;
+    const RECEIVE_BUFFER: u64 = 4 << 10;
     limit::run(async {
         let world = World::start(SERVER, Scheme::Rdma).await;
         let client = world.client().await;
