@@ -329,6 +329,17 @@ fn calls_that_fail_at_once_leave_their_thread_to_others() {
     });
 }
 
+/// Polls once, when the task has used up its turn.
+async fn poll_after_the_turn<F: Future>(mut call: Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|cx| {
+        while let Poll::Ready(turn) = coop::poll_proceed(cx) {
+            turn.made_progress();
+        }
+        Poll::Ready(call.as_mut().poll(cx))
+    })
+    .await
+}
+
 /// So those that get the thread meanwhile find a call in flight, and do not wait for their own in turn.
 #[test]
 fn the_request_leaves_though_its_task_has_had_its_turn() {
@@ -336,14 +347,7 @@ fn the_request_leaves_though_its_task_has_had_its_turn() {
         let world = World::start(SERVER, Scheme::Mem).await;
         let (client, witness) = (connect(&world.address).await, connect(&world.address).await);
         let mut held = std::pin::pin!(client.hold(1));
-        poll_fn(|cx| {
-            while let Poll::Ready(turn) = coop::poll_proceed(cx) {
-                turn.made_progress();
-            }
-            assert!(held.as_mut().poll(cx).is_pending());
-            Poll::Ready(())
-        })
-        .await;
+        assert!(poll_after_the_turn(held.as_mut()).await.is_pending());
         assert_eq!(witness.wait_for(1, Mark::Started, 1).await, Ok(1));
     });
 }
@@ -397,14 +401,7 @@ fn a_call_that_is_refused_when_there_is_no_room_leaves_in_its_turn() {
         let held = client.hold(1).start();
         assert_eq!(witness.wait_for(1, Mark::Started, 1).await, Ok(1));
         let mut next = std::pin::pin!(client.add(1, 1));
-        poll_fn(|cx| {
-            while let Poll::Ready(turn) = coop::poll_proceed(cx) {
-                turn.made_progress();
-            }
-            assert!(next.as_mut().poll(cx).is_pending());
-            Poll::Ready(())
-        })
-        .await;
+        assert!(poll_after_the_turn(next.as_mut()).await.is_pending());
         drop(held);
         while client.add(2, 2).await.is_err() {
             tokio::task::yield_now().await;
