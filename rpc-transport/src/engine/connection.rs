@@ -260,7 +260,8 @@ impl<P: Protocol> Connection<P> {
         let draining = matches!(phase, Phase::Draining { .. });
         let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
         if completion.status != Status::Success {
-            let cause = cause_of(completion, cq.vendor_error(completion.qp));
+            let vendor_error = cq.vendor_error(completion.qp);
+            let cause = cause_of(completion, vendor_error, self.poster.is_told_of_errors());
             self.fail(cq, &cause);
             return;
         }
@@ -346,7 +347,8 @@ impl<P: Protocol> Connection<P> {
             return;
         }
         if completion.status != Status::Success {
-            let cause = cause_of(completion, cq.vendor_error(completion.qp));
+            let vendor_error = cq.vendor_error(completion.qp);
+            let cause = cause_of(completion, vendor_error, self.poster.is_told_of_errors());
             self.fail(cq, &cause);
             return;
         }

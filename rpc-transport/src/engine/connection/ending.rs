@@ -9,7 +9,7 @@ use super::queue_pair::InFlight;
 use super::queue_pair::{Phase, post_drain_wr};
 use super::{Connection, OwnSilence, Pressing, take_freed};
 use crate::connect::error::{CloseCause, VendorError};
-use crate::device::{Completion, CompletionQueue, QpHandle, Status};
+use crate::device::{Completion, CompletionKind, CompletionQueue, QpHandle, Status};
 use crate::engine::clock;
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::Protocol;
@@ -222,12 +222,19 @@ pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {
     }
 }
 
-/// What the first failed completion of a QP means.
+/// What the first failed completion of a QP means, on a device that is told of the peer's errors or not.
 #[cold]
-pub(super) fn cause_of(completion: &Completion, vendor_error: u32) -> CloseCause {
+pub(super) fn cause_of(
+    completion: &Completion,
+    vendor_error: u32,
+    told_of_errors: bool,
+) -> CloseCause {
+    let is_send = completion.kind == CompletionKind::Send;
     match completion.status {
         // The device moved the QP to ERR: the peer went away.
         Status::FlushError | Status::RetryExceeded => CloseCause::Disconnected,
+        // It went while this was being sent (see `Capabilities::REMOTE_ERRORS`).
+        Status::LocalQpOperation if is_send && !told_of_errors => CloseCause::Disconnected,
         status => CloseCause::WorkRequest(status, VendorError(vendor_error)),
     }
 }

@@ -25,6 +25,7 @@ use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Transmit, Whole
 pub(crate) struct SendPath {
     domain: ProtectionDomain,
     registers_freely: bool,
+    told_of_errors: bool,
     slices: SliceBytes,
     staging: Staging,
 }
@@ -36,6 +37,7 @@ impl SendPath {
         Self {
             domain,
             registers_freely,
+            told_of_errors: capabilities.contains(Capabilities::REMOTE_ERRORS),
             // A staged segment has one buffer, so it is one slice.
             slices: if capabilities.contains(Capabilities::COPIES_ON_POST) && registers_freely {
                 SliceBytes::COPIED
@@ -57,6 +59,11 @@ impl SendPath {
     /// Whether large messages from private memory must be staged.
     pub(super) fn stages(&self) -> bool {
         !self.registers_freely
+    }
+
+    /// Whether the device tells what the peer refuses by a status of its own.
+    pub(super) fn is_told_of_errors(&self) -> bool {
+        self.told_of_errors
     }
 
     /// Room to stage the next segment of a large message, which would stage `bytes` bytes. `None`:

@@ -10,11 +10,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::*;
 use crate::connect::address::Address;
 use crate::device::soft;
-use crate::device::{Connector, PeerIdentity, QpCapacity, QpHandle};
+use crate::device::{
+    Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, DeviceAttributes,
+    PeerIdentity, ProviderError, QpCapacity, QpHandle, Status,
+};
 use crate::engine::connection::{Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath};
 use crate::engine::spin::PollMode;
 use crate::engine::upper::{Outside, Submission};
-use crate::memory::region::BufferPool;
+use crate::memory::region::{BufferPool, ProtectionDomain};
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
 use crate::protocol::config::LinkConfig;
@@ -110,11 +113,44 @@ impl Wake for Wakes {
     }
 }
 
+/// A device that lacks something.
+#[derive(Debug)]
+struct Lacking(Arc<dyn Device>, DeviceAttributes);
+
+impl Lacking {
+    fn of(device: Arc<dyn Device>, lacks: Capabilities) -> Arc<dyn Device> {
+        let mut attributes = device.attributes().clone();
+        attributes.capabilities = attributes.capabilities.without(lacks);
+        Arc::new(Self(device, attributes))
+    }
+}
+
+impl Device for Lacking {
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.1
+    }
+
+    fn allocate_pd(&self) -> Result<ProtectionDomain, ProviderError> {
+        self.0.allocate_pd()
+    }
+
+    fn create_cq(&self, min_entries: u32) -> Result<Box<dyn CompletionQueue>, ProviderError> {
+        self.0.create_cq(min_entries)
+    }
+}
+
 /// A shard with one connection, whose QP has a RECV posted.
 async fn shard(name: &str) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
+    shard_on(name, Capabilities::NONE).await
+}
+
+async fn shard_on(
+    name: &str,
+    lacks: Capabilities,
+) -> (Arc<Shard<Simple>>, ConnectionKey, QpHandle) {
     let _listener = soft::listen_mem(name).unwrap();
     let mut outgoing = soft::MemConnector.resolve(&Address::Mem(name.to_owned())).await.unwrap();
-    let device = Arc::clone(outgoing.device());
+    let device = Lacking::of(Arc::clone(outgoing.device()), lacks);
     let domain = device.allocate_pd().unwrap();
     let shard = Shard::new(device, domain.clone(), 64).unwrap();
     let pool = BufferPool::allocate(&domain, 64, 4).unwrap();
@@ -237,4 +273,38 @@ async fn a_close_is_rung_by_the_visit_that_asks_for_it() {
     server.lock().poll();
     let cause = server.close_cause(accepted).map(|cause| cause.to_string());
     assert!(cause.as_ref().is_some_and(|cause| cause.contains("that was all")), "{cause:?}");
+}
+
+/// On iWARP nothing else tells that the peer has gone while a WR was being sent.
+#[tokio::test]
+async fn a_send_that_fails_here_means_a_lost_peer_where_no_error_of_the_peers_is_told() {
+    let name = |number: usize| format!("shard-cut-off-{number}");
+    let (untold, told) = (Capabilities::REMOTE_ERRORS, Capabilities::NONE);
+    let (send, recv) = (CompletionKind::Send, CompletionKind::Recv);
+    let cases = [
+        (untold, send, Status::LocalQpOperation, "the peer is gone"),
+        (told, send, Status::LocalQpOperation, "a work request failed: LocalQpOperation"),
+        // What arrived was too long: nothing was being sent.
+        (untold, recv, Status::LocalQpOperation, "a work request failed: LocalQpOperation"),
+        (untold, send, Status::LocalProtection, "a work request failed: LocalProtection"),
+    ];
+    for (number, (lacks, kind, status, cause)) in cases.into_iter().enumerate() {
+        let (shard, key, qp) = shard_on(&name(number), lacks).await;
+        let mut state = shard.lock();
+        let buffer = (kind == recv).then(|| {
+            let domain = shard.device().allocate_pd().unwrap();
+            BufferPool::allocate(&domain, 64, 1).unwrap().take().unwrap()
+        });
+        let (wr_id, byte_len, imm) = (0, 0, None);
+        let mut failed = Completion { qp, wr_id, kind, status, byte_len, imm, buffer };
+        let (cq, connection) = state.cq_and_connection(key).unwrap();
+        if kind == send {
+            connection.on_send_completion(cq, &failed);
+        } else {
+            connection.on_recv_completion(cq, Instant::now(), &mut failed);
+        }
+        let told = connection.cause().expect("it has ended").to_string();
+        assert!(told.starts_with(cause), "case {number}: {told}");
+        drop(state);
+    }
 }
