@@ -56,8 +56,9 @@ impl CmChannel {
     pub(super) fn next_event(&self) -> io::Result<Option<CmEvent>> {
         let mut event = ptr::null_mut();
         // SAFETY: a live channel; writes to the given pointer.
-        let returned = unsafe { ffi::rdma_get_cm_event(self.0.as_ptr(), &raw mut event) };
-        if let Err(error) = ffi::cm_result(returned) {
+        let result =
+            ffi::cm_result(|| unsafe { ffi::rdma_get_cm_event(self.0.as_ptr(), &raw mut event) });
+        if let Err(error) = result {
             return match error.kind() {
                 io::ErrorKind::WouldBlock => Ok(None),
                 _ => Err(error),
@@ -174,10 +175,9 @@ impl CmId {
         let mut raw = ptr::null_mut();
         let space = ffi::rdma_port_space::RDMA_PS_TCP;
         // SAFETY: a live channel; writes to the given pointer; the context is a number.
-        let returned = unsafe {
+        ffi::cm_result(|| unsafe {
             ffi::rdma_create_id(channel.0.as_ptr(), &raw mut raw, key.to_context(), space)
-        };
-        ffi::cm_result(returned)?;
+        })?;
         NonNull::new(raw).map(Self::wrap).ok_or_else(|| io::Error::other("no id"))
     }
 
@@ -201,11 +201,10 @@ impl CmId {
         let from = from.as_mut().map_or(ptr::null_mut(), |from| from.as_mut_ptr().cast());
         // SAFETY: a live id and socket addresses in the kernel's layout, of which the first may be
         // null.
-        let returned = unsafe {
+        ffi::cm_result(|| unsafe {
             let to = to.as_mut_ptr().cast();
             ffi::rdma_resolve_addr(self.0.as_ptr(), from, to, timeout)
-        };
-        ffi::cm_result(returned)
+        })
     }
 
     /// Sets the traffic class of the connection. Before its address is resolved, or it listens.
@@ -213,16 +212,17 @@ impl CmId {
         let (level, option) = (ffi::number::OPTION_LEVEL_ID, ffi::number::OPTION_TOS);
         let value = (&raw mut class).cast();
         // SAFETY: a live id, and a byte as the option requires.
-        let returned =
-            unsafe { ffi::rdma_set_option(self.0.as_ptr(), level, option, value, size_of::<u8>()) };
-        ffi::cm_result(returned)
+        ffi::cm_result(|| unsafe {
+            ffi::rdma_set_option(self.0.as_ptr(), level, option, value, size_of::<u8>())
+        })
     }
 
     /// Starts to look for a path.
     pub(super) fn resolve_route(&self, timeout: Duration) -> io::Result<()> {
         // SAFETY: a live id.
-        let returned = unsafe { ffi::rdma_resolve_route(self.0.as_ptr(), milliseconds(timeout)) };
-        ffi::cm_result(returned)
+        ffi::cm_result(|| unsafe {
+            ffi::rdma_resolve_route(self.0.as_ptr(), milliseconds(timeout))
+        })
     }
 
     /// Binds to a local address; a wildcard address means all devices.
@@ -232,8 +232,7 @@ impl CmId {
         }
         let mut at = RawAddress::from(at);
         // SAFETY: a live id and a socket address in the kernel's layout.
-        let returned = unsafe { ffi::rdma_bind_addr(self.0.as_ptr(), at.as_mut_ptr().cast()) };
-        ffi::cm_result(returned)
+        ffi::cm_result(|| unsafe { ffi::rdma_bind_addr(self.0.as_ptr(), at.as_mut_ptr().cast()) })
     }
 
     fn accept_both_families(&self) -> io::Result<()> {
@@ -242,37 +241,35 @@ impl CmId {
         let option = ffi::number::OPTION_AFONLY;
         let value = (&raw mut only_v6).cast();
         // SAFETY: a live id, and an int as the option requires.
-        let returned = unsafe {
+        ffi::cm_result(|| unsafe {
             ffi::rdma_set_option(self.0.as_ptr(), level, option, value, size_of::<i32>())
-        };
-        ffi::cm_result(returned)
+        })
     }
 
     /// Starts to listen.
     pub(super) fn listen(&self, backlog: u16) -> io::Result<()> {
         // SAFETY: a live id.
-        let returned = unsafe { ffi::rdma_listen(self.0.as_ptr(), i32::from(backlog)) };
-        ffi::cm_result(returned)
+        ffi::cm_result(|| unsafe { ffi::rdma_listen(self.0.as_ptr(), i32::from(backlog)) })
     }
 
     /// Sends the REQ.
     pub(super) fn connect(&self, param: ConnParam<'_>) -> io::Result<()> {
         let mut param = param.to_c();
         // SAFETY: a live id; the private data outlives the call, which copies it.
-        ffi::cm_result(unsafe { ffi::rdma_connect(self.0.as_ptr(), &raw mut param) })
+        ffi::cm_result(|| unsafe { ffi::rdma_connect(self.0.as_ptr(), &raw mut param) })
     }
 
     /// Sends the RTU.
     pub(super) fn establish(&self) -> io::Result<()> {
         // SAFETY: a live id without a QP of its own.
-        ffi::cm_result(unsafe { ffi::rdma_establish(self.0.as_ptr()) })
+        ffi::cm_result(|| unsafe { ffi::rdma_establish(self.0.as_ptr()) })
     }
 
     /// Sends the REP.
     pub(super) fn accept(&self, param: ConnParam<'_>) -> io::Result<()> {
         let mut param = param.to_c();
         // SAFETY: a live id; the private data outlives the call, which copies it.
-        ffi::cm_result(unsafe { ffi::rdma_accept(self.0.as_ptr(), &raw mut param) })
+        ffi::cm_result(|| unsafe { ffi::rdma_accept(self.0.as_ptr(), &raw mut param) })
     }
 
     /// Sends a REJ.
@@ -280,19 +277,19 @@ impl CmId {
         let len = u8::try_from(private_data.len()).unwrap_or(0);
         let data = private_data.as_ptr().cast();
         // SAFETY: a live id; the private data outlives the call, which copies it.
-        ffi::cm_result(unsafe { ffi::rdma_reject(self.0.as_ptr(), data, len) })
+        ffi::cm_result(|| unsafe { ffi::rdma_reject(self.0.as_ptr(), data, len) })
     }
 
     /// Sends a DREQ, or answers one.
     pub(super) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: a live id.
-        ffi::cm_result(unsafe { ffi::rdma_disconnect(self.0.as_ptr()) })
+        ffi::cm_result(|| unsafe { ffi::rdma_disconnect(self.0.as_ptr()) })
     }
 
     /// Tells the kernel that the QP has received something, in case the RTU was lost.
     pub(super) fn notify_established(&self) -> io::Result<()> {
         // SAFETY: a live id, used by this thread alone.
-        ffi::cm_result(unsafe { ffi::notify_communication_established(self.0.as_ptr()) })
+        ffi::cm_result(|| unsafe { ffi::notify_communication_established(self.0.as_ptr()) })
     }
 
     /// The device, once known.
@@ -369,8 +366,8 @@ fn milliseconds(time: Duration) -> i32 {
 impl Drop for CmId {
     fn drop(&mut self) {
         // SAFETY: the only owner, on the id's thread; its events are acknowledged (invariant 2).
-        let returned = unsafe { ffi::rdma_destroy_id(self.0.as_ptr()) };
-        if let Err(error) = ffi::cm_result(returned) {
+        let result = ffi::cm_result(|| unsafe { ffi::rdma_destroy_id(self.0.as_ptr()) });
+        if let Err(error) = result {
             tracing::error!(%error, "connection id leaked");
         }
     }

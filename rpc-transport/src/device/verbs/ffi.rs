@@ -166,18 +166,24 @@ pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
 }
 
 /// The result of a librdmacm call that returns -1 and sets errno.
-pub(super) fn cm_result(returned: i32) -> io::Result<()> {
-    if returned == 0 { Ok(()) } else { Err(last_error()) }
+pub(super) fn cm_result(call: impl FnOnce() -> i32) -> io::Result<()> {
+    clear_errno();
+    if call() == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// The result of a call that returns an object, or null and sets errno. Cleared before: libsiw refuses
-/// without setting it, and what an earlier call has left there would be taken for the reason.
+/// The result of a call that returns an object, or null and sets errno.
 pub(super) fn created<T>(create: impl FnOnce() -> *mut T) -> io::Result<NonNull<T>> {
+    clear_errno();
+    NonNull::new(create()).ok_or_else(last_error)
+}
+
+/// Before a call that may fail: libsiw refuses without setting errno, and what an earlier call has left
+/// there would be taken for the reason.
+fn clear_errno() {
     // SAFETY: no precondition; the address of this thread's errno.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above, valid as long as the thread, and of no other thread.
     unsafe { *errno = 0 };
-    NonNull::new(create()).ok_or_else(last_error)
 }
 
 /// What errno says, or that it says nothing (it would read "Success").
@@ -296,15 +302,30 @@ mod tests {
             let mine = unsafe { libc::__errno_location() };
             // SAFETY: as above.
             unsafe { *mine = errno };
-            std::ptr::null_mut::<u8>()
         };
-        assert_eq!(created(|| sets(12)).unwrap_err().raw_os_error(), Some(12));
-        // The 12 of before is not its reason.
-        let error = created(std::ptr::null_mut::<u8>).unwrap_err();
-        assert_eq!(error.raw_os_error(), None);
-        assert!(error.to_string().contains("gives no reason"), "{error}");
+        let creates = |errno: Option<i32>| {
+            created(|| {
+                errno.map(sets);
+                std::ptr::null_mut::<u8>()
+            })
+        };
+        let calls = |errno: Option<i32>| {
+            cm_result(|| {
+                errno.map(sets);
+                -1
+            })
+        };
+        assert_eq!(creates(Some(12)).unwrap_err().raw_os_error(), Some(12));
+        assert_eq!(calls(Some(13)).unwrap_err().raw_os_error(), Some(13));
+        // What was there before is not their reason.
+        for error in [creates(None).unwrap_err(), calls(None).unwrap_err()] {
+            assert_eq!(error.raw_os_error(), None);
+            assert!(error.to_string().contains("gives no reason"), "{error}");
+            sets(14);
+        }
         let mut object = 0_u8;
         assert_eq!(created(|| &raw mut object).unwrap().as_ptr(), &raw mut object);
+        assert!(cm_result(|| 0).is_ok());
     }
 
     #[test]

@@ -55,8 +55,9 @@ impl Transition {
         attributes.qp_state = state;
         let mut mask = 0;
         // SAFETY: the caller's promise; writes to the two given pointers.
-        let returned = unsafe { ffi::rdma_init_qp_attr(id, &raw mut attributes, &raw mut mask) };
-        ffi::cm_result(returned)?;
+        ffi::cm_result(|| unsafe {
+            ffi::rdma_init_qp_attr(id, &raw mut attributes, &raw mut mask)
+        })?;
         Ok(Self { attributes, mask })
     }
 
