@@ -114,8 +114,7 @@ impl VerbsDevice {
         let limits = query(&context)?;
         let quirks = Quirks::of(limits.vendor_id);
         // Before all other objects.
-        let spacer = quirks.refuses_a_page.then(|| CqGuard::create(&context, SPACER_ENTRIES, 0));
-        let spacer = spacer.transpose()?;
+        let spacer = spacer(&context, quirks);
         let Some(max_inline_bytes) = max_inline_bytes(&context)? else { return Ok(None) };
         let max_cqe = u32::try_from(limits.max_cqe).unwrap_or(0);
         let max_reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(0, 255);
@@ -186,6 +185,18 @@ impl Device for VerbsDevice {
         let cq = cq.map_err(|error| limits::refused("create completion queue", &error))?;
         Ok(Box::new(VerbsCompletionQueue::new(Arc::new(cq), &self.attributes, self.quirks)))
     }
+}
+
+/// What keeps queues off the page that the device refuses. Without it only the queue that comes there
+/// is refused.
+fn spacer(context: &Arc<Context>, quirks: Quirks) -> Option<CqGuard> {
+    if !quirks.refuses_a_page {
+        return None;
+    }
+    let spacer = CqGuard::create(context, SPACER_ENTRIES, 0);
+    let text = "no queue keeps others off the page that this device refuses: one of them may fail";
+    let log = |error: &io::Error| tracing::warn!(device = context.name(), %error, "{text}");
+    spacer.inspect_err(log).ok()
 }
 
 /// Makes the event fd non-blocking, since asynchronous events are read until there are none (S63).
