@@ -41,7 +41,7 @@ pub use crate::codec::CodecError;
 pub use crate::codec::blob::{Blob, OwnedBlob, PutBlob, TakeBlob, TakeOwnedBlob};
 pub use crate::codec::probe::{Lacking, Probe, ProbeMissing, ProbePut, ProbeTake, ProbeTakeOwned};
 pub use crate::codec::shape::{Missing, Plain, PutShape, Seeds, StatusShape, TakeShape, put, seed};
-pub use crate::server::handler::Handler;
+pub use crate::service::handler::Handler;
 pub use crate::service::schema::Tracer;
 pub use crate::service::{
     Dispatch, MethodDescriptor, Reply, ReplyKind, ReplyParts, Request, ServiceDescriptor,

@@ -5,8 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use rpc_core::interceptor::{ClientInterceptor, Ended, Inbound, ServerInterceptor};
-use rpc_core::server::handler::Handler;
-use rpc_core::service::{Dispatch, Request, ServiceDescriptor};
+use rpc_core::service::{Dispatch, Handler, Request, ServiceDescriptor};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{Channel, Code, Context, Server, Status};
 use test_kit::Watchdog;

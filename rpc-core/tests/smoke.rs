@@ -66,7 +66,7 @@ fn handles_can_be_shared_and_sent() {
     is_shared::<rpc_core::stream::BlockingStreaming<String>>();
     is_shared::<rpc_core::stream::Sender<String>>();
     is_sent::<rpc_core::Server>();
-    is_sent::<rpc_core::server::handler::Handler>();
+    is_sent::<rpc_core::service::Handler>();
     // Items need not be shared to be sent.
     is_sent::<rpc_core::stream::Streaming<std::cell::Cell<u8>>>();
     is_sent::<rpc_core::StartedCall<std::cell::Cell<u8>>>();

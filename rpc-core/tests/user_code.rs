@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rpc_core::server::handler::Handler;
-use rpc_core::service::{Dispatch, MethodDescriptor, Request, ServiceDescriptor};
+use rpc_core::service::{Dispatch, Handler, MethodDescriptor, Request, ServiceDescriptor};
 use rpc_core::{Channel, Code, Server, Status};
 
 #[rpc_core::service]

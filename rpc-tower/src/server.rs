@@ -12,8 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rpc_core::server::handler::Handler;
-use rpc_core::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
+use rpc_core::service::{Dispatch, Handler, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use tokio::sync::Mutex;
 use tower::{BoxError, Layer, Service};
 

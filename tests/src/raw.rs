@@ -1,8 +1,7 @@
 //! A service without a macro: its methods answer with a status.
 
-use rpc_core::server::handler::Handler;
 use rpc_core::service::{
-    Dispatch, MethodDescriptor, Reply, ReplyParts, Request, ServiceDescriptor,
+    Dispatch, Handler, MethodDescriptor, Reply, ReplyParts, Request, ServiceDescriptor,
 };
 use rpc_core::{Call, Channel, Code, Status};
 

@@ -18,12 +18,12 @@ use rpc_transport::connect::address::Address;
 use rpc_transport::engine::clock;
 
 use super::connection::{ConnectOptions, Connection};
-use super::random::random;
 use super::resolve::Resolve;
 use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::ConnectivityState;
 use crate::channel::picker::pick;
+use crate::runtime::random::random;
 use crate::server::served::Served;
 use crate::status::{Code, Status};
 

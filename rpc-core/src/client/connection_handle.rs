@@ -28,7 +28,7 @@ use crate::codec::Codec;
 use crate::context::Context;
 use crate::endpoint::OnEvent;
 use crate::endpoint::connection_context::ConnectionContext;
-use crate::server::phase::Phase;
+use crate::runtime::phase::Phase;
 
 impl Context {
     /// The connection that the call came over; `None` outside of a handler.

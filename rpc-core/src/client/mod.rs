@@ -27,7 +27,6 @@ mod connection_handle;
 mod counts;
 pub(crate) mod load;
 mod peer;
-pub(crate) mod random;
 pub mod resolve;
 mod serving;
 pub(crate) mod shared;

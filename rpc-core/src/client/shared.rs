@@ -17,7 +17,6 @@ use super::balancer::{Balancer, SinceAll};
 use super::connection::{Connection, Path};
 use super::counts::ChannelCounts;
 use super::peer::Peer;
-use super::random::random;
 use super::subchannel::{Demand, Found, Since, Subchannel};
 use crate::bulk::{Bulk, BulkPool, Copies};
 use crate::channel::connectivity::ConnectivityState;
@@ -26,6 +25,7 @@ use crate::channel::retry::{Attempts, Failed, RetryPolicy};
 use crate::channel::throttle::Throttle;
 use crate::codec::{Codec, Placement, Pool};
 use crate::interceptor::client::Around;
+use crate::runtime::random::random;
 use crate::status::{Code, Status};
 
 /// What calls of a channel have in common.

@@ -24,10 +24,10 @@ use tokio::task::AbortHandle;
 
 use super::connection::{ConnectOptions, Connection, Owner, Path, connect, unavailable};
 use super::load::Load;
-use super::random::random;
 use super::serving::Serving;
 use crate::channel::backoff::Backoff;
 use crate::channel::connectivity::{Connectivity, ConnectivityState, Step};
+use crate::runtime::random::random;
 use crate::server::served::Served;
 use crate::status::{Code, Status};
 

@@ -31,7 +31,7 @@ use crate::endpoint::connection_context::ConnectionContext;
 use crate::interceptor::extensions::Extensions;
 use crate::metadata::{Metadata, MetadataError};
 use crate::observability::trace_parent::TraceParent;
-use crate::server::phase::{Phase, Watch};
+use crate::runtime::phase::{Phase, Watch};
 use crate::service::method::MethodDescriptor;
 use crate::service::reply::Reply;
 

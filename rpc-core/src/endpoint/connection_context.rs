@@ -15,7 +15,7 @@ use rpc_transport::memory::budget::MemoryBudget;
 
 use super::RpcShard;
 use crate::bulk::BulkPool;
-use crate::server::phase::Watch;
+use crate::runtime::phase::Watch;
 
 /// One for each connection.
 pub(crate) struct ConnectionContext {

@@ -34,7 +34,7 @@ use self::room::Room;
 use crate::bulk::BulkPool;
 use crate::metadata::DEFAULT_MAX_BYTES;
 use crate::observability::stats::counts::Methods;
-use crate::server::phase::Watch;
+use crate::runtime::phase::Watch;
 use crate::session::{Incoming, IncomingId, Revoked, Role, Session, SessionEvent, SessionLimits};
 use crate::wire;
 use rpc_transport::user_code::logged;

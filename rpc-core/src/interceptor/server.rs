@@ -25,7 +25,7 @@ use super::{Begun, Ended, Found, after, before};
 use crate::context::Context;
 use crate::metadata::Metadata;
 use crate::runtime::recycled::{self, Link, List, Recycle};
-use crate::server::handler::{Handler, Origin, Watched};
+use crate::service::handler::{Handler, Origin, Watched};
 use crate::service::{Dispatch, MethodDescriptor, Reply, Request, ServiceDescriptor};
 use crate::status::Status;
 

@@ -4,8 +4,8 @@ use std::fmt;
 
 use tracing::field::{self, DisplayValue};
 
-use crate::client::random::random;
 use crate::metadata::Metadata;
+use crate::runtime::random::random;
 
 /// Metadata with the trace and the span that a call is made in.
 pub const TRACEPARENT: &str = "traceparent";

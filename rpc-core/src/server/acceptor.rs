@@ -31,12 +31,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
-use super::phase::{Phase, Watch};
 use super::set_ups::SetUps;
 use super::{Config, available_memory};
 use crate::bulk::BulkPool;
 use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::observability::stats::counts::{Counter, Methods};
+use crate::runtime::phase::{Phase, Watch};
 use crate::server::executor::Handlers;
 use crate::server::router::Router;
 use crate::session::Role;

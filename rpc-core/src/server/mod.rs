@@ -15,10 +15,7 @@ mod available_memory;
 mod call;
 mod config;
 pub(crate) mod executor;
-pub mod handler;
-pub(crate) mod phase;
 mod poll_watch;
-mod pooled_future;
 mod route_counts;
 mod router;
 mod running;
@@ -48,12 +45,12 @@ use tokio::task::{self, JoinError, JoinSet};
 use self::acceptor::Acceptor;
 use self::around::Arounds;
 use self::config::Config;
-use self::phase::{Phase, Phases};
 #[cfg(feature = "macros")]
 use crate::builtin::{Builtins, health::HealthReporter};
 use crate::interceptor::ServerInterceptor;
 use crate::observability::stats::handle::ReadStats;
 use crate::observability::stats::{ServerStats, StatsHandle};
+use crate::runtime::phase::{Phase, Phases};
 use crate::server::router::Router;
 #[cfg(feature = "macros")]
 use crate::server::stats::WeakStatsHandle;
@@ -128,8 +125,7 @@ impl ServerBuilder {
     /// ```
     /// # #[rpc_core::service] pub trait Greeter { async fn greet(&self) -> String; }
     /// # struct Polite; impl Greeter for Polite { async fn greet(&self) -> String { "Good day".into() } }
-    /// use rpc_core::server::handler::Handler;
-    /// use rpc_core::service::{Dispatch, Request, ServiceDescriptor};
+    /// use rpc_core::service::{Dispatch, Handler, Request, ServiceDescriptor};
     /// use std::sync::Arc;
     /// use tokio::sync::Semaphore;
     ///

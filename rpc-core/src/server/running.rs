@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use super::call::{Call, Done, Replied};
-use super::handler::{Handler, Origin};
 use super::route_counts::Running;
 use crate::endpoint::RpcShard;
 use crate::observability::stats::counts::End;
 use crate::service::Reply;
+use crate::service::handler::{Handler, Origin};
 use crate::status::{Code, Status};
 
 #[cold]

@@ -11,10 +11,10 @@ use rpc_transport::memory::budget::MemoryBudget;
 use super::ServerBuilder;
 use super::available_memory;
 use super::executor::Handlers;
-use super::phase::{Phase, Phases};
 use super::router::Router;
 use crate::endpoint::{RpcEndpoint, RpcShard};
 use crate::observability::stats::counts::Methods;
+use crate::runtime::phase::{Phase, Phases};
 
 /// The services of a channel, over all of its connections.
 pub(crate) struct Served {

@@ -4,8 +4,10 @@
 //! [`Request`] comes from a session or from a test.
 
 pub(crate) mod coding;
+pub(crate) mod handler;
 pub(crate) mod hash;
 pub(crate) mod method;
+mod pooled_future;
 pub(crate) mod reply;
 pub(crate) mod schema;
 
@@ -13,13 +15,13 @@ use std::sync::Arc;
 
 use rpc_transport::message::received::Message;
 
+pub use self::handler::Handler;
 pub use self::hash::{method_id, signature_hash};
 pub use self::method::MethodDescriptor;
 pub use self::reply::{Reply, ReplyKind, ReplyParts};
 use crate::codec::Codec;
 use crate::context::Context;
 use crate::interceptor::ItemCounters;
-use crate::server::handler::Handler;
 use crate::stream::line::Streams;
 
 /// Describes a service to both sides. Lives in a `static` of the generated code.
@@ -89,8 +91,7 @@ pub const fn assert_distinct_ids<const N: usize>(names: [&str; N]) {
 /// A layer that asks for a token:
 /// ```
 /// use rpc_core::Status;
-/// use rpc_core::server::handler::Handler;
-/// use rpc_core::service::{Dispatch, Reply, Request, ServiceDescriptor};
+/// use rpc_core::service::{Dispatch, Handler, Reply, Request, ServiceDescriptor};
 ///
 /// struct WithToken<D>(D);
 ///

@@ -10,8 +10,7 @@ use rpc_core::client::blocking::BlockingChannel;
 use rpc_core::interceptor::{
     ClientInterceptor, Ended, Ending, Inbound, Outbound, ServerInterceptor,
 };
-use rpc_core::server::handler::Handler;
-use rpc_core::service::{Dispatch, Reply, Request, ServiceDescriptor};
+use rpc_core::service::{Dispatch, Handler, Reply, Request, ServiceDescriptor};
 use rpc_core::stream::{self, Stream, Streaming};
 use rpc_core::{
     CallError, ChannelBuilder, Code, Context, PeerIdentity, PollMode, ServerBuilder, Status,

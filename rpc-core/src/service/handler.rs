@@ -20,7 +20,7 @@ use std::task::{self, Poll};
 use rpc_transport::device::PeerIdentity;
 
 use crate::context::{Context, Served};
-use crate::server::pooled_future::PooledFuture;
+use crate::service::pooled_future::PooledFuture;
 use crate::service::reply::Reply;
 use crate::status::Status;
 
