@@ -252,6 +252,7 @@ pub use crate::channel::backoff::Backoff;
 pub use crate::channel::connectivity::ConnectivityState;
 pub use crate::channel::hedging::HedgingPolicy;
 pub use crate::channel::retry::RetryPolicy;
+pub use crate::client::call::stream_call::{StreamCall, UploadCall};
 pub use crate::client::call::{Call, StartedCall};
 pub use crate::client::{Channel, ChannelBuilder, ConnectionHandle, Path};
 pub use crate::codec::Codec;

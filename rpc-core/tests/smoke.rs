@@ -61,7 +61,7 @@ fn handles_can_be_shared_and_sent() {
     is_shared::<rpc_core::ServerBuilder>();
     is_shared::<rpc_core::ChannelBuilder>();
     is_shared::<rpc_core::StartedCall<String>>();
-    is_shared::<rpc_core::stream::StreamCall<'static, String>>();
+    is_shared::<rpc_core::StreamCall<'static, String>>();
     is_shared::<rpc_core::stream::Streaming<String>>();
     is_shared::<rpc_core::stream::BlockingStreaming<String>>();
     is_shared::<rpc_core::stream::Sender<String>>();

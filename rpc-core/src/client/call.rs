@@ -18,11 +18,12 @@ use rpc_transport::engine::clock;
 use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::protocol::config::WhenFull;
 
-use self::raw_call::{CallOutcome, RawCall};
+use self::raw_call::RawCall;
 use crate::bulk::Landing;
 use crate::channel::hedging::HedgingPolicy;
 use crate::client::shared::Shared;
 use crate::metadata::Metadata;
+use crate::service::reply::CallOutcome;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::status::Status;
 

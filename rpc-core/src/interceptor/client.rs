@@ -12,11 +12,12 @@ use std::time::Instant;
 
 use rpc_transport::engine::clock;
 
-use super::{Begun, Ended, Extensions, Found, ItemCounters, after, before};
-use crate::client::call::raw_call::{CallOutcome, Extras};
+use super::{Begun, Ended, Extensions, Found, after, before};
 use crate::metadata::{Metadata, MetadataError};
 use crate::service::MethodDescriptor;
+use crate::service::reply::CallOutcome;
 use crate::status::Status;
+use crate::stream::item_counts::ItemCounters;
 
 /// What is done before and after each call of a channel, on the task that makes it: see
 /// [the module](super).
@@ -68,8 +69,7 @@ pub trait ClientInterceptor: Send + Sync + 'static {
 /// A call that is about to leave.
 pub struct Outbound<'a> {
     begun: &'a Begun,
-    /// With the call's metadata, once there is any.
-    extras: &'a mut Option<Box<Extras>>,
+    metadata: &'a mut Metadata,
     deadline: &'a mut Option<Instant>,
     extensions: &'a mut Extensions,
 }
@@ -84,14 +84,13 @@ impl Outbound<'_> {
     /// The metadata that goes with the call.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
-        static NONE: Metadata = Metadata::new();
-        self.extras.as_deref().map_or(&NONE, Extras::metadata)
+        self.metadata
     }
 
     /// The same, to be changed.
     #[must_use]
     pub fn metadata_mut(&mut self) -> &mut Metadata {
-        self.extras.get_or_insert_default().metadata_mut()
+        self.metadata
     }
 
     /// When the call ends at the latest: the earliest of its own deadline, the channel's, and that
@@ -154,13 +153,13 @@ impl Around {
         &self,
         watch: &mut Watch,
         method: &'static MethodDescriptor,
-        extras: &mut Option<Box<Extras>>,
+        metadata: &mut Metadata,
         deadline: &mut Option<Instant>,
         request_bytes: u64,
     ) -> Result<(), Status> {
         watch.has_begun = true;
         if !self.metadata.is_empty() {
-            self.add_metadata(extras.get_or_insert_default().metadata_mut()).map_err(|error| {
+            self.add_metadata(metadata).map_err(|error| {
                 Status::from(error).with_prefix(format_args!("{}: ", method.name))
             })?;
         }
@@ -170,7 +169,7 @@ impl Around {
         let items = method.has_streams().then(Arc::default);
         let Watch { begun, extensions, .. } = watch;
         let begun = &*begun.insert(Begun { method, at: clock::now(), request_bytes, items });
-        let mut call = Outbound { begun, extras, deadline, extensions };
+        let mut call = Outbound { begun, metadata, deadline, extensions };
         let mut others = self.chain.iter();
         while let Some(interceptor) = others.next() {
             let run = || interceptor.before(&mut call);
@@ -316,11 +315,11 @@ mod tests {
         let mut around = Around::default();
         around.metadata.insert("tenant", "blue").unwrap();
         let mut watch = Watch::default();
-        let (mut extras, mut deadline) = (None, None);
+        let (mut metadata, mut deadline) = (Metadata::new(), None);
         assert!(!watch.has_begun());
-        around.begin(&mut watch, method, &mut extras, &mut deadline, 0).unwrap();
+        around.begin(&mut watch, method, &mut metadata, &mut deadline, 0).unwrap();
         assert!(watch.has_begun(), "attempts are part of it");
-        assert_eq!(extras.unwrap().metadata().text("tenant"), Some("blue"));
+        assert_eq!(metadata.text("tenant"), Some("blue"));
         around.end(&mut watch, method, &mut CallOutcome::Nothing);
         assert!(watch.is_empty(), "it is used again, for another call");
     }

@@ -27,8 +27,7 @@ pub(crate) mod server;
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc_transport::engine::clock;
@@ -37,12 +36,13 @@ use rpc_transport::message::received::Message;
 
 pub use self::client::{ClientInterceptor, Outbound};
 pub use self::server::{Inbound, ServerInterceptor};
-use crate::client::call::raw_call::CallOutcome;
 pub use crate::interceptor::extensions::Extensions;
 use crate::metadata::Metadata;
 use crate::service::method::MethodDescriptor;
-use crate::service::reply::Reply;
+use crate::service::reply::{CallOutcome, Reply};
 use crate::status::{Code, Status};
+use crate::stream::item_counts::ItemCounters;
+pub use crate::stream::item_counts::ItemCounts;
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy)]
@@ -68,55 +68,6 @@ impl Ending<'_> {
             Self::Ok | Self::UserError => Code::Ok,
             Self::Status(status) => status.code(),
             Self::Cancelled => Code::Cancelled,
-        }
-    }
-}
-
-/// The items of a call's streams that have left or were read, at one end.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ItemCounts {
-    /// Items that this end has read.
-    pub received: u64,
-    /// Their encoded bytes.
-    pub received_bytes: u64,
-    /// Items that this end has sent.
-    pub sent: u64,
-    /// Their encoded bytes.
-    pub sent_bytes: u64,
-}
-
-/// The same while the call runs.
-#[derive(Debug, Default)]
-pub(crate) struct ItemCounters {
-    received: AtomicU64,
-    received_bytes: AtomicU64,
-    sent: AtomicU64,
-    sent_bytes: AtomicU64,
-    initial: OnceLock<Metadata>,
-}
-
-impl ItemCounters {
-    pub(crate) fn on_received(&self, bytes: u64) {
-        self.received.fetch_add(1, Ordering::Relaxed);
-        self.received_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn on_sent(&self, bytes: u64) {
-        self.sent.fetch_add(1, Ordering::Relaxed);
-        self.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn on_initial(&self, metadata: Metadata) {
-        let _ = self.initial.set(metadata);
-    }
-
-    fn counts(&self) -> ItemCounts {
-        ItemCounts {
-            received: self.received.load(Ordering::Relaxed),
-            received_bytes: self.received_bytes.load(Ordering::Relaxed),
-            sent: self.sent.load(Ordering::Relaxed),
-            sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
         }
     }
 }
@@ -256,7 +207,7 @@ impl Ended<'_> {
     /// empty if the stream was dropped before any of it was read.
     #[must_use]
     pub fn initial_metadata(&self) -> Metadata {
-        self.item_counters().and_then(|items| items.initial.get()).cloned().unwrap_or_default()
+        self.item_counters().and_then(|items| items.initial()).cloned().unwrap_or_default()
     }
 
     fn item_counters(&self) -> Option<&ItemCounters> {

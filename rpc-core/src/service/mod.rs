@@ -21,7 +21,7 @@ pub use self::method::MethodDescriptor;
 pub use self::reply::{Reply, ReplyKind, ReplyParts};
 use crate::codec::Codec;
 use crate::context::Context;
-use crate::interceptor::ItemCounters;
+use crate::stream::item_counts::ItemCounters;
 use crate::stream::line::Streams;
 
 /// Describes a service to both sides. Lives in a `static` of the generated code.

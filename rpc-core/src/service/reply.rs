@@ -61,6 +61,18 @@ fn mark(body: &mut OutBuf, metadata: &Metadata) {
     body.prepend_marked(&encoded);
 }
 
+/// How a call ended, before its body is decoded.
+#[derive(Default)]
+pub(crate) enum CallOutcome {
+    #[default]
+    Nothing,
+    /// With a result.
+    Ok(Message),
+    /// With the method's own error.
+    UserError(Message),
+    Failed(Status),
+}
+
 /// A reply as a client sees it.
 #[non_exhaustive]
 pub struct ReplyParts {

@@ -12,9 +12,9 @@ use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::memory::budget::{BudgetExhausted, Reservation};
 use rpc_transport::message::outgoing::OutBuf;
 
+use super::item_counts::ItemCounters;
 use crate::endpoint::room::UNCOUNTED_BYTES;
 use crate::endpoint::{RpcEndpoint, RpcShard};
-use crate::interceptor::ItemCounters;
 use crate::service::method::MethodDescriptor;
 use crate::session::{NotSent, RAISE, ReadItem, SendError, StreamId};
 use crate::status::Status;

@@ -76,7 +76,7 @@
 //! ```
 //!
 //! # The call and its stream
-//! A call of a method that gives a stream is a [`StreamCall`]. It has the options of other calls
+//! A call of a method that gives a stream is a [`StreamCall`](crate::StreamCall). It has the options of other calls
 //! (`timeout`, `metadata`, `start`), and awaiting it gives a [`Streaming`] as soon as the server has
 //! accepted the call. The items of the client's own stream are sent while the call, or its
 //! `Streaming`, is polled: nothing is spawned, and so nothing goes on behind the user's back.
@@ -120,7 +120,9 @@
 //! happens.
 
 pub(crate) mod blocking;
+pub(crate) mod call;
 pub(crate) mod item;
+pub(crate) mod item_counts;
 pub(crate) mod line;
 mod producer;
 pub(crate) mod pump;
@@ -136,4 +138,3 @@ pub use self::producer::{Producer, Step};
 pub use self::push::{Produced, Pushed, Pushing, Sender, Stopped, producer, stream, try_stream};
 pub use self::receive::{StreamEnd, Streaming};
 pub use self::upload::{NoUpload, Pump, Upload};
-pub use crate::client::call::stream_call::{StreamCall, UploadCall};

@@ -16,12 +16,12 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use rpc_transport::message::received::Message;
 
+use super::call::ResultsCall;
 use super::item::Decode;
 use super::line::Line;
 use super::producer::{Producer, Step};
 use super::upload::{NoUpload, Pump};
 use crate::bulk::{Bulk, PieceReader};
-use crate::client::call::stream_call::ClientStream;
 use crate::codec::Codec;
 use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyParts};
@@ -77,8 +77,7 @@ enum Side<R, E, U> {
     Arguments(Option<Line>),
 }
 
-struct Results<R, E, U> {
-    call: ClientStream,
+struct Results<R, E, U, C: ?Sized = dyn ResultsCall> {
     decode_end: fn(ReplyParts) -> Result<R, E>,
     upload: U,
     /// Came with the end.
@@ -90,6 +89,8 @@ struct Results<R, E, U> {
     first: Option<Read<R, E>>,
     /// Neither is looked at any more.
     is_under_way: bool,
+    // Last, so that its type need not be known.
+    call: C,
 }
 
 impl<T> Streaming<T> {
@@ -108,14 +109,13 @@ impl<T> Streaming<T> {
 impl<T, R, E, U> Streaming<T, R, E, U> {
     /// A stream of results.
     pub(crate) fn of_results(
-        call: ClientStream,
+        call: impl ResultsCall + 'static,
         decode: Decode<T>,
         decode_end: fn(ReplyParts) -> Result<R, E>,
         upload: U,
     ) -> Self {
         let (codec, method) = (call.codec(), call.method());
-        let side = Side::Results(Box::new(Results {
-            call,
+        let results: Box<Results<R, E, U>> = Box::new(Results {
             decode_end,
             upload,
             metadata: Metadata::new(),
@@ -123,7 +123,9 @@ impl<T, R, E, U> Streaming<T, R, E, U> {
             has_begun: false,
             first: None,
             is_under_way: false,
-        }));
+            call,
+        });
+        let side = Side::Results(results);
         Self { side, codec, method, decode, end: None, output: None }
     }
 

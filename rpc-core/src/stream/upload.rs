@@ -17,9 +17,9 @@ use futures::Stream;
 use rpc_transport::message::outgoing::OutBuf;
 
 use super::item::{Encode, IntoItem, ItemEncoder};
+use super::item_counts::ItemCounters;
 use super::line::{LineRef, NotTaken};
-use crate::client::connection::Connection;
-use crate::interceptor::ItemCounters;
+use crate::codec::{Codec, Placement};
 use crate::service::MethodDescriptor;
 use crate::service::coding::unencodable_item;
 use crate::session::StreamId;
@@ -43,7 +43,8 @@ pub(crate) mod sealed {
 /// The call whose arguments are sent.
 #[doc(hidden)]
 pub struct PumpedCall<'a> {
-    pub(crate) connection: &'a Connection,
+    pub(crate) codec: Codec,
+    pub(crate) placement: Placement<'a>,
     pub(crate) line: LineRef<'a>,
     pub(crate) method: &'static MethodDescriptor,
     pub(crate) counters: Option<&'a ItemCounters>,
@@ -147,9 +148,7 @@ where
             step.made_progress();
             match item {
                 Some(Ok(item)) => {
-                    let Connection { codec, .. } = call.connection;
-                    let placement = call.connection.placement();
-                    match ItemEncoder::encode(item, self.encode, *codec, placement) {
+                    match ItemEncoder::encode(item, self.encode, call.codec, call.placement) {
                         Ok(frame) => {
                             if let Some(counters) = call.counters {
                                 counters.on_sent(frame.total_len());

@@ -203,7 +203,7 @@ pub(super) fn client_method(
             let (output, decode) = call::client_result(krate, returns);
             let returned = match is_blocking {
                 true => output,
-                false => quote!(#krate::stream::UploadCall<'_, #output, #ty>),
+                false => quote!(#krate::UploadCall<'_, #output, #ty>),
             };
             (returned, quote!(call_upload(&#descriptor, #arguments, #value, #decode)))
         }
@@ -319,7 +319,7 @@ fn stream_call(
     };
     match is_blocking {
         false => quote!(
-            #krate::stream::StreamCall<'_, #item, #end, #error, #refusal, #upload>
+            #krate::StreamCall<'_, #item, #end, #error, #refusal, #upload>
         ),
         true => quote!(
             #krate::__private::Result<

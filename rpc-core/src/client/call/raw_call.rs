@@ -27,7 +27,6 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
-use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 use tracing::Span;
 
@@ -42,6 +41,7 @@ use crate::endpoint::revoked;
 use crate::metadata::Metadata;
 use crate::observability::stats::counts::{End, Timed};
 use crate::observability::trace;
+use crate::service::reply::CallOutcome;
 use crate::service::{MethodDescriptor, ReplyKind, ReplyParts};
 use crate::session::CallId;
 use crate::status::{Code, Status};
@@ -119,18 +119,6 @@ pub(crate) struct Extras {
     /// What a call in [`State::Waiting`] waits for. The mutex is never locked: it makes a future
     /// that only one thread at a time polls fit for a call that several may see.
     wait: Option<Mutex<Wait>>,
-}
-
-/// How a call ended.
-#[derive(Default)]
-pub(crate) enum CallOutcome {
-    #[default]
-    Nothing,
-    /// With a result.
-    Ok(Message),
-    /// With the method's own error.
-    UserError(Message),
-    Failed(Status),
 }
 
 /// A call.

@@ -14,17 +14,15 @@ use bytes::Bytes;
 use rpc_transport::engine::clock;
 use rpc_transport::protocol::config::WhenFull;
 
+use super::raw_call::RawCall;
 use super::raw_call::streaming::Accepted;
-use super::raw_call::{CallOutcome, RawCall};
-use crate::codec::Codec;
-use crate::interceptor::ItemCounters;
 use crate::metadata::Metadata;
-use crate::service::{MethodDescriptor, ReplyParts};
+use crate::service::ReplyParts;
+use crate::service::reply::CallOutcome;
 use crate::status::Status;
+use crate::stream::Streaming;
 use crate::stream::item::Decode;
-use crate::stream::line::LineRef;
-use crate::stream::upload::{NoUpload, Pump, PumpedCall};
-use crate::stream::{StreamEnd, Streaming};
+use crate::stream::upload::{NoUpload, Pump};
 
 /// How the pieces of a stream of results are decoded.
 #[doc(hidden)]
@@ -154,7 +152,7 @@ where
             (Accepted::Yes, Some(upload)) => {
                 let StreamDecoders { item, end, .. } = this.decoders;
                 // Sent already: this only makes it independent of the channel's borrow.
-                let call = ClientStream(this.call.start());
+                let call = this.call.start();
                 Ok(Streaming::of_results(call, item, end, upload))
             }
             (Accepted::Yes, None) => panic!("a `StreamCall` was polled after completion"),
@@ -238,39 +236,5 @@ impl<O, U: Pump> Future for UploadCall<'_, O, U> {
 impl<O, U> fmt::Debug for UploadCall<'_, O, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.call.fmt(f)
-    }
-}
-
-/// A call whose stream of results is read.
-pub(crate) struct ClientStream(RawCall<'static>);
-
-impl ClientStream {
-    pub(crate) fn codec(&self) -> Codec {
-        self.0.codec()
-    }
-
-    pub(crate) fn method(&self) -> &'static MethodDescriptor {
-        self.0.method()
-    }
-
-    pub(crate) fn line(&self) -> Option<LineRef<'_>> {
-        self.0.line()
-    }
-
-    pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
-        self.0.pumped()
-    }
-
-    pub(crate) fn item_counters(&self) -> Option<&ItemCounters> {
-        self.0.item_counters()
-    }
-
-    /// How the stream ended, and what is behind it. `own` is the error of the source of arguments.
-    pub(crate) fn finish(&mut self, own: Option<Status>) -> (StreamEnd, ReplyParts) {
-        self.0.finish_stream(own)
-    }
-
-    pub(crate) fn cancel(&mut self) {
-        self.0.cancel_stream();
     }
 }

@@ -6,24 +6,14 @@ use rpc_transport::message::outgoing::OutBuf;
 use tracing::Span;
 
 use super::beside::Beside;
-use super::{CallOutcome, Extras, RawCall};
+use super::{Extras, RawCall};
 use crate::client::shared::{Shared, earliest};
-use crate::interceptor::ItemCounters;
-use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
 use crate::observability::trace;
 use crate::runtime::recycled;
+use crate::service::reply::CallOutcome;
 use crate::status::Code;
-
-impl Extras {
-    pub(crate) fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
-
-    pub(crate) fn metadata_mut(&mut self) -> &mut Metadata {
-        &mut self.metadata
-    }
-}
+use crate::stream::item_counts::ItemCounters;
 
 /// The earliest of all deadlines is the call's own.
 #[inline(never)]
@@ -51,7 +41,13 @@ impl RawCall<'_> {
         }
         let bytes = body.as_ref().map_or(0, OutBuf::total_len);
         let watch = &mut beside.get_or_insert_with(recycled::take).watch;
-        if let Err(status) = around.begin(watch, method, extras, own, bytes) {
+        let kept = extras.as_mut().map(|extras| &mut extras.metadata);
+        let mut metadata = kept.map(std::mem::take).unwrap_or_default();
+        let begun = around.begin(watch, method, &mut metadata, own, bytes);
+        if !metadata.is_empty() {
+            extras.get_or_insert_default().metadata = metadata;
+        }
+        if let Err(status) = begun {
             self.fail(status);
             return false;
         }

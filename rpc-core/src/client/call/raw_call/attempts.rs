@@ -7,10 +7,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rpc_transport::message::outgoing::OutBuf;
 
-use super::{CallOutcome, RawCall, State};
+use super::{RawCall, State};
 use crate::channel::retry::Failed;
 use crate::client::shared::earliest;
 use crate::context::Context as CallContext;
+use crate::service::reply::CallOutcome;
 use crate::session::{self, Failure, Outcome};
 use crate::status::{Code, Status};
 

@@ -6,11 +6,12 @@ use std::thread::LocalKey;
 
 use rpc_transport::message::outgoing::OutBuf;
 
-use super::{CallOutcome, RawCall};
+use super::RawCall;
 use crate::client::load::Loaded;
 use crate::interceptor::client::Watch;
 use crate::observability::stats::counts::Timed;
 use crate::runtime::recycled::{self, Link, List, Recycle};
+use crate::service::reply::CallOutcome;
 use crate::status::Code;
 
 thread_local! {

@@ -13,12 +13,13 @@ use rpc_transport::engine::clock;
 use rpc_transport::protocol::config::WhenFull;
 use tokio::time::Sleep;
 
-use super::{CallOutcome, Extras, RawCall, State};
+use super::{Extras, RawCall, State};
 use crate::channel::hedging::{Ended, HedgingPolicy, Race, SecondEnded, Verdict};
 use crate::channel::retry::Failed;
 use crate::client::load::Loaded;
 use crate::client::shared::{Retries, Shared};
 use crate::service::MethodDescriptor;
+use crate::service::reply::CallOutcome;
 use crate::status::Code;
 
 /// What a call that may be hedged has.

@@ -7,9 +7,10 @@ use std::task::{Context, Poll};
 use rpc_transport::engine::shard::Waited;
 use rpc_transport::message::outgoing::OutBuf;
 
-use super::{CallOutcome, RawCall, Sent, State};
+use super::{RawCall, Sent, State};
 use crate::endpoint::RpcEndpoint;
 use crate::endpoint::counts::end_of;
+use crate::service::reply::CallOutcome;
 use crate::session::{self, CallId, Failure, Outcome};
 
 impl RawCall<'_> {

@@ -10,7 +10,7 @@ use rpc_transport::protocol::config::WhenFull;
 
 use super::beside::Beside;
 use super::outcome::take;
-use super::{CallOutcome, RawCall, Sent, State};
+use super::{RawCall, Sent, State};
 use crate::bulk::{BulkPool, ReplySlot};
 use crate::client::Connection;
 use crate::client::shared::earliest;
@@ -19,6 +19,7 @@ use crate::endpoint::RpcEndpoint;
 use crate::metadata::Metadata;
 use crate::observability::trace;
 use crate::runtime::recycled;
+use crate::service::reply::CallOutcome;
 use crate::session::{Deadline, StartCall, StartError};
 use crate::status::Status;
 

@@ -6,14 +6,16 @@
 use std::task::{Context, Poll};
 
 use super::outcome::{CONNECTION_GONE, Other, count};
-use super::{CallOutcome, RawCall, State};
-use crate::client::Connection;
+use super::{RawCall, State};
 use crate::codec::Codec;
 use crate::endpoint::RpcEndpoint;
+use crate::service::reply::CallOutcome;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::{self, CallId, Failure, Outcome};
 use crate::status::{Code, Status};
 use crate::stream::StreamEnd;
+use crate::stream::call::ResultsCall;
+use crate::stream::item_counts::ItemCounters;
 use crate::stream::line::LineRef;
 use crate::stream::upload::PumpedCall;
 
@@ -58,9 +60,14 @@ impl RawCall<'_> {
 
     /// The call, while arguments may be sent.
     pub(crate) fn pumped(&self) -> Option<PumpedCall<'_>> {
-        let connection: &Connection = self.on.as_ref()?;
-        let counters = self.item_counters();
-        Some(PumpedCall { connection, line: self.line()?, method: self.method, counters })
+        let connection = self.on.as_deref()?;
+        Some(PumpedCall {
+            codec: connection.codec,
+            placement: connection.placement(),
+            line: self.line()?,
+            method: self.method,
+            counters: self.item_counters(),
+        })
     }
 
     /// Ready when the server has accepted the call, or it has ended.
@@ -120,10 +127,30 @@ impl RawCall<'_> {
         self.state = State::Done;
         (end, found)
     }
+}
 
-    /// How the stream of results ended, and the input of the decoder of what is behind it. `own` is the
-    /// error of the source of arguments.
-    pub(crate) fn finish_stream(&mut self, own: Option<Status>) -> (StreamEnd, ReplyParts) {
+impl ResultsCall for RawCall<'static> {
+    fn codec(&self) -> Codec {
+        self.via.channel().codec
+    }
+
+    fn method(&self) -> &'static MethodDescriptor {
+        self.method
+    }
+
+    fn line(&self) -> Option<LineRef<'_>> {
+        self.line()
+    }
+
+    fn pumped(&self) -> Option<PumpedCall<'_>> {
+        self.pumped()
+    }
+
+    fn item_counters(&self) -> Option<&ItemCounters> {
+        self.item_counters()
+    }
+
+    fn finish(&mut self, own: Option<Status>) -> (StreamEnd, ReplyParts) {
         let (end, mut found) = self.take_end();
         if let Some(status) = own {
             self.end_by_source(&mut found, status);
@@ -131,22 +158,13 @@ impl RawCall<'_> {
         (end, self.finish(found))
     }
 
-    /// Ends the call from this side.
-    pub(crate) fn cancel_stream(&mut self) {
+    fn cancel(&mut self) {
         if let State::InFlight(call) = self.state {
             self.state = State::Done;
             if let Some(connection) = &self.on {
                 super::cancel(connection, call, self.method);
             }
         }
-    }
-
-    pub(crate) fn codec(&self) -> Codec {
-        self.via.channel().codec
-    }
-
-    pub(crate) fn method(&self) -> &'static MethodDescriptor {
-        self.method
     }
 }
 
