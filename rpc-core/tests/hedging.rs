@@ -26,15 +26,19 @@ trait Data {
     /// Waits at the gate if it is the first call, and is refused else: come back in so many seconds.
     #[rpc(idempotent)]
     async fn refuse_others(&self, quiet_s: u64) -> Result<u64, Status>;
+    /// Waits at the gate, and is refused then if this server refuses.
+    #[rpc(idempotent)]
+    async fn refuse_late(&self) -> Result<u64, Status>;
 }
 
 struct Node {
     number: u64,
-    takes: Duration,
+    takes_ms: AtomicU64,
     open: watch::Sender<bool>,
     calls: AtomicU64,
     given_up: AtomicU64,
     saw_metadata: AtomicBool,
+    refuses: AtomicBool,
 }
 
 /// Tells that a handler was dropped at the gate.
@@ -49,9 +53,9 @@ impl Drop for AtGate<'_> {
 impl Node {
     fn new(number: u64, takes_ms: u64) -> Arc<Self> {
         let open = watch::Sender::new(true);
-        let takes = Duration::from_millis(takes_ms);
-        let (calls, given_up) = Default::default();
-        Arc::new(Self { number, takes, open, calls, given_up, saw_metadata: AtomicBool::default() })
+        let takes_ms = AtomicU64::new(takes_ms);
+        let (calls, given_up, saw_metadata, refuses) = Default::default();
+        Arc::new(Self { number, takes_ms, open, calls, given_up, saw_metadata, refuses })
     }
 
     fn hold(&self) {
@@ -75,7 +79,7 @@ impl Node {
         let metadata = rpc_core::Context::current().metadata().text("key").is_some();
         self.saw_metadata.store(metadata, Ordering::SeqCst);
         let mut at_gate = AtGate(self, true);
-        tokio::time::sleep(self.takes).await;
+        tokio::time::sleep(Duration::from_millis(self.takes_ms.load(Ordering::SeqCst))).await;
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
         at_gate.1 = false;
         self.number
@@ -99,6 +103,12 @@ impl Data for Nodes {
             return Err(Status::unavailable("busy").with_retry_after(Duration::from_secs(quiet_s)));
         }
         Ok(self.0.pass().await)
+    }
+
+    async fn refuse_late(&self) -> Result<u64, Status> {
+        let number = self.0.pass().await;
+        let refuses = self.0.refuses.load(Ordering::SeqCst);
+        if refuses { Err(Status::unavailable("busy")) } else { Ok(number) }
     }
 }
 
@@ -323,6 +333,32 @@ async fn a_call_whose_server_dies_has_the_answer_of_the_other() {
     assert!(!read.is_finished());
     pair.nodes[1 - first].let_go();
     assert_eq!(read.await.unwrap(), Ok(1 - first as u64));
+}
+
+/// Where the second attempt won later, the server that had refused was taken for one that had answered.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refused_looks_slow_also_where_the_second_attempt_wins_later() {
+    let builder = Channel::builder().hedging(after(10)).retry(None);
+    let pair = Pair::start("refuses-late", 0, builder, 100).await;
+    pair.hold_both();
+    let before = [0, 1].map(|at| pair.nodes[at].calls());
+    let call = pair.client.refuse_late().timeout(Duration::from_secs(600));
+    let call = tokio::spawn(call.start());
+    until(|| (0..2).any(|at| pair.nodes[at].calls() > before[at])).await;
+    let first = usize::from(pair.nodes[0].calls() == before[0]);
+    let [first, second] = [first, 1 - first].map(|at| &pair.nodes[at]);
+    until(|| pair.calls() == before[0] + before[1] + 2).await;
+    first.refuses.store(true, Ordering::SeqCst);
+    first.let_go();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert!(!call.is_finished());
+    second.let_go();
+    assert_eq!(call.await.unwrap(), Ok(second.number));
+    second.takes_ms.store(100, Ordering::SeqCst);
+    for _ in 0..3 {
+        let answer = pair.client.read(Bulk::new()).hedging(None).await;
+        assert_eq!(answer, Ok(second.number), "the other one refuses calls");
+    }
 }
 
 /// The task that waited had used up its turn, and was given no outcome.

@@ -91,8 +91,8 @@ impl RawCall<'_> {
         match verdict {
             Verdict::First => Poll::Ready(()),
             Verdict::Second => {
-                *found = others;
-                self.second_has_won();
+                let refused = is_unavailable(&std::mem::replace(found, others));
+                self.second_has_won(refused);
                 Poll::Ready(())
             }
             Verdict::GoesOn => {
@@ -189,14 +189,15 @@ impl RawCall<'_> {
         verdict
     }
 
-    /// The call ends with what the second attempt has found: the first is cancelled.
-    fn second_has_won(&mut self) {
+    /// The call ends with what the second attempt has found: the first is cancelled, unless the end
+    /// point has refused it.
+    fn second_has_won(&mut self, refused: bool) {
         if let (State::InFlight(call), Some(connection)) = (self.state, &self.on) {
             super::cancel(connection, call, self.method);
         }
         self.state = State::Done;
         if let Some(load) = self.take_load() {
-            if self.extras.as_ref().is_some_and(|extras| is_unavailable(&extras.found)) {
+            if refused {
                 load.refused();
             } else {
                 // It would have taken longer still.
