@@ -18,12 +18,12 @@ use crate::signals::EndSignals;
 /// How a server works.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// Tasks that serve connections, per kind of address: more use more cores
+    /// Tasks that serve connections, per kind of address: more use more cores; 0: one for each core
     #[arg(
         long,
         value_name = "N",
         default_value_t = 1,
-        value_parser = RangedU64ValueParser::<usize>::new().range(1..=256)
+        value_parser = RangedU64ValueParser::<usize>::new().range(0..=256)
     )]
     pub shards: usize,
 

@@ -40,6 +40,7 @@ use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::engine::locked_need::{registered_bytes, server_bytes};
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::protocol::config::LinkConfig;
+use tokio::runtime::Handle;
 use tokio::task::{self, JoinError, JoinSet};
 
 use self::acceptor::Acceptor;
@@ -195,7 +196,8 @@ impl ServerBuilder {
     }
 
     /// Completion queues per device, over which connections are spread; each has its own driver
-    /// task. Default 1: handlers that finish at once then run on one core.
+    /// task. Default 1: handlers that finish at once then run on one core. 0: as many as the runtime
+    /// has workers. One is made with each connection, until there are so many.
     #[must_use]
     pub fn shards(mut self, count: usize) -> Self {
         self.config.shards = count;
@@ -299,13 +301,12 @@ impl ServerBuilder {
     }
 
     async fn open(
-        #[cfg_attr(not(feature = "macros"), expect(unused_mut, reason = "nothing is added"))]
         mut self,
         addresses: Result<Vec<Address>, AddressError>,
     ) -> Result<Server, ListenError> {
         self.config.link.validate().map_err(|error| ListenError::Config(error.to_string()))?;
         if self.config.shards == 0 {
-            return Err(ListenError::Config("shards is 0, at least 1 is needed".to_owned()));
+            self.config.shards = Handle::current().metrics().num_workers();
         }
         #[cfg(feature = "macros")]
         let own_stats = self.builtins.add_to(&mut self.services);

@@ -10,6 +10,7 @@ use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::locked_need::{connection_bytes, server_bytes};
 use rpc_transport::memory::region::{Access, ProtectionDomain};
 use rpc_transport::protocol::config::LinkConfig;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 
 use super::*;
@@ -75,6 +76,25 @@ async fn set_ups_under_way_take_room_of_their_shard() {
     let others = &places[..places.len() - 1];
     assert!(others.iter().all(|place| !Arc::ptr_eq(&place.shard, last)));
     assert_eq!(acceptor.all_shards().len(), 2);
+}
+
+/// As many as workers, and no more than there are connections.
+#[test]
+fn shards_0_is_one_for_each_worker_up_to_need() {
+    let counts = |runtime: Runtime, name: &str| {
+        runtime.block_on(async {
+            let server = Server::builder().shards(0).bind(name).await.unwrap();
+            let mut places = Vec::new();
+            [(); 4].map(|()| {
+                places.push(server.acceptor.place(soft::mem_device()).unwrap());
+                server.acceptor.all_shards().len()
+            })
+        })
+    };
+    let workers = |count| Builder::new_multi_thread().worker_threads(count).enable_all().build();
+    assert_eq!(counts(workers(3).unwrap(), "mem://three-workers"), [1, 2, 3, 3]);
+    let current = Builder::new_current_thread().enable_all().build();
+    assert_eq!(counts(current.unwrap(), "mem://no-workers"), [1; 4]);
 }
 
 /// The first client of a server on a NIC cost 16 MiB of locked memory, of the 8 MiB that most
