@@ -216,6 +216,7 @@ mod tests {
             max_qp: 1,
             max_cqe: 1,
             max_mr: 1,
+            numa: None,
             ports: vec![Port {
                 number: 1,
                 is_active,

@@ -60,5 +60,7 @@ pub use device::devices;
 pub(crate) use limits::too_little as lacks_locked_memory;
 pub use listen::listen;
 pub use options::{ACK_TIMEOUT_VARIABLE, SetupOptions, TRAFFIC_CLASS_VARIABLE};
-pub use preflight::{DeviceReport, Finding, Gid, Port, Report, Severity, preflight};
+pub use preflight::{
+    DeviceReport, Finding, Gid, NumaNode, Overlap, Port, Report, Severity, preflight,
+};
 pub use reaper::wait_for_teardown;

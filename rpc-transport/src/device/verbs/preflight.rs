@@ -4,12 +4,14 @@
 //! collects. Never changes anything.
 
 mod interfaces;
+mod numa;
 mod probe;
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+pub use self::numa::{NumaNode, Overlap};
 use super::failure::port_down;
 use super::options::TRAFFIC_CLASS_VARIABLE;
 use crate::device::memlock::raise;
@@ -103,6 +105,8 @@ pub struct DeviceReport {
     pub max_cqe: u32,
     /// Most memory regions.
     pub max_mr: u32,
+    /// Where it stands, on a machine with several NUMA nodes.
+    pub numa: Option<NumaNode>,
     /// Its ports.
     pub ports: Vec<Port>,
 }
@@ -262,6 +266,9 @@ fn judge_device(device: &DeviceReport, add: &mut impl FnMut(Severity, String)) {
         let text = format!("{name} has no active port: check the cable and `ip link`/`rdma link`");
         add(Severity::Problem, text);
     }
+    if let Some(text) = device.numa.as_ref().and_then(|numa| numa.advice(name)) {
+        add(Severity::Advice, text);
+    }
     for port in device.ports.iter().filter(|port| port.is_active) {
         judge_port(name, port, add);
     }
@@ -329,11 +336,14 @@ impl fmt::Display for Report {
 
 impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, open_error, max_qp, max_cqe, max_mr, ports } = self;
+        let Self { name, open_error, max_qp, max_cqe, max_mr, numa, ports } = self;
         if let Some(error) = open_error {
             return writeln!(f, "{name}: {error}");
         }
         writeln!(f, "{name}: at most {max_qp} QPs, {max_mr} MRs, {max_cqe} entries per CQ")?;
+        if let Some(numa) = numa {
+            writeln!(f, "  NUMA node {}: cores {}", numa.number, numa.cores)?;
+        }
         for port in ports {
             let state = if port.is_active { "active" } else { "not active" };
             let layer = if port.is_ethernet { "Ethernet" } else { "InfiniBand" };

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::interfaces::{self, HARDWARE_BYTES};
-use super::{DeviceReport, Gid, IWARP, Port, Report};
+use super::{DeviceReport, Gid, IWARP, Port, Report, numa};
 use crate::device::memlock;
 use crate::device::verbs::device::{is_iwarp, query_port};
 use crate::device::verbs::ffi::{self, Plain, ibv_port_state};
@@ -65,6 +65,7 @@ fn devices() -> Vec<DeviceReport> {
 
 fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
     let name = name(device);
+    let numa = numa::node_of(&Path::new(KERNEL_DEVICES).join(&name));
     // SAFETY: a device of the list.
     let context = unsafe { ffi::ibv_open_device(device.as_ptr()) };
     let mut report = DeviceReport {
@@ -73,6 +74,7 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
         max_qp: 0,
         max_cqe: 0,
         max_mr: 0,
+        numa,
         ports: Vec::new(),
     };
     let Some(context) = NonNull::new(context) else {

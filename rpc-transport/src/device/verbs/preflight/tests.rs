@@ -27,6 +27,7 @@ fn device() -> DeviceReport {
         max_qp: 10,
         max_cqe: 20,
         max_mr: 30,
+        numa: None,
         ports: vec![port()],
     }
 }
@@ -48,6 +49,21 @@ fn judged(change: impl FnOnce(&mut Report)) -> Report {
     change(&mut report);
     report.findings = judge(&report);
     report
+}
+
+#[test]
+fn a_process_far_from_its_device_is_advised() {
+    let far = |facts: &mut Report| {
+        let cores = "16-31".to_owned();
+        facts.devices[0].numa = Some(NumaNode { number: 1, cores, process: Overlap::Far });
+    };
+    let report = judged(far);
+    assert!(report.is_usable(), "it works from there, too");
+    let text = report.to_string();
+    let parts = ["NUMA node 1: cores 16-31", "may run on none of them", "numactl --cpunodebind=1"];
+    for part in parts {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! Where a device stands in a machine with several NUMA nodes, and whether this process runs there.
+//!
+//! Calls work from every core. From another node each message crosses between the sockets twice.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+/// The NUMA nodes that there are, as the kernel lists them.
+const NODES: &str = "/sys/devices/system/node/online";
+
+/// The NUMA node of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NumaNode {
+    /// Its number.
+    pub number: u32,
+    /// Its cores, as the kernel lists them: `0-15,32-47`.
+    pub cores: String,
+    /// Which of them this process may run on.
+    pub process: Overlap,
+}
+
+/// How the cores of this process and those near a device overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overlap {
+    /// It runs near the device only.
+    Near,
+    /// It may run near the device, and elsewhere.
+    Both,
+    /// It may run elsewhere only.
+    Far,
+}
+
+/// The node of a device, by its directory in `/sys`; `None` where the machine has one node, or does
+/// not say.
+pub(super) fn node_of(device: &Path) -> Option<NumaNode> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let read = |path: &Path| fs::read_to_string(path).ok();
+    node(
+        &read(Path::new(NODES))?,
+        &read(&device.join("device/numa_node"))?,
+        &read(&device.join("device/local_cpulist"))?,
+        |cpu| allowed.is_set(cpu),
+    )
+}
+
+fn node(
+    nodes: &str,
+    number: &str,
+    cores: &str,
+    is_allowed: impl Fn(usize) -> bool,
+) -> Option<NumaNode> {
+    if members(nodes)?.len() < 2 {
+        return None;
+    }
+    // -1: the device belongs to no node.
+    let number = number.trim().parse().ok()?;
+    let near = members(cores).filter(|near| !near.is_empty())?;
+    let allowed = || (0..CpuSet::MAX_CPU).filter(|cpu| is_allowed(*cpu));
+    let process = match allowed().filter(|cpu| near.contains(cpu)).count() {
+        0 => Overlap::Far,
+        some if some == allowed().count() => Overlap::Near,
+        _ => Overlap::Both,
+    };
+    Some(NumaNode { number, cores: cores.trim().to_owned(), process })
+}
+
+/// The members of a list of the kernel's: `0-3,8`. `None` if it is none.
+fn members(list: &str) -> Option<Vec<usize>> {
+    let mut members = Vec::new();
+    for range in list.trim().split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if last >= CpuSet::MAX_CPU {
+            return None;
+        }
+        members.extend(first..=last);
+    }
+    Some(members)
+}
+
+impl NumaNode {
+    /// What to do where this process does not run near the device alone.
+    pub(super) fn advice(&self, device: &str) -> Option<String> {
+        let Self { number, cores, process } = self;
+        let where_else = match process {
+            Overlap::Near => return None,
+            Overlap::Both => {
+                "may also run on others, from which each message crosses between the nodes"
+            }
+            Overlap::Far => "may run on none of them, so each message crosses between the nodes",
+        };
+        Some(format!(
+            "{device} stands at NUMA node {number} (cores {cores}), and this process {where_else}: \
+             `numactl --cpunodebind={number} --membind={number} ..` keeps it near"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_the_kernel_are_read() {
+        assert_eq!(members("0\n"), Some(vec![0]));
+        assert_eq!(members("0-2,8,10-11\n"), Some(vec![0, 1, 2, 8, 10, 11]));
+        assert_eq!(members("\n"), Some(vec![]));
+        for bad in ["x", "1-", "0-99999999999", "0-4294967295"] {
+            assert_eq!(members(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn cores_near_a_device_are_told_from_others() {
+        let process = |allowed: &[usize]| {
+            let node = node("0-1\n", "1\n", "2-3\n", |cpu| allowed.contains(&cpu));
+            let node = node.expect("there are two nodes");
+            assert_eq!((node.number, &*node.cores), (1, "2-3"));
+            (node.process, node.advice("mlx5_1").is_some())
+        };
+        assert_eq!(process(&[2]), (Overlap::Near, false));
+        assert_eq!(process(&[2, 3]), (Overlap::Near, false));
+        assert_eq!(process(&[0, 1, 2, 3]), (Overlap::Both, true));
+        assert_eq!(process(&[0, 1]), (Overlap::Far, true));
+    }
+
+    #[test]
+    fn nothing_is_said_where_it_makes_no_difference_or_is_not_known() {
+        for (nodes, number, cores) in [
+            ("0", "0", "0-3"),
+            ("0-1", "-1", "0-3"),
+            ("0-1", "1", ""),
+            ("0-1", "x", "0"),
+            ("", "0", "0"),
+        ] {
+            assert_eq!(node(nodes, number, cores, |_| true), None, "{nodes} {number} {cores}");
+        }
+    }
+}
