@@ -244,8 +244,10 @@ fn connecting(input: Input) -> Step {
         Input::Event(E::Established) => (State::Up, &[Action::ReportUp]),
         Input::Event(E::Rejected | E::Unreachable | E::ConnectError) => FAILED,
         Input::Event(E::Disconnected | E::DeviceRemoval) => FAILED,
-        Input::Deadline | Input::CallFailed | Input::Disconnect => FAILED,
+        Input::Deadline | Input::CallFailed => FAILED,
         Input::Close => ENDED,
+        // Not `Disconnect`: an iWARP device fails the QP of a connection that is refused, and its flush
+        // may be polled before the event comes, which has the reason.
         _ => (State::Connecting, &[]),
     }
 }

@@ -68,7 +68,6 @@ Connecting        Rejected          -> Closed: ReportFailure, Destroy
 Connecting        Established       -> Up: ReportUp
 Connecting        Disconnected      -> Closed: ReportFailure, Destroy
 Connecting        DeviceRemoval     -> Closed: ReportFailure, Destroy
-Connecting        Disconnect        -> Closed: ReportFailure, Destroy
 Connecting        Close             -> Closed: Destroy
 Connecting        Deadline          -> Closed: ReportFailure, Destroy
 Connecting        CallFailed        -> Closed: ReportFailure, Destroy
@@ -255,6 +254,15 @@ fn a_peer_that_goes_after_the_flush_is_reported_all_the_same() {
     let (state, actions) = run(State::Up, &[Input::Disconnect, gone, gone]);
     assert_eq!(state, State::Down);
     assert_eq!(actions, [Action::SendDisconnect, Action::ReportDisconnected]);
+}
+
+#[test]
+fn a_refusal_that_comes_after_the_flush_is_still_awaited() {
+    let (state, actions) = run(State::Connecting, &[Input::Disconnect]);
+    assert_eq!((state, &actions[..]), (State::Connecting, &[][..]), "the reason is on its way");
+    let (state, actions) = run(state, &[Input::Event(Event::Rejected)]);
+    assert_eq!(state, State::Closed);
+    assert_eq!(actions, [Action::ReportFailure, Action::Destroy]);
 }
 
 /// What has happened so far, as far as the invariants depend on it.
