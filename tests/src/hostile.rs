@@ -232,14 +232,21 @@ impl HostilePeer {
 
     /// Takes what there is; gives the number of completions.
     fn poll(&mut self) -> usize {
+        let mut count = self.poll_completions();
+        while let Some(event) = self.cq.poll_event() {
+            let (QpEvent::Disconnected(_) | _) = event;
+            // What came before the event may have come since the poll.
+            count += self.poll_completions();
+            self.gone = true;
+        }
+        count
+    }
+
+    fn poll_completions(&mut self) -> usize {
         let mut completions = Vec::new();
         let count = self.cq.poll(&mut completions, DEPTH as usize).expect("the queue lives");
         for completion in completions {
             self.on_completion(completion);
-        }
-        while let Some(event) = self.cq.poll_event() {
-            let (QpEvent::Disconnected(_) | _) = event;
-            self.gone = true;
         }
         count
     }

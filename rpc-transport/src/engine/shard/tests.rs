@@ -12,7 +12,7 @@ use crate::connect::address::Address;
 use crate::device::soft;
 use crate::device::{
     Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, DeviceAttributes,
-    PeerIdentity, ProviderError, QpCapacity, QpHandle, Status,
+    PeerIdentity, ProviderError, QpCapacity, QpEvent, QpHandle, Status,
 };
 use crate::engine::connection::{Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath};
 use crate::engine::spin::PollMode;
@@ -273,6 +273,24 @@ async fn a_close_is_rung_by_the_visit_that_asks_for_it() {
     server.lock().poll();
     let cause = server.close_cause(accepted).map(|cause| cause.to_string());
     assert!(cause.as_ref().is_some_and(|cause| cause.contains("that was all")), "{cause:?}");
+}
+
+/// Between a poll that finds nothing and a look for events anything may arrive.
+#[tokio::test]
+async fn messages_that_come_with_the_end_after_the_last_poll_are_delivered() {
+    let [(client, connected), (server, accepted)] = pair("shard-last-words").await;
+    server.lock().poll();
+    for _ in 0..3 {
+        send(&client, connected);
+    }
+    let mut state = server.lock();
+    let (_, connection) = state.cq_and_connection(accepted).unwrap();
+    let handles = (0..16).map(|generation| QpHandle { index: 0, generation });
+    let qp = handles.into_iter().find(|qp| connection.is_on(*qp)).expect("its only queue pair");
+    state.on_events(QpEvent::Disconnected(qp));
+    drop(state);
+    assert!(server.close_cause(accepted).is_some());
+    assert_eq!(server.with(accepted, |protocol| protocol.received), Some(3));
 }
 
 /// On iWARP nothing else tells that the peer has gone while a WR was being sent.

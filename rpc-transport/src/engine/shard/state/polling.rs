@@ -139,18 +139,31 @@ impl<P: Protocol> State<P> {
         count
     }
 
-    /// Handles all events. Called only when no completion is left, so that messages that arrived
-    /// before a disconnect are delivered.
+    /// Handles all events, each when all is handled that arrived before it: messages and a disconnect
+    /// behind them may have come since the last poll (rule 16).
     #[cold]
-    fn on_events(&mut self, first: QpEvent) -> usize {
-        let mut count = 1;
-        self.on_event(first);
-        while let Some(event) = self.cq.poll_event() {
-            count += 1;
+    pub(in crate::engine::shard) fn on_events(&mut self, first: QpEvent) -> usize {
+        let (mut count, mut next) = (0, Some(first));
+        while let Some(event) = next {
+            count += 1 + self.take_arrived();
             self.on_event(event);
+            next = self.cq.poll_event();
         }
         self.transmit_dirty();
         count
+    }
+
+    /// Handles the completions that the CQ has. At most as many as it holds, as more may keep arriving.
+    fn take_arrived(&mut self) -> usize {
+        let (mut taken, most) = (0, self.cq.capacity() as usize);
+        while taken < most
+            // If the queue is dead, the next poll says so again.
+            && let Ok(count @ 1..) = self.cq.poll(&mut self.completions, POLL_BATCH)
+        {
+            taken += count;
+            self.on_completions();
+        }
+        taken
     }
 
     fn connection_of(&self, qp: QpHandle) -> Option<u32> {
