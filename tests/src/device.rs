@@ -6,6 +6,8 @@
 
 use rpc_core::{Channel, ChannelBuilder, FaultPlan, Server, ServerBuilder};
 use rpc_transport::device::fault::PROFILES;
+#[cfg(feature = "verbs")]
+use rpc_transport::device::{Capabilities, DeviceAttributes};
 
 /// Configures a server.
 ///
@@ -35,6 +37,38 @@ pub fn channel() -> ChannelBuilder {
 #[must_use]
 pub fn is_chosen() -> bool {
     std::env::var_os("RPC_TEST_DEVICE").is_some()
+}
+
+/// For a test over `rdma://` that shows nothing on a device without something: there it fails by these
+/// words, and who runs such a device names it (`tests/siw_in_lab`).
+///
+/// # Panics
+/// When this machine's device lacks it.
+#[cfg(feature = "verbs")]
+pub fn needs(capabilities: Capabilities) {
+    let device = rdma_device();
+    assert!(
+        device.capabilities.contains(capabilities),
+        "not for this device: {} lacks {:?}",
+        device.name,
+        capabilities.without(device.capabilities)
+    );
+}
+
+/// For a test over `rdma://` that reads the counters of Soft-RoCE.
+///
+/// # Panics
+/// On other devices.
+#[cfg(feature = "verbs")]
+pub fn needs_rxe_counters() {
+    let name = rdma_device().name;
+    assert!(name.starts_with("rxe"), "not for this device: {name} lacks Soft-RoCE's counters");
+}
+
+#[cfg(feature = "verbs")]
+fn rdma_device() -> DeviceAttributes {
+    let devices = rpc_transport::device::verbs::devices().expect("librdmacm works");
+    devices.first().expect("an RDMA device").attributes().clone()
 }
 
 fn plan() -> Option<FaultPlan> {

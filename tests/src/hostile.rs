@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use rpc_core::{Address, ConnectError};
 use rpc_transport::connect::schemes;
 use rpc_transport::device::{
-    Completion, CompletionKind, CompletionQueue, Established, Listener, QpCapacity, QpEvent,
-    QpHandle, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
+    Capabilities, Completion, CompletionKind, CompletionQueue, Device, Established, Listener,
+    QpCapacity, QpEvent, QpHandle, RecvWr, RemoteSlice, SendOp, SendWr, Source, Status,
 };
 use rpc_transport::memory::region::{BufferPool, ProtectionDomain};
 use rpc_transport::protocol::config::LinkConfig;
@@ -38,6 +38,7 @@ pub struct HostilePeer {
     cq: Box<dyn CompletionQueue>,
     qp: QpHandle,
     events: AsyncFd<OwnedFd>,
+    capabilities: Capabilities,
     send_pool: BufferPool,
     recv_pool: BufferPool,
     heard: VecDeque<Heard>,
@@ -77,7 +78,7 @@ impl HostilePeer {
         let domain = outgoing.device().allocate_pd()?;
         let mut cq = outgoing.device().create_cq(2 * DEPTH)?;
         let qp = outgoing.create_qp(&mut *cq, &domain, CAPACITY)?;
-        let mut peer = Self::new(cq, qp, &domain);
+        let mut peer = Self::new(&**outgoing.device(), cq, qp, &domain);
         peer.attach(outgoing.connect(private_data).await?);
         Ok(peer)
     }
@@ -91,7 +92,7 @@ impl HostilePeer {
         let domain = incoming.device().allocate_pd().expect("a domain");
         let mut cq = incoming.device().create_cq(2 * DEPTH).expect("a queue");
         let qp = incoming.create_qp(&mut *cq, &domain, CAPACITY).expect("a queue pair");
-        let mut peer = Self::new(cq, qp, &domain);
+        let mut peer = Self::new(&**incoming.device(), cq, qp, &domain);
         peer.attach(incoming.accept(private_data).await.expect("the client waits"));
         peer
     }
@@ -101,7 +102,12 @@ impl HostilePeer {
         Self::accept_saying(listener, &honest_offer().to_reply()).await
     }
 
-    fn new(cq: Box<dyn CompletionQueue>, qp: QpHandle, domain: &ProtectionDomain) -> Self {
+    fn new(
+        device: &dyn Device,
+        cq: Box<dyn CompletionQueue>,
+        qp: QpHandle,
+        domain: &ProtectionDomain,
+    ) -> Self {
         let fd = cq.event_fd().try_clone_to_owned().expect("a file descriptor");
         #[allow(deprecated, reason = "its successor is an unsafe fn; an `OwnedFd` is what it asks")]
         let events = AsyncFd::with_interest(fd, Interest::READABLE).expect("it can be watched");
@@ -110,6 +116,7 @@ impl HostilePeer {
             cq,
             qp,
             events,
+            capabilities: device.attributes().capabilities,
             send_pool: pool(),
             recv_pool: pool(),
             heard: VecDeque::new(),
@@ -176,6 +183,14 @@ impl HostilePeer {
     }
 
     fn post_wr(&mut self, op: SendOp, source: Source<'_>) {
+        let needed = match op {
+            SendOp::SendWithImm(_) => Capabilities::IMMEDIATE,
+            SendOp::WriteWithImm(..) => Capabilities::WRITE_WITH_IMM,
+            SendOp::Read { .. } => Capabilities::READ,
+            SendOp::Send | SendOp::Write(_) => Capabilities::NONE,
+        };
+        // Else it would be refused, and the test show nothing.
+        assert!(self.capabilities.contains(needed), "this device has no {needed:?}");
         let wr = SendWr { wr_id: 1, op, signaled: true, source };
         let _ = self.cq.post_send(self.qp, &mut [wr]);
         self.cq.flush();

@@ -2,6 +2,8 @@
 //! and the client's other connections live.
 
 use rpc_core::{CloseCause, Code, LinkConfig};
+#[cfg(feature = "verbs")]
+use rpc_transport::device::Capabilities;
 use rpc_transport::device::Listener;
 use tests::hostile::bytes::{self, data, hello, link_header, segment, session_header, session_of};
 use tests::hostile::{Heard, HostilePeer};
@@ -21,6 +23,14 @@ type Sent = (Vec<u8>, Option<u32>);
 
 fn plain(frame: Vec<u8>) -> Vec<Sent> {
     vec![(frame, None)]
+}
+
+/// The same for devices that have immediates.
+fn broken_immediates() -> Vec<(Vec<Sent>, &'static str)> {
+    vec![
+        (vec![(link_header(2, 0, 1, 0), Some(2))], "differs from its payload"),
+        (vec![(link_header(4, 0, 0, 0), Some(0))], "only an Ack carries it"),
+    ]
 }
 
 /// What a server says, and the words of the rule that it breaks.
@@ -46,8 +56,6 @@ fn broken_link_rules() -> Vec<(Vec<Sent>, &'static str)> {
         (plain(with(6, 1, link_header(2, 0, 0, 0))), "counts"),
         (plain([link_header(2, 0, 0, 0), vec![0]].concat()), "1 bytes behind its end"),
         (plain(link_header(5, 0, 0, 0)), "Pong without a Ping"),
-        (vec![(link_header(2, 0, 1, 0), Some(2))], "differs from its payload"),
-        (vec![(link_header(4, 0, 0, 0), Some(0))], "only an Ack carries it"),
         // More than was ever sent.
         (plain(link_header(2, 0, 1000, 0)), "granted 1000 data credits"),
         (plain(link_header(2, 0, 0, 1000)), "granted 1000 ack credits"),
@@ -214,13 +222,36 @@ fn broken_rules_of_the_link_are_named_over_rdma() {
 
 #[cfg(feature = "verbs")]
 #[test]
+fn broken_immediates_are_named_over_rdma() {
+    tests::device::needs(Capabilities::IMMEDIATE);
+    limit::run(check_rules_there(Scheme::Rdma, broken_immediates()));
+}
+
+#[cfg(feature = "verbs")]
+#[test]
 fn broken_rules_of_the_session_are_named_over_rdma() {
     limit::run(check_rules_there(Scheme::Rdma, broken_session_rules()));
 }
 
-on_scheme!(mem, Mem, broken_rules_of_the_link_are_named, broken_rules_of_the_session_are_named);
-on_scheme!(tcp, Tcp, broken_rules_of_the_link_are_named, broken_rules_of_the_session_are_named);
-on_scheme!(shm, ShmName, broken_rules_of_the_link_are_named, broken_rules_of_the_session_are_named);
+macro_rules! rules_on {
+    ($module:ident, $scheme:ident) => {
+        on_scheme!(
+            $module,
+            $scheme,
+            broken_rules_of_the_link_are_named,
+            broken_immediates_are_named,
+            broken_rules_of_the_session_are_named
+        );
+    };
+}
+
+rules_on!(mem, Mem);
+rules_on!(tcp, Tcp);
+rules_on!(shm, ShmName);
+
+async fn broken_immediates_are_named(scheme: Scheme) {
+    check_rules(scheme, broken_immediates()).await;
+}
 
 async fn broken_rules_of_the_link_are_named(scheme: Scheme) {
     check_rules(scheme, broken_link_rules()).await;

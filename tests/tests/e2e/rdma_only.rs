@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use futures::future::{join_all, try_join_all};
 use rpc_core::service::Dispatch;
 use rpc_core::{Bulk, Isolation, LinkConfig};
-use rpc_transport::device::RemoteSlice;
+use rpc_transport::device::{Capabilities, RemoteSlice};
 use rpc_transport::protocol::handshake::{Features, Offer};
 use tests::hostile::bytes::{data, hello, link_header, request, session_of};
 use tests::hostile::{Heard, HostilePeer};
@@ -25,27 +25,35 @@ fn guessed_keys() -> impl Iterator<Item = u32> {
     [0, u32::MAX].into_iter().chain((0..6).map(|index| index << 8 | 1)).chain(1..4)
 }
 
-#[test]
-fn guessed_keys_end_their_own_connection_alone_over_rdma() {
+/// Each key is tried by a peer of its own.
+fn keys_are_guessed(attack: impl AsyncFn(&mut HostilePeer, RemoteSlice)) {
     limit::run(async {
         let world = World::start(SERVER, Scheme::Rdma).await;
         let honest = world.client().await;
         let payload = pattern(100_000, 3);
-        for (number, rkey) in guessed_keys().enumerate() {
+        for rkey in guessed_keys() {
             let mut peer = HostilePeer::connect(&world.address).await.expect("a valid offer");
             peer.send(&data(&hello(0)));
             let target = RemoteSlice { address: 0x7f00_0000_0000, rkey };
-            match number % 3 {
-                0 => peer.write(target, &[0xab; 4096]),
-                1 => peer.read(target, 4096),
-                _ => peer.write_with_imm(target, &[0xab; 64], 7),
-            }
+            attack(&mut peer, target).await;
             peer.hear_to_the_end().await;
             assert_eq!(honest.add(20, 22).await, Ok(42), "after {target:?}");
             assert_eq!(honest.echo(&payload).await.as_ref(), Ok(&payload), "after {target:?}");
         }
         assert_eq!(world.client().await.add(1, 1).await, Ok(2));
     });
+}
+
+#[test]
+fn guessed_keys_end_their_own_connection_alone_over_rdma() {
+    keys_are_guessed(async |peer, target| peer.write(target, &[0xab; 4096]));
+}
+
+#[test]
+fn guessed_keys_of_reads_and_immediates_end_their_own_connection_alone_over_rdma() {
+    tests::device::needs(Capabilities::READ.with(Capabilities::WRITE_WITH_IMM));
+    keys_are_guessed(async |peer, target| peer.read(target, 4096));
+    keys_are_guessed(async |peer, target| peer.write_with_imm(target, &[0xab; 64], 7));
 }
 
 /// rdmacm-utils' rping comes with a request of its own kind.
@@ -179,6 +187,7 @@ fn the_device_counts_writes_of_large_payloads_over_rdma() {
     const CALLS: u64 = 8;
     const MTU: u64 = 4096;
     const RECEIVE_BUFFER: u64 = 4 << 10;
+    tests::device::needs_rxe_counters();
     limit::run(async {
         let world = World::start(SERVER, Scheme::Rdma).await;
         let client = world.client().await;
