@@ -17,6 +17,7 @@
 //! | `process` | server and client processes that die with the test |
 //! | `agent` | programs of the tests on another machine |
 //! | `scheme` | an address of each scheme that nobody else uses |
+//! | `socket_file` | what a killed server leaves, and who removes it |
 //! | `device` | the kind of device that both ends of a test have |
 //! | `world` | a server at such an address, and clients of it |
 //! | `hostile` | a peer that speaks below the link |
@@ -38,6 +39,7 @@ pub mod raw;
 pub mod resources;
 pub mod scheme;
 pub mod service;
+mod socket_file;
 pub mod versions;
 pub mod world;
 

@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. A child ends when its stdin does, so none outlives the test process, however that ends.
-//! 2. Dropping a [`Child`] kills it.
+//! 2. Dropping a [`Child`] kills it, and removes the socket file that it listened at.
 
 use std::fmt;
 use std::io::BufRead;
@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::process::Command;
 
 use crate::agent::{self, Remote, send_signal};
+use crate::socket_file::SocketFile;
 
 /// The word with which a child says that it is up.
 pub const READY: &str = "READY";
@@ -43,6 +44,7 @@ pub struct Child {
     stdin: Box<dyn AsyncWrite + Send + Sync + Unpin>,
     stdout: BufReader<Box<dyn AsyncRead + Send + Sync + Unpin>>,
     pid: u32,
+    socket_file: Option<SocketFile>,
 }
 
 /// Where a child runs.
@@ -69,7 +71,8 @@ impl Child {
         let stdout = process.stdout.take().expect("it is a pipe");
         let pid = process.id().expect("it has not been waited for");
         let stdout = BufReader::new(Box::new(stdout) as Box<_>);
-        Self { place: Place::Here(process), stdin: Box::new(stdin), stdout, pid }
+        let stdin = Box::new(stdin);
+        Self { place: Place::Here(process), stdin, stdout, pid, socket_file: None }
     }
 
     /// Starts a program on the peer's machine, or on this one where the tests have no other.
@@ -89,13 +92,19 @@ impl Child {
         let pid = remote.pid;
         let (stdout, stdin) = tokio::io::split(stream);
         let stdout = BufReader::new(Box::new(stdout) as Box<_>);
-        Self { place: Place::There(remote), stdin: Box::new(stdin), stdout, pid }
+        let stdin = Box::new(stdin);
+        Self { place: Place::There(remote), stdin, stdout, pid, socket_file: None }
     }
 
     /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Says that it is a server, which listens at this address now.
+    pub(crate) fn listens_at(&mut self, address: &str) {
+        self.socket_file = SocketFile::at(address);
     }
 
     /// Waits for a line that starts with `word`; gives the rest of it.

@@ -147,6 +147,7 @@ pub async fn start_server(program: &str, listen: &str, options: &[&str]) -> (Chi
     let arguments = ["--listen", listen].into_iter().chain(options.iter().copied());
     let mut child = Child::start_there(program, arguments);
     let address = child.expect(READY).await;
+    child.listens_at(&address);
     (child, address)
 }
 

@@ -61,6 +61,19 @@ async fn calls_in_flight_finish_and_new_ones_are_never_sent(scheme: Scheme) {
     assert!(world.process().wait().await.success());
 }
 
+/// A file that nobody listens at would be taken for a server by who looks for one.
+#[test]
+fn a_server_that_has_shut_down_leaves_no_socket_file() {
+    limit::run(async {
+        let mut world = World::start(SERVER, Scheme::ShmPath).await;
+        let path = world.address.strip_prefix("shm://").expect("a path").to_owned();
+        assert!(std::fs::exists(&path).expect("it can be looked for"), "{path}");
+        world.process().command(SHUTDOWN).await;
+        assert_eq!(world.process().expect(STOPPED).await, "ok");
+        assert!(!std::fs::exists(&path).expect("it can be looked for"), "{path} was left");
+    });
+}
+
 async fn an_idle_server_stops_at_once(scheme: Scheme) {
     let mut world = World::start_with(SERVER, scheme, &["--grace-ms", "86400000"]).await;
     let clients = join_all((0..10).map(|_| world.client())).await;
