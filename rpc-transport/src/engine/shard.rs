@@ -17,6 +17,7 @@
 
 mod caller_polling;
 mod lead;
+mod leader;
 mod returns;
 mod state;
 #[cfg(any(test, feature = "model"))]

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use super::leader::Leader;
 use super::state::{DriverState, State};
 use super::{EndOnPanic, Locked, Shard};
 use crate::engine::clock;
@@ -49,29 +50,6 @@ pub enum Waited<T> {
     GivesWay,
     /// To register its waker, after which it must look once more.
     Sleeps,
-}
-
-/// Who leads.
-#[derive(Debug, Default)]
-pub(super) struct Lead {
-    leader: Option<Leader>,
-    /// A leader has polled since the driver last asked.
-    has_polled: bool,
-    looked_at: Option<Instant>,
-}
-
-impl Lead {
-    /// Whether a caller polls for its answer, and will until it says otherwise.
-    pub(super) fn has_leader(&self) -> bool {
-        self.leader.is_some()
-    }
-}
-
-/// A caller of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Leader {
-    key: ConnectionKey,
-    caller: u64,
 }
 
 /// How a turn ended.

@@ -17,7 +17,7 @@ use slab::Slab;
 
 use super::WakeList;
 use super::caller_polling::CallerPolling;
-use super::lead::Lead;
+use super::leader::Lead;
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionQueue, QpHandle, Ring};
 use crate::engine::clock;
