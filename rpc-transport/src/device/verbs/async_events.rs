@@ -16,7 +16,7 @@ use crate::device::QpEvent;
 
 use super::context::Context;
 use super::ffi::{self, async_event as number};
-use super::service::IdKey;
+use super::id_link::IdKey;
 
 /// Reads all events. Returns the ids of QPs that have received something before their connection
 /// was reported as established.

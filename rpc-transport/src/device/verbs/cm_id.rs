@@ -22,8 +22,8 @@ use std::time::Duration;
 use super::device::{self, VerbsDevice};
 use super::failure::Failure;
 use super::ffi::{self, Plain};
+use super::id_link::IdKey;
 use super::queue_pair::{ReadDepths, ReadyTerms, Transition};
-use super::service::IdKey;
 use super::sockaddr::{self, RawAddress, STORAGE_BYTES};
 
 /// The event channel.

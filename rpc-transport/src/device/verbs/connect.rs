@@ -16,11 +16,13 @@ use crate::device::{
 };
 use crate::memory::region::ProtectionDomain;
 
+use super::dispatcher;
 use super::failure::Failure;
+use super::id_link::{IdKey, IdLink};
 use super::local_end::{self, Way};
 use super::options::SetupOptions;
 use super::preflight;
-use super::service::{Command, IdKey, IdLink, Service};
+use super::service::{Command, Service};
 use super::setup_qp::{Attempt, AttemptError, check_private_data};
 
 /// Connects to `rdma://` addresses.
@@ -44,7 +46,7 @@ impl Connector for VerbsConnector {
             let reason = "the verbs connector takes rdma:// addresses".to_owned();
             return Err(ConnectError::Unreachable { address: address.clone(), reason });
         };
-        let service = Service::get().map_err(|error| {
+        let service = dispatcher::service().map_err(|error| {
             let reason = preflight::why_unavailable(&error);
             ConnectError::Unavailable { scheme: "rdma", reason }
         })?;
@@ -91,7 +93,7 @@ impl VerbsConnector {
         let options = Arc::clone(&self.options);
         service.send(Command::Resolve { key: link.key(), from, to, options, answer });
         let resolved = answered.await.unwrap_or(Err(Failure::Gone))?;
-        Ok(Attempt::new(link, resolved))
+        Ok(Attempt::new(service, link, resolved))
     }
 }
 

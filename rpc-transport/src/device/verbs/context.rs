@@ -22,9 +22,9 @@ use parking_lot::Mutex;
 use crate::device::QpHandle;
 
 use super::ffi;
+use super::id_link::IdKey;
 use super::mailbox::Mailbox;
 use super::ports::Ports;
-use super::service::IdKey;
 
 /// The list of `rdma_get_devices`; while it exists, every context in it stays open.
 pub(super) struct DeviceList {

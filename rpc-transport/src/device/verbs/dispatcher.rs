@@ -9,6 +9,7 @@
 //!    changes nothing.
 //! 2. The thread sleeps unless there is an event, a command, or a deadline that has passed.
 //! 3. No command waits for another: nothing here blocks on a peer.
+//! 4. There is one thread and one event channel per process, started with the first command and kept.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -17,6 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
@@ -29,9 +31,10 @@ use super::cm_id::{CmChannel, CmEvent, CmId};
 use super::conversation::{Conversation, Waiting, ignore, resolve_device};
 use super::device::{self, VerbsDevice};
 use super::failure::{Failure, RESOLVE_ADDRESS};
+use super::id_link::{IdKey, IdLink};
 use super::options::SetupOptions;
 use super::queue_pair::ReadDepths;
-use super::service::{Answer, Command, IdKey, IdLink, Request, Resolved, Service, SetupQp};
+use super::service::{Answer, Command, Request, Resolved, Service, SetupQp};
 use super::workers;
 
 /// Most events taken before commands and deadlines are handled.
@@ -44,8 +47,28 @@ const READY_QUEUE_PAIR: &str = "ready queue pair";
 
 static REFUSED: LogLimit = LogLimit::new("connection requests that were refused");
 
+static SERVICE: Mutex<Option<&'static Service>> = Mutex::new(None);
+
+/// The way to the thread, which is started if necessary (invariant 4).
+///
+/// # Errors
+/// When the machine has no connection manager, or this process may not use it. The next call tries
+/// again.
+pub(super) fn service() -> io::Result<&'static Service> {
+    let mut service = SERVICE.lock();
+    if let Some(service) = *service {
+        return Ok(service);
+    }
+    let channel = CmChannel::open()?;
+    let started: &'static Service = Box::leak(Box::new(Service::new()?));
+    let thread = std::thread::Builder::new().name("rdma-cm".to_owned());
+    thread.spawn(move || Dispatcher::new(started, channel).run())?;
+    *service = Some(started);
+    Ok(started)
+}
+
 /// The thread's state.
-pub(super) struct Dispatcher {
+struct Dispatcher {
     service: &'static Service,
     conversations: HashMap<IdKey, Conversation>,
     deadlines: BinaryHeap<Reverse<(Instant, IdKey)>>,
@@ -55,12 +78,12 @@ pub(super) struct Dispatcher {
 
 impl Dispatcher {
     /// Creates the thread's state.
-    pub(super) fn new(service: &'static Service, channel: CmChannel) -> Self {
+    fn new(service: &'static Service, channel: CmChannel) -> Self {
         Self { service, conversations: HashMap::new(), deadlines: BinaryHeap::new(), channel }
     }
 
     /// Runs until the process ends.
-    pub(super) fn run(mut self) {
+    fn run(mut self) {
         let mut commands = Vec::new();
         loop {
             let with_news = self.sleep();

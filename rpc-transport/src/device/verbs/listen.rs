@@ -18,11 +18,13 @@ use crate::device::{
 use crate::memory::region::ProtectionDomain;
 
 use super::connect::look_up;
+use super::dispatcher;
 use super::failure::Failure;
+use super::id_link::{IdKey, IdLink};
 use super::local_end;
 use super::options::SetupOptions;
 use super::preflight;
-use super::service::{Command, IdKey, IdLink, Request, Service};
+use super::service::{Command, Request, Service};
 use super::setup_qp::{Attempt, AttemptError, check_private_data, rejection};
 
 /// Listens at an `rdma://` address. `0.0.0.0` and `[::]` mean all devices (`[::]` IPv4 as well);
@@ -39,7 +41,7 @@ pub async fn listen(
         let reason = "verbs listen at rdma:// addresses".to_owned();
         return Err(ListenError::Failed { address: address.clone(), reason });
     };
-    let service = Service::get().map_err(|error| {
+    let service = dispatcher::service().map_err(|error| {
         let reason = preflight::why_unavailable(&error);
         ListenError::Unavailable { scheme: "rdma", reason }
     })?;
@@ -64,12 +66,13 @@ pub async fn listen(
     }
     let bound = first.ok_or_else(|| failed("no address to listen at".to_owned()))?;
     let address = Address::Rdma(HostPort::from(bound), Box::default());
-    Ok(Box::new(VerbsListener { address, incoming, _links: links }))
+    Ok(Box::new(VerbsListener { address, service, incoming, _links: links }))
 }
 
 #[derive(Debug)]
 struct VerbsListener {
     address: Address,
+    service: &'static Service,
     incoming: mpsc::Receiver<Result<Request, Failure>>,
     /// One for each address; dropping them closes the ids.
     _links: Vec<IdLink>,
@@ -85,7 +88,7 @@ impl Listener for VerbsListener {
         let request = self.incoming.recv().await.unwrap_or(Err(Failure::Gone));
         let request = request.map_err(|failure| failure.into_listen_error(&self.address))?;
         let Request { link, resolved, private_data } = request;
-        let attempt = Attempt::new(link, resolved);
+        let attempt = Attempt::new(self.service, link, resolved);
         Ok(Box::new(VerbsIncoming { private_data, attempt }))
     }
 }
@@ -156,8 +159,8 @@ impl Incoming for VerbsIncoming {
     async fn reject(self: Box<Self>, private_data: &[u8]) {
         let private_data = rejection(private_data);
         let (done, is_done) = oneshot::channel();
-        let link = self.attempt.link();
-        link.service().send(Command::Reject { key: link.key(), private_data, done });
+        let key = self.attempt.link().key();
+        self.attempt.service().send(Command::Reject { key, private_data, done });
         self.attempt.finish();
         // An error would mean that the thread has ended, and with it the id.
         let _ = is_done.await;

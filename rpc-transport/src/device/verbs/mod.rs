@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `ffi` | the only user of the bindings crate: names, constants, layouts |
 //! | `cm` | the connection manager's conversation, a pure state table |
+//! | `id_link` | which of its ids is meant, and when it is closed |
 //! | `service`, `dispatcher`, `conversation`, `cm_id` | its one thread, and all calls of librdmacm |
 //! | `connect`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
 //! | `local_end` | which devices and addresses of this machine `dev` and `src` leave |
@@ -32,6 +33,7 @@ mod device;
 mod dispatcher;
 mod failure;
 mod ffi;
+mod id_link;
 mod limits;
 mod listen;
 mod local_end;

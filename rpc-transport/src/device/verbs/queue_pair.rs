@@ -26,12 +26,12 @@ use crate::device::{DeviceAttributes, ProviderError, QpCapacity, QpHandle, QpSta
 use super::completion_channel::CqGuard;
 use super::context::QpTarget;
 use super::ffi::{self, Plain, ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
+use super::id_link::IdLink;
 use super::limits;
 use super::mailbox::Mailbox;
 use super::memory::PdGuard;
 use super::options::QpTimers;
 use super::reaper;
-use super::service::IdLink;
 use crate::user_code::logged;
 
 /// Attributes of a state transition, as the connection manager gives them.

@@ -1,19 +1,11 @@
 //! The connection manager's thread, as the rest of the process sees it.
 //!
-//! Owns the one thread on which all of librdmacm runs ([`dispatcher`](super::dispatcher)), the
-//! queue of commands to it, and the keys of ids. Never waits for it.
-//!
-//! Invariants:
-//! 1. There is one thread and one event channel per process, started with the first command and
-//!    kept.
-//! 2. A key ([`IdKey`]) is never used twice, so a command for an id that is gone reaches no other
-//!    id.
-//! 3. An id is closed, at the latest, when the last [`IdLink`] to it is dropped.
+//! Owns the queue of commands to it, and what they say. Never waits for the thread, and never starts
+//! it: that is done in [`dispatcher`](super::dispatcher), which is the thread.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -22,40 +14,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::device::QpHandle;
 
-use super::cm_id::CmChannel;
 use super::device::VerbsDevice;
-use super::dispatcher::Dispatcher;
 use super::failure::Failure;
+use super::id_link::{IdKey, IdLink, IdOwner};
 use super::options::SetupOptions;
 use super::queue_pair::{QpGuard, Transition};
 use super::reaper::Token;
-
-/// Identifies an id of the connection manager. It travels through the kernel as the id's context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct IdKey(usize);
-
-impl IdKey {
-    /// No id.
-    pub(super) const NONE: Self = Self(0);
-
-    /// A new key.
-    pub(super) fn fresh() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Never wraps with 64 bits. A 32-bit address space has 2^32 keys; no such machine is known
-        // with RDMA.
-        Self(usize::try_from(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(0))
-    }
-
-    /// Encodes as the context of an id: a number, not an address.
-    pub(super) fn to_context(self) -> *mut std::ffi::c_void {
-        std::ptr::without_provenance_mut(self.0)
-    }
-
-    /// Decodes the context of an id.
-    pub(super) fn from_context(context: *mut std::ffi::c_void) -> Self {
-        Self(context.addr())
-    }
-}
 
 /// An id whose device is known, so that a QP can be created for it.
 #[derive(Debug)]
@@ -124,26 +88,14 @@ pub(super) struct Service {
     bell: OwnedFd,
 }
 
-static SERVICE: Mutex<Option<&'static Service>> = Mutex::new(None);
-
 impl Service {
-    /// Returns the service, starting it if necessary (invariant 1).
+    /// A queue of commands that nobody takes yet.
     ///
     /// # Errors
-    /// When the machine has no connection manager, or this process may not use it. The next call
-    /// tries again.
-    pub(super) fn get() -> io::Result<&'static Self> {
-        let mut service = SERVICE.lock();
-        if let Some(service) = *service {
-            return Ok(service);
-        }
-        let channel = CmChannel::open()?;
+    /// When this process may have no further file.
+    pub(super) fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let started: &'static Self = Box::leak(Box::new(Self { commands: Mutex::default(), bell }));
-        let thread = std::thread::Builder::new().name("rdma-cm".to_owned());
-        thread.spawn(move || Dispatcher::new(started, channel).run())?;
-        *service = Some(started);
-        Ok(started)
+        Ok(Self { commands: Mutex::default(), bell })
     }
 
     /// Sends a command.
@@ -166,51 +118,12 @@ impl Service {
     }
 }
 
-/// A shared handle to an id. Dropping the last one closes the id.
-#[derive(Debug, Clone)]
-pub(super) struct IdLink(Arc<Share>);
-
-#[derive(Debug)]
-struct Share {
-    key: IdKey,
-    service: &'static Service,
-}
-
-impl IdLink {
-    /// The first handle to an id.
-    pub(super) fn new(service: &'static Service, key: IdKey) -> Self {
-        Self(Arc::new(Share { key, service }))
+impl IdOwner for Service {
+    fn disconnect(&self, key: IdKey) {
+        self.send(Command::Disconnect { key });
     }
 
-    /// The id's key.
-    pub(super) fn key(&self) -> IdKey {
-        self.0.key
-    }
-
-    /// The thread that owns the id.
-    pub(super) fn service(&self) -> &'static Service {
-        self.0.service
-    }
-
-    /// Tells the peer that the QP is in ERR.
-    pub(super) fn disconnect(&self) {
-        self.0.service.send(Command::Disconnect { key: self.0.key });
-    }
-
-    /// Closes the id at once, even if others hold a handle. Harmless if it is already closed.
-    pub(super) fn close(&self) {
-        self.0.close();
-    }
-}
-
-impl Share {
-    fn close(&self) {
-        self.service.send(Command::Close { key: self.key, token: Token::take() });
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.close();
+    fn close(&self, key: IdKey) {
+        self.send(Command::Close { key, token: Token::take() });
     }
 }

@@ -13,14 +13,16 @@ use crate::device::{
 use crate::memory::region::ProtectionDomain;
 
 use super::failure::Failure;
+use super::id_link::IdLink;
 use super::queue::VerbsCompletionQueue;
 use super::queue_pair::{PreparedQp, QpGuard, granted};
-use super::service::{Answer, Command, IdLink, Resolved, SetupQp};
+use super::service::{Answer, Command, Resolved, Service, SetupQp};
 use super::workers;
 
 /// One side of a connection that is being set up. Dropping it unfinished ends the attempt.
 #[derive(Debug)]
 pub(super) struct Attempt {
+    service: &'static Service,
     link: IdLink,
     device: Arc<dyn Device>,
     resolved: Resolved,
@@ -30,9 +32,10 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn new(link: IdLink, resolved: Resolved) -> Self {
+    pub(super) fn new(service: &'static Service, link: IdLink, resolved: Resolved) -> Self {
         let device = Arc::clone(&resolved.device) as Arc<dyn Device>;
-        Self { link, device, resolved, prepared: None, qp: None, is_finished: false }
+        let (prepared, qp) = (None, None);
+        Self { service, link, device, resolved, prepared, qp, is_finished: false }
     }
 
     pub(super) fn device(&self) -> &Arc<dyn Device> {
@@ -104,11 +107,16 @@ impl Attempt {
         let setup = SetupQp { guard: Arc::downgrade(&guard), handle };
         // The caller owns the QP, and may destroy it during the wait below.
         drop(guard);
-        self.link.service().send(request(setup, answer));
+        self.service.send(request(setup, answer));
         let reply = answered.await.unwrap_or(Err(Failure::Gone))?;
         self.is_finished = true;
         let attach = Attach::new(move |cq| VerbsCompletionQueue::of(cq)?.establish(handle));
         Ok((attach, reply))
+    }
+
+    /// The thread that has the id.
+    pub(super) fn service(&self) -> &'static Service {
+        self.service
     }
 
     /// The handle to the id.
