@@ -1,0 +1,207 @@
+//! How the house is kept: where `unsafe` may be, and that files do not use each other in circles.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Folders whose files may have unsafe code: memory, and devices that read and write it.
+const FENCE: [&str; 3] = [
+    "rpc-transport/src/device/soft/",
+    "rpc-transport/src/device/verbs/",
+    "rpc-transport/src/memory/",
+];
+
+/// Files beyond the fence that have some, and why it cannot be elsewhere.
+const BEYOND: [(&str, &str); 19] = [
+    ("models/src/link/end.rs", "writes as a peer does"),
+    ("rpc-core/src/bulk/tests.rs", "maps a file"),
+    ("rpc-core/src/service/pooled_future.rs", "futures of handlers in memory that is used again"),
+    ("rpc-perf/src/floor.rs", "measures raw shared memory"),
+    ("rpc-perf/src/floor/large.rs", "measures raw copies"),
+    ("rpc-transport/benches/large.rs", "measures raw copies"),
+    ("rpc-transport/benches/soft.rs", "measures raw shared memory"),
+    ("rpc-transport/examples/toy_device/main.rs", "a device that reads and writes memory"),
+    ("rpc-transport/src/message/trusted.rs", "a payload as a slice, for who trusts the peer"),
+    ("rpc-transport/tests/conformance/main.rs", "plays the user of a device"),
+    ("rpc-transport/tests/faults.rs", "plays the user of a device"),
+    ("rpc-transport/tests/hostile_soft/main.rs", "plays a hostile peer"),
+    ("rpc-transport/tests/soft_leaks.rs", "plays the user of a device"),
+    ("rpc-transport/tests/soft_processes.rs", "plays the user of a device"),
+    ("rpc-transport/tests/verbs_device/main.rs", "plays the user of a device"),
+    ("rpc-transport/tests/verbs_peer.rs", "plays the user of a device"),
+    ("rpc-transport/tests/verbs_removal.rs", "plays the user of a device"),
+    ("tests/kit/src/hostile/shm.rs", "plays a hostile peer"),
+    ("tests/tests/allocations.rs", "counts allocations"),
+];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// All source files below a folder of the workspace, by their path in it, with their texts.
+fn sources(folder: &str) -> BTreeMap<String, String> {
+    let root = workspace();
+    let mut folders = vec![root.join(folder)];
+    let mut found = BTreeMap::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the workspace") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).expect("a source file");
+                let path = path.strip_prefix(&root).expect("it is below").display().to_string();
+                found.insert(path, text);
+            }
+        }
+    }
+    found
+}
+
+/// Whether the lint against unsafe code, which the workspace denies, is allowed somewhere.
+fn allows_unsafe(text: &str) -> bool {
+    let attributes = text.split("allow(").skip(1).filter_map(|rest| rest.split(')').next());
+    attributes.flat_map(|lints| lints.split(',')).any(|lint| lint.trim() == "unsafe_code")
+}
+
+#[test]
+fn unsafe_code_stays_behind_the_fence() {
+    let all = sources(".");
+    let found = all.iter().filter(|(_, text)| allows_unsafe(text)).map(|(path, _)| path.as_str());
+    let found: BTreeSet<&str> =
+        found.filter(|path| !FENCE.iter().any(|folder| path.starts_with(folder))).collect();
+    let known: BTreeSet<&str> = BEYOND.iter().map(|(path, _)| *path).collect();
+    let new: Vec<_> = found.difference(&known).collect();
+    assert!(new.is_empty(), "unsafe code in files where nobody looks for it: {new:#?}");
+    let gone: Vec<_> = known.difference(&found).collect();
+    assert!(gone.is_empty(), "they have none any more, or are elsewhere: {gone:#?}");
+}
+
+/// The module that a file is, as the names that lead to it.
+fn module_of(path: &str) -> Vec<String> {
+    let path = path.split_once("/src/").expect("a source of a library").1;
+    let mut names: Vec<String> =
+        path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if names.last().is_some_and(|name| name == "mod" || name == "lib") {
+        names.pop();
+    }
+    names
+}
+
+/// Without comments, and without the tests at the end.
+fn code(text: &str) -> String {
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// All paths of a tree of imports: `a::{b, c::{d, e}}` is three.
+fn expand(tree: &str, into: &mut Vec<String>) {
+    let tree = tree.trim();
+    let Some((prefix, branches)) = tree.split_once('{') else {
+        into.push(tree.split(" as ").next().unwrap_or_default().to_owned());
+        return;
+    };
+    let branches = branches.trim_end();
+    let branches = branches.strip_suffix('}').unwrap_or(branches);
+    let (mut depth, mut from) = (0, 0);
+    for (at, c) in branches.char_indices().chain([(branches.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                let branch = branches[from..at].trim();
+                if !branch.is_empty() {
+                    expand(&format!("{prefix}{branch}"), into);
+                }
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Paths that a file's code names. What it passes on by `pub use` it does not use itself.
+fn paths(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut rest = String::new();
+    for statement in code.split_inclusive(';') {
+        match statement.trim_end_matches(';').rsplit_once("use ") {
+            Some((before, tree)) if before.trim_end().is_empty() || before.ends_with('\n') => {
+                expand(tree, &mut found);
+            }
+            Some((before, _)) if before.trim_end().ends_with("pub") => {}
+            Some((before, _)) if before.trim_end().ends_with(')') && before.contains("pub(") => {}
+            _ => rest.push_str(statement),
+        }
+    }
+    for word in rest.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')) {
+        if word.starts_with("crate::") || word.starts_with("super::") {
+            found.push(word.to_owned());
+        }
+    }
+    found
+}
+
+/// The modules that a module uses, but for those that it is a part of.
+fn uses(
+    module: &[String],
+    code: &str,
+    modules: &BTreeMap<Vec<String>, String>,
+) -> BTreeSet<Vec<String>> {
+    let mut used = BTreeSet::new();
+    for path in paths(code) {
+        let names: Vec<&str> = path.split("::").map(str::trim).collect();
+        let ups = names.iter().take_while(|name| **name == "super").count();
+        let base = match names.first().copied().unwrap_or_default() {
+            "crate" => Vec::new(),
+            "super" => module[..module.len().saturating_sub(ups)].to_vec(),
+            _ => module.to_vec(),
+        };
+        let names = names.into_iter().filter(|name| !["crate", "super", "self"].contains(name));
+        let mut target: Vec<String> = base.into_iter().chain(names.map(str::to_owned)).collect();
+        while !target.is_empty() && !modules.contains_key(&target) {
+            target.pop();
+        }
+        if !module.starts_with(&target) {
+            used.insert(target);
+        }
+    }
+    used
+}
+
+/// What is left of a library when all modules are taken away that use none, or that none uses.
+fn circles(folder: &str) -> (usize, Vec<String>) {
+    let modules: BTreeMap<Vec<String>, String> =
+        sources(folder).iter().map(|(path, text)| (module_of(path), code(text))).collect();
+    let mut edges: BTreeMap<&Vec<String>, BTreeSet<Vec<String>>> =
+        modules.iter().map(|(module, code)| (module, uses(module, code, &modules))).collect();
+    // The root only says what there is.
+    edges.retain(|module, _| !module.is_empty());
+    let count = edges.values().map(BTreeSet::len).sum();
+    loop {
+        let left: BTreeSet<Vec<String>> = edges.keys().map(|module| (*module).clone()).collect();
+        let used: BTreeSet<Vec<String>> = edges.values().flatten().cloned().collect();
+        edges.values_mut().for_each(|used| used.retain(|module| left.contains(module)));
+        edges.retain(|module, uses| !uses.is_empty() && used.contains(*module));
+        if edges.len() == left.len() {
+            break;
+        }
+    }
+    let name = |module: &Vec<String>| module.join("/");
+    let text = |(module, uses): (&&Vec<String>, &BTreeSet<Vec<String>>)| {
+        format!("{} -> {}", name(module), uses.iter().map(name).collect::<Vec<_>>().join(" "))
+    };
+    (count, edges.iter().map(text).collect())
+}
+
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    for (folder, least) in
+        [("rpc-transport/src", 500), ("rpc-core/src", 500), ("rpc-macros/src", 20)]
+    {
+        let (count, circles) = circles(folder);
+        assert!(count > least, "{folder}: this test reads it no more, only {count} uses are found");
+        assert!(circles.is_empty(), "{folder}: {circles:#?}");
+    }
+}
