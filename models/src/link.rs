@@ -45,10 +45,11 @@ pub struct Seen {
     pub streams_dropped: u64,
     pub held_back: u64,
     pub grown_windows: u64,
+    pub fallen_windows: u64,
 }
 
 impl Seen {
-    pub fn all(&mut self) -> [(&'static str, &mut u64); 15] {
+    pub fn all(&mut self) -> [(&'static str, &mut u64); 16] {
         [
             ("aborts", &mut self.aborts),
             ("pings", &mut self.pings),
@@ -65,6 +66,7 @@ impl Seen {
             ("streams dropped by their readers", &mut self.streams_dropped),
             ("news of how far a stream was read", &mut self.held_back),
             ("windows that grew", &mut self.grown_windows),
+            ("windows that fell", &mut self.fallen_windows),
         ]
     }
 
@@ -96,6 +98,7 @@ impl World {
         let both = Features::ARENA.with(Features::REPLY_SLOTS);
         let arena = rng.pick(&[Features::NONE, Features::ARENA, both, both]);
         let features = rng.pick(&[Features::NONE, Features::ACK_IMMEDIATE]).with(arena);
+        let features = rng.pick(&[Features::NONE, Features::RETURNS]).with(features);
         let configs = match arena {
             // Without the feature nobody tells how far a stream was read.
             Features::NONE => configs.map(|config| config.assembly_bytes(1 << 20)),
@@ -128,6 +131,7 @@ impl World {
             89..92 => self.read_any(at, rng),
             92 => self.grow(at, rng),
             93 => self.grow_window(at, rng.below(4) > 0),
+            94 => self.ends[at].link.look_at_window(),
             _ => self.pump(at),
         }
         if rng.below(3) > 0 {
@@ -296,6 +300,10 @@ impl World {
         let (end, peer) = if at == 0 { (first, second) } else { (second, first) };
         let Some((imm, mut message)) = end.next_received() else { return };
         let inbound = locked(|| end.link.on_frame(self.now, imm, &mut message)).expect("legal");
+        // A RECV that the window needs no longer is gone at once.
+        let fallen = end.link.take_fallen();
+        end.recvs = end.recvs.checked_sub(fallen.into()).expect("RECVs that others may have taken");
+        self.seen.fallen_windows += u64::from(fallen > 0);
         match inbound {
             Inbound::Message => {
                 end.slots.extend(message.take_slot());
@@ -377,6 +385,18 @@ impl World {
             && metrics.peer_free == 0
             && metrics.counters.data_credits > 0;
         self.seen.blocked += u64::from(is_blocked);
+    }
+
+    /// Little is sent for so long that windows fall.
+    fn lull(&mut self, rng: &mut Rng) {
+        for _ in 0..rng.below(8) {
+            for at in [0, 1] {
+                self.ends[at].link.look_at_window();
+                self.submit(at, rng);
+                self.pump(at);
+            }
+            self.drain(rng);
+        }
     }
 
     fn close(&mut self, at: bool) {
@@ -547,6 +567,12 @@ pub fn run(rng: &mut Rng) -> Met {
     let mut world = steps(rng, STEPS);
     world.drain(rng);
     world.check_quiescent();
+    if rng.chance(30) {
+        world.lull(rng);
+        (0..STEPS / 4).for_each(|_| world.step(rng));
+        world.drain(rng);
+        world.check_quiescent();
+    }
     world.count_given_up();
     Met { seen: world.seen, overtakes: world.overtakes() }
 }

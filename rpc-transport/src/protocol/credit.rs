@@ -27,6 +27,7 @@
 //! - **Rule 6** about to sleep: [`Credits::poll_idle_ack`], which never spends the last ack credit.
 //! - **Rule 7** a grant or a message beyond its window is a [`CreditError`]: close the connection.
 //! - **Rules 8 to 10** data windows start small and grow by demand: see `growth.rs`.
+//! - **Rules 11 to 13** what they grew by goes back when it is not used: see `falling.rs`.
 //!
 //! Invariants (`I3` and `I7` need the queues and are kept by the link, which sizes and drains
 //! them):
@@ -47,6 +48,7 @@
 //! both ends can deadlock iff `I <= D / T`, each waiting for an ack credit that only an Ack could
 //! bring; and with Acks below the threshold (rule 6) they can deadlock even with a larger `I`.
 
+mod falling;
 mod growth;
 #[cfg(any(test, feature = "model"))]
 mod rules;
@@ -69,7 +71,7 @@ const IDLE_ACK_RESERVE: u16 = 1;
 pub struct Grant {
     /// Data credits (`a`), and [`Grant::GROWN`].
     pub data: u16,
-    /// Ack credits (`b`), and [`Grant::ASKS`] with [`Grant::ODD`].
+    /// Ack credits (`b`), [`Grant::ASKS`] with [`Grant::ODD`], and [`Grant::RETURNS`].
     pub ack: u16,
 }
 
@@ -154,6 +156,8 @@ pub struct Counters {
     pub remote_window: u16,
     /// The peer asks for a larger window.
     pub is_asked: bool,
+    /// This end gives a part of the peer's window back once all its credits are at home.
+    pub gives_back: bool,
     /// Free SQ slots for data, in WRs.
     pub data_slots: u16,
     /// Free SQ slots for Acks, in WRs.
@@ -172,6 +176,13 @@ pub struct Credits {
     due: Grant,
     /// Data credits left, in a message that is sent, below which it asks for more (rule 8).
     asks_below: u16,
+    /// Data credits left, in a message that is sent, below which there is anything to note: at least
+    /// `asks_below`, so that a message looks at one number.
+    notes_below: u16,
+    /// The peer's window was used since the last look (rule 11).
+    is_used: bool,
+    /// RECVs that this end's window has fallen by, which the engine does not know yet.
+    fallen: u16,
     now: Counters,
 }
 
@@ -183,6 +194,8 @@ struct Limits {
     local_sizes: Sizes,
     remote_sizes: Sizes,
     sq: SendQueueBudget,
+    /// Both ends have agreed that windows fall.
+    windows_fall: bool,
     #[cfg(any(test, feature = "model"))]
     rules: Rules,
 }
@@ -202,6 +215,7 @@ impl Credits {
             local_sizes: Sizes::new(FIRST_DATA_CREDITS, local.data),
             remote_sizes: Sizes::new(FIRST_DATA_CREDITS, remote.data),
             sq: sq.validate()?,
+            windows_fall: false,
             #[cfg(any(test, feature = "model"))]
             rules: Rules::default(),
         };
@@ -216,14 +230,18 @@ impl Credits {
             local_window: limits.local_sizes.first,
             remote_window: limits.remote_sizes.first,
             is_asked: false,
+            gives_back: false,
             data_slots: limits.sq.data_slots,
             ack_slots: limits.sq.ack_slots,
             unsignaled: 0,
             posted: SendQueueMark { data: 0, ack: 0 },
         };
-        let mut credits = Self { limits, due: Grant::default(), asks_below: 0, now };
+        let due = Grant::default();
+        let (asks_below, notes_below, is_used, fallen) = (0, 0, false, 0);
+        let mut credits = Self { limits, due, asks_below, notes_below, is_used, fallen, now };
         credits.due = credits.due_now();
         credits.asks_below = credits.asks_below_now();
+        credits.notes_below = credits.notes_below_now();
         credits
     }
 
@@ -261,8 +279,8 @@ impl Credits {
         now.data_slots -= slots;
         now.posted.data = now.posted.data.wrapping_add(slots);
         let mut grant = self.take_header_grant();
-        if self.now.data_credits < self.asks_below {
-            grant.ack |= self.question();
+        if self.now.data_credits < self.notes_below {
+            grant.ack |= self.note();
         }
         let sweep = self.data_send_must_sweep();
         Some(self.stamp(grant, slots, sweep))
@@ -400,7 +418,7 @@ impl Credits {
         now.ack_slots = now.ack_slots.checked_sub(1)?;
         now.ack_credits -= 1;
         now.posted.ack = now.posted.ack.wrapping_add(1);
-        let grant = std::mem::take(&mut now.owed);
+        let grant = self.take_owed();
         let sweep = self.ack_must_sweep();
         Some(self.stamp(grant, 1, sweep))
     }
@@ -417,12 +435,22 @@ impl Credits {
 
     #[inline]
     fn take_header_grant(&mut self) -> Grant {
-        let owed = &mut self.now.owed;
         #[cfg(any(test, feature = "model"))]
-        if let Some(grant) = self.limits.rules.take_part(owed) {
+        if let Some(grant) = self.limits.rules.take_part(&mut self.now.owed) {
             return grant;
         }
-        std::mem::take(owed)
+        self.take_owed()
+    }
+
+    /// All that is owed. A question among it that has no answer gets none (rule 12).
+    #[inline]
+    fn take_owed(&mut self) -> Grant {
+        #[cfg(any(test, feature = "model"))]
+        let is_asked = self.now.is_asked && self.limits.rules.answers_late;
+        #[cfg(not(any(test, feature = "model")))]
+        let is_asked = false;
+        self.now.is_asked = is_asked;
+        std::mem::take(&mut self.now.owed)
     }
 
     /// Signaled at the last credit, so that a sender that waits for the peer holds no buffer
@@ -489,6 +517,21 @@ pub enum CreditError {
     GrownBeyondOffer {
         /// Data credits that it offered.
         offered: u16,
+    },
+    /// The peer gives a part of its window back, which was not agreed on.
+    #[error("peer gave back a part of its window, but windows that fall were not agreed on")]
+    ReturnedUnagreed,
+    /// The peer gives back what it was not lent.
+    #[error("peer gave back a part of a window of {first} credits, with which it began")]
+    ReturnedBelowFirst {
+        /// The first window of this end, in credits.
+        first: u16,
+    },
+    /// The peer gives back what it cannot have.
+    #[error("peer gave back a part of its window while {owed} credits of it were not granted")]
+    ReturnedWhileOwed {
+        /// Credits owed to it.
+        owed: u16,
     },
     /// A data message arrived for which the peer held no credit.
     #[error("peer sent data beyond our window of {window} unreturned messages")]

@@ -80,6 +80,8 @@ impl Features {
     pub const REPLY_SLOTS: Self = Self(1 << 2);
     /// Headers carry a checksum.
     pub const CRC32C: Self = Self(1 << 3);
+    /// Windows fall when they are not used.
+    pub const RETURNS: Self = Self(1 << 4);
 
     /// The features of either set.
     #[must_use]

@@ -17,6 +17,8 @@
 //! 4. *About to sleep.* [`Link::poll_idle_ack`] once, and a timer for [`Link::next_deadline`].
 //! 5. *Growth.* Where [`Link::wanted_growth`] names a number after [`Link::on_frame`]: post as many
 //!    RECVs **first**, then [`Link::grow_window`] and transmit; or [`Link::decline_growth`].
+//! 6. *Fall.* After [`Link::on_frame`], as many RECVs as [`Link::take_fallen`] says need not be posted
+//!    again. Now and then, [`Link::look_at_window`].
 //!
 //! Invariants:
 //! 1. A message that was submitted and not revoked is delivered once, whole, and in the order of
@@ -149,7 +151,8 @@ impl Link {
             .then(|| Box::new(Arenas::new(config, budget, agreed.features, now)));
         let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
         Ok(Self {
-            credits: Credits::new(config.window(), remote.window, budget)?,
+            credits: Credits::new(config.window(), remote.window, budget)?
+                .with_returns(agreed.features.contains(Features::RETURNS)),
             lanes: Lanes::default(),
             segmenter: Segmenter::new(
                 payload_bytes(SEGMENT_HEADER_BYTES),
@@ -284,6 +287,24 @@ impl Link {
     /// There are no RECVs for [`Link::wanted_growth`]; the peer may ask again.
     pub const fn decline_growth(&mut self) {
         self.credits.decline_growth();
+    }
+
+    /// Whether there is an answer to [`Link::wanted_growth`] or [`Link::take_fallen`].
+    #[inline]
+    #[must_use]
+    pub const fn has_window_news(&self) -> bool {
+        self.credits.has_window_news()
+    }
+
+    /// RECVs, in WRs, that the window of this end has fallen by since this was last asked.
+    pub const fn take_fallen(&mut self) -> u16 {
+        self.credits.take_fallen()
+    }
+
+    /// Some time has passed since the last look: of the peer's window, what was not used meanwhile goes
+    /// back to it (credit rule 11).
+    pub const fn look_at_window(&mut self) {
+        self.credits.look();
     }
 
     /// A signaled WR completed: frees its slot and those before it. Then transmit.

@@ -98,14 +98,15 @@ fn the_threshold_of_what_was_offered_is_stuck_before_the_window_has_grown() {
 
 #[test]
 fn growth_beyond_what_was_offered_is_refused() {
-    let failure = without(from(1, [window(2, 2); 2]), |rules| rules.grows_beyond_offer = true);
+    let failure = without(from(2, [window(3, 2); 2]), |rules| rules.grows_beyond_offer = true);
     assert!(matches!(failure, Some(Failure::Refused(..))), "{failure:?}");
 }
 
 /// Nobody would get stuck, but a window would grow to all that was offered at once.
 #[test]
 fn an_answer_to_each_of_two_equal_questions_grows_twice() {
-    let config = from(1, [window(4, 2); 2]);
+    // The smallest window of which two messages ask, and which may grow twice.
+    let config = from(3, [window(7, 2), window(1, 2)]);
     let config = config.broken_strictly(|rules| rules.grows_twice = true);
     let failure = failure(&config);
     assert!(matches!(failure, Some(Failure::GrownTwice(_))), "{failure:?}");

@@ -2,7 +2,7 @@
 //! that they can reach.
 //!
 //! - here: with all rules no state is bad, and without any one of them some state is;
-//! - [`growth`]: the same of windows that grow;
+//! - [`growth`]: the same of windows that grow, [`falling`]: and fall again;
 //! - [`theorem`]: the plain strategy of document 004 is stuck exactly where the theorem says;
 //! - [`walk`]: random steps with windows too large to search.
 //!
@@ -11,6 +11,7 @@
 //!
 //! [`Credits`]: rpc_transport::protocol::credit::Credits
 
+mod falling;
 mod fifo;
 mod growth;
 mod search;

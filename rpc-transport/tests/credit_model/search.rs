@@ -9,6 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use rpc_transport::protocol::credit::Counters;
 
+use crate::fifo::Fifo;
 use crate::world::{Config, End, Failure, Small, Step, World};
 
 /// What a search without failure saw.
@@ -18,6 +19,8 @@ pub(crate) struct Report {
     pub(crate) quiescent: usize,
     /// The largest data window that an end has seen the other offer.
     pub(crate) largest: u16,
+    /// How many of the states have a window on its way to fall.
+    pub(crate) falling: usize,
 }
 
 /// A failure and the shortest run that leads to it.
@@ -48,6 +51,8 @@ pub(crate) fn search(config: &Config) -> Result<Report, Box<Counterexample>> {
         for end in 0..2 {
             let seen = world.ends[end].credits.remote().data;
             search.report.largest = search.report.largest.max(seen);
+            let falls = world.ends[end].inbox.items().any(|message| message.grant.returns());
+            search.report.falling += usize::from(falls);
             search.expand(&world, index, end)?;
         }
     }
@@ -75,7 +80,7 @@ impl<'a> Search<'a> {
             seen: HashSet::from_iter([Key::new(&world, symmetric)]),
             log: vec![(0, Step::IdleAck { end: 0 })],
             frontier: VecDeque::from([(world, 0)]),
-            report: Report { states: 0, quiescent: 0, largest: 0 },
+            report: Report { states: 0, quiescent: 0, largest: 0, falling: 0 },
         }
     }
 
@@ -90,9 +95,13 @@ impl<'a> Search<'a> {
         for &slots in sizes {
             self.visit(from, index, Step::Send { end, slots })?;
         }
-        self.poll(from, index, sizes, |first| Step::Receive { end, first })?;
+        self.poll(from, index, sizes, |first| Step::Receive { end, first, grows: false })?;
+        self.poll(from, index, sizes, |first| Step::Receive { end, first, grows: true })?;
         self.poll(from, index, sizes, |first| Step::Complete { end, first })?;
         self.poll(from, index, sizes, |first| Step::Grow { end, first })?;
+        if self.config.falls {
+            self.visit(from, index, Step::Fall { end })?;
+        }
         if self.config.idle_acks {
             self.visit(from, index, Step::IdleAck { end })?;
         }

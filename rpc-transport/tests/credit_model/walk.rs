@@ -23,17 +23,18 @@ fn walk(config: &Config, seed: u64) -> Result<(), Failure> {
     let mut world = World::<Large>::new(config);
     for _ in 0..BURSTS {
         let end = usize::from(below(2));
-        let kind = below(11);
+        let kind = below(12);
         let bits = below(BURST_BITS);
         for _ in 0..=below(1 << bits) {
             let slots = 1 + below(config.budgets[end].message_slots);
             let first = slots * below(2);
             let step = match kind {
                 0..3 => Step::Send { end, slots },
-                3..6 => Step::Receive { end, first },
+                3..6 => Step::Receive { end, first, grows: kind == 3 },
                 6..8 => Step::Complete { end, first },
                 8 => Step::IdleAck { end },
                 9 => Step::Grow { end, first },
+                10 => Step::Fall { end },
                 _ => Step::Repost { end },
             };
             if !world.step(config, step)? {
@@ -62,7 +63,9 @@ fn configs() -> Vec<Config> {
     let large = SendQueueBudget { ack_slots: 4, ..budget(5000, 9, 64) };
     let budgets = [[budget(128, 17, 32); 2], [budget(1, 1, 1); 2], [small, large], [large, large]];
     let pairs = windows.iter().flat_map(|w| budgets.iter().map(move |b| (*w, *b)));
-    pairs.map(|(windows, budgets)| Config::with_queue(windows, budgets)).collect()
+    let config =
+        |(windows, budgets)| Config { falls: true, ..Config::with_queue(windows, budgets) };
+    pairs.map(config).collect()
 }
 
 fn seeds() -> Range<u64> {

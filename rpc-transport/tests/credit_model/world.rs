@@ -35,6 +35,8 @@ pub(crate) struct Config {
     pub(crate) strict: bool,
     /// From every state, check that the Acks end once the applications are silent.
     pub(crate) drain: bool,
+    /// Windows fall, whenever a sender likes.
+    pub(crate) falls: bool,
 }
 
 /// Acks that two ends may still exchange when their applications fall silent: `D / T = 1` each for
@@ -63,6 +65,7 @@ impl Config {
             idle_acks: true,
             strict: true,
             drain: false,
+            falls: false,
         }
     }
 
@@ -87,10 +90,11 @@ impl Config {
     fn credits(&self, end: usize) -> Credits {
         let (local, remote) = (self.windows[end], self.windows[1 - end]);
         let (budget, rules) = (self.budgets[end], self.rules[end]);
-        match Credits::new(local, remote, budget) {
+        let credits = match Credits::new(local, remote, budget) {
             Ok(credits) if rules == Rules::default() => credits,
             _ => Credits::with_rules(local, remote, budget, rules),
-        }
+        };
+        credits.with_returns(self.falls)
     }
 
     /// The thresholds of what an end offers now.
@@ -134,8 +138,8 @@ pub(crate) enum Failure {
 pub(crate) enum Step {
     /// The application submits a message of so many slots.
     Send { end: usize, slots: u16 },
-    /// The oldest RQ completion is polled.
-    Receive { end: usize, first: u16 },
+    /// The oldest RQ completion is polled; if it asks, the window `grows` before all else.
+    Receive { end: usize, first: u16, grows: bool },
     /// The oldest SQ completion is polled.
     Complete { end: usize, first: u16 },
     /// The end is about to sleep.
@@ -144,6 +148,8 @@ pub(crate) enum Step {
     Repost { end: usize },
     /// The window grows, as the peer has asked.
     Grow { end: usize, first: u16 },
+    /// The end wants the window that the peer offers to fall.
+    Fall { end: usize },
 }
 
 /// How a [`World`] stores its queues.
@@ -226,9 +232,12 @@ impl<S: Store> World<S> {
                 }
                 self.pump(config, end, 0)?;
             }
-            Step::Receive { end, first } => {
+            Step::Receive { end, first, grows } => {
                 let Some(message) = self.ends[end].inbox.pop() else { return Ok(false) };
                 self.receive(config, end, message)?;
+                if grows {
+                    self.grow(config, end)?;
+                }
                 self.pump(config, end, first)?;
             }
             Step::Complete { end, first } => {
@@ -249,21 +258,34 @@ impl<S: Store> World<S> {
                 this.posted_recvs += 1;
             }
             Step::Grow { end, first } => {
-                let seen = self.ends[1 - end].credits.remote();
-                let this = &mut self.ends[end];
-                let Some(more) = this.credits.wanted_growth() else { return Ok(false) };
-                if config.strict && seen != this.credits.local() {
-                    return Err(Failure::GrownTwice(end));
+                if !self.grow(config, end)? {
+                    return Ok(false);
                 }
-                if config.repost_first {
-                    this.posted_recvs += more;
-                } else {
-                    this.unreposted += more;
-                }
-                this.credits.grow();
                 self.pump(config, end, first)?;
             }
+            Step::Fall { end } => {
+                let credits = &mut self.ends[end].credits;
+                let was_to_fall = credits.counters().gives_back;
+                credits.give_back();
+                return Ok(!was_to_fall && credits.counters().gives_back);
+            }
         }
+        Ok(true)
+    }
+
+    fn grow(&mut self, config: &Config, end: usize) -> Result<bool, Failure> {
+        let seen = self.ends[1 - end].credits.remote();
+        let this = &mut self.ends[end];
+        let Some(more) = this.credits.wanted_growth() else { return Ok(false) };
+        if config.strict && seen != this.credits.local() {
+            return Err(Failure::GrownTwice(end));
+        }
+        if config.repost_first {
+            this.posted_recvs += more;
+        } else {
+            this.unreposted += more;
+        }
+        this.credits.grow();
         Ok(true)
     }
 
@@ -311,7 +333,12 @@ impl<S: Store> World<S> {
         }
         let Message { is_ack, grant } = message;
         let counted = if is_ack { this.credits.on_ack(grant) } else { this.credits.on_data(grant) };
-        counted.map_err(|error| Failure::Refused(end, error))
+        counted.map_err(|error| Failure::Refused(end, error))?;
+        // The receiver takes the RECVs above the window back at once, as from a queue that connections
+        // share: those that are posted a while longer, as on a queue of its own, harm less.
+        let less = this.credits.take_fallen();
+        this.posted_recvs = this.posted_recvs.checked_sub(less).ok_or(Failure::Rnr(end))?;
+        Ok(())
     }
 
     /// The mark is the oldest one outstanding, worked out from the slots alone.
@@ -353,8 +380,8 @@ impl<S: Store> World<S> {
     fn poll_all(&mut self, config: &Config) -> Result<(), Failure> {
         let last = self.acks_sent + LAST_ACKS;
         let polls = [0, 1].map(|end| {
-            let (receive, complete) =
-                (Step::Receive { end, first: 0 }, Step::Complete { end, first: 0 });
+            let receive = Step::Receive { end, first: 0, grows: false };
+            let complete = Step::Complete { end, first: 0 };
             [receive, complete, Step::Repost { end }, Step::Grow { end, first: 0 }]
         });
         while !self.ends.iter().all(End::is_quiet) {
@@ -391,10 +418,17 @@ impl<S: Store> World<S> {
         let owed = theirs.owed.credits();
         let mut data = mine.data_credits + owed.data;
         let mut ack = mine.ack_credits + owed.ack;
+        let window = peer.credits.local();
+        let mut seen = window;
         for message in peer.inbox.items() {
             *(if message.is_ack { &mut ack } else { &mut data }) += 1;
+            if message.grant.returns() {
+                // The receiver does not know yet of what was given back.
+                let smaller = this.credits.remote().data;
+                data += seen.data.saturating_sub(smaller);
+                seen.data = smaller;
+            }
         }
-        let window = peer.credits.local();
         let (due, _) = config.thresholds(1 - end, window);
         let (mut due_acks, mut news) = (0, u16::from(theirs.owed.is_grown()));
         for message in this.inbox.items() {
@@ -409,7 +443,7 @@ impl<S: Store> World<S> {
             return Err(Failure::NotConserved(end));
         }
         // What has not been seen of a window's growth is on its way, and nothing else is.
-        if config.strict && (news > 1 || (news == 1) != (this.credits.remote() != window)) {
+        if config.strict && (news > 1 || (news == 1) != (this.credits.remote() != seen)) {
             return Err(Failure::NotConserved(end));
         }
         if config.strict && due_acks > window.data / due {

@@ -19,7 +19,7 @@
 //!   held.
 //!
 //! A receiver that has no memory does nothing: the next such message asks again, and meanwhile all
-//! rules hold for the window of now.
+//! rules hold for the window of now. A question ends with the grant of its message's credit (rule 12).
 
 use super::{CreditError, Credits, Grant, MAX_WINDOW};
 
@@ -38,8 +38,8 @@ impl Grant {
     /// The credits alone.
     #[must_use]
     pub const fn credits(self) -> Self {
-        let words = if self.ack & Self::ASKS != 0 { Self::ASKS | Self::ODD } else { 0 };
-        Self { data: self.data & !Self::GROWN, ack: self.ack & !words }
+        let asks = if self.ack & Self::ASKS != 0 { Self::ASKS | Self::ODD } else { 0 };
+        Self { data: self.data & !Self::GROWN, ack: self.ack & !(asks | Self::RETURNS) }
     }
 
     /// Whether the window of the sender of this has grown.
@@ -57,7 +57,7 @@ impl Grant {
 }
 
 // A flag is above every window, so that a grant with one never passes the check of those without.
-const _: () = assert!(MAX_WINDOW < Grant::ODD);
+const _: () = assert!(MAX_WINDOW < Grant::RETURNS);
 
 /// The sizes that a data window goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -142,6 +142,9 @@ impl Credits {
     pub(super) fn credit_in_words(&mut self, grant: Grant) -> Result<(), CreditError> {
         let sizes = self.limits.remote_sizes;
         let Grant { data, ack } = grant.credits();
+        if grant.returns() {
+            self.check_returned()?;
+        }
         let mut window = self.now.remote_window;
         if grant.is_grown() {
             if window >= sizes.last {
@@ -166,10 +169,18 @@ impl Credits {
                 cap: ack_cap,
             });
         }
-        self.now.remote_window = window;
-        self.asks_below = self.asks_below_now();
+        if window != self.now.remote_window {
+            // It was asked for, so it was used.
+            (self.is_used, self.now.gives_back) = (true, false);
+            self.now.remote_window = window;
+            self.asks_below = self.asks_below_now();
+            self.notes_below = self.notes_below_now();
+        }
         self.now.data_credits += data;
         self.now.ack_credits += ack;
+        if grant.returns() {
+            self.on_returned();
+        }
         if let Some(is_odd) = grant.asks() {
             self.on_question(is_odd);
         }

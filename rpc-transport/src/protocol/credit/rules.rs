@@ -33,6 +33,16 @@ pub struct Rules {
     pub grows_twice: bool,
     /// New credits are granted without the word that the window has grown.
     pub grows_in_silence: bool,
+    /// A question is answered after the credit of its message was granted.
+    pub answers_late: bool,
+    /// A window falls while messages are on their way, or grants.
+    pub returns_early: bool,
+    /// A window falls without the word for it.
+    pub returns_in_silence: bool,
+    /// What was given back is spent all the same.
+    pub keeps_returned: bool,
+    /// A window that has fallen keeps the thresholds of the larger one.
+    pub keeps_threshold: bool,
 }
 
 impl Default for Rules {
@@ -49,6 +59,11 @@ impl Default for Rules {
             grows_beyond_offer: false,
             grows_twice: false,
             grows_in_silence: false,
+            answers_late: false,
+            returns_early: false,
+            returns_in_silence: false,
+            keeps_returned: false,
+            keeps_threshold: false,
         }
     }
 }
@@ -88,7 +103,8 @@ impl Credits {
     pub fn with_rules(local: Window, remote: Window, sq: SendQueueBudget, rules: Rules) -> Self {
         let sizes = |window: Window| Sizes::new(rules.first_data_credits, window.data);
         let (local_sizes, remote_sizes) = (sizes(local), sizes(remote));
-        Self::first(Limits { local, remote, local_sizes, remote_sizes, sq, rules })
+        let windows_fall = false;
+        Self::first(Limits { local, remote, local_sizes, remote_sizes, sq, windows_fall, rules })
     }
 
     /// Moves the origin of all marks to the present, so that states that differ only in how much

@@ -109,6 +109,7 @@ mod tests {
                 local_window: 8,
                 remote_window: 8,
                 is_asked: false,
+                gives_back: false,
                 ack_slots: 1,
                 unsignaled: 0,
                 posted: SendQueueMark::default(),
