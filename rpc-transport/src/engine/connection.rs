@@ -276,14 +276,14 @@ impl<P: Protocol> Connection<P> {
         }
         let (message, free) = copy_or_lend(queue_pair, buffer, len);
         if let Some(earlier) = queue_pair.spare.replace(free)
-            && let Err(cause) = self.post_recv(cq, earlier)
+            && let Err(cause) = self.repost(cq, earlier)
         {
             self.fail(cq, &cause);
             return;
         }
         let mut done = self.on_frame(now, completion.imm, message);
-        if done.is_ok() && self.link.as_ref().is_some_and(|link| link.wanted_growth().is_some()) {
-            done = self.grow_window(cq);
+        if done.is_ok() && self.link.as_ref().is_some_and(Link::has_window_news) {
+            done = self.on_window_news(cq);
         }
         if let Err(cause) = done {
             self.fail(cq, &cause);
@@ -296,9 +296,25 @@ impl<P: Protocol> Connection<P> {
         else {
             return;
         };
-        if let Err(cause) = self.post_recv(cq, buffer) {
+        if let Err(cause) = self.repost(cq, buffer) {
             self.fail(cq, &cause);
         }
+    }
+
+    /// Posts a RECV again, unless its window has fallen.
+    #[inline]
+    fn repost(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        mut buffer: Buffer,
+    ) -> Result<(), CloseCause> {
+        if let Some(queue_pair) = &mut self.queue_pair
+            && queue_pair.recv_buffers.is_settling()
+        {
+            let Some(other) = queue_pair.recv_buffers.exchange(buffer) else { return Ok(()) };
+            buffer = other;
+        }
+        self.post_recv(cq, buffer)
     }
 
     /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).

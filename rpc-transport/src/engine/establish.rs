@@ -77,11 +77,11 @@ fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
 }
 
 fn features(device: &dyn Device) -> Features {
-    let large = Features::ARENA.with(Features::REPLY_SLOTS);
+    let all = Features::ARENA.with(Features::REPLY_SLOTS).with(Features::RETURNS);
     if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
-        large.with(Features::ACK_IMMEDIATE)
+        all.with(Features::ACK_IMMEDIATE)
     } else {
-        large
+        all
     }
 }
 

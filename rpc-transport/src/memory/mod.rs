@@ -5,6 +5,7 @@ pub mod budget;
 pub mod copy;
 pub mod mapped;
 pub mod owned;
+pub(crate) mod pages;
 pub mod region;
 pub mod registered;
 pub mod shared;

@@ -26,8 +26,8 @@ use parking_lot::Mutex;
 
 use super::budget::Reservation;
 use crate::device::error::ProviderError;
-use crate::memory::copy;
 use crate::memory::owned::OwnedMemory;
+use crate::memory::{copy, pages};
 
 /// What a registered region allows. Local reads and writes by the device are always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -461,6 +461,24 @@ impl BufferPool {
         };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
         pages.iter().filter(|page| **page & 1 == 1).count()
+    }
+
+    /// Gives the pages behind free buffers back to the operating system, until they are written. Only
+    /// where no device has pinned them: it would go on with the old ones.
+    pub(crate) fn rest(&self) {
+        let free = self.0.free.lock();
+        let mut indices = free.clone();
+        indices.sort_unstable();
+        let size = self.0.buffer_bytes as usize;
+        // Neighbours in one system call, and with the pages that they share.
+        for run in indices.chunk_by(|before, next| before + 1 == *next) {
+            let Some(first) = run.first() else { continue };
+            // SAFETY: free indices are below `count`, so the offset is inside the region.
+            let base = unsafe { self.0.region.base().add(*first as usize * size) };
+            // SAFETY: whole buffers that are free, and stay so while `free` is locked: nobody else has
+            // access to them (invariant 1), and whoever takes one expects nothing in it.
+            unsafe { pages::discard(base, run.len() * size) };
+        }
     }
 
     /// Number of free buffers.

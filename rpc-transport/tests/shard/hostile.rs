@@ -9,13 +9,23 @@ use rpc_transport::memory::region::Access;
 use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::credit::{FIRST_DATA_CREDITS, Grant};
 use rpc_transport::protocol::frame::{self, CloseCode, CloseReason, Frame, Kind};
+use rpc_transport::protocol::handshake::Features;
 
 use crate::probe::{Habit, Probe};
 use crate::raw::Raw;
 use crate::world::{End, Pair, WIRES, assert_home, fresh_address, run, shard};
 
 /// What a raw peer does to a connection of a shard that serves another one as well.
-async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
+pub(crate) async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
+    suffer_from(Features::ARENA.with(Features::RETURNS), probe, act).await
+}
+
+/// The same of a peer that has these features.
+pub(crate) async fn suffer_from(
+    features: Features,
+    probe: Probe,
+    act: impl AsyncFnOnce(&mut Raw, &End),
+) -> String {
     let mut listener = schemes::listen(&fresh_address("mem")).await.unwrap();
     let resolved = schemes::resolve(&listener.local_address()).await.unwrap();
     let config = LinkConfig::default();
@@ -24,7 +34,7 @@ async fn suffer(probe: Probe, act: impl AsyncFnOnce(&mut Raw, &End)) -> String {
     let driver = tokio::spawn(driver);
     let (mut good, honest) =
         Raw::connect(&server, &mut *listener, &config, Probe::new(Habit::Count)).await;
-    let (mut raw, end) = Raw::connect(&server, &mut *listener, &config, probe).await;
+    let (mut raw, end) = Raw::connect_with(features, &server, &mut *listener, &config, probe).await;
     let pools = end.pools();
     good.send(Grant::default(), b"before");
     act(&mut raw, &end).await;

@@ -5,6 +5,7 @@
 mod bounds;
 mod dropped;
 mod ends;
+mod falling;
 mod faulty;
 mod held_doorbells;
 mod hostile;

@@ -34,6 +34,18 @@ impl Raw {
         config: &LinkConfig,
         probe: Probe,
     ) -> (Self, End) {
+        let features = Features::ARENA.with(Features::RETURNS);
+        Self::connect_with(features, server, listener, config, probe).await
+    }
+
+    /// The same as a peer that has these features.
+    pub(crate) async fn connect_with(
+        features: Features,
+        server: &ProbeShard,
+        listener: &mut dyn Listener,
+        config: &LinkConfig,
+        probe: Probe,
+    ) -> (Self, End) {
         let address = listener.local_address();
         let mut outgoing = schemes::resolve(&address).await.unwrap().outgoing;
         let domain = outgoing.device().allocate_pd().unwrap();
@@ -44,7 +56,7 @@ impl Raw {
         while let Some(buffer) = recvs.take() {
             cq.post_recv(qp, RecvWr { wr_id: 0, buffer }).unwrap();
         }
-        let request = Offer::new(config, Features::ARENA, 7).to_request();
+        let request = Offer::new(config, features, 7).to_request();
         let record = probe.record();
         let accept = async {
             let incoming = listener.incoming().await.unwrap();

@@ -15,13 +15,13 @@ use tokio::time::{advance, pause};
 use crate::world::{ByHand, End, Options, Pair, WIRES, pattern, run, run_on_one_thread, unspawned};
 
 /// What an end offers now, and what it has seen the other offer.
-fn windows(end: &End) -> (u16, u16) {
+pub(crate) fn windows(end: &End) -> (u16, u16) {
     let counters = end.shard.link_metrics(end.key).expect("it is up").counters;
     (counters.local_window, counters.remote_window)
 }
 
 /// Receive buffers that are not at home: posted, kept back or lent.
-fn out(end: &End, config: &LinkConfig) -> usize {
+pub(crate) fn out(end: &End, config: &LinkConfig) -> usize {
     let pool = receive_pool(end, config);
     pool.count() as usize - pool.free_count()
 }
@@ -101,7 +101,7 @@ fn buffers_that_are_lent_do_not_keep_a_window_from_growing() {
 }
 
 /// Pages behind the receive buffers of an end.
-fn pages(end: &End) -> usize {
+pub(crate) fn pages(end: &End) -> usize {
     receive_pool(end, &LinkConfig::default()).resident_pages()
 }
 

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// Granularity of mappings, bytes.
 pub(super) const PAGE_BYTES: usize = 4096;
@@ -130,26 +130,6 @@ pub(super) fn map_received(
     }
     let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
     Mapping::of_file(file, len, ProtFlags::READ | write)
-}
-
-/// Gives the whole pages in `base..base+len` back to the operating system. Of private memory they read
-/// as zeroes from then on, until they are written.
-///
-/// # Safety
-/// The bytes are mapped, nobody else accesses them meanwhile, and what they hold is of no use.
-pub(super) unsafe fn discard(base: NonNull<u8>, len: usize) {
-    // The system's: with less, the kernel would round up, beyond the range.
-    let page = rustix::param::page_size();
-    let before = base.as_ptr().align_offset(page);
-    let whole = len.saturating_sub(before) / page * page;
-    // Miri knows no advice.
-    if whole == 0 || cfg!(miri) {
-        return;
-    }
-    let first = base.as_ptr().wrapping_add(before);
-    // SAFETY: the pages lie within the range that the caller vouches for. An error, as for locked
-    // memory, leaves them as they are.
-    let _ = unsafe { rustix::mm::madvise(first.cast(), whole, Advice::LinuxDontNeed) };
 }
 
 /// `len` rounded up to whole pages, at least one.

@@ -16,10 +16,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::device::{Completion, CompletionKind, QpHandle, RecvWr, Status};
+use crate::memory::pages;
 
 use super::domain::{DomainTable, Memory, Registered};
 use super::landing::{Landing, Refusal};
-use super::mapping;
 use super::packet::{Extension, Flags, Head, MAX_READS, Op, Span};
 use super::prefetch;
 use super::ring::Piece;
@@ -102,7 +102,7 @@ impl Responder {
         for (at, len) in spans {
             // SAFETY: whole posted buffers, which are owned here (contract rule 14), and none is being
             // written: only the RECV at the front ever is.
-            unsafe { mapping::discard(at, len) };
+            unsafe { pages::discard(at, len) };
         }
     }
 

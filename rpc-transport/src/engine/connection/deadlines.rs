@@ -80,9 +80,16 @@ impl<P: Protocol> Connection<P> {
         }
         if let Some(queue_pair) = &mut self.queue_pair
             && queue_pair.phase == Phase::Up
-            && queue_pair.may_rest(now)
+            && let Some(is_quiet) = queue_pair.look(now)
         {
-            cq.rest(queue_pair.qp);
+            queue_pair.recv_buffers.give_up();
+            if is_quiet {
+                cq.rest(queue_pair.qp);
+                queue_pair.recv_buffers.rest();
+            }
+            if let Some(link) = &mut self.link {
+                link.look_at_window();
+            }
         }
         if !self.is_keep_alive_judged(now) {
             return;

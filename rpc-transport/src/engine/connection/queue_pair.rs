@@ -16,9 +16,9 @@ use crate::message::part::OutPart;
 /// sequence number of the send WR.
 pub(super) const TOKEN_BITS: u32 = 33;
 
-/// Time between two looks whether a connection is quiet. Below the default interval of keep-alive, whose
+/// Time between two looks whether a connection is quiet, or uses less than it was given. Below the default interval of keep-alive, whose
 /// Pings and Pongs would otherwise write to one receive buffer after the other.
-const REST_INTERVAL: Duration = Duration::from_secs(10);
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// A connection that posts no more send WRs in that time is quiet.
 const QUIET_SENDS: u32 = 64;
 
@@ -63,12 +63,12 @@ pub(crate) struct ConnectionQp {
     /// Memory that WRITEs in flight read, by the sequence number of the SEND behind them.
     pub(super) in_flight: VecDeque<(u32, Vec<InFlight>)>,
     pub(super) phase: Phase,
-    rest: Rest,
+    look: Look,
 }
 
-/// When the device was last asked to give memory back.
+/// The last look at what the connection uses.
 #[derive(Debug, Clone, Copy, Default)]
-struct Rest {
+struct Look {
     at: Option<Instant>,
     /// Send WRs posted until then, modulo 2^31.
     posted_send: u32,
@@ -108,7 +108,7 @@ impl ConnectionQp {
             ends_undrained: false,
             in_flight: VecDeque::new(),
             phase: Phase::Setup,
-            rest: Rest::default(),
+            look: Look::default(),
         }
     }
 
@@ -141,14 +141,14 @@ impl ConnectionQp {
         self.posted_send = self.sequence(count);
     }
 
-    /// A timer runs: whether the device should give memory back now, as the connection has been quiet.
-    pub(super) fn may_rest(&mut self, now: Instant) -> bool {
-        let Rest { at, posted_send } = self.rest;
-        if at.is_some_and(|at| now.saturating_duration_since(at) < REST_INTERVAL) {
-            return false;
+    /// A timer runs: if some time has passed since the last look, whether the connection was quiet.
+    pub(super) fn look(&mut self, now: Instant) -> Option<bool> {
+        let Look { at, posted_send } = self.look;
+        if at.is_some_and(|at| now.saturating_duration_since(at) < LOOK_INTERVAL) {
+            return None;
         }
-        self.rest = Rest { at: Some(now), posted_send: self.posted_send };
-        self.posted_send.wrapping_sub(posted_send) & SEQUENCE_MASK <= QUIET_SENDS
+        self.look = Look { at: Some(now), posted_send: self.posted_send };
+        Some(self.posted_send.wrapping_sub(posted_send) & SEQUENCE_MASK <= QUIET_SENDS)
     }
 
     pub(super) fn is_drained(&self) -> bool {

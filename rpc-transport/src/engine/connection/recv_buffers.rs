@@ -7,6 +7,9 @@
 //!    those for the largest window, too: only address space, until they are used. Where memory is locked
 //!    they come with the windows, as far as there is memory.
 //! 2. Where registering is free there is one pool, and what a window may still grow by is not lent.
+//! 3. When a window has fallen, RECVs that are posted stay until messages have taken them. Until then,
+//!    and until the buffers that came with the window are all back, none is lent, so that there are enough
+//!    of them whenever the window grows again.
 
 use super::growth::Growth;
 use crate::device::{Capabilities, Device, ProviderError};
@@ -43,10 +46,17 @@ pub(crate) const fn with_lendable(recvs: u32) -> u32 {
 pub(crate) struct RecvBuffers {
     /// The newest first.
     pools: Vec<BufferPool>,
+    /// The newest pools that the window of now does not need: their memory is given up when all of their
+    /// buffers are back.
+    unneeded: usize,
     /// How many are to be posted at set-up.
     first: u32,
-    /// Buffers that are there for a window that grows.
+    /// Registering is free.
+    is_free: bool,
+    /// Buffers that are there for a window that grows, where registering is free.
     kept: u32,
+    /// RECVs that are posted beyond those of a window that has fallen.
+    surplus: u32,
     growth: Growth,
 }
 
@@ -67,14 +77,14 @@ impl RecvBuffers {
         } else {
             (first_locked(config), 0)
         };
-        let pools = vec![BufferPool::allocate(domain, config.receive_buffer(), count)?];
-        Ok(Self { pools, first, kept, growth: Growth::default() })
+        let pool = BufferPool::allocate(domain, config.receive_buffer(), count)?;
+        Ok(Self::of(pool, first, is_free, kept))
     }
 
     /// Those of one pool, of which `kept` are there for a window that grows.
-    #[cfg(test)]
-    pub(crate) fn of(pool: BufferPool, first: u32, kept: u32) -> Self {
-        Self { pools: vec![pool], first, kept, growth: Growth::default() }
+    pub(crate) fn of(pool: BufferPool, first: u32, is_free: bool, kept: u32) -> Self {
+        let growth = Growth::default();
+        Self { pools: vec![pool], unneeded: 0, first, is_free, kept, surplus: 0, growth }
     }
 
     /// How many are to be posted at set-up: one more than the window has RECVs.
@@ -92,34 +102,84 @@ impl RecvBuffers {
         &self.pools
     }
 
-    /// Takes a buffer to post.
+    /// Takes a buffer to post, of the oldest pool that has one.
     pub(crate) fn take(&self) -> Option<Buffer> {
-        self.pools.iter().find_map(BufferPool::take)
+        self.pools.iter().rev().find_map(BufferPool::take)
     }
 
     /// Takes a buffer to post in the place of one that is lent, unless windows need it.
     #[inline]
     pub(super) fn take_spare(&self) -> Option<Buffer> {
+        if self.is_settling() {
+            return None;
+        }
         // Invariant 2: where some are kept there is one pool.
         let kept = self.kept as usize;
         self.pools.iter().find_map(|pool| pool.take_above(kept))
     }
 
-    /// Whether there are, or now come to be, buffers for a window that grows by `more`. They are to be
-    /// taken next.
-    pub(super) fn grow(&mut self, domain: &ProtectionDomain, more: u32) -> bool {
-        if let Some(kept) = self.kept.checked_sub(more) {
-            self.kept = kept;
-            return true;
+    /// How many RECVs are to be posted for a window that grows by `more`, if there are buffers for them,
+    /// or now come to be. They are to be taken next.
+    pub(super) fn grow(&mut self, domain: &ProtectionDomain, more: u32) -> Option<u32> {
+        let posted = self.surplus.min(more);
+        if self.is_free {
+            self.kept = self.kept.checked_sub(more - posted)?;
+        } else if let Some(unneeded) = self.unneeded.checked_sub(1) {
+            self.unneeded = unneeded;
+        } else {
+            let size = self.pools.first()?.buffer_bytes();
+            let allocate = |_| BufferPool::allocate(domain, size, with_lendable(more));
+            // All or nothing: the sizes of a window are rules of the protocol.
+            let pool = self.growth.by(1, allocate)?;
+            self.pools.insert(0, pool);
         }
-        let Some(buffer_bytes) = self.pools.first().map(BufferPool::buffer_bytes) else {
-            return false;
-        };
-        // All or nothing: the sizes of a window are rules of the protocol.
-        let pool =
-            self.growth.by(1, |_| BufferPool::allocate(domain, buffer_bytes, with_lendable(more)));
-        let has_grown = pool.is_some();
-        self.pools.splice(..0, pool);
-        has_grown
+        self.surplus -= posted;
+        Some(more - posted)
+    }
+
+    /// The window has fallen by `less`.
+    pub(super) fn fall(&mut self, less: u32) {
+        self.surplus += less;
+        if !self.is_free {
+            self.unneeded += 1;
+        }
+    }
+
+    /// Whether the window has fallen, and not all that came with it is back.
+    #[inline]
+    pub(super) fn is_settling(&self) -> bool {
+        self.surplus != 0 || self.unneeded != 0
+    }
+
+    /// In the place of a buffer that is to be posted, while settling: none if its RECV is not needed, else
+    /// one of a pool that stays, as far as there is any.
+    pub(super) fn exchange(&mut self, buffer: Buffer) -> Option<Buffer> {
+        drop(buffer);
+        if let Some(surplus) = self.surplus.checked_sub(1) {
+            self.surplus = surplus;
+            self.kept += u32::from(self.is_free);
+            return None;
+        }
+        self.take()
+    }
+
+    /// Gives the memory of pools up that are not needed and whose buffers are all back. To be called now
+    /// and then, so that a peer whose window grows and falls all the time makes nobody register for it
+    /// each time.
+    pub(super) fn give_up(&mut self) {
+        while self.unneeded > 0
+            && self.pools.first().is_some_and(|pool| pool.free_count() == pool.count() as usize)
+        {
+            self.pools.remove(0);
+            self.unneeded -= 1;
+        }
+    }
+
+    /// The connection is quiet: where nothing is pinned, pages behind buffers that are not posted go back
+    /// to the operating system.
+    pub(super) fn rest(&self) {
+        if self.is_free {
+            self.pools.iter().for_each(BufferPool::rest);
+        }
     }
 }

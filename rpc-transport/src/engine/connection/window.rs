@@ -1,4 +1,5 @@
-//! A window that grows: the peer asks, RECVs are posted, and only then is it told.
+//! A window that grows: the peer asks, RECVs are posted, and only then is it told. And one that falls: the
+//! peer gives back what it has no use for, and as many RECVs are not posted again.
 //!
 //! The invariants are those of [`connection`](super).
 
@@ -8,18 +9,34 @@ use crate::device::CompletionQueue;
 use crate::engine::upper::Protocol;
 
 impl<P: Protocol> Connection<P> {
-    /// Posts more RECVs, so that the peer may have more messages in flight (credit rule 9).
+    /// A frame has asked for more, or given back.
     #[cold]
-    pub(super) fn grow_window(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+    pub(super) fn on_window_news(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+    ) -> Result<(), CloseCause> {
         let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
             return Ok(());
         };
-        let more = link.wanted_growth().unwrap_or_default();
-        if !queue_pair.recv_buffers.grow(self.poster.domain(), more.into()) {
+        let fallen = u32::from(link.take_fallen());
+        if fallen > 0 {
+            queue_pair.window_recv -= fallen;
+            queue_pair.recv_buffers.fall(fallen);
+        }
+        if link.wanted_growth().is_some() { self.grow_window(cq) } else { Ok(()) }
+    }
+
+    /// Posts more RECVs, so that the peer may have more messages in flight (credit rule 9).
+    fn grow_window(&mut self, cq: &mut dyn CompletionQueue) -> Result<(), CloseCause> {
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+            return Ok(());
+        };
+        let more = u32::from(link.wanted_growth().unwrap_or_default());
+        let Some(to_post) = queue_pair.recv_buffers.grow(self.poster.domain(), more) else {
             link.decline_growth();
             return Ok(());
-        }
-        for _ in 0..more {
+        };
+        for _ in 0..to_post {
             let buffer = self.queue_pair.as_ref().and_then(|pair| pair.recv_buffers.take());
             let Some(buffer) = buffer else {
                 // Cannot happen: they were there a moment ago. RECVs that are not counted are no good.
@@ -28,7 +45,7 @@ impl<P: Protocol> Connection<P> {
             self.post_recv(cq, buffer)?;
         }
         if let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) {
-            queue_pair.window_recv += u32::from(more);
+            queue_pair.window_recv += more;
             link.grow_window();
         }
         Ok(())

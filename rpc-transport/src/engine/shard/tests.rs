@@ -158,7 +158,7 @@ async fn shard_on(
     let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
     let send_buffers = SendBuffers::new(&domain, &**shard.device(), 4, 64).unwrap();
-    let pipe = ConnectionQp::new(qp, 0, RecvBuffers::of(pool.clone(), 2, 0), send_buffers);
+    let pipe = ConnectionQp::new(qp, 0, RecvBuffers::of(pool.clone(), 2, true, 0), send_buffers);
     let poster = SendPath::new(domain, &**shard.device(), &LinkConfig::default());
     let key = state.insert(qp, Connection::new(Simple::default(), poster, pipe, 1));
     let buffer = pool.take().unwrap();
