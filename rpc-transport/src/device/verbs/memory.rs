@@ -15,11 +15,9 @@
 
 use std::any::Any;
 use std::io;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::device::ProviderError;
 use crate::memory::owned::{OwnedMemory, OwnedParts};
@@ -28,6 +26,7 @@ use crate::memory::region::{Access, DomainOps, MemoryRegion, ProtectionDomain, R
 use super::context::Context;
 use super::ffi::{self, ibv_access_flags};
 use super::limits;
+use super::pages::Pages;
 use super::reaper;
 
 /// A protection domain.
@@ -135,7 +134,7 @@ impl DomainOps for VerbsDomain {
         let pages = Pages::map(len_bytes)
             .map_err(|error| limits::registration_refused(len_bytes, &error))?;
         let relaxed = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
-        self.region(pages.base, len_bytes, true, Box::new(pages), access, relaxed)
+        self.region(pages.base(), len_bytes, true, Box::new(pages), access, relaxed)
     }
 
     fn register(&self, memory: OwnedMemory, access: Access) -> Result<MemoryRegion, ProviderError> {
@@ -247,38 +246,6 @@ impl RawMr {
             tracing::error!(device, %error, "memory region leaked, with its memory");
             // Invariant 2: the device may still write there.
             std::mem::forget(self.1);
-        }
-    }
-}
-
-/// Zeroed pages of this process.
-struct Pages {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: plain memory, owned alone.
-unsafe impl Send for Pages {}
-// SAFETY: shared access to this guard gives no access to the bytes.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    fn map(len: usize) -> io::Result<Self> {
-        let len = len.max(1);
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len })
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping belongs to this guard, and nothing refers to it any more (invariant
-        // 3).
-        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
-            tracing::error!(%error, "pages leaked");
         }
     }
 }

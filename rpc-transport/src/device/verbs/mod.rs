@@ -11,7 +11,7 @@
 //! | `connect`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
 //! | `local_end` | which devices and addresses of this machine `dev` and `src` leave |
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
-//! | `memory`, `limits` | protection domains, registration, the limit on locked memory |
+//! | `memory`, `pages`, `limits` | protection domains, registration, memory for it, the limit on locked memory |
 //! | `queue`, `qp_table`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |
 //! | `queue_pair`, `work_queues`, `send_ring`, `wr_key`, `batch`, `status` | QPs and what is posted |
 //! | `reaper` | the thread that destroys objects |
@@ -40,6 +40,7 @@ mod local_end;
 mod mailbox;
 mod memory;
 mod options;
+mod pages;
 mod ports;
 mod preflight;
 mod qp_table;

@@ -1,0 +1,144 @@
+//! Memory to be registered: zeroed pages of this process.
+//!
+//! A device translates addresses page by page, and the kernel pins them so. Mappings of 2 MiB and more
+//! begin at a huge page and ask for such pages, so that there is less to pin and to translate.
+//!
+//! Invariant: a guard is the only owner of its mapping, and nothing outside of it was left mapped.
+#![allow(unsafe_code, reason = "maps memory")]
+
+use std::io;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::param::page_size;
+
+/// Size and alignment of a huge page, bytes: x86's, and that of most ARM systems.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// A mapping.
+pub(super) struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: plain memory, owned alone.
+unsafe impl Send for Pages {}
+// SAFETY: shared access to this guard gives no access to the bytes.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps `len` bytes, one at least.
+    pub(super) fn map(len: usize) -> io::Result<Self> {
+        let len = len.max(1);
+        if len < HUGE_BYTES {
+            return Self::anywhere(len);
+        }
+        let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let len = len.checked_next_multiple_of(page_size()).ok_or_else(too_large)?;
+        // What lies before the first huge page, and behind the last byte, is unmapped again.
+        let room = Self::anywhere(len.checked_add(HUGE_BYTES).ok_or_else(too_large)?)?;
+        let before = room.base.as_ptr().align_offset(HUGE_BYTES);
+        let pages = room.keep(before, len);
+        // SAFETY: a mapping of this guard's; advice changes nothing that can be read. Where there are no
+        // huge pages it is refused, and others do.
+        let _ = unsafe { madvise(pages.base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        Ok(pages)
+    }
+
+    /// The first byte.
+    pub(super) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn anywhere(len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len })
+    }
+
+    /// Keeps `len` bytes behind the first `before`, whole pages both, and unmaps the others.
+    fn keep(self, before: usize, len: usize) -> Self {
+        let (head, rest) = self.split(before);
+        drop(head);
+        let (kept, tail) = rest.split(len);
+        drop(tail);
+        kept
+    }
+
+    /// Two guards, of what is before a page's begin and of what is behind it.
+    fn split(self, at: usize) -> (Self, Self) {
+        let (base, len) = (self.base, self.len);
+        debug_assert!(at <= len && at.is_multiple_of(page_size()), "{at} of {len}");
+        // Each part has a guard from here on.
+        std::mem::forget(self);
+        // SAFETY: `at` is within the mapping, as `map` has it: it is `HUGE_BYTES` longer than what is kept.
+        let second = unsafe { base.add(at) };
+        (Self { base, len: at }, Self { base: second, len: len - at })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.len == 0 {
+            return;
+        }
+        // SAFETY: the mapping belongs to this guard (the invariant), and nothing refers to it any more:
+        // regions keep it until they are deregistered.
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.len) } {
+            tracing::error!(%error, "pages leaked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// The bytes that this process has mapped in a range, as the kernel tells.
+    fn mapped(start: usize, len: usize) -> usize {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let overlap = |line: &str| {
+            let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            let (from, to) = (number(from)?.max(start), number(to)?.min(start + len));
+            Some(to.saturating_sub(from))
+        };
+        maps.lines().filter_map(overlap).sum()
+    }
+
+    /// All that this process has mapped, bytes.
+    fn mapped_in_all() -> usize {
+        let statm = fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').next().unwrap().parse::<usize>().unwrap() * page_size()
+    }
+
+    #[test]
+    fn large_memory_begins_at_a_huge_page_and_nothing_beside_it_stays_mapped() {
+        for len in [HUGE_BYTES, HUGE_BYTES + 1, 5 * HUGE_BYTES - 1] {
+            let before = mapped_in_all();
+            let pages = Pages::map(len).unwrap();
+            let more = mapped_in_all() - before;
+            let whole = len.next_multiple_of(page_size());
+            assert!((whole..whole + HUGE_BYTES / 2).contains(&more), "{more} for {len}");
+            let start = pages.base().as_ptr().addr();
+            assert!(start.is_multiple_of(HUGE_BYTES), "{start:x}");
+            assert_eq!((pages.len, mapped(start, whole)), (whole, whole));
+            // SAFETY: a mapping of `pages`, which nobody else knows.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(pages.base().as_ptr(), len) };
+            assert_eq!((bytes[0], bytes[len - 1]), (0, 0));
+            (bytes[0], bytes[len - 1]) = (1, 1);
+            drop(pages);
+            assert!(mapped_in_all() < before + whole, "it is unmapped");
+        }
+    }
+
+    #[test]
+    fn small_memory_is_mapped_as_it_is() {
+        let pages = Pages::map(0).unwrap();
+        assert_eq!((pages.len, mapped(pages.base().as_ptr().addr(), 1)), (1, 1));
+    }
+}
