@@ -153,7 +153,7 @@ impl VerbsDevice {
     pub(super) fn is_down(&self, port: u8) -> bool {
         let is_active = || {
             let asked = query_port(self.context.as_ptr(), port);
-            asked.is_ok_and(|port| port.state == ibv_port_state::IBV_PORT_ACTIVE)
+            asked.is_ok_and(|port| carries_traffic(port.state))
         };
         self.context.ports().is_down(port, is_active)
     }
@@ -221,6 +221,11 @@ fn query(context: &Context) -> io::Result<ffi::ibv_device_attr> {
     let returned = unsafe { ffi::ibv_query_device(context.as_ptr(), &raw mut attributes) };
     ffi::verbs_result(returned)?;
     Ok(attributes)
+}
+
+/// Whether a port in this state carries traffic: also one that has lost its link, and holds back to say so.
+pub(super) fn carries_traffic(state: ibv_port_state::Type) -> bool {
+    [ibv_port_state::IBV_PORT_ACTIVE, ibv_port_state::IBV_PORT_ACTIVE_DEFER].contains(&state)
 }
 
 /// One port's attributes.

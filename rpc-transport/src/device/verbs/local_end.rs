@@ -197,7 +197,7 @@ fn end(from: IpAddr, to: SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
-    use super::super::preflight::{Gid, Port};
+    use super::super::preflight::{Gid, Port, PortCounters};
     use super::*;
 
     fn machine(devices: &[(&str, bool, &[&str])]) -> Report {
@@ -224,6 +224,8 @@ mod tests {
                 active_mtu_bytes: 1024,
                 max_mtu_bytes: 1024,
                 traffic_class: None,
+                counters: PortCounters::default(),
+                elsewhere: None,
                 gids: gids.iter().enumerate().map(gid).collect(),
             }],
         };

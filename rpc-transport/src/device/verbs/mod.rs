@@ -64,6 +64,6 @@ pub(crate) use limits::too_little as lacks_locked_memory;
 pub use listen::listen;
 pub use options::{ACK_TIMEOUT_VARIABLE, SetupOptions, TRAFFIC_CLASS_VARIABLE};
 pub use preflight::{
-    DeviceReport, Finding, Gid, NumaNode, Overlap, Port, Report, Severity, preflight,
+    DeviceReport, Finding, Gid, NumaNode, Overlap, Port, PortCounters, Report, Severity, preflight,
 };
 pub use reaper::wait_for_teardown;

@@ -3,6 +3,7 @@
 //! Owns the report and its conclusions: [`judge`] is a pure function of the facts that [`probe`]
 //! collects. Never changes anything.
 
+mod counters;
 mod interfaces;
 mod numa;
 mod probe;
@@ -11,6 +12,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+pub use self::counters::PortCounters;
 pub use self::numa::{NumaNode, Overlap};
 use super::failure::port_down;
 use super::options::TRAFFIC_CLASS_VARIABLE;
@@ -88,8 +90,19 @@ pub struct Port {
     /// The traffic class that the administrator has set for all connections of this port, if the
     /// driver has such a setting and it is in force (mlx5).
     pub traffic_class: Option<u8>,
+    /// What it has counted that a good network does not show.
+    pub counters: PortCounters,
+    /// The network device of its addresses, if that is in another network namespace.
+    pub elsewhere: Option<String>,
     /// Addresses.
     pub gids: Vec<Gid>,
+}
+
+impl Port {
+    /// Whether it has its link, and its network device is in this namespace.
+    fn is_reachable(&self) -> bool {
+        self.is_active && self.elsewhere.is_none()
+    }
 }
 
 /// A device.
@@ -190,13 +203,13 @@ impl DeviceReport {
 
     /// Whether it has an active port that peers can reach.
     fn is_usable(&self) -> bool {
-        let mut ports = self.ports.iter().filter(|port| port.is_active);
+        let mut ports = self.ports.iter().filter(|port| port.is_reachable());
         self.open_error.is_none()
             && ports.any(|port| port.gids.iter().any(|gid| gid.is_routable() || !port.is_ethernet))
     }
 
     fn active_gids(&self) -> impl Iterator<Item = &Gid> {
-        let ports = self.ports.iter().filter(|port| port.is_active);
+        let ports = self.ports.iter().filter(|port| port.is_reachable());
         ports.flat_map(|port| &port.gids)
     }
 }
@@ -276,6 +289,18 @@ fn judge_device(device: &DeviceReport, add: &mut impl FnMut(Severity, String)) {
 
 fn judge_port(device: &str, port: &Port, add: &mut impl FnMut(Severity, String)) {
     let number = port.number;
+    if let Some(interface) = &port.elsewhere {
+        let text = format!(
+            "{device} port {number} belongs to the network device {interface}, which is not in this \
+             network namespace: nothing can be reached through it from here. Give the container that \
+             network device, or the host's network; with `rdma system set netns exclusive` a container \
+             sees the RDMA devices alone that were given to it"
+        );
+        return add(Severity::Problem, text);
+    }
+    for text in port.counters.advice(device, number) {
+        add(Severity::Advice, text);
+    }
     if port.gids.is_empty() {
         let text =
             format!("{device} port {number} has no address (GID): bring its network device up");
@@ -351,6 +376,9 @@ impl fmt::Display for DeviceReport {
             writeln!(f, "  port {number}: {state}, {layer}, MTU {mtu} of {}", port.max_mtu_bytes)?;
             if let Some(class) = port.traffic_class {
                 writeln!(f, "    traffic class {class} for all connections, by the administrator")?;
+            }
+            if let Some(counters) = port.counters.text() {
+                writeln!(f, "    counted: {counters}")?;
             }
             for gid in &port.gids {
                 let address = gid.address.to_canonical();

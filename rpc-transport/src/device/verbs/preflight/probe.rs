@@ -9,13 +9,15 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::interfaces::{self, HARDWARE_BYTES};
-use super::{DeviceReport, Gid, IWARP, Port, Report, numa};
+use super::{DeviceReport, Gid, IWARP, Port, PortCounters, Report, numa};
 use crate::device::memlock;
-use crate::device::verbs::device::{is_iwarp, query_port};
-use crate::device::verbs::ffi::{self, Plain, ibv_port_state};
+use crate::device::verbs::device::{carries_traffic, is_iwarp, query_port};
+use crate::device::verbs::ffi::{self, Plain};
 use crate::device::verbs::options;
 
 const KERNEL_DEVICES: &str = "/sys/class/infiniband";
+/// Those of this network namespace.
+const NETWORK_DEVICES: &str = "/sys/class/net";
 const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
 const DEVICE_FILES: &str = "/dev/infiniband";
 const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
@@ -135,13 +137,25 @@ fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<
     }
     Some(Port {
         number,
-        is_active: attributes.state == ibv_port_state::IBV_PORT_ACTIVE,
+        is_active: carries_traffic(attributes.state),
         is_ethernet: attributes.link_layer == ffi::number::LINK_LAYER_ETHERNET,
         active_mtu_bytes: mtu_bytes(attributes.active_mtu),
         max_mtu_bytes: mtu_bytes(attributes.max_mtu),
         traffic_class: traffic_class(device, number),
+        counters: PortCounters::of(
+            &Path::new(KERNEL_DEVICES).join(format!("{device}/ports/{number}")),
+        ),
+        elsewhere: elsewhere(&gids, Path::new(NETWORK_DEVICES)),
         gids,
     })
+}
+
+/// The network device of a port, where none of those that its addresses belong to is in this network
+/// namespace.
+pub(super) fn elsewhere(gids: &[Gid], network_devices: &Path) -> Option<String> {
+    let mut names = gids.iter().filter_map(|gid| gid.network_device.as_ref()).peekable();
+    let first = (*names.peek()?).clone();
+    names.all(|name| !network_devices.join(name).exists()).then_some(first)
 }
 
 /// The addresses for which the GID of an iWARP port stands.

@@ -16,6 +16,8 @@ fn port() -> Port {
         active_mtu_bytes: 4096,
         max_mtu_bytes: 4096,
         traffic_class: None,
+        counters: PortCounters::default(),
+        elsewhere: None,
         gids: vec![gid("fe80::1"), gid("::ffff:10.9.0.1")],
     }
 }
@@ -62,6 +64,38 @@ fn a_process_far_from_its_device_is_advised() {
     let text = report.to_string();
     let parts = ["NUMA node 1: cores 16-31", "may run on none of them", "numactl --cpunodebind=1"];
     for part in parts {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn a_port_of_another_network_namespace_is_a_problem_that_is_explained() {
+    let gids = [gid("fe80::1"), gid("::ffff:10.9.0.1")];
+    let here = |names: &str| probe::elsewhere(&gids, std::path::Path::new(names));
+    assert_eq!(here("/nonexistent-directory").as_deref(), Some("eth0"));
+    let names = std::env::temp_dir().join(format!("rpc-network-devices-{}", std::process::id()));
+    std::fs::create_dir_all(names.join("eth0")).unwrap();
+    let there = here(names.to_str().unwrap());
+    std::fs::remove_dir_all(&names).unwrap();
+    assert_eq!(there, None);
+    let report = judged(|facts| facts.devices[0].ports[0].elsewhere = Some("eth7".to_owned()));
+    assert!(!report.is_usable());
+    assert_eq!(report.addresses(), Vec::<IpAddr>::new());
+    let text = report.to_string();
+    for part in ["eth7, which is not in this network namespace", "netns exclusive"] {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn what_a_port_has_counted_is_shown_with_what_it_means() {
+    let report = judged(|facts| {
+        let losses = vec![("out_of_sequence", 120)];
+        facts.devices[0].ports[0].counters = PortCounters { losses, ..PortCounters::default() };
+    });
+    assert!(report.is_usable());
+    let text = report.to_string();
+    for part in ["counted: out_of_sequence 120", "priority flow control"] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
 }
