@@ -72,6 +72,7 @@ impl World {
                     loop {
                         let _ = shop.good(&[7; 20_000]).await;
                         let _ = shop.bad().await;
+                        // A pace that leaves the browser its core; no test waits for this.
                         tokio::time::sleep(Duration::from_millis(2)).await;
                     }
                 });

@@ -59,3 +59,21 @@ impl fmt::Debug for SharedBytes {
         write!(f, "SharedBytes({})", self.len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Others may read these bytes at any time: a device that could write them would race with that.
+    #[test]
+    fn what_others_read_is_registered_for_reading_alone() {
+        let shared = SharedBytes::new(Arc::new(vec![7_u8; 64]));
+        let parts = shared.to_owned_memory().into_parts(false).unwrap();
+        assert!(!parts.writable, "the device of this process would get the right to write");
+        assert_eq!(parts.base.as_ptr().cast_const(), shared.as_slice().as_ptr());
+        let refused = shared.to_owned_memory().into_parts(true).unwrap_err();
+        assert!(refused.to_string().contains("may only be read"), "{refused}");
+        let own = OwnedMemory::from(vec![0_u8; 64]).into_parts(true).unwrap();
+        assert!(own.writable, "nobody else has it");
+    }
+}
