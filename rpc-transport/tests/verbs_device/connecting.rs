@@ -131,6 +131,41 @@ fn an_address_that_nobody_has_is_unreachable() {
     });
 }
 
+/// Where connecting waits for the peer in the call (siw), it waits alone.
+#[test]
+fn a_machine_that_is_not_there_holds_up_no_other_connection() {
+    shared!(a_machine_that_is_not_there_holds_up_no_other_connection);
+    let IpAddr::V4(own) = local_ip() else { unreachable!() };
+    let [a, b, c, _] = own.octets();
+    let mut options = SetupOptions::default();
+    options.resolve_timeout = Duration::from_millis(500);
+    options.connect_timeout = Duration::from_secs(600);
+    runtime().block_on(async {
+        let connector = VerbsConnector::new(options);
+        let nobody = connector.resolve(&at(&format!("{a}.{b}.{c}.251"), 7471)).await;
+        // Where addresses are resolved on the wire it ends here.
+        let mut nobody = nobody.ok();
+        let _objects = nobody.as_mut().map(with_qp);
+        let attempt = async {
+            match nobody {
+                Some(nobody) => nobody.connect(b"").await.map(drop).unwrap_err(),
+                None => std::future::pending().await,
+            }
+        };
+        let other = async {
+            let mut listener = Verbs.listen();
+            let (to, options) = (listener.local_address(), Options::default());
+            tokio::join!(connect(&Verbs, &to, &options), accept(&mut listener, &options))
+        };
+        // The first is asked to connect before the second begins.
+        tokio::select! {
+            biased;
+            error = attempt => panic!("it ended first: {error}"),
+            (_client, server) = other => assert_eq!(server.state(), QpState::ReadyToSend),
+        }
+    });
+}
+
 /// rdma_cm has no time limit of its own for a peer that does not answer.
 #[test]
 fn a_listener_that_never_answers_is_given_up() {

@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! 1. Ids are created, used and destroyed on the thread that owns the channel, which also takes its
-//!    events: librdmacm does not protect an event from the destruction of its id.
+//!    events: librdmacm does not protect an event from the destruction of its id. Only a [`Dial`] uses
+//!    one elsewhere; it comes back, and until then its id is not destroyed.
 //! 2. An event is copied and acknowledged before anything else happens, so that destroying its id
 //!    never waits for an acknowledgement (S10, S21).
 #![allow(unsafe_code, reason = "calls librdmacm")]
@@ -163,11 +164,11 @@ impl ConnParam<'_> {
 }
 
 /// An id. Destroyed on drop; stays on its thread (invariant 1).
-pub(super) struct CmId(NonNull<ffi::rdma_cm_id>, PhantomData<*mut ()>);
+pub(super) struct CmId(NonNull<ffi::rdma_cm_id>, Arc<Owned>, PhantomData<*mut ()>);
 
 impl CmId {
     fn wrap(raw: NonNull<ffi::rdma_cm_id>) -> Self {
-        Self(raw, PhantomData)
+        Self(raw, Arc::new(Owned(raw)), PhantomData)
     }
 
     /// Creates an id for a connection-oriented service.
@@ -257,6 +258,13 @@ impl CmId {
         let mut param = param.to_c();
         // SAFETY: a live id; the private data outlives the call, which copies it.
         ffi::cm_result(|| unsafe { ffi::rdma_connect(self.0.as_ptr(), &raw mut param) })
+    }
+
+    /// What [`CmId::connect`] does, for another thread.
+    pub(super) fn dial(&self, param: ConnParam<'_>) -> Dial {
+        let private_data = param.private_data.to_vec();
+        let param = ConnParam { private_data: &[], ..param };
+        Dial { id: Arc::clone(&self.1), private_data, param }
     }
 
     /// Sends the RTU.
@@ -359,11 +367,43 @@ impl CmId {
     }
 }
 
+/// Owns the id: destroyed on drop.
+struct Owned(NonNull<ffi::rdma_cm_id>);
+
+// SAFETY: librdmacm's calls are thread-safe, and the kernel lets those of one id wait for each other.
+// Where it is dropped is said by invariant 1.
+unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
+
+/// A REQ that another thread sends, since the call waits for the peer.
+pub(super) struct Dial {
+    id: Arc<Owned>,
+    private_data: Vec<u8>,
+    param: ConnParam<'static>,
+}
+
+impl Dial {
+    /// Sends the REQ, and waits as long as the device does. Then this goes back to the channel's thread
+    /// (invariant 1).
+    pub(super) fn run(&self) -> io::Result<()> {
+        let mut param = ConnParam { private_data: &self.private_data, ..self.param }.to_c();
+        // SAFETY: the id lives; the private data outlives the call, which copies it.
+        ffi::cm_result(|| unsafe { ffi::rdma_connect(self.id.0.as_ptr(), &raw mut param) })
+    }
+}
+
+impl fmt::Debug for Dial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dial({:?})", self.id.0)
+    }
+}
+
 fn milliseconds(time: Duration) -> i32 {
     i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
 }
 
-impl Drop for CmId {
+impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: the only owner, on the id's thread; its events are acknowledged (invariant 2).
         let result = ffi::cm_result(|| unsafe { ffi::rdma_destroy_id(self.0.as_ptr()) });

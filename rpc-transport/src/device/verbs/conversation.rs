@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use crate::device::QpEvent;
 
 use super::cm::{Action, State};
-use super::cm_id::{CmId, ConnParam};
+use super::cm_id::{CmId, ConnParam, Dial};
 use super::device::VerbsDevice;
 use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
 use super::options::SetupOptions;
@@ -105,6 +105,16 @@ impl Conversation {
     /// What [`Action::MakeReady`] takes: the QP, and where it goes one after the other.
     pub(super) fn to_make_ready(&self) -> io::Result<(Arc<QpGuard>, [Transition; 3])> {
         Ok((self.live_qp()?, self.id.ready_transitions(self.ready_terms())?))
+    }
+
+    /// Whether [`Action::SendConnect`] is for a thread of its own.
+    pub(super) fn waits_in_connect(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.waits_in_connect())
+    }
+
+    /// [`Action::SendConnect`] for another thread.
+    pub(super) fn dial(&self) -> io::Result<Dial> {
+        Ok(self.id.dial(self.parameters()?))
     }
 
     /// Stores the peer's offer, and the device on which it arrived.

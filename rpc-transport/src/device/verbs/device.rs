@@ -158,6 +158,11 @@ impl VerbsDevice {
         self.context.ports().is_down(port, is_active)
     }
 
+    /// Whether the call that connects waits for the peer.
+    pub(super) fn waits_in_connect(&self) -> bool {
+        self.quirks.waits_in_connect
+    }
+
     /// Most READs that one QP may have in flight in either direction.
     pub(super) fn max_reads(&self) -> u8 {
         self.max_reads

@@ -16,6 +16,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -30,7 +31,7 @@ use super::cm::{self, Action, Event, Input, State};
 use super::cm_id::{CmChannel, CmEvent, CmId};
 use super::conversation::{Conversation, Waiting, ignore, resolve_device};
 use super::device::{self, VerbsDevice};
-use super::failure::{Failure, RESOLVE_ADDRESS};
+use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS};
 use super::id_link::{IdKey, IdLink};
 use super::options::SetupOptions;
 use super::queue_pair::ReadDepths;
@@ -245,6 +246,13 @@ impl Dispatcher {
                 Ok(()) => self.input(key, Input::Ready),
                 Err(error) => self.call_failed(key, READY_QUEUE_PAIR, error),
             },
+            Command::Dialed { key, dial, outcome } => {
+                if let Err(error) = outcome {
+                    self.call_failed(key, CONNECT, error);
+                }
+                // Destroys the id, if its conversation has ended meanwhile.
+                drop(dial);
+            }
             Command::Disconnect { key } => self.input(key, Input::Disconnect),
             Command::Close { key, token } => {
                 self.input(key, Input::Close);
@@ -395,6 +403,9 @@ impl Dispatcher {
             let conversation = self.conversations.get_mut(&key)?;
             let carried_out = match action {
                 Action::MakeReady => make_ready(self.service, key, conversation),
+                Action::SendConnect if conversation.waits_in_connect() => {
+                    dial(self.service, key, conversation).map_err(|error| (CONNECT, error))
+                }
                 _ => conversation.carry_out(*action),
             };
             if let Err((what, error)) = carried_out {
@@ -440,6 +451,16 @@ fn make_ready(
         service.send(Command::Ready { key, outcome });
     });
     Ok(())
+}
+
+/// Has a thread of its own connect: those of [`workers`] are few, and this waits for a peer.
+fn dial(service: &'static Service, key: IdKey, conversation: &Conversation) -> io::Result<()> {
+    let dial = conversation.dial()?;
+    let job = move || {
+        let outcome = dial.run();
+        service.send(Command::Dialed { key, dial, outcome });
+    };
+    thread::Builder::new().name("rdma-dial".to_owned()).spawn(job).map(drop)
 }
 
 /// Rounded up, so that the thread does not wake just before the deadline.

@@ -14,6 +14,9 @@ pub(super) struct Quirks {
     /// happens to come there, for the error that has the same number (`SIW_INVAL_UOBJ_KEY`, linux,
     /// include/uapi/rdma/siw-abi.h), and refuses the queue. Trying again finds the same place.
     pub(super) refuses_a_page: bool,
+    /// Connecting waits for the peer's TCP in the call itself, two minutes where nobody answers (siw,
+    /// `siw_connect`; other iWARP drivers come back at once).
+    pub(super) waits_in_connect: bool,
 }
 
 /// A CQ of these entries that is a context's first object is mapped across that offset: siw makes 2^15
@@ -31,7 +34,12 @@ impl Quirks {
         const SIW: u32 = 0x0062_6d74;
         match vendor_id {
             MICROSOFT | EMULEX => Self { no_late_sends: true, ..Self::default() },
-            SIW => Self { no_late_sends: true, sends_in_place: true, refuses_a_page: true },
+            SIW => Self {
+                no_late_sends: true,
+                sends_in_place: true,
+                refuses_a_page: true,
+                waits_in_connect: true,
+            },
             _ => Self::default(),
         }
     }

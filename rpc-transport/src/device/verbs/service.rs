@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::device::QpHandle;
 
+use super::cm_id::Dial;
 use super::device::VerbsDevice;
 use super::failure::Failure;
 use super::id_link::{IdKey, IdLink, IdOwner};
@@ -75,6 +76,8 @@ pub(super) enum Command {
     Reject { key: IdKey, private_data: Vec<u8>, done: oneshot::Sender<()> },
     /// A worker has moved the QP to RTS, or could not.
     Ready { key: IdKey, outcome: io::Result<()> },
+    /// The call that connects has returned, on a device where it waits for the peer.
+    Dialed { key: IdKey, dial: Dial, outcome: io::Result<()> },
     /// The QP is in ERR.
     Disconnect { key: IdKey },
     /// The owner has dropped the id.
