@@ -303,16 +303,10 @@ impl<P: Protocol> Connection<P> {
 
     /// Posts a RECV again, unless its window has fallen.
     #[inline]
-    fn repost(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        mut buffer: Buffer,
-    ) -> Result<(), CloseCause> {
-        if let Some(queue_pair) = &mut self.queue_pair
-            && queue_pair.recv_buffers.is_settling()
-        {
-            let Some(other) = queue_pair.recv_buffers.exchange(buffer) else { return Ok(()) };
-            buffer = other;
+    fn repost(&mut self, cq: &mut dyn CompletionQueue, buffer: Buffer) -> Result<(), CloseCause> {
+        let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
+        if queue_pair.recv_buffers.is_settling() {
+            return self.settle(cq, buffer);
         }
         self.post_recv(cq, buffer)
     }

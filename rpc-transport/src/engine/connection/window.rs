@@ -7,6 +7,7 @@ use super::Connection;
 use crate::connect::error::CloseCause;
 use crate::device::CompletionQueue;
 use crate::engine::upper::Protocol;
+use crate::memory::region::Buffer;
 
 impl<P: Protocol> Connection<P> {
     /// A frame has asked for more, or given back.
@@ -24,6 +25,19 @@ impl<P: Protocol> Connection<P> {
             queue_pair.recv_buffers.fall(fallen);
         }
         if link.wanted_growth().is_some() { self.grow_window(cq) } else { Ok(()) }
+    }
+
+    /// The window has fallen: posts what is to be posted in the place of a buffer, if anything is.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn settle(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        buffer: Buffer,
+    ) -> Result<(), CloseCause> {
+        let buffers = self.queue_pair.as_mut().map(|queue_pair| &mut queue_pair.recv_buffers);
+        let buffer = buffers.and_then(|buffers| buffers.exchange(buffer));
+        buffer.map_or(Ok(()), |buffer| self.post_recv(cq, buffer))
     }
 
     /// Posts more RECVs, so that the peer may have more messages in flight (credit rule 9).
