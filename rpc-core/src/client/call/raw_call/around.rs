@@ -8,6 +8,7 @@ use tracing::Span;
 use super::beside::Beside;
 use super::{Extras, RawCall};
 use crate::client::shared::{Shared, earliest};
+use crate::metadata::Metadata;
 use crate::observability::stats::counts::End;
 use crate::observability::trace;
 use crate::runtime::recycled;
@@ -41,15 +42,14 @@ impl RawCall<'_> {
         }
         let bytes = body.as_ref().map_or(0, OutBuf::total_len);
         let watch = &mut beside.get_or_insert_with(recycled::take).watch;
-        let kept = extras.as_mut().map(|extras| &mut extras.metadata);
-        let mut metadata = kept.map(std::mem::take).unwrap_or_default();
-        let begun = around.begin(watch, method, &mut metadata, own, bytes);
-        if !metadata.is_empty() {
-            extras.get_or_insert_default().metadata = metadata;
-        }
-        if let Err(status) = begun {
+        let mut first = Metadata::new();
+        let metadata = extras.as_mut().map_or(&mut first, |extras| &mut extras.metadata);
+        if let Err(status) = around.begin(watch, method, metadata, own, bytes) {
             self.fail(status);
             return false;
+        }
+        if !first.is_empty() {
+            extras.get_or_insert_default().metadata = first;
         }
         true
     }
