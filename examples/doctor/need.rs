@@ -19,8 +19,8 @@ pub(crate) struct Wanted {
     /// Connections of the server
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     connections: u32,
-    /// Server::shards
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Server::shards; 0: one for each core
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
     shards: u16,
     /// LinkConfig::data_credits [default: the library's]
     #[arg(long, value_name = "COUNT")]
@@ -86,7 +86,11 @@ pub(crate) fn print(
     limit: Option<u64>,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let (connections, shards) = (wanted.connections, usize::from(wanted.shards));
+    let shards = match wanted.shards {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        count => count.into(),
+    };
+    let connections = wanted.connections;
     let number = u64::from(connections);
     let noun = if connections == 1 { "connection" } else { "connections" };
     let mut most_needed = 0;

@@ -18,7 +18,7 @@ use crate::signals::EndSignals;
 /// How a server works.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// Tasks that serve connections, per kind of address: more use more cores; 0: one for each core
+    /// Tasks that serve connections, per kind of address: more use more cores; 0: one for each worker of the runtime
     #[arg(
         long,
         value_name = "N",

@@ -265,11 +265,18 @@ impl Acceptor {
             Some(shard) if same.len() >= self.config.shards => {
                 ServedShard::clone(shard).place(permit)
             }
-            _ => {
-                let shard = self.new_shard(device, &same, router)?;
-                of_device.push(shard.clone());
-                shard.place(permit)
-            }
+            _ => match (self.new_shard(device, &same, router), least) {
+                (Ok(shard), _) => {
+                    of_device.push(shard.clone());
+                    shard.place(permit)
+                }
+                // No memory to lock for another completion queue, say: there is room in those there are.
+                (Err(why), Some(shard)) => {
+                    tracing::debug!(why, "no further shard");
+                    ServedShard::clone(shard).place(permit)
+                }
+                (Err(why), None) => Err(why),
+            },
         }
     }
 

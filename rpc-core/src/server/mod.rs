@@ -196,8 +196,9 @@ impl ServerBuilder {
     }
 
     /// Completion queues per device, over which connections are spread; each has its own driver
-    /// task. Default 1: handlers that finish at once then run on one core. 0: as many as the runtime
-    /// has workers. One is made with each connection, until there are so many.
+    /// task. Default 1: handlers that finish at once then run on one core. 0: as many as the runtime that
+    /// calls `bind` has workers. They are made as connections come, one for each, up to that number, and
+    /// fewer where the device refuses more: on a NIC each locks a MiB for its completion queue.
     #[must_use]
     pub fn shards(mut self, count: usize) -> Self {
         self.config.shards = count;

@@ -8,6 +8,7 @@ use rpc_transport::device::{
 };
 use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::locked_need::{connection_bytes, server_bytes};
+use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::memory::region::{Access, ProtectionDomain};
 use rpc_transport::protocol::config::LinkConfig;
 use tokio::runtime::{Builder, Runtime};
@@ -95,6 +96,20 @@ fn shards_0_is_one_for_each_worker_up_to_need() {
     assert_eq!(counts(workers(3).unwrap(), "mem://three-workers"), [1, 2, 3, 3]);
     let current = Builder::new_current_thread().enable_all().build();
     assert_eq!(counts(current.unwrap(), "mem://no-workers"), [1; 4]);
+}
+
+/// A server with eight shards took seven connections, where 8 MiB may be locked.
+#[tokio::test]
+async fn a_shard_that_cannot_be_made_refuses_nobody_for_whom_there_is_room() {
+    let server = Server::builder().shards(8).bind("mem://few-shards").await.unwrap();
+    let outgoing = schemes::resolve(&"mem://few-shards".parse().unwrap()).await.unwrap().outgoing;
+    // For the completion queue of one shard, and not for two.
+    let limit = MemoryBudget::new(3 << 19);
+    let plan = FaultPlan::new(1).profile(&fault::MLX5).lock_limit(&limit);
+    let outgoing = fault::outgoing(outgoing, &plan);
+    let places = [(); 3].map(|()| server.acceptor.place(outgoing.device()).unwrap());
+    assert_eq!(server.acceptor.all_shards().len(), 1);
+    assert!(places.iter().all(|place| Arc::ptr_eq(&place.shard, &places[0].shard)));
 }
 
 /// The first client of a server on a NIC cost 16 MiB of locked memory, of the 8 MiB that most
