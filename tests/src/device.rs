@@ -40,7 +40,7 @@ pub fn is_chosen() -> bool {
 }
 
 /// For a test over `rdma://` that shows nothing on a device without something: there it fails by these
-/// words, and who runs such a device names it (`tests/siw_in_lab`).
+/// words, and who runs such a device names it (`tests/e2e_in_lab`).
 ///
 /// # Panics
 /// When this machine's device lacks it.
