@@ -66,7 +66,7 @@ impl Connector for VerbsConnector {
             }
         }
         // If the machine lacks something, report that rather than the failed call.
-        let report = preflight::preflight();
+        let report = preflight::facts();
         if let Some(reason) = report.first_problem() {
             return Err(ConnectError::Unavailable { scheme: "rdma", reason });
         }

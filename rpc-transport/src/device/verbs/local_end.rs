@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::connect::address::LocalEnd;
 use crate::device::Device;
 
-use super::preflight::{DeviceReport, Report, preflight};
+use super::preflight::{self, DeviceReport, Report};
 
 /// One way to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub(super) fn is_through(local: &LocalEnd, device: &Arc<dyn Device>) -> Result<(
 
 /// Asks the devices, which takes system calls.
 async fn look() -> Result<Report, String> {
-    let report = tokio::task::spawn_blocking(preflight).await;
+    let report = tokio::task::spawn_blocking(preflight::facts).await;
     report.map_err(|error| format!("the devices cannot be asked: {error}"))
 }
 
@@ -113,7 +113,8 @@ fn listening(report: &Report, local: &LocalEnd, at: SocketAddr) -> Result<Vec<So
         ));
     }
     let Some(name) = &local.device else { return Ok(vec![at]) };
-    let addresses = addresses_of(device(report, name)?);
+    let of_name = device(report, name)?;
+    let addresses = addresses_of(of_name);
     if !at.ip().is_unspecified() {
         if addresses.is_empty() || addresses.contains(&at.ip().to_canonical()) {
             return Ok(vec![at]);
@@ -125,6 +126,10 @@ fn listening(report: &Report, local: &LocalEnd, at: SocketAddr) -> Result<Vec<So
     let ends = addresses.into_iter().filter(|ip| (both || ip.is_ipv4()) && !is_link_local(*ip));
     let ends: Vec<_> = ends.map(|ip| SocketAddr::new(ip, at.port())).collect();
     if ends.is_empty() {
+        let mut ports = of_name.ports.iter();
+        if let Some(why) = ports.find_map(|port| port.why_elsewhere(name)) {
+            return Err(why);
+        }
         return Err(format!(
             "the addresses of {name} (dev=) are not known here: write that of its network interface \
              in place of {}",

@@ -24,6 +24,8 @@ const SMALL_MEMLOCK_BYTES: u64 = 4 * 1024 * 1024;
 /// RDMA MTU below which large messages are noticeably slower, bytes.
 const GOOD_MTU_BYTES: u32 = 4096;
 
+/// [`Gid::kind`] of an IP address over RoCE.
+const ROCE_V2: &str = "RoCE v2";
 /// [`Gid::kind`] of an address of an iWARP port.
 const IWARP: &str = "iWARP";
 
@@ -38,6 +40,7 @@ pub enum Severity {
 
 /// Something to know, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// How serious it is.
     pub severity: Severity,
@@ -47,6 +50,7 @@ pub struct Finding {
 
 /// An address of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Gid {
     /// Index in the port's table. An iWARP port has one entry, which stands for all addresses of its
     /// network device.
@@ -64,7 +68,7 @@ impl Gid {
     /// Whether it is an IP address, as on RoCE v2; on InfiniBand and RoCE v1 it is made of other
     /// numbers, or a second form of one that is there already.
     fn is_ip_address(&self) -> bool {
-        self.kind == "RoCE v2" || self.kind == IWARP
+        self.kind == ROCE_V2 || self.kind == IWARP
     }
 
     /// Whether a peer in another network can reach this address.
@@ -76,6 +80,7 @@ impl Gid {
 
 /// A port of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Port {
     /// Number, from 1.
     pub number: u8,
@@ -99,6 +104,17 @@ pub struct Port {
 }
 
 impl Port {
+    /// That its network device is in another namespace, if so, and what to do.
+    pub(super) fn why_elsewhere(&self, device: &str) -> Option<String> {
+        let (number, interface) = (self.number, self.elsewhere.as_ref()?);
+        Some(format!(
+            "{device} port {number} belongs to the network device {interface}, which is not in this \
+             network namespace: nothing can be reached through it from here. Give the container that \
+             network device, or the host's network; with `rdma system set netns exclusive` a container \
+             sees the RDMA devices alone that were given to it"
+        ))
+    }
+
     /// Whether it has its link, and its network device is in this namespace.
     fn is_reachable(&self) -> bool {
         self.is_active && self.elsewhere.is_none()
@@ -107,6 +123,7 @@ impl Port {
 
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceReport {
     /// Its name.
     pub name: String,
@@ -126,6 +143,7 @@ pub struct DeviceReport {
 
 /// The result of the preflight check.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Report {
     /// Devices that libibverbs knows.
     pub devices: Vec<DeviceReport>,
@@ -147,13 +165,21 @@ pub struct Report {
 #[must_use]
 pub fn preflight() -> Report {
     let mut report = probe::facts();
+    probe::add_details(&mut report);
+    report.findings = judge(&report);
+    report
+}
+
+/// The same, for who connects: what decides whether that is possible.
+pub(super) fn facts() -> Report {
+    let mut report = probe::facts();
     report.findings = judge(&report);
     report
 }
 
 /// Why connecting is impossible, given that the connection manager could not be opened.
 pub(super) fn why_unavailable(error: &io::Error) -> String {
-    preflight()
+    facts()
         .first_problem()
         .unwrap_or_else(|| format!("the connection manager cannot be used: {error}"))
 }
@@ -234,6 +260,14 @@ fn judge(facts: &Report) -> Vec<Finding> {
             add(if works { Severity::Advice } else { severity }, text);
         });
     }
+    // Who is near one of several devices is far from the others.
+    let usable = || facts.devices.iter().filter(|device| device.is_usable());
+    let nodes = || usable().filter_map(|device| Some((device, device.numa.as_ref()?)));
+    if nodes().all(|(_, node)| node.process == Overlap::Far) {
+        for (device, node) in nodes() {
+            add(Severity::Advice, node.advice(&device.name));
+        }
+    }
     if let Some(bytes) = facts.memlock_bytes.filter(|bytes| *bytes < SMALL_MEMLOCK_BYTES) {
         let text = format!(
             "only {bytes} bytes of memory may be locked (RLIMIT_MEMLOCK), and registered memory \
@@ -279,9 +313,6 @@ fn judge_device(device: &DeviceReport, add: &mut impl FnMut(Severity, String)) {
         let text = format!("{name} has no active port: check the cable and `ip link`/`rdma link`");
         add(Severity::Problem, text);
     }
-    if let Some(text) = device.numa.as_ref().and_then(|numa| numa.advice(name)) {
-        add(Severity::Advice, text);
-    }
     for port in device.ports.iter().filter(|port| port.is_active) {
         judge_port(name, port, add);
     }
@@ -289,16 +320,11 @@ fn judge_device(device: &DeviceReport, add: &mut impl FnMut(Severity, String)) {
 
 fn judge_port(device: &str, port: &Port, add: &mut impl FnMut(Severity, String)) {
     let number = port.number;
-    if let Some(interface) = &port.elsewhere {
-        let text = format!(
-            "{device} port {number} belongs to the network device {interface}, which is not in this \
-             network namespace: nothing can be reached through it from here. Give the container that \
-             network device, or the host's network; with `rdma system set netns exclusive` a container \
-             sees the RDMA devices alone that were given to it"
-        );
+    if let Some(text) = port.why_elsewhere(device) {
         return add(Severity::Problem, text);
     }
-    for text in port.counters.advice(device, number) {
+    let is_roce = port.is_ethernet && port.gids.iter().any(|gid| gid.kind == ROCE_V2);
+    for text in port.counters.advice(device, number, is_roce) {
         add(Severity::Advice, text);
     }
     if port.gids.is_empty() {
@@ -367,7 +393,7 @@ impl fmt::Display for DeviceReport {
         }
         writeln!(f, "{name}: at most {max_qp} QPs, {max_mr} MRs, {max_cqe} entries per CQ")?;
         if let Some(numa) = numa {
-            writeln!(f, "  NUMA node {}: cores {}", numa.number, numa.cores)?;
+            writeln!(f, "  {numa}")?;
         }
         for port in ports {
             let state = if port.is_active { "active" } else { "not active" };

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 /// Names of packets that were sent again, lost or out of order, as drivers have them.
-const LOSSES: [&str; 16] = [
+const LOSSES: [&str; 17] = [
     // mlx5
     "local_ack_timeout_err",
     "packet_seq_err",
@@ -29,15 +29,23 @@ const LOSSES: [&str; 16] = [
     // rxe
     "completer_retry_err",
     "rcvd_seq_err",
+    "out_of_seq_request",
     "retry_exceeded_err",
 ];
 /// The same of messages that no RECV was there for, on either side. Connections of this crate have none:
 /// their credits see to it.
-const NOT_READY: [&str; 5] =
-    ["rnr_nak_retry_err", "out_of_buffer", "rnr_naks_rcvd", "rcvd_rnr_err", "send_rnr_err"];
+const NOT_READY: [&str; 6] = [
+    "rnr_nak_retry_err",
+    "out_of_buffer",
+    "rnr_naks_rcvd",
+    "rcvd_rnr_err",
+    "send_rnr_err",
+    "retry_rnr_exceeded_err",
+];
 
 /// Those that are not 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PortCounters {
     /// Packets sent again, lost or out of order, by the driver's names.
     pub losses: Vec<(&'static str, u64)>,
@@ -66,15 +74,20 @@ impl PortCounters {
         (!all.is_empty()).then(|| all.join(", "))
     }
 
-    /// What they mean.
-    pub(super) fn advice(&self, device: &str, port: u8) -> Vec<String> {
+    /// What they mean. `is_roce`: its packets travel over Ethernet, by UDP.
+    pub(super) fn advice(&self, device: &str, port: u8, is_roce: bool) -> Vec<String> {
         let mut advice = Vec::new();
         if !self.losses.is_empty() {
+            let cure = if is_roce {
+                "; RoCE wants priority flow control or ECN on every switch of the way, for the traffic \
+                 class that is used here"
+            } else {
+                ""
+            };
             advice.push(format!(
-                "{device} port {port} has sent packets again, or lost some, since it came up: if these \
-                 counters grow under load, the network drops packets, and each costs many times its \
-                 bandwidth; RoCE wants priority flow control or ECN on every switch of the way, for the \
-                 traffic class that is used here"
+                "{device} port {port} has sent packets again, or lost some, since it came up; peers that \
+                 died are among the causes. If these counters grow under load, the network drops packets, \
+                 and each costs many times its bandwidth{cure}"
             ));
         }
         if !self.receiver_not_ready.is_empty() {
@@ -110,8 +123,10 @@ mod tests {
         assert_eq!(found.losses, [("out_of_sequence", 120)]);
         assert_eq!(found.receiver_not_ready, [("rnr_nak_retry_err", 3)]);
         assert_eq!(found.text().unwrap(), "out_of_sequence 120, rnr_nak_retry_err 3");
-        assert_eq!(found.advice("mlx5_0", 1).len(), 2);
+        assert_eq!(found.advice("mlx5_0", 1, true).len(), 2);
+        let cure = |is_roce| found.advice("mlx5_0", 1, is_roce)[0].contains("flow control");
+        assert!(cure(true) && !cure(false));
         let none = PortCounters::of(&port);
-        assert_eq!((none.text(), none.advice("mlx5_0", 1)), (None, Vec::new()));
+        assert_eq!((none.text(), none.advice("mlx5_0", 1, true)), (None, Vec::new()));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Calls work from every core. From another node each message crosses between the sockets twice.
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -12,6 +13,7 @@ const NODES: &str = "/sys/devices/system/node/online";
 
 /// The NUMA node of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NumaNode {
     /// Its number.
     pub number: u32,
@@ -23,6 +25,7 @@ pub struct NumaNode {
 
 /// How the cores of this process and those near a device overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Overlap {
     /// It runs near the device only.
     Near,
@@ -80,21 +83,27 @@ fn members(list: &str) -> Option<Vec<usize>> {
     Some(members)
 }
 
-impl NumaNode {
-    /// What to do where this process does not run near the device alone.
-    pub(super) fn advice(&self, device: &str) -> Option<String> {
+impl fmt::Display for NumaNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { number, cores, process } = self;
-        let where_else = match process {
-            Overlap::Near => return None,
-            Overlap::Both => {
-                "may also run on others, from which each message crosses between the nodes"
-            }
-            Overlap::Far => "may run on none of them, so each message crosses between the nodes",
+        let allowed = match process {
+            Overlap::Near => "on them alone",
+            Overlap::Both => "on others, too",
+            Overlap::Far => "on none of them",
         };
-        Some(format!(
-            "{device} stands at NUMA node {number} (cores {cores}), and this process {where_else}: \
-             `numactl --cpunodebind={number} --membind={number} ..` keeps it near"
-        ))
+        write!(f, "NUMA node {number}: cores {cores}; this process may run {allowed}")
+    }
+}
+
+impl NumaNode {
+    /// What to do where this process runs far from all devices.
+    pub(super) fn advice(&self, device: &str) -> String {
+        let Self { number, cores, .. } = self;
+        format!(
+            "{device} stands at NUMA node {number} (cores {cores}), where this process may not run, so each \
+             message crosses between the nodes: start it with `numactl --cpunodebind={number} \
+             --preferred={number} ..`; in Kubernetes the topology manager's policy `single-numa-node` does it"
+        )
     }
 }
 
@@ -118,12 +127,12 @@ mod tests {
             let node = node("0-1\n", "1\n", "2-3\n", |cpu| allowed.contains(&cpu));
             let node = node.expect("there are two nodes");
             assert_eq!((node.number, &*node.cores), (1, "2-3"));
-            (node.process, node.advice("mlx5_1").is_some())
+            node.process
         };
-        assert_eq!(process(&[2]), (Overlap::Near, false));
-        assert_eq!(process(&[2, 3]), (Overlap::Near, false));
-        assert_eq!(process(&[0, 1, 2, 3]), (Overlap::Both, true));
-        assert_eq!(process(&[0, 1]), (Overlap::Far, true));
+        assert_eq!(process(&[2]), Overlap::Near);
+        assert_eq!(process(&[2, 3]), Overlap::Near);
+        assert_eq!(process(&[0, 1, 2, 3]), Overlap::Both);
+        assert_eq!(process(&[0, 1]), Overlap::Far);
     }
 
     #[test]

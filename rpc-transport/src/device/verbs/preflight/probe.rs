@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::ptr::NonNull;
 
-use super::interfaces::{self, HARDWARE_BYTES};
+use super::interfaces::{self, HARDWARE_BYTES, What};
 use super::{DeviceReport, Gid, IWARP, Port, PortCounters, Report, numa};
 use crate::device::memlock;
 use crate::device::verbs::device::{carries_traffic, is_iwarp, query_port};
@@ -16,13 +16,23 @@ use crate::device::verbs::ffi::{self, Plain};
 use crate::device::verbs::options;
 
 const KERNEL_DEVICES: &str = "/sys/class/infiniband";
-/// Those of this network namespace.
-const NETWORK_DEVICES: &str = "/sys/class/net";
 const VERBS_FILES: &str = "/sys/class/infiniband_verbs";
 const DEVICE_FILES: &str = "/dev/infiniband";
 const CONNECTION_MANAGER: &str = "/dev/infiniband/rdma_cm";
 
-/// Collects everything except the findings.
+/// Adds what only a person wants to know: reading counters takes a device commands.
+pub(super) fn add_details(report: &mut Report) {
+    for device in &mut report.devices {
+        let directory = Path::new(KERNEL_DEVICES).join(&device.name);
+        device.numa = numa::node_of(&directory);
+        for port in &mut device.ports {
+            let of_port = directory.join("ports").join(port.number.to_string());
+            port.counters = PortCounters::of(&of_port);
+        }
+    }
+}
+
+/// Collects everything except the findings, and those details.
 pub(super) fn facts() -> Report {
     let connection_manager = OpenOptions::new().read(true).write(true).open(CONNECTION_MANAGER);
     Report {
@@ -67,7 +77,6 @@ fn devices() -> Vec<DeviceReport> {
 
 fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
     let name = name(device);
-    let numa = numa::node_of(&Path::new(KERNEL_DEVICES).join(&name));
     // SAFETY: a device of the list.
     let context = unsafe { ffi::ibv_open_device(device.as_ptr()) };
     let mut report = DeviceReport {
@@ -76,7 +85,7 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
         max_qp: 0,
         max_cqe: 0,
         max_mr: 0,
-        numa,
+        numa: None,
         ports: Vec::new(),
     };
     let Some(context) = NonNull::new(context) else {
@@ -131,9 +140,9 @@ fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<
     let gid_count = u32::try_from(attributes.gid_tbl_len).unwrap_or(0);
     let mut gids: Vec<_> =
         (0..gid_count).filter_map(|index| gid(device, context, number, index)).collect();
+    let here = interfaces::facts();
     if is_iwarp(context) {
-        let facts = interfaces::facts();
-        gids = gids.iter().flat_map(|gid| iwarp_addresses(gid, &facts)).collect();
+        gids = gids.iter().flat_map(|gid| iwarp_addresses(gid, &here)).collect();
     }
     Some(Port {
         number,
@@ -142,20 +151,29 @@ fn port(device: &str, context: NonNull<ffi::ibv_context>, number: u8) -> Option<
         active_mtu_bytes: mtu_bytes(attributes.active_mtu),
         max_mtu_bytes: mtu_bytes(attributes.max_mtu),
         traffic_class: traffic_class(device, number),
-        counters: PortCounters::of(
-            &Path::new(KERNEL_DEVICES).join(format!("{device}/ports/{number}")),
-        ),
-        elsewhere: elsewhere(&gids, Path::new(NETWORK_DEVICES)),
+        counters: PortCounters::default(),
+        elsewhere: elsewhere(&gids, &here),
         gids,
     })
 }
 
-/// The network device of a port, where none of those that its addresses belong to is in this network
-/// namespace.
-pub(super) fn elsewhere(gids: &[Gid], network_devices: &Path) -> Option<String> {
-    let mut names = gids.iter().filter_map(|gid| gid.network_device.as_ref()).peekable();
-    let first = (*names.peek()?).clone();
-    names.all(|name| !network_devices.join(name).exists()).then_some(first)
+/// The network device of a port, where it is in another network namespace than this process: none of that
+/// name is here, or one of that name with none of the port's addresses.
+pub(super) fn elsewhere(gids: &[Gid], here: &[interfaces::Fact]) -> Option<String> {
+    let name = gids.iter().find_map(|gid| gid.network_device.clone())?;
+    if here.is_empty() {
+        // The system has not told.
+        return None;
+    }
+    let is_here = |name: &String| here.iter().any(|fact| fact.interface == *name);
+    if !gids.iter().filter_map(|gid| gid.network_device.as_ref()).any(is_here) {
+        return Some(name);
+    }
+    let has = |address: IpAddr| here.iter().any(|fact| fact.what == What::Ip(address));
+    let mut routable =
+        gids.iter().filter(|gid| gid.is_ip_address() && gid.is_routable()).peekable();
+    routable.peek()?;
+    (!routable.any(|gid| has(gid.address.to_canonical()))).then_some(name)
 }
 
 /// The addresses for which the GID of an iWARP port stands.

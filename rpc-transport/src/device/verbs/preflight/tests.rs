@@ -1,5 +1,6 @@
 //! Each thing that can be missing, and the finding that it must give.
 
+use super::interfaces::{Fact, What};
 use super::*;
 
 fn gid(address: &str) -> Gid {
@@ -54,30 +55,47 @@ fn judged(change: impl FnOnce(&mut Report)) -> Report {
 }
 
 #[test]
-fn a_process_far_from_its_device_is_advised() {
-    let far = |facts: &mut Report| {
-        let cores = "16-31".to_owned();
-        facts.devices[0].numa = Some(NumaNode { number: 1, cores, process: Overlap::Far });
+fn a_process_far_from_all_devices_is_advised() {
+    let report = |nodes: &[Overlap]| {
+        judged(|facts| {
+            facts.devices = nodes
+                .iter()
+                .map(|process| {
+                    let (cores, process) = ("16-31".to_owned(), *process);
+                    DeviceReport { numa: Some(NumaNode { number: 1, cores, process }), ..device() }
+                })
+                .collect();
+        })
     };
-    let report = judged(far);
-    assert!(report.is_usable(), "it works from there, too");
-    let text = report.to_string();
-    let parts = ["NUMA node 1: cores 16-31", "may run on none of them", "numactl --cpunodebind=1"];
+    let far = report(&[Overlap::Far]);
+    assert!(far.is_usable(), "it works from there, too");
+    let text = far.to_string();
+    let parts =
+        ["NUMA node 1: cores 16-31; this process may run on none", "numactl --cpunodebind=1"];
     for part in parts {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+    for near in [&[Overlap::Near][..], &[Overlap::Both], &[Overlap::Near, Overlap::Far]] {
+        assert_eq!(report(near).findings, [], "{near:?}");
     }
 }
 
 #[test]
 fn a_port_of_another_network_namespace_is_a_problem_that_is_explained() {
     let gids = [gid("fe80::1"), gid("::ffff:10.9.0.1")];
-    let here = |names: &str| probe::elsewhere(&gids, std::path::Path::new(names));
-    assert_eq!(here("/nonexistent-directory").as_deref(), Some("eth0"));
-    let names = std::env::temp_dir().join(format!("rpc-network-devices-{}", std::process::id()));
-    std::fs::create_dir_all(names.join("eth0")).unwrap();
-    let there = here(names.to_str().unwrap());
-    std::fs::remove_dir_all(&names).unwrap();
-    assert_eq!(there, None);
+    let ip = |interface: &str, ip: &str| {
+        let what = What::Ip(ip.parse().unwrap());
+        Fact { interface: interface.to_owned(), what }
+    };
+    let is_elsewhere = |here: &[Fact]| probe::elsewhere(&gids, here).is_some();
+    assert!(!is_elsewhere(&[ip("lo", "127.0.0.1"), ip("eth0", "10.9.0.1")]));
+    assert!(is_elsewhere(&[ip("lo", "127.0.0.1")]));
+    // A container's own device of the same name.
+    assert!(is_elsewhere(&[ip("eth0", "172.17.0.2")]));
+    // Without addresses that could tell.
+    let link_local = [gid("fe80::1")];
+    assert_eq!(probe::elsewhere(&link_local, &[ip("eth0", "172.17.0.2")]), None);
+    assert_eq!(probe::elsewhere(&[], &[]), None);
     let report = judged(|facts| facts.devices[0].ports[0].elsewhere = Some("eth7".to_owned()));
     assert!(!report.is_usable());
     assert_eq!(report.addresses(), Vec::<IpAddr>::new());
