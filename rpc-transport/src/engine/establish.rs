@@ -76,8 +76,12 @@ fn settled(config: &LinkConfig, device: &dyn Device) -> LinkConfig {
     config.settled(!capabilities.contains(Capabilities::FREE_REGISTRATION))
 }
 
-fn features(device: &dyn Device) -> Features {
-    let all = Features::ARENA.with(Features::REPLY_SLOTS).with(Features::RETURNS);
+fn features(device: &dyn Device, config: &LinkConfig) -> Features {
+    let mut all = Features::ARENA.with(Features::REPLY_SLOTS);
+    // What a window that has fallen leaves is given up by a timer.
+    if config.keep_alive.is_some() {
+        all = all.with(Features::RETURNS);
+    }
     if device.attributes().capabilities.contains(Capabilities::IMMEDIATE) {
         all.with(Features::ACK_IMMEDIATE)
     } else {
@@ -122,7 +126,7 @@ impl<P: Protocol> Shard<P> {
         protocol: P,
     ) -> Result<Connected, ConnectError> {
         let config = &settled(config, &**self.device());
-        let offer = Offer::new(config, features(&**outgoing.device()), nonce());
+        let offer = Offer::new(config, features(&**outgoing.device(), config), nonce());
         let mut outgoing = outgoing;
         let memory = self.memory_for(config)?;
         let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
@@ -159,7 +163,7 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<Connected, AcceptError> {
         let mut incoming = incoming;
         let config = &settled(config, &**self.device());
-        let offer = Offer::new(config, features(&**incoming.device()), nonce());
+        let offer = Offer::new(config, features(&**incoming.device(), config), nonce());
         let agreed = match requested(&offer, incoming.private_data()) {
             Ok(agreed) => agreed,
             Err(reject) => {

@@ -528,7 +528,9 @@ pub enum CreditError {
         first: u16,
     },
     /// The peer gives back what it cannot have.
-    #[error("peer gave back a part of its window while {owed} credits of it were not granted")]
+    #[error(
+        "peer gave back a part of its window, of which it had not been granted all: {owed} missing"
+    )]
     ReturnedWhileOwed {
         /// Credits owed to it.
         owed: u16,

@@ -225,7 +225,8 @@ fn a_peer_that_gives_back_what_it_cannot_have_is_told() {
             end.received(2).await;
             raw.send(RETURNS, b"take it");
         });
-        let text = "gave back a part of its window while 1 credits of it were not granted";
+        let text =
+            "gave back a part of its window, of which it had not been granted all: 1 missing";
         assert_eq!(cause.await, format!("the peer broke the protocol: peer {text}"));
     });
 }
@@ -246,6 +247,56 @@ fn a_peer_that_spends_what_it_has_given_back_is_told() {
 }
 
 /// A peer of the build before.
+/// Two ends on NICs, driven by hand; the second one keeps what it gets.
+async fn on_nics(configs: [LinkConfig; 2], limits: &[MemoryBudget; 2]) -> Ends {
+    let plan = |limit| FaultPlan::new(1).profile(&MLX5).lock_limit(limit);
+    let faults = Some(limits.each_ref().map(plan));
+    let options = Options { configs, faults, habits: [Habit::Keep; 2], ..Options::default() };
+    let (client, server, drivers, _listener) = unspawned("mem", &options).await;
+    Ends { ends: [client, server], drivers: drivers.map(ByHand::new), sent: 0 }
+}
+
+/// Memory was given up on which the window counted when it grew again: the connection ended.
+#[test]
+fn a_window_that_fell_while_messages_were_kept_grows_again_on_a_nic() {
+    run_on_one_thread("falling-kept", async {
+        let limits = [(); 2].map(|()| MemoryBudget::new(64 << 20));
+        let mut pair = on_nics([LinkConfig::default(), LinkConfig::default()], &limits).await;
+        pause();
+        while windows(&pair.ends[1]).0 < 64 {
+            pair.keep(200);
+        }
+        pair.pass(FALL_TURNS + RECV_TURNS, 0).await;
+        assert_eq!(windows(&pair.ends[1]).0, FIRST_DATA_CREDITS);
+        for _ in 0..3 {
+            pair.keep(200);
+            let closed = |end: &End| end.events().closed.is_empty();
+            assert!(pair.ends.iter().all(closed), "{:?}", pair.ends[1].events().closed);
+        }
+        drop(pair.ends[1].with(|probe| std::mem::take(&mut probe.inbox)));
+        resume();
+    });
+}
+
+/// Without a timer of its own an end never gave up what came with a window that its peer gave back.
+#[test]
+fn an_end_without_keep_alive_keeps_the_window_that_it_has() {
+    run_on_one_thread("falling-no-timer", async {
+        let limits = [(); 2].map(|()| MemoryBudget::new(64 << 20));
+        let configs = [LinkConfig::default(), LinkConfig::default().keep_alive(None)];
+        let mut pair = on_nics(configs, &limits).await;
+        pause();
+        while windows(&pair.ends[1]).0 < 64 {
+            pair.keep(200);
+        }
+        let grown = pair.windows();
+        pair.pass(FALL_TURNS, 0).await;
+        assert_eq!(pair.windows(), grown);
+        drop(pair.ends[1].with(|probe| std::mem::take(&mut probe.inbox)));
+        resume();
+    });
+}
+
 #[test]
 fn windows_that_were_not_agreed_to_fall_do_not() {
     run("not_agreed", async {

@@ -125,6 +125,10 @@ impl RecvBuffers {
         if self.is_free {
             self.kept = self.kept.checked_sub(more - posted)?;
         } else if let Some(unneeded) = self.unneeded.checked_sub(1) {
+            let free: usize = self.pools.iter().map(BufferPool::free_count).sum();
+            if free < (more - posted) as usize {
+                return None;
+            }
             self.unneeded = unneeded;
         } else {
             let size = self.pools.first()?.buffer_bytes();
@@ -169,10 +173,20 @@ impl RecvBuffers {
     pub(super) fn give_up(&mut self) {
         while self.unneeded > 0
             && self.pools.first().is_some_and(|pool| pool.free_count() == pool.count() as usize)
+            && self.may_grow_without_newest()
         {
             self.pools.remove(0);
             self.unneeded -= 1;
         }
+    }
+
+    /// Whether the other pools have buffers for the windows that they came with, whatever is lent.
+    fn may_grow_without_newest(&self) -> bool {
+        let others = self.pools.get(1..).unwrap_or_default();
+        let free: usize = others.iter().map(BufferPool::free_count).sum();
+        let unneeded = others.iter().take(self.unneeded.saturating_sub(1));
+        let more: u32 = unneeded.map(|pool| pool.count() - pool.count() / 3).sum();
+        free + self.surplus as usize >= more as usize
     }
 
     /// The connection is quiet: where nothing is pinned, pages behind buffers that are not posted go back
