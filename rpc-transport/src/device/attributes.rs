@@ -41,7 +41,7 @@ impl Capabilities {
     /// A SEND of length zero arrives.
     pub const EMPTY_SEND: Self = Self(1 << 5);
     /// Registering memory for local access costs next to nothing, so copying to registered memory
-    /// saves nothing.
+    /// saves nothing; and it pins nothing, so pages of free buffers may be given back to the system.
     pub const FREE_REGISTRATION: Self = Self(1 << 6);
     /// Posting copies the bytes, so posting a large WRITE takes the caller as long as the copy.
     pub const COPIES_ON_POST: Self = Self(1 << 7);

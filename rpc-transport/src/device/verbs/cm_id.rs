@@ -24,7 +24,7 @@ use super::device::{self, VerbsDevice};
 use super::failure::Failure;
 use super::ffi::{self, Plain};
 use super::id_link::IdKey;
-use super::queue_pair::{ReadDepths, ReadyTerms, Transition};
+use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
 use super::sockaddr::{self, RawAddress, STORAGE_BYTES};
 
 /// The event channel.
@@ -261,10 +261,10 @@ impl CmId {
     }
 
     /// What [`CmId::connect`] does, for another thread.
-    pub(super) fn dial(&self, param: ConnParam<'_>) -> Dial {
+    pub(super) fn dial(&self, param: ConnParam<'_>, qp: Arc<QpGuard>) -> Dial {
         let private_data = param.private_data.to_vec();
         let param = ConnParam { private_data: &[], ..param };
-        Dial { id: Arc::clone(&self.1), private_data, param }
+        Dial { id: Arc::clone(&self.1), _qp: qp, private_data, param }
     }
 
     /// Sends the RTU.
@@ -379,6 +379,8 @@ unsafe impl Sync for Owned {}
 /// A REQ that another thread sends, since the call waits for the peer.
 pub(super) struct Dial {
     id: Arc<Owned>,
+    /// Destroying it would wait for the call, and so keep the thread that destroys all objects.
+    _qp: Arc<QpGuard>,
     private_data: Vec<u8>,
     param: ConnParam<'static>,
 }

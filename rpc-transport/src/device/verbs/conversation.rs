@@ -114,7 +114,7 @@ impl Conversation {
 
     /// [`Action::SendConnect`] for another thread.
     pub(super) fn dial(&self) -> io::Result<Dial> {
-        Ok(self.id.dial(self.parameters()?))
+        Ok(self.id.dial(self.parameters()?, self.live_qp()?))
     }
 
     /// Stores the peer's offer, and the device on which it arrived.
