@@ -8,7 +8,9 @@
 //! 1. A call that fails becomes an input of the table, except where the table says that its failure
 //!    changes nothing.
 //! 2. The thread sleeps unless there is an event, a command, or a deadline that has passed.
-//! 3. No command waits for another: nothing here blocks on a peer.
+//! 3. No command waits for another: nothing here blocks on a peer, but for an id over iWARP that is given
+//!    up while its peer has taken the TCP connection and not answered yet: the kernel then waits for the
+//!    device to give up (siw: 10 s).
 //! 4. There is one thread and one event channel per process, started with the first command and kept.
 
 use std::cmp::Reverse;
