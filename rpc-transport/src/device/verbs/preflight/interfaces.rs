@@ -27,6 +27,8 @@ pub(super) enum What {
     Hardware([u8; HARDWARE_BYTES]),
     /// One of its IP addresses.
     Ip(IpAddr),
+    /// Something else: that it is there.
+    Other,
 }
 
 /// The IP addresses of the interfaces with this hardware address, and whose they are. An interface
@@ -64,7 +66,7 @@ pub(super) fn facts() -> Vec<Fact> {
         let interface = unsafe { CStr::from_ptr(element.ifa_name) }.to_string_lossy().into_owned();
         // SAFETY: null, or an address of this element, as getifaddrs promises.
         let what = unsafe { what(element.ifa_addr) };
-        facts.extend(what.map(|what| Fact { interface, what }));
+        facts.push(Fact { interface, what: what.unwrap_or(What::Other) });
     }
     // SAFETY: the list came from `getifaddrs` and is freed once.
     unsafe { libc::freeifaddrs(first) };

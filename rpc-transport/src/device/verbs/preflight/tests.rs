@@ -90,6 +90,9 @@ fn a_port_of_another_network_namespace_is_a_problem_that_is_explained() {
     let is_elsewhere = |here: &[Fact]| probe::elsewhere(&gids, here).is_some();
     assert!(!is_elsewhere(&[ip("lo", "127.0.0.1"), ip("eth0", "10.9.0.1")]));
     assert!(is_elsewhere(&[ip("lo", "127.0.0.1")]));
+    // A new namespace has a loopback without addresses.
+    assert!(is_elsewhere(&[Fact { interface: "lo".to_owned(), what: What::Other }]));
+    assert!(!is_elsewhere(&[]), "the system has not told");
     // A container's own device of the same name.
     assert!(is_elsewhere(&[ip("eth0", "172.17.0.2")]));
     // Without addresses that could tell.
