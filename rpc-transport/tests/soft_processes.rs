@@ -374,11 +374,11 @@ const STARVED: &str = "RPC_SOFT_STARVED";
 fn without_file_descriptors_the_error_says_which_limit_to_raise() {
     let _watchdog = Watchdog::start("a starved process");
     let address: Address = format!("shm://starved-{}", std::process::id()).parse().unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "starved_process", "--nocapture"]);
-    let mut child = Peer(command.env(STARVED, address.to_string()).spawn().unwrap());
     runtime().block_on(async {
         let mut listener = soft::listen_shm(&address).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "starved_process", "--nocapture"]);
+        let mut child = Peer(command.env(STARVED, address.to_string()).spawn().unwrap());
         let child = tokio::task::spawn_blocking(move || child.0.wait().unwrap());
         let status = tokio::select! {
             status = child => status.unwrap(),
