@@ -28,9 +28,32 @@ pub struct Pieces {
     rest: Bulk,
 }
 
-impl Pieces {
-    pub(super) fn new(reader: BulkReader) -> Self {
-        Self { reader: Some(reader), rest: Bulk::new() }
+impl BulkReader {
+    /// What has not been read, as a stream of pieces of at most 64 KiB: to be sent on while it
+    /// arrives, as an argument or a result of a method whose type is a stream of [`Bulk`]. The next
+    /// hop's reader then holds back the sender of this payload.
+    ///
+    /// ```
+    /// # use rpc_core::{Bulk, BulkReader, Status};
+    /// # use rpc_core::stream::{Stream, Streaming};
+    /// #[rpc_core::service]
+    /// trait Store {
+    ///     async fn put(&self, key: &str, data: Streaming<Bulk>) -> Result<u64, Status>;
+    /// }
+    ///
+    /// #[rpc_core::service]
+    /// trait Gateway {
+    ///     async fn upload(&self, key: &str, data: BulkReader) -> Result<u64, Status>;
+    /// }
+    ///
+    /// impl Gateway for StoreClient {
+    ///     async fn upload(&self, key: &str, data: BulkReader) -> Result<u64, Status> {
+    ///         Ok(self.put(key, data.into_pieces()).await?)
+    ///     }
+    /// }
+    /// ```
+    pub fn into_pieces(self) -> Pieces {
+        Pieces { reader: Some(self), rest: Bulk::new() }
     }
 }
 

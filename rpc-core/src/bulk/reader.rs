@@ -9,7 +9,6 @@ use rpc_transport::message::payload_stream::{PayloadStream, StreamError};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Bulk;
-use super::pieces::Pieces;
 
 /// Most bytes that are copied in one step.
 const STEP_BYTES: usize = 64 * 1024;
@@ -126,33 +125,6 @@ impl BulkReader {
                 Bulk::from(piece)
             }),
         }
-    }
-
-    /// What has not been read, as a stream of pieces of at most 64 KiB: to be sent on while it
-    /// arrives, as an argument or a result of a method whose type is a stream of [`Bulk`]. The next
-    /// hop's reader then holds back the sender of this payload.
-    ///
-    /// ```
-    /// # use rpc_core::{Bulk, BulkReader, Status};
-    /// # use rpc_core::stream::{Stream, Streaming};
-    /// #[rpc_core::service]
-    /// trait Store {
-    ///     async fn put(&self, key: &str, data: Streaming<Bulk>) -> Result<u64, Status>;
-    /// }
-    ///
-    /// #[rpc_core::service]
-    /// trait Gateway {
-    ///     async fn upload(&self, key: &str, data: BulkReader) -> Result<u64, Status>;
-    /// }
-    ///
-    /// impl Gateway for StoreClient {
-    ///     async fn upload(&self, key: &str, data: BulkReader) -> Result<u64, Status> {
-    ///         Ok(self.put(key, data.into_pieces()).await?)
-    ///     }
-    /// }
-    /// ```
-    pub fn into_pieces(self) -> Pieces {
-        Pieces::new(self)
     }
 }
 

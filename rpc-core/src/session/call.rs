@@ -11,35 +11,7 @@ use rpc_transport::message::outgoing::OutBuf;
 use rpc_transport::message::received::Message;
 use rpc_transport::protocol::config::WhenFull;
 
-use super::streams::StreamLimits;
 use crate::wire::{self, CallStreams, ReplyKind};
-
-/// Bounds of one end of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SessionLimits {
-    /// Calls of this end that may be in flight at once; the peer may allow fewer. Default 65,536. 0:
-    /// this end makes no calls.
-    pub max_outgoing_calls: u32,
-    /// Further calls that may wait until one of those has ended; where the peer allows fewer, the
-    /// difference may wait as well. Default 65,536.
-    pub max_waiting_calls: u32,
-    /// Calls of the peer that this end accepts in flight at once; announced in the hello. 0: this
-    /// end takes no calls. Default 1,024.
-    pub max_incoming_calls: u32,
-    /// Bounds of streams; `None`: this end speaks none.
-    pub streams: Option<StreamLimits>,
-}
-
-impl Default for SessionLimits {
-    fn default() -> Self {
-        Self {
-            max_outgoing_calls: 65_536,
-            max_waiting_calls: 65_536,
-            max_incoming_calls: 1024,
-            streams: Some(StreamLimits::default()),
-        }
-    }
-}
 
 /// Which end of the connection this is. Both may call; the client says hello first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +89,7 @@ pub enum StartError {
     /// The peer's hello says that it takes no calls.
     #[error("the peer takes no calls")]
     PeerTakesNoCalls,
-    /// [`SessionLimits::max_outgoing_calls`] calls exist, and as many as may wait wait.
+    /// [`max_outgoing_calls`](super::SessionLimits::max_outgoing_calls) calls exist, and as many as may wait wait.
     #[error(
         "too many calls at once on one connection: all that may be in flight are, and as many as \
              may wait do (`max_calls` and `max_waiting_calls`)"

@@ -30,6 +30,7 @@ mod caller;
 mod deadlines;
 mod error;
 mod incoming;
+mod limits;
 mod nested;
 mod outgoing;
 mod shutdown;
@@ -47,9 +48,10 @@ use rpc_transport::message::received::{Message, Refusal};
 
 pub use self::call::{
     Answer, CallId, Deadline, Event, Failure, Gone, Incoming, IncomingId, NotStarted, Outcome,
-    Reply, Revoked, Role, SessionLimits, StartCall, StartError, Transmit,
+    Reply, Revoked, Role, StartCall, StartError, Transmit,
 };
 pub use self::error::SessionError;
+pub use self::limits::SessionLimits;
 pub use self::slots::INITIAL_CALLS;
 #[cfg(any(test, feature = "model"))]
 pub use self::streams::{Broken, Rules as StreamRules};

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::receive::{StreamEnd, Streaming};
+use super::end::StreamEnd;
+use super::receive::Streaming;
 use super::upload::{NoUpload, Pump};
 use crate::metadata::Metadata;
 use crate::runtime::driver_thread::{DriverThread, refuse_inside_a_runtime};

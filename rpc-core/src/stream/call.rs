@@ -1,6 +1,6 @@
 //! The call that a client's stream of results belongs to, as the stream sees it.
 
-use super::StreamEnd;
+use super::end::StreamEnd;
 use super::item_counts::ItemCounters;
 use super::line::LineRef;
 use super::upload::PumpedCall;

@@ -121,6 +121,7 @@
 
 pub(crate) mod blocking;
 pub(crate) mod call;
+mod end;
 pub(crate) mod item;
 pub(crate) mod item_counts;
 pub(crate) mod line;
@@ -133,8 +134,9 @@ pub(crate) mod upload;
 pub use futures::stream::{Iter, Stream, iter};
 
 pub use self::blocking::BlockingStreaming;
+pub use self::end::StreamEnd;
 pub use self::item::IntoItem;
 pub use self::producer::{Producer, Step};
 pub use self::push::{Produced, Pushed, Pushing, Sender, Stopped, producer, stream, try_stream};
-pub use self::receive::{StreamEnd, Streaming};
+pub use self::receive::Streaming;
 pub use self::upload::{NoUpload, Pump, Upload};

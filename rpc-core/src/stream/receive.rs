@@ -17,6 +17,7 @@ use futures::Stream;
 use rpc_transport::message::received::Message;
 
 use super::call::ResultsCall;
+use super::end::StreamEnd;
 use super::item::Decode;
 use super::line::Line;
 use super::producer::{Producer, Step};
@@ -27,24 +28,6 @@ use crate::metadata::Metadata;
 use crate::service::{MethodDescriptor, ReplyParts};
 use crate::session::{self, ReadItem};
 use crate::status::{Code, Status};
-
-/// How a stream ended: [`Streaming::end`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum StreamEnd {
-    /// The sender has sent all that there is.
-    Finished,
-    /// The sender ended it with a status or an error of the method's own, or the call failed: its
-    /// deadline passed, say.
-    Failed,
-    /// The sender gave it up in the midst of it: it was dropped, or its source failed. The code is
-    /// the sender's.
-    Reset(Code),
-    /// This end stopped reading: the stream was dropped, or an item could not be decoded.
-    Stopped,
-    /// The connection was lost.
-    Disconnected,
-}
 
 /// A stream that is read: the items that the other end sends, in their order.
 ///

@@ -23,7 +23,7 @@ mod types;
 use rpc_transport::message::outgoing::OutBuf;
 
 pub use self::error::WireError;
-pub use self::parts::{MAX_PARTS, Part, Parts, prepend_parts};
+pub use self::parts::{Part, Parts, prepend_parts};
 pub use self::plain::{plain_request, plain_response};
 pub use self::stream::{credit, half_close, opened, prepend_item, reset, stop};
 pub use self::types::{
@@ -45,6 +45,8 @@ pub const FEATURE_REPLY_METADATA: u64 = 2;
 pub const FEATURE_INITIAL_METADATA: u64 = 4;
 /// Longest metadata block, bytes.
 pub const MAX_METADATA_BYTES: usize = u16::MAX as usize;
+/// Most parts of one message. Further byte strings stay in the body.
+pub const MAX_PARTS: u16 = 4096;
 /// The session version that this code speaks, and the only one.
 pub const VERSION: u16 = 1;
 

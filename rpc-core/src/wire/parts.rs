@@ -12,10 +12,7 @@
 
 use rpc_transport::message::outgoing::OutBuf;
 
-use super::{Kind, WireError};
-
-/// Most parts of one message. Further byte strings stay in the body.
-pub const MAX_PARTS: u16 = 4096;
+use super::{Kind, MAX_PARTS, WireError};
 
 /// Size of one entry, bytes: u32 place, u64 length.
 const ENTRY_BYTES: usize = 12;

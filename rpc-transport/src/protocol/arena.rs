@@ -52,7 +52,7 @@ pub const MAX_ARENA_CHUNKS: u16 = 4096;
 /// Chunk sizes, as powers of two: 4 KiB to 64 MiB.
 pub(crate) const CHUNK_LOG2: RangeInclusive<u8> = 12..=26;
 /// Chunk numbers of one direction.
-const CHUNK_NUMBERS: u32 = 1 << 16;
+pub(crate) const CHUNK_NUMBERS: u32 = 1 << 16;
 
 /// A run of chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

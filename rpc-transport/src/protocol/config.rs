@@ -9,7 +9,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use crate::protocol::arena::ArenaConfig;
+use crate::protocol::arena::{ArenaConfig, CHUNK_LOG2, CHUNK_NUMBERS, MAX_ARENA_CHUNKS};
 use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window};
 
 /// SQ slots for Acks, WRs. More than one only lets an Ack be posted before earlier ones complete.
@@ -383,6 +383,21 @@ impl LinkConfig {
             message_slots: message_slots(self.send_queue_slots),
             signal_interval: if interval == 0 { 1 } else { interval },
         }
+    }
+}
+
+impl ArenaConfig {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first one out of range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let (min, max) = (*CHUNK_LOG2.start(), *CHUNK_LOG2.end());
+        check("log2_chunk", self.log2_chunk, min, max, "16 is 64 KiB")?;
+        let advice = "more arenas are added on demand";
+        check("arena_chunks", self.arena_chunks, 1, MAX_ARENA_CHUNKS, advice)?;
+        let advice = "use larger chunks";
+        check("max_chunks", self.max_chunks, 0, CHUNK_NUMBERS, advice)
     }
 }
 

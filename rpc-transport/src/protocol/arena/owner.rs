@@ -10,8 +10,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::layout::{Layout, Placed};
-use super::{Advertisement, ArenaError, CHUNK_LOG2, Extent, Extents, MAX_ARENA_CHUNKS, cut, half};
-use crate::protocol::config::{self, ConfigError};
+use super::{Advertisement, ArenaError, Extent, Extents, cut, half};
 
 /// Sizes of the arenas that an owner offers: the landing zone for the large messages of its peer.
 ///
@@ -84,19 +83,6 @@ impl ArenaConfig {
     pub fn idle(mut self, idle: Duration) -> Self {
         self.idle = idle;
         self
-    }
-
-    /// Checks every value.
-    ///
-    /// # Errors
-    /// [`ConfigError`] for the first one out of range.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        let (min, max) = (*CHUNK_LOG2.start(), *CHUNK_LOG2.end());
-        config::check("log2_chunk", self.log2_chunk, min, max, "16 is 64 KiB")?;
-        let advice = "more arenas are added on demand";
-        config::check("arena_chunks", self.arena_chunks, 1, MAX_ARENA_CHUNKS, advice)?;
-        let advice = "use larger chunks";
-        config::check("max_chunks", self.max_chunks, 0, super::CHUNK_NUMBERS, advice)
     }
 }
 

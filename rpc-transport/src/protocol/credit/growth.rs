@@ -21,10 +21,20 @@
 //! A receiver that has no memory does nothing: the next such message asks again, and meanwhile all
 //! rules hold for the window of now. A question ends with the grant of its message's credit (rule 12).
 
-use super::{CreditError, Credits, Grant, MAX_WINDOW};
+use super::{CreditError, Credits, Grant, MAX_WINDOW, Window};
 
 /// Data credits that a connection starts with, if its receiver offers more.
 pub const FIRST_DATA_CREDITS: u16 = 8;
+
+impl Window {
+    /// The window that a connection starts with: at most [`FIRST_DATA_CREDITS`] for data, all acks.
+    #[inline]
+    #[must_use]
+    pub const fn first(self) -> Self {
+        let data = if self.data < FIRST_DATA_CREDITS { self.data } else { FIRST_DATA_CREDITS };
+        Self { data, ack: self.ack }
+    }
+}
 
 impl Grant {
     /// In [`Grant::data`]: the window has grown, and the new credits are among these.

@@ -10,8 +10,6 @@
 
 use thiserror::Error;
 
-use super::FIRST_DATA_CREDITS;
-
 /// Largest data or ack window, in credits: keeps every sum of two windows within a `u16`.
 pub const MAX_WINDOW: u16 = 4095;
 
@@ -42,14 +40,6 @@ impl Window {
             return Err(WindowError::Ack { side, ack: self.ack });
         }
         Ok(self)
-    }
-
-    /// The window that a connection starts with: at most [`FIRST_DATA_CREDITS`] for data, all acks.
-    #[inline]
-    #[must_use]
-    pub const fn first(self) -> Self {
-        let data = if self.data < FIRST_DATA_CREDITS { self.data } else { FIRST_DATA_CREDITS };
-        Self { data, ack: self.ack }
     }
 
     /// Owed data credits at which an Ack is due: `T = D / 2 + 1`.
