@@ -59,3 +59,9 @@ impl Drop for SocketFile {
         let _ = std::fs::remove_file(&self.0);
     }
 }
+
+/// Where servers over RDMA listen: the address of this machine's RDMA device.
+pub(crate) fn rdma_device_address() -> Result<String> {
+    std::env::var("PEERS_RDMA_ADDRESS")
+        .context("rows over rdma: set PEERS_RDMA_ADDRESS to the IP address of an RDMA device here")
+}

@@ -1,6 +1,6 @@
 //! This framework. Default settings but for the way it waits: `shm`, `tcp` and `mem` wait as they do by
 //! default (poll for a while, then sleep), `shm-busy` always polls and `shm-event` never does. `shm-bulk`
-//! sends registered memory where the others send `Bytes`.
+//! sends registered memory where the others send `Bytes`. With feature `rdma` the same over verbs.
 
 use std::sync::OnceLock;
 
@@ -16,11 +16,12 @@ use crate::row::{Row, block_on, served};
 use crate::server;
 
 const PEER: &str = "rpc-over-rdma";
-const BULK: &str = "shm-bulk";
 
 pub(crate) fn rows() -> Vec<Row> {
-    let mut rows =
-        served(PEER, ["shm", "shm-busy", "shm-event", BULK, "tcp"], measure_process, serve);
+    let overs = ["shm", "shm-busy", "shm-event", "shm-bulk", "tcp"];
+    let mut rows = served(PEER, overs, measure_process, serve);
+    #[cfg(feature = "rdma")]
+    rows.extend(served(PEER, ["rdma", "rdma-busy", "rdma-bulk"], measure_process, serve));
     rows.push(Row { peer: PEER, over: "mem", measure: measure_thread, serve: None });
     rows
 }
@@ -93,9 +94,9 @@ fn look_at(data: &Bulk) -> u64 {
 }
 
 fn mode(row: Row) -> PollMode {
-    match row.over {
-        "shm-busy" => PollMode::Busy,
-        "shm-event" => PollMode::Event,
+    match row.over.split_once('-') {
+        Some((_, "busy")) => PollMode::Busy,
+        Some((_, "event")) => PollMode::Event,
         _ => PollMode::default(),
     }
 }
@@ -116,6 +117,9 @@ fn serve(row: Row, place: &str) -> Result<()> {
 fn measure_process(row: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
     let place = match row.over {
         "tcp" => "tcp://127.0.0.1:0".to_owned(),
+        over if over.starts_with("rdma") => {
+            format!("rdma://{}:0", crate::server::rdma_device_address()?)
+        }
         over => format!("shm://peers-{}-{over}", std::process::id()),
     };
     let server = server::start(row, &place, cpus)?;
@@ -144,7 +148,7 @@ fn measure_thread(row: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
 
 async fn measure(row: Row, address: &str, plan: &Plan) -> Result<Numbers> {
     let client = EchoClient::new(Channel::builder().poll_mode(mode(row)).connect(address).await?);
-    if row.over == BULK {
+    if row.over.ends_with("-bulk") {
         let mut numbers = Numbers::default();
         let payload = registered(&client.channel().bulk_pool());
         measure::large_calls(WithBulk { client, payload }, plan, &mut numbers).await?;

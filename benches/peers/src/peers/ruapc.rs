@@ -1,5 +1,6 @@
 //! ruapc: `MessagePack`, its default; byte strings are `serde_bytes`, which it takes as a whole. It sets
-//! `TCP_NODELAY` itself.
+//! `TCP_NODELAY` itself. With feature `rdma` over RDMA as well, with its default settings; connections are made
+//! known over TCP there.
 
 use std::sync::Arc;
 
@@ -16,7 +17,11 @@ use crate::row::{Row, block_on, served};
 use crate::server;
 
 pub(crate) fn rows() -> Vec<Row> {
-    served("ruapc", ["tcp"], measure, serve)
+    #[cfg(not(feature = "rdma"))]
+    let overs = ["tcp"];
+    #[cfg(feature = "rdma")]
+    let overs = ["tcp", "rdma"];
+    served("ruapc", overs, measure, serve)
 }
 
 /// All that goes either way.
@@ -71,7 +76,12 @@ fn serve(_: Row, place: &str) -> Result<()> {
 fn measure(row: Row, plan: &Plan, cpus: CpuPair) -> Result<Numbers> {
     let server = server::start(row, "127.0.0.1:0", cpus)?;
     block_on(async {
-        let endpoint = Endpoint::tcp([server.address().parse()?])?;
+        let address = server.address().parse()?;
+        let endpoint = match row.over {
+            #[cfg(feature = "rdma")]
+            "rdma" => Endpoint::rdma(ruapc::Transport::TCP, [address])?,
+            _ => Endpoint::tcp([address])?,
+        };
         let context = Context::create(&SocketPoolConfig::default())?.with_endpoint(endpoint);
         measure::all(Caller { context, payload: Arc::new(large()) }, plan).await
     })
