@@ -85,6 +85,7 @@ pub(crate) fn config(rng: &mut Rng) -> LinkConfig {
         .arena_threshold_bytes(rng.pick(&[0, 2000, 9000]))
         .arena_segment_bytes(rng.pick(&[4096, 5000, 1 << 16]))
         .data_credits(rng.pick(&[1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 64]))
+        .first_data_credits(rng.pick(&[1, 2, 3, 8, 8, 8]))
         .ack_credits(rng.pick(&[2, 2, 3, 4, 9]))
         .receive_buffer_bytes(buffer)
         .max_message_bytes(rng.pick(&[u64::from(buffer), 10_000, 1 << 20]))
@@ -111,7 +112,7 @@ impl End {
             config: own.clone(),
             own: offer(own),
             remote: agreed.remote,
-            recvs: own.window().first().rq_len(),
+            recvs: own.first_window().rq_len(),
             wire: VecDeque::new(),
             received: VecDeque::new(),
             completed: VecDeque::new(),

@@ -84,7 +84,7 @@ pub fn most_connections(config: &LinkConfig, shards: usize, max_cqe: u32, limit:
 /// device that locks what is registered, bytes.
 #[must_use]
 pub fn growth_bytes(config: &LinkConfig) -> u64 {
-    let more = config.window().data - config.window().first().data;
+    let more = config.window().data - config.first_window().data;
     if more == 0 {
         return 0;
     }

@@ -10,7 +10,9 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use crate::protocol::arena::{ArenaConfig, CHUNK_LOG2, CHUNK_NUMBERS, MAX_ARENA_CHUNKS};
-use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window};
+use crate::protocol::credit::{
+    FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Window,
+};
 
 /// SQ slots for Acks, WRs. More than one only lets an Ack be posted before earlier ones complete.
 const ACK_SLOTS: u16 = 4;
@@ -80,6 +82,7 @@ pub struct QueueLimit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
     pub(crate) data_credits: u16,
+    first_data_credits: u16,
     pub(crate) ack_credits: u16,
     /// `None`: by the device, see [`LinkConfig::settled`].
     receive_buffer_bytes: Option<u32>,
@@ -101,6 +104,7 @@ impl Default for LinkConfig {
     fn default() -> Self {
         Self {
             data_credits: 64,
+            first_data_credits: FIRST_DATA_CREDITS,
             ack_credits: 2,
             receive_buffer_bytes: None,
             max_message_bytes: 64 << 20,
@@ -122,11 +126,22 @@ impl Default for LinkConfig {
 impl LinkConfig {
     /// Messages that the peer may send before this end returns credits (`D`), credits. Default 64,
     /// 1 to 4095. Each costs a receive buffer; more hide a longer round trip. A connection starts with
-    /// 8 of them, and with twice as many whenever the peer has used up more than half, so that one that
-    /// works lightly touches the memory of few buffers.
+    /// [`LinkConfig::first_data_credits`], and has twice as many whenever the peer has used up more than
+    /// half, so that one that works lightly touches the memory of few buffers.
     #[must_use]
     pub fn data_credits(mut self, credits: u16) -> Self {
         self.data_credits = credits;
+        self
+    }
+
+    /// Data credits that a connection starts with, credits. Default 8, 1 to 8. An idle connection has
+    /// receive buffers for them, for the acks and for two more, which is what it locks on a NIC: 2 is
+    /// enough for one call at a time. Below 8, `data_credits` counts as the largest number to which it
+    /// doubles, and to a peer of an earlier build, which knows nothing of it, the first number is all that
+    /// there is.
+    #[must_use]
+    pub fn first_data_credits(mut self, credits: u16) -> Self {
+        self.first_data_credits = credits;
         self
     }
 
@@ -284,6 +299,13 @@ impl LinkConfig {
         let mill = Duration::from_millis(1);
         check("data_credits", self.data_credits, 1, MAX_WINDOW, "each costs a receive buffer")?;
         check(
+            "first_data_credits",
+            self.first_data_credits,
+            1,
+            FIRST_DATA_CREDITS,
+            "a window that is used grows by itself",
+        )?;
+        check(
             "ack_credits",
             self.ack_credits,
             MIN_ACK_WINDOW,
@@ -369,7 +391,17 @@ impl LinkConfig {
     #[must_use]
     #[doc(hidden)]
     pub const fn window(&self) -> Window {
-        Window { data: self.data_credits, ack: self.ack_credits }
+        let (first, most) = (self.first_data_credits, self.data_credits);
+        let doubles = first != 0 && first < FIRST_DATA_CREDITS && first < most;
+        let data = if doubles { first << (most / first).ilog2() } else { most };
+        Window { data, ack: self.ack_credits }
+    }
+
+    /// The same when a connection starts.
+    #[must_use]
+    #[doc(hidden)]
+    pub const fn first_window(&self) -> Window {
+        self.window().first(self.first_data_credits)
     }
 
     /// The part of the SQ that credits govern; the QP is created with its `sq_len`.
@@ -467,6 +499,8 @@ mod tests {
         for (config, parts) in [
             (base().data_credits(0), ["data_credits is 0", "1 to 4095", "receive buffer"]),
             (base().data_credits(4096), ["data_credits is 4096", "1 to 4095", "receive buffer"]),
+            (base().first_data_credits(0), ["first_data_credits is 0", "1 to 8", "by itself"]),
+            (base().first_data_credits(9), ["first_data_credits is 9", "1 to 8", "by itself"]),
             (base().ack_credits(1), ["ack_credits is 1", "2 to 4095", "default of 2"]),
             (base().ack_credits(4096), ["ack_credits is 4096", "2 to 4095", "default of 2"]),
             (

@@ -56,11 +56,12 @@ mod window;
 
 use thiserror::Error;
 
-pub use self::growth::FIRST_DATA_CREDITS;
 use self::growth::Sizes;
 #[cfg(any(test, feature = "model"))]
 pub use self::rules::Rules;
-pub use self::window::{MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Side, Window, WindowError};
+pub use self::window::{
+    FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, SendQueueBudget, Side, Window, WindowError,
+};
 
 /// Ack credits that an optional Ack must not spend (rule 6).
 const IDLE_ACK_RESERVE: u16 = 1;
@@ -220,6 +221,16 @@ impl Credits {
             rules: Rules::default(),
         };
         Ok(Self::first(limits))
+    }
+
+    /// The same with windows that start with other sizes: of `local` and of `remote`, in data credits.
+    /// To be called before anything else.
+    #[must_use]
+    pub fn starting_with(self, local: u16, remote: u16) -> Self {
+        let mut limits = self.limits;
+        limits.local_sizes = Sizes::new(local.max(1), limits.local.data);
+        limits.remote_sizes = Sizes::new(remote.max(1), limits.remote.data);
+        Self::first(limits)
     }
 
     fn first(limits: Limits) -> Self {

@@ -23,14 +23,18 @@ pub use self::reject::{REJECT_TEXT_MAX_BYTES, Reject, RejectCode};
 use crate::device::{REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES};
 use crate::protocol::arena::{Advertisement, CHUNK_LOG2, MAX_ARENA_CHUNKS};
 use crate::protocol::config::{self, ConfigError, LinkConfig};
-use crate::protocol::credit::{MAX_WINDOW, MIN_ACK_WINDOW, Window};
+use crate::protocol::credit::{FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, Window};
 
 /// The first bytes of all private data, `RPCr`.
 pub const MAGIC: [u8; 4] = *b"RPCr";
 /// Versions that this end speaks.
 pub const VERSIONS: Versions = Versions { min: 2, max: 2 };
-/// Length of a request or a reply, bytes.
-pub const OFFER_BYTES: usize = 55;
+/// Length of a request or a reply, bytes. What ends with [`LEAST_OFFER_BYTES`] has a 0 behind.
+pub const OFFER_BYTES: usize = 56;
+/// Length of one whose window starts as it always did, bytes: earlier builds know no more.
+const LEAST_OFFER_BYTES: usize = 55;
+/// Bits of the last byte that say how often the window for data doubles.
+const DOUBLINGS: u8 = 0x0f;
 /// Bytes of a u48.
 const U48_BYTES: usize = 6;
 
@@ -132,6 +136,9 @@ pub struct Offer {
     pub features: Features,
     /// How many messages and Acks this end accepts before it has returned their credits.
     pub window: Window,
+    /// The data credits of that which this end accepts from the start; the rest comes by doubling. As many
+    /// as [`FIRST_DATA_CREDITS`] if there are as many, or else the window is a power of 2 times as large.
+    pub first_data: u16,
     /// Size of this end's receive buffers, bytes.
     pub receive_buffer_bytes: u32,
     /// Largest message that this end accepts, bytes.
@@ -209,12 +216,30 @@ impl Offer {
             versions: VERSIONS,
             features,
             window: config.window(),
+            first_data: config.first_window().data,
             receive_buffer_bytes: config.receive_buffer(),
             max_message_bytes: config.max_message_bytes,
             assembly_bytes: config.assembly_bytes,
             nonce,
             arena: None,
         }
+    }
+
+    /// The window that a connection starts with.
+    #[must_use]
+    pub const fn first_window(&self) -> Window {
+        self.window.first(self.first_data)
+    }
+
+    /// What stands in the offer for the window for data: how many credits, and how often they double. An
+    /// earlier build keeps to the first number, whatever the second one says.
+    fn data_and_doublings(&self) -> (u16, u8) {
+        let (first, last) = (self.first_data, self.window.data);
+        if last <= first || first == FIRST_DATA_CREDITS {
+            return (last, 0);
+        }
+        let times = last / first.max(1);
+        (first, u8::try_from(times.ilog2()).unwrap_or(DOUBLINGS))
     }
 
     /// The private data of a connection request.
@@ -280,6 +305,7 @@ impl Offer {
         let check_all = || {
             let Window { data, ack } = self.window;
             config::check("data_credits", data, 1, MAX_WINDOW, ADVICE)?;
+            config::check("first_data_credits", self.first_data, 1, data, ADVICE)?;
             config::check("ack_credits", ack, MIN_ACK_WINDOW, MAX_WINDOW, ADVICE)?;
             let (min, max) = (config::MIN_RECEIVE_BUFFER_BYTES, config::MAX_RECEIVE_BUFFER_BYTES);
             let buffer = self.receive_buffer_bytes;
@@ -300,15 +326,17 @@ impl Offer {
     fn encode(&self, what: What) -> [u8; OFFER_BYTES] {
         let none = ArenaDescriptor { address: 0, rkey: 0, log2_chunk: 0, chunks: 0 };
         let arena = self.arena.unwrap_or(none);
+        let (data, doublings) = self.data_and_doublings();
+        let len = if doublings == 0 { LEAST_OFFER_BYTES } else { OFFER_BYTES };
         let mut bytes = [0; OFFER_BYTES];
         let mut at = 0;
         let mut put = |field: &[u8]| {
             bytes[at..at + field.len()].copy_from_slice(field);
             at += field.len();
         };
-        put(&prefix(OFFER_BYTES, what, self.versions));
+        put(&prefix(len, what, self.versions));
         put(&self.features.0.to_le_bytes());
-        put(&self.window.data.to_le_bytes());
+        put(&data.to_le_bytes());
         put(&self.window.ack.to_le_bytes());
         put(&arena.chunks.to_le_bytes());
         put(&self.receive_buffer_bytes.to_le_bytes());
@@ -318,12 +346,13 @@ impl Offer {
         put(&arena.address.to_le_bytes());
         put(&[arena.log2_chunk]);
         put(&self.assembly_bytes.to_le_bytes()[..U48_BYTES]);
+        put(&[doublings]);
         debug_assert_eq!(at, OFFER_BYTES);
         bytes
     }
 
     fn decode(bytes: &[u8], what: What) -> Result<Self, HandshakeError> {
-        let (versions, mut fields) = read_prefix(bytes, what, OFFER_BYTES)?;
+        let (versions, mut fields) = read_prefix(bytes, what, LEAST_OFFER_BYTES)?;
         let features = Features(u16::from_le_bytes(fields.take()?));
         let data = u16::from_le_bytes(fields.take()?);
         let ack = u16::from_le_bytes(fields.take()?);
@@ -336,11 +365,17 @@ impl Offer {
         let [log2_chunk] = fields.take()?;
         let [b0, b1, b2, b3, b4, b5] = fields.take::<U48_BYTES>()?;
         let assembly_bytes = u64::from_le_bytes([b0, b1, b2, b3, b4, b5, 0, 0]);
+        let doublings = fields.rest().first().map_or(0, |bits| bits & DOUBLINGS);
         let arena = ArenaDescriptor { address, rkey, log2_chunk, chunks };
+        // Out of its range where it does not fit.
+        let last = u16::try_from(u32::from(data) << doublings).unwrap_or(u16::MAX);
+        let window = Window { data: last, ack };
+        let first_data = if doublings == 0 { window.first(FIRST_DATA_CREDITS).data } else { data };
         Ok(Self {
             versions,
             features,
-            window: Window { data, ack },
+            window,
+            first_data,
             receive_buffer_bytes,
             max_message_bytes,
             assembly_bytes,

@@ -152,6 +152,7 @@ impl Link {
         let largest = arenas.as_ref().map_or(0, |_| config.arena_segment_bytes);
         Ok(Self {
             credits: Credits::new(config.window(), remote.window, budget)?
+                .starting_with(config.first_window().data, remote.first_data)
                 .with_returns(agreed.features.contains(Features::RETURNS)),
             lanes: Lanes::default(),
             segmenter: Segmenter::new(
@@ -160,7 +161,7 @@ impl Link {
                 arenas.is_some(),
             ),
             bulk_window: BulkWindow::new(
-                remote.window.first(),
+                remote.first_window(),
                 budget,
                 config.bulk_queue_bytes,
                 frame_bytes.max(largest),
@@ -272,7 +273,7 @@ impl Link {
     }
 
     /// RECVs to post, in WRs, so that the peer may have more messages in flight, as it asks; a window
-    /// starts with those of [`Window::first`](crate::protocol::credit::Window::first).
+    /// starts with those of [`LinkConfig::first_window`].
     #[inline]
     #[must_use]
     pub const fn wanted_growth(&self) -> Option<u16> {

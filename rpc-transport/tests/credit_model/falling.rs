@@ -13,8 +13,7 @@ fn from(first: u16, windows: [Window; 2]) -> Config {
 }
 
 fn falling(first: u16, config: Config) -> Config {
-    let config = Config { falls: true, ..config };
-    config.broken_strictly(|rules| rules.first_data_credits = first)
+    Config { falls: true, firsts: [first; 2], ..config }
 }
 
 /// The shortest failing run with a rule broken as well.
@@ -42,6 +41,21 @@ fn all_rules_while_unequal_windows_grow_and_fall() {
     if is_deep() {
         holds(&from(1, [window(4, 2), window(3, 2)]));
         holds(&from(2, [window(4, 2), window(3, 3)]));
+    }
+}
+
+/// One end that starts with as few as it may, as behind a shared receive queue, and one that does not, or
+/// whose window always has one size.
+#[test]
+fn all_rules_while_windows_of_different_beginnings_grow_and_fall() {
+    for (firsts, a, b) in [([2, 1], 4, 2), ([2, 2], 4, 1), ([1, 2], 4, 2), ([2, 8], 4, 3)] {
+        let config = from(1, [window(a, 2), window(b, 2)]);
+        holds(&Config { firsts, ..config });
+    }
+    if is_deep() {
+        for firsts in [[2, 1], [2, 8]] {
+            holds(&Config { firsts, ..from(1, [window(4, 2), window(4, 2)]) });
+        }
     }
 }
 

@@ -13,7 +13,7 @@ fn from(first: u16, windows: [Window; 2]) -> Config {
 }
 
 fn growing(first: u16, config: Config) -> Config {
-    config.broken_strictly(|rules| rules.first_data_credits = first)
+    Config { firsts: [first; 2], ..config }
 }
 
 /// The shortest failing run with a rule broken as well.

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use rpc_transport::protocol::credit::{
-    CreditError, Credits, Rules, SendQueueBudget, Stamp, Window,
+    CreditError, Credits, FIRST_DATA_CREDITS, Rules, SendQueueBudget, Stamp, Window,
 };
 
 use crate::fifo::{Fifo, Message, Packed, Slots};
@@ -21,6 +21,8 @@ use crate::fifo::{Fifo, Message, Packed, Slots};
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     pub(crate) windows: [Window; 2],
+    /// Data credits that the windows start with.
+    pub(crate) firsts: [u16; 2],
     pub(crate) budgets: [SendQueueBudget; 2],
     pub(crate) rules: [Rules; 2],
     /// SQ completions are polled later; otherwise at once, so that only credits matter.
@@ -57,6 +59,7 @@ impl Config {
     pub(crate) fn with_queue(windows: [Window; 2], budgets: [SendQueueBudget; 2]) -> Self {
         Self {
             windows,
+            firsts: [FIRST_DATA_CREDITS; 2],
             budgets,
             rules: [Rules::default(); 2],
             lagging: true,
@@ -83,6 +86,7 @@ impl Config {
     /// Whether the ends can be swapped without a difference.
     pub(crate) fn is_symmetric(&self) -> bool {
         self.windows[0] == self.windows[1]
+            && self.firsts[0] == self.firsts[1]
             && self.budgets[0] == self.budgets[1]
             && self.rules[0] == self.rules[1]
     }
@@ -94,7 +98,7 @@ impl Config {
             Ok(credits) if rules == Rules::default() => credits,
             _ => Credits::with_rules(local, remote, budget, rules),
         };
-        credits.with_returns(self.falls)
+        credits.starting_with(self.firsts[end], self.firsts[1 - end]).with_returns(self.falls)
     }
 
     /// The thresholds of what an end offers now.

@@ -26,10 +26,10 @@ const FALL_TURNS: usize = 12;
 const RECV_TURNS: usize = 80;
 
 /// Two ends that are driven by hand, so that time can be told.
-struct Ends {
-    ends: [End; 2],
-    drivers: [ByHand; 2],
-    sent: u64,
+pub(crate) struct Ends {
+    pub(crate) ends: [End; 2],
+    pub(crate) drivers: [ByHand; 2],
+    pub(crate) sent: u64,
 }
 
 impl Ends {
@@ -40,7 +40,7 @@ impl Ends {
     }
 
     /// Calls of the first end that the second one echoes, so many at once.
-    fn echo(&mut self, count: u64, at_once: u64) {
+    pub(crate) fn echo(&mut self, count: u64, at_once: u64) {
         for _ in 0..count {
             self.ends[0].with(|probe| (0..at_once).for_each(|_| probe.send(b"a small message")));
             self.sent += at_once;
@@ -60,7 +60,7 @@ impl Ends {
     }
 
     /// So many intervals of keep-alive, in each of which there are some calls.
-    async fn pass(&mut self, turns: usize, calls: u64) {
+    pub(crate) async fn pass(&mut self, turns: usize, calls: u64) {
         for _ in 0..turns {
             advance(Duration::from_secs(15)).await;
             (0..4).for_each(|_| self.drive());
@@ -68,11 +68,11 @@ impl Ends {
         }
     }
 
-    fn windows(&self) -> [(u16, u16); 2] {
+    pub(crate) fn windows(&self) -> [(u16, u16); 2] {
         self.ends.each_ref().map(windows)
     }
 
-    fn use_windows_up(&mut self) {
+    pub(crate) fn use_windows_up(&mut self) {
         while self.windows() != ALL {
             self.echo(1, 200);
         }
@@ -81,7 +81,7 @@ impl Ends {
 
 /// Receive buffers of a connection whose windows have their first size.
 fn first_recvs() -> usize {
-    LinkConfig::default().window().first().rq_len() as usize + 1
+    LinkConfig::default().first_window().rq_len() as usize + 1
 }
 
 #[test]

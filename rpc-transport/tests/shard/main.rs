@@ -22,6 +22,7 @@ mod raw;
 mod setup;
 mod slots;
 mod slow_link;
+mod small;
 mod timers;
 mod traffic;
 mod windows;

@@ -43,7 +43,7 @@ fn a_connection_that_works_lightly_keeps_the_window_that_it_began_with() {
             }
             for (end, config) in [&pair.client, &pair.server].into_iter().zip(&options.configs) {
                 assert_eq!(windows(end), (FIRST_DATA_CREDITS, FIRST_DATA_CREDITS), "{wire}");
-                let first = config.window().first().rq_len() + 1;
+                let first = config.first_window().rq_len() + 1;
                 assert_eq!(out(end, config), first as usize, "{wire}");
             }
             pair.end().await;

@@ -22,7 +22,7 @@ const LENDABLE: u32 = 32;
 /// RECVs of the window that a connection starts with, and one whose repost may wait until the reply has
 /// been sent.
 const fn first_recvs(config: &LinkConfig) -> u32 {
-    config.window().first().rq_len() + 1
+    config.first_window().rq_len() + 1
 }
 
 /// The same of a window that has grown to all that is offered.

@@ -4,8 +4,9 @@
 //! Owns the sizes that a window goes through, and the two words about it on the wire. Never decides
 //! whether there is memory: the engine posts the RECVs, then says so.
 //!
-//! A window starts at [`FIRST_DATA_CREDITS`] and doubles, up to the `D` of the offer. Both ends know
-//! these sizes, so one bit each is enough:
+//! A window starts with the first data credits of the offer, [`FIRST_DATA_CREDITS`](super::FIRST_DATA_CREDITS)
+//! if it names none, and doubles, up to the `D` of the offer. Both ends know these sizes, so one bit each is
+//! enough:
 //!
 //! - **Rule 8** a message with which `T` data credits are spent and not back asks for more
 //!   ([`Grant::ASKS`]), unless the window is at `D`. It says by [`Grant::ODD`] how often its sender has
@@ -21,20 +22,7 @@
 //! A receiver that has no memory does nothing: the next such message asks again, and meanwhile all
 //! rules hold for the window of now. A question ends with the grant of its message's credit (rule 12).
 
-use super::{CreditError, Credits, Grant, MAX_WINDOW, Window};
-
-/// Data credits that a connection starts with, if its receiver offers more.
-pub const FIRST_DATA_CREDITS: u16 = 8;
-
-impl Window {
-    /// The window that a connection starts with: at most [`FIRST_DATA_CREDITS`] for data, all acks.
-    #[inline]
-    #[must_use]
-    pub const fn first(self) -> Self {
-        let data = if self.data < FIRST_DATA_CREDITS { self.data } else { FIRST_DATA_CREDITS };
-        Self { data, ack: self.ack }
-    }
-}
+use super::{CreditError, Credits, Grant, MAX_WINDOW};
 
 impl Grant {
     /// In [`Grant::data`]: the window has grown, and the new credits are among these.

@@ -4,8 +4,8 @@
 //! Owns the switches and the behaviour of each broken rule. Never part of a production build: it is
 //! compiled for tests and with the feature `model` only, and by default all rules hold.
 
-use super::growth::{FIRST_DATA_CREDITS, Sizes};
-use super::{Credits, Grant, Limits, SendQueueBudget, SendQueueMark, Window};
+use super::growth::Sizes;
+use super::{Credits, FIRST_DATA_CREDITS, Grant, Limits, SendQueueBudget, SendQueueMark, Window};
 
 /// Switches that break single rules, so that the model checker can show that each rule is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,8 +25,6 @@ pub struct Rules {
     pub data_threshold: Option<u16>,
     /// The threshold of acks, in credits, instead of [`Window::ack_threshold`].
     pub ack_threshold: Option<u16>,
-    /// Data credits that windows start with. No rule is broken by it.
-    pub first_data_credits: u16,
     /// A window grows beyond what was offered.
     pub grows_beyond_offer: bool,
     /// A window grows for each question, also one whose answer is on the way.
@@ -55,7 +53,6 @@ impl Default for Rules {
             idle_spends_last: false,
             data_threshold: None,
             ack_threshold: None,
-            first_data_credits: FIRST_DATA_CREDITS,
             grows_beyond_offer: false,
             grows_twice: false,
             grows_in_silence: false,
@@ -101,7 +98,7 @@ impl Credits {
     /// Starts with some rules broken; also allows windows that [`Credits::new`] refuses.
     #[must_use]
     pub fn with_rules(local: Window, remote: Window, sq: SendQueueBudget, rules: Rules) -> Self {
-        let sizes = |window: Window| Sizes::new(rules.first_data_credits, window.data);
+        let sizes = |window: Window| Sizes::new(FIRST_DATA_CREDITS, window.data);
         let (local_sizes, remote_sizes) = (sizes(local), sizes(remote));
         let windows_fall = false;
         Self::first(Limits { local, remote, local_sizes, remote_sizes, sq, windows_fall, rules })

@@ -13,6 +13,9 @@ use thiserror::Error;
 /// Largest data or ack window, in credits: keeps every sum of two windows within a `u16`.
 pub const MAX_WINDOW: u16 = 4095;
 
+/// Data credits that a connection starts with, if its receiver offers more and does not say otherwise.
+pub const FIRST_DATA_CREDITS: u16 = 8;
+
 /// Smallest ack window, in credits: with one, each Ack would be answered by an Ack at
 /// once.
 pub const MIN_ACK_WINDOW: u16 = 2;
@@ -40,6 +43,14 @@ impl Window {
             return Err(WindowError::Ack { side, ack: self.ack });
         }
         Ok(self)
+    }
+
+    /// The window that a connection starts with: at most `credits` for data, all acks.
+    #[inline]
+    #[must_use]
+    pub const fn first(self, credits: u16) -> Self {
+        let data = if self.data < credits { self.data } else { credits };
+        Self { data, ack: self.ack }
     }
 
     /// Owed data credits at which an Ack is due: `T = D / 2 + 1`.

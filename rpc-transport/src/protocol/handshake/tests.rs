@@ -7,6 +7,7 @@ fn offer() -> Offer {
         versions: Versions { min: 1, max: 2 },
         features: Features::ACK_IMMEDIATE.with(Features::ARENA),
         window: Window { data: 0x0040, ack: 2 },
+        first_data: 8,
         receive_buffer_bytes: 8192,
         max_message_bytes: 64 << 20,
         assembly_bytes: 0x0012_3456_789a,
@@ -52,10 +53,10 @@ fn padded(bytes: &[u8], len: usize) -> Vec<u8> {
 
 #[test]
 fn golden_vectors_are_written_and_read() {
-    assert_eq!(offer().to_request().to_vec(), golden_request());
+    assert_eq!(offer().to_request().to_vec(), padded(&golden_request(), OFFER_BYTES));
     let mut reply = golden_request();
     reply[5] = 2;
-    assert_eq!(offer().to_reply().to_vec(), reply);
+    assert_eq!(offer().to_reply().to_vec(), padded(&reply, OFFER_BYTES));
     let request = padded(&golden_request(), REQ_PRIVATE_DATA_BYTES);
     assert_eq!(Offer::from_request(&request), Ok(offer()));
     assert_eq!(Offer::from_reply(&padded(&reply, REP_PRIVATE_DATA_BYTES)), Ok(offer()));
@@ -132,10 +133,57 @@ fn each_broken_rule_has_its_error() {
 
 #[test]
 fn fields_of_a_later_version_are_skipped() {
+    let mut bytes = padded(&golden_request(), REP_PRIVATE_DATA_BYTES);
+    bytes[5] = 2;
+    bytes[4] = 59;
+    bytes[55..59].fill(0xf0);
+    assert_eq!(Offer::from_reply(&bytes), Ok(offer()));
+}
+
+/// An offer whose window starts with 2 data credits, and doubles up to 64.
+fn small_start() -> Offer {
+    Offer { first_data: 2, ..offer() }
+}
+
+#[test]
+fn a_window_that_starts_small_is_a_small_one_to_earlier_builds() {
+    let mut bytes = golden_request();
+    bytes[4] = 56;
+    bytes[10] = 2;
+    bytes.push(5);
+    assert_eq!(small_start().to_request().to_vec(), bytes);
+    assert_eq!(Offer::from_request(&bytes), Ok(small_start()));
+    // What those read of it, which know nothing of the last byte.
+    bytes[4] = 55;
+    bytes[55] = 0;
+    let window = Window { data: 2, ack: 2 };
+    assert_eq!(Offer::from_request(&bytes), Ok(Offer { window, ..small_start() }));
+}
+
+#[test]
+fn windows_that_start_small_are_what_their_offers_say() {
+    for most in 1..=300 {
+        for first in 1..=8 {
+            let config = LinkConfig::default().data_credits(most).first_data_credits(first);
+            let sent = Offer::new(&config, Features::NONE, 1);
+            assert_eq!(Offer::from_reply(&sent.to_reply()), Ok(sent), "{first} of {most}");
+            assert_eq!(sent.validate(), Ok(()), "{first} of {most}");
+            assert_eq!(sent.first_data, first.min(most));
+            assert!(sent.window.data <= most && sent.window.data * 2 > most, "{first} of {most}");
+        }
+    }
+}
+
+#[test]
+fn a_window_that_doubles_beyond_what_there_is_is_refused() {
     let mut bytes = padded(&golden_request(), REQ_PRIVATE_DATA_BYTES);
     bytes[4] = 56;
-    bytes[55] = 9;
-    assert_eq!(Offer::from_request(&bytes), Ok(offer()));
+    // 64 credits doubled so often: up to 2,048, and beyond 4,095, and beyond a u16.
+    for doublings in 0..=255 {
+        bytes[55] = doublings;
+        let window = Offer::from_request(&bytes).unwrap().validate();
+        assert_eq!(window.is_ok(), doublings & 15 <= 5, "{doublings}: {window:?}");
+    }
 }
 
 #[test]
@@ -251,6 +299,7 @@ proptest! {
     ) {
         let sent = Offer {
             window: Window { data, ack },
+            first_data: data.min(8),
             receive_buffer_bytes: buffer,
             max_message_bytes: max,
             nonce,
