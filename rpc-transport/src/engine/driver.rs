@@ -37,7 +37,7 @@ use crate::engine::clock;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::executor::Executor;
-use crate::engine::shard::Shard;
+use crate::engine::shard::{Shard, State};
 use crate::engine::spin::{PollMode, Wait};
 use crate::engine::upper::Protocol;
 use crate::user_code::caught;
@@ -60,6 +60,8 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     stood_back: bool,
     tempo: Tempo,
     polls_per_spin: u32,
+    /// The thread has let others have its core in this turn, and nothing has come since.
+    has_yielded: bool,
     /// Actions to be run, including those left over when a round ended early.
     actions: VecDeque<(ConnectionKey, P::Action)>,
     has_other_threads: bool,
@@ -107,6 +109,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             tempo: Tempo::default(),
             // In event mode the driver polls once, then parks.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
+            has_yielded: false,
             actions: VecDeque::new(),
             has_other_threads: tokio::runtime::Handle::current().metrics().num_workers() > 1,
             acts,
@@ -136,7 +139,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             let _ = state.finish_visit();
             found += usize::from(state.take_caller_progress());
-            for _ in 0..self.polls_per_round(has_results) {
+            for _ in 0..self.polls_per_round(has_results, &state) {
                 let count = state.poll();
                 found += count;
                 if count > 0 || state.has_actions() {
@@ -171,7 +174,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         round
     }
 
-    fn polls_per_round(&self, has_results: bool) -> u32 {
+    fn polls_per_round(&self, has_results: bool, state: &State<P>) -> u32 {
         if !self.actions.is_empty() {
             // Actions of what has arrived run before more is polled.
             0
@@ -179,7 +182,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             // Applied results are dropped outside the lock, so do not poll for long before that.
             1
         } else {
-            self.polls_per_spin
+            state.polls_at_most(self.polls_per_spin)
         }
     }
 
@@ -220,11 +223,12 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         let wait = self.shard.lock().on_idle(now);
         match wait {
             Wait::Spin => Some(self.give_way(cx)),
-            Wait::Yield => {
-                rustix::thread::sched_yield();
-                self.shard.lock().on_yielded(now.elapsed());
-                Some(self.give_way(cx))
+            // Who ran may have sent something: looking costs less than a turn of the runtime.
+            Wait::Yield if !self.has_yielded && self.shard.yield_core() => {
+                self.has_yielded = true;
+                None
             }
+            Wait::Yield => Some(self.give_way(cx)),
             Wait::Park => self.park(cx, now),
         }
     }
@@ -324,10 +328,12 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
         this.tempo.begin_turn();
+        this.has_yielded = false;
         this.on_woken(cx);
         for _ in 0..ROUNDS_PER_POLL {
             match this.round(cx) {
                 Round::Progress => {
+                    this.has_yielded = false;
                     if this.tempo.is_turn_over() {
                         break;
                     }

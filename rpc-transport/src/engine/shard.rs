@@ -178,7 +178,7 @@ impl<P: Protocol> Shard<P> {
                         }
                         return Some((result, Some(value)));
                     }
-                    Progress::Wait if state.may_spin && !state.has_actions() => {}
+                    Progress::Wait if state.may_poll_for_one() => {}
                     Progress::Wait | Progress::GiveUp => return Some((result, None)),
                 }
                 if spent == 0 {

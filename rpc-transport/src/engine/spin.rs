@@ -10,7 +10,13 @@
 //! 1. An idle endpoint parks: it never spins for longer than `SPIN_BUDGET` without an arrival.
 //! 2. A core that other threads want is not yielded again and again: each slow yield is followed by
 //!    `PARKS_AFTER_SLOW_YIELD` waits that park after a short spin, whatever arrives meanwhile.
-//! 3. The budget drops to zero after `FAILURES_UNTIL_PARK` fruitless spins, and comes back after a
+//! 3. Who may run on one core only and waits for a peer there yields it at once: after
+//!    `ANSWERS_UNTIL_SHARED` yields in a row that let another thread run, and after which something
+//!    had arrived. One that let nobody run, and after which nothing had, ends that: who answers runs
+//!    elsewhere. A third thread is not long taken for the peer: after `SHARED_WAITS` such waits one
+//!    spins first, which an answer ends. Who may run on several cores does none of that: the system
+//!    leaves two that yield to each other together, though another core may be idle.
+//! 4. The budget drops to zero after `FAILURES_UNTIL_PARK` fruitless spins, and comes back after a
 //!    park that was shorter than the budget would have been.
 
 use std::time::Duration;
@@ -33,8 +39,21 @@ pub enum PollMode {
 const SPIN_BUDGET: Duration = Duration::from_micros(50);
 /// Time of spinning before the core is yielded.
 const QUIET_SPIN: Duration = Duration::from_micros(1);
+/// A yield that took longer than this has let another thread run: two switches take 1.2 us, a yield
+/// that nobody takes 0.2.
+const TAKEN_YIELD: Duration = Duration::from_nanos(600);
+/// Answered yields in a row after which the core is yielded at once.
+const ANSWERS_UNTIL_SHARED: u8 = 8;
+/// One more makes it so many.
+const ASKED: u8 = ANSWERS_UNTIL_SHARED - 1;
+/// Waits that yield at once, after which that is put to the test.
+const SHARED_WAITS: u8 = 64;
+/// The value of [`SpinPolicy::answered_yields`] with which a wait spins first.
+const PROBE: u8 = ANSWERS_UNTIL_SHARED + SHARED_WAITS;
 /// A yield that took longer than this means that another thread wants the core.
 const SLOW_YIELD: Duration = Duration::from_micros(20);
+/// The same for who may run on one core only: a peer that shares it polls in vain at first.
+const SLOW_YIELD_CONFINED: Duration = Duration::from_micros(50);
 /// Waits that park at once after a slow yield: a parked thread is woken before those that only
 /// yield.
 const PARKS_AFTER_SLOW_YIELD: u8 = 8;
@@ -61,11 +80,24 @@ pub(crate) struct SpinPolicy {
     failures: u8,
     /// Waits left that park because another thread wants the core.
     parks: u8,
+    /// Taken yields in a row after which something had arrived, up to [`PROBE`].
+    answered_yields: u8,
+    /// The last one since something arrived.
+    last_yield: Option<Yield>,
+}
+
+/// What became of a `sched_yield`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Yield {
+    /// Another thread has run.
+    Taken,
+    /// Nobody wanted the core.
+    Refused,
 }
 
 impl SpinPolicy {
     pub(crate) fn new(mode: PollMode) -> Self {
-        Self { mode, failures: 0, parks: 0 }
+        Self { mode, failures: 0, parks: 0, answered_yields: 0, last_yield: None }
     }
 
     /// Nothing has arrived for `idle_for`.
@@ -78,10 +110,13 @@ impl SpinPolicy {
     }
 
     fn adaptive(&mut self, idle_for: Duration) -> Wait {
+        if self.last_yield == Some(Yield::Refused) {
+            self.answered_yields = 0;
+        }
         if self.failures >= FAILURES_UNTIL_PARK {
             return Wait::Park;
         }
-        if idle_for < QUIET_SPIN {
+        if idle_for < QUIET_SPIN && !self.shares_core() {
             Wait::Spin
         } else if self.parks > 0 {
             Wait::Park
@@ -93,21 +128,53 @@ impl SpinPolicy {
         }
     }
 
-    /// A `sched_yield` took this long.
-    pub(crate) fn on_yielded(&mut self, took: Duration) {
-        if took > SLOW_YIELD {
+    /// Whether who is waited for needs this core to answer: polling before it is yielded is in vain.
+    #[inline]
+    pub(crate) fn shares_core(&self) -> bool {
+        (ANSWERS_UNTIL_SHARED..PROBE).contains(&self.answered_yields)
+    }
+
+    /// Whether the core has been yielded since something last arrived.
+    pub(crate) fn has_yielded(&self) -> bool {
+        self.last_yield.is_some()
+    }
+
+    /// A `sched_yield` took this long. `is_confined`: whether this thread may run on one core only.
+    /// Returns whether another thread has run meanwhile.
+    pub(crate) fn on_yielded(
+        &mut self,
+        took: Duration,
+        is_confined: impl FnOnce() -> bool,
+    ) -> bool {
+        let was_taken = took > TAKEN_YIELD;
+        // Asked seldom, as it costs a system call.
+        let is_shared = was_taken && matches!(self.answered_yields, ASKED | PROBE);
+        let is_slow = took > SLOW_YIELD;
+        if (is_shared || is_slow) && !is_confined() {
+            self.answered_yields = 0;
+            self.parks = if is_slow { PARKS_AFTER_SLOW_YIELD } else { self.parks };
+        } else if took > SLOW_YIELD_CONFINED {
             self.parks = PARKS_AFTER_SLOW_YIELD;
         }
+        self.last_yield = Some(if was_taken { Yield::Taken } else { Yield::Refused });
+        was_taken
     }
 
     /// Something arrived while spinning.
     pub(crate) fn on_progress(&mut self) {
         self.failures = 0;
+        let was_taken = self.last_yield.take() == Some(Yield::Taken);
+        self.answered_yields = match self.answered_yields {
+            PROBE if was_taken => ANSWERS_UNTIL_SHARED,
+            yields if was_taken || self.shares_core() => yields + 1,
+            _ => 0,
+        };
     }
 
     /// Something arrived `parked_for` after parking.
     pub(crate) fn on_woken(&mut self, parked_for: Duration) {
         self.parks = self.parks.saturating_sub(1);
+        self.last_yield = None;
         if parked_for < SHORT_PARK {
             self.failures = self.failures.saturating_sub(1);
         }
@@ -144,7 +211,7 @@ mod tests {
     #[test]
     fn a_slow_yield_is_followed_by_parks_whatever_arrives() {
         let mut policy = SpinPolicy::new(PollMode::Adaptive);
-        policy.on_yielded(US(500));
+        policy.on_yielded(US(500), || true);
         for _ in 0..PARKS_AFTER_SLOW_YIELD {
             policy.on_progress();
             assert_eq!(policy.on_idle(US(0)), Wait::Spin);
@@ -152,6 +219,93 @@ mod tests {
             policy.on_woken(US(500));
         }
         assert_eq!(policy.on_idle(US(2)), Wait::Yield);
+    }
+
+    /// The policy after so many answered yields of a thread that may run on one core only, or not.
+    fn after(yields: u8, is_confined: bool) -> SpinPolicy {
+        let mut policy = SpinPolicy::new(PollMode::Adaptive);
+        for _ in 0..yields {
+            assert!(policy.on_yielded(US(3), || is_confined));
+            policy.on_progress();
+        }
+        policy
+    }
+
+    #[test]
+    fn a_core_that_the_peer_needs_is_yielded_at_once() {
+        let mut policy = after(ASKED, true);
+        assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+        assert_eq!(policy.on_idle(US(2)), Wait::Yield);
+        policy.on_yielded(US(3), || true);
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(0)), Wait::Yield);
+    }
+
+    #[test]
+    fn who_may_run_elsewhere_does_not_settle_on_the_core_of_its_peer() {
+        for yields in 0..=2 * PROBE {
+            assert_eq!(after(yields, false).on_idle(US(0)), Wait::Spin);
+        }
+        // It may from now on.
+        let mut policy = after(PROBE, true);
+        policy.on_yielded(US(3), || false);
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+    }
+
+    #[test]
+    fn a_yield_that_is_slow_elsewhere_is_not_where_the_peer_has_no_other_core() {
+        let waits_after = |took, is_confined| {
+            let mut policy = SpinPolicy::new(PollMode::Adaptive);
+            policy.on_yielded(US(took), || is_confined);
+            policy.on_progress();
+            policy.on_idle(US(2))
+        };
+        assert_eq!(waits_after(30, false), Wait::Park);
+        assert_eq!(waits_after(30, true), Wait::Yield);
+        assert_eq!(waits_after(80, true), Wait::Park);
+    }
+
+    #[test]
+    fn a_core_that_nobody_takes_is_spun_on_again_unless_the_answer_was_there() {
+        let mut policy = after(ANSWERS_UNTIL_SHARED, true);
+        let alone = Duration::from_nanos(200);
+        assert!(!policy.on_yielded(alone, || true));
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(0)), Wait::Yield);
+        assert!(!policy.on_yielded(alone, || true));
+        assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+    }
+
+    #[test]
+    fn sharing_a_core_is_put_to_the_test_now_and_then() {
+        let mut policy = after(PROBE, true);
+        assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+        assert_eq!(policy.on_idle(US(2)), Wait::Yield);
+        policy.on_yielded(US(3), || true);
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(0)), Wait::Yield);
+    }
+
+    #[test]
+    fn another_thread_on_the_core_is_not_long_taken_for_the_peer() {
+        let mut policy = after(PROBE, true);
+        policy.on_idle(US(0));
+        // The answer came while it spun.
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+        assert_eq!(policy.on_idle(US(2)), Wait::Yield);
+    }
+
+    #[test]
+    fn answers_that_need_no_yield_are_spun_for() {
+        let mut policy = SpinPolicy::new(PollMode::Adaptive);
+        for _ in 0..3 * ANSWERS_UNTIL_SHARED {
+            policy.on_yielded(US(3), || true);
+            policy.on_progress();
+            policy.on_progress();
+            assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+        }
     }
 
     #[test]

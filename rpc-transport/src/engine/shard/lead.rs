@@ -97,12 +97,36 @@ impl<P: Protocol> Shard<P> {
         looked
     }
 
-    fn lead<T>(
+    fn lead<'a, T>(
+        &'a self,
+        mut state: Locked<'a, P>,
+        leader: Leader,
+        mut look: impl FnMut(&mut P) -> Option<T>,
+    ) -> Option<Waited<T>> {
+        let mut has_yielded = false;
+        loop {
+            match self.lead_once(state, leader, &mut look)? {
+                Turn::Done(value) => return Some(Waited::Done(value)),
+                Turn::On => return Some(Waited::Leads),
+                Turn::Idle => return Some(Waited::GivesWay),
+                // Who ran may have answered: looking costs less than a turn of the runtime.
+                Turn::Yield if !has_yielded && self.yield_core() => has_yielded = true,
+                Turn::Yield => return Some(Waited::GivesWay),
+                Turn::GiveUp => return Some(Waited::Sleeps),
+            }
+            state = self.lock();
+            if !state.may_lead(leader) {
+                return Some(Waited::GivesWay);
+            }
+        }
+    }
+
+    fn lead_once<T>(
         &self,
         state: Locked<'_, P>,
         leader: Leader,
-        look: impl FnMut(&mut P) -> Option<T>,
-    ) -> Option<Waited<T>> {
+        look: &mut impl FnMut(&mut P) -> Option<T>,
+    ) -> Option<Turn<T>> {
         let on_panic = EndOnPanic(self);
         // Dropped first when something panics: a parameter would be dropped last.
         let mut state = state;
@@ -117,18 +141,16 @@ impl<P: Protocol> Shard<P> {
         std::mem::forget(on_panic);
         leaving.run();
         wake(wakers.into_iter().chain(next));
-        match turn? {
-            Turn::Done(value) => Some(Waited::Done(value)),
-            Turn::On => Some(Waited::Leads),
-            Turn::Idle => Some(Waited::GivesWay),
-            Turn::Yield => {
-                let began = Instant::now();
-                rustix::thread::sched_yield();
-                self.lock().on_yielded(began.elapsed());
-                Some(Waited::GivesWay)
-            }
-            Turn::GiveUp => Some(Waited::Sleeps),
-        }
+        turn
+    }
+
+    /// Lets other threads have the core. Returns whether one took it that is likely to be the peer.
+    pub(crate) fn yield_core(&self) -> bool {
+        let began = Instant::now();
+        rustix::thread::sched_yield();
+        let took = began.elapsed();
+        let mut state = self.lock();
+        state.on_yielded(took) && state.shares_core()
     }
 
     /// A caller waits no more, whatever has come.
@@ -154,7 +176,7 @@ impl<P: Protocol> Locked<'_, P> {
     fn turn<T>(
         &mut self,
         leader: Leader,
-        mut look: impl FnMut(&mut P) -> Option<T>,
+        look: &mut impl FnMut(&mut P) -> Option<T>,
     ) -> Option<Turn<T>> {
         let is_new = self.lead.leader.replace(leader).is_none();
         self.lead.has_polled = true;
@@ -167,7 +189,7 @@ impl<P: Protocol> Locked<'_, P> {
             self.look_around();
         }
         // Before its first turn other callers may still have something to send.
-        let polls = if is_new { 1 } else { POLLS_PER_TURN };
+        let polls = self.polls_at_most(if is_new { 1 } else { POLLS_PER_TURN });
         let mut found = 0;
         for _ in 0..polls {
             found = self.poll();
@@ -206,6 +228,12 @@ impl<P: Protocol> State<P> {
             && self.may_spin
             && matches!(self.driver, DriverState::Running | DriverState::StoodBack { .. })
             && self.is_for_callers_alone()
+    }
+
+    /// Whether the caller of a call that is alone should poll for its answer before it waits.
+    #[inline]
+    pub(super) fn may_poll_for_one(&self) -> bool {
+        self.may_spin && self.actions.is_empty() && !self.shares_core()
     }
 
     /// Whether nothing but outcomes of calls is awaited here: of the calls of one connection.

@@ -447,11 +447,6 @@ impl<P: Protocol> State<P> {
         self.spin.on_idle(now.saturating_duration_since(since))
     }
 
-    /// A `sched_yield` took this long.
-    pub(crate) fn on_yielded(&mut self, took: Duration) {
-        self.spin.on_yielded(took);
-    }
-
     /// The driver was woken after so long.
     pub(crate) fn on_woken(&mut self, parked_for: Duration) {
         self.spin.on_woken(parked_for);

@@ -7,8 +7,8 @@ use std::task::{Wake, Waker};
 use super::{Leader, Turn, Waited};
 use crate::connect::error::CloseCause;
 use crate::engine::connection_key::ConnectionKey;
-use crate::engine::shard::Shard;
 use crate::engine::shard::tests::{Simple, Wakes, pair, park, send};
+use crate::engine::shard::{Progress, Shard};
 use crate::engine::spin::PollMode;
 
 /// A client whose callers wait for messages, and the server that sends them.
@@ -123,7 +123,8 @@ async fn a_driver_that_parks_beside_a_leader_is_woken_by_what_the_leader_finds()
     // It got the lock between two polls of the leader, which goes on.
     let mut state = world.client.lock();
     let leader = Leader { key: world.key, caller: 1 };
-    let turn = state.turn(leader, |protocol| (protocol.received >= 2).then_some(()));
+    let turn =
+        state.turn(leader, &mut |protocol: &mut Simple| (protocol.received >= 2).then_some(()));
     assert!(matches!(turn, Some(Turn::On)));
     state.leave().run();
     assert_eq!(driver.count(), 1);
@@ -236,4 +237,37 @@ async fn nobody_leads_while_the_driver_sleeps_or_in_event_mode() {
     let world = World::new("lead-event-mode").await;
     world.client.lock().set_mode(PollMode::Event);
     assert_eq!(world.wait(1, 1), "sleeps");
+}
+
+/// Otherwise its first turn polls once, so that others may send first, and later ones more often.
+#[tokio::test]
+async fn a_leader_yields_a_core_that_the_peer_needs_before_it_polls() {
+    let world = World::new("lead-shares").await;
+    world.client.lock().share_core();
+    let polls = || {
+        let before = world.client.lock().empty_polls();
+        assert_eq!(world.wait(1, 1), "leads");
+        let made = world.client.lock().empty_polls() - before;
+        world.client.stop_waiting(world.key, 1);
+        made
+    };
+    assert_eq!(polls(), 0);
+    world.client.lock().set_mode(PollMode::Adaptive);
+    assert_eq!(polls(), 1);
+}
+
+/// It holds the core that the peer needs, and the lock, for as long as it polls.
+#[tokio::test]
+async fn the_caller_of_a_lone_call_does_not_poll_on_a_core_that_the_peer_needs() {
+    let world = World::new("lead-lone").await;
+    let polls = || {
+        let before = world.client.lock().empty_polls();
+        let waited =
+            world.client.with_progress(world.key, true, |_| (), |_, ()| Progress::<()>::Wait);
+        assert!(matches!(waited, Some(((), None))));
+        world.client.lock().empty_polls() - before
+    };
+    assert!(polls() > 0);
+    world.client.lock().share_core();
+    assert_eq!(polls(), 0);
 }

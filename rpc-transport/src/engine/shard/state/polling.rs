@@ -3,6 +3,8 @@
 //! Owns the order: completions first, then reposts that waited for the reply, then events. What
 //! they mean is up to the connections.
 
+use std::time::Duration;
+
 use super::{NO_CONNECTION, POLL_BATCH, State, collect};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionKind, ProviderError, QpEvent, QpHandle};
@@ -74,6 +76,40 @@ impl<P: Protocol> State<P> {
     #[cold]
     fn forget_completions(&mut self) {
         self.completions.clear();
+    }
+
+    /// Whether the peer needs this thread's core to answer.
+    #[inline]
+    pub(in crate::engine::shard) fn shares_core(&self) -> bool {
+        self.spin.shares_core()
+    }
+
+    /// A `sched_yield` took this long. Returns whether another thread has run meanwhile.
+    pub(crate) fn on_yielded(&mut self, took: Duration) -> bool {
+        self.spin.on_yielded(took, may_run_on_one_core_only)
+    }
+
+    /// How many empty polls who waits makes in a row before it looks at the time. Where the peer needs
+    /// the core to answer: none before it was offered, then one.
+    #[inline]
+    pub(crate) fn polls_at_most(&self, most: u32) -> u32 {
+        if self.shares_core() { u32::from(self.spin.has_yielded()) } else { most }
+    }
+
+    /// Empty polls so far.
+    #[cfg(test)]
+    pub(crate) fn empty_polls(&self) -> u32 {
+        self.quiet_polls
+    }
+
+    /// Makes this the state of an end that may run on one core only, which its peer needs.
+    #[cfg(test)]
+    pub(crate) fn share_core(&mut self) {
+        self.set_mode(crate::engine::spin::PollMode::Adaptive);
+        while !self.shares_core() {
+            self.spin.on_yielded(Duration::from_micros(3), || true);
+            self.spin.on_progress();
+        }
     }
 
     /// Called between two empty polls.
@@ -224,4 +260,10 @@ impl<P: Protocol> State<P> {
             left -= count;
         }
     }
+}
+
+/// Whether this thread may. If that is not known, it may run on others.
+#[cold]
+fn may_run_on_one_core_only() -> bool {
+    rustix::thread::sched_getaffinity(None).is_ok_and(|cores| cores.count() == 1)
 }
