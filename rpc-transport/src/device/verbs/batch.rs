@@ -117,15 +117,20 @@ impl Batch {
 
     /// Posts all WRs with one doorbell and empties the batch.
     pub(super) fn post(&mut self, qp: &QpGuard) -> Result<(), Refused> {
+        // SAFETY: a live QP, whose ring keeps the memory that its WRs name.
+        unsafe { self.post_to(qp.as_ptr()) }
+    }
+
+    /// # Safety
+    /// A live QP, and the memory that the WRs name stays until they are done.
+    pub(super) unsafe fn post_to(&mut self, qp: *mut ffi::ibv_qp) -> Result<(), Refused> {
         if self.wrs.is_empty() {
             return Ok(());
         }
         self.link();
         let mut bad = ptr::null_mut();
-        // SAFETY: a live QP; the list is linked and its spans are valid (invariant 2), since the
-        // QP's ring keeps the memory that they name.
-        let returned =
-            unsafe { ffi::ibv_post_send(qp.as_ptr(), self.wrs.as_mut_ptr(), &raw mut bad) };
+        // SAFETY: the caller's QP; the list is linked and its spans are valid (invariant 2).
+        let returned = unsafe { ffi::ibv_post_send(qp, self.wrs.as_mut_ptr(), &raw mut bad) };
         let result = ffi::verbs_result(returned)
             .map_err(|error| Refused { count: self.wrs.len() - self.index_of(bad), error });
         self.clear();
@@ -167,6 +172,19 @@ pub(super) fn post_inline(
     signaled: bool,
     bytes: &[u8],
 ) -> Result<(), Refused> {
+    // SAFETY: a live QP.
+    unsafe { post_inline_to(qp.as_ptr(), key, signaled, bytes) }
+}
+
+/// # Safety
+/// A live QP.
+#[inline]
+pub(super) unsafe fn post_inline_to(
+    qp: *mut ffi::ibv_qp,
+    key: u64,
+    signaled: bool,
+    bytes: &[u8],
+) -> Result<(), Refused> {
     let addr = bytes.as_ptr().expose_provenance() as u64;
     // At most the granted inline size.
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -181,9 +199,9 @@ pub(super) fn post_inline(
         wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
     }
     let mut bad = ptr::null_mut();
-    // SAFETY: a live QP; one WR with one span, which is read before the call returns, as it is
+    // SAFETY: the caller's QP; one WR with one span, which is read before the call returns, as it is
     // inline.
-    let returned = unsafe { ffi::ibv_post_send(qp.as_ptr(), &raw mut wr, &raw mut bad) };
+    let returned = unsafe { ffi::ibv_post_send(qp, &raw mut wr, &raw mut bad) };
     ffi::verbs_result(returned).map_err(|error| Refused { count: 1, error })
 }
 

@@ -446,4 +446,6 @@ fn received(qp: QpHandle, wr: RecvWr, outcome: Outcome) -> Completion {
 }
 
 #[cfg(test)]
+mod inline_tests;
+#[cfg(test)]
 mod tests;
