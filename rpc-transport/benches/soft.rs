@@ -154,7 +154,7 @@ struct End {
 }
 
 const CAPACITY: QpCapacity =
-    QpCapacity { max_send_wr: 128, max_recv_wr: 128, max_inline_bytes: 256 };
+    QpCapacity { max_send_wr: 128, max_recv_wr: 128, max_inline_bytes: 256, uses_srq: false };
 const POSTED: u32 = 64;
 
 impl End {

@@ -35,7 +35,8 @@ usage: rping -s|-c [-a ADDRESS] [-p PORT] [-C COUNT] [-S SIZE] [-v]
 
 const MAX_SIZE: usize = 64 * 1024;
 const ADVERTISEMENT_BYTES: usize = 16;
-const CAPACITY: QpCapacity = QpCapacity { max_send_wr: 8, max_recv_wr: 4, max_inline_bytes: 64 };
+const CAPACITY: QpCapacity =
+    QpCapacity { max_send_wr: 8, max_recv_wr: 4, max_inline_bytes: 64, uses_srq: false };
 
 #[derive(Debug, Clone)]
 struct Arguments {

@@ -54,7 +54,7 @@ pub fn honest_offer() -> Offer {
 }
 
 const CAPACITY: QpCapacity =
-    QpCapacity { max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline_bytes: 0 };
+    QpCapacity { max_send_wr: DEPTH, max_recv_wr: DEPTH, max_inline_bytes: 0, uses_srq: false };
 
 impl HostilePeer {
     /// Connects with an honest handshake.

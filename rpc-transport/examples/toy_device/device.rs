@@ -50,6 +50,7 @@ impl Toy {
             max_message_bytes: MAX_MESSAGE_BYTES,
             max_qp_wr: MAX_QP_WR,
             max_cqe: MAX_CQE,
+            max_srq_wr: 0,
             capabilities: Capabilities::FLUSHES_LATE_RECEIVES
                 .with(Capabilities::FLUSHES_LATE_SENDS)
                 .with(Capabilities::REMOTE_ERRORS)
@@ -375,7 +376,10 @@ impl ToyQueue {
         pd: &ProtectionDomain,
         capacity: QpCapacity,
     ) -> Result<QpHandle, ProviderError> {
-        let QpCapacity { max_send_wr, max_recv_wr, max_inline_bytes } = capacity;
+        let QpCapacity { max_send_wr, max_recv_wr, max_inline_bytes, uses_srq } = capacity;
+        if uses_srq {
+            return Err(ProviderError::Srq("this device has none"));
+        }
         check("work requests", max_send_wr.max(max_recv_wr).into(), MAX_QP_WR.into())?;
         let max_inline_bytes = max_inline_bytes.min(MAX_INLINE_BYTES);
         let queue = Self::of(cq)?.number;

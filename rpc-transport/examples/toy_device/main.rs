@@ -16,7 +16,8 @@ use rpc_transport::connect::address::Address;
 use rpc_transport::device::{Connector, QpCapacity, RecvWr, SendOp, SendWr, Source};
 use rpc_transport::memory::region::BufferPool;
 
-const CAPACITY: QpCapacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 64 };
+const CAPACITY: QpCapacity =
+    QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 64, uses_srq: false };
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {

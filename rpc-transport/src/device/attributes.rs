@@ -17,6 +17,8 @@ pub struct DeviceAttributes {
     pub max_qp_wr: u32,
     /// Most completions that one CQ may hold.
     pub max_cqe: u32,
+    /// Most RECVs that one shared receive queue may hold (rule 22); 0: the device has none.
+    pub max_srq_wr: u32,
     /// Optional abilities and known differences.
     pub capabilities: Capabilities,
 }

@@ -42,6 +42,9 @@ pub enum ProviderError {
         /// What went wrong and what to do.
         message: String,
     },
+    /// A shared receive queue that is not there, or not in a state for this (contract rule 22).
+    #[error("shared receive queue: {0}")]
+    Srq(&'static str),
     /// The device lacks this ability.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),

@@ -26,7 +26,15 @@ pub fn completion_queue(entries: u32) -> u64 {
 #[must_use]
 pub fn queue_pair(capacity: QpCapacity) -> u64 {
     // One send more than is asked for: the one that drains.
-    queue(u64::from(capacity.max_send_wr) + 1, 256) + queue(capacity.max_recv_wr.into(), 16)
+    let sends = queue(u64::from(capacity.max_send_wr) + 1, 256);
+    if capacity.uses_srq { sends } else { sends + queue(capacity.max_recv_wr.into(), 16) }
+}
+
+/// A shared receive queue, bytes: an entry has its place in a list besides its buffer's, and there is
+/// one more.
+#[must_use]
+pub fn shared_receive_queue(max_recv_wr: u32) -> u64 {
+    queue(u64::from(max_recv_wr) + 1, 32)
 }
 
 fn queue(entries: u64, bytes: u64) -> u64 {

@@ -79,6 +79,16 @@
 //!     sends none).
 //! 21. *Traffic.* If [`CompletionQueue::traffic`] returns counts, they grow only when bytes have
 //!     moved between the two ends, and a whole message has been counted by the time it completes.
+//! 22. *Shared RECVs.* A CQ may have one shared receive queue (SRQ), where
+//!     [`DeviceAttributes::max_srq_wr`] is not 0 ([`CompletionQueue::create_srq`]). Its QPs that are
+//!     created with [`QpCapacity::uses_srq`], in its PD, have no RQ: a SEND to any of them takes the
+//!     SRQ's first RECV, in the order of [`CompletionQueue::post_srq_recv`], and the completion names
+//!     the QP that took it. Where there is none, the SEND meets rule 9, which costs that connection
+//!     alone. A QP that fails flushes no RECV but the one that it was filling. What a QP has taken
+//!     completes under its handle even after it was destroyed, so that the owner can post as many
+//!     again; a device may lose the RECV that was being filled as the QP failed, until the SRQ goes.
+//!     A RECV keeps its slot until its completion has been polled (rule 12), and all slots are
+//!     reserved in the CQ (rule 13). [`CompletionQueue::destroy_srq`] is for when no QP uses it.
 
 mod attributes;
 mod cq_ref;
@@ -141,10 +151,12 @@ pub struct QpHandle {
 pub struct QpCapacity {
     /// Most WRs outstanding on the SQ.
     pub max_send_wr: u32,
-    /// Most RECVs outstanding on the RQ.
+    /// Most RECVs outstanding on the RQ; 0 with `uses_srq`.
     pub max_recv_wr: u32,
     /// Inline bytes requested; the device may grant less ([`CompletionQueue::max_inline_bytes`]).
     pub max_inline_bytes: u32,
+    /// RECVs come from the CQ's shared receive queue (rule 22), and the QP has none of its own.
+    pub uses_srq: bool,
 }
 
 /// State of a QP (contract rule 7).
@@ -268,9 +280,13 @@ pub enum PostErrorKind {
     /// The QP's state does not allow this post (contract rule 7).
     #[error("queue pair is in state {0:?}, which takes no such work request")]
     InvalidState(QpState),
-    /// The SQ or RQ, of this many entries, is full (contract rule 12).
+    /// The SQ, RQ or SRQ, of this many entries, is full (contract rule 12). A QP that uses the SRQ has
+    /// an RQ of none.
     #[error("queue is full ({0} work requests)")]
     QueueFull(u32),
+    /// The CQ has no shared receive queue (contract rule 22).
+    #[error("completion queue has no shared receive queue")]
+    NoSrq,
     /// More inline bytes than the QP was granted.
     #[error("inline payload of {len} bytes exceeds the limit of {max} bytes")]
     InlineTooLong {
@@ -389,6 +405,37 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     #[allow(clippy::result_large_err)]
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)>;
 
+    /// Creates this CQ's shared receive queue (rule 22): for RECVs of this domain, at most
+    /// `max_recv_wr` outstanding. It waits for the device, as creating a CQ does. Goes with the CQ, if
+    /// it was not destroyed before. Default: refuses, for devices that have none.
+    ///
+    /// # Errors
+    /// [`ProviderError::Unsupported`], [`ProviderError::Limit`], [`ProviderError::CompletionQueueFull`];
+    /// [`ProviderError::Srq`]: there is one already.
+    fn create_srq(&mut self, pd: &ProtectionDomain, max_recv_wr: u32) -> Result<(), ProviderError> {
+        let _ = (pd, max_recv_wr);
+        Err(ProviderError::Unsupported("a shared receive queue"))
+    }
+
+    /// Posts one RECV to the shared receive queue.
+    ///
+    /// # Errors
+    /// [`PostError`] together with the WR.
+    // As for `post_recv`.
+    #[allow(clippy::result_large_err)]
+    fn post_srq_recv(&mut self, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
+        Err((PostError { posted: 0, kind: PostErrorKind::NoSrq }, wr))
+    }
+
+    /// Destroys the shared receive queue. Its buffers, and those of its completions that were not
+    /// polled, are released once the device can no longer touch them.
+    ///
+    /// # Errors
+    /// [`ProviderError::Srq`]: there is none, or a QP uses it.
+    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
+        Err(ProviderError::Srq(NO_SRQ))
+    }
+
     /// Rings the doorbells that earlier posts have left pending.
     fn flush(&mut self);
 
@@ -439,6 +486,9 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// [`ProviderError::UnknownQp`].
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
 }
+
+/// Why there is nothing to be done with a shared receive queue.
+pub(crate) const NO_SRQ: &str = "the completion queue has none";
 
 /// Default implementation of [`CompletionQueue::post_send_inline`]: a list of one WR.
 pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(

@@ -58,6 +58,7 @@ pub(super) fn capacity(config: &LinkConfig) -> QpCapacity {
         max_send_wr: config.send_queue_budget().sq_len(),
         max_recv_wr: most_recvs(config),
         max_inline_bytes: config.receive_buffer().max(MIN_INLINE_BYTES),
+        uses_srq: false,
     }
 }
 

@@ -41,6 +41,11 @@ pub(crate) trait Fixture {
         true
     }
 
+    /// Whether a RECV of an SRQ that a message was arriving in may be lost with its QP (rule 22).
+    fn loses_cut_off_recvs(&self) -> bool {
+        false
+    }
+
     /// Whether completions of one queue may overtake those of the other on purpose.
     fn reorders_queues(&self) -> bool {
         false
@@ -114,6 +119,7 @@ impl End {
             max_send_wr: options.sends,
             max_recv_wr: options.recvs,
             max_inline_bytes: options.inline,
+            uses_srq: false,
         }
     }
 

@@ -17,6 +17,7 @@ mod remote;
 mod seeds;
 #[path = "../../examples/toy_device/setup.rs"]
 mod setup;
+mod shared;
 mod soft;
 mod toy;
 #[cfg(feature = "verbs")]
@@ -90,6 +91,21 @@ macro_rules! conformance {
                 rule18_nobody_listens
                 rule15_queue_pairs_may_be_destroyed_between_any_two_polls
                 rule18_many_connections_share_a_cq
+            }
+            shared {
+                rule22_recvs_go_in_order_to_whoever_receives
+                rule22_messages_of_many_clients_at_once
+                rule22_an_empty_srq_costs_the_sender_alone
+                rule22_a_queue_pair_that_fails_flushes_none_of_it
+                rule22_what_a_destroyed_queue_pair_took_comes_back
+                rule22_a_message_that_is_cut_off_keeps_no_recv
+                rule22_too_long_costs_one_recv_and_one_queue_pair
+                rule22_write_with_imm_takes_one
+                rule22_it_is_bounded
+                rule22_what_does_not_fit_is_refused
+                rule22_others_keep_their_own
+                rule22_it_goes_with_its_completion_queue
+                rule22_a_device_without_one_says_so
             }
             seeds {
                 s34_a_new_queue_pair_is_never_taken_for_an_old_one

@@ -326,8 +326,12 @@ pub(crate) fn rule13_s37_bounded_cq(fixture: &dyn Fixture) {
         let device = first.device().clone();
         let (pd, mut cq) = (device.allocate_pd().unwrap(), device.create_cq(100).unwrap());
         let rest = cq.capacity() - 60;
-        let capacity =
-            |max_send_wr, max_recv_wr| QpCapacity { max_send_wr, max_recv_wr, max_inline_bytes: 0 };
+        let capacity = |max_send_wr, max_recv_wr| QpCapacity {
+            max_send_wr,
+            max_recv_wr,
+            max_inline_bytes: 0,
+            uses_srq: false,
+        };
         let qp = first.create_qp(&mut *cq, &pd, capacity(30, 30)).unwrap();
         let error = second.create_qp(&mut *cq, &pd, capacity(rest, 1)).unwrap_err();
         assert!(matches!(error, ProviderError::CompletionQueueFull { .. }), "{error}");

@@ -21,7 +21,8 @@ pub(crate) fn s34_a_new_queue_pair_is_never_taken_for_an_old_one(fixture: &dyn F
         let first = resolve(fixture, &address).await;
         let device = first.device().clone();
         let (pd, mut cq) = (device.allocate_pd().unwrap(), device.create_cq(100).unwrap());
-        let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
+        let capacity =
+            QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0, uses_srq: false };
         let mut outgoing = Some(first);
         let mut seen = Vec::new();
         for _ in 0..8 {

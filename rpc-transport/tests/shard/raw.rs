@@ -50,7 +50,12 @@ impl Raw {
         let mut outgoing = schemes::resolve(&address).await.unwrap().outgoing;
         let domain = outgoing.device().allocate_pd().unwrap();
         let mut cq = outgoing.device().create_cq(4096).unwrap();
-        let capacity = QpCapacity { max_send_wr: 2048, max_recv_wr: 1024, max_inline_bytes: 4096 };
+        let capacity = QpCapacity {
+            max_send_wr: 2048,
+            max_recv_wr: 1024,
+            max_inline_bytes: 4096,
+            uses_srq: false,
+        };
         let qp = outgoing.create_qp(&mut *cq, &domain, capacity).unwrap();
         let recvs = BufferPool::allocate(&domain, 8 << 10, 1024).unwrap();
         while let Some(buffer) = recvs.take() {

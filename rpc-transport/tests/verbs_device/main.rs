@@ -231,7 +231,8 @@ fn s32_limits_are_named_when_they_are_passed() {
         let mut outgoing = resolve(&Verbs, &listener.local_address()).await;
         let mut objects = End::objects(outgoing.device(), &Options::default());
         let max_send_wr = device.attributes().max_qp_wr + 1;
-        let capacity = QpCapacity { max_send_wr, max_recv_wr: 1, max_inline_bytes: 0 };
+        let capacity =
+            QpCapacity { max_send_wr, max_recv_wr: 1, max_inline_bytes: 0, uses_srq: false };
         let created = outgoing.create_qp(&mut *objects.cq, &objects.pd, capacity);
         assert!(matches!(created, Err(ProviderError::Limit { .. })), "{created:?}");
     });

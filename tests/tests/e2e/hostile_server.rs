@@ -361,6 +361,7 @@ fn a_server_that_accepts_with_nonsense_does_not_speak_this_protocol() {
                             max_send_wr: 4,
                             max_recv_wr: 4,
                             max_inline_bytes: 0,
+                            uses_srq: false,
                         };
                         incoming.create_qp(&mut *cq, &domain, capacity).expect("a queue pair");
                         let _ = incoming.accept(reply).await;

@@ -21,6 +21,8 @@ pub struct DeviceProfile {
     pub max_qp_wr: u32,
     /// Most entries of a CQ.
     pub max_cqe: u32,
+    /// Most RECVs of a shared receive queue; 0: it has none.
+    pub max_srq_wr: u32,
     /// How long it takes for a command: creating a QP, or changing its state.
     pub command_time: Duration,
     /// What it lacks.
@@ -37,38 +39,44 @@ const LACK_ALL: Capabilities = Capabilities::FREE_REGISTRATION
     .with(Capabilities::FLUSHES_LATE_RECEIVES);
 
 /// NVIDIA ConnectX. Inline: what the provider `verbs` asks for (an SQ entry of 256 bytes). Commands
-/// take some 0.1 ms alone and 1 ms where many processes give them; the latter is what counts here.
+/// take some 0.1 ms alone and 1 ms where many processes give them; the latter is what counts here. SRQ:
+/// `max_srq_wr` of a ConnectX-7, as measured.
 pub static MLX5: DeviceProfile = DeviceProfile {
     driver: "mlx5",
     has_rc: true,
     max_inline_bytes: 220,
     max_qp_wr: UNLIMITED,
     max_cqe: UNLIMITED,
+    max_srq_wr: 32_767,
     command_time: Duration::from_millis(1),
     lacks: LACK_ALL,
 };
 
 /// Broadcom. Inline: `BNXT_RE_MAX_INLINE_SIZE`, 0x60 (rdma-core, providers/bnxt_re/bnxt_re-abi.h);
-/// more is EINVAL for the whole QP.
+/// more is EINVAL for the whole QP. SRQ: what the firmware says (linux,
+/// drivers/infiniband/hw/bnxt_re/qplib_sp.c, `max_srq_wqes`).
 pub static BNXT_RE: DeviceProfile = DeviceProfile {
     driver: "bnxt_re",
     has_rc: true,
     max_inline_bytes: 96,
     max_qp_wr: 16 << 10,
     max_cqe: UNLIMITED,
+    max_srq_wr: UNLIMITED,
     command_time: Duration::ZERO,
     lacks: LACK_ALL,
 };
 
 /// Intel E810 as an iWARP device. Inline: `IRDMA_MAX_INLINE_DATA_SIZE`, 101 (linux,
 /// drivers/infiniband/hw/irdma/user.h). WRs: `IRDMA_MAX_QP_WRS(8)` with a queue of 32768 quanta less
-/// `IRDMA_SQ_RSVD` 258 (defs.h there). iWARP has no immediates (RFC 5040).
+/// `IRDMA_SQ_RSVD` 258 (defs.h there). iWARP has no immediates (RFC 5040). No SRQ
+/// (openucx/ucx#9736).
 pub static IRDMA: DeviceProfile = DeviceProfile {
     driver: "irdma",
     has_rc: true,
     max_inline_bytes: 101,
     max_qp_wr: (32_768 - 258) / 8,
     max_cqe: UNLIMITED,
+    max_srq_wr: 0,
     command_time: Duration::ZERO,
     lacks: LACK_ALL.with(Capabilities::IMMEDIATE).with(Capabilities::WRITE_WITH_IMM),
 };
@@ -76,23 +84,27 @@ pub static IRDMA: DeviceProfile = DeviceProfile {
 /// Microsoft Azure's virtual NIC. No code for inline data (rdma-core, providers/mana/wr.c), which
 /// also refuses SENDs in ERR in current versions. `max_cqe` and `max_qp_wr` are one number of the
 /// host (linux, drivers/infiniband/hw/mana/main.c, `mana_ib_query_device`); which one is a guess.
+/// No SRQ: `mana_ib_dev_ops` (device.c there) has nothing to create one.
 pub static MANA: DeviceProfile = DeviceProfile {
     driver: "mana",
     has_rc: true,
     max_inline_bytes: 0,
     max_qp_wr: 1024,
     max_cqe: 1024,
+    max_srq_wr: 0,
     command_time: Duration::ZERO,
     lacks: LACK_ALL.with(Capabilities::FLUSHES_LATE_SENDS),
 };
 
-/// Amazon's NIC: UD and its own SRD, no RC (rdma-core, providers/efa/verbs.c, `create_qp`).
+/// Amazon's NIC: UD and its own SRD, no RC (rdma-core, providers/efa/verbs.c, `create_qp`), and
+/// no SRQ.
 pub static EFA: DeviceProfile = DeviceProfile {
     driver: "efa",
     has_rc: false,
     max_inline_bytes: 32,
     max_qp_wr: UNLIMITED,
     max_cqe: UNLIMITED,
+    max_srq_wr: 0,
     command_time: Duration::ZERO,
     lacks: LACK_ALL,
 };
@@ -107,6 +119,7 @@ impl DeviceProfile {
         attributes.max_inline_bytes = attributes.max_inline_bytes.min(self.max_inline_bytes);
         attributes.max_qp_wr = attributes.max_qp_wr.min(self.max_qp_wr);
         attributes.max_cqe = attributes.max_cqe.min(self.max_cqe);
+        attributes.max_srq_wr = attributes.max_srq_wr.min(self.max_srq_wr);
         attributes.capabilities = attributes.capabilities.without(self.lacks);
     }
 }

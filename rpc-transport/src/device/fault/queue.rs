@@ -23,6 +23,7 @@ use crate::device::{
     PostErrorKind, ProviderError, QpCapacity, QpEvent, QpHandle, QpState, RecvWr, SendOp, SendWr,
     Source, Status, Traffic,
 };
+use crate::memory::region::ProtectionDomain;
 
 use crate::device::locked;
 use crate::memory::budget::Reservation;
@@ -61,6 +62,14 @@ struct Held {
     _locked: Option<Reservation>,
 }
 
+/// State of the shared receive queue.
+#[derive(Debug)]
+struct HeldSrq {
+    max_wr: u32,
+    recvs: u32,
+    _locked: Option<Reservation>,
+}
+
 /// A CQ of a faulty device.
 pub(super) struct FaultyCompletionQueue {
     inner: Box<dyn CompletionQueue>,
@@ -69,7 +78,11 @@ pub(super) struct FaultyCompletionQueue {
     max_message_bytes: u64,
     capabilities: Capabilities,
     max_inline_bytes: u32,
+    max_srq_wr: u32,
     qps: BTreeMap<QpHandle, Held>,
+    srq: Option<HeldSrq>,
+    /// RECVs of the SRQ whose QPs were destroyed (contract rule 22).
+    orphans: VecDeque<Completion>,
     events: VecDeque<QpEvent>,
     polled: Vec<Completion>,
     armed: bool,
@@ -103,7 +116,10 @@ impl FaultyCompletionQueue {
             max_message_bytes: attributes.max_message_bytes,
             capabilities: attributes.capabilities,
             max_inline_bytes: attributes.max_inline_bytes,
+            max_srq_wr: attributes.max_srq_wr,
             qps: BTreeMap::new(),
+            srq: None,
+            orphans: VecDeque::new(),
             events: VecDeque::new(),
             polled: Vec::new(),
             armed: false,
@@ -148,6 +164,7 @@ impl FaultyCompletionQueue {
 
     fn is_holding(&self) -> bool {
         !self.events.is_empty()
+            || !self.orphans.is_empty()
             || self.qps.values().any(|held| {
                 !held.posts.is_empty() || held.queues.iter().any(|queue| !queue.is_empty())
             })
@@ -206,21 +223,28 @@ impl FaultyCompletionQueue {
 
     fn hold(&mut self, mut completion: Completion) {
         let delay = self.random.up_to(self.plan.delay_polls);
-        let Some(held) = self.qps.get_mut(&completion.qp) else { return };
-        if completion.kind != CompletionKind::Send {
-            if self.plan.poison {
-                poison_rest(&mut completion);
-            }
-        } else if completion.status != Status::Success && std::mem::take(&mut held.lost) {
+        if completion.kind != CompletionKind::Send && self.plan.poison {
+            poison_rest(&mut completion);
+        }
+        let Some(held) = self.qps.get_mut(&completion.qp) else {
+            self.orphans.push_back(completion);
+            return;
+        };
+        let is_recv = completion.kind != CompletionKind::Send;
+        if !is_recv && completion.status != Status::Success && std::mem::take(&mut held.lost) {
             completion.status = Status::RetryExceeded;
         }
-        let queue = &mut held.queues[usize::from(completion.kind != CompletionKind::Send)];
+        let queue = &mut held.queues[usize::from(is_recv)];
         let earliest = queue.back().map_or(0, |last| last.due);
         queue.push_back(HeldCompletion { completion, due: earliest.max(self.clock + delay) });
     }
 
     /// Delivers one completion that is due, from a random queue if the plan allows it.
     fn deliver(&mut self) -> Option<Completion> {
+        if let Some(orphan) = self.orphans.pop_front() {
+            self.free_shared();
+            return Some(orphan);
+        }
         let due = |queue: &VecDeque<HeldCompletion>| {
             queue.front().is_some_and(|front| front.due <= self.clock)
         };
@@ -238,7 +262,17 @@ impl FaultyCompletionQueue {
         let held = self.qps.get_mut(&qp)?;
         let completion = held.queues[queue].pop_front()?.completion;
         held.free(&completion);
+        if queue == 1 && held.capacity.uses_srq {
+            self.free_shared();
+        }
         Some(completion)
+    }
+
+    /// Frees the slot of a RECV of the SRQ.
+    fn free_shared(&mut self) {
+        if let Some(srq) = &mut self.srq {
+            srq.recvs = srq.recvs.saturating_sub(1);
+        }
     }
 
     /// Decides at random whether a QP that has just posted fails.
@@ -421,6 +455,48 @@ impl CompletionQueue for FaultyCompletionQueue {
         Ok(())
     }
 
+    fn create_srq(&mut self, pd: &ProtectionDomain, max_wr: u32) -> Result<(), ProviderError> {
+        if self.max_srq_wr == 0 {
+            return Err(ProviderError::Unsupported("a shared receive queue"));
+        }
+        if max_wr > self.max_srq_wr {
+            let (asked, limit) = (u64::from(max_wr), u64::from(self.max_srq_wr));
+            return Err(ProviderError::Limit {
+                what: "shared receive queue entries",
+                asked,
+                limit,
+            });
+        }
+        let limit = self.plan.lock_limit.as_ref();
+        let bytes = locked::shared_receive_queue(max_wr);
+        let locked = limit.map(|limit| limit.lock("create shared receive queue", bytes));
+        let locked = locked.transpose()?;
+        self.inner.create_srq(pd, max_wr)?;
+        self.srq = Some(HeldSrq { max_wr, recvs: 0, _locked: locked });
+        Ok(())
+    }
+
+    fn post_srq_recv(&mut self, mut wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
+        let refused = |kind| PostError { posted: 0, kind };
+        let Some(srq) = &mut self.srq else { return Err((refused(PostErrorKind::NoSrq), wr)) };
+        if srq.recvs >= srq.max_wr {
+            return Err((refused(PostErrorKind::QueueFull(srq.max_wr)), wr));
+        }
+        if self.plan.poison {
+            wr.buffer.fill(POISON);
+        }
+        self.inner.post_srq_recv(wr)?;
+        srq.recvs += 1;
+        Ok(())
+    }
+
+    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
+        self.inner.destroy_srq()?;
+        self.srq = None;
+        self.orphans.clear();
+        Ok(())
+    }
+
     fn flush(&mut self) {
         self.inner.flush();
     }
@@ -467,7 +543,11 @@ impl CompletionQueue for FaultyCompletionQueue {
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
         self.inner.destroy_qp(qp)?;
-        self.qps.remove(&qp);
+        if let Some(held) = self.qps.remove(&qp).filter(|held| held.capacity.uses_srq) {
+            let [_, recvs] = held.queues;
+            self.orphans.extend(recvs.into_iter().map(|held| held.completion));
+        }
+        self.ring_if_needed();
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
         });

@@ -34,8 +34,10 @@ use super::advice;
 use super::bell::Doorbell;
 use super::domain::SoftDomain;
 use super::queue_pair::QueuePair;
-use super::sink::{Queued, Sink};
+use super::sink::{CqQueues, Sink};
 use super::wire::Wire;
+
+mod shared;
 
 /// A QP leaves the hot list when the polls since its last activity, times the number of hot QPs,
 /// exceed this.
@@ -71,7 +73,7 @@ pub(super) struct SoftCompletionQueue {
     cursor: usize,
     /// QPs whose peer's doorbell is checked when the batch ends.
     bells: Vec<u32>,
-    queue: VecDeque<Queued>,
+    queues: CqQueues,
     events: VecDeque<QpEvent>,
     /// Buffer that tcp wires read into.
     scratch: Vec<u8>,
@@ -103,7 +105,7 @@ impl SoftCompletionQueue {
             hot: Vec::new(),
             cursor: 0,
             bells: Vec::new(),
-            queue: VecDeque::new(),
+            queues: CqQueues::default(),
             events: VecDeque::new(),
             scratch: Vec::new(),
             epoll,
@@ -129,10 +131,8 @@ impl SoftCompletionQueue {
     ) -> Result<QpHandle, ProviderError> {
         let domain = SoftDomain::of(pd)?;
         let wanted = entries_of(capacity)?;
-        if wanted > self.capacity - self.reserved {
-            let (capacity, used) = (self.capacity, self.reserved);
-            return Err(ProviderError::CompletionQueueFull { capacity, used, wanted });
-        }
+        self.check_room(wanted)?;
+        self.join_srq(capacity, domain.id())?;
         self.reserved += wanted;
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(Entry::default());
@@ -142,6 +142,14 @@ impl SoftCompletionQueue {
         let handle = QpHandle { index, generation: entry.generation };
         entry.qp = Some(Box::new(QueuePair::new(handle, domain, capacity)));
         Ok(handle)
+    }
+
+    fn check_room(&self, wanted: u32) -> Result<(), ProviderError> {
+        if wanted > self.capacity - self.reserved {
+            let (capacity, used) = (self.capacity, self.reserved);
+            return Err(ProviderError::CompletionQueueFull { capacity, used, wanted });
+        }
+        Ok(())
     }
 
     /// Connects a QP: the last step of set-up.
@@ -179,8 +187,10 @@ impl SoftCompletionQueue {
     /// Moves queued completions to the caller's list.
     fn drain_queue(&mut self, completions: &mut Vec<Completion>, max: usize) {
         for _ in 0..max {
-            let Some(queued) = self.queue.pop_front() else { return };
-            if let Some(qp) = find(&mut self.entries, queued.completion.qp) {
+            let Some(queued) = self.queues.completions.pop_front() else { return };
+            if queued.is_shared {
+                self.shared_is_polled();
+            } else if let Some(qp) = find(&mut self.entries, queued.completion.qp) {
                 qp.free(queued.frees);
             }
             completions.push(queued.completion);
@@ -208,7 +218,7 @@ impl SoftCompletionQueue {
                 self.cursor = at;
                 break;
             }
-            let mut sink = Sink { polled: Some((completions, room)), queue: &mut self.queue };
+            let mut sink = Sink { polled: Some((completions, room)), queues: &mut self.queues };
             let visit = qp.visit(&mut sink, &mut self.events, &mut self.scratch);
             if visit.bell && !std::mem::replace(&mut qp.notify_listed, true) {
                 self.bells.push(index);
@@ -318,10 +328,10 @@ impl SoftCompletionQueue {
         act: impl FnOnce(&mut QueuePair, &mut Sink<'_>) -> T,
     ) -> Option<T> {
         let qp = find(&mut self.entries, handle)?;
-        let before = self.queue.len();
-        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let before = self.queues.completions.len();
+        let mut sink = Sink { polled: None, queues: &mut self.queues };
         let result = act(qp, &mut sink);
-        if self.queue.len() > before {
+        if self.queues.completions.len() > before {
             self.fire();
         }
         Some(result)
@@ -390,7 +400,7 @@ impl CompletionQueue for SoftCompletionQueue {
         self.ring_bells();
         let looks = self.clock.is_multiple_of(EVENTS_EVERY) | std::mem::take(&mut self.attends);
         let mut disturbed = looks && self.take_events();
-        if !self.queue.is_empty() {
+        if !self.queues.completions.is_empty() {
             self.drain_queue(completions, max);
         }
         let room = max - (completions.len() - start);
@@ -447,13 +457,13 @@ impl CompletionQueue for SoftCompletionQueue {
         let Some(qp) = find(&mut self.entries, qp) else {
             return Err(PostError { posted: 0, kind: PostErrorKind::UnknownQp });
         };
-        let before = self.queue.len();
-        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let before = self.queues.completions.len();
+        let mut sink = Sink { polled: None, queues: &mut self.queues };
         let result = qp.post_send(wrs, &mut sink);
         if !std::mem::replace(&mut qp.notify_listed, true) {
             self.bells.push(index);
         }
-        if self.queue.len() > before {
+        if self.queues.completions.len() > before {
             self.fire();
         }
         result
@@ -495,6 +505,18 @@ impl CompletionQueue for SoftCompletionQueue {
             self.with_qp(qp, QueuePair::flush_recvs);
         }
         Ok(())
+    }
+
+    fn create_srq(&mut self, pd: &ProtectionDomain, max_recv_wr: u32) -> Result<(), ProviderError> {
+        self.new_srq(SoftDomain::of(pd)?.id(), max_recv_wr)
+    }
+
+    fn post_srq_recv(&mut self, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
+        self.post_shared(wr).map_err(|(kind, wr)| (PostError { posted: 0, kind }, wr))
+    }
+
+    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
+        self.end_srq()
     }
 
     fn flush(&mut self) {
@@ -544,8 +566,9 @@ impl CompletionQueue for SoftCompletionQueue {
         find(&mut self.entries, qp).ok_or(ProviderError::UnknownQp)?;
         let entry = &mut self.entries[qp.index as usize];
         entry.generation = entry.generation.wrapping_add(1);
-        if let Some(gone) = entry.qp.take() {
+        if let Some(mut gone) = entry.qp.take() {
             self.reserved -= gone.reserved();
+            self.leave_srq(&mut gone);
             if let Some((fd, _)) = gone.wire().watched() {
                 // Closing the fd would not remove it from the set while another process has the
                 // same open file. Deleting fails only if it was not in the set.
@@ -557,7 +580,7 @@ impl CompletionQueue for SoftCompletionQueue {
         if self.cursor >= self.hot.len() {
             self.cursor = 0;
         }
-        self.queue.retain(|queued| queued.completion.qp != qp);
+        self.queues.completions.retain(|queued| queued.completion.qp != qp || queued.is_shared);
         self.events.retain(|event| {
             !matches!(event, QpEvent::Disconnected(of) | QpEvent::Fatal(of, _) if *of == qp)
         });
@@ -572,7 +595,7 @@ impl std::fmt::Debug for SoftCompletionQueue {
             f,
             "SoftCompletionQueue({qps} QPs, {} hot, {} queued)",
             self.hot.len(),
-            self.queue.len()
+            self.queues.completions.len()
         )
     }
 }

@@ -8,7 +8,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `cq` | which QPs are visited, what makes the event fd readable |
-//! | `queue_pair`, `requester`, `responder`, `targets`, `sink` | the engine |
+//! | `queue_pair`, `requester`, `responder`, `posted`, `srq`, `targets`, `sink` | the engine |
 //! | `packet` | what one QP says to the other, on any wire |
 //! | `domain`, `mapping` | keys and registered memory |
 //! | `wire`, `wire_ring`, `ring`, `bell` | packets through memory |
@@ -28,6 +28,7 @@ mod mem;
 mod outbox;
 mod packet;
 mod pending;
+mod posted;
 mod prefetch;
 mod queue_pair;
 mod regions;
@@ -39,6 +40,7 @@ mod shm;
 mod side_channel;
 mod sink;
 mod socket;
+mod srq;
 mod targets;
 mod tcp;
 mod turn;
@@ -62,6 +64,8 @@ const MAX_INLINE_BYTES: u32 = 16 * 1024;
 const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 /// Most WRs of one SQ or RQ.
 const MAX_QP_WR: u32 = 16 * 1024;
+/// Most RECVs of one SRQ.
+const MAX_SRQ_WR: u32 = 64 * 1024;
 /// Most entries of one CQ.
 const MAX_CQE: u32 = 4 * 1024 * 1024;
 
@@ -89,6 +93,7 @@ impl SoftDevice {
             max_message_bytes: MAX_MESSAGE_BYTES,
             max_qp_wr: MAX_QP_WR,
             max_cqe: MAX_CQE,
+            max_srq_wr: MAX_SRQ_WR,
             capabilities,
         };
         Arc::new(Self { attributes })

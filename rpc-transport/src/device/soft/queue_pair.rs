@@ -85,7 +85,7 @@ impl QueuePair {
             state: QpState::Init,
             used: Slots::default(),
             requester: Requester::new(handle, domain.id(), capacity.max_send_wr, inline),
-            responder: Responder::new(handle, domain, capacity.max_recv_wr),
+            responder: Responder::new(handle, domain, capacity.max_recv_wr, capacity.uses_srq),
             stopped: false,
             closing: false,
             gone: false,
@@ -104,6 +104,18 @@ impl QueuePair {
 
     pub(super) fn reserved(&self) -> u32 {
         self.reserved
+    }
+
+    pub(super) fn uses_srq(&self) -> bool {
+        self.responder.uses_srq()
+    }
+
+    /// Gives back the RECV of the SRQ that a message was arriving in, when the QP is destroyed.
+    pub(super) fn give_back(&mut self, sink: &mut Sink<'_>) {
+        if self.uses_srq() && self.state != QpState::Error {
+            self.wire.close();
+            self.responder.flush(None, sink, &mut self.used);
+        }
     }
 
     pub(super) fn state(&self) -> QpState {

@@ -21,6 +21,7 @@ use crate::memory::pages;
 use super::domain::{DomainTable, Memory, Registered};
 use super::landing::{Landing, Refusal};
 use super::packet::{Extension, Flags, Head, MAX_READS, Op, Span};
+use super::posted::Posted;
 use super::prefetch;
 use super::ring::Piece;
 use super::sink::{Sink, Slots};
@@ -33,20 +34,6 @@ enum Message {
     Send { filled: usize },
     Write { memory: Option<Arc<Memory>>, at: usize, left: u64, total: u64, imm: Option<u32> },
 }
-
-/// A posted RECV, with its buffer's address looked up at post time rather than when a message
-/// arrives.
-#[derive(Debug)]
-struct Posted {
-    wr: RecvWr,
-    at: NonNull<u8>,
-    len: usize,
-    /// The buffer belongs to another protection domain.
-    foreign: bool,
-}
-
-// SAFETY: `at` points into `wr.buffer`, which is owned here and Send.
-unsafe impl Send for Posted {}
 
 /// An answer owed to the peer.
 #[derive(Debug)]
@@ -62,14 +49,26 @@ pub(super) struct Responder {
     domain: Arc<DomainTable>,
     max_wr: u32,
     recvs: VecDeque<Posted>,
+    /// RECVs come from the SRQ as messages begin, and `recvs` holds the one of the message that is
+    /// arriving.
+    uses_srq: bool,
     message: Message,
     answers: VecDeque<Answer>,
 }
 
 impl Responder {
-    pub(super) fn new(handle: QpHandle, domain: Arc<DomainTable>, max_wr: u32) -> Self {
+    pub(super) fn new(
+        handle: QpHandle,
+        domain: Arc<DomainTable>,
+        max_wr: u32,
+        uses_srq: bool,
+    ) -> Self {
         let (recvs, answers) = (VecDeque::new(), VecDeque::new());
-        Self { handle, domain, max_wr, recvs, message: Message::None, answers }
+        Self { handle, domain, max_wr, recvs, uses_srq, message: Message::None, answers }
+    }
+
+    pub(super) fn uses_srq(&self) -> bool {
+        self.uses_srq
     }
 
     /// Accepts a RECV, or hands it back when the RQ is full.
@@ -79,9 +78,7 @@ impl Responder {
             return Err((self.max_wr, wr));
         }
         used.recvs += 1;
-        let (at, len) = (wr.buffer.as_ptr(), wr.buffer.len());
-        let foreign = wr.buffer.region().domain() != self.domain.id();
-        self.recvs.push_back(Posted { wr, at, len, foreign });
+        self.recvs.push_back(Posted::new(wr, self.domain.id()));
         Ok(())
     }
 
@@ -127,15 +124,18 @@ impl Responder {
     }
 
     /// Starts a packet: checks it and says where its payload goes.
-    pub(super) fn begin(&mut self, head: Head, extension: Extension) -> Result<Landing, Refusal> {
+    pub(super) fn begin(
+        &mut self,
+        head: Head,
+        extension: Extension,
+        sink: &mut Sink<'_>,
+    ) -> Result<Landing, Refusal> {
         match (head.op, extension) {
-            (Op::Send, _) => self.begin_send(head),
-            (Op::Write, Extension::Span(span)) => self.begin_write(head, span),
-            (Op::Write, _) => self.land_write(head),
+            (Op::Send, _) => self.begin_send(head, sink),
+            (Op::Write, Extension::Span(span)) => self.begin_write(head, span, sink),
+            (Op::Write, _) => self.land_write(head, sink),
             (Op::Placed, _) if matches!(self.message, Message::None) => {
-                if self.recvs.is_empty() {
-                    return Err(Refusal::NotReady);
-                }
+                self.next_recv(sink).ok_or(Refusal::NotReady)?;
                 no_payload(head)
             }
             (Op::Probe, _) if matches!(self.message, Message::None) => no_payload(head),
@@ -145,26 +145,39 @@ impl Responder {
         }
     }
 
-    fn begin_send(&mut self, head: Head) -> Result<Landing, Refusal> {
+    /// The RECV at the front, which the next message takes.
+    fn next_recv(&mut self, sink: &mut Sink<'_>) -> Option<&Posted> {
+        if self.uses_srq && self.recvs.is_empty() {
+            self.recvs.extend(sink.take_shared());
+        }
+        self.recvs.front()
+    }
+
+    fn begin_send(&mut self, head: Head, sink: &mut Sink<'_>) -> Result<Landing, Refusal> {
         let first = head.flags.contains(Flags::FIRST);
         let filled = match self.message {
             Message::None if first => 0,
             Message::Send { filled } if !first => filled,
             _ => return Err(Refusal::Protocol),
         };
-        let recv = self.recvs.front().ok_or(Refusal::NotReady)?;
-        if recv.foreign {
+        let &Posted { at, len, foreign, .. } = self.next_recv(sink).ok_or(Refusal::NotReady)?;
+        if foreign {
             return Err(Refusal::BadBuffer);
         }
-        if filled + head.payload_bytes() > recv.len {
+        if filled + head.payload_bytes() > len {
             return Err(Refusal::TooLong);
         }
         self.message = Message::Send { filled };
         // SAFETY: `filled` is at most the buffer's length (checked).
-        Ok(unsafe { recv.at.add(filled) })
+        Ok(unsafe { at.add(filled) })
     }
 
-    fn begin_write(&mut self, head: Head, span: Span) -> Result<Landing, Refusal> {
+    fn begin_write(
+        &mut self,
+        head: Head,
+        span: Span,
+        sink: &mut Sink<'_>,
+    ) -> Result<Landing, Refusal> {
         if !matches!(self.message, Message::None) {
             return Err(Refusal::Protocol);
         }
@@ -178,11 +191,11 @@ impl Responder {
         };
         let imm = head.flags.contains(Flags::IMM).then_some(span.aux);
         self.message = Message::Write { memory, at, left: span.len, total: span.len, imm };
-        self.land_write(head)
+        self.land_write(head, sink)
     }
 
-    fn land_write(&mut self, head: Head) -> Result<Landing, Refusal> {
-        let Message::Write { memory, at, left, imm, .. } = &self.message else {
+    fn land_write(&mut self, head: Head, sink: &mut Sink<'_>) -> Result<Landing, Refusal> {
+        let Message::Write { left, imm, .. } = &self.message else {
             return Err(Refusal::Protocol);
         };
         let payload = head.payload_bytes() as u64;
@@ -190,9 +203,12 @@ impl Responder {
         if payload > *left || last != (payload == *left) {
             return Err(Refusal::Protocol);
         }
-        if last && imm.is_some() && self.recvs.is_empty() {
-            return Err(Refusal::NotReady);
+        if last && imm.is_some() {
+            self.next_recv(sink).ok_or(Refusal::NotReady)?;
         }
+        let Message::Write { memory, at, .. } = &self.message else {
+            return Err(Refusal::Protocol);
+        };
         let Some(memory) = memory else { return Ok(NonNull::dangling()) };
         if !memory.is_live() {
             return Err(Refusal::Access);
@@ -300,7 +316,11 @@ impl Responder {
             imm,
             buffer: Some(recv.buffer),
         };
-        sink.push(completion, Slots::ONE_RECV, used);
+        if self.uses_srq {
+            sink.push_shared(completion);
+        } else {
+            sink.push(completion, Slots::ONE_RECV, used);
+        }
     }
 
     /// Sends the answers owed, until the wire is full.
@@ -326,7 +346,7 @@ impl Responder {
         !self.answers.is_empty()
     }
 
-    /// Flushes all RECVs; the first gets status `first` if it is given (contract rule 8). The wire
+    /// Flushes all RECVs, those of the SRQ not among them; the first gets status `first` if it is given (contract rule 8). The wire
     /// must no longer hold a landing.
     pub(super) fn flush(&mut self, first: Option<Status>, sink: &mut Sink<'_>, used: &mut Slots) {
         self.message = Message::None;
@@ -342,7 +362,11 @@ impl Responder {
                 imm: None,
                 buffer: Some(recv.buffer),
             };
-            sink.push(completion, Slots::ONE_RECV, used);
+            if self.uses_srq {
+                sink.push_shared(completion);
+            } else {
+                sink.push(completion, Slots::ONE_RECV, used);
+            }
             status = Status::FlushError;
         }
     }

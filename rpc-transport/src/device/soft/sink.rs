@@ -7,6 +7,9 @@ use std::collections::VecDeque;
 
 use crate::device::Completion;
 
+use super::posted::Posted;
+use super::srq::Srq;
+
 /// Number of occupied slots in a QP's SQ and RQ.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Slots {
@@ -32,14 +35,23 @@ impl Slots {
 pub(super) struct Queued {
     pub(super) completion: Completion,
     pub(super) frees: Slots,
+    /// Its RECV was the SRQ's: it frees a slot there, and none of its QP, which it outlives.
+    pub(super) is_shared: bool,
+}
+
+/// What the QPs of a CQ add to, or take from.
+#[derive(Debug, Default)]
+pub(super) struct CqQueues {
+    pub(super) completions: VecDeque<Queued>,
+    pub(super) srq: Option<Srq>,
 }
 
 /// Receives the completions of one QP.
 pub(super) struct Sink<'a> {
     /// While a poll runs: the caller's list, and how many more it accepts.
     pub(super) polled: Option<(&'a mut Vec<Completion>, usize)>,
-    /// The CQ's queue.
-    pub(super) queue: &'a mut VecDeque<Queued>,
+    /// The CQ's queues.
+    pub(super) queues: &'a mut CqQueues,
 }
 
 impl Sink<'_> {
@@ -55,7 +67,7 @@ impl Sink<'_> {
     pub(super) fn push(&mut self, completion: Completion, frees: Slots, used: &mut Slots) {
         match &mut self.polled {
             // Queued completions come first, so this one goes to the list only if none are queued.
-            Some((list, room)) if *room > 0 && self.queue.is_empty() => {
+            Some((list, room)) if *room > 0 && self.queues.completions.is_empty() => {
                 *room -= 1;
                 used.free(frees);
                 list.push(completion);
@@ -66,6 +78,28 @@ impl Sink<'_> {
 
     #[cold]
     fn enqueue(&mut self, completion: Completion, frees: Slots) {
-        self.queue.push_back(Queued { completion, frees });
+        self.queues.completions.push_back(Queued { completion, frees, is_shared: false });
+    }
+
+    /// The first RECV of the SRQ.
+    pub(super) fn take_shared(&mut self) -> Option<Posted> {
+        self.queues.srq.as_mut()?.take()
+    }
+
+    /// Delivers the completion of a RECV of the SRQ.
+    pub(super) fn push_shared(&mut self, completion: Completion) {
+        match &mut self.polled {
+            Some((list, room)) if *room > 0 && self.queues.completions.is_empty() => {
+                *room -= 1;
+                list.push(completion);
+                if let Some(srq) = &mut self.queues.srq {
+                    srq.polled();
+                }
+            }
+            _ => {
+                let frees = Slots::default();
+                self.queues.completions.push_back(Queued { completion, frees, is_shared: true });
+            }
+        }
     }
 }

@@ -27,7 +27,7 @@ impl TakePackets for PacketTargets<'_, '_> {
             Op::ReadResponse => {
                 self.requester.read_target(head.payload_bytes()).ok_or(Refusal::Protocol)
             }
-            _ => self.responder.begin(head, extension),
+            _ => self.responder.begin(head, extension, self.sink),
         }
     }
 

@@ -127,6 +127,7 @@ impl VerbsDevice {
             // One slot is reserved for the drain WR (see `queue_pair`).
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
             max_cqe: CqGuard::usable_entries(max_cqe),
+            max_srq_wr: 0,
             capabilities: capabilities(&context, max_reads).with(late_sends(quirks)),
         };
         // SAFETY: the context is open.

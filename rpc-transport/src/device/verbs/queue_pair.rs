@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::device::{DeviceAttributes, ProviderError, QpCapacity, QpHandle, QpState};
+use crate::device::{DeviceAttributes, NO_SRQ, ProviderError, QpCapacity, QpHandle, QpState};
 
 use super::completion_channel::CqGuard;
 use super::context::QpTarget;
@@ -329,6 +329,9 @@ pub(super) fn granted(
     capacity: QpCapacity,
     attributes: &DeviceAttributes,
 ) -> Result<QpCapacity, ProviderError> {
+    if capacity.uses_srq {
+        return Err(ProviderError::Srq(NO_SRQ));
+    }
     for (what, asked) in [
         ("send queue entries", capacity.max_send_wr),
         ("receive queue entries", capacity.max_recv_wr),

@@ -155,7 +155,8 @@ async fn shard_on(
     let shard = Shard::new(device, domain.clone(), 64).unwrap();
     let pool = BufferPool::allocate(&domain, 64, 4).unwrap();
     let mut state = shard.lock();
-    let capacity = QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0 };
+    let capacity =
+        QpCapacity { max_send_wr: 4, max_recv_wr: 4, max_inline_bytes: 0, uses_srq: false };
     let qp = outgoing.create_qp(state.cq(), &domain, capacity).unwrap();
     let send_buffers = SendBuffers::new(&domain, &**shard.device(), 4, 64).unwrap();
     let pipe = ConnectionQp::new(qp, 0, RecvBuffers::of(pool.clone(), 2, true, 0), send_buffers);

@@ -5,7 +5,7 @@ use test_kit::for_seeds;
 use super::super::domain::SoftDomain;
 use super::super::packet::{Extension, Flags};
 use super::super::ring::{MIN_SLOTS, Piece};
-use super::super::sink::Queued;
+use super::super::sink::CqQueues;
 use super::*;
 use crate::device::SendOp;
 use crate::memory::region::BufferPool;
@@ -20,7 +20,7 @@ struct Sender {
     wire: Wire,
     peer: RingWire,
     used: Slots,
-    queue: VecDeque<Queued>,
+    queues: CqQueues,
 }
 
 impl Sender {
@@ -33,7 +33,7 @@ impl Sender {
             wire: Wire::Ring(Box::new(wire)),
             peer,
             used: Slots::default(),
-            queue: VecDeque::new(),
+            queues: CqQueues::default(),
         }
     }
 
@@ -63,7 +63,7 @@ impl Sender {
         self.peer.ring.publish();
         let Wire::Ring(wire) = &mut self.wire else { unreachable!() };
         let feedback = wire.ring.feedback().unwrap();
-        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let mut sink = Sink { polled: None, queues: &mut self.queues };
         self.requester.on_feedback(feedback, &mut sink, &mut self.used).unwrap();
         self.requester.pump(&mut self.wire).unwrap();
         seen
@@ -71,7 +71,7 @@ impl Sender {
 
     /// All that can be seen of it, completions as polled by that.
     fn seen(&mut self) -> String {
-        let done = self.queue.drain(..).map(|queued| {
+        let done = self.queues.completions.drain(..).map(|queued| {
             self.used.free(queued.frees);
             queued.completion
         });
@@ -111,7 +111,7 @@ struct Receiver {
     requester: Requester,
     responder: Responder,
     used: Slots,
-    queue: VecDeque<Queued>,
+    queues: CqQueues,
     pool: BufferPool,
 }
 
@@ -131,9 +131,9 @@ impl Receiver {
             peer,
             wire,
             requester: Requester::new(HANDLE, table.id(), MAX_WR, 0),
-            responder: Responder::new(HANDLE, table, MAX_WR),
+            responder: Responder::new(HANDLE, table, MAX_WR, false),
             used: Slots::default(),
-            queue: VecDeque::new(),
+            queues: CqQueues::default(),
             pool: BufferPool::allocate(&domain, buffer_bytes, MAX_WR).unwrap(),
         }
     }
@@ -148,7 +148,7 @@ impl Receiver {
     /// Takes the next packet, if there is one, and whether the fast path did.
     fn take(&mut self, is_fast: bool) -> (Option<Result<(), Refusal>>, bool) {
         let Some(word) = self.wire.ring.peek() else { return (None, false) };
-        let mut sink = Sink { polled: None, queue: &mut self.queue };
+        let mut sink = Sink { polled: None, queues: &mut self.queues };
         let Self { requester, responder, used, wire, .. } = self;
         let mut targets = PacketTargets { requester, responder, sink: &mut sink, used };
         if is_fast && take_whole_send(word, wire, &mut targets) {
@@ -159,7 +159,7 @@ impl Receiver {
 
     /// All that can be seen of it, completions as polled by that.
     fn seen(&mut self) -> String {
-        let done = self.queue.drain(..).map(|queued| {
+        let done = self.queues.completions.drain(..).map(|queued| {
             self.used.free(queued.frees);
             let done = queued.completion;
             let bytes =
@@ -237,7 +237,7 @@ fn a_queue_pair_that_rests_gives_back_all_but_what_a_message_is_arriving_in() {
     end.responder.rest();
     assert_eq!(resident(&end), PAGES);
     push(&mut end, Flags::LAST, b"and the rest");
-    let done = end.queue.pop_front().unwrap().completion;
+    let done = end.queues.completions.pop_front().unwrap().completion;
     assert_eq!(&done.buffer.unwrap()[..24], b"half of it, and the rest");
     // Now the next one is at the front; the one that has completed is none of the device's.
     end.responder.rest();

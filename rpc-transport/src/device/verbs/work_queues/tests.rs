@@ -37,7 +37,7 @@ fn pool(count: u32) -> BufferPool {
 const HANDLE: QpHandle = QpHandle { index: 3, generation: 5 };
 
 fn queues(max_send_wr: u32, max_recv_wr: u32) -> WorkQueues {
-    let capacity = QpCapacity { max_send_wr, max_recv_wr, max_inline_bytes: 16 };
+    let capacity = QpCapacity { max_send_wr, max_recv_wr, max_inline_bytes: 16, uses_srq: false };
     let all = Capabilities::IMMEDIATE.with(Capabilities::READ);
     let mut queues = WorkQueues::new(HANDLE, capacity, 16, 1 << 20, all, Quirks::default());
     queues.establish(&mut VecDeque::new());
@@ -145,7 +145,8 @@ fn late_recvs_are_flushed_behind_those_of_the_device() {
 #[test]
 fn what_comes_early_is_told_in_order_with_the_connection_or_with_its_failure() {
     for fails in [false, true] {
-        let capacity = QpCapacity { max_send_wr: 1, max_recv_wr: 3, max_inline_bytes: 0 };
+        let capacity =
+            QpCapacity { max_send_wr: 1, max_recv_wr: 3, max_inline_bytes: 0, uses_srq: false };
         let mut queues =
             WorkQueues::new(HANDLE, capacity, 0, 1, Capabilities::NONE, Quirks::default());
         let (pool, mut out) = (pool(3), VecDeque::new());
@@ -212,7 +213,8 @@ fn a_bad_post_is_refused_before_anything_moves() {
 
 #[test]
 fn s73_sends_wait_for_rts() {
-    let capacity = QpCapacity { max_send_wr: 1, max_recv_wr: 1, max_inline_bytes: 0 };
+    let capacity =
+        QpCapacity { max_send_wr: 1, max_recv_wr: 1, max_inline_bytes: 0, uses_srq: false };
     let mut queues = WorkQueues::new(HANDLE, capacity, 0, 1, Capabilities::NONE, Quirks::default());
     let mut batch = Batch::default();
     let error = queues.post_send(&mut send(1, true, Source::Empty), &mut batch).unwrap_err();
