@@ -25,6 +25,12 @@ pub(crate) struct Wanted {
     /// LinkConfig::data_credits [default: the library's]
     #[arg(long, value_name = "COUNT")]
     data_credits: Option<u16>,
+    /// LinkConfig::first_data_credits [default: the library's]
+    #[arg(long, value_name = "COUNT")]
+    first_data_credits: Option<u16>,
+    /// LinkConfig::shared_receive_queue, where a device has such
+    #[arg(long)]
+    shared_receive_queue: bool,
     /// LinkConfig::send_queue_slots [default: the library's]
     #[arg(long, value_name = "COUNT")]
     send_queue_slots: Option<u16>,
@@ -49,6 +55,10 @@ impl Wanted {
         if let Some(credits) = self.data_credits {
             config = config.data_credits(credits);
         }
+        if let Some(credits) = self.first_data_credits {
+            config = config.first_data_credits(credits);
+        }
+        config = config.shared_receive_queue(self.shared_receive_queue);
         if let Some(slots) = self.send_queue_slots {
             config = config.send_queue_slots(slots);
         }
@@ -214,10 +224,12 @@ mod tests {
 
     #[test]
     fn the_settings_count_and_those_out_of_range_are_errors() {
-        let line = "doctor --connections 50 --shards 2 --data-credits 8 --send-queue-slots 20 \
+        let line = "doctor --connections 50 --shards 2 --data-credits 8 --first-data-credits 2 --shared-receive-queue --send-queue-slots 20 \
                     --receive-buffer-bytes 4096 --max-chunks 10 --log2-chunk 20";
         let config = LinkConfig::default()
             .data_credits(8)
+            .first_data_credits(2)
+            .shared_receive_queue(true)
             .send_queue_slots(20)
             .receive_buffer_bytes(4096)
             .arena(ArenaConfig::default().max_chunks(10).log2_chunk(20));

@@ -3,8 +3,11 @@
 //! `RPC_TEST_DEVICE=mlx5` (or another of [`PROFILES`] that has RC) makes the devices of what is
 //! configured here, also in the programs that the tests start, refuse what this kind of NIC refuses.
 //! Without it a device is what it is; so is that of a test which asks for faults of its own.
+//!
+//! With `RPC_TEST_SHARED_RECVS=1` the connections of servers that are configured here share their receives,
+//! but for those of tests that configure links of their own.
 
-use rpc_core::{Channel, ChannelBuilder, FaultPlan, Server, ServerBuilder};
+use rpc_core::{Channel, ChannelBuilder, FaultPlan, LinkConfig, Server, ServerBuilder};
 use rpc_transport::device::fault::PROFILES;
 #[cfg(feature = "verbs")]
 use rpc_transport::device::{Capabilities, DeviceAttributes};
@@ -15,9 +18,13 @@ use rpc_transport::device::{Capabilities, DeviceAttributes};
 /// When `RPC_TEST_DEVICE` is no kind of device.
 #[must_use]
 pub fn server() -> ServerBuilder {
+    let mut server = Server::builder();
+    if std::env::var_os("RPC_TEST_SHARED_RECVS").is_some_and(|value| value != "0") {
+        server = server.link(LinkConfig::default().shared_receive_queue(true));
+    }
     match plan() {
-        Some(plan) => Server::builder().faults(plan),
-        None => Server::builder(),
+        Some(plan) => server.faults(plan),
+        None => server,
     }
 }
 

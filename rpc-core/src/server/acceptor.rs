@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use rpc_transport::connect::error::{ConnectError, ListenError};
 use rpc_transport::device::{Capabilities, Device, Incoming, Listener};
 use rpc_transport::engine::driver::Driver;
-use rpc_transport::engine::establish::{AcceptError, completions_per_connection};
+use rpc_transport::engine::establish::{AcceptError, server_completions};
 use rpc_transport::engine::locked_need;
 use rpc_transport::log_limit::LogLimit;
 use rpc_transport::memory::allocator::return_freed_memory;
@@ -256,7 +256,7 @@ impl Acceptor {
         of_device.retain(|shard| !shard.is_over());
         // Nothing of another device object can be used with this one, whatever its name.
         let same: Vec<_> = of_device.iter().filter(|it| Arc::ptr_eq(it.device(), device)).collect();
-        let needed = completions_per_connection(&self.config.link);
+        let needed = server_completions(&self.config.link, &**device);
         let least = same
             .iter()
             .filter(|shard| shard.has_room(needed))
@@ -296,7 +296,7 @@ impl Acceptor {
             Some(other) => other.domain().clone(),
             None => device.allocate_pd().map_err(|error| text(&error))?,
         };
-        let needed = completions_per_connection(&self.config.link);
+        let needed = server_completions(&self.config.link, &**device);
         let connections = connections_of_cq(locks_memory, others.len(), self.config.shards);
         let entries = (needed * connections).min(device.attributes().max_cqe);
         if entries < needed {
@@ -306,8 +306,8 @@ impl Acceptor {
                 device.attributes().name
             ));
         }
-        let shard =
-            RpcShard::new(Arc::clone(device), domain, entries).map_err(|error| text(&error))?;
+        let shard = RpcShard::of_server(Arc::clone(device), domain, entries, &self.config.link)
+            .map_err(|error| text(&error))?;
         let handlers =
             Handlers::new(Arc::clone(&shard), Arc::clone(router), Arc::clone(&self.settled))
                 .counting(&self.methods);

@@ -37,26 +37,29 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use self::ending::{cause_of, closed_by_peer};
+pub(crate) use self::growth::Growth;
+use self::growth::grow_arena;
 pub(crate) use self::queue_pair::ConnectionQp;
 use self::queue_pair::{Phase, split_wr_id};
-pub(crate) use self::recv_buffers::{RecvBuffers, first_locked, most_recvs, with_lendable};
+pub(crate) use self::recv_buffers::{
+    RecvBuffers, first_locked, first_recvs, most_recvs, with_lendable,
+};
 pub(crate) use self::send_buffers::{FIRST as FIRST_SEND_BUFFERS, SendBuffers};
 pub(crate) use self::send_path::SendPath;
+pub(crate) use self::window::repost_shared;
 use crate::connect::error::CloseCause;
 use crate::device::{
     Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Ring, Status,
 };
 use crate::engine::deferred::Deferred;
 use crate::engine::upper::{Protocol, Revoke, Submission};
-use crate::log_limit::LogLimit;
 use crate::memory::budget::MemoryBudget;
 #[cfg(any(test, feature = "model"))]
 use crate::memory::region::BufferPool;
-use crate::memory::region::{Access, Buffer, ProtectionDomain};
+use crate::memory::region::{Buffer, ProtectionDomain};
 use crate::message::received::Message;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::{Inbound, Link, LinkMetrics, OnReturn, Revoked};
-use crate::user_code::logged;
 
 /// Messages up to this size are copied and their RECV is reposted at once, bytes.
 const COPY_OUT_BYTES: usize = 1024;
@@ -255,22 +258,30 @@ impl<P: Protocol> Connection<P> {
         completion: &mut Completion,
     ) {
         let Some(queue_pair) = &mut self.queue_pair else { return };
-        queue_pair.posted_recv -= 1;
+        let Some(left) = queue_pair.posted_recv.checked_sub(1) else {
+            return self.on_overrun(cq, completion);
+        };
+        queue_pair.posted_recv = left;
         let phase = queue_pair.phase;
         let draining = matches!(phase, Phase::Draining { .. });
-        let Some(buffer) = completion.buffer.take().filter(|_| !draining) else { return };
+        if draining {
+            return self.return_recv(cq, completion.buffer.take());
+        }
+        let Some(buffer) = completion.buffer.take() else { return };
         if completion.status != Status::Success {
+            self.return_recv(cq, Some(buffer));
             let vendor_error = cq.vendor_error(completion.qp);
             let cause = cause_of(completion, vendor_error, self.poster.is_told_of_errors());
             self.fail(cq, &cause);
             return;
         }
         if phase == Phase::Closing {
-            return;
+            return self.return_recv(cq, Some(buffer));
         }
         let len = completion.byte_len as usize;
         if completion.kind == CompletionKind::RecvWrite || len > buffer.len() {
             // An incoming write's length is not the length of a message in the buffer.
+            self.return_recv(cq, Some(buffer));
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
@@ -438,7 +449,7 @@ impl<P: Protocol> Connection<P> {
             return Ok(());
         }
         if let Some(bytes) = link.wanted_arena() {
-            grow(link, self.poster.domain(), &self.budget, bytes)?;
+            grow_arena(link, self.poster.domain(), &self.budget, bytes)?;
         }
         let (mut submitted, mut posted, mut sent_small) = (false, false, false);
         let mut may_wait = self.told_waiting;
@@ -546,41 +557,6 @@ fn take_freed(link: &mut Link, deferred: &mut Vec<Deferred>) {
         deferred.push(Deferred::Freed { _freed });
     }
 }
-
-/// Gives the link the arena that it wants, if memory and budget allow it.
-#[cold]
-fn grow(
-    link: &mut Link,
-    domain: &ProtectionDomain,
-    budget: &MemoryBudget,
-    bytes: u64,
-) -> Result<(), CloseCause> {
-    // An arena is optional, so half of the budget is left for messages that must be put together.
-    let charge = match budget.reserve_spare(bytes) {
-        Ok(charge) => charge,
-        Err(reason) => {
-            logged(move || tracing::debug!(%reason, "no arena, large messages are copied"));
-            link.decline_arena();
-            return Ok(());
-        }
-    };
-    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
-    match domain.allocate(len, Access::REMOTE_WRITE) {
-        Ok(region) => {
-            region.charge(charge);
-            link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
-        }
-        Err(error) => {
-            let text = "no memory for an arena, large messages are copied";
-            let log = move || tracing::warn!(%error, bytes, "{text}");
-            NO_ARENAS.fault(Instant::now(), || logged(log));
-            link.decline_arena();
-            Ok(())
-        }
-    }
-}
-
-static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for");
 
 /// Copies a small message, or lends its buffer if another one can be posted in its place.
 #[inline]

@@ -18,7 +18,7 @@ use crate::device::{
 };
 use crate::engine::clock;
 use crate::engine::connection::{
-    Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath, most_recvs,
+    Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath, first_recvs, most_recvs,
 };
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::shard::Shard;
@@ -53,20 +53,50 @@ pub enum AcceptError {
 }
 
 /// Sizes of the QP for a configuration.
-pub(super) fn capacity(config: &LinkConfig) -> QpCapacity {
+pub(super) fn capacity(config: &LinkConfig, shares: bool) -> QpCapacity {
     QpCapacity {
         max_send_wr: config.send_queue_budget().sq_len(),
-        max_recv_wr: most_recvs(config),
+        max_recv_wr: if shares { 0 } else { most_recvs(config) },
         max_inline_bytes: config.receive_buffer().max(MIN_INLINE_BYTES),
-        uses_srq: false,
+        uses_srq: shares,
     }
 }
 
 /// CQ entries that one connection of this configuration takes.
 #[must_use]
 pub fn completions_per_connection(config: &LinkConfig) -> u32 {
-    let capacity = capacity(config);
+    let capacity = capacity(config, false);
     capacity.max_send_wr + capacity.max_recv_wr
+}
+
+/// RECVs of a shared receive queue for each connection that there is room for, unless windows start with
+/// more.
+pub const SHARED_RECVS: u32 = 16;
+
+/// The same for this configuration.
+pub(super) fn shared_recvs_per_connection(config: &LinkConfig) -> u32 {
+    SHARED_RECVS.max(first_recvs(config))
+}
+
+/// The same as [`completions_per_connection`] where receives are shared.
+pub(super) fn completions_with_shared_recvs(config: &LinkConfig) -> u32 {
+    capacity(config, true).max_send_wr + shared_recvs_per_connection(config)
+}
+
+/// Whether connections of this configuration share their receives on this device.
+fn shares_recvs(config: &LinkConfig, device: &dyn Device) -> bool {
+    let enough = most_recvs(config).max(shared_recvs_per_connection(config));
+    config.wants_shared_recvs() && device.attributes().max_srq_wr >= enough
+}
+
+/// CQ entries that one connection of a server takes on this device.
+#[must_use]
+pub fn server_completions(config: &LinkConfig, device: &dyn Device) -> u32 {
+    if shares_recvs(config, device) {
+        completions_with_shared_recvs(config)
+    } else {
+        completions_per_connection(config)
+    }
 }
 
 const MIN_INLINE_BYTES: u32 = 256;
@@ -114,6 +144,29 @@ impl<P: Protocol> Drop for SetupGuard<P> {
 }
 
 impl<P: Protocol> Shard<P> {
+    /// Creates a shard of a server, with a CQ of so many entries: [`server_completions`] for each
+    /// connection. Its connections share their receives if the configuration asks for it and the device has
+    /// such a queue.
+    ///
+    /// # Errors
+    /// [`ProviderError`] from the creation of the queues.
+    pub fn of_server(
+        device: Arc<dyn Device>,
+        domain: ProtectionDomain,
+        cq_entries: u32,
+        config: &LinkConfig,
+    ) -> Result<Arc<Self>, ProviderError> {
+        let config = &settled(config, &*device);
+        if !shares_recvs(config, &*device) {
+            return Self::new(device, domain, cq_entries);
+        }
+        let connections = cq_entries / completions_with_shared_recvs(config);
+        let recvs = connections.max(1) * shared_recvs_per_connection(config);
+        let recvs = recvs.min(device.attributes().max_srq_wr);
+        let kept = connections.max(1) * first_recvs(config);
+        Self::sharing(device, domain, cq_entries, [recvs, kept], config.receive_buffer())
+    }
+
     /// Connects: creates the QP, posts the RECVs, sends the request.
     ///
     /// # Errors
@@ -132,10 +185,11 @@ impl<P: Protocol> Shard<P> {
         let memory = self.memory_for(config)?;
         let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
         let since = Instant::now();
-        let prepared = outgoing.prepare_qp(self.cq(), &memory.domain, capacity(config));
+        let capacity = capacity(config, self.shared_recvs().is_some());
+        let prepared = outgoing.prepare_qp(self.cq(), &memory.domain, capacity);
         tokio::time::timeout(timeout, prepared).await.map_err(|_| late())??;
         let (key, qp) = self.add(config, protocol, 1, memory, |cq, domain| {
-            outgoing.create_qp(cq, domain, capacity(config))
+            outgoing.create_qp(cq, domain, capacity)
         })?;
         let mut guard = SetupGuard { shard: Arc::clone(self), key, armed: true };
         let request = offer.to_request();
@@ -173,16 +227,17 @@ impl<P: Protocol> Shard<P> {
                 return Err(refused);
             }
         };
+        let capacity = capacity(config, self.shared_recvs().is_some());
         let prepared = match self.memory_for(config) {
             Ok(memory) => {
-                let prepared = incoming.prepare_qp(self.cq(), &memory.domain, capacity(config));
+                let prepared = incoming.prepare_qp(self.cq(), &memory.domain, capacity);
                 prepared.await.map(|()| memory)
             }
             Err(error) => Err(error),
         };
         let added = prepared.and_then(|memory| {
             self.add(config, protocol, 0, memory, |cq, domain| {
-                incoming.create_qp(cq, domain, capacity(config))
+                incoming.create_qp(cq, domain, capacity)
             })
         });
         let (key, qp) = match added {
@@ -209,7 +264,10 @@ impl<P: Protocol> Shard<P> {
             Isolation::Shared => self.domain().clone(),
             Isolation::PerConnection => self.device().allocate_pd()?,
         };
-        let recv_buffers = RecvBuffers::new(&domain, &**self.device(), config)?;
+        let recv_buffers = match self.shared_recvs() {
+            Some(shared) => RecvBuffers::of_shared(shared, config)?,
+            None => RecvBuffers::new(&domain, &**self.device(), config)?,
+        };
         let (size, slots) = (config.receive_buffer(), config.send_queue_budget().sq_len());
         let send_buffers = SendBuffers::new(&domain, &**self.device(), slots, size)?;
         Ok(SetupMemory { domain, recv_buffers, send_buffers })
@@ -239,16 +297,20 @@ impl<P: Protocol> Shard<P> {
         let poster = SendPath::new(domain, &**self.device(), config);
         let connection = Connection::new(protocol, poster, pipe, holders);
         let key = state.insert(qp, connection);
+        let Some((cq, connection)) = state.cq_and_connection(key) else {
+            return Err(ProviderError::UnknownQp);
+        };
+        let mut posted = connection.post_share(cq);
         for buffer in first {
-            let Some((cq, connection)) = state.cq_and_connection(key) else { break };
-            if let Err(cause) = connection.post_recv(cq, buffer) {
-                connection.holders = 0;
-                connection.fail(cq, &cause);
-                state.mark_dirty_key(key);
-                self.finish(state);
-                let (what, message) = ("post the receives", cause.to_string());
-                return Err(ProviderError::Resources { what, message });
-            }
+            posted = posted.and_then(|()| connection.post_recv(cq, buffer));
+        }
+        if let Err(cause) = posted {
+            connection.holders = 0;
+            connection.fail(cq, &cause);
+            state.mark_dirty_key(key);
+            self.finish(state);
+            let (what, message) = ("post the receives", cause.to_string());
+            return Err(ProviderError::Resources { what, message });
         }
         Ok((key, qp))
     }

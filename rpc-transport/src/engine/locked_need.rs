@@ -3,8 +3,12 @@
 //! Owns the sum, for whoever checks it before anything is created and for whoever asks beforehand. The
 //! sizes of single objects are those of [`locked`].
 
-use super::connection::{FIRST_SEND_BUFFERS, first_locked, with_lendable};
-use super::establish::{capacity, completions_per_connection};
+use super::connection::{FIRST_SEND_BUFFERS, first_locked, first_recvs, with_lendable};
+use super::establish::{
+    capacity, completions_per_connection, completions_with_shared_recvs,
+    shared_recvs_per_connection,
+};
+use super::shared_recvs::STEP as SHARED_STEP;
 use crate::device::locked;
 use crate::memory::region::BufferPool;
 use crate::protocol::config::LinkConfig;
@@ -29,9 +33,7 @@ pub fn connections_of_cq(count: usize, shards: usize) -> u32 {
 /// what is registered, bytes. More comes with its windows, as far as there is any.
 #[must_use]
 pub fn registered_bytes(config: &LinkConfig) -> u64 {
-    let size = buffer_bytes(config);
-    let pool = |count| locked::region(BufferPool::region_bytes(size, count));
-    pool(first_locked(config)) + pool(FIRST_SEND_BUFFERS)
+    pool_bytes(config, first_locked(config)) + pool_bytes(config, FIRST_SEND_BUFFERS)
 }
 
 fn buffer_bytes(config: &LinkConfig) -> u32 {
@@ -41,7 +43,7 @@ fn buffer_bytes(config: &LinkConfig) -> u32 {
 /// The same with the connection's queues, for a NIC that counts them, bytes. Without its share of a CQ.
 #[must_use]
 pub fn connection_bytes(config: &LinkConfig) -> u64 {
-    registered_bytes(config) + locked::queue_pair(capacity(config))
+    registered_bytes(config) + locked::queue_pair(capacity(config, false))
 }
 
 /// Locked memory that a channel needs for its connection, which has a CQ to itself, bytes.
@@ -51,27 +53,54 @@ pub fn channel_bytes(config: &LinkConfig) -> u64 {
 }
 
 /// Locked memory that a server of `shards` shards needs on a NIC for so many connections, bytes. Without
-/// the windows that grow and without large payloads, whose memory comes on demand. `max_cqe`: most
+/// the windows that grow and without large payloads, whose memory comes on demand. Where receives are to
+/// be shared, on a device that can. `max_cqe`: most
 /// entries of a CQ of the device.
 #[must_use]
 pub fn server_bytes(config: &LinkConfig, connections: u32, shards: usize, max_cqe: u32) -> u64 {
-    let each = completions_per_connection(config);
+    let shares = config.wants_shared_recvs();
+    let each = match shares {
+        true => completions_with_shared_recvs(config),
+        false => completions_per_connection(config),
+    };
     let (mut queues, mut count, mut room) = (0, 0, 0_u64);
     // A shard for each connection until there are as many as wanted, then one whenever all are full.
     while u64::from(connections) > room || (count < shards && count < connections as usize) {
         let entries = each.saturating_mul(connections_of_cq(count, shards)).min(max_cqe).max(each);
         queues += locked::completion_queue(entries);
+        if shares {
+            let recvs = entries / each * shared_recvs_per_connection(config);
+            queues += locked::shared_receive_queue(recvs);
+        }
         room += u64::from(entries / each);
         count += 1;
     }
-    queues + connection_bytes(config) * u64::from(connections)
+    let recvs = u64::from(first_recvs(config)) * u64::from(connections);
+    let shared = match shares {
+        true => pool_bytes(config, SHARED_STEP) * recvs.div_ceil(SHARED_STEP.into()),
+        false => 0,
+    };
+    queues + shared + served_bytes(config) * u64::from(connections)
+}
+
+/// What a connection of a server has for itself, without receives that it shares.
+fn served_bytes(config: &LinkConfig) -> u64 {
+    if config.wants_shared_recvs() {
+        return pool_bytes(config, FIRST_SEND_BUFFERS) + locked::queue_pair(capacity(config, true));
+    }
+    connection_bytes(config)
+}
+
+/// A pool of so many buffers of a frame each.
+fn pool_bytes(config: &LinkConfig, count: u32) -> u64 {
+    locked::region(BufferPool::region_bytes(buffer_bytes(config), count))
 }
 
 /// Most connections for which [`server_bytes`] is within a limit in bytes.
 #[must_use]
 pub fn most_connections(config: &LinkConfig, shards: usize, max_cqe: u32, limit: u64) -> u32 {
     let fits = |count| server_bytes(config, count, shards, max_cqe) <= limit;
-    let by_size = limit / connection_bytes(config);
+    let by_size = limit / served_bytes(config);
     let (mut fitting, mut beyond) = (0, u32::try_from(by_size + 1).unwrap_or(u32::MAX));
     while beyond - fitting > 1 {
         let middle = fitting + (beyond - fitting) / 2;
@@ -80,16 +109,20 @@ pub fn most_connections(config: &LinkConfig, shards: usize, max_cqe: u32, limit:
     fitting
 }
 
-/// Locked memory that a connection of this configuration takes at most when its window grows, on a
-/// device that locks what is registered, bytes.
+/// Locked memory that a connection of a server of this configuration takes at most when its window grows,
+/// on a device that locks what is registered, bytes.
 #[must_use]
 pub fn growth_bytes(config: &LinkConfig) -> u64 {
     let more = config.window().data - config.first_window().data;
     if more == 0 {
         return 0;
     }
-    let size = BufferPool::region_bytes(buffer_bytes(config), with_lendable(more.into()));
-    locked::region(size)
+    if config.wants_shared_recvs() {
+        // On the average: one may have more, where others have less.
+        let most = shared_recvs_per_connection(config) - first_recvs(config);
+        return pool_bytes(config, most.min(more.into()));
+    }
+    pool_bytes(config, with_lendable(more.into()))
 }
 
 /// What its arenas take at most beside that, bytes.
@@ -133,14 +166,17 @@ mod tests {
 
     #[test]
     fn the_most_connections_of_a_limit_fit_and_one_more_does_not() {
-        let config = LinkConfig::default();
-        for shards in [1, 3] {
+        let shared = LinkConfig::default().shared_receive_queue(true).first_data_credits(2);
+        for (config, shards) in
+            [LinkConfig::default(), shared].into_iter().flat_map(|it| [(it.clone(), 1), (it, 3)])
+        {
             for limit in [0, 65_536, 2 << 20, 8 << 20, 64 << 20, 1 << 40] {
                 let most = most_connections(&config, shards, u32::MAX, limit);
                 let need = |count| server_bytes(&config, count, shards, u32::MAX);
                 assert!(need(most) <= limit && need(most + 1) > limit, "{most} of {limit}");
             }
         }
+        let config = LinkConfig::default();
         assert_eq!(most_connections(&config, 1, u32::MAX, 1 << 20), 0, "the CQ takes as much");
     }
 }

@@ -13,5 +13,6 @@ pub mod establish;
 pub mod executor;
 pub mod locked_need;
 pub mod shard;
+mod shared_recvs;
 pub mod spin;
 pub mod upper;

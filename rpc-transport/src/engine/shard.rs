@@ -38,11 +38,13 @@ pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
 pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
-use crate::device::{CqRef, Device, ProviderError, Ring};
+use crate::device::{CompletionQueue, CqRef, Device, ProviderError, Ring};
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
+use crate::engine::shared_recvs::SharedRecvs;
 use crate::engine::upper::{Protocol, Revoke};
 use crate::memory::region::ProtectionDomain;
+use crate::protocol::credit::RecvPool;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::LinkMetrics;
 use crate::user_code::{HoldsShard, caught};
@@ -79,6 +81,8 @@ pub struct Shard<P: Protocol> {
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
     cq: CqRef,
+    /// The receives of all its connections, if they share them.
+    shared_recvs: Option<Arc<SharedRecvs>>,
 }
 
 impl<P: Protocol> Shard<P> {
@@ -92,10 +96,47 @@ impl<P: Protocol> Shard<P> {
         cq_entries: u32,
     ) -> Result<Arc<Self>, ProviderError> {
         let cq = device.create_cq(cq_entries)?;
+        Ok(Self::on(cq, device, domain, None))
+    }
+
+    /// The same with a shared receive queue of so many receives, which are buffers of `buffer_bytes`; how
+    /// many of them are kept for connections that begin.
+    ///
+    /// # Errors
+    /// [`ProviderError`] from the creation of the queues.
+    pub(super) fn sharing(
+        device: Arc<dyn Device>,
+        domain: ProtectionDomain,
+        cq_entries: u32,
+        [recvs, kept]: [u32; 2],
+        buffer_bytes: u32,
+    ) -> Result<Arc<Self>, ProviderError> {
+        let mut cq = device.create_cq(cq_entries)?;
+        cq.create_srq(&domain, recvs)?;
+        let shared = SharedRecvs::new(domain.clone(), buffer_bytes, recvs, kept);
+        Ok(Self::on(cq, device, domain, Some(shared)))
+    }
+
+    fn on(
+        cq: Box<dyn CompletionQueue>,
+        device: Arc<dyn Device>,
+        domain: ProtectionDomain,
+        shared_recvs: Option<Arc<SharedRecvs>>,
+    ) -> Arc<Self> {
         let for_setup = cq.for_setup();
         let returns = Arc::<WakeList>::default();
-        let state = Mutex::new(State::new(cq, Arc::clone(&returns)));
-        Ok(Arc::new(Self { state, returns, device, domain, cq: for_setup }))
+        let state = Mutex::new(State::new(cq, Arc::clone(&returns), shared_recvs.clone()));
+        Arc::new(Self { state, returns, device, domain, cq: for_setup, shared_recvs })
+    }
+
+    /// The receives of all its connections, if they share them.
+    pub(super) fn shared_recvs(&self) -> Option<&Arc<SharedRecvs>> {
+        self.shared_recvs.as_ref()
+    }
+
+    /// What is granted of the receives that its connections share, if they do.
+    pub fn shared_recv_pool(&self) -> Option<RecvPool> {
+        self.shared_recvs.as_ref().map(|shared| shared.pool())
     }
 
     /// The device of the CQ.

@@ -91,6 +91,7 @@ pub struct LinkConfig {
     pub(crate) send_queue_slots: u16,
     pub(crate) bulk_queue_bytes: u32,
     pub(crate) queue_limit: QueueLimit,
+    shared_receive_queue: bool,
     pub(crate) arena: ArenaConfig,
     pub(crate) arena_threshold_bytes: u32,
     pub(crate) arena_segment_bytes: u32,
@@ -112,6 +113,7 @@ impl Default for LinkConfig {
             send_queue_slots: 64,
             bulk_queue_bytes: 1 << 20,
             queue_limit: QueueLimit { bytes: 16 << 20, when_full: WhenFull::Wait },
+            shared_receive_queue: false,
             arena: ArenaConfig::default(),
             arena_threshold_bytes: 16 << 10,
             arena_segment_bytes: 256 << 10,
@@ -151,6 +153,27 @@ impl LinkConfig {
     pub fn ack_credits(mut self, credits: u16) -> Self {
         self.ack_credits = credits;
         self
+    }
+
+    /// Whether the connections of a server that have a completion queue together have one receive queue,
+    /// too, where the device has such. Default false. Each has the receives of its window for itself, as
+    /// without: so an idle one costs less memory only with fewer
+    /// [`first_data_credits`](LinkConfig::first_data_credits). But what windows grow by is memory of all,
+    /// [`16`](crate::engine::establish::SHARED_RECVS) receives for each connection that there is room for,
+    /// and a window stays as it is where others have them. A peer that breaks the rules can take receives
+    /// of other connections, which are lost by that: it is for peers that trust each other, and not used
+    /// with [`Isolation::PerConnection`], nor by channels.
+    #[must_use]
+    pub fn shared_receive_queue(mut self, is_shared: bool) -> Self {
+        self.shared_receive_queue = is_shared;
+        self
+    }
+
+    /// Whether connections are to share their receives.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn wants_shared_recvs(&self) -> bool {
+        self.shared_receive_queue && self.isolation == Isolation::Shared
     }
 
     /// Size of each receive buffer, bytes. Default 8 KiB, and 4 KiB on a NIC, which locks their memory;

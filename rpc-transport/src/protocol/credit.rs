@@ -50,6 +50,7 @@
 
 mod falling;
 mod growth;
+mod pool;
 #[cfg(any(test, feature = "model"))]
 mod rules;
 mod window;
@@ -57,6 +58,7 @@ mod window;
 use thiserror::Error;
 
 use self::growth::Sizes;
+pub use self::pool::RecvPool;
 #[cfg(any(test, feature = "model"))]
 pub use self::rules::Rules;
 pub use self::window::{

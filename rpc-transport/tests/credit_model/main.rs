@@ -3,6 +3,7 @@
 //!
 //! - here: with all rules no state is bad, and without any one of them some state is;
 //! - [`growth`]: the same of windows that grow, [`falling`]: and fall again;
+//! - [`pool`]: two connections that have the RECVs of one end together;
 //! - [`theorem`]: the plain strategy of document 004 is stuck exactly where the theorem says;
 //! - [`walk`]: random steps with windows too large to search.
 //!
@@ -14,6 +15,7 @@
 mod falling;
 mod fifo;
 mod growth;
+mod pool;
 mod search;
 mod theorem;
 mod walk;

@@ -173,8 +173,8 @@ impl<'a> Search<'a> {
 }
 
 /// A state in full: what is left out (posted RECVs, uncovered slots) follows from what is here.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key([EndKey; 2]);
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key([EndKey; 2]);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct EndKey {
@@ -186,7 +186,7 @@ struct EndKey {
 
 impl Key {
     /// Ends that are alike are ordered: a state and its mirror image are one.
-    fn new(world: &World<Small>, symmetric: bool) -> Self {
+    pub(crate) fn new(world: &World<Small>, symmetric: bool) -> Self {
         let [a, b] = [EndKey::new(&world.ends[0]), EndKey::new(&world.ends[1])];
         Self(if symmetric && b < a { [b, a] } else { [a, b] })
     }
@@ -205,7 +205,7 @@ impl EndKey {
 
 /// The hasher of rustc: one multiplication a word. Good enough for keys that nobody chooses.
 #[derive(Default)]
-struct FxHasher(u64);
+pub(crate) struct FxHasher(u64);
 
 impl FxHasher {
     fn word(&mut self, word: u64) {

@@ -20,6 +20,7 @@ mod probe;
 mod random;
 mod raw;
 mod setup;
+mod shared;
 mod slots;
 mod slow_link;
 mod small;

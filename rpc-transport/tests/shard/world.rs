@@ -14,7 +14,7 @@ use rpc_transport::device::fault::{self, FaultPlan};
 use rpc_transport::device::{Device, Listener, Outgoing};
 use rpc_transport::engine::connection_key::ConnectionKey;
 use rpc_transport::engine::driver::Driver;
-use rpc_transport::engine::establish::completions_per_connection;
+use rpc_transport::engine::establish::server_completions;
 use rpc_transport::engine::shard::Shard;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::region::BufferPool;
@@ -68,8 +68,8 @@ pub(crate) fn shard(
     mode: PollMode,
 ) -> (ProbeShard, ProbeDriver) {
     let domain = device.allocate_pd().unwrap();
-    let entries = completions_per_connection(config) * connections;
-    let shard = Shard::new(Arc::clone(device), domain, entries).unwrap();
+    let entries = server_completions(config, &**device) * connections;
+    let shard = Shard::of_server(Arc::clone(device), domain, entries, config).unwrap();
     let driver = Driver::new(Arc::clone(&shard), Runner, mode).unwrap();
     (shard, driver)
 }
@@ -233,7 +233,7 @@ pub(crate) async fn unspawned(
 }
 
 /// A connection to an address, over the device of an end: 0 is the client's.
-async fn resolve(address: &Address, options: &Options, end: usize) -> Box<dyn Outgoing> {
+pub(crate) async fn resolve(address: &Address, options: &Options, end: usize) -> Box<dyn Outgoing> {
     let outgoing = schemes::resolve(address).await.unwrap().outgoing;
     match &options.faults {
         Some(plans) => fault::outgoing(outgoing, &plans[end]),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::queue_pair::InFlight;
 use super::queue_pair::{Phase, post_drain_wr};
+use super::window::repost_shared;
 use super::{Connection, OwnSilence, Pressing, take_freed};
 use crate::connect::error::{CloseCause, VendorError};
 use crate::device::{Completion, CompletionKind, CompletionQueue, QpHandle, Status};
@@ -99,7 +100,10 @@ impl<P: Protocol> Connection<P> {
     pub(super) fn drain(&mut self, cq: &mut dyn CompletionQueue) {
         let Some(queue_pair) = &mut self.queue_pair else { return };
         queue_pair.phase = Phase::Draining { until: clock::now() + DRAIN_LIMIT };
-        queue_pair.spare = None;
+        let spare = queue_pair.spare.take();
+        if let Some(shared) = queue_pair.recv_buffers.shared() {
+            repost_shared(cq, shared, spare);
+        }
         // Fails only for a QP that is destroyed already, which has nothing to flush.
         let _ = cq.modify_to_error(queue_pair.qp);
         post_drain_wr(cq, queue_pair);

@@ -1,8 +1,15 @@
-//! Growth of buffers where memory may be refused.
+//! Growth of buffers and arenas where memory may be refused.
 //!
 //! Owns how much is asked for, and how often after a refusal.
 
+use std::time::Instant;
+
+use crate::connect::error::CloseCause;
 use crate::device::ProviderError;
+use crate::log_limit::LogLimit;
+use crate::memory::budget::MemoryBudget;
+use crate::memory::region::{Access, ProtectionDomain};
+use crate::protocol::link::Link;
 use crate::user_code::logged;
 
 /// How many times nothing is asked for after a refusal: each question is a system call.
@@ -10,14 +17,14 @@ const PAUSE: u32 = 64;
 
 /// What was learned from the last refusal.
 #[derive(Debug, Default)]
-pub(super) struct Growth {
+pub(crate) struct Growth {
     pause: u32,
 }
 
 impl Growth {
     /// Asks for `most`, and for half of what was refused until something is granted. `None` if
     /// nothing is, and for a while after that.
-    pub(super) fn by<T>(
+    pub(crate) fn by<T>(
         &mut self,
         most: u32,
         mut allocate: impl FnMut(u32) -> Result<T, ProviderError>,
@@ -40,6 +47,41 @@ impl Growth {
         None
     }
 }
+
+/// Gives the link the arena that it wants, if memory and budget allow it.
+#[cold]
+pub(super) fn grow_arena(
+    link: &mut Link,
+    domain: &ProtectionDomain,
+    budget: &MemoryBudget,
+    bytes: u64,
+) -> Result<(), CloseCause> {
+    // An arena is optional, so half of the budget is left for messages that must be put together.
+    let charge = match budget.reserve_spare(bytes) {
+        Ok(charge) => charge,
+        Err(reason) => {
+            logged(move || tracing::debug!(%reason, "no arena, large messages are copied"));
+            link.decline_arena();
+            return Ok(());
+        }
+    };
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+    match domain.allocate(len, Access::REMOTE_WRITE) {
+        Ok(region) => {
+            region.charge(charge);
+            link.add_arena(region).map_err(|error| CloseCause::Device(error.to_string().into()))
+        }
+        Err(error) => {
+            let text = "no memory for an arena, large messages are copied";
+            let log = move || tracing::warn!(%error, bytes, "{text}");
+            NO_ARENAS.fault(Instant::now(), || logged(log));
+            link.decline_arena();
+            Ok(())
+        }
+    }
+}
+
+static NO_ARENAS: LogLimit = LogLimit::new("arenas that there was no memory for");
 
 #[cfg(test)]
 mod tests {

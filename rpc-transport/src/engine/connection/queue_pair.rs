@@ -9,6 +9,7 @@ use super::recv_buffers::RecvBuffers;
 use super::send_buffers::SendBuffers;
 use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
 use crate::engine::deferred::Deferred;
+use crate::engine::shared_recvs::Share;
 use crate::memory::region::Buffer;
 use crate::message::part::OutPart;
 
@@ -99,15 +100,15 @@ impl ConnectionQp {
             domain: recv_buffers.domain(),
             max_inline_bytes: max_inline_bytes as usize,
             window_recv: recv_buffers.first() - 1,
-            recv_buffers,
             send_buffers,
-            posted_recv: 0,
+            posted_recv: recv_buffers.share.as_ref().map_or(0, Share::count),
             spare: None,
             posted_send: 0,
             retired_send: 0,
             ends_undrained: false,
             in_flight: VecDeque::new(),
             phase: Phase::Setup,
+            recv_buffers,
             look: Look::default(),
         }
     }
@@ -153,7 +154,9 @@ impl ConnectionQp {
 
     pub(super) fn is_drained(&self) -> bool {
         let sends_done = self.ends_undrained || self.posted_send == self.retired_send;
-        self.posted_recv == 0 && sends_done
+        // Of a queue that connections share nothing is flushed.
+        let recvs_done = self.posted_recv == 0 || self.recv_buffers.shared().is_some();
+        recvs_done && sends_done
     }
 }
 

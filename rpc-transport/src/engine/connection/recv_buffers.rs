@@ -11,8 +11,11 @@
 //!    and until the buffers that came with the window are all back, none is lent, so that there are enough
 //!    of them whenever the window grows again.
 
+use std::sync::Arc;
+
 use super::growth::Growth;
 use crate::device::{Capabilities, Device, ProviderError};
+use crate::engine::shared_recvs::{Share, SharedRecvs};
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::config::LinkConfig;
 
@@ -21,7 +24,7 @@ const LENDABLE: u32 = 32;
 
 /// RECVs of the window that a connection starts with, and one whose repost may wait until the reply has
 /// been sent.
-const fn first_recvs(config: &LinkConfig) -> u32 {
+pub(crate) const fn first_recvs(config: &LinkConfig) -> u32 {
     config.first_window().rq_len() + 1
 }
 
@@ -58,6 +61,8 @@ pub(crate) struct RecvBuffers {
     /// RECVs that are posted beyond those of a window that has fallen.
     surplus: u32,
     growth: Growth,
+    /// The RECVs are those of a pool that connections share; there are no buffers here then.
+    pub(super) share: Option<Share>,
 }
 
 impl RecvBuffers {
@@ -84,7 +89,28 @@ impl RecvBuffers {
     /// Those of one pool, of which `kept` are there for a window that grows.
     pub(crate) fn of(pool: BufferPool, first: u32, is_free: bool, kept: u32) -> Self {
         let growth = Growth::default();
-        Self { pools: vec![pool], unneeded: 0, first, is_free, kept, surplus: 0, growth }
+        let pools = vec![pool];
+        Self { pools, unneeded: 0, first, is_free, kept, surplus: 0, growth, share: None }
+    }
+
+    /// Those of a pool that connections share.
+    ///
+    /// # Errors
+    /// [`ProviderError::Resources`] when the others have all, or there is no memory.
+    pub(crate) fn of_shared(
+        shared: &Arc<SharedRecvs>,
+        config: &LinkConfig,
+    ) -> Result<Self, ProviderError> {
+        let first = first_recvs(config);
+        let share = Some(shared.begin(first)?);
+        let growth = Growth::default();
+        let (pools, is_free) = (Vec::new(), false);
+        Ok(Self { pools, unneeded: 0, first, is_free, kept: 0, surplus: 0, growth, share })
+    }
+
+    /// The pool that connections share, if it is such a one.
+    pub(super) fn shared(&self) -> Option<&SharedRecvs> {
+        self.share.as_ref().map(|share| &**share.shared())
     }
 
     /// How many are to be posted at set-up: one more than the window has RECVs.
@@ -94,7 +120,10 @@ impl RecvBuffers {
 
     /// Identity of the protection domain.
     pub(super) fn domain(&self) -> u64 {
-        self.pools.first().map_or(0, BufferPool::domain)
+        match &self.share {
+            Some(share) => share.domain(),
+            None => self.pools.first().map_or(0, BufferPool::domain),
+        }
     }
 
     #[cfg(any(test, feature = "model"))]
@@ -121,6 +150,9 @@ impl RecvBuffers {
     /// How many RECVs are to be posted for a window that grows by `more`, if there are buffers for them,
     /// or now come to be. They are to be taken next.
     pub(super) fn grow(&mut self, domain: &ProtectionDomain, more: u32) -> Option<u32> {
+        if let Some(share) = &mut self.share {
+            return share.grow(more).then_some(0);
+        }
         let posted = self.surplus.min(more);
         if self.is_free {
             self.kept = self.kept.checked_sub(more - posted)?;
@@ -141,18 +173,24 @@ impl RecvBuffers {
         Some(more - posted)
     }
 
-    /// The window has fallen by `less`.
-    pub(super) fn fall(&mut self, less: u32) {
+    /// The window has fallen by `less`. Whether they are others' from now on.
+    pub(super) fn fall(&mut self, less: u32) -> bool {
+        if let Some(share) = &mut self.share {
+            share.fall(less);
+            return true;
+        }
         self.surplus += less;
         if !self.is_free {
             self.unneeded += 1;
         }
+        false
     }
 
-    /// Whether the window has fallen, and not all that came with it is back.
+    /// Whether the window has fallen, and not all that came with it is back; always where the RECVs are
+    /// shared.
     #[inline]
     pub(super) fn is_settling(&self) -> bool {
-        self.surplus != 0 || self.unneeded != 0
+        self.surplus != 0 || self.unneeded != 0 || self.share.is_some()
     }
 
     /// In the place of a buffer that is to be posted, while settling: none if its RECV is not needed, else
@@ -171,6 +209,9 @@ impl RecvBuffers {
     /// and then, so that a peer whose window grows and falls all the time makes nobody register for it
     /// each time.
     pub(super) fn give_up(&mut self) {
+        if let Some(shared) = self.shared() {
+            shared.give_up();
+        }
         while self.unneeded > 0
             && self.pools.first().is_some_and(|pool| pool.free_count() == pool.count() as usize)
             && self.may_grow_without_newest()

@@ -24,6 +24,7 @@ use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
+use crate::engine::shared_recvs::SharedRecvs;
 use crate::engine::spin::{PollMode, SpinPolicy, Wait};
 use crate::engine::upper::{Outside, Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
@@ -54,6 +55,8 @@ pub struct State<P: Protocol> {
     pub(super) cq: Box<dyn CompletionQueue>,
     pub(super) connections: Slab<Connection<P>>,
     returns: Arc<WakeList>,
+    /// The receives of all connections, if they share them.
+    shared_recvs: Option<Arc<SharedRecvs>>,
     generation: u32,
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
@@ -96,12 +99,17 @@ pub struct State<P: Protocol> {
 }
 
 impl<P: Protocol> State<P> {
-    pub(super) fn new(cq: Box<dyn CompletionQueue>, returns: Arc<WakeList>) -> Self {
+    pub(super) fn new(
+        cq: Box<dyn CompletionQueue>,
+        returns: Arc<WakeList>,
+        shared_recvs: Option<Arc<SharedRecvs>>,
+    ) -> Self {
         let uses_spin_hint = cq.uses_spin_hint();
         Self {
             cq,
             connections: Slab::new(),
             returns,
+            shared_recvs,
             generation: 0,
             by_qp: Vec::new(),
             completions: Vec::with_capacity(POLL_BATCH),

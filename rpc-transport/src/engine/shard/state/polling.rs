@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::{NO_CONNECTION, POLL_BATCH, State, collect};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionKind, ProviderError, QpEvent, QpHandle};
+use crate::engine::connection::repost_shared;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::upper::Protocol;
 
@@ -49,6 +50,9 @@ impl<P: Protocol> State<P> {
             let index = std::mem::replace(&mut self.spare, NO_CONNECTION);
             self.post_spare(index);
             self.transmit_dirty();
+        }
+        if let Some(shared) = &self.shared_recvs {
+            shared.on_quiet();
         }
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if !self.quiet_polls.is_multiple_of(POLLS_PER_EVENT) {
@@ -212,7 +216,9 @@ impl<P: Protocol> State<P> {
     #[inline]
     fn on_completion(&mut self, at: usize, is_alone: bool) {
         // A CQ may still hold completions of a QP that has been destroyed.
-        let Some(index) = self.connection_of(self.completions[at].qp) else { return };
+        let Some(index) = self.connection_of(self.completions[at].qp) else {
+            return self.on_orphan(at);
+        };
         let completion = &mut self.completions[at];
         let connection = &mut self.connections[index as usize];
         match completion.kind {
@@ -233,6 +239,14 @@ impl<P: Protocol> State<P> {
                     self.post_spare(earlier);
                 }
             }
+        }
+    }
+
+    /// A completion of a QP that was destroyed: a RECV that others have it too is posted again.
+    #[cold]
+    fn on_orphan(&mut self, at: usize) {
+        if let Some(shared) = &self.shared_recvs {
+            repost_shared(&mut *self.cq, shared, self.completions[at].buffer.take());
         }
     }
 

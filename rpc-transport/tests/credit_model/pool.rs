@@ -1,0 +1,333 @@
+//! Two connections and one pool: one process has an end of both, and posts their RECVs to one queue. In
+//! every state that they can reach, whenever they grow, fall, end and begin again, the RECVs posted are
+//! enough for all messages that may come, and no more are granted than there may be.
+//!
+//! The connections are those of [`world`](crate::world), whose end 0 is the process's; the pool is the
+//! production [`RecvPool`].
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::BuildHasherDefault;
+
+use rpc_transport::protocol::credit::RecvPool;
+
+use crate::fifo::Fifo;
+use crate::search::{FxHasher, Key};
+use crate::world::{Config, Failure, Small, Step, World};
+use crate::{is_deep, window};
+
+/// What the process gets wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Breach {
+    Nothing,
+    /// A window grows on RECVs of the pool that others do not use just now.
+    GrowsUngranted,
+    /// A connection begins without RECVs of its own.
+    BeginsUngranted,
+    /// A connection gives its RECVs back as it ends, though messages have taken some.
+    GivesBackEarly,
+    /// What a window falls by is given back, and its RECV not posted again either.
+    GivesBackTwice,
+    /// What was given back is posted again, too.
+    RepostsSurplus,
+    /// What a connection had is not given back when it ends.
+    KeepsShare,
+}
+
+/// Why a state is bad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bad {
+    Connection(Failure),
+    /// P1: RECVs were lost or made.
+    Lost,
+    /// P2: fewer are posted than messages may come.
+    Oversubscribed,
+    /// More are there than there may be.
+    BeyondMost,
+    /// Nobody has any, and some are granted.
+    Leaked,
+}
+
+#[derive(Debug, Clone)]
+enum Connection {
+    Up(Box<World<Small>>),
+    /// Messages have taken `left` RECVs, and nobody has polled it yet.
+    Ending {
+        left: u32,
+        share: u32,
+    },
+    Gone,
+}
+
+impl Connection {
+    fn share(&self) -> u32 {
+        match self {
+            Self::Up(world) => share(world),
+            Self::Ending { share, .. } => *share,
+            Self::Gone => 0,
+        }
+    }
+
+    /// RECVs that messages have taken.
+    fn taken(&self) -> u32 {
+        match self {
+            Self::Up(world) => u32::try_from(world.ends[0].inbox.len()).expect("few"),
+            Self::Ending { left, .. } => *left,
+            Self::Gone => 0,
+        }
+    }
+
+    fn key(&self) -> (u32, u32, Option<Key>) {
+        match self {
+            Self::Up(world) => (0, 0, Some(Key::new(world, false))),
+            Self::Ending { left, share } => (*left, *share, None),
+            Self::Gone => (0, 0, None),
+        }
+    }
+}
+
+fn share(world: &World<Small>) -> u32 {
+    let window = world.ends[0].credits.local();
+    u32::from(window.data) + u32::from(window.ack)
+}
+
+#[derive(Debug, Clone)]
+struct Process {
+    pool: RecvPool,
+    posted: u32,
+    connections: [Connection; 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Step(Step),
+    End,
+    /// A message of a connection that has ended is polled.
+    Poll,
+    Begin,
+}
+
+/// Searches with a pool of `most` RECVs; how many states there are, and in how many of them a connection
+/// has no room to begin or to grow.
+struct Pooled<'a> {
+    config: &'a Config,
+    breach: Breach,
+    refused: usize,
+}
+
+impl Pooled<'_> {
+    fn take(&mut self, from: &Process, at: usize, event: Event) -> Result<Option<Process>, Bad> {
+        let mut to = from.clone();
+        let Process { pool, posted, connections } = &mut to;
+        let connection = &mut connections[at];
+        match (event, &mut *connection) {
+            (Event::Step(step), Connection::Up(world)) => {
+                let before = share(world);
+                world.ends[0].posted_recvs = u16::try_from(*posted).expect("few");
+                if !world.step(self.config, step).map_err(Bad::Connection)? {
+                    return Ok(None);
+                }
+                if let Step::Receive { end: 0, .. } = step {
+                    *posted += u32::from(self.reposts(pool));
+                } else {
+                    *posted = world.ends[0].posted_recvs.into();
+                    if matches!(step, Step::Grow { end: 0, .. }) {
+                        *posted = from.posted;
+                    }
+                }
+                for end in &mut world.ends {
+                    end.credits.rebase_marks();
+                }
+                let after = share(world);
+                if after > before {
+                    let Some(more) = self.grants(pool, after - before, Breach::GrowsUngranted)
+                    else {
+                        return Ok(None);
+                    };
+                    *posted += more;
+                } else if before > after {
+                    pool.give_back(before - after);
+                    if self.breach == Breach::GivesBackTwice {
+                        *posted -= before - after;
+                    }
+                }
+                world.ends[0].posted_recvs = 0;
+            }
+            (Event::End, Connection::Up(world)) => {
+                let (left, share) = (connection_taken(world), share(world));
+                if self.breach == Breach::GivesBackEarly {
+                    pool.give_back(share);
+                    *connection = Connection::Ending { left, share: 0 };
+                } else {
+                    *connection = Connection::Ending { left, share };
+                }
+                self.done(pool, connection);
+            }
+            (Event::Poll, Connection::Ending { left, .. }) => {
+                *left -= 1;
+                *posted += u32::from(self.reposts(pool));
+                self.done(pool, connection);
+            }
+            (Event::Begin, Connection::Gone) => {
+                let world = World::new(self.config);
+                let first = share(&world);
+                let Some(more) = self.grants(pool, first, Breach::BeginsUngranted) else {
+                    return Ok(None);
+                };
+                *posted += more;
+                *connection = begun(world);
+            }
+            _ => return Ok(None),
+        }
+        self.check(&to)?;
+        Ok(Some(to))
+    }
+
+    fn grants(&mut self, pool: &mut RecvPool, more: u32, unless: Breach) -> Option<u32> {
+        if self.breach == unless {
+            return Some(0);
+        }
+        let granted = pool.grant(more);
+        self.refused += usize::from(granted.is_none());
+        granted
+    }
+
+    fn reposts(&self, pool: &mut RecvPool) -> bool {
+        pool.is_to_repost() || self.breach == Breach::RepostsSurplus
+    }
+
+    /// All that messages of a connection that has ended had taken is back: so is its share.
+    fn done(&self, pool: &mut RecvPool, connection: &mut Connection) {
+        if let Connection::Ending { left: 0, share } = connection {
+            if self.breach != Breach::KeepsShare {
+                pool.give_back(*share);
+            }
+            *connection = Connection::Gone;
+        }
+    }
+
+    fn check(&self, process: &Process) -> Result<(), Bad> {
+        let Process { pool, posted, connections } = process;
+        let taken: u32 = connections.iter().map(Connection::taken).sum();
+        let needs = |each: &Connection| each.share().saturating_sub(each.taken());
+        let needed: u32 = connections.iter().map(needs).sum();
+        if *posted < needed {
+            return Err(Bad::Oversubscribed);
+        }
+        if posted + taken > pool.most() {
+            return Err(Bad::BeyondMost);
+        }
+        if connections.iter().all(|each| matches!(each, Connection::Gone)) && pool.granted() != 0 {
+            return Err(Bad::Leaked);
+        }
+        // With something wrong, it is its harm that is looked for.
+        let adds_up = posted + taken == pool.granted() + pool.surplus();
+        if self.breach == Breach::Nothing && !adds_up {
+            return Err(Bad::Lost);
+        }
+        for connection in connections {
+            if let Connection::Up(world) = connection {
+                world.check(self.config).map_err(Bad::Connection)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn connection_taken(world: &World<Small>) -> u32 {
+    u32::try_from(world.ends[0].inbox.len()).expect("few")
+}
+
+fn begun(mut world: World<Small>) -> Connection {
+    // Those of the pool are counted there.
+    world.ends[0].posted_recvs = 0;
+    Connection::Up(Box::new(world))
+}
+
+/// Searches every state: how many there are, and how often somebody was refused.
+fn search(config: &Config, most: u32, breach: Breach) -> Result<(usize, usize), Bad> {
+    let start = Process {
+        pool: RecvPool::new(most),
+        posted: 0,
+        connections: [Connection::Gone, Connection::Gone],
+    };
+    let mut pooled = Pooled { config, breach, refused: 0 };
+    let key = |process: &Process| {
+        let [a, b] = process.connections.each_ref().map(Connection::key);
+        (process.pool, process.posted, if b < a { [b, a] } else { [a, b] })
+    };
+    let mut seen: HashSet<_, BuildHasherDefault<FxHasher>> = HashSet::from_iter([key(&start)]);
+    let mut frontier = VecDeque::from([start]);
+    let mut events = vec![Event::End, Event::Poll, Event::Begin];
+    for end in 0..2 {
+        events.extend([
+            Event::Step(Step::Send { end, slots: 1 }),
+            Event::Step(Step::Receive { end, first: 0, grows: false }),
+            Event::Step(Step::Receive { end, first: 0, grows: true }),
+            Event::Step(Step::Receive { end, first: 1, grows: false }),
+            Event::Step(Step::Receive { end, first: 1, grows: true }),
+            Event::Step(Step::Grow { end, first: 0 }),
+            Event::Step(Step::Fall { end }),
+        ]);
+        if config.idle_acks {
+            events.push(Event::Step(Step::IdleAck { end }));
+        }
+    }
+    while let Some(process) = frontier.pop_front() {
+        for at in 0..2 {
+            for event in &events {
+                if let Some(next) = pooled.take(&process, at, *event)?
+                    && seen.insert(key(&next))
+                {
+                    frontier.push_back(next);
+                }
+            }
+        }
+    }
+    Ok((seen.len(), pooled.refused))
+}
+
+/// Connections whose windows start with `first` of `data` credits at the process's end, and have one at
+/// the other.
+fn config(first: u16, data: u16, idle_acks: bool) -> Config {
+    let config = Config::credits_only([window(data, 2), window(1, 2)]);
+    Config { firsts: [first, 1], falls: true, pooled: true, idle_acks, ..config }
+}
+
+/// RECVs of so many data credits in all, and the acks of both.
+fn recvs(data: u32) -> u32 {
+    data + 2 * 2
+}
+
+fn holds(config: &Config, most: u32) {
+    let (states, refused) = search(config, most, Breach::Nothing).expect("no state is bad");
+    println!("{:?} of {most}: {states} states, {refused} refused", config.windows);
+    assert!(states > 1000 && refused > 0, "{states} states, {refused} refused");
+}
+
+#[test]
+fn two_connections_and_one_pool() {
+    // Room for both as they begin, for one to grow, and for less than that.
+    holds(&config(1, 2, true), recvs(2));
+    holds(&config(1, 2, true), recvs(3));
+    holds(&config(2, 3, false), recvs(5));
+    if is_deep() {
+        holds(&config(2, 4, false), recvs(6));
+        holds(&config(2, 4, false), recvs(7));
+        holds(&config(2, 4, true), recvs(6));
+    }
+}
+
+#[test]
+fn without_any_of_its_rules_a_pool_has_too_few_recvs_or_too_many() {
+    for (breach, wanted) in [
+        (Breach::GrowsUngranted, Bad::Oversubscribed),
+        (Breach::BeginsUngranted, Bad::Oversubscribed),
+        (Breach::GivesBackEarly, Bad::Oversubscribed),
+        (Breach::GivesBackTwice, Bad::Oversubscribed),
+        (Breach::RepostsSurplus, Bad::BeyondMost),
+        (Breach::KeepsShare, Bad::Leaked),
+    ] {
+        let bad = search(&config(1, 2, false), recvs(3), breach).expect_err("some state is bad");
+        assert_eq!(bad, wanted, "{breach:?}");
+    }
+}

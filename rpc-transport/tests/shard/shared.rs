@@ -1,0 +1,410 @@
+//! Connections whose receives are those of one queue.
+
+use std::time::Duration;
+
+use rpc_transport::connect::schemes;
+use rpc_transport::device::Listener;
+use rpc_transport::device::fault::{FaultPlan, IRDMA, MLX5, PROFILES};
+use rpc_transport::engine::locked_need::server_bytes;
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::memory::budget::MemoryBudget;
+use rpc_transport::protocol::config::{Isolation, LinkConfig};
+use rpc_transport::protocol::credit::Grant;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, pause};
+
+use crate::falling::Ends;
+use crate::parts::{send, shared};
+use crate::probe::{Habit, Probe};
+use crate::raw::Raw;
+use crate::windows::windows;
+use crate::world::{
+    ByHand, End, Options, ProbeDriver, ProbeShard, WIRES, fresh_address, join, pattern, resolve,
+    run, run_on_one_thread, shard, unspawned,
+};
+
+/// What a connection is to cost at most that is idle, bytes of locked memory.
+const LITTLE: u64 = 32 << 10;
+
+/// Receives of a connection that begins: 2 data credits, 2 acks, a Close, one whose repost waits.
+const FIRST: u32 = 6;
+
+fn sharing() -> LinkConfig {
+    let config = LinkConfig::default().first_data_credits(2).keep_alive(None);
+    config.shared_receive_queue(true)
+}
+
+/// The same, where memory is what counts.
+fn thrifty() -> LinkConfig {
+    sharing().receive_buffer_bytes(2 << 10).send_queue_slots(9)
+}
+
+/// A server whose connections share their receives, and clients.
+struct Star {
+    server: ProbeShard,
+    listener: Box<dyn Listener>,
+    options: Options,
+    drivers: Vec<JoinHandle<()>>,
+}
+
+impl Star {
+    /// With receives for so many connections.
+    async fn new(
+        wire: &str,
+        connections: u32,
+        config: LinkConfig,
+        faults: Option<FaultPlan>,
+    ) -> Self {
+        let faults = faults.map(|plan| [FaultPlan::new(1), plan]);
+        let options = Options {
+            configs: [LinkConfig::default().keep_alive(None), config.clone()],
+            habits: [Habit::Keep, Habit::Echo],
+            faults: faults.clone(),
+            ..Options::default()
+        };
+        let mut listener = schemes::listen(&fresh_address(wire)).await.unwrap();
+        if let Some([_, plan]) = faults {
+            listener = rpc_transport::device::fault::listener(listener, plan);
+        }
+        let outgoing = resolve(&listener.local_address(), &options, 1).await;
+        let (server, driver) = shard(outgoing.device(), &config, connections, PollMode::Event);
+        Self { server, listener, options, drivers: vec![tokio::spawn(driver)] }
+    }
+
+    /// One more connection, whose client has a shard to itself.
+    async fn connect(&mut self) -> (End, End) {
+        let outgoing = resolve(&self.listener.local_address(), &self.options, 0).await;
+        let config = &self.options.configs[0];
+        let (client, driver) = shard(outgoing.device(), config, 1, PollMode::Event);
+        self.drivers.push(tokio::spawn(driver));
+        join(&client, &self.server, &mut *self.listener, &self.options).await
+    }
+
+    fn granted(&self) -> u32 {
+        self.server.shared_recv_pool().expect("they are shared").granted()
+    }
+
+    /// Waits until so many receives are granted: what is given back is free at a poll that finds nothing.
+    async fn until_granted(&self, wanted: u32) {
+        while self.granted() != wanted {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Ends when all its connections have left.
+    async fn end(self) {
+        self.until_granted(0).await;
+        self.server.shutdown();
+        self.drivers.into_iter().next().unwrap().await.unwrap();
+        let stats = self.server.stats();
+        assert_eq!((stats.entries, stats.queue_pairs, stats.unflushed), (0, 0, 0));
+    }
+}
+
+/// Both leave in order.
+async fn part((client, server): (End, End)) {
+    client.leave().await;
+    client.shard.shutdown();
+    server.shard.release(server.key);
+    server.gone().await;
+}
+
+/// Echoes of so many messages at once.
+async fn burst(client: &End, count: u64) {
+    let before = client.events().received;
+    client.with(|probe| (0..count).for_each(|_| probe.send(b"many at once")));
+    client.received(before + count).await;
+}
+
+#[test]
+fn windows_grow_by_receives_of_all_and_fall_back() {
+    run_on_one_thread("windows_grow_by_receives_of_all", async {
+        for wire in WIRES {
+            let config = LinkConfig::default().first_data_credits(2).shared_receive_queue(true);
+            // Room for the largest window.
+            let config = config.data_credits(8);
+            let options = Options::alike(config);
+            let (client, server, drivers, _listener): (_, _, [ProbeDriver; 2], _) =
+                unspawned(wire, &options).await;
+            let mut pair =
+                Ends { ends: [client, server], drivers: drivers.map(ByHand::new), sent: 0 };
+            pause();
+            for _ in 0..3 {
+                assert_eq!(pair.windows(), [(2, 2); 2], "{wire}");
+                for end in &pair.ends {
+                    assert_eq!(end.shard.shared_recv_pool().unwrap().granted(), FIRST, "{wire}");
+                }
+                while pair.windows() != [(8, 8); 2] {
+                    pair.echo(1, 100);
+                }
+                for end in &pair.ends {
+                    let pool = end.shard.shared_recv_pool().unwrap();
+                    assert_eq!((pool.granted(), pool.surplus()), (FIRST + 6, 0), "{wire}");
+                }
+                pair.pass(8, 0).await;
+                pair.echo(20, 1);
+            }
+            for end in &pair.ends {
+                assert!(end.events().closed.is_empty(), "{wire}: {:?}", end.events().closed);
+            }
+            tokio::time::resume();
+        }
+    });
+}
+
+#[test]
+fn a_window_stays_as_it_is_where_others_have_the_receives_and_grows_when_they_are_gone() {
+    run("a_window_stays_as_it_is", async {
+        for wire in WIRES {
+            // 32 receives.
+            let mut star = Star::new(wire, 2, sharing(), None).await;
+            let first = star.connect().await;
+            while windows(&first.1).0 < 16 {
+                burst(&first.0, 100).await;
+            }
+            assert_eq!(star.granted(), 16 + 4);
+            let second = star.connect().await;
+            // 6 are left, of which 2 make its window one of 4, and 4 one of 8.
+            while windows(&second.1).0 < 8 {
+                burst(&second.0, 100).await;
+            }
+            for _ in 0..5 {
+                burst(&second.0, 100).await;
+                burst(&first.0, 100).await;
+            }
+            assert_eq!((windows(&first.1).0, windows(&second.1).0), (16, 8), "{wire}");
+            assert_eq!(star.granted(), 32, "{wire}");
+            part(first).await;
+            star.until_granted(8 + 4).await;
+            while windows(&second.1).0 < 16 {
+                burst(&second.0, 100).await;
+            }
+            part(second).await;
+            star.end().await;
+        }
+    });
+}
+
+/// One that has a lot to receive keeps nobody out for whom there is room.
+#[test]
+fn windows_do_not_grow_by_receives_that_are_kept_for_connections_that_begin() {
+    run("kept", async {
+        // 80 receives, and the largest window with what belongs to it is one of 68.
+        let mut star = Star::new("shm", 5, sharing(), None).await;
+        let mut pairs = vec![star.connect().await];
+        while windows(&pairs[0].1).0 < 32 {
+            burst(&pairs[0].0, 100).await;
+        }
+        for _ in 0..20 {
+            burst(&pairs[0].0, 100).await;
+        }
+        assert_eq!(windows(&pairs[0].1).0, 32);
+        for _ in 1..5 {
+            pairs.push(star.connect().await);
+            burst(&pairs.last().unwrap().0, 100).await;
+        }
+        for pair in pairs {
+            part(pair).await;
+        }
+        star.end().await;
+    });
+}
+
+#[test]
+fn a_connection_for_which_there_are_no_receives_is_refused_until_another_ends() {
+    run("no receives", async {
+        let mut star = Star::new("mem", 1, sharing(), None).await;
+        let first = star.connect().await;
+        while windows(&first.1).0 < 8 {
+            burst(&first.0, 100).await;
+        }
+        let (accepted, refused) = {
+            let address = star.listener.local_address();
+            let outgoing = resolve(&address, &star.options, 0).await;
+            let config = star.options.configs[0].clone();
+            let (client, driver) = shard(outgoing.device(), &config, 1, PollMode::Event);
+            let driver = tokio::spawn(driver);
+            let accept = async {
+                let incoming = star.listener.incoming().await.unwrap();
+                star.server
+                    .accept(incoming, &star.options.configs[1], Probe::new(Habit::Echo))
+                    .await
+            };
+            let probe = Probe::new(Habit::Keep);
+            let connect =
+                client.connect(outgoing, &address, &config, Duration::from_secs(9), probe);
+            let (connected, accepted) = tokio::join!(connect, accept);
+            client.shutdown();
+            driver.await.unwrap();
+            (accepted.unwrap_err().to_string(), connected.unwrap_err().to_string())
+        };
+        for text in [accepted, refused] {
+            assert!(text.contains("has 16 receives, of which other connections have 12"), "{text}");
+        }
+        burst(&first.0, 100).await;
+        part(first).await;
+        star.until_granted(0).await;
+        let second = star.connect().await;
+        burst(&second.0, 100).await;
+        part(second).await;
+        star.end().await;
+    });
+}
+
+/// Whatever is on its way when a connection ends, and whoever ends it.
+#[test]
+fn an_end_gives_back_exactly_what_the_connection_had() {
+    run("exactly", async {
+        for wire in WIRES {
+            let mut star = Star::new(wire, 2, sharing(), None).await;
+            let stays = star.connect().await;
+            for round in 0..40_u64 {
+                let (client, server) = star.connect().await;
+                burst(&client, 10 + round).await;
+                // Some of these are still unread when it ends.
+                client.with(|probe| (0..round * 3).for_each(|_| probe.send(b"too late")));
+                if round % 2 == 0 {
+                    server.shard.release(server.key);
+                }
+                client.leave().await;
+                client.shard.shutdown();
+                server.shard.release(server.key);
+                server.gone().await;
+                let own = u32::from(windows(&stays.1).0) + 4;
+                star.until_granted(own).await;
+                burst(&stays.0, 20).await;
+            }
+            part(stays).await;
+            star.end().await;
+        }
+    });
+}
+
+/// How many messages a peer sends that was granted two.
+async fn flooded(by: usize) -> String {
+    let mut star = Star::new("mem", 4, sharing(), None).await;
+    let honest = star.connect().await;
+    let config = star.options.configs[1].clone();
+    let probe = Probe::new(Habit::Count);
+    let (mut raw, end) = Raw::connect(&star.server, &mut *star.listener, &config, probe).await;
+    for _ in 0..by {
+        raw.send(Grant::default(), b"more than I may");
+    }
+    let cause = end.cause().await.to_string();
+    tokio::select! {
+        () = end.gone() => {}
+        () = raw.listen() => {}
+    }
+    if by < 20 {
+        // There were receives enough, and there are again.
+        burst(&honest.0, 100).await;
+        part(honest).await;
+    } else {
+        honest.0.leave().await;
+        honest.0.shard.shutdown();
+        honest.1.shard.release(honest.1.key);
+        honest.1.gone().await;
+    }
+    star.until_granted(0).await;
+    // It was all posted again: a new connection may use what it is granted.
+    let after = star.connect().await;
+    for _ in 0..20 {
+        burst(&after.0, 100).await;
+    }
+    part(after).await;
+    star.end().await;
+    cause
+}
+
+#[test]
+fn a_peer_that_takes_the_receives_of_others_is_ended_and_they_come_back() {
+    run("takes the receives of others", async {
+        let text = "the peer broke the protocol: peer sent data beyond our window of 2 unreturned \
+                    messages";
+        assert_eq!(flooded(5).await, text);
+        assert_eq!(flooded(9).await, text);
+        // All that there are, so that others may be lost by it, and nothing but connections is.
+        assert_eq!(flooded(500).await, text);
+    });
+}
+
+/// One that has been told which rule it broke, and goes on: its queue pair is not left up for as long as
+/// a close may take.
+#[test]
+fn a_peer_that_goes_on_after_it_broke_a_rule_takes_no_more_than_its_share() {
+    run_on_one_thread("goes on", async {
+        let mut star = Star::new("mem", 2, sharing(), None).await;
+        let config = star.options.configs[1].clone();
+        let probe = Probe::new(Habit::Count);
+        let (mut raw, end) = Raw::connect(&star.server, &mut *star.listener, &config, probe).await;
+        pause();
+        raw.send(Grant { data: 9, ack: 0 }, b"what nobody spent");
+        end.cause().await;
+        let (closing, mut sent) = (Instant::now(), 0);
+        // It takes nothing in, so the Close that tells it is not accepted.
+        while end.events().released == 0 {
+            raw.send(Grant::default(), b"and more");
+            sent += 1;
+            assert!(sent <= 2 * FIRST, "{sent} messages, and its queue pair is still there");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(closing.elapsed() < Duration::from_secs(1), "in time that is told by the test");
+        star.end().await;
+    });
+}
+
+#[test]
+fn an_idle_connection_with_shared_receives_locks_32_kib_at_most() {
+    const CONNECTIONS: u32 = 64;
+    run("shared_idle", async {
+        for profile in PROFILES.into_iter().filter(|profile| profile.max_srq_wr > 0) {
+            let need = server_bytes(&thrifty(), CONNECTIONS, 1, u32::MAX);
+            assert!(need <= LITTLE * u64::from(CONNECTIONS), "{need}");
+            let limit = MemoryBudget::new(need);
+            let plan = FaultPlan::new(1).profile(profile).lock_limit(&limit);
+            let mut star = Star::new("mem", CONNECTIONS, thrifty(), Some(plan)).await;
+            let mut pairs = Vec::new();
+            for _ in 0..CONNECTIONS {
+                pairs.push(star.connect().await);
+            }
+            assert_eq!(limit.used_bytes(), need, "{}", profile.driver);
+            assert_eq!(star.granted(), FIRST * CONNECTIONS);
+            for pair in &pairs {
+                burst(&pair.0, 1).await;
+            }
+            assert_eq!(limit.used_bytes(), need, "{}", profile.driver);
+            // More is used where there is more, and nothing has to be.
+            for pair in &pairs {
+                burst(&pair.0, 50).await;
+            }
+            let (client, server) = &pairs[0];
+            send(client, b"large", [shared(pattern(1, 1 << 20))]);
+            server.received(52).await;
+            for pair in pairs {
+                part(pair).await;
+            }
+            star.end().await;
+            assert!(limit.used_bytes() < need);
+        }
+    });
+}
+
+#[test]
+fn connections_have_their_own_receives_where_they_cannot_share_or_are_not_to() {
+    run("own", async {
+        let isolated = sharing().isolation(Isolation::PerConnection);
+        let plan = |profile| Some(FaultPlan::new(1).profile(profile));
+        for (config, faults) in [
+            (sharing(), plan(&IRDMA)),
+            (isolated, plan(&MLX5)),
+            (sharing().shared_receive_queue(false), None),
+        ] {
+            let mut star = Star::new("mem", 2, config, faults).await;
+            assert!(star.server.shared_recv_pool().is_none());
+            let pair = star.connect().await;
+            burst(&pair.0, 100).await;
+            part(pair).await;
+            star.server.shutdown();
+        }
+    });
+}
