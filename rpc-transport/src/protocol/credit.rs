@@ -341,6 +341,9 @@ impl Credits {
         if grant.credits().is_empty() {
             return Err(CreditError::EmptyAck);
         }
+        if grant.returns() {
+            return Err(CreditError::ReturnedByAck);
+        }
         if self.now.owed.ack >= self.limits.local.ack {
             return Err(CreditError::AckBeyondWindow { window: self.limits.local.ack });
         }
@@ -534,6 +537,9 @@ pub enum CreditError {
     /// The peer gives a part of its window back, which was not agreed on.
     #[error("peer gave back a part of its window, but windows that fall were not agreed on")]
     ReturnedUnagreed,
+    /// The peer gives a part of its window back with an Ack, which says nothing about what data it has sent.
+    #[error("peer gave back a part of its window in an ack; data class frames do that")]
+    ReturnedByAck,
     /// The peer gives back what it was not lent.
     #[error("peer gave back a part of a window of {first} credits, with which it began")]
     ReturnedBelowFirst {

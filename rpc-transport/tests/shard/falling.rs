@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use rpc_transport::device::SendOp;
 use rpc_transport::device::fault::{FaultPlan, MLX5};
 use rpc_transport::memory::budget::MemoryBudget;
 use rpc_transport::protocol::config::LinkConfig;
 use rpc_transport::protocol::credit::{FIRST_DATA_CREDITS, Grant};
+use rpc_transport::protocol::frame::{self, Kind};
 use rpc_transport::protocol::handshake::Features;
 use tokio::time::{advance, pause, resume};
 
@@ -227,6 +229,21 @@ fn a_peer_that_gives_back_what_it_cannot_have_is_told() {
         });
         let text =
             "gave back a part of its window, of which it had not been granted all: 1 missing";
+        assert_eq!(cause.await, format!("the peer broke the protocol: peer {text}"));
+    });
+}
+
+/// It was taken, though only what is counted as data says how much of a window is out.
+#[test]
+fn a_peer_that_gives_back_by_an_ack_is_told() {
+    run("by_an_ack", async {
+        let cause = suffer(Probe::new(Habit::Count), async |raw, _| {
+            grow(raw).await;
+            let grant = Grant { data: 0, ack: Grant::RETURNS | 1 };
+            let immediate = u32::from(grant.ack) << 16;
+            raw.post(SendOp::SendWithImm(immediate), &frame::header(Kind::Ack, grant));
+        });
+        let text = "gave back a part of its window in an ack; data class frames do that";
         assert_eq!(cause.await, format!("the peer broke the protocol: peer {text}"));
     });
 }

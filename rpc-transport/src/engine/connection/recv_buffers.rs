@@ -136,7 +136,8 @@ impl RecvBuffers {
         self.pools.iter().rev().find_map(BufferPool::take)
     }
 
-    /// Takes a buffer to post in the place of one that is lent, unless windows need it.
+    /// Takes a buffer to post in the place of one that is lent, unless windows need it; of the oldest pool
+    /// that has one, so that the newer ones are whole again sooner, and go when the window falls.
     #[inline]
     pub(super) fn take_spare(&self) -> Option<Buffer> {
         if self.is_settling() {
@@ -144,7 +145,7 @@ impl RecvBuffers {
         }
         // Invariant 2: where some are kept there is one pool.
         let kept = self.kept as usize;
-        self.pools.iter().find_map(|pool| pool.take_above(kept))
+        self.pools.iter().rev().find_map(|pool| pool.take_above(kept))
     }
 
     /// How many RECVs are to be posted for a window that grows by `more`, if there are buffers for them,
@@ -236,5 +237,30 @@ impl RecvBuffers {
         if self.is_free {
             self.pools.iter().for_each(BufferPool::rest);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::soft::mem_device;
+
+    #[test]
+    fn a_buffer_in_the_place_of_one_that_is_lent_is_of_the_oldest_pool_that_has_one() {
+        let domain = mem_device().allocate_pd().unwrap();
+        let oldest = BufferPool::allocate(&domain, 64, 2).unwrap();
+        let mut buffers = RecvBuffers::of(oldest, 2, false, 0);
+        assert_eq!(buffers.grow(&domain, 2), Some(2));
+        let free = |buffers: &RecvBuffers| {
+            buffers.pools().iter().map(BufferPool::free_count).collect::<Vec<_>>()
+        };
+        assert_eq!(free(&buffers), [3, 2], "the newest first");
+        let lent: Vec<_> = (0..3).map(|_| buffers.take_spare().unwrap()).collect();
+        assert_eq!(free(&buffers), [2, 0]);
+        // The window falls: nothing is lent, and of the newest only what had to be is still away.
+        buffers.fall(2);
+        assert!(buffers.take_spare().is_none());
+        drop(lent);
+        assert_eq!(free(&buffers), [3, 2]);
     }
 }

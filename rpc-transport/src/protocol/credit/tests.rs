@@ -394,6 +394,13 @@ fn what_a_peer_was_not_lent_or_cannot_have_it_cannot_give_back() {
     let before = receiver.clone();
     assert_eq!(receiver.on_data(word), Err(CreditError::ReturnedWhileOwed { owed: 1 }));
     assert_eq!(receiver, before);
+    // By the frames that are told apart from data alone.
+    let [mut receiver, _] = grown_to(16);
+    let before = receiver.clone();
+    let ack = Grant { data: 0, ack: Grant::RETURNS | 1 };
+    assert_eq!(receiver.on_ack(ack), Err(CreditError::ReturnedByAck));
+    assert_eq!(receiver, before);
+    assert_eq!(receiver.clone().on_data(word), Ok(()), "it has all of it");
     let [mut receiver, _] = grown_to(8);
     let before = receiver.clone();
     assert_eq!(receiver.on_data(word), Err(CreditError::ReturnedBelowFirst { first: 8 }));
