@@ -5,7 +5,7 @@
 //! Without it a device is what it is; so is that of a test which asks for faults of its own.
 //!
 //! With `RPC_TEST_SHARED_RECVS=1` the connections of servers that are configured here share their receives,
-//! but for those of tests that configure links of their own.
+//! those of the programs that the tests start, too.
 
 use rpc_core::{Channel, ChannelBuilder, FaultPlan, LinkConfig, Server, ServerBuilder};
 use rpc_transport::device::fault::PROFILES;
@@ -18,14 +18,18 @@ use rpc_transport::device::{Capabilities, DeviceAttributes};
 /// When `RPC_TEST_DEVICE` is no kind of device.
 #[must_use]
 pub fn server() -> ServerBuilder {
-    let mut server = Server::builder();
-    if std::env::var_os("RPC_TEST_SHARED_RECVS").is_some_and(|value| value != "0") {
-        server = server.link(LinkConfig::default().shared_receive_queue(true));
-    }
+    let server = Server::builder().link(server_link(LinkConfig::default()));
     match plan() {
         Some(plan) => server.faults(plan),
         None => server,
     }
+}
+
+/// The links of a server that configures its own.
+#[must_use]
+pub fn server_link(link: LinkConfig) -> LinkConfig {
+    let shares = std::env::var_os("RPC_TEST_SHARED_RECVS").is_some_and(|value| value != "0");
+    link.shared_receive_queue(shares)
 }
 
 /// Configures a channel.

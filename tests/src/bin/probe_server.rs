@@ -137,7 +137,7 @@ async fn bind(options: &Options, journal: Arc<Journal>) -> Server {
         .add_service(old::LedgerServer::new(OldLedger))
         .add_service(changed::old::CatalogServer::new(changed::Service))
         .add_service(RawService)
-        .link(link)
+        .link(tests::device::server_link(link))
         .poll_mode(poll_mode(&options.poll_mode))
         .shards(options.shards);
     if let Some(path) = &options.ledger {
