@@ -67,6 +67,9 @@ enum Command {
         /// The server's runtime: `current` or `multi`.
         #[arg(long, default_value = "current")]
         server: String,
+        /// Only places whose names contain this, such as `multi, Main`, for profiling.
+        #[arg(long, default_value = "")]
+        only: String,
         /// Interleaved rounds; medians are printed.
         #[arg(long, default_value_t = 3)]
         rounds: usize,
@@ -282,8 +285,8 @@ enum Command {
     /// Internal: a server process.
     #[command(hide = true)]
     Serve {
-        /// `ours`, `ours-current`, `ours-multi`, `ours-mlx5`, `ours-shards`, `pipeline-current`,
-        /// `pipeline-multi`, `large`, `stream` or `tarpc`.
+        /// `ours`, `ours-current`, `ours-multi`, `ours-mlx5`, `ours-cores`, `ours-shards`,
+        /// `pipeline-current`, `pipeline-multi`, `large`, `stream` or `tarpc`.
         who: String,
         /// Where.
         address: String,
@@ -316,6 +319,9 @@ fn main() -> Result<()> {
     match cli.command {
         Command::Serve { who, address, mode: name } if who == "ours-shards" => {
             shards::serve(&address, mode(&name))
+        }
+        Command::Serve { who, address, mode: name } if who == "ours-cores" => {
+            shards::serve_cores(&address, mode(&name))
         }
         Command::Serve { who, address, mode: name } if who == "pipeline-multi" => {
             let multi = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -363,8 +369,9 @@ fn main() -> Result<()> {
         Command::Echo { rounds, millis } => {
             echo::run(&runtime, rounds, Duration::from_millis(millis))
         }
-        Command::Placements { scheme, mode, server, rounds, millis } => {
-            placements::run(&scheme, &mode, &server, rounds, Duration::from_millis(millis))
+        Command::Placements { scheme, mode, server, only, rounds, millis } => {
+            let duration = Duration::from_millis(millis);
+            placements::run(&scheme, &mode, &server, &only, rounds, duration)
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
         Command::Count { calls, in_flight, items: None, interceptor } => {

@@ -96,12 +96,17 @@ pub(crate) fn run(
     scheme: &str,
     mode: &str,
     server: &str,
+    only: &str,
     rounds: usize,
     duration: Duration,
 ) -> Result<()> {
-    let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); PLACES.len()];
+    let places: Vec<_> = PLACES
+        .into_iter()
+        .filter(|(place, flavor)| format!("{}, {place:?}", flavor.name()).contains(only))
+        .collect();
+    let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); places.len()];
     for _ in 0..rounds {
-        for (samples, &(place, flavor)) in samples.iter_mut().zip(&PLACES) {
+        for (samples, &(place, flavor)) in samples.iter_mut().zip(&places) {
             samples.push(sample(scheme, mode, server, place, flavor, duration)?);
         }
     }
@@ -110,7 +115,7 @@ pub(crate) fn run(
         "64-byte echo over {scheme}, {mode}, server on a {server} runtime, medians of {rounds}"
     );
     for flavor in [Flavor::Multi, Flavor::Current] {
-        let places = || PLACES.iter().enumerate().filter(|(_, place)| place.1 == flavor);
+        let places = || places.iter().enumerate().filter(|(_, place)| place.1 == flavor);
         let best = places().map(|(at, _)| of(at, |it| it.rates[0])).fold(0.0, f64::max);
         for (at, (place, _)) in places() {
             let rate = of(at, |it| it.rates[0]);

@@ -3,8 +3,13 @@
 //! On a machine with two cores both ends of a client share one. So what is compared is one core that does
 //! everything with two cores that do twice that; one end on each core is shown beside it. Each is also
 //! given per second of CPU time, which does not depend on who waits for whom.
+//!
+//! Which worker of a runtime polls the driver of a shard is up to the runtime, and changes. So what a core is
+//! worth is measured with a runtime of one thread for each shard, pinned, and clients that say which one
+//! they want. Two shards of one runtime of two workers are shown beside it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
@@ -20,6 +25,8 @@ use crate::report::{at_least, median, row};
 const BAR: f64 = 1.7;
 /// Calls of a client under way at once.
 const IN_FLIGHT: usize = 32;
+/// Between the addresses of the servers of `ours-cores`.
+const BETWEEN: &str = " ";
 
 /// Who serves, and on which CPU each client runs.
 #[derive(Clone, Copy)]
@@ -29,9 +36,18 @@ struct Shape {
     clients: &'static [usize],
 }
 
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     Shape { name: "one shard, one client, one core", who: "ours", clients: &[1] },
-    Shape { name: "two shards, two clients, two cores", who: "ours-shards", clients: &[0, 1] },
+    Shape {
+        name: "a shard and a client on each of two cores",
+        who: "ours-cores",
+        clients: &[0, 1],
+    },
+    Shape {
+        name: "two shards of one runtime, the same clients",
+        who: "ours-shards",
+        clients: &[0, 1],
+    },
     Shape { name: "one shard, one client, a core each", who: "ours", clients: &[0] },
     Shape { name: "one shard, two clients, two cores", who: "ours", clients: &[0, 1] },
 ];
@@ -41,6 +57,39 @@ const SHAPES: [Shape; 4] = [
 struct Sample {
     rate: f64,
     of_cpu: f64,
+}
+
+/// Two servers with a shard each, of two runtimes of a thread on a CPU of its own. The address is both, that
+/// of the first CPU first.
+pub(crate) fn serve_cores(address: &str, mode: PollMode) -> Result<()> {
+    let start = |cpu: usize| {
+        let of_cpu = match address.strip_prefix("shm://") {
+            Some(name) => format!("shm://{name}-{cpu}"),
+            None => address.to_owned(),
+        };
+        let (bound, is_bound) = mpsc::channel();
+        let thread = std::thread::spawn(move || -> Result<()> {
+            cores::pin(cpu);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let server = ours::bind(&of_cpu, mode).await?;
+                bound.send(server.local_address().to_string())?;
+                Ok(server.serve().await?)
+            })
+        });
+        (thread, is_bound)
+    };
+    let end = |thread: std::thread::JoinHandle<Result<()>>| {
+        thread.join().map_err(|_| anyhow!("a server panicked"))?
+    };
+    let (mut addresses, mut threads) = (Vec::new(), Vec::new());
+    for (thread, is_bound) in [0, 1].map(start) {
+        let Ok(address) = is_bound.recv() else { return end(thread) };
+        addresses.push(address);
+        threads.push(thread);
+    }
+    println!("READY {}", addresses.join(BETWEEN));
+    threads.into_iter().try_for_each(end)
 }
 
 /// A server with two shards, each of two threads on a CPU of its own.
@@ -123,7 +172,10 @@ fn sample(scheme: &str, mode: &str, shape: Shape, duration: Duration) -> Result<
         cores::pin(cpu);
         let connected = (|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let client = ours::connect(server.address(), crate::mode(mode));
+            // The one of its CPU, where there is one for each.
+            let addresses: Vec<_> = server.address().split(BETWEEN).collect();
+            let address = addresses.get(cpu).unwrap_or(&addresses[0]);
+            let client = ours::connect(address, crate::mode(mode));
             let client = runtime.block_on(client)?;
             anyhow::Ok((runtime, client))
         })();
