@@ -42,9 +42,10 @@ fn new_world() -> (u64, Victim, MemoryRegion) {
 fuzz_target!(|data: &[u8]| {
     WORLD.with_borrow_mut(|(runs, victim, region)| {
         let asked = Wire::ask(&victim.listener.local_address().to_string());
-        let qp = victim.accept();
-        let mut wire = asked.wire();
         let mut rng = Rng::from_bytes(data);
+        let shares = rng.chance(50);
+        let qp = if shares { victim.accept_shared() } else { victim.accept() };
+        let mut wire = asked.wire();
         while rng.has_bytes() {
             step(victim, &mut wire, qp, region, &mut rng);
         }
@@ -52,6 +53,10 @@ fuzz_target!(|data: &[u8]| {
             victim.poll();
         }
         victim.server.cq.destroy_qp(qp).expect("it is there");
+        victim.poll();
+        if shares {
+            victim.assert_all_recvs_there(qp);
+        }
         victim.completions.clear();
         *runs += 1;
         if runs.is_multiple_of(CHECKED) {

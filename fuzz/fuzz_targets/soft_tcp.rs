@@ -47,8 +47,8 @@ fuzz_target!(|data: &[u8]| {
         let stream = dial(&at.host, at.port);
         match choice % 4 {
             0 => set_up(victim, stream, bytes),
-            1 => flow(victim, stream, &frames(bytes)),
-            _ => flow(victim, stream, bytes),
+            1 => flow(victim, stream, &frames(bytes), choice & 4 > 0),
+            _ => flow(victim, stream, bytes, choice & 4 > 0),
         }
         *runs += 1;
         if runs.is_multiple_of(CHECKED) {
@@ -89,9 +89,9 @@ fn frames(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Bytes behind a correct set-up, until this side's end has been noticed.
-fn flow(victim: &mut Victim, mut stream: TcpStream, bytes: &[u8]) {
+fn flow(victim: &mut Victim, mut stream: TcpStream, bytes: &[u8], shares: bool) {
     stream.write_all(&message(REQUEST, &[0; 56])).expect("a fresh connection");
-    let qp = victim.accept();
+    let qp = if shares { victim.accept_shared() } else { victim.accept() };
     assert_eq!(read_message(&mut stream).expect("an answer").0, REPLY);
     for piece in bytes.chunks(1 + bytes.len() / 3) {
         if stream.write_all(piece).is_err() {
@@ -118,5 +118,9 @@ fn flow(victim: &mut Victim, mut stream: TcpStream, bytes: &[u8]) {
         }
     }
     cq.destroy_qp(qp).expect("it is there");
+    victim.poll();
+    if shares {
+        victim.assert_all_recvs_there(qp);
+    }
     victim.completions.clear();
 }

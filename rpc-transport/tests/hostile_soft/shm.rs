@@ -491,3 +491,32 @@ fn a_peer_that_keeps_its_descriptors_stays_in_no_epoll_set() {
     assert!(!readable(&[fd], std::time::Duration::ZERO), "a dead bell wakes");
     victim.assert_unharmed();
 }
+
+/// A hostile peer may use up RECVs that it shares with others, and lose none of them for good.
+#[test]
+fn recvs_of_an_srq_are_all_there_whatever_a_peer_sends() {
+    let _watchdog = Watchdog::start("an SRQ");
+    let mut victim = victim();
+    let (mut came, mut cut_off) = (0, 0);
+    for seed in 0..100 {
+        let mut rng = Rng::new(seed);
+        let asked = Intruder::ask(&victim.listener.local_address().to_string());
+        let qp = victim.accept_shared();
+        let mut wire = asked.wire();
+        for _ in 0..12 {
+            let flags = rng.pick(&[WHOLE, WHOLE, FIRST, LAST, 0]);
+            let len = rng.index(100);
+            wire.send(rng.pick(&[SEND, SEND, SEND, WRITE]), flags, &rng.bytes(len));
+            if rng.chance(50) {
+                victim.poll();
+            }
+        }
+        victim.server.cq.destroy_qp(qp).unwrap();
+        victim.poll();
+        came += victim.received(qp).len();
+        cut_off += victim.completions.iter().filter(|done| done.status != Status::Success).count();
+        victim.assert_all_recvs_there(qp);
+    }
+    assert!(came > 0 && cut_off > 0, "{came} came, {cut_off} were cut off");
+    victim.assert_unharmed();
+}

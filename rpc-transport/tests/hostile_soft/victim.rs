@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc_transport::device::{
-    Completion, CompletionKind, Connector, Established, Listener, QpHandle, QpState, RecvWr,
-    SendWr, Source, Status,
+    Completion, CompletionKind, Connector, Established, Listener, QpCapacity, QpHandle, QpState,
+    RecvWr, SendWr, Source, Status,
 };
 use rpc_transport::memory::region::{Access, MemoryRegion};
 
@@ -23,6 +23,8 @@ pub(crate) struct Victim {
     pub(crate) honest: End,
     pub(crate) honest_qp: QpHandle,
     pub(crate) completions: Vec<Completion>,
+    /// Free RECV buffers while the SRQ for hostile connections is full, once there is one.
+    free_when_full: Option<usize>,
 }
 
 const OPTIONS: Options =
@@ -46,18 +48,52 @@ impl Victim {
                 outgoing.connect(b"").await.unwrap().attach.run(&mut *end.cq).unwrap();
                 end
             };
-            let accepting = accept_on(&mut listener, None);
+            let accepting = accept_on(&mut listener, None, false);
             let (honest, (server, qp)) = tokio::join!(connecting, accepting);
             (listener, server, honest, qp)
         });
-        Self { runtime, listener, server, honest, honest_qp, completions: Vec::new() }
+        let completions = Vec::new();
+        Self { runtime, listener, server, honest, honest_qp, completions, free_when_full: None }
     }
 
     /// Accepts the next connection, on the same CQ.
     pub(crate) fn accept(&mut self) -> QpHandle {
+        self.accept_with(false)
+    }
+
+    /// The same, of one whose RECVs are those of an SRQ, which is full.
+    pub(crate) fn accept_shared(&mut self) -> QpHandle {
+        if self.free_when_full.is_none() {
+            self.server.cq.create_srq(&self.server.pd, POSTED as u32).unwrap();
+            assert_eq!(self.refill(), POSTED);
+            self.free_when_full = Some(self.server.recv_pool.free_count());
+        }
+        self.accept_with(true)
+    }
+
+    /// Posts to the SRQ until it is full, and says how many there were to be posted.
+    fn refill(&mut self) -> u64 {
+        let Objects { cq, recv_pool, .. } = &mut self.server;
+        let mut post = |wr_id| {
+            let buffer = recv_pool.take().expect("a free RECV buffer");
+            cq.post_srq_recv(RecvWr { wr_id, buffer }).is_ok()
+        };
+        (0..).take_while(|wr_id| post(*wr_id)).count() as u64
+    }
+
+    /// Of the SRQ's RECVs, all but those that came with completions are there. Fills it again.
+    pub(crate) fn assert_all_recvs_there(&mut self, qp: QpHandle) {
+        let is_recv = |done: &&Completion| done.qp == qp && done.kind != CompletionKind::Send;
+        let came = self.completions.iter().filter(is_recv).count() as u64;
+        self.completions.clear();
+        assert_eq!(self.refill(), came);
+        assert_eq!(Some(self.server.recv_pool.free_count()), self.free_when_full);
+    }
+
+    fn accept_with(&mut self, shares: bool) -> QpHandle {
         let Self { runtime, listener, server, .. } = self;
         let taken = replace_objects(server);
-        let (objects, qp) = runtime.block_on(accept_on(listener, Some(taken)));
+        let (objects, qp) = runtime.block_on(accept_on(listener, Some(taken), shares));
         *server = objects;
         qp
     }
@@ -182,12 +218,15 @@ fn wide() -> Options {
 async fn accept_on(
     listener: &mut Box<dyn Listener>,
     objects: Option<Objects>,
+    shares: bool,
 ) -> (Objects, QpHandle) {
     let mut incoming = listener.incoming().await.unwrap();
     let mut objects = objects.unwrap_or_else(|| End::objects(incoming.device(), &wide()));
-    let capacity = End::capacity(&OPTIONS);
+    let own = End::capacity(&OPTIONS);
+    let shared = QpCapacity { max_recv_wr: 0, uses_srq: true, ..own };
+    let capacity = if shares { shared } else { own };
     let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-    for wr_id in 0..POSTED {
+    for wr_id in 0..if shares { 0 } else { POSTED } {
         let buffer = objects.recv_pool.take().unwrap();
         objects.cq.post_recv(qp, RecvWr { wr_id, buffer }).unwrap();
     }

@@ -238,6 +238,32 @@ fn s32_limits_are_named_when_they_are_passed() {
     });
 }
 
+/// One that uses an SRQ waits for what the device says of it, and be it nothing.
+#[test]
+fn a_queue_pair_of_a_shared_receive_queue_is_gone_when_its_owner_has_polled() {
+    alone!(a_queue_pair_of_a_shared_receive_queue_is_gone_when_its_owner_has_polled);
+    let device = Arc::clone(&devices().unwrap()[0]);
+    if device.attributes().max_srq_wr == 0 {
+        return;
+    }
+    let before = settled()["qp"];
+    let listener = Verbs.listen();
+    let (pd, mut cq) = (device.allocate_pd().unwrap(), device.create_cq(40).unwrap());
+    cq.create_srq(&pd, 8).unwrap();
+    let capacity =
+        QpCapacity { max_send_wr: 4, max_recv_wr: 0, max_inline_bytes: 0, uses_srq: true };
+    let qp = runtime().block_on(async {
+        let mut outgoing = resolve(&Verbs, &listener.local_address()).await;
+        outgoing.create_qp(&mut *cq, &pd, capacity).unwrap()
+    });
+    assert_eq!(resources()["qp"], before + 1);
+    cq.destroy_qp(qp).unwrap();
+    while resources()["qp"] > before {
+        assert_eq!(cq.poll(&mut Vec::new(), 4).unwrap(), 0);
+    }
+    cq.destroy_srq().unwrap();
+}
+
 /// libsiw takes the offset of page 144 of a device's mappings for an error, so that whatever was
 /// mapped there was refused without a reason.
 #[test]

@@ -11,6 +11,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
 
 use crate::device::QpEvent;
 
@@ -79,8 +80,13 @@ fn dispatch(context: &Context, number: u32, element: usize) -> Option<IdKey> {
         }
         // Nothing keeps addresses: each connect and each bind asks for those of its time.
         number::GID_CHANGE => tracing::info!(device, port = element, "addresses changed"),
-        // Not needed, since drains count completions; and many devices never raise it.
-        number::QP_LAST_WQE_REACHED => {}
+        // Of one that uses an SRQ. Many devices never raise it (see `queue::shared`).
+        number::QP_LAST_WQE_REACHED => {
+            if let Some(target) = context.qp_target(element) {
+                target.is_last.store(true, Ordering::Release);
+                target.mailbox.ring();
+            }
+        }
         other => tracing::debug!(device, number = other, "asynchronous event ignored"),
     }
     None

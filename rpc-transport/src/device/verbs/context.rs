@@ -15,6 +15,7 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Once, Weak};
 
 use parking_lot::Mutex;
@@ -82,6 +83,8 @@ pub(super) struct QpTarget {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) handle: QpHandle,
     pub(super) id: IdKey,
+    /// The QP takes no more RECVs of its SRQ.
+    pub(super) is_last: Arc<AtomicBool>,
 }
 
 /// An open device.

@@ -20,17 +20,18 @@ use std::ptr::NonNull;
 pub(super) use rdma_sys::{
     ___ibv_query_port, ibv_access_flags, ibv_ack_async_event, ibv_ack_cq_events, ibv_alloc_pd,
     ibv_async_event, ibv_close_device, ibv_comp_channel, ibv_context, ibv_cq,
-    ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd, ibv_dereg_mr,
-    ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_device, ibv_device_attr,
-    ibv_fork_init, ibv_free_device_list, ibv_get_async_event, ibv_get_cq_event,
-    ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr, ibv_open_device,
-    ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_recv, ibv_post_send, ibv_qp,
-    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
-    ibv_query_device, ibv_query_gid, ibv_query_qp, ibv_recv_wr, ibv_reg_mr_iova2,
-    ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_transport_type, ibv_wc,
-    ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode, rdma_accept, rdma_ack_cm_event, rdma_bind_addr,
-    rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_connect, rdma_create_event_channel,
-    rdma_create_id, rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish,
+    ibv_create_comp_channel, ibv_create_cq, ibv_create_qp, ibv_create_srq, ibv_dealloc_pd,
+    ibv_dereg_mr, ibv_destroy_comp_channel, ibv_destroy_cq, ibv_destroy_qp, ibv_destroy_srq,
+    ibv_device, ibv_device_attr, ibv_fork_init, ibv_free_device_list, ibv_get_async_event,
+    ibv_get_cq_event, ibv_get_device_list, ibv_get_device_name, ibv_gid, ibv_modify_qp, ibv_mr,
+    ibv_open_device, ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_recv,
+    ibv_post_send, ibv_post_srq_recv, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_gid, ibv_query_qp,
+    ibv_recv_wr, ibv_reg_mr_iova2, ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_srq, ibv_srq_init_attr, ibv_transport_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
+    ibv_wr_opcode, rdma_accept, rdma_ack_cm_event, rdma_bind_addr, rdma_cm_event, rdma_cm_id,
+    rdma_conn_param, rdma_connect, rdma_create_event_channel, rdma_create_id,
+    rdma_destroy_event_channel, rdma_destroy_id, rdma_disconnect, rdma_establish,
     rdma_event_channel, rdma_free_devices, rdma_get_cm_event, rdma_get_devices, rdma_init_qp_attr,
     rdma_listen, rdma_port_space, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
     rdma_set_option,
@@ -95,6 +96,8 @@ unsafe impl Plain for ibv_gid {}
 unsafe impl Plain for ibv_qp_attr {}
 // SAFETY: as above.
 unsafe impl Plain for ibv_qp_init_attr {}
+// SAFETY: as above.
+unsafe impl Plain for ibv_srq_init_attr {}
 // SAFETY: as above.
 unsafe impl Plain for ibv_send_wr {}
 // SAFETY: as above.
@@ -246,16 +249,19 @@ layout! {
     ibv_device_attr: 232 {
         vendor_id = 96,
         max_qp_wr = 112, max_cqe = 132, max_qp_rd_atom = 144, max_qp_init_rd_atom = 156,
+        max_srq = 212, max_srq_wr = 216,
         phys_port_cnt = 227,
     }
     ibv_port_attr: 52 { gid_tbl_len = 12, max_msg_sz = 20, link_layer = 46 }
     ibv_qp: 160 { qp_num = 52 }
     ibv_cq: 128 { cqe = 28 }
+    ibv_srq: 128 { context = 0 }
     ibv_mr: 48 { lkey = 36, rkey = 40 }
     ibv_pd: 16 { context = 0 }
     ibv_gid: 16 {}
     ibv_qp_cap: 20 { max_send_wr = 0, max_recv_wr = 4, max_inline_data = 16 }
-    ibv_qp_init_attr: 64 { send_cq = 8, recv_cq = 16, cap = 32, qp_type = 52, sq_sig_all = 56 }
+    ibv_srq_init_attr: 24 { attr.max_wr = 8, attr.max_sge = 12, attr.srq_limit = 16 }
+    ibv_qp_init_attr: 64 { send_cq = 8, recv_cq = 16, srq = 24, cap = 32, qp_type = 52, sq_sig_all = 56 }
     ibv_qp_attr: 144 {
         qp_state = 0, qp_access_flags = 32, ah_attr = 56, max_rd_atomic = 126,
         max_dest_rd_atomic = 127, min_rnr_timer = 128, timeout = 130, retry_cnt = 131,

@@ -13,7 +13,7 @@
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
 //! | `memory`, `pages`, `limits` | protection domains, registration, memory for it, the limit on locked memory |
 //! | `queue`, `qp_table`, `completion_channel`, `mailbox` | the CQ, its events, messages from other threads |
-//! | `queue_pair`, `work_queues`, `send_ring`, `wr_key`, `batch`, `status` | QPs and what is posted |
+//! | `queue_pair`, `work_queues`, `send_ring`, `srq`, `shared_queue`, `recv_post`, `wr_key`, `batch`, `status` | QPs, SRQs and what is posted |
 //! | `reaper` | the thread that destroys objects |
 //! | `preflight` | what is missing on this machine, and what to do |
 //!
@@ -48,10 +48,13 @@ mod queue;
 mod queue_pair;
 mod quirks;
 mod reaper;
+mod recv_post;
 mod send_ring;
 mod service;
 mod setup_qp;
+mod shared_queue;
 mod sockaddr;
+mod srq;
 mod status;
 mod work_queues;
 mod workers;

@@ -9,17 +9,16 @@
 //!    `more`, or posting to another QP rings the doorbell first (contract rule 17).
 //! 2. Entries of the device's CQ stay reserved for live QPs, and for destroyed ones as long as
 //!    their completions may still be in it; so it never overflows (contract rule 13).
-//! 3. A completion of a QP or WR that no longer exists is dropped (S34).
+//! 3. A completion of a QP or WR that no longer exists is dropped (S34), but for RECVs of the SRQ
+//!    (see `shared`).
 #![allow(unsafe_code, reason = "reads completions that libibverbs has written")]
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
-use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::connect::error::VendorError;
 use crate::device::{
@@ -32,16 +31,20 @@ use crate::memory::region::ProtectionDomain;
 use super::batch::{Batch, Bytes, Refused, post_inline};
 use super::completion_channel::CqGuard;
 use super::context::Context;
-use super::ffi::{self, Plain, ibv_wc_opcode};
+use super::ffi::{self, ibv_wc_opcode};
 use super::id_link::IdLink;
-use super::memory::{PdGuard, VerbsDomain};
 use super::qp_table::QpTable;
-use super::queue_pair::{PreparedQp, QpGuard, Transition, granted};
+use super::queue_pair::{PreparedQp, QpGuard, SetupQueues, Transition, granted};
 use super::quirks::Quirks;
+use super::recv_post::RecvPost;
+use super::shared_queue::SharedQueue;
 use super::status;
-use super::work_queues::{Outcome, WorkQueues, address};
-use super::wr_key::WrKey;
+use super::work_queues::{Outcome, WorkQueues};
+use super::wr_key::{Queue, WrKey};
 use crate::user_code::logged;
+
+mod retired;
+mod shared;
 
 /// Most completions taken from the device in one call.
 const POLL_BATCH: usize = 32;
@@ -56,15 +59,6 @@ struct Entry {
     vendor_error: u32,
 }
 
-/// Entries that completions of a destroyed QP may still occupy.
-struct Retired {
-    destroyed: Arc<AtomicBool>,
-    /// Whether it was already destroyed when the CQ was last seen empty. If so, the next time that
-    /// the CQ is seen empty it holds no completion of this QP.
-    was_destroyed: bool,
-    reserved: u32,
-}
-
 /// A CQ of a verbs device.
 pub(super) struct VerbsCompletionQueue {
     qps: QpTable<Entry>,
@@ -73,7 +67,14 @@ pub(super) struct VerbsCompletionQueue {
     /// did not go to the caller directly, and those that the provider makes itself.
     ready: VecDeque<Completion>,
     reserved: u32,
-    retired: Vec<Retired>,
+    retired: Vec<retired::Retired>,
+    srq: Option<SharedQueue>,
+    srqs_made: u32,
+    /// QPs that use the SRQ, by their numbers.
+    numbers: HashMap<u32, QpHandle>,
+    leaving: Vec<shared::Leaving>,
+    /// Nobody will poll.
+    is_dropped: bool,
     attributes: DeviceAttributes,
     quirks: Quirks,
     /// The device refuses SENDs in ERR, and so the drain WR.
@@ -91,6 +92,11 @@ impl VerbsCompletionQueue {
             ready: VecDeque::new(),
             reserved: 0,
             retired: Vec::new(),
+            srq: None,
+            srqs_made: 0,
+            numbers: HashMap::new(),
+            leaving: Vec::new(),
+            is_dropped: false,
             attributes: attributes.clone(),
             quirks,
             refuses_late_sends: !attributes.capabilities.contains(Capabilities::FLUSHES_LATE_SENDS),
@@ -103,20 +109,8 @@ impl VerbsCompletionQueue {
         (cq as &mut dyn Any).downcast_mut().ok_or(ProviderError::WrongDevice("completion queue"))
     }
 
-    /// What a QP on this CQ is created on and with, on an id of `device`.
-    pub(super) fn parents(
-        cq: &Arc<CqGuard>,
-        pd: &ProtectionDomain,
-        device: &Arc<Context>,
-    ) -> Result<(Arc<CqGuard>, Arc<PdGuard>), ProviderError> {
-        let pd = VerbsDomain::of(pd)?;
-        if !Arc::ptr_eq(device, cq.context()) {
-            return Err(ProviderError::WrongDevice("completion queue"));
-        }
-        if !Arc::ptr_eq(device, pd.context()) {
-            return Err(ProviderError::WrongDevice("protection domain"));
-        }
-        Ok((Arc::clone(cq), Arc::clone(pd)))
+    fn setup_queues(&self) -> SetupQueues {
+        SetupQueues { cq: Arc::clone(&self.cq), srq: self.srq_guard() }
     }
 
     /// Takes in a QP in INIT: the one that was prepared, or one that is created here and now. The id
@@ -130,12 +124,12 @@ impl VerbsCompletionQueue {
         link: IdLink,
         device: &Arc<Context>,
     ) -> Result<(QpHandle, Arc<QpGuard>), ProviderError> {
-        let (cq, pd) = Self::parents(&self.cq, pd, device)?;
+        let parents = self.setup_queues().parents(pd, capacity, device)?;
         let asked = granted(capacity, &self.attributes)?;
         let (handle, reserved) = self.reserve(capacity)?;
-        let prepared = match prepared.filter(|prepared| prepared.is_of(&cq, &pd, asked)) {
+        let prepared = match prepared.filter(|prepared| prepared.is_of(&parents, asked)) {
             Some(prepared) => prepared,
-            None => PreparedQp::create(&cq, &pd, asked, init, link)?,
+            None => PreparedQp::create(&parents, asked, init, link)?,
         };
         let (guard, inline) = prepared.adopt(handle);
         let guard = Arc::new(guard);
@@ -146,6 +140,9 @@ impl VerbsCompletionQueue {
         let entry = Entry { guard: Arc::clone(&guard), queues, reserved, vendor_error: 0 };
         self.qps.insert(handle, entry);
         self.reserved += reserved;
+        if guard.uses_srq() {
+            self.join_srq(handle, guard.number());
+        }
         Ok((handle, guard))
     }
 
@@ -154,10 +151,18 @@ impl VerbsCompletionQueue {
         // At least 2 entries per QP: the device's CQ is half as large again, which leaves room for
         // one drain WR for every two entries.
         let wanted = (capacity.max_send_wr + capacity.max_recv_wr).max(2);
-        let vacant = self.qps.vacant().filter(|_| wanted <= self.capacity() - self.reserved);
+        self.check_room(wanted)?;
+        let vacant = self.qps.vacant();
+        vacant.map(|handle| (handle, wanted)).ok_or(self.full(wanted))
+    }
+
+    fn check_room(&self, wanted: u32) -> Result<(), ProviderError> {
+        if wanted > self.capacity() - self.reserved { Err(self.full(wanted)) } else { Ok(()) }
+    }
+
+    fn full(&self, wanted: u32) -> ProviderError {
         let (capacity, used) = (self.capacity(), self.reserved);
-        let full = ProviderError::CompletionQueueFull { capacity, used, wanted };
-        vacant.map(|handle| (handle, wanted)).ok_or(full)
+        ProviderError::CompletionQueueFull { capacity, used, wanted }
     }
 
     /// The QP has reached RTS.
@@ -264,6 +269,9 @@ impl VerbsCompletionQueue {
             self.deliver(completions, end);
             if count < room {
                 self.release_retired();
+                if !self.leaving.is_empty() {
+                    self.on_empty();
+                }
                 break;
             }
         }
@@ -277,13 +285,15 @@ impl VerbsCompletionQueue {
             return None;
         }
         let key = WrKey::decode(wc.wr_id)?;
+        if key.queue == Queue::Shared {
+            return self.complete_one_shared(key, wc.qp_num, success(wc));
+        }
         self.qps.of_key(key)?.queues.complete_one(key, success(wc))
     }
 
     /// Only `wr_id`, `status`, `qp_num` and `vendor_err` are valid in a failed completion (S39).
     fn on_completion(&mut self, wc: &ffi::ibv_wc) {
         let Some(key) = WrKey::decode(wc.wr_id) else { return };
-        let Some(entry) = self.qps.of_key(key) else { return };
         let outcome = match wc.status {
             0 => success(wc),
             number => Outcome {
@@ -293,18 +303,27 @@ impl VerbsCompletionQueue {
                 is_write: false,
             },
         };
-        let known = entry.queues.complete(key, outcome, &mut self.ready);
+        let (known, handle) = if key.queue == Queue::Shared {
+            let handle = self.complete_shared(key, wc.qp_num, outcome);
+            (handle.is_some(), handle)
+        } else {
+            let Some(entry) = self.qps.of_key(key) else { return };
+            let known = entry.queues.complete(key, outcome, &mut self.ready);
+            (known, self.qps.at(key.qp).map(|(handle, _)| handle))
+        };
         if !known {
             logged(move || {
                 tracing::debug!(?key, "completion of a work request that is not posted")
             });
         }
+        let Some(handle) = handle else { return };
+        let Some(entry) = self.qps.get_mut(handle) else { return };
         if wc.status != 0 && entry.queues.state() != QpState::Error {
             entry.vendor_error = wc.vendor_err;
             let (qp, vendor_error) = (entry.guard.number(), VendorError(wc.vendor_err));
             let status = outcome.status;
             logged(move || tracing::debug!(qp, "a work request failed: {status:?}{vendor_error}"));
-            self.fail(key.qp);
+            self.fail(handle.index);
         }
     }
 
@@ -320,22 +339,6 @@ impl VerbsCompletionQueue {
     fn deliver_some(&mut self, completions: &mut Vec<Completion>, end: usize) {
         let count = end.saturating_sub(completions.len()).min(self.ready.len());
         completions.extend(self.ready.drain(..count));
-    }
-
-    /// The CQ was seen empty: it holds no completion of QPs that were destroyed before.
-    fn release_retired(&mut self) {
-        if self.retired.is_empty() {
-            return;
-        }
-        let reserved = &mut self.reserved;
-        self.retired.retain_mut(|retired| {
-            let gone = retired.was_destroyed;
-            retired.was_destroyed = retired.destroyed.load(Ordering::Acquire);
-            if gone {
-                *reserved -= retired.reserved;
-            }
-            !gone
-        });
     }
 }
 
@@ -387,7 +390,7 @@ impl CompletionQueue for VerbsCompletionQueue {
     }
 
     fn for_setup(&self) -> CqRef {
-        CqRef::new(Arc::clone(&self.cq) as Arc<dyn Any + Send + Sync>)
+        CqRef::new(Arc::new(self.setup_queues()))
     }
 
     fn event_fd(&self) -> BorrowedFd<'_> {
@@ -473,25 +476,29 @@ impl CompletionQueue for VerbsCompletionQueue {
             self.cq.mailbox().ring();
             return Ok(());
         }
-        let lkey = wr.buffer.region().lkey();
-        let length = u32::try_from(wr.buffer.len()).unwrap_or(u32::MAX);
-        let mut sge = ffi::ibv_sge { addr: address(wr.buffer.as_ptr()), length, lkey };
+        let mut recv = RecvPost::of(&wr);
         let key = entry.queues.hold_recv(wr);
-        let mut recv = ffi::ibv_recv_wr::zeroed();
-        recv.wr_id = key;
-        recv.sg_list = &raw mut sge;
-        recv.num_sge = 1;
-        let mut bad = ptr::null_mut();
         // SAFETY: a live QP; one WR with one span of memory that `hold_recv` keeps.
-        let returned =
-            unsafe { ffi::ibv_post_recv(entry.guard.as_ptr(), &raw mut recv, &raw mut bad) };
-        let Err(error) = ffi::verbs_result(returned) else { return Ok(()) };
-        let kind = PostErrorKind::Os(error.raw_os_error().unwrap_or(0));
+        let posted =
+            recv.post(key, |wr, bad| unsafe { ffi::ibv_post_recv(entry.guard.as_ptr(), wr, bad) });
+        let Err(kind) = posted else { return Ok(()) };
         match entry.queues.unhold_recv(key) {
             Some(wr) => refuse(kind, wr),
             // Cannot happen: it was held above.
             None => Ok(()),
         }
+    }
+
+    fn create_srq(&mut self, pd: &ProtectionDomain, max_recv_wr: u32) -> Result<(), ProviderError> {
+        self.new_srq(pd, max_recv_wr)
+    }
+
+    fn post_srq_recv(&mut self, wr: RecvWr) -> Result<(), (PostError, RecvWr)> {
+        self.post_shared(wr).map_err(|(kind, wr)| (PostError { posted: 0, kind }, wr))
+    }
+
+    fn destroy_srq(&mut self) -> Result<(), ProviderError> {
+        self.end_srq()
     }
 
     fn flush(&mut self) {
@@ -530,7 +537,14 @@ impl CompletionQueue for VerbsCompletionQueue {
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
         self.ring();
+        let uses_srq = self.qps.get(qp).is_some_and(|entry| entry.guard.uses_srq());
+        if uses_srq && !self.is_dropped {
+            self.fail(qp.index);
+        }
         let mut entry = self.qps.take(qp).ok_or(ProviderError::UnknownQp)?;
+        if uses_srq {
+            self.leave_srq(&entry.guard);
+        }
         entry.guard.link().disconnect();
         if entry.queues.is_empty() {
             // Every completion has been polled.
@@ -538,18 +552,20 @@ impl CompletionQueue for VerbsCompletionQueue {
         } else {
             let destroyed = entry.guard.destroyed();
             let reserved = entry.reserved;
-            self.retired.push(Retired { destroyed, was_destroyed: false, reserved });
+            self.retired.push(retired::Retired { destroyed, was_destroyed: false, reserved });
         }
         for memory in entry.queues.take_all() {
             entry.guard.keep(memory);
         }
-        self.ready.retain(|completion| completion.qp != qp);
+        self.ready
+            .retain(|completion| completion.qp != qp || (uses_srq && shared::outlives(completion)));
         Ok(())
     }
 }
 
 impl Drop for VerbsCompletionQueue {
     fn drop(&mut self) {
+        self.is_dropped = true;
         for handle in self.qps.handles() {
             // It is there.
             let _ = self.destroy_qp(handle);

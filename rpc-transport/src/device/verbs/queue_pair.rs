@@ -15,7 +15,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,14 +24,16 @@ use parking_lot::Mutex;
 use crate::device::{DeviceAttributes, NO_SRQ, ProviderError, QpCapacity, QpHandle, QpState};
 
 use super::completion_channel::CqGuard;
-use super::context::QpTarget;
+use super::context::{Context, QpTarget};
 use super::ffi::{self, Plain, ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state};
 use super::id_link::IdLink;
 use super::limits;
 use super::mailbox::Mailbox;
-use super::memory::PdGuard;
+use super::memory::{PdGuard, VerbsDomain};
 use super::options::QpTimers;
 use super::reaper;
+use super::srq::SrqGuard;
+use crate::memory::region::ProtectionDomain;
 use crate::user_code::logged;
 
 /// Attributes of a state transition, as the connection manager gives them.
@@ -157,6 +159,59 @@ pub(super) struct ReadyTerms {
 /// ms).
 const MIN_RNR_TIMER: u8 = 12;
 
+/// What a QP is created on.
+#[derive(Debug, Clone)]
+pub(super) struct Parents {
+    pub(super) cq: Arc<CqGuard>,
+    pub(super) pd: Arc<PdGuard>,
+    /// For a QP that uses it.
+    pub(super) srq: Option<Arc<SrqGuard>>,
+}
+
+impl Parents {
+    fn is(&self, other: &Self) -> bool {
+        let srq = |parents: &Self| parents.srq.as_ref().map(Arc::as_ptr);
+        Arc::ptr_eq(&self.cq, &other.cq)
+            && Arc::ptr_eq(&self.pd, &other.pd)
+            && srq(self) == srq(other)
+    }
+}
+
+/// A CQ as set-up sees it.
+#[derive(Debug)]
+pub(super) struct SetupQueues {
+    pub(super) cq: Arc<CqGuard>,
+    pub(super) srq: Option<Arc<SrqGuard>>,
+}
+
+impl SetupQueues {
+    /// What a QP on this CQ is created on, on an id of `device`.
+    pub(super) fn parents(
+        &self,
+        pd: &ProtectionDomain,
+        capacity: QpCapacity,
+        device: &Arc<Context>,
+    ) -> Result<Parents, ProviderError> {
+        let pd = VerbsDomain::of(pd)?;
+        if !Arc::ptr_eq(device, self.cq.context()) {
+            return Err(ProviderError::WrongDevice("completion queue"));
+        }
+        if !Arc::ptr_eq(device, pd.context()) {
+            return Err(ProviderError::WrongDevice("protection domain"));
+        }
+        let srq = self.srq.clone().filter(|_| capacity.uses_srq);
+        match &srq {
+            None if capacity.uses_srq => return Err(ProviderError::Srq(NO_SRQ)),
+            // Some devices check the memory of a RECV against the QP's domain, others the SRQ's.
+            Some(srq) if !Arc::ptr_eq(srq.pd(), pd) => {
+                return Err(ProviderError::Srq("it belongs to another protection domain"));
+            }
+            _ => {}
+        }
+        Ok(Parents { cq: Arc::clone(&self.cq), pd: Arc::clone(pd), srq })
+    }
+}
+
 /// A QP of the device.
 pub(super) struct QpGuard {
     raw: NonNull<ffi::ibv_qp>,
@@ -165,8 +220,8 @@ pub(super) struct QpGuard {
     /// Memory of WRs whose completions were never polled (invariant 2).
     leftovers: Mutex<Vec<Box<dyn Any + Send>>>,
     destroyed: Arc<AtomicBool>,
-    pd: Arc<PdGuard>,
-    cq: Arc<CqGuard>,
+    is_last: Arc<AtomicBool>,
+    parents: Parents,
 }
 
 // SAFETY: libibverbs is thread-safe; the pointer is only passed to it.
@@ -178,13 +233,12 @@ impl QpGuard {
     /// Creates a QP and moves it to INIT. Returns it with the inline bytes granted, which may be
     /// fewer than asked for.
     fn create(
-        cq: &Arc<CqGuard>,
-        pd: &Arc<PdGuard>,
+        parents: &Parents,
         capacity: QpCapacity,
         init: &Transition,
         link: IdLink,
     ) -> io::Result<(Self, u32)> {
-        let (raw, inline) = create_with_inline(cq, pd, capacity)?;
+        let (raw, inline) = create_with_inline(parents, capacity)?;
         // SAFETY: a live QP; the number is set at creation.
         let number = unsafe { raw.as_ref().qp_num };
         let qp = Self {
@@ -193,8 +247,8 @@ impl QpGuard {
             link,
             leftovers: Mutex::default(),
             destroyed: Arc::default(),
-            pd: Arc::clone(pd),
-            cq: Arc::clone(cq),
+            is_last: Arc::default(),
+            parents: parents.clone(),
         };
         qp.modify(init)?;
         Ok((qp, inline))
@@ -217,12 +271,22 @@ impl QpGuard {
 
     /// The mailbox of its CQ's owner.
     pub(super) fn mailbox(&self) -> &Mailbox {
-        self.cq.mailbox()
+        self.parents.cq.mailbox()
     }
 
     /// A flag that becomes true when the device has destroyed the QP.
     pub(super) fn destroyed(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.destroyed)
+    }
+
+    /// Whether it uses an SRQ.
+    pub(super) fn uses_srq(&self) -> bool {
+        self.parents.srq.is_some()
+    }
+
+    /// Whether the device has told that it takes no more RECVs of its SRQ.
+    pub(super) fn is_last(&self) -> bool {
+        self.is_last.load(Ordering::Acquire)
     }
 
     /// Keeps `memory` until the QP is destroyed.
@@ -269,14 +333,13 @@ impl QpGuard {
 
 impl Drop for QpGuard {
     fn drop(&mut self) {
-        self.cq.context().strike_qp(self.raw);
+        self.parents.cq.context().strike_qp(self.raw);
         let dead = RawQp {
             raw: self.raw,
             leftovers: std::mem::take(&mut self.leftovers.lock()),
             destroyed: self.destroyed(),
             _link: self.link.clone(),
-            _pd: Arc::clone(&self.pd),
-            cq: Arc::clone(&self.cq),
+            parents: self.parents.clone(),
         };
         reaper::dispose(move || dead.destroy());
     }
@@ -294,32 +357,30 @@ pub(super) struct PreparedQp {
 impl PreparedQp {
     /// Creates it, which waits for the device.
     pub(super) fn create(
-        cq: &Arc<CqGuard>,
-        pd: &Arc<PdGuard>,
+        parents: &Parents,
         capacity: QpCapacity,
         init: &Transition,
         link: IdLink,
     ) -> Result<Self, ProviderError> {
-        let created = QpGuard::create(cq, pd, capacity, init, link);
+        let created = QpGuard::create(parents, capacity, init, link);
         let (guard, inline) =
             created.map_err(|error| limits::refused("create queue pair", &error))?;
         Ok(Self { guard, capacity, inline })
     }
 
     /// Whether it is what these arguments would create.
-    pub(super) fn is_of(&self, cq: &Arc<CqGuard>, pd: &Arc<PdGuard>, capacity: QpCapacity) -> bool {
-        Arc::ptr_eq(&self.guard.cq, cq)
-            && Arc::ptr_eq(&self.guard.pd, pd)
-            && self.capacity == capacity
+    pub(super) fn is_of(&self, parents: &Parents, capacity: QpCapacity) -> bool {
+        self.guard.parents.is(parents) && self.capacity == capacity
     }
 
     /// The QP under its handle, and the inline bytes granted. From now on the CQ's owner hears of its
     /// events.
     pub(super) fn adopt(self, handle: QpHandle) -> (QpGuard, u32) {
         let Self { guard, inline, .. } = self;
-        let mailbox = Arc::clone(guard.cq.mailbox());
-        let target = QpTarget { mailbox, handle, id: guard.link.key() };
-        guard.cq.context().book_qp(guard.raw, target);
+        let mailbox = Arc::clone(guard.parents.cq.mailbox());
+        let is_last = Arc::clone(&guard.is_last);
+        let target = QpTarget { mailbox, handle, id: guard.link.key(), is_last };
+        guard.parents.cq.context().book_qp(guard.raw, target);
         (guard, inline)
     }
 }
@@ -329,8 +390,8 @@ pub(super) fn granted(
     capacity: QpCapacity,
     attributes: &DeviceAttributes,
 ) -> Result<QpCapacity, ProviderError> {
-    if capacity.uses_srq {
-        return Err(ProviderError::Srq(NO_SRQ));
+    if capacity.uses_srq && capacity.max_recv_wr > 0 {
+        return Err(ProviderError::Srq("a queue pair that uses it has no RECVs of its own"));
     }
     for (what, asked) in [
         ("send queue entries", capacity.max_send_wr),
@@ -347,7 +408,7 @@ pub(super) fn granted(
 
 impl fmt::Debug for QpGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QpGuard({}, number {:#x})", self.cq.context().name(), self.number)
+        write!(f, "QpGuard({}, number {:#x})", self.parents.cq.context().name(), self.number)
     }
 }
 
@@ -357,8 +418,7 @@ struct RawQp {
     destroyed: Arc<AtomicBool>,
     /// Dropped after the QP is destroyed.
     _link: IdLink,
-    _pd: Arc<PdGuard>,
-    cq: Arc<CqGuard>,
+    parents: Parents,
 }
 
 // SAFETY: as for `QpGuard`.
@@ -369,7 +429,7 @@ impl RawQp {
         // SAFETY: the guard was the only owner.
         let returned = unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) };
         if let Err(error) = ffi::verbs_result(returned) {
-            let (device, wrs) = (self.cq.context().name().to_owned(), self.leftovers.len());
+            let (device, wrs) = (self.parents.cq.context().name().to_owned(), self.leftovers.len());
             let text = "queue pair leaked, with what was posted on it";
             logged(move || tracing::error!(device, %error, wrs, "{text}"));
             // Invariant 2: the device may still use it.
@@ -382,18 +442,20 @@ impl RawQp {
 
 /// Creates the QP with as many inline bytes as the device grants, at most those asked for.
 fn create_with_inline(
-    cq: &CqGuard,
-    pd: &PdGuard,
+    parents: &Parents,
     capacity: QpCapacity,
 ) -> io::Result<(NonNull<ffi::ibv_qp>, u32)> {
+    let Parents { cq, pd, srq } = parents;
     with_less_inline(capacity.max_inline_bytes, |inline| {
         let mut attributes = ffi::ibv_qp_init_attr::zeroed();
         attributes.send_cq = cq.as_ptr();
         attributes.recv_cq = cq.as_ptr();
+        attributes.srq = srq.as_ref().map_or(ptr::null_mut(), |srq| srq.as_ptr());
         attributes.qp_type = ffi::ibv_qp_type::IBV_QPT_RC;
         attributes.sq_sig_all = 0;
         attributes.cap = ffi::ibv_qp_cap {
             max_send_wr: capacity.max_send_wr + 1,
+            // Not looked at with an SRQ.
             max_recv_wr: capacity.max_recv_wr.max(1),
             max_send_sge: 1,
             max_recv_sge: 1,

@@ -15,7 +15,7 @@ use crate::memory::region::ProtectionDomain;
 use super::failure::Failure;
 use super::id_link::IdLink;
 use super::queue::VerbsCompletionQueue;
-use super::queue_pair::{PreparedQp, QpGuard, granted};
+use super::queue_pair::{PreparedQp, QpGuard, SetupQueues, granted};
 use super::service::{Answer, Command, Resolved, Service, SetupQp};
 use super::workers;
 
@@ -54,9 +54,9 @@ impl Attempt {
         pd: &ProtectionDomain,
         capacity: QpCapacity,
     ) -> Result<(), ProviderError> {
-        let cq = cq.get().ok_or(ProviderError::WrongDevice("completion queue"))?;
+        let on = cq.get::<SetupQueues>().ok_or(ProviderError::WrongDevice("completion queue"))?;
         let device = self.resolved.device.context();
-        let (cq, pd) = VerbsCompletionQueue::parents(&cq, pd, device)?;
+        let parents = on.parents(pd, capacity, device)?;
         let asked = granted(capacity, self.device.attributes())?;
         let (init, link) = (self.resolved.init.duplicate(), self.link.clone());
         let (answer, answered) = oneshot::channel();
@@ -65,7 +65,7 @@ impl Attempt {
                 return;
             }
             // If nobody waits any more, the QP is destroyed with the answer.
-            let _ = answer.send(PreparedQp::create(&cq, &pd, asked, &init, link));
+            let _ = answer.send(PreparedQp::create(&parents, asked, &init, link));
         });
         // Without an answer the worker has panicked.
         let gone = ProviderError::Unsupported("creating a queue pair after a panic");

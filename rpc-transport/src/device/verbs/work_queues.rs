@@ -311,11 +311,17 @@ impl WorkQueues {
         }
     }
 
+    /// Whether nothing has to be thought of before a successful completion is delivered.
+    #[inline]
+    pub(super) fn delivers_directly(&self) -> bool {
+        self.state == QpState::ReadyToSend && self.early.is_empty()
+    }
+
     /// Fast path: the successful completion of a RECV or a send WR on a QP in RTS, which gives
     /// exactly one completion for the user.
     #[inline]
     pub(super) fn complete_one(&mut self, key: WrKey, outcome: Outcome) -> Option<Completion> {
-        if self.state != QpState::ReadyToSend || !self.early.is_empty() {
+        if !self.delivers_directly() {
             return None;
         }
         match key.queue {
@@ -327,7 +333,7 @@ impl WorkQueues {
                 let posted = self.send.retire(key.position);
                 posted.map(|wr| sent(self.handle, wr, outcome.status))
             }
-            Queue::Silent | Queue::DrainWr => None,
+            Queue::Silent | Queue::DrainWr | Queue::Shared => None,
         }
     }
 
@@ -357,6 +363,8 @@ impl WorkQueues {
                 out.extend(silent.map(|wr| sent(handle, wr, Status::FlushError)));
                 true
             }
+            // Comes by `add_received`.
+            Queue::Shared => false,
             Queue::Recv => {
                 let posted = self.recv.try_remove(key.position as usize);
                 let received = posted.map(|wr| received(handle, wr, outcome));
@@ -374,6 +382,16 @@ impl WorkQueues {
             self.flush_late(out);
         }
         known
+    }
+
+    /// Delivers the completion of a RECV that was not of this QP's RQ.
+    pub(super) fn add_received(&mut self, completion: Completion, out: &mut VecDeque<Completion>) {
+        if self.state == QpState::Init && completion.status == Status::Success {
+            self.early.push(completion);
+        } else {
+            self.tell_early(out);
+            out.push_back(completion);
+        }
     }
 
     /// Returns all memory that the device may still use, when the QP is destroyed.
@@ -432,7 +450,8 @@ fn sent(qp: QpHandle, wr: Posted<Held>, status: Status) -> Completion {
     }
 }
 
-fn received(qp: QpHandle, wr: RecvWr, outcome: Outcome) -> Completion {
+/// The completion of a RECV.
+pub(super) fn received(qp: QpHandle, wr: RecvWr, outcome: Outcome) -> Completion {
     let kind = if outcome.is_write { CompletionKind::RecvWrite } else { CompletionKind::Recv };
     Completion {
         qp,

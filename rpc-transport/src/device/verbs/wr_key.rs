@@ -28,6 +28,8 @@ pub(super) enum Queue {
     DrainWr,
     /// A RECV.
     Recv,
+    /// A RECV of the SRQ; the QP is 0, and the generation the SRQ's.
+    Shared,
 }
 
 /// The identity of a posted WR.
@@ -50,6 +52,7 @@ impl WrKey {
             Queue::DrainWr => 1,
             Queue::Recv => 2,
             Queue::Silent => 3,
+            Queue::Shared => 4,
         };
         let generation = u64::from(truncate(self.generation));
         let (qp, position) = (u64::from(self.qp), u64::from(self.position));
@@ -71,6 +74,7 @@ impl WrKey {
             1 => Queue::DrainWr,
             2 => Queue::Recv,
             3 => Queue::Silent,
+            4 => Queue::Shared,
             _ => return None,
         };
         Some(Self { queue, qp, generation, position })
@@ -92,7 +96,7 @@ mod tests {
 
     #[test]
     fn keys_survive_the_device() {
-        for queue in [Queue::Send, Queue::Silent, Queue::DrainWr, Queue::Recv] {
+        for queue in [Queue::Send, Queue::Silent, Queue::DrainWr, Queue::Recv, Queue::Shared] {
             for qp in [0, 1, MAX_QPS - 1] {
                 for generation in [0, 1, (1 << GENERATION_BITS) - 1] {
                     for position in [0, 1, MAX_WRS, POSITIONS - 1] {

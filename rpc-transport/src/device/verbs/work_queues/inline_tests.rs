@@ -89,7 +89,12 @@ enum Start {
 const LIMIT: u32 = 3;
 
 fn queues(start: Start) -> WorkQueues {
-    let capacity = QpCapacity { max_send_wr: LIMIT, max_recv_wr: 1, max_inline_bytes: MAX_INLINE };
+    let capacity = QpCapacity {
+        max_send_wr: LIMIT,
+        max_recv_wr: 1,
+        max_inline_bytes: MAX_INLINE,
+        uses_srq: false,
+    };
     let (all, quirks) = (Capabilities::NONE, Quirks::default());
     let mut queues = WorkQueues::new(HANDLE, capacity, MAX_INLINE, 1 << 20, all, quirks);
     if start == Start::NotConnected {

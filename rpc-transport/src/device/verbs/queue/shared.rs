@@ -1,0 +1,177 @@
+//! The SRQ of a CQ, and the QPs that use it, from their creation until the device has said all that
+//! it will of what they took (contract rule 22).
+//!
+//! Invariants:
+//! 1. A destroyed QP is kept in ERR until the CQ was seen empty after the device has told that it
+//!    takes no more (`IBV_EVENT_QP_LAST_WQE_REACHED`): a driver drops the completions of a QP that
+//!    is destroyed, and with them the news of what it took. Devices that do not tell get
+//!    [`MOST_LEAVING`].
+//! 2. Until then its number belongs to no other QP, so a completion's number names the QP.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::device::{
+    Completion, CompletionKind, NO_SRQ, PostErrorKind, ProviderError, QpHandle, RecvWr,
+};
+use crate::memory::region::ProtectionDomain;
+
+use super::super::limits;
+use super::super::memory::VerbsDomain;
+use super::super::queue_pair::QpGuard;
+use super::super::shared_queue::SharedQueue;
+use super::super::srq::SrqGuard;
+#[cfg(doc)]
+use super::super::work_queues::WorkQueues;
+use super::super::work_queues::{Outcome, received};
+use super::super::wr_key::WrKey;
+use super::VerbsCompletionQueue;
+
+/// How long a destroyed QP waits for the device to tell that it takes no more.
+const MOST_LEAVING: Duration = Duration::from_secs(1);
+
+/// A QP that was destroyed here, and not yet in the device.
+pub(super) struct Leaving {
+    guard: Arc<QpGuard>,
+    since: Instant,
+    /// The device had told when the CQ was last seen empty.
+    was_last: bool,
+}
+
+impl VerbsCompletionQueue {
+    pub(super) fn new_srq(
+        &mut self,
+        pd: &ProtectionDomain,
+        max_wr: u32,
+    ) -> Result<(), ProviderError> {
+        let limit = self.attributes.max_srq_wr;
+        if limit == 0 {
+            return Err(ProviderError::Unsupported("a shared receive queue"));
+        }
+        if self.srq.is_some() {
+            return Err(ProviderError::Srq("the completion queue has one already"));
+        }
+        let what = "shared receive queue entries";
+        if max_wr > limit {
+            let (asked, limit) = (u64::from(max_wr), u64::from(limit));
+            return Err(ProviderError::Limit { what, asked, limit });
+        }
+        let pd = VerbsDomain::of(pd)?;
+        if !Arc::ptr_eq(self.cq.context(), pd.context()) {
+            return Err(ProviderError::WrongDevice("protection domain"));
+        }
+        self.check_room(max_wr)?;
+        let made = SharedQueue::create(pd, max_wr, self.srqs_made);
+        let made = made.map_err(|error| limits::refused("create shared receive queue", &error))?;
+        self.srqs_made = self.srqs_made.wrapping_add(1);
+        self.reserved += max_wr;
+        self.srq = Some(made);
+        Ok(())
+    }
+
+    pub(super) fn post_shared(&mut self, wr: RecvWr) -> Result<(), (PostErrorKind, RecvWr)> {
+        match &mut self.srq {
+            Some(srq) => srq.post(wr),
+            None => Err((PostErrorKind::NoSrq, wr)),
+        }
+    }
+
+    pub(super) fn end_srq(&mut self) -> Result<(), ProviderError> {
+        let Some(srq) = &self.srq else { return Err(ProviderError::Srq(NO_SRQ)) };
+        if srq.users > 0 {
+            return Err(ProviderError::Srq("queue pairs use it"));
+        }
+        self.reserved -= srq.max_wr();
+        self.srq = None;
+        // Nobody asks any more what these took.
+        self.release_leaving(|_| true);
+        Ok(())
+    }
+
+    /// The SRQ for a new QP.
+    pub(super) fn srq_guard(&self) -> Option<Arc<SrqGuard>> {
+        self.srq.as_ref().map(|srq| Arc::clone(srq.guard()))
+    }
+
+    /// A QP that uses the SRQ has been made.
+    pub(super) fn join_srq(&mut self, handle: QpHandle, number: u32) {
+        self.numbers.insert(number, handle);
+        if let Some(srq) = &mut self.srq {
+            srq.users += 1;
+        }
+    }
+
+    /// A QP that uses the SRQ, in ERR by now, is destroyed (invariant 1).
+    pub(super) fn leave_srq(&mut self, guard: &Arc<QpGuard>) {
+        if let Some(srq) = &mut self.srq {
+            srq.users -= 1;
+        }
+        let guard = Arc::clone(guard);
+        self.leaving.push(Leaving { guard, since: Instant::now(), was_last: false });
+        // The owner is to poll.
+        self.cq.mailbox().ring();
+    }
+
+    /// The CQ was seen empty.
+    #[cold]
+    pub(super) fn on_empty(&mut self) {
+        self.release_leaving(|leaving| {
+            let is_last = std::mem::replace(&mut leaving.was_last, leaving.guard.is_last());
+            is_last || leaving.since.elapsed() >= MOST_LEAVING
+        });
+    }
+
+    fn release_leaving(&mut self, is_over: impl Fn(&mut Leaving) -> bool) {
+        let Self { leaving, numbers, .. } = self;
+        leaving.retain_mut(|leaving| {
+            let is_over = is_over(leaving);
+            if is_over {
+                numbers.remove(&leaving.guard.number());
+            }
+            !is_over
+        });
+    }
+
+    /// The RECV of a completion and its QP, also if that was destroyed.
+    fn take_shared(&mut self, key: WrKey, number: u32) -> Option<(QpHandle, RecvWr)> {
+        let wr = self.srq.as_mut()?.take(key)?;
+        // Always found (invariant 2); if not, its memory goes home.
+        self.numbers.get(&number).map(|handle| (*handle, wr))
+    }
+
+    /// Fast path of a successful one on a QP in RTS (see [`WorkQueues::complete_one`]).
+    pub(super) fn complete_one_shared(
+        &mut self,
+        key: WrKey,
+        number: u32,
+        outcome: Outcome,
+    ) -> Option<Completion> {
+        let entry = self.qps.get_mut(*self.numbers.get(&number)?)?;
+        if !entry.queues.delivers_directly() {
+            return None;
+        }
+        let (handle, wr) = self.take_shared(key, number)?;
+        Some(received(handle, wr, outcome))
+    }
+
+    /// Handles the completion of a RECV of the SRQ. Returns its QP.
+    pub(super) fn complete_shared(
+        &mut self,
+        key: WrKey,
+        number: u32,
+        outcome: Outcome,
+    ) -> Option<QpHandle> {
+        let (handle, wr) = self.take_shared(key, number)?;
+        let completion = received(handle, wr, outcome);
+        match self.qps.get_mut(handle) {
+            Some(entry) => entry.queues.add_received(completion, &mut self.ready),
+            None => self.ready.push_back(completion),
+        }
+        Some(handle)
+    }
+}
+
+/// Whether a completion stays when its QP is destroyed.
+pub(super) fn outlives(completion: &Completion) -> bool {
+    completion.kind != CompletionKind::Send
+}
