@@ -1,17 +1,38 @@
-//! Methods marked `#[rpc(spawn)]`: a handler that blocks its thread keeps no call of its connection
-//! from being served, as long as another thread of the runtime is free.
+//! Methods marked `#[rpc(spawn)]`, and long arguments: a handler that blocks its thread keeps no call of
+//! its connection from being served, as long as another thread of the runtime is free.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::Duration;
 
 use rpc_core::{Channel, PollMode, Server};
+use serde::{Deserialize, Deserializer, Serialize};
 
 #[rpc_core::service]
 trait Work {
     #[rpc(spawn)]
     async fn block(&self);
     async fn release(&self);
+    async fn count(&self, words: Vec<String>, end: End) -> u64;
+}
+
+/// What is decoded last. Where that is awaited, it blocks until another call has been served.
+#[derive(Clone, Copy, Serialize)]
+struct End;
+
+static DECODING: LazyLock<Gate> = LazyLock::new(Gate::default);
+
+impl<'de> Deserialize<'de> for End {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        // It is also decoded to learn the type's schema.
+        if DECODING.is(|state| state.awaited) {
+            DECODING.set(|state| state.waiting = true);
+            let served = DECODING.wait(|state| state.released);
+            DECODING.set(|state| *state = State::default());
+            assert!(served, "the other call was not served meanwhile");
+        }
+        <()>::deserialize(from).map(|()| Self)
+    }
 }
 
 /// Where blocked handlers wait.
@@ -23,6 +44,7 @@ struct Gate {
 
 #[derive(Default)]
 struct State {
+    awaited: bool,
     waiting: bool,
     released: bool,
 }
@@ -31,6 +53,10 @@ impl Gate {
     fn set(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state.lock().unwrap());
         self.changed.notify_all();
+    }
+
+    fn is(&self, state: impl FnOnce(&State) -> bool) -> bool {
+        state(&self.state.lock().unwrap())
     }
 
     /// Waits on this thread.
@@ -54,6 +80,11 @@ impl Work for Blocking {
 
     async fn release(&self) {
         self.0.set(|state| state.released = true);
+        DECODING.set(|state| state.released = state.waiting);
+    }
+
+    async fn count(&self, words: Vec<String>, _: End) -> u64 {
+        words.len() as u64
     }
 }
 
@@ -61,9 +92,13 @@ fn workers(count: usize) -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(count).enable_all().build().unwrap()
 }
 
-#[test]
-fn a_handler_that_blocks_its_thread_keeps_no_other_call_waiting() {
-    for address in ["tcp://127.0.0.1:0".to_owned(), format!("shm://spawn-{}", std::process::id())] {
+/// A server's gate, what its handlers run on, what calls run on, and its client.
+type World = (Arc<Gate>, tokio::runtime::Runtime, tokio::runtime::Runtime, WorkClient);
+
+/// One over each wire.
+fn worlds(name: &str) -> impl Iterator<Item = World> {
+    let shm = format!("shm://{name}-{}", std::process::id());
+    ["tcp://127.0.0.1:0".to_owned(), shm].into_iter().map(|address| {
         let gate = Arc::new(Gate::default());
         let (serving, calling) = (workers(2), workers(1));
         let address = serving.block_on(async {
@@ -79,11 +114,34 @@ fn a_handler_that_blocks_its_thread_keeps_no_other_call_waiting() {
         });
         let connecting = Channel::builder().poll_mode(PollMode::Event).connect(&address);
         let client = WorkClient::new(calling.block_on(connecting).unwrap());
+        (gate, serving, calling, client)
+    })
+}
+
+#[test]
+fn a_handler_that_blocks_its_thread_keeps_no_other_call_waiting() {
+    for (gate, _serving, calling, client) in worlds("spawn") {
         for _ in 0..20 {
             let blocked = client.block().start();
             assert!(gate.wait(|state| state.waiting));
             calling.block_on(client.release()).unwrap();
             calling.block_on(blocked).unwrap();
+        }
+    }
+}
+
+/// They were decoded by the driver, and whatever took it long there all else waited for.
+#[test]
+fn arguments_that_are_long_to_decode_keep_no_other_call_waiting() {
+    let words = vec!["word".to_owned(); 20_000];
+    for (_gate, _serving, calling, client) in worlds("decode") {
+        assert_eq!(calling.block_on(client.count(Vec::new(), End)).unwrap(), 0);
+        for _ in 0..5 {
+            DECODING.set(|state| state.awaited = true);
+            let counted = client.count(words.clone(), End).start();
+            assert!(DECODING.wait(|state| state.waiting));
+            calling.block_on(client.release()).unwrap();
+            assert_eq!(calling.block_on(counted).unwrap(), 20_000);
         }
     }
 }

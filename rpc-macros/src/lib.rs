@@ -49,8 +49,9 @@ use proc_macro::TokenStream;
 /// method whose first poll takes longer than 1 ms is named once in a warning, as far as it is seen:
 /// the first of every 64 calls is timed.
 ///
-/// A method marked `spawn` is a task from the start, so its handlers hold up no driver as long as
-/// another worker of the runtime is free. But they share the workers with the drivers: when all of
+/// A method marked `spawn` is a task from the start, and so is a call with more than 64 KiB to decode
+/// (without what is a byte string), so its handlers hold up no driver as long as another worker of the
+/// runtime is free. But they share the workers with the drivers: when all of
 /// them are in long polls, or there is only one, a driver waits for the next to end. And tokio
 /// keeps a task that is woken by a running task on the same worker. So a handler that makes a call
 /// may wake the driver of that call's connection, and if it then computes without awaiting

@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. Every request gets exactly one reply or `handler_ended`, the latter when its handler has been
 //!    dropped.
-//! 2. A handler that is pending, or whose method is marked `#[rpc(spawn)]`, runs as a separate
-//!    task.
+//! 2. A handler that is pending, whose method is marked `#[rpc(spawn)]`, or whose arguments are long to
+//!    decode, runs as a separate task.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -69,6 +69,11 @@ fn streams(
     let line = Line { shard: Arc::clone(shard), key, id: id.into(), counters: None };
     Ok(Some(Box::new(Streams { line, _charge: charge })))
 }
+
+/// Requests up to this length are decoded where their handlers are polled first, on the driver. Longer ones
+/// may have so many small values that all else would wait for them: 64 KiB of the smallest take a few
+/// milliseconds. Byte strings that travel beside a message are not of its length.
+const DECODED_HERE_BYTES: usize = 64 << 10;
 
 /// Replies up to this length are taken by every peer: a message may be longer everywhere. The others are
 /// counted when the session has taken or refused them.
@@ -207,15 +212,16 @@ fn run(
     done: &mut VecDeque<Done>,
     finished: &mut Vec<Handler>,
 ) {
-    let (mut handler, mut reply, mut span) = (None, None, None);
+    let (mut handler, mut reply, mut span, mut is_task) = (None, None, None, false);
     let began = lease.begin();
     let start = || {
         let mut request = request();
+        is_task = route.method.spawn | (request.message.len() > DECODED_HERE_BYTES);
         span = trace::of_request(&mut request.context);
         let _in_span = span.as_ref().map(Span::enter);
         match &route.interceptors {
-            None => route.first(request, &mut handler, &mut reply),
-            Some(chain) => intercepted(chain, route, request, &mut handler, &mut reply),
+            None => route.first(request, is_task, &mut handler, &mut reply),
+            Some(chain) => intercepted(chain, route, request, is_task, &mut handler, &mut reply),
         }
     };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
@@ -245,7 +251,7 @@ fn run(
             began: began.map_or_else(clock::now, |began| began.at),
             span,
         };
-        done.push_back(spawn(shard, call, handler, running, route.method.spawn));
+        done.push_back(spawn(shard, call, handler, running, is_task));
     } else {
         lease.counts.on_end(End::Code(Code::Internal), 0);
         done.push_back(call.refused(Status::internal("the dispatcher panicked")));
@@ -258,9 +264,15 @@ fn run(
 impl Route {
     /// Makes the handler of a call, and polls it if it may be polled here.
     #[inline(always)]
-    fn first(&self, request: Request, handler: &mut Option<Handler>, reply: &mut Option<Reply>) {
+    fn first(
+        &self,
+        request: Request,
+        is_task: bool,
+        handler: &mut Option<Handler>,
+        reply: &mut Option<Reply>,
+    ) {
         let handler = handler.insert(self.service.dispatch(self.position, request));
-        if self.method.spawn {
+        if is_task {
             return;
         }
         self.watch.poll(self.method.name, || poll_here(handler, reply));
@@ -278,14 +290,15 @@ fn intercepted(
     chain: &Chain,
     route: &Route,
     request: Request,
+    is_task: bool,
     handler: &mut Option<Handler>,
     reply: &mut Option<Reply>,
 ) {
     let Route { service, position, method, watch, .. } = route;
-    let started = if method.spawn { None } else { watch.start() };
+    let started = if is_task { None } else { watch.start() };
     interceptor::server::run(chain, method, request, handler, reply, |request, handler, reply| {
         let handler = handler.insert(service.dispatch(*position, request));
-        if !method.spawn {
+        if !is_task {
             poll_here(handler, reply);
         }
     });
