@@ -82,10 +82,10 @@ pub(super) struct ServedShard {
 impl ServedShard {
     /// Whether the CQ has room for another connection of `entries` entries. Connections that are
     /// being set up count in full, as they may not have taken their entries yet.
-    fn has_room(&self, entries: u32) -> bool {
+    fn has_room(&self, entries: u32, config: &Config) -> bool {
         let under_way = MOST_SET_UPS - self.set_ups.available_permits();
         let count = u32::try_from(under_way + 1).unwrap_or(u32::MAX);
-        self.shard.has_room_for(count, entries)
+        self.shard.has_room_for(count, entries, &config.link)
     }
 
     pub(super) fn set_ups_under_way(&self) -> u64 {
@@ -259,7 +259,7 @@ impl Acceptor {
         let needed = server_completions(&self.config.link, &**device);
         let least = same
             .iter()
-            .filter(|shard| shard.has_room(needed))
+            .filter(|shard| shard.has_room(needed, &self.config))
             .min_by_key(|shard| shard.connection_count());
         match least {
             Some(shard) if same.len() >= self.config.shards => {

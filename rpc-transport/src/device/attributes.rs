@@ -55,6 +55,9 @@ impl Capabilities {
     /// iWARP it has succeeded, is flushed, or was cut off while it was sent
     /// ([`Status::LocalQpOperation`](super::Status::LocalQpOperation)), and the target ends the connection.
     pub const REMOTE_ERRORS: Self = Self(1 << 9);
+    /// The RECV of a shared receive queue that was being filled as its QP failed completes, too (rule 22;
+    /// Soft-RoCE loses it).
+    pub const KEEPS_CUT_OFF_RECVS: Self = Self(1 << 10);
 
     /// The union of both sets.
     #[must_use]
@@ -77,7 +80,7 @@ impl Capabilities {
 
 impl fmt::Debug for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [(&str, Capabilities); 10] = [
+        const NAMES: [(&str, Capabilities); 11] = [
             ("IMMEDIATE", Capabilities::IMMEDIATE),
             ("WRITE_WITH_IMM", Capabilities::WRITE_WITH_IMM),
             ("READ", Capabilities::READ),
@@ -88,6 +91,7 @@ impl fmt::Debug for Capabilities {
             ("COPIES_ON_POST", Capabilities::COPIES_ON_POST),
             ("FLUSHES_LATE_SENDS", Capabilities::FLUSHES_LATE_SENDS),
             ("REMOTE_ERRORS", Capabilities::REMOTE_ERRORS),
+            ("KEEPS_CUT_OFF_RECVS", Capabilities::KEEPS_CUT_OFF_RECVS),
         ];
         let names = NAMES.iter().filter(|(_, bit)| self.contains(*bit)).map(|(name, _)| name);
         f.debug_set().entries(names).finish()

@@ -86,7 +86,8 @@
 //!     the QP that took it. Where there is none, the SEND meets rule 9, which costs that connection
 //!     alone. A QP that fails flushes no RECV but the one that it was filling. What a QP has taken
 //!     completes under its handle even after it was destroyed, so that the owner can post as many
-//!     again; a device may lose the RECV that was being filled as the QP failed, until the SRQ goes.
+//!     again; a device may lose the RECV that was being filled as the QP failed, until the SRQ goes
+//!     ([`Capabilities::KEEPS_CUT_OFF_RECVS`]).
 //!     A RECV keeps its slot until its completion has been polled (rule 12), and all slots are
 //!     reserved in the CQ (rule 13). [`CompletionQueue::destroy_srq`] is for when no QP uses it.
 

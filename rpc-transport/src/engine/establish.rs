@@ -186,7 +186,8 @@ impl<P: Protocol> Shard<P> {
         let late = || ConnectError::TimedOut { address: address.clone(), after: timeout };
         let since = Instant::now();
         let capacity = capacity(config, self.shared_recvs().is_some());
-        let prepared = outgoing.prepare_qp(self.cq(), &memory.domain, capacity);
+        let cq = self.cq();
+        let prepared = outgoing.prepare_qp(&cq, &memory.domain, capacity);
         tokio::time::timeout(timeout, prepared).await.map_err(|_| late())??;
         let (key, qp) = self.add(config, protocol, 1, memory, |cq, domain| {
             outgoing.create_qp(cq, domain, capacity)
@@ -230,7 +231,8 @@ impl<P: Protocol> Shard<P> {
         let capacity = capacity(config, self.shared_recvs().is_some());
         let prepared = match self.memory_for(config) {
             Ok(memory) => {
-                let prepared = incoming.prepare_qp(self.cq(), &memory.domain, capacity);
+                let cq = self.cq();
+                let prepared = incoming.prepare_qp(&cq, &memory.domain, capacity);
                 prepared.await.map(|()| memory)
             }
             Err(error) => Err(error),

@@ -38,12 +38,14 @@ pub use self::state::State;
 #[cfg(any(test, feature = "model"))]
 pub use self::stats::ShardStats;
 use crate::connect::error::CloseCause;
-use crate::device::{CompletionQueue, CqRef, Device, ProviderError, Ring};
+use crate::device::{Capabilities, CompletionQueue, CqRef, Device, ProviderError, Ring};
+use crate::engine::connection::first_recvs;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::shared_recvs::SharedRecvs;
 use crate::engine::upper::{Protocol, Revoke};
 use crate::memory::region::ProtectionDomain;
+use crate::protocol::config::LinkConfig;
 use crate::protocol::credit::RecvPool;
 use crate::protocol::frame::CloseReason;
 use crate::protocol::link::LinkMetrics;
@@ -80,7 +82,6 @@ pub struct Shard<P: Protocol> {
     returns: Arc<WakeList>,
     device: Arc<dyn Device>,
     domain: ProtectionDomain,
-    cq: CqRef,
     /// The receives of all its connections, if they share them.
     shared_recvs: Option<Arc<SharedRecvs>>,
 }
@@ -113,7 +114,10 @@ impl<P: Protocol> Shard<P> {
     ) -> Result<Arc<Self>, ProviderError> {
         let mut cq = device.create_cq(cq_entries)?;
         cq.create_srq(&domain, recvs)?;
-        let shared = SharedRecvs::new(domain.clone(), buffer_bytes, recvs, kept);
+        let capabilities = device.attributes().capabilities;
+        let may_lose = !capabilities.contains(Capabilities::KEEPS_CUT_OFF_RECVS);
+        let sizes = [recvs, kept];
+        let shared = SharedRecvs::new(domain.clone(), buffer_bytes, sizes, may_lose);
         Ok(Self::on(cq, device, domain, Some(shared)))
     }
 
@@ -123,10 +127,9 @@ impl<P: Protocol> Shard<P> {
         domain: ProtectionDomain,
         shared_recvs: Option<Arc<SharedRecvs>>,
     ) -> Arc<Self> {
-        let for_setup = cq.for_setup();
         let returns = Arc::<WakeList>::default();
         let state = Mutex::new(State::new(cq, Arc::clone(&returns), shared_recvs.clone()));
-        Arc::new(Self { state, returns, device, domain, cq: for_setup, shared_recvs })
+        Arc::new(Self { state, returns, device, domain, shared_recvs })
     }
 
     /// The receives of all its connections, if they share them.
@@ -144,9 +147,9 @@ impl<P: Protocol> Shard<P> {
         &self.device
     }
 
-    /// The CQ, for set-up.
-    pub(super) fn cq(&self) -> &CqRef {
-        &self.cq
+    /// The CQ as it is now, for set-up: who shares receives holds some by then, so their queue stays.
+    pub(super) fn cq(&self) -> CqRef {
+        self.lock().cq().for_setup()
     }
 
     /// The protection domain that the shard's buffers are registered in.
@@ -327,8 +330,13 @@ impl<P: Protocol> Shard<P> {
         self.lock().refusal().is_some()
     }
 
-    /// Whether the CQ has room for `count` more connections that take `entries` of it each.
-    pub fn has_room_for(&self, count: u32, entries: u32) -> bool {
+    /// Whether the CQ has room for `count` more connections that take `entries` of it each, and their
+    /// receives, where they share them.
+    pub fn has_room_for(&self, count: u32, entries: u32, config: &LinkConfig) -> bool {
+        let recvs = count.saturating_mul(first_recvs(config));
+        if self.shared_recvs.as_ref().is_some_and(|shared| !shared.has_room(recvs)) {
+            return false;
+        }
         let mut state = self.lock();
         let wanted = u64::from(entries) * (state.qp_count as u64 + u64::from(count));
         state.refusal().is_none() && wanted <= u64::from(state.cq().capacity())

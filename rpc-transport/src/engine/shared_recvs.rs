@@ -7,16 +7,18 @@
 //! 1. Those of [`RecvPool`]: nobody is granted what is not posted, so no queue is ever oversubscribed.
 //! 2. A connection's [`Share`] is given back once, at a poll that finds nothing after its QP was
 //!    destroyed: by then all that its messages have taken is posted again.
-//! 3. Windows grow by what is not kept for connections that begin, so that those which have grown keep
+//! 3. Of a connection that did not end with its peer's Close one RECV is counted as lost, on a device that
+//!    may lose one then. When the last connection has gone the queue is made anew.
+//! 4. Windows grow by what is not kept for connections that begin, so that those which have grown keep
 //!    nobody out.
-//! 4. None of these buffers is lent: a message above 1 KiB is copied.
+//! 5. None of these buffers is lent: a message above 1 KiB is copied.
 
 use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::device::ProviderError;
+use crate::device::{CompletionQueue, ProviderError};
 use crate::engine::connection::Growth;
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::credit::RecvPool;
@@ -28,6 +30,8 @@ pub(crate) const STEP: u32 = 16;
 pub(crate) struct SharedRecvs {
     domain: ProtectionDomain,
     buffer_bytes: u32,
+    /// The device may lose a RECV that it was filling as a QP failed.
+    may_lose: bool,
     inner: Mutex<Inner>,
 }
 
@@ -41,6 +45,8 @@ struct Inner {
     spare: u32,
     /// Those of `leaving` that were of `spare`.
     leaving_spare: u32,
+    /// Those of `leaving` that the device may have lost.
+    leaving_lost: u32,
     growth: Growth,
 }
 
@@ -50,8 +56,8 @@ impl SharedRecvs {
     pub(crate) fn new(
         domain: ProtectionDomain,
         buffer_bytes: u32,
-        most: u32,
-        kept: u32,
+        [most, kept]: [u32; 2],
+        may_lose: bool,
     ) -> Arc<Self> {
         let inner = Inner {
             pool: RecvPool::new(most),
@@ -59,14 +65,22 @@ impl SharedRecvs {
             leaving: 0,
             spare: most.saturating_sub(kept),
             leaving_spare: 0,
+            leaving_lost: 0,
             growth: Growth::default(),
         };
-        Arc::new(Self { domain, buffer_bytes, inner: Mutex::new(inner) })
+        Arc::new(Self { domain, buffer_bytes, may_lose, inner: Mutex::new(inner) })
     }
 
     /// The pool as it is now, for metrics and tests.
     pub(crate) fn pool(&self) -> RecvPool {
         self.inner.lock().pool
+    }
+
+    /// Whether there are so many RECVs for connections that begin, or will be when those have gone that
+    /// are leaving.
+    pub(crate) fn has_room(&self, count: u32) -> bool {
+        let inner = self.inner.lock();
+        count <= inner.pool.room() + inner.leaving - inner.leaving_lost
     }
 
     /// The RECVs of a connection that begins.
@@ -83,7 +97,8 @@ impl SharedRecvs {
                 let more = inner.lacks(missing);
                 if more == 0 && inner.pool.grant(count).is_some() {
                     let (shared, unposted) = (Arc::clone(self), inner.take(missing));
-                    return Ok(Share { shared, count, spare: 0, unposted });
+                    let may_lose = self.may_lose;
+                    return Ok(Share { shared, count, spare: 0, unposted, may_lose });
                 }
                 more
             };
@@ -106,13 +121,24 @@ impl SharedRecvs {
     }
 
     /// A poll has found nothing: what connections had whose QPs are gone is free.
-    pub(crate) fn on_quiet(&self) {
+    ///
+    /// # Errors
+    /// That of making the queue anew: it is gone then.
+    pub(crate) fn on_quiet(&self, cq: &mut dyn CompletionQueue) -> Result<(), ProviderError> {
         let inner = &mut *self.inner.lock();
         let left = std::mem::take(&mut inner.leaving);
-        if left > 0 {
-            inner.pool.give_back(left);
-            inner.spare += std::mem::take(&mut inner.leaving_spare);
+        if left == 0 {
+            return Ok(());
         }
+        inner.pool.end(left, std::mem::take(&mut inner.leaving_lost));
+        inner.spare += std::mem::take(&mut inner.leaving_spare);
+        // Nobody begins before this is done, as that takes the lock. Where the device still sees a user the
+        // count stands until the next has gone.
+        if inner.pool.granted() == 0 && inner.pool.lost() > 0 && cq.destroy_srq().is_ok() {
+            inner.pool.renew();
+            cq.create_srq(&self.domain, inner.pool.most())?;
+        }
+        Ok(())
     }
 
     /// Gives memory of buffers up that are all at home, but not the last of it.
@@ -135,9 +161,13 @@ impl Inner {
 
     fn refusal(&self) -> ProviderError {
         let (most, granted) = (self.pool.most(), self.pool.granted());
-        let message = format!(
+        let mut message = format!(
             "the shared receive queue has {most} receives, of which other connections have {granted}"
         );
+        if self.pool.lost() > 0 {
+            let lost = format!(", and {} may be lost until all have ended", self.pool.lost());
+            message.push_str(&lost);
+        }
         ProviderError::Resources { what: "have receives", message }
     }
 
@@ -156,6 +186,8 @@ pub(crate) struct Share {
     spare: u32,
     /// Buffers of those that are yet to be posted.
     unposted: Vec<Buffer>,
+    /// Its end may cost a RECV.
+    may_lose: bool,
 }
 
 impl Share {
@@ -189,7 +221,9 @@ impl Share {
     pub(crate) fn grow(&mut self, more: u32) -> bool {
         let shared = Arc::clone(&self.shared);
         let inner = &mut *shared.inner.lock();
-        let Some(missing) = inner.pool.to_post(more).filter(|_| more <= inner.spare) else {
+        // What is lost is of what windows may grow by, as long as there is any.
+        let spare = inner.spare.saturating_sub(inner.pool.lost());
+        let Some(missing) = inner.pool.to_post(more).filter(|_| more <= spare) else {
             return false;
         };
         let lacks = inner.lacks(missing);
@@ -208,6 +242,11 @@ impl Share {
         true
     }
 
+    /// Its peer has sent its last message, and that is here: none is cut off.
+    pub(crate) fn on_last_message(&mut self) {
+        self.may_lose = false;
+    }
+
     /// The window has fallen.
     pub(crate) fn fall(&mut self, less: u32) {
         (self.count, self.spare) = (self.count - less, self.spare - less);
@@ -224,6 +263,7 @@ impl Drop for Share {
         // What was never posted is nowhere.
         inner.pool.revoke(unposted, unposted);
         inner.leaving += self.count - unposted;
+        inner.leaving_lost += u32::from(self.may_lose).min(self.count - unposted);
         inner.leaving_spare += self.spare;
     }
 }

@@ -41,11 +41,6 @@ pub(crate) trait Fixture {
         true
     }
 
-    /// Whether a RECV of an SRQ that a message was arriving in may be lost with its QP (rule 22).
-    fn loses_cut_off_recvs(&self) -> bool {
-        false
-    }
-
     /// Whether completions of one queue may overtake those of the other on purpose.
     fn reorders_queues(&self) -> bool {
         false

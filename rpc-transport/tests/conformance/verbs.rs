@@ -59,11 +59,6 @@ impl Fixture for Verbs {
         assert!(wait_for_teardown(PATIENCE), "something is not destroyed");
     }
 
-    // Soft-RoCE forgets it.
-    fn loses_cut_off_recvs(&self) -> bool {
-        true
-    }
-
     // Soft-RoCE has one key per region.
     fn keys_differ(&self) -> bool {
         false

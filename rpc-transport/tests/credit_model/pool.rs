@@ -2,6 +2,8 @@
 //! every state that they can reach, whenever they grow, fall, end and begin again, the RECVs posted are
 //! enough for all messages that may come, and no more are granted than there may be.
 //!
+//! Where the device may lose a RECV that it was filling as a connection failed, they do so, too.
+//!
 //! The connections are those of [`world`](crate::world), whose end 0 is the process's; the pool is the
 //! production [`RecvPool`].
 
@@ -31,6 +33,10 @@ enum Breach {
     RepostsSurplus,
     /// What a connection had is not given back when it ends.
     KeepsShare,
+    /// What the device may have lost of a connection that failed is given back with the rest.
+    ForgetsLost,
+    /// The queue is made anew though a connection still has RECVs of it.
+    RenewsEarly,
 }
 
 /// Why a state is bad.
@@ -54,8 +60,20 @@ enum Connection {
     Ending {
         left: u32,
         share: u32,
+        loss: Loss,
     },
     Gone,
+}
+
+/// What a connection that has ended may have cost the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Loss {
+    /// It ended in order.
+    Impossible,
+    /// It failed, and the device has lost nothing.
+    Possible,
+    /// It failed, and the device has lost the RECV that it was filling.
+    Real,
 }
 
 impl Connection {
@@ -76,11 +94,17 @@ impl Connection {
         }
     }
 
-    fn key(&self) -> (u32, u32, Option<Key>) {
+    /// RECVs that it needs to be posted.
+    fn needed(&self) -> u32 {
+        let lost = matches!(self, Self::Ending { loss: Loss::Real, .. });
+        self.share().saturating_sub(self.taken() + u32::from(lost))
+    }
+
+    fn key(&self) -> (u32, u32, Loss, Option<Key>) {
         match self {
-            Self::Up(world) => (0, 0, Some(Key::new(world, false))),
-            Self::Ending { left, share } => (*left, *share, None),
-            Self::Gone => (0, 0, None),
+            Self::Up(world) => (0, 0, Loss::Impossible, Some(Key::new(world, false))),
+            Self::Ending { left, share, loss } => (*left, *share, *loss, None),
+            Self::Gone => (0, 0, Loss::Impossible, None),
         }
     }
 }
@@ -94,13 +118,15 @@ fn share(world: &World<Small>) -> u32 {
 struct Process {
     pool: RecvPool,
     posted: u32,
+    /// RECVs that the device has lost.
+    lost: u32,
     connections: [Connection; 2],
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Step(Step),
-    End,
+    End(Loss),
     /// A message of a connection that has ended is polled.
     Poll,
     Begin,
@@ -112,12 +138,13 @@ struct Pooled<'a> {
     config: &'a Config,
     breach: Breach,
     refused: usize,
+    renewed: usize,
 }
 
 impl Pooled<'_> {
     fn take(&mut self, from: &Process, at: usize, event: Event) -> Result<Option<Process>, Bad> {
         let mut to = from.clone();
-        let Process { pool, posted, connections } = &mut to;
+        let Process { pool, posted, lost, connections } = &mut to;
         let connection = &mut connections[at];
         match (event, &mut *connection) {
             (Event::Step(step), Connection::Up(world)) => {
@@ -152,14 +179,18 @@ impl Pooled<'_> {
                 }
                 world.ends[0].posted_recvs = 0;
             }
-            (Event::End, Connection::Up(world)) => {
-                let (left, share) = (connection_taken(world), share(world));
+            (Event::End(loss), Connection::Up(world)) => {
+                let (mut left, mut share) = (connection_taken(world), share(world));
+                if loss == Loss::Real {
+                    let Some(rest) = left.checked_sub(1) else { return Ok(None) };
+                    left = rest;
+                    *lost += 1;
+                }
                 if self.breach == Breach::GivesBackEarly {
                     pool.give_back(share);
-                    *connection = Connection::Ending { left, share: 0 };
-                } else {
-                    *connection = Connection::Ending { left, share };
+                    share = 0;
                 }
+                *connection = Connection::Ending { left, share, loss };
                 self.done(pool, connection);
             }
             (Event::Poll, Connection::Ending { left, .. }) => {
@@ -178,6 +209,7 @@ impl Pooled<'_> {
             }
             _ => return Ok(None),
         }
+        self.renew(&mut to);
         self.check(&to)?;
         Ok(Some(to))
     }
@@ -197,30 +229,42 @@ impl Pooled<'_> {
 
     /// All that messages of a connection that has ended had taken is back: so is its share.
     fn done(&self, pool: &mut RecvPool, connection: &mut Connection) {
-        if let Connection::Ending { left: 0, share } = connection {
+        if let Connection::Ending { left: 0, share, loss } = connection {
+            let may_be_lost = *loss != Loss::Impossible && self.breach != Breach::ForgetsLost;
             if self.breach != Breach::KeepsShare {
-                pool.give_back(*share);
+                pool.end(*share, u32::from(may_be_lost));
             }
             *connection = Connection::Gone;
         }
     }
 
+    /// Makes the queue anew once nobody uses it, if something may be missing.
+    fn renew(&mut self, process: &mut Process) {
+        let Process { pool, posted, lost, .. } = process;
+        let early = self.breach == Breach::RenewsEarly;
+        if pool.lost() > 0 && (pool.granted() == 0 || early) {
+            pool.renew();
+            (*posted, *lost) = (0, 0);
+            self.renewed += 1;
+        }
+    }
+
     fn check(&self, process: &Process) -> Result<(), Bad> {
-        let Process { pool, posted, connections } = process;
+        let Process { pool, posted, lost, connections } = process;
         let taken: u32 = connections.iter().map(Connection::taken).sum();
-        let needs = |each: &Connection| each.share().saturating_sub(each.taken());
-        let needed: u32 = connections.iter().map(needs).sum();
+        let needed: u32 = connections.iter().map(Connection::needed).sum();
         if *posted < needed {
             return Err(Bad::Oversubscribed);
         }
-        if posted + taken > pool.most() {
+        if posted + taken + lost > pool.most() {
             return Err(Bad::BeyondMost);
         }
         if connections.iter().all(|each| matches!(each, Connection::Gone)) && pool.granted() != 0 {
             return Err(Bad::Leaked);
         }
         // With something wrong, it is its harm that is looked for.
-        let adds_up = posted + taken == pool.granted() + pool.surplus();
+        let counted = pool.granted() + pool.surplus() + pool.lost();
+        let adds_up = posted + taken + lost == counted;
         if self.breach == Breach::Nothing && !adds_up {
             return Err(Bad::Lost);
         }
@@ -243,21 +287,33 @@ fn begun(mut world: World<Small>) -> Connection {
     Connection::Up(Box::new(world))
 }
 
-/// Searches every state: how many there are, and how often somebody was refused.
-fn search(config: &Config, most: u32, breach: Breach) -> Result<(usize, usize), Bad> {
+/// What a search has met.
+#[derive(Debug)]
+struct Met {
+    states: usize,
+    /// How often somebody was refused.
+    refused: usize,
+    /// How often the queue was made anew.
+    renewed: usize,
+}
+
+/// Searches every state, where connections end so.
+fn search(config: &Config, most: u32, ends: &[Loss], breach: Breach) -> Result<Met, Bad> {
     let start = Process {
         pool: RecvPool::new(most),
         posted: 0,
+        lost: 0,
         connections: [Connection::Gone, Connection::Gone],
     };
-    let mut pooled = Pooled { config, breach, refused: 0 };
+    let mut pooled = Pooled { config, breach, refused: 0, renewed: 0 };
     let key = |process: &Process| {
         let [a, b] = process.connections.each_ref().map(Connection::key);
-        (process.pool, process.posted, if b < a { [b, a] } else { [a, b] })
+        (process.pool, [process.posted, process.lost], if b < a { [b, a] } else { [a, b] })
     };
     let mut seen: HashSet<_, BuildHasherDefault<FxHasher>> = HashSet::from_iter([key(&start)]);
     let mut frontier = VecDeque::from([start]);
-    let mut events = vec![Event::End, Event::Poll, Event::Begin];
+    let mut events = vec![Event::Poll, Event::Begin];
+    events.extend(ends.iter().map(|loss| Event::End(*loss)));
     for end in 0..2 {
         events.extend([
             Event::Step(Step::Send { end, slots: 1 }),
@@ -283,7 +339,7 @@ fn search(config: &Config, most: u32, breach: Breach) -> Result<(usize, usize), 
             }
         }
     }
-    Ok((seen.len(), pooled.refused))
+    Ok(Met { states: seen.len(), refused: pooled.refused, renewed: pooled.renewed })
 }
 
 /// Connections whose windows start with `first` of `data` credits at the process's end, and have one at
@@ -298,22 +354,38 @@ fn recvs(data: u32) -> u32 {
     data + 2 * 2
 }
 
-fn holds(config: &Config, most: u32) {
-    let (states, refused) = search(config, most, Breach::Nothing).expect("no state is bad");
-    println!("{:?} of {most}: {states} states, {refused} refused", config.windows);
-    assert!(states > 1000 && refused > 0, "{states} states, {refused} refused");
+/// How connections end on a device that loses nothing, and on one that may.
+const ORDERLY: [Loss; 1] = [Loss::Impossible];
+const LOSSY: [Loss; 3] = [Loss::Impossible, Loss::Possible, Loss::Real];
+
+fn holds(config: &Config, most: u32, ends: &[Loss]) {
+    let met = search(config, most, ends, Breach::Nothing).expect("no state is bad");
+    println!("{:?} of {most}: {met:?}", config.windows);
+    assert!(met.states > 1000 && met.refused > 0, "{met:?}");
+    assert_eq!(met.renewed > 0, ends.len() > 1, "{met:?}");
 }
 
 #[test]
 fn two_connections_and_one_pool() {
     // Room for both as they begin, for one to grow, and for less than that.
-    holds(&config(1, 2, true), recvs(2));
-    holds(&config(1, 2, true), recvs(3));
-    holds(&config(2, 3, false), recvs(5));
+    holds(&config(1, 2, true), recvs(2), &ORDERLY);
+    holds(&config(1, 2, true), recvs(3), &ORDERLY);
+    holds(&config(2, 3, false), recvs(5), &ORDERLY);
     if is_deep() {
-        holds(&config(2, 4, false), recvs(6));
-        holds(&config(2, 4, false), recvs(7));
-        holds(&config(2, 4, true), recvs(6));
+        holds(&config(2, 4, false), recvs(6), &ORDERLY);
+        holds(&config(2, 4, false), recvs(7), &ORDERLY);
+        holds(&config(2, 4, true), recvs(6), &ORDERLY);
+    }
+}
+
+#[test]
+fn two_connections_and_one_pool_of_a_device_that_loses_what_it_was_filling() {
+    holds(&config(1, 2, false), recvs(2), &LOSSY);
+    holds(&config(1, 2, false), recvs(4), &LOSSY);
+    if is_deep() {
+        holds(&config(1, 2, true), recvs(3), &LOSSY);
+        holds(&config(2, 3, false), recvs(6), &LOSSY);
+        holds(&config(2, 4, false), recvs(6), &LOSSY);
     }
 }
 
@@ -326,8 +398,13 @@ fn without_any_of_its_rules_a_pool_has_too_few_recvs_or_too_many() {
         (Breach::GivesBackTwice, Bad::Oversubscribed),
         (Breach::RepostsSurplus, Bad::BeyondMost),
         (Breach::KeepsShare, Bad::Leaked),
+        (Breach::ForgetsLost, Bad::Oversubscribed),
+        (Breach::RenewsEarly, Bad::Oversubscribed),
     ] {
-        let bad = search(&config(1, 2, false), recvs(3), breach).expect_err("some state is bad");
+        let is_of_losses = matches!(breach, Breach::ForgetsLost | Breach::RenewsEarly);
+        let ends = if is_of_losses { &LOSSY[..] } else { &ORDERLY };
+        let bad = search(&config(1, 2, false), recvs(3), ends, breach);
+        let bad = bad.expect_err("some state is bad");
         assert_eq!(bad, wanted, "{breach:?}");
     }
 }

@@ -116,7 +116,10 @@ fn the_driver_of_a_dead_cq_ends() {
         client.gone().await;
         driver.await.unwrap();
         crate::world::assert_home(&pools);
-        assert!(!client.shard.has_room_for(1, 1), "nobody drives it any more");
+        assert!(
+            !client.shard.has_room_for(1, 1, &LinkConfig::default()),
+            "nobody drives it any more"
+        );
         client.shard.release(client.key);
         assert_eq!(client.shard.stats().entries, 0);
         server.cause().await;
@@ -163,7 +166,8 @@ fn a_full_cq_refuses_with_its_name() {
             let (_first, _) = join(&large, &small, &mut *listener, &options).await;
             let config = LinkConfig::default();
             let needed = completions_per_connection(&config);
-            assert!(!small.has_room_for(1, needed) && large.has_room_for(1, needed));
+            let has_room = |shard: &ProbeShard| shard.has_room_for(1, needed, &config);
+            assert!(!has_room(&small) && has_room(&large));
             let probe = || Probe::new(Habit::Keep);
             let connect = large.connect(outgoing, &address, &config, FAR, probe());
             let accept = async {

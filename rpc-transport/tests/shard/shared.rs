@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use rpc_transport::connect::error::CloseCause;
 use rpc_transport::connect::schemes;
 use rpc_transport::device::Listener;
 use rpc_transport::device::fault::{FaultPlan, IRDMA, MLX5, PROFILES};
+use rpc_transport::engine::establish::server_completions;
 use rpc_transport::engine::locked_need::server_bytes;
 use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::budget::MemoryBudget;
@@ -113,7 +115,12 @@ async fn part((client, server): (End, End)) {
 async fn burst(client: &End, count: u64) {
     let before = client.events().received;
     client.with(|probe| (0..count).for_each(|_| probe.send(b"many at once")));
-    client.received(before + count).await;
+    let closed = client.until(|end| {
+        let events = end.events();
+        let is_over = events.received >= before + count || !events.closed.is_empty();
+        is_over.then_some(events.closed)
+    });
+    assert!(closed.await.is_empty(), "the connection has ended: {:?}", client.events().closed);
 }
 
 #[test]
@@ -277,6 +284,73 @@ fn an_end_gives_back_exactly_what_the_connection_had() {
             part(stays).await;
             star.end().await;
         }
+    });
+}
+
+/// A connection fails while a message of its arrives, on a device that loses the receive then.
+async fn cut_off(star: &mut Star) {
+    let config = star.options.configs[1].clone();
+    let probe = Probe::new(Habit::Count);
+    let (mut raw, end) = Raw::connect(&star.server, &mut *star.listener, &config, probe).await;
+    let others = star.granted() - FIRST;
+    raw.send(Grant::default(), b"cut off");
+    star.server.fail(end.key, &CloseCause::Local);
+    star.server.release(end.key);
+    tokio::select! {
+        () = end.gone() => {}
+        () = raw.listen() => {}
+    }
+    star.until_granted(others).await;
+}
+
+/// One receive too few is one message that some other connection has credit for and that finds none.
+#[test]
+fn receives_that_a_device_loses_as_connections_fail_are_missing_to_nobody() {
+    run_on_one_thread("lost receives", async {
+        let plan = FaultPlan::new(1).lose_cut_off_receives(true);
+        // 64 receives, of which a connection is granted 20 at most.
+        let config = sharing().data_credits(16);
+        let mut star = Star::new("mem", 4, config.clone(), Some(plan)).await;
+        let entries = server_completions(&config, &**star.server.device());
+        let has_room = |star: &Star| star.server.has_room_for(1, entries, &config);
+        for round in 1..=3 {
+            let stays = star.connect().await;
+            // Twelve would be all that the two have.
+            for lost in 1..=20 {
+                cut_off(&mut star).await;
+                assert_eq!(star.server.shared_recv_pool().unwrap().lost(), lost);
+                stays.1.with(|probe| probe.send(b"to the client"));
+                burst(&stays.0, 10).await;
+            }
+            // Windows grow by what is left of the 40 that are not kept for those that begin.
+            let others = [star.connect().await, star.connect().await];
+            for pair in [&stays, &others[0], &others[1], &stays] {
+                for _ in 0..20 {
+                    burst(&pair.0, 100).await;
+                }
+            }
+            assert_eq!(windows(&stays.1).0, 16, "{round}");
+            for pair in others {
+                part(pair).await;
+            }
+            // Until a connection finds none, which is to be known before it is accepted.
+            for _ in 0..64 {
+                if has_room(&star) {
+                    cut_off(&mut star).await;
+                }
+            }
+            let pool = star.server.shared_recv_pool().unwrap();
+            assert!(!has_room(&star) && pool.room() < FIRST, "{pool:?}");
+            assert_eq!(pool.granted() + pool.lost() + pool.room(), 64);
+            burst(&stays.0, 100).await;
+            // With the last connection goes the queue.
+            part(stays).await;
+            star.until_granted(0).await;
+            assert!(has_room(&star));
+            let pool = star.server.shared_recv_pool().unwrap();
+            assert_eq!((pool.surplus(), pool.lost()), (0, 0));
+        }
+        star.end().await;
     });
 }
 

@@ -3,8 +3,8 @@
 //! Owns a wrapper around device, connector and listener that reproduces, from a seed, legal
 //! behaviour that real hardware shows only rarely: completions come late, completions of the two
 //! queues change places, memory is read after the post returned, QPs fail, the peer disappears.
-//! Everything it does is legal by the contract of [`crate::device`]. Never loses a completion,
-//! never reorders one queue.
+//! Everything it does is legal by the contract of [`crate::device`]. Never loses a completion
+//! that the contract promises, never reorders one queue.
 //!
 //! Part of the product, so that users can test their whole stack on a bad device. The same plan and
 //! the same calls give the same faults; print the plan when a test fails.
@@ -23,8 +23,8 @@ use async_trait::async_trait;
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
-    Attach, CompletionQueue, Connector, CqRef, Device, DeviceAttributes, Established, Incoming,
-    Listener, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
+    Attach, Capabilities, CompletionQueue, Connector, CqRef, Device, DeviceAttributes, Established,
+    Incoming, Listener, Outgoing, PeerIdentity, ProviderError, QpCapacity, QpHandle,
 };
 use crate::memory::budget::MemoryBudget;
 use crate::memory::region::ProtectionDomain;
@@ -43,6 +43,7 @@ pub struct FaultPlan {
     late_polls: u32,
     kill_one_in: Option<u32>,
     lose_peer_one_in: Option<u32>,
+    loses_recvs: bool,
     profile: Option<&'static DeviceProfile>,
     lock_limit: Option<LockLimit>,
 }
@@ -59,6 +60,7 @@ impl FaultPlan {
             late_polls: 0,
             kill_one_in: None,
             lose_peer_one_in: None,
+            loses_recvs: false,
             profile: None,
             lock_limit: None,
         }
@@ -108,6 +110,14 @@ impl FaultPlan {
     #[must_use]
     pub fn lose_peer(mut self, one_in: u32) -> Self {
         self.lose_peer_one_in = Some(one_in);
+        self
+    }
+
+    /// Loses the last RECV of a shared receive queue that was filled as a QP is moved to ERR, as if its
+    /// message had been cut off ([`Capabilities::KEEPS_CUT_OFF_RECVS`]); default off.
+    #[must_use]
+    pub fn lose_cut_off_receives(mut self, on: bool) -> Self {
+        self.loses_recvs = on;
         self
     }
 
@@ -180,6 +190,10 @@ impl FaultyDevice {
         attributes.name = format!("faulty {}", attributes.name);
         if let Some(profile) = plan.profile {
             profile.limit(&mut attributes);
+        }
+        if plan.loses_recvs {
+            let kept = attributes.capabilities.without(Capabilities::KEEPS_CUT_OFF_RECVS);
+            attributes.capabilities = kept;
         }
         let (inner, plan) = (Arc::clone(inner), plan.clone());
         Arc::new(Self { inner, attributes, plan, queues: AtomicU64::new(0) })

@@ -36,7 +36,8 @@ const UNLIMITED: u32 = u32::MAX;
 /// that is posted in ERR on which one could rely.
 const LACK_ALL: Capabilities = Capabilities::FREE_REGISTRATION
     .with(Capabilities::COPIES_ON_POST)
-    .with(Capabilities::FLUSHES_LATE_RECEIVES);
+    .with(Capabilities::FLUSHES_LATE_RECEIVES)
+    .with(Capabilities::KEEPS_CUT_OFF_RECVS);
 
 /// NVIDIA ConnectX. Inline: what the provider `verbs` asks for (an SQ entry of 256 bytes). Commands
 /// take some 0.1 ms alone and 1 ms where many processes give them; the latter is what counts here. SRQ:

@@ -67,6 +67,8 @@ struct Held {
 struct HeldSrq {
     max_wr: u32,
     recvs: u32,
+    /// Those that were cut off.
+    lost: Vec<Completion>,
     _locked: Option<Reservation>,
 }
 
@@ -275,6 +277,16 @@ impl FaultyCompletionQueue {
         }
     }
 
+    /// The message that arrived last is cut off. Its RECV keeps its slot until the SRQ goes.
+    fn lose_recv(&mut self, qp: QpHandle) {
+        let held = self.qps.get_mut(&qp).filter(|held| held.capacity.uses_srq);
+        if let Some(cut_off) = held.and_then(|held| held.queues[1].pop_back())
+            && let Some(srq) = &mut self.srq
+        {
+            srq.lost.push(cut_off.completion);
+        }
+    }
+
     /// Decides at random whether a QP that has just posted fails.
     fn strike(&mut self, qp: QpHandle) {
         let killed = self.random.strikes(self.plan.kill_one_in);
@@ -472,7 +484,7 @@ impl CompletionQueue for FaultyCompletionQueue {
         let locked = limit.map(|limit| limit.lock("create shared receive queue", bytes));
         let locked = locked.transpose()?;
         self.inner.create_srq(pd, max_wr)?;
-        self.srq = Some(HeldSrq { max_wr, recvs: 0, _locked: locked });
+        self.srq = Some(HeldSrq { max_wr, recvs: 0, lost: Vec::new(), _locked: locked });
         Ok(())
     }
 
@@ -536,6 +548,10 @@ impl CompletionQueue for FaultyCompletionQueue {
     fn modify_to_error(&mut self, qp: QpHandle) -> Result<(), ProviderError> {
         // What was posted before is flushed, too, so it must be on the inner queue.
         self.start(qp, u64::MAX);
+        if self.plan.loses_recvs {
+            self.collect()?;
+            self.lose_recv(qp);
+        }
         self.inner.modify_to_error(qp)?;
         self.ring_if_needed();
         Ok(())

@@ -84,6 +84,7 @@ impl SoftDevice {
             .with(Capabilities::FLUSHES_LATE_RECEIVES)
             .with(Capabilities::FLUSHES_LATE_SENDS)
             .with(Capabilities::REMOTE_ERRORS)
+            .with(Capabilities::KEEPS_CUT_OFF_RECVS)
             .with(Capabilities::EMPTY_SEND)
             .with(Capabilities::FREE_REGISTRATION)
             .with(wire);

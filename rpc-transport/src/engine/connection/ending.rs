@@ -39,9 +39,12 @@ impl<P: Protocol> Connection<P> {
     /// Ends the connection: tells the protocol, and a peer that broke a rule, and moves the QP to
     /// ERR (invariants 2, 4 and 5).
     pub(crate) fn fail(&mut self, cq: &mut dyn CompletionQueue, cause: &CloseCause) {
-        let Some(queue_pair) = &self.queue_pair else { return };
+        let Some(queue_pair) = &mut self.queue_pair else { return };
         if matches!(queue_pair.phase, Phase::Draining { .. }) {
             return;
+        }
+        if is_told_by_peer(cause) {
+            queue_pair.recv_buffers.on_last_message();
         }
         let parting = matches!(cause, CloseCause::Protocol(rule) if self.part(cq, rule));
         if !parting {
@@ -224,6 +227,11 @@ pub(super) fn closed_by_peer(reason: &CloseReason) -> CloseCause {
         CloseCode::Protocol => CloseCause::Accused(reason.text.as_str().into()),
         _ => CloseCause::Peer(reason.to_string().into()),
     }
+}
+
+/// Whether its Close has come, which is the last that it sends.
+fn is_told_by_peer(cause: &CloseCause) -> bool {
+    matches!(cause, CloseCause::Accused(_) | CloseCause::Peer(_))
 }
 
 /// What the first failed completion of a QP means, on a device that is told of the peer's errors or not.

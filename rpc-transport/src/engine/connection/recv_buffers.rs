@@ -187,6 +187,13 @@ impl RecvBuffers {
         false
     }
 
+    /// The peer sends nothing more.
+    pub(super) fn on_last_message(&mut self) {
+        if let Some(share) = &mut self.share {
+            share.on_last_message();
+        }
+    }
+
     /// Whether the window has fallen, and not all that came with it is back; always where the RECVs are
     /// shared.
     #[inline]

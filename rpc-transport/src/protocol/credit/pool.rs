@@ -9,10 +9,15 @@
 //! posted, as *surplus*, until it is granted again or a message has taken one, which is then not posted
 //! again.
 //!
+//! A device may lose the RECV that it was filling as a connection failed, and nobody hears of it. So one of
+//! those that such a connection had is counted as *lost* from its end on: granted to nobody, whether it is
+//! still posted or not. That ends with the queue, once no connection uses it ([`RecvPool::renew`]).
+//!
 //! Invariants, which `rpc-transport/tests/credit_model` checks by exhaustive search of two connections
 //! and one pool:
 //!
-//! - **P1** posted + taken by messages and not posted again = granted + surplus, at most [`RecvPool::most`].
+//! - **P1** posted + taken by messages and not posted again + what the device has lost = granted + surplus +
+//!   lost, at most [`RecvPool::most`].
 //! - **P2** the RECVs posted are never fewer than the messages that all peers together may have sent.
 //!
 //! P2 needs that a connection gives nothing back that its messages have taken and that was not posted
@@ -25,13 +30,14 @@ pub struct RecvPool {
     most: u32,
     granted: u32,
     surplus: u32,
+    lost: u32,
 }
 
 impl RecvPool {
     /// A pool of at most so many RECVs, none of which is posted.
     #[must_use]
     pub const fn new(most: u32) -> Self {
-        Self { most, granted: 0, surplus: 0 }
+        Self { most, granted: 0, surplus: 0, lost: 0 }
     }
 
     /// Most RECVs that there may be.
@@ -52,10 +58,22 @@ impl RecvPool {
         self.surplus
     }
 
+    /// RECVs that the device may have lost.
+    #[must_use]
+    pub const fn lost(&self) -> u32 {
+        self.lost
+    }
+
+    /// RECVs that may still be granted.
+    #[must_use]
+    pub const fn room(&self) -> u32 {
+        self.most - self.granted - self.lost
+    }
+
     /// How many RECVs are to be posted to grant `more`; `None` if there are not as many.
     #[must_use]
     pub const fn to_post(&self, more: u32) -> Option<u32> {
-        if more > self.most - self.granted {
+        if more > self.room() {
             return None;
         }
         Some(more.saturating_sub(self.surplus))
@@ -82,6 +100,19 @@ impl RecvPool {
     pub const fn give_back(&mut self, less: u32) {
         self.granted -= less;
         self.surplus += less;
+    }
+
+    /// Connections have ended that had `less`, as in [`RecvPool::give_back`], of which the device may have
+    /// lost so many.
+    pub const fn end(&mut self, less: u32, lost: u32) {
+        self.give_back(less);
+        self.surplus -= lost;
+        self.lost += lost;
+    }
+
+    /// The queue is made anew, with nothing posted: no connection has any.
+    pub const fn renew(&mut self) {
+        *self = Self::new(self.most);
     }
 
     /// A message has taken a RECV: whether it is to be posted again.
@@ -119,6 +150,19 @@ mod tests {
         pool.give_back(2);
         assert!(!pool.is_to_repost() && !pool.is_to_repost() && pool.is_to_repost());
         assert_eq!(pool.grant(2), Some(2));
+    }
+
+    #[test]
+    fn what_may_be_lost_is_granted_to_nobody_until_the_queue_is_made_anew() {
+        let mut pool = RecvPool::new(5);
+        assert_eq!(pool.grant(4), Some(4));
+        pool.end(4, 1);
+        assert_eq!((pool.granted(), pool.surplus(), pool.lost(), pool.room()), (0, 3, 1, 4));
+        assert_eq!(pool.to_post(5), None);
+        assert_eq!(pool.grant(4), Some(1));
+        pool.end(4, 0);
+        pool.renew();
+        assert_eq!(pool, RecvPool::new(5));
     }
 
     #[test]

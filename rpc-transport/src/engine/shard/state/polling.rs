@@ -51,8 +51,10 @@ impl<P: Protocol> State<P> {
             self.post_spare(index);
             self.transmit_dirty();
         }
-        if let Some(shared) = &self.shared_recvs {
-            shared.on_quiet();
+        if let Some(shared) = &self.shared_recvs
+            && let Err(error) = shared.on_quiet(&mut *self.cq)
+        {
+            return self.on_dead_cq(&error);
         }
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if !self.quiet_polls.is_multiple_of(POLLS_PER_EVENT) {
