@@ -29,7 +29,7 @@ use crate::protocol::credit::{FIRST_DATA_CREDITS, MAX_WINDOW, MIN_ACK_WINDOW, Wi
 pub const MAGIC: [u8; 4] = *b"RPCr";
 /// Versions that this end speaks.
 pub const VERSIONS: Versions = Versions { min: 2, max: 2 };
-/// Length of a request or a reply, bytes. What ends with [`LEAST_OFFER_BYTES`] has a 0 behind.
+/// Length of a request or a reply, bytes. One that is a byte shorter has a 0 behind.
 pub const OFFER_BYTES: usize = 56;
 /// Length of one whose window starts as it always did, bytes: earlier builds know no more.
 const LEAST_OFFER_BYTES: usize = 55;
