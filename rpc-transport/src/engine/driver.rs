@@ -17,6 +17,8 @@
 //!    timers and other tasks can be is bounded: see `driver/tempo.rs`.
 
 mod tempo;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -62,6 +64,8 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     polls_per_spin: u32,
     /// The thread has let others have its core in this turn, and nothing has come since.
     has_yielded: bool,
+    /// Something woke it, and it has not polled since.
+    looks_first: bool,
     /// Actions to be run, including those left over when a round ended early.
     actions: VecDeque<(ConnectionKey, P::Action)>,
     has_other_threads: bool,
@@ -110,6 +114,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             // In event mode the driver polls once, then parks.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
             has_yielded: false,
+            looks_first: false,
             actions: VecDeque::new(),
             has_other_threads: tokio::runtime::Handle::current().metrics().num_workers() > 1,
             acts,
@@ -139,7 +144,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             }
             let _ = state.finish_visit();
             found += usize::from(state.take_caller_progress());
-            for _ in 0..self.polls_per_round(has_results, &state) {
+            let polls = self.polls_per_round(has_results, &state);
+            self.looks_first &= polls == 0;
+            for _ in 0..polls {
                 let count = state.poll();
                 found += count;
                 if count > 0 || state.has_actions() {
@@ -182,7 +189,9 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             // Applied results are dropped outside the lock, so do not poll for long before that.
             1
         } else {
-            state.polls_at_most(self.polls_per_spin)
+            // Who yields before it polls takes what woke it, and what comes beside work of this end.
+            let least = u32::from(self.looks_first || state.has_actions());
+            state.polls_at_most(self.polls_per_spin).max(least)
         }
     }
 
@@ -220,7 +229,15 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             return Some(self.give_way(cx));
         }
         let now = Instant::now();
-        let wait = self.shard.lock().on_idle(now);
+        let wait = {
+            let mut state = self.shard.lock();
+            let wait = state.on_idle(now);
+            if wait == Wait::Yield {
+                // What callers have posted does not wait for whoever runs meanwhile.
+                state.cq().flush();
+            }
+            wait
+        };
         match wait {
             Wait::Spin => Some(self.give_way(cx)),
             // Who ran may have sent something: looking costs less than a turn of the runtime.
@@ -314,6 +331,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         }
         let Some(parked_at) = self.parked_at.take() else { return };
         self.take_event(cx);
+        self.looks_first = true;
         let mut state = self.shard.lock();
         state.on_woken(parked_at.elapsed());
         state.unpark();

@@ -23,7 +23,7 @@ mod state;
 #[cfg(any(test, feature = "model"))]
 mod stats;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

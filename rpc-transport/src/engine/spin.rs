@@ -19,7 +19,7 @@
 //! 4. The budget drops to zero after `FAILURES_UNTIL_PARK` fruitless spins, and comes back after a
 //!    park that was shorter than the budget would have been.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How a driver waits for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -179,6 +179,25 @@ impl SpinPolicy {
             self.failures = self.failures.saturating_sub(1);
         }
     }
+}
+
+/// Lets other threads have the core. Returns how long they had it.
+pub(crate) fn yield_core() -> Duration {
+    let began = Instant::now();
+    rustix::thread::sched_yield();
+    #[cfg(test)]
+    if let Some(peer) = PEER.take() {
+        peer();
+        PEER.set(Some(peer));
+        return 2 * TAKEN_YIELD;
+    }
+    began.elapsed()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Where a test has set it, it is what another thread does whenever this one yields its core.
+    pub(crate) static PEER: std::cell::Cell<Option<Box<dyn Fn()>>> = const { std::cell::Cell::new(None) };
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use super::state::{DriverState, State};
 use super::{EndOnPanic, Locked, Shard};
 use crate::engine::clock;
 use crate::engine::connection_key::ConnectionKey;
-use crate::engine::spin::Wait;
+use crate::engine::spin::{self, Wait};
 use crate::engine::upper::Protocol;
 use crate::user_code::caught;
 
@@ -146,9 +146,7 @@ impl<P: Protocol> Shard<P> {
 
     /// Lets other threads have the core. Returns whether one took it that is likely to be the peer.
     pub(crate) fn yield_core(&self) -> bool {
-        let began = Instant::now();
-        rustix::thread::sched_yield();
-        let took = began.elapsed();
+        let took = spin::yield_core();
         let mut state = self.lock();
         state.on_yielded(took) && state.shares_core()
     }

@@ -26,12 +26,12 @@ use crate::protocol::link::{Lane, SubmitError};
 
 /// A protocol that sends what it is given. Its callers wait for messages.
 #[derive(Default)]
-pub(super) struct Simple {
+pub(in crate::engine) struct Simple {
     outbox: Vec<Submission>,
-    pub(super) received: usize,
+    pub(in crate::engine) received: usize,
     /// Woken by the next message.
     pub(super) waiters: Vec<Waker>,
-    actions: Vec<Option<Waker>>,
+    pub(in crate::engine) actions: Vec<Option<Waker>>,
     pub(super) is_waiting: bool,
     /// The number of the message that makes it panic.
     pub(super) bomb: Option<usize>,
@@ -200,7 +200,7 @@ async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
 }
 
 /// Two shards with a connection between them, and its keys.
-pub(super) async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
+pub(in crate::engine) async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
     let address = Address::Mem(name.to_owned());
     let mut listener = soft::listen_mem(name).unwrap();
     let outgoing = soft::MemConnector.resolve(&address).await.unwrap();
@@ -220,7 +220,7 @@ pub(super) async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2]
     [(client, keys.0), (server, keys.1)]
 }
 
-pub(super) fn send(shard: &Shard<Simple>, key: ConnectionKey) {
+pub(in crate::engine) fn send(shard: &Shard<Simple>, key: ConnectionKey) {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(b"a message");
     let submission = Submission { lane: Lane::Small, tag: 0, frame };

@@ -9,7 +9,7 @@ use crate::connect::error::CloseCause;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::shard::tests::{Simple, Wakes, pair, park, send};
 use crate::engine::shard::{Progress, Shard};
-use crate::engine::spin::PollMode;
+use crate::engine::spin::{PEER, PollMode};
 
 /// A client whose callers wait for messages, and the server that sends them.
 struct World {
@@ -254,6 +254,16 @@ async fn a_leader_yields_a_core_that_the_peer_needs_before_it_polls() {
     assert_eq!(polls(), 0);
     world.client.lock().set_mode(PollMode::Adaptive);
     assert_eq!(polls(), 1);
+}
+
+#[tokio::test]
+async fn a_leader_looks_once_more_when_it_has_yielded() {
+    let world = World::new("lead-again").await;
+    world.client.lock().share_core();
+    assert_eq!(world.wait(1, 1), "leads");
+    let (server, accepted) = (Arc::clone(&world.server), world.accepted);
+    PEER.set(Some(Box::new(move || send(&server, accepted))));
+    assert_eq!(world.wait(1, 1), "done");
 }
 
 /// It holds the core that the peer needs, and the lock, for as long as it polls.

@@ -283,3 +283,24 @@ impl<P: Protocol> State<P> {
 fn may_run_on_one_core_only() -> bool {
     rustix::thread::sched_getaffinity(None).is_ok_and(|cores| cores.count() == 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_with_one_core_to_run_on_is_told_from_others() {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        assert_eq!(may_run_on_one_core_only(), allowed.count() == 1);
+        let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(first);
+        // Of this thread alone.
+        std::thread::spawn(move || {
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            assert!(may_run_on_one_core_only());
+        })
+        .join()
+        .unwrap();
+    }
+}

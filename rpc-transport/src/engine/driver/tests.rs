@@ -1,0 +1,118 @@
+//! Turns of a driver, one by one, where its peer needs the core.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use super::*;
+use crate::engine::shard::tests::{Simple, pair, send};
+use crate::engine::spin::PEER;
+
+/// Does nothing. Each action counts as one that woke a task.
+struct Nothing;
+
+impl Executor<Simple> for Nothing {
+    fn execute(&mut self, _: ConnectionKey, _: Option<Waker>) -> bool {
+        true
+    }
+
+    fn discard(&mut self, _: Option<Waker>) {}
+
+    fn apply(&mut self, _: &mut State<Simple>) {}
+
+    fn has_results(&self) -> bool {
+        false
+    }
+}
+
+/// A client with its driver, which shares its core with the server, and the server.
+struct World {
+    client: Arc<Shard<Simple>>,
+    key: ConnectionKey,
+    server: Arc<Shard<Simple>>,
+    accepted: ConnectionKey,
+    driver: Driver<Simple, Nothing>,
+    /// How often the client had polled in vain at each yield of its core.
+    yields: Rc<RefCell<Vec<u32>>>,
+}
+
+impl World {
+    async fn new(name: &str) -> Self {
+        let [(client, key), (server, accepted)] = pair(name).await;
+        let driver = Driver::new(Arc::clone(&client), Nothing, PollMode::Adaptive).unwrap();
+        client.lock().share_core();
+        let world = Self { client, key, server, accepted, driver, yields: Rc::default() };
+        world.on_yields(|| ());
+        world
+    }
+
+    /// What the server does whenever the client yields its core.
+    fn on_yields(&self, does: impl Fn() + 'static) {
+        let (client, yields) = (Arc::clone(&self.client), Rc::clone(&self.yields));
+        PEER.set(Some(Box::new(move || {
+            yields.borrow_mut().push(client.lock().empty_polls());
+            does();
+        })));
+    }
+
+    fn turn(&mut self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut self.driver).poll(&mut cx).is_pending());
+    }
+
+    fn send(&self) {
+        send(&self.server, self.accepted);
+    }
+
+    fn received(&self) -> usize {
+        self.client.look(self.key, |protocol| protocol.received).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_core_that_the_peer_needs_is_yielded_before_a_poll_and_once_a_turn() {
+    let mut world = World::new("driver-yields").await;
+    let before = world.client.lock().empty_polls();
+    world.turn();
+    assert_eq!(*world.yields.borrow(), [before]);
+}
+
+#[tokio::test]
+async fn a_driver_that_has_yielded_looks_once_more() {
+    let mut world = World::new("driver-again").await;
+    let (server, accepted, yields) =
+        (Arc::clone(&world.server), world.accepted, Rc::clone(&world.yields));
+    world.on_yields(move || {
+        if yields.borrow().len() == 1 {
+            send(&server, accepted);
+        }
+    });
+    world.turn();
+    assert_eq!(world.received(), 1);
+}
+
+#[tokio::test]
+async fn a_driver_that_was_woken_takes_what_woke_it_before_it_yields() {
+    let mut world = World::new("driver-woken").await;
+    while world.driver.parked_at.is_none() {
+        world.turn();
+        tokio::task::yield_now().await;
+    }
+    world.client.lock().share_core();
+    world.yields.borrow_mut().clear();
+    world.send();
+    let mut cx = Context::from_waker(Waker::noop());
+    world.driver.on_woken(&mut cx);
+    assert!(matches!(world.driver.round(&cx), Round::Progress));
+    assert_eq!((world.yields.borrow().len(), world.received()), (0, 1));
+}
+
+#[tokio::test]
+async fn work_of_this_end_keeps_no_message_waiting() {
+    let mut world = World::new("driver-work").await;
+    world.send();
+    world.client.with(world.key, |protocol| protocol.actions.push(None)).unwrap();
+    world.turn();
+    assert_eq!(world.received(), 1);
+}
