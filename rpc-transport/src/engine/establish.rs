@@ -70,12 +70,13 @@ pub fn completions_per_connection(config: &LinkConfig) -> u32 {
 }
 
 /// RECVs of a shared receive queue for each connection that there is room for, unless windows start with
-/// more.
+/// more than half as many and may grow: then twice what they start with, so that on the average each may
+/// grow once.
 pub const SHARED_RECVS: u32 = 16;
 
 /// The same for this configuration.
 pub(super) fn shared_recvs_per_connection(config: &LinkConfig) -> u32 {
-    SHARED_RECVS.max(first_recvs(config))
+    SHARED_RECVS.max((2 * first_recvs(config)).min(most_recvs(config)))
 }
 
 /// The same as [`completions_per_connection`] where receives are shared.

@@ -159,8 +159,8 @@ impl LinkConfig {
     /// too, where the device has such. Default false. Each has the receives of its window for itself, as
     /// without: so an idle one costs less memory only with fewer
     /// [`first_data_credits`](LinkConfig::first_data_credits). But what windows grow by is memory of all,
-    /// [`16`](crate::engine::establish::SHARED_RECVS) receives for each connection that there is room for,
-    /// and a window stays as it is where others have them. A peer that breaks the rules can take receives
+    /// [`16`](crate::engine::establish::SHARED_RECVS) receives for each connection that there is room for, or
+    /// twice as many as it begins with, and a window stays as it is where others have them. A peer that breaks the rules can take receives
     /// of other connections, which are lost by that: it is for peers that trust each other, and not used
     /// with [`Isolation::PerConnection`], nor by channels.
     #[must_use]

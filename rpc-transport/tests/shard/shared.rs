@@ -218,6 +218,29 @@ fn windows_do_not_grow_by_receives_that_are_kept_for_connections_that_begin() {
 }
 
 #[test]
+fn windows_of_eight_may_all_grow_once() {
+    run("all grow once", async {
+        let config = LinkConfig::default().data_credits(16).shared_receive_queue(true);
+        let mut star = Star::new("mem", 4, config.keep_alive(None), None).await;
+        let mut pairs = Vec::new();
+        for _ in 0..4 {
+            pairs.push(star.connect().await);
+        }
+        // A window that is refused asks again now and then, and others have what it asks for.
+        for pair in &pairs {
+            for _ in 0..20 {
+                burst(&pair.0, 100).await;
+            }
+        }
+        assert_eq!(pairs.iter().map(|pair| windows(&pair.1).0).collect::<Vec<_>>(), [16; 4]);
+        for pair in pairs {
+            part(pair).await;
+        }
+        star.end().await;
+    });
+}
+
+#[test]
 fn a_connection_for_which_there_are_no_receives_is_refused_until_another_ends() {
     run("no receives", async {
         let mut star = Star::new("mem", 1, sharing(), None).await;
