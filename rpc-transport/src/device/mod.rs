@@ -86,8 +86,10 @@
 //!     the QP that took it. Where there is none, the SEND meets rule 9, which costs that connection
 //!     alone. A QP that fails flushes no RECV but the one that it was filling. What a QP has taken
 //!     completes under its handle even after it was destroyed, so that the owner can post as many
-//!     again; a device may lose the RECV that was being filled as the QP failed, until the SRQ goes
-//!     ([`Capabilities::KEEPS_CUT_OFF_RECVS`]).
+//!     again. It *has left* ([`CompletionQueue::has_left`]) when it is destroyed and all of these
+//!     completions have been polled. That comes in the end if the owner goes on polling; until then a
+//!     poll that finds nothing does not mean that no more will come. A device may lose the RECV that
+//!     was being filled as the QP failed, until the SRQ goes ([`Capabilities::KEEPS_CUT_OFF_RECVS`]).
 //!     A RECV keeps its slot until its completion has been polled (rule 12), and all slots are
 //!     reserved in the CQ (rule 13). [`CompletionQueue::destroy_srq`] is for when no QP uses it.
 
@@ -486,6 +488,13 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     /// # Errors
     /// [`ProviderError::UnknownQp`].
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), ProviderError>;
+
+    /// Whether a QP that used the shared receive queue has left (rule 22): it is destroyed, and `poll`
+    /// gives no completion of it any more. Default: as soon as it is destroyed, for devices without such
+    /// a queue.
+    fn has_left(&self, qp: QpHandle) -> bool {
+        self.state(qp).is_none()
+    }
 }
 
 /// Why there is nothing to be done with a shared receive queue.

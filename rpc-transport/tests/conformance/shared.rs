@@ -151,6 +151,26 @@ impl Star {
         self.server.cq.destroy_qp(self.qps[client]).unwrap();
     }
 
+    /// Ends the server's queue pair of a client, and polls until that has left: then nothing of it comes
+    /// any more. Returns what came.
+    fn destroy_and_wait(&mut self, client: usize) -> Vec<Completion> {
+        let qp = self.qps[client];
+        assert!(!self.server.cq.has_left(qp), "it is not destroyed");
+        self.destroy(client);
+        let (mut came, mut after) = (Vec::new(), 0);
+        while after < 20 {
+            let (had_left, before) = (self.server.cq.has_left(qp), came.len());
+            self.server.cq.poll(&mut came, 1).unwrap();
+            let mut new = came[before..].iter();
+            assert!(!had_left || new.all(|done| done.qp != qp), "it had left: {came:?}");
+            // It does not come back.
+            assert!(!had_left || self.server.cq.has_left(qp));
+            after += u32::from(had_left);
+            self.clients[client].pump();
+        }
+        came
+    }
+
     /// All queue pairs and the SRQ are destroyed, and all of its buffers are home.
     fn end(mut self, fixture: &dyn Fixture) {
         for qp in std::mem::take(&mut self.qps) {
@@ -247,9 +267,9 @@ pub(crate) fn rule22_what_a_destroyed_queue_pair_took_comes_back(fixture: &dyn F
                 star.clients[0].pump();
             }
         }
-        star.destroy(0);
+        let left_over = star.destroy_and_wait(0);
         // Each of the other's takes one, so the last one is the last of all.
-        let mut taken: Vec<_> = seen.into_iter().map(|done| done.wr_id).collect();
+        let mut taken: Vec<_> = seen.into_iter().chain(left_over).map(|done| done.wr_id).collect();
         while taken.len() < POSTED as usize {
             let left = POSTED as usize - taken.len();
             if star.clients[1].got.is_empty() && star.got.is_empty() {
@@ -284,9 +304,7 @@ pub(crate) fn rule22_a_message_that_is_cut_off_keeps_no_recv(fixture: &dyn Fixtu
     star.server.cq.clear_events().unwrap();
     let mut polled = Vec::new();
     star.server.cq.poll(&mut polled, 1).unwrap();
-    star.destroy(0);
-    star.pump();
-    polled.extend(star.got.drain(..));
+    polled.extend(star.destroy_and_wait(0));
     assert!(polled.iter().all(|done| done.qp == star.qps[0]), "{polled:?}");
     let capabilities = star.server.device.attributes().capabilities;
     if capabilities.contains(Capabilities::KEEPS_CUT_OFF_RECVS) {

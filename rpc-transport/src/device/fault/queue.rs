@@ -569,6 +569,10 @@ impl CompletionQueue for FaultyCompletionQueue {
         });
         Ok(())
     }
+
+    fn has_left(&self, qp: QpHandle) -> bool {
+        self.inner.has_left(qp) && !self.orphans.iter().any(|orphan| orphan.qp == qp)
+    }
 }
 
 impl fmt::Debug for FaultyCompletionQueue {

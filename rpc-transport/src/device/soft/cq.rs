@@ -586,6 +586,10 @@ impl CompletionQueue for SoftCompletionQueue {
         });
         Ok(())
     }
+
+    fn has_left(&self, qp: QpHandle) -> bool {
+        self.state(qp).is_none() && !self.is_awaited(qp)
+    }
 }
 
 impl std::fmt::Debug for SoftCompletionQueue {

@@ -38,6 +38,7 @@ pub(super) struct CqGuard {
     events: OwnedFd,
     /// Events taken and not acknowledged.
     unacked: AtomicU32,
+    entries: u32,
     capacity: u32,
     mailbox: Arc<Mailbox>,
     context: Arc<Context>,
@@ -81,6 +82,7 @@ impl CqGuard {
             channel: channel.into_raw(),
             events,
             unacked: AtomicU32::new(0),
+            entries: granted.max(min_entries),
             capacity: Self::usable_entries(granted).max(min_entries),
             mailbox,
             context: Arc::clone(context),
@@ -100,6 +102,11 @@ impl CqGuard {
     /// Completions that fit, not counting drain WRs.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    /// Completions that the device's CQ holds, with drain WRs.
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
     }
 
     /// The device.

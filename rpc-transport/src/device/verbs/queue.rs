@@ -43,6 +43,7 @@ use super::work_queues::{Outcome, WorkQueues};
 use super::wr_key::{Queue, WrKey};
 use crate::user_code::logged;
 
+mod leaving;
 mod retired;
 mod shared;
 
@@ -72,7 +73,7 @@ pub(super) struct VerbsCompletionQueue {
     srqs_made: u32,
     /// QPs that use the SRQ, by their numbers.
     numbers: HashMap<u32, QpHandle>,
-    leaving: Vec<shared::Leaving>,
+    leaving: leaving::LeavingQps<Arc<QpGuard>>,
     /// Nobody will poll.
     is_dropped: bool,
     attributes: DeviceAttributes,
@@ -95,7 +96,7 @@ impl VerbsCompletionQueue {
             srq: None,
             srqs_made: 0,
             numbers: HashMap::new(),
-            leaving: Vec::new(),
+            leaving: leaving::LeavingQps::default(),
             is_dropped: false,
             attributes: attributes.clone(),
             quirks,
@@ -125,6 +126,9 @@ impl VerbsCompletionQueue {
         device: &Arc<Context>,
     ) -> Result<(QpHandle, Arc<QpGuard>), ProviderError> {
         let parents = self.setup_queues().parents(pd, capacity, device)?;
+        if capacity.uses_srq {
+            self.leaving.check_room()?;
+        }
         let asked = granted(capacity, &self.attributes)?;
         let (handle, reserved) = self.reserve(capacity)?;
         let prepared = match prepared.filter(|prepared| prepared.is_of(&parents, asked)) {
@@ -248,6 +252,7 @@ impl VerbsCompletionQueue {
         end: usize,
     ) -> Result<(), ProviderError> {
         let mut wcs = [const { MaybeUninit::uninit() }; POLL_BATCH];
+        let (mut taken, mut is_empty) = (0, false);
         while completions.len() < end {
             let room = (end - completions.len()).min(POLL_BATCH);
             let count = self.cq.poll(&mut wcs[..room]).map_err(|error| {
@@ -267,13 +272,15 @@ impl VerbsCompletionQueue {
                 }
             }
             self.deliver(completions, end);
+            taken += count;
             if count < room {
+                is_empty = true;
                 self.release_retired();
-                if !self.leaving.is_empty() {
-                    self.on_empty();
-                }
                 break;
             }
+        }
+        if !self.leaving.is_empty() {
+            self.release_left(taken, is_empty);
         }
         Ok(())
     }
@@ -543,7 +550,7 @@ impl CompletionQueue for VerbsCompletionQueue {
         }
         let mut entry = self.qps.take(qp).ok_or(ProviderError::UnknownQp)?;
         if uses_srq {
-            self.leave_srq(&entry.guard);
+            self.leave_srq(qp, &entry.guard);
         }
         entry.guard.link().disconnect();
         if entry.queues.is_empty() {
@@ -560,6 +567,10 @@ impl CompletionQueue for VerbsCompletionQueue {
         self.ready
             .retain(|completion| completion.qp != qp || (uses_srq && shared::outlives(completion)));
         Ok(())
+    }
+
+    fn has_left(&self, qp: QpHandle) -> bool {
+        self.qps.get(qp).is_none() && !self.is_leaving(qp)
     }
 }
 

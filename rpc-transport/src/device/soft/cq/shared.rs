@@ -1,6 +1,6 @@
 //! The SRQ of a CQ: making it, the QPs that use it, and its end (contract rule 22).
 
-use crate::device::{NO_SRQ, PostErrorKind, ProviderError, QpCapacity, RecvWr};
+use crate::device::{NO_SRQ, PostErrorKind, ProviderError, QpCapacity, QpHandle, RecvWr};
 
 use super::super::MAX_SRQ_WR;
 use super::super::queue_pair::QueuePair;
@@ -65,6 +65,12 @@ impl SoftCompletionQueue {
         if self.queues.completions.len() > before {
             self.fire();
         }
+    }
+
+    /// Whether a RECV of the SRQ that a QP took is yet to be polled.
+    pub(super) fn is_awaited(&self, qp: QpHandle) -> bool {
+        let mut queued = self.queues.completions.iter();
+        queued.any(|queued| queued.is_shared && queued.completion.qp == qp)
     }
 
     /// A completion of a RECV of the SRQ is polled.

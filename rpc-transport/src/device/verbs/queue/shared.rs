@@ -2,14 +2,12 @@
 //! it will of what they took (contract rule 22).
 //!
 //! Invariants:
-//! 1. A destroyed QP is kept in ERR until the CQ was seen empty after the device has told that it
-//!    takes no more (`IBV_EVENT_QP_LAST_WQE_REACHED`): a driver drops the completions of a QP that
-//!    is destroyed, and with them the news of what it took. Devices that do not tell get
-//!    [`MOST_LEAVING`].
+//! 1. A destroyed QP is kept in ERR until all its completions were polled (see `leaving`): a driver
+//!    drops those of a QP that is destroyed, and with them the news of what it took.
 //! 2. Until then its number belongs to no other QP, so a completion's number names the QP.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::device::{
     Completion, CompletionKind, NO_SRQ, PostErrorKind, ProviderError, QpHandle, RecvWr,
@@ -26,17 +24,6 @@ use super::super::work_queues::WorkQueues;
 use super::super::work_queues::{Outcome, received};
 use super::super::wr_key::WrKey;
 use super::VerbsCompletionQueue;
-
-/// How long a destroyed QP waits for the device to tell that it takes no more.
-const MOST_LEAVING: Duration = Duration::from_secs(1);
-
-/// A QP that was destroyed here, and not yet in the device.
-pub(super) struct Leaving {
-    guard: Arc<QpGuard>,
-    since: Instant,
-    /// The device had told when the CQ was last seen empty.
-    was_last: bool,
-}
 
 impl VerbsCompletionQueue {
     pub(super) fn new_srq(
@@ -84,7 +71,10 @@ impl VerbsCompletionQueue {
         self.reserved -= srq.max_wr();
         self.srq = None;
         // Nobody asks any more what these took.
-        self.release_leaving(|_| true);
+        let Self { leaving, numbers, .. } = self;
+        leaving.clear(|guard| {
+            numbers.remove(&guard.number());
+        });
         Ok(())
     }
 
@@ -102,34 +92,28 @@ impl VerbsCompletionQueue {
     }
 
     /// A QP that uses the SRQ, in ERR by now, is destroyed (invariant 1).
-    pub(super) fn leave_srq(&mut self, guard: &Arc<QpGuard>) {
+    pub(super) fn leave_srq(&mut self, handle: QpHandle, guard: &Arc<QpGuard>) {
         if let Some(srq) = &mut self.srq {
             srq.users -= 1;
         }
-        let guard = Arc::clone(guard);
-        self.leaving.push(Leaving { guard, since: Instant::now(), was_last: false });
+        self.leaving.add(handle, Arc::clone(guard), Instant::now());
         // The owner is to poll.
         self.cq.mailbox().ring();
     }
 
-    /// The CQ was seen empty.
+    /// So many completions were taken from the CQ, which may have been seen empty.
     #[cold]
-    pub(super) fn on_empty(&mut self) {
-        self.release_leaving(|leaving| {
-            let is_last = std::mem::replace(&mut leaving.was_last, leaving.guard.is_last());
-            is_last || leaving.since.elapsed() >= MOST_LEAVING
+    pub(super) fn release_left(&mut self, taken: usize, is_empty: bool) {
+        let entries = self.cq.entries() as usize;
+        let Self { leaving, numbers, .. } = self;
+        leaving.on_polled(taken, is_empty, entries, Instant::now(), |guard| {
+            numbers.remove(&guard.number());
         });
     }
 
-    fn release_leaving(&mut self, is_over: impl Fn(&mut Leaving) -> bool) {
-        let Self { leaving, numbers, .. } = self;
-        leaving.retain_mut(|leaving| {
-            let is_over = is_over(leaving);
-            if is_over {
-                numbers.remove(&leaving.guard.number());
-            }
-            !is_over
-        });
+    /// Whether completions of a destroyed QP may still come.
+    pub(super) fn is_leaving(&self, qp: QpHandle) -> bool {
+        self.leaving.has(qp) || self.ready.iter().any(|completion| completion.qp == qp)
     }
 
     /// The RECV of a completion and its QP, also if that was destroyed.
