@@ -160,9 +160,9 @@ impl LinkConfig {
     /// without: so an idle one costs less memory only with fewer
     /// [`first_data_credits`](LinkConfig::first_data_credits). But what windows grow by is memory of all,
     /// [`16`](crate::engine::establish::SHARED_RECVS) receives for each connection that there is room for, or
-    /// twice as many as it begins with, and a window stays as it is where others have them. A peer that breaks the rules can take receives
-    /// of other connections, which are lost by that: it is for peers that trust each other, and not used
-    /// with [`Isolation::PerConnection`], nor by channels.
+    /// twice as many as it begins with, and a window stays as it is where others have them. A peer that
+    /// breaks the rules can take receives of other connections, which are lost by that: it is for peers that
+    /// trust each other, and not used with [`Isolation::PerConnection`], nor by channels.
     #[must_use]
     pub fn shared_receive_queue(mut self, is_shared: bool) -> Self {
         self.shared_receive_queue = is_shared;
