@@ -5,26 +5,31 @@
 //!
 //! Invariants:
 //! 1. Those of [`RecvPool`]: nobody is granted what is not posted, so no queue is ever oversubscribed.
-//! 2. A connection's [`Share`] is given back once, at a poll that finds nothing after its QP was
-//!    destroyed: by then all that its messages have taken is posted again.
+//! 2. A connection's [`Share`] is given back once, when its QP has left (contract rule 22): by then all
+//!    that its messages have taken is posted again. One that no QP ever had is given back at once.
 //! 3. Of a connection that did not end with its peer's Close one RECV is counted as lost, on a device that
 //!    may lose one then. When the last connection has gone the queue is made anew.
 //! 4. Windows grow by what is not kept for connections that begin, so that those which have grown keep
 //!    nobody out.
 //! 5. None of these buffers is lent: a message above 1 KiB is copied.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::device::{CompletionQueue, ProviderError};
+use crate::device::{CompletionQueue, ProviderError, QpHandle};
 use crate::engine::connection::Growth;
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::credit::RecvPool;
 
 /// Buffers that are registered at once: each registration is a command, and locks whole pages.
 pub(crate) const STEP: u32 = 16;
+
+/// Between two looks at connections that are leaving, where nothing else wakes.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The pool of a shard.
 pub(crate) struct SharedRecvs {
@@ -39,15 +44,21 @@ struct Inner {
     pool: RecvPool,
     /// The oldest first.
     buffers: Vec<BufferPool>,
-    /// Shares of connections whose QPs were destroyed since a poll has last found nothing.
-    leaving: u32,
+    /// Shares of connections whose QPs were destroyed, the oldest first.
+    leaving: VecDeque<Leaving>,
     /// RECVs that windows may still grow by: what is kept for connections that begin is not lent.
     spare: u32,
-    /// Those of `leaving` that were of `spare`.
-    leaving_spare: u32,
-    /// Those of `leaving` that the device may have lost.
-    leaving_lost: u32,
     growth: Growth,
+}
+
+/// What a connection had whose QP is leaving.
+struct Leaving {
+    qp: QpHandle,
+    count: u32,
+    /// Those of `count` that were of [`Inner::spare`].
+    spare: u32,
+    /// Those of `count` that the device may have lost.
+    lost: u32,
 }
 
 impl SharedRecvs {
@@ -62,10 +73,8 @@ impl SharedRecvs {
         let inner = Inner {
             pool: RecvPool::new(most),
             buffers: Vec::new(),
-            leaving: 0,
+            leaving: VecDeque::new(),
             spare: most.saturating_sub(kept),
-            leaving_spare: 0,
-            leaving_lost: 0,
             growth: Growth::default(),
         };
         Arc::new(Self { domain, buffer_bytes, may_lose, inner: Mutex::new(inner) })
@@ -80,7 +89,8 @@ impl SharedRecvs {
     /// are leaving.
     pub(crate) fn has_room(&self, count: u32) -> bool {
         let inner = self.inner.lock();
-        count <= inner.pool.room() + inner.leaving - inner.leaving_lost
+        let leaving: u32 = inner.leaving.iter().map(|leaving| leaving.count - leaving.lost).sum();
+        count <= inner.pool.room() + leaving
     }
 
     /// The RECVs of a connection that begins.
@@ -98,7 +108,7 @@ impl SharedRecvs {
                 if more == 0 && inner.pool.grant(count).is_some() {
                     let (shared, unposted) = (Arc::clone(self), inner.take(missing));
                     let may_lose = self.may_lose;
-                    return Ok(Share { shared, count, spare: 0, unposted, may_lose });
+                    return Ok(Share { shared, count, spare: 0, unposted, may_lose, qp: None });
                 }
                 more
             };
@@ -120,18 +130,23 @@ impl SharedRecvs {
         is_to_repost.then_some(buffer)
     }
 
-    /// A poll has found nothing: what connections had whose QPs are gone is free.
+    /// The shard has polled, and handled what it got: what connections had that have left is free.
     ///
     /// # Errors
     /// That of making the queue anew: it is gone then.
-    pub(crate) fn on_quiet(&self, cq: &mut dyn CompletionQueue) -> Result<(), ProviderError> {
+    pub(crate) fn on_polled(&self, cq: &mut dyn CompletionQueue) -> Result<(), ProviderError> {
         let inner = &mut *self.inner.lock();
-        let left = std::mem::take(&mut inner.leaving);
-        if left == 0 {
+        if inner.leaving.is_empty() {
             return Ok(());
         }
-        inner.pool.end(left, std::mem::take(&mut inner.leaving_lost));
-        inner.spare += std::mem::take(&mut inner.leaving_spare);
+        while let Some(&Leaving { qp, count, spare, lost }) = inner.leaving.front() {
+            if !cq.has_left(qp) {
+                return Ok(());
+            }
+            inner.leaving.pop_front();
+            inner.pool.end(count, lost);
+            inner.spare += spare;
+        }
         // Nobody begins before this is done, as that takes the lock. Where the device still sees a user the
         // count stands until the next has gone.
         if inner.pool.granted() == 0 && inner.pool.lost() > 0 && cq.destroy_srq().is_ok() {
@@ -139,6 +154,12 @@ impl SharedRecvs {
             cq.create_srq(&self.domain, inner.pool.most())?;
         }
         Ok(())
+    }
+
+    /// When to poll though nothing wakes, as not every device tells that a connection has left.
+    pub(crate) fn next_look(&self, now: Instant) -> Option<Instant> {
+        let is_awaited = !self.inner.lock().leaving.is_empty();
+        is_awaited.then(|| now + LOOK_INTERVAL)
     }
 
     /// Gives memory of buffers up that are all at home, but not the last of it.
@@ -177,7 +198,7 @@ impl Inner {
     }
 }
 
-/// What a connection was granted; it goes back when this is dropped, which is after its QP was destroyed.
+/// What a connection was granted; it goes back after this was dropped, which is after its QP was destroyed.
 pub(crate) struct Share {
     shared: Arc<SharedRecvs>,
     /// RECVs granted.
@@ -188,9 +209,16 @@ pub(crate) struct Share {
     unposted: Vec<Buffer>,
     /// Its end may cost a RECV.
     may_lose: bool,
+    /// Whose messages may take them.
+    qp: Option<QpHandle>,
 }
 
 impl Share {
+    /// The connection has a QP: what is granted may be taken from now on.
+    pub(crate) fn on_qp(&mut self, qp: QpHandle) {
+        self.qp = Some(qp);
+    }
+
     /// The pool that it is of.
     pub(crate) fn shared(&self) -> &Arc<SharedRecvs> {
         &self.shared
@@ -262,9 +290,14 @@ impl Drop for Share {
         let unposted = u32::try_from(self.unposted.len()).unwrap_or(u32::MAX).min(self.count);
         // What was never posted is nowhere.
         inner.pool.revoke(unposted, unposted);
-        inner.leaving += self.count - unposted;
-        inner.leaving_lost += u32::from(self.may_lose).min(self.count - unposted);
-        inner.leaving_spare += self.spare;
+        let (count, spare) = (self.count - unposted, self.spare);
+        let Some(qp) = self.qp else {
+            inner.pool.give_back(count);
+            inner.spare += spare;
+            return;
+        };
+        let lost = u32::from(self.may_lose).min(count);
+        inner.leaving.push_back(Leaving { qp, count, spare, lost });
     }
 }
 

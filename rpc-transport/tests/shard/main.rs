@@ -21,6 +21,7 @@ mod random;
 mod raw;
 mod setup;
 mod shared;
+mod shares_given_back;
 mod slots;
 mod slow_link;
 mod small;

@@ -31,7 +31,7 @@ const LITTLE: u64 = 32 << 10;
 /// Receives of a connection that begins: 2 data credits, 2 acks, a Close, one whose repost waits.
 const FIRST: u32 = 6;
 
-fn sharing() -> LinkConfig {
+pub(crate) fn sharing() -> LinkConfig {
     let config = LinkConfig::default().first_data_credits(2).keep_alive(None);
     config.shared_receive_queue(true)
 }
@@ -42,16 +42,16 @@ fn thrifty() -> LinkConfig {
 }
 
 /// A server whose connections share their receives, and clients.
-struct Star {
-    server: ProbeShard,
-    listener: Box<dyn Listener>,
-    options: Options,
+pub(crate) struct Star {
+    pub(crate) server: ProbeShard,
+    pub(crate) listener: Box<dyn Listener>,
+    pub(crate) options: Options,
     drivers: Vec<JoinHandle<()>>,
 }
 
 impl Star {
     /// With receives for so many connections.
-    async fn new(
+    pub(crate) async fn new(
         wire: &str,
         connections: u32,
         config: LinkConfig,
@@ -74,7 +74,7 @@ impl Star {
     }
 
     /// One more connection, whose client has a shard to itself.
-    async fn connect(&mut self) -> (End, End) {
+    pub(crate) async fn connect(&mut self) -> (End, End) {
         let outgoing = resolve(&self.listener.local_address(), &self.options, 0).await;
         let config = &self.options.configs[0];
         let (client, driver) = shard(outgoing.device(), config, 1, PollMode::Event);
@@ -82,19 +82,19 @@ impl Star {
         join(&client, &self.server, &mut *self.listener, &self.options).await
     }
 
-    fn granted(&self) -> u32 {
+    pub(crate) fn granted(&self) -> u32 {
         self.server.shared_recv_pool().expect("they are shared").granted()
     }
 
-    /// Waits until so many receives are granted: what is given back is free at a poll that finds nothing.
-    async fn until_granted(&self, wanted: u32) {
+    /// Waits until so many receives are granted: what was granted is free when its queue pair has left.
+    pub(crate) async fn until_granted(&self, wanted: u32) {
         while self.granted() != wanted {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     /// Ends when all its connections have left.
-    async fn end(self) {
+    pub(crate) async fn end(self) {
         self.until_granted(0).await;
         self.server.shutdown();
         self.drivers.into_iter().next().unwrap().await.unwrap();
@@ -104,7 +104,7 @@ impl Star {
 }
 
 /// Both leave in order.
-async fn part((client, server): (End, End)) {
+pub(crate) async fn part((client, server): (End, End)) {
     client.leave().await;
     client.shard.shutdown();
     server.shard.release(server.key);
@@ -112,7 +112,7 @@ async fn part((client, server): (End, End)) {
 }
 
 /// Echoes of so many messages at once.
-async fn burst(client: &End, count: u64) {
+pub(crate) async fn burst(client: &End, count: u64) {
     let before = client.events().received;
     client.with(|probe| (0..count).for_each(|_| probe.send(b"many at once")));
     let closed = client.until(|end| {

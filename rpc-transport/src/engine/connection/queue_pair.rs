@@ -92,9 +92,12 @@ impl ConnectionQp {
     pub(crate) fn new(
         qp: QpHandle,
         max_inline_bytes: u32,
-        recv_buffers: RecvBuffers,
+        mut recv_buffers: RecvBuffers,
         send_buffers: SendBuffers,
     ) -> Self {
+        if let Some(share) = &mut recv_buffers.share {
+            share.on_qp(qp);
+        }
         Self {
             qp,
             domain: recv_buffers.domain(),

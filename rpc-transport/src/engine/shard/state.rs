@@ -489,7 +489,9 @@ impl<P: Protocol> State<P> {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.first().map(|(at, _)| *at)
+        let look = self.shared_recvs.as_ref().filter(|_| !self.dead);
+        let look = look.and_then(|shared| shared.next_look(self.now));
+        self.deadlines.first().map(|(at, _)| *at).into_iter().chain(look).min()
     }
 
     #[inline]

@@ -32,6 +32,11 @@ impl<P: Protocol> State<P> {
             Ok(count) => self.on_completions() + self.overdue_events(count),
             Err(error) => self.on_dead_cq(&error),
         };
+        if let Some(shared) = &self.shared_recvs
+            && let Err(error) = shared.on_polled(&mut *self.cq)
+        {
+            return self.on_dead_cq(&error);
+        }
         if self.unfinished.is_empty() {
             return count;
         }
@@ -50,11 +55,6 @@ impl<P: Protocol> State<P> {
             let index = std::mem::replace(&mut self.spare, NO_CONNECTION);
             self.post_spare(index);
             self.transmit_dirty();
-        }
-        if let Some(shared) = &self.shared_recvs
-            && let Err(error) = shared.on_quiet(&mut *self.cq)
-        {
-            return self.on_dead_cq(&error);
         }
         self.quiet_polls = self.quiet_polls.wrapping_add(1);
         if !self.quiet_polls.is_multiple_of(POLLS_PER_EVENT) {

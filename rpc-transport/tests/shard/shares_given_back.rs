@@ -1,0 +1,89 @@
+//! When what a connection had of the receives that a shard shares is another's again.
+
+use std::time::Duration;
+
+use rpc_transport::device::fault::{FaultPlan, MLX5};
+use rpc_transport::engine::spin::PollMode;
+use rpc_transport::memory::budget::MemoryBudget;
+
+use crate::probe::{Habit, Probe};
+use crate::shared::{Star, burst, part, sharing};
+use crate::windows::windows;
+use crate::world::{parked, resolve, run, shard};
+
+/// A shard that always has something to do finds no poll empty.
+#[test]
+fn connections_that_end_on_a_busy_shard_give_their_receives_back() {
+    run("busy", async {
+        // 96 receives, of which the busy ones keep some.
+        let mut star = Star::new("shm", 6, sharing(), None).await;
+        let mut busy = Vec::new();
+        for _ in 0..4 {
+            let pair = star.connect().await;
+            pair.1.with(|probe| {
+                probe.works = Some(|| (0..2_000).for_each(|_| std::hint::spin_loop()))
+            });
+            pair.0.shard.with(pair.0.key, |probe| {
+                probe.habit = Habit::Echo;
+                (0..400).for_each(|_| probe.send(b"on and on"));
+            });
+            busy.push(pair);
+        }
+        for _ in 0..40 {
+            part(star.connect().await).await;
+        }
+        for (client, server) in busy {
+            client.shard.shutdown_now();
+            server.shard.release(server.key);
+            server.gone().await;
+        }
+        star.end().await;
+    });
+}
+
+/// Why the set-up of a connection fails.
+async fn attempt(star: &mut Star) -> String {
+    let address = star.listener.local_address();
+    let outgoing = resolve(&address, &star.options, 0).await;
+    let config = star.options.configs[0].clone();
+    let (client, driver) = shard(outgoing.device(), &config, 1, PollMode::Event);
+    let driver = tokio::spawn(driver);
+    let accept = async {
+        let incoming = star.listener.incoming().await.unwrap();
+        star.server.accept(incoming, &star.options.configs[1], Probe::new(Habit::Echo)).await
+    };
+    let probe = Probe::new(Habit::Keep);
+    let connect = client.connect(outgoing, &address, &config, Duration::from_secs(9), probe);
+    let (_, accepted) = tokio::join!(connect, accept);
+    client.shutdown_now();
+    driver.await.unwrap();
+    accepted.unwrap_err().to_string()
+}
+
+#[test]
+fn set_ups_that_fail_before_there_is_a_queue_pair_keep_no_receives() {
+    run("set-ups that fail", async {
+        let limit = MemoryBudget::new(64 << 20);
+        let plan = FaultPlan::new(1).profile(&MLX5).lock_limit(&limit);
+        let mut star = Star::new("mem", 1, sharing(), Some(plan)).await;
+        // The buffers of a window that has grown are there already; those to send from are not.
+        let first = star.connect().await;
+        while windows(&first.1).0 < 8 {
+            burst(&first.0, 100).await;
+        }
+        part(first).await;
+        star.until_granted(0).await;
+        parked(&star.server).await;
+        let all = limit.reserve(limit.limit_bytes() - limit.used_bytes()).unwrap();
+        for _ in 0..4 {
+            let refused = attempt(&mut star).await;
+            assert!(!refused.contains("of which other connections have"), "{refused}");
+            assert_eq!(star.granted(), 0);
+        }
+        drop(all);
+        let after = star.connect().await;
+        burst(&after.0, 100).await;
+        part(after).await;
+        star.end().await;
+    });
+}
