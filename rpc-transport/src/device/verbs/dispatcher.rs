@@ -30,9 +30,10 @@ use crate::log_limit::LogLimit;
 
 use super::async_events;
 use super::cm::{self, Action, Event, Input, State};
-use super::cm_id::{CmChannel, CmEvent, CmId};
+use super::cm_id::{CmChannel, CmEvent, CmId, Dial};
 use super::conversation::{Conversation, Waiting, ignore, resolve_device};
 use super::device::{self, VerbsDevice};
+use super::dials::Dials;
 use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS};
 use super::id_link::{IdKey, IdLink};
 use super::options::SetupOptions;
@@ -75,6 +76,7 @@ struct Dispatcher {
     service: &'static Service,
     conversations: HashMap<IdKey, Conversation>,
     deadlines: BinaryHeap<Reverse<(Instant, IdKey)>>,
+    dials: Dials<Dial>,
     // Declared after the ids, so that they are dropped first.
     channel: CmChannel,
 }
@@ -82,7 +84,14 @@ struct Dispatcher {
 impl Dispatcher {
     /// Creates the thread's state.
     fn new(service: &'static Service, channel: CmChannel) -> Self {
-        Self { service, conversations: HashMap::new(), deadlines: BinaryHeap::new(), channel }
+        let dials = Dials::new(move |key, dial| start_dial(service, key, dial));
+        Self {
+            service,
+            conversations: HashMap::new(),
+            deadlines: BinaryHeap::new(),
+            dials,
+            channel,
+        }
     }
 
     /// Runs until the process ends.
@@ -254,6 +263,10 @@ impl Dispatcher {
                 }
                 // Destroys the id, if its conversation has ended meanwhile.
                 drop(dial);
+                for (key, error) in self.dials.on_done(|key| self.conversations.contains_key(&key))
+                {
+                    self.call_failed(key, CONNECT, error);
+                }
             }
             Command::Disconnect { key } => self.input(key, Input::Disconnect),
             Command::Close { key, token } => {
@@ -406,7 +419,9 @@ impl Dispatcher {
             let carried_out = match action {
                 Action::MakeReady => make_ready(self.service, key, conversation),
                 Action::SendConnect if conversation.waits_in_connect() => {
-                    dial(self.service, key, conversation).map_err(|error| (CONNECT, error))
+                    let dial = conversation.dial();
+                    let added = dial.and_then(|dial| self.dials.add(key, dial));
+                    added.map_err(|error| (CONNECT, error))
                 }
                 _ => conversation.carry_out(*action),
             };
@@ -456,8 +471,7 @@ fn make_ready(
 }
 
 /// Has a thread of its own connect: those of [`workers`] are few, and this waits for a peer.
-fn dial(service: &'static Service, key: IdKey, conversation: &Conversation) -> io::Result<()> {
-    let dial = conversation.dial()?;
+fn start_dial(service: &'static Service, key: IdKey, dial: Dial) -> io::Result<()> {
     let job = move || {
         let outcome = dial.run();
         service.send(Command::Dialed { key, dial, outcome });
