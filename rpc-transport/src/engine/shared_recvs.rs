@@ -306,3 +306,108 @@ impl fmt::Debug for SharedRecvs {
         f.debug_struct("SharedRecvs").field("pool", &self.pool()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::os::fd::BorrowedFd;
+
+    use super::*;
+    use crate::device::soft::mem_device;
+    use crate::device::{Completion, PostError, QpEvent, QpState, RecvWr, SendWr};
+
+    /// Knows which queue pairs have left, and is asked nothing else.
+    #[derive(Debug, Default)]
+    struct Told(HashSet<QpHandle>);
+
+    impl CompletionQueue for Told {
+        fn has_left(&self, qp: QpHandle) -> bool {
+            self.0.contains(&qp)
+        }
+
+        fn capacity(&self) -> u32 {
+            unreachable!()
+        }
+
+        fn poll(&mut self, _: &mut Vec<Completion>, _: usize) -> Result<usize, ProviderError> {
+            unreachable!()
+        }
+
+        fn arm(&mut self) -> Result<(), ProviderError> {
+            unreachable!()
+        }
+
+        fn event_fd(&self) -> BorrowedFd<'_> {
+            unreachable!()
+        }
+
+        fn clear_events(&mut self) -> Result<(), ProviderError> {
+            unreachable!()
+        }
+
+        fn poll_event(&mut self) -> Option<QpEvent> {
+            unreachable!()
+        }
+
+        fn post_send(&mut self, _: QpHandle, _: &mut [SendWr<'_>]) -> Result<(), PostError> {
+            unreachable!()
+        }
+
+        fn post_recv(&mut self, _: QpHandle, _: RecvWr) -> Result<(), (PostError, RecvWr)> {
+            unreachable!()
+        }
+
+        fn flush(&mut self) {}
+
+        fn state(&self, _: QpHandle) -> Option<QpState> {
+            None
+        }
+
+        fn max_inline_bytes(&self, _: QpHandle) -> u32 {
+            unreachable!()
+        }
+
+        fn modify_to_error(&mut self, _: QpHandle) -> Result<(), ProviderError> {
+            unreachable!()
+        }
+
+        fn destroy_qp(&mut self, _: QpHandle) -> Result<(), ProviderError> {
+            unreachable!()
+        }
+    }
+
+    fn posted(shared: &Arc<SharedRecvs>, qp: QpHandle) -> Share {
+        let mut share = shared.begin(6).unwrap();
+        share.on_qp(qp);
+        while share.next_unposted().is_some() {}
+        share
+    }
+
+    #[test]
+    fn what_a_connection_had_is_given_back_when_its_queue_pair_has_left_however_often_was_polled() {
+        let domain = mem_device().allocate_pd().unwrap();
+        let shared = SharedRecvs::new(domain, 64, [12, 12], false);
+        let [first, second] = [1, 2].map(|index| QpHandle { index, generation: 0 });
+        let shares = [first, second].map(|qp| posted(&shared, qp));
+        let (mut cq, now) = (Told::default(), Instant::now());
+        assert_eq!(shared.next_look(now), None);
+        drop(shares);
+        for _ in 0..100 {
+            shared.on_polled(&mut cq).unwrap();
+        }
+        assert_eq!(shared.pool().granted(), 12);
+        assert!(shared.begin(6).is_err() && shared.has_room(12));
+        // Nothing may wake who waits for this.
+        assert_eq!(shared.next_look(now), Some(now + LOOK_INTERVAL));
+        cq.0.insert(first);
+        shared.on_polled(&mut cq).unwrap();
+        assert_eq!(shared.pool().granted(), 6);
+        cq.0.insert(second);
+        shared.on_polled(&mut cq).unwrap();
+        assert_eq!((shared.pool().granted(), shared.pool().surplus()), (0, 12));
+        assert_eq!(shared.next_look(now), None);
+        // No queue pair has it, so nothing of it is awaited.
+        drop(shared.begin(6).unwrap());
+        assert_eq!((shared.pool().granted(), shared.pool().surplus()), (0, 12));
+    }
+}

@@ -160,7 +160,8 @@ impl LinkConfig {
     /// without: so an idle one costs less memory only with fewer
     /// [`first_data_credits`](LinkConfig::first_data_credits). But what windows grow by is memory of all,
     /// [`16`](crate::engine::establish::SHARED_RECVS) receives for each connection that there is room for, or
-    /// twice as many as it begins with, and a window stays as it is where others have them. A peer that
+    /// twice as many as it begins with, and a window stays as it is where others have them. It falls again
+    /// by [`keep_alive`](LinkConfig::keep_alive): ends without keep what theirs grew to. A peer that
     /// breaks the rules can take receives of other connections, which are lost by that: it is for peers that
     /// trust each other, and not used with [`Isolation::PerConnection`], nor by channels.
     #[must_use]

@@ -9,7 +9,7 @@
 //! smaller of the two maxima, if both minima allow it. Both ends compute the same [`Agreed`].
 //!
 //! Invariants:
-//! 1. A request fits 56 bytes, a reply 196, a reject 148, with spare room. The receiver sees them
+//! 1. A request fits 56 bytes, of which it may fill all, a reply 196, a reject 148. The receiver sees them
 //!    zero-padded, so each states its length, and all bytes after that must be zero.
 //! 2. The first 8 bytes and the whole reject are the same in every version, so that ends without a
 //!    common version can still report that.

@@ -422,7 +422,8 @@ fn a_peer_that_takes_the_receives_of_others_is_ended_and_they_come_back() {
     run("takes the receives of others", async {
         let text = "the peer broke the protocol: peer sent data beyond our window of 2 unreturned \
                     messages";
-        assert_eq!(flooded(5).await, text);
+        // Six may be within the rules, where they come one by one.
+        assert_eq!(flooded(7).await, text);
         assert_eq!(flooded(9).await, text);
         // All that there are, so that others may be lost by it, and nothing but connections is.
         assert_eq!(flooded(500).await, text);
