@@ -367,10 +367,14 @@ impl Offer {
         let assembly_bytes = u64::from_le_bytes([b0, b1, b2, b3, b4, b5, 0, 0]);
         let doublings = fields.rest().first().map_or(0, |bits| bits & DOUBLINGS);
         let arena = ArenaDescriptor { address, rkey, log2_chunk, chunks };
-        // Out of its range where it does not fit.
-        let last = u16::try_from(u32::from(data) << doublings).unwrap_or(u16::MAX);
-        let window = Window { data: last, ack };
-        let first_data = if doublings == 0 { window.first(FIRST_DATA_CREDITS).data } else { data };
+        let (window, first_data) = match u16::try_from(u32::from(data) << doublings) {
+            Ok(last) if doublings > 0 => (Window { data: last, ack }, data),
+            // Out of its range where it does not fit: then how it starts does not matter.
+            last => {
+                let window = Window { data: last.unwrap_or(u16::MAX), ack };
+                (window, window.first(FIRST_DATA_CREDITS).data)
+            }
+        };
         Ok(Self {
             versions,
             features,

@@ -181,8 +181,10 @@ fn a_window_that_doubles_beyond_what_there_is_is_refused() {
     // 64 credits doubled so often: up to 2,048, and beyond 4,095, and beyond a u16.
     for doublings in 0..=255 {
         bytes[55] = doublings;
-        let window = Offer::from_request(&bytes).unwrap().validate();
+        let offer = Offer::from_request(&bytes).unwrap();
+        let window = offer.validate();
         assert_eq!(window.is_ok(), doublings & 15 <= 5, "{doublings}: {window:?}");
+        assert_eq!(Offer::from_request(&offer.to_request()), Ok(offer), "{doublings}");
     }
 }
 
