@@ -29,14 +29,9 @@ impl<P: Protocol> State<P> {
         }
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => self.on_quiet(),
-            Ok(count) => self.on_completions() + self.overdue_events(count),
+            Ok(count) => self.on_completions() + self.overdue_events(count) + self.free_shares(),
             Err(error) => self.on_dead_cq(&error),
         };
-        if let Some(shared) = &self.shared_recvs
-            && let Err(error) = shared.on_polled(&mut *self.cq)
-        {
-            return self.on_dead_cq(&error);
-        }
         if self.unfinished.is_empty() {
             return count;
         }
@@ -72,9 +67,20 @@ impl<P: Protocol> State<P> {
     #[cold]
     fn look_for_events(&mut self) -> usize {
         self.events_due = false;
-        match self.cq.poll_event() {
+        let found = match self.cq.poll_event() {
             None => 0,
             Some(event) => self.on_events(event),
+        };
+        found + self.free_shares()
+    }
+
+    /// Gives back what connections have left of the receives that this shard's share.
+    #[inline]
+    fn free_shares(&mut self) -> usize {
+        let Some(shared) = &self.shared_recvs else { return 0 };
+        match shared.on_polled(&mut *self.cq) {
+            Ok(()) => 0,
+            Err(error) => self.on_dead_cq(&error),
         }
     }
 
