@@ -270,14 +270,17 @@ async fn peers_that_vanish_in_the_middle_of_a_message(scheme: Scheme) {
         drop(peer);
     }
     assert_eq!(honest.add(1, 1).await, Ok(2));
+    // Where a CQ holds few connections, a server that still sets up or ends the last ones opens a further
+    // shard for the next, and keeps it: three at most for so many peers, of five file descriptors each.
+    let most_fds = before.fds + 2 + 15;
     let mut after = before;
     for _ in 0..10_000 {
         after = honest.resources().await.expect("the server answers");
-        if after.fds <= before.fds + 2 {
+        if after.fds <= most_fds {
             break;
         }
     }
-    assert!(after.fds <= before.fds + 2, "{before:?} {after:?}");
+    assert!(after.fds <= most_fds, "{before:?} {after:?}");
     assert!(after.rss_bytes < before.rss_bytes + (64 << 20), "{before:?} {after:?}");
 }
 
