@@ -1,12 +1,13 @@
 //! Turns of a driver, one by one, where its peer needs the core.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use super::*;
-use crate::engine::shard::tests::{Simple, pair, send};
+use crate::engine::shard::tests::{Simple, pair, send, send_and_wait, tcp_pair};
 use crate::engine::spin::PEER;
 
 /// Does nothing. Each action counts as one that woke a task.
@@ -39,7 +40,11 @@ struct World {
 
 impl World {
     async fn new(name: &str) -> Self {
-        let [(client, key), (server, accepted)] = pair(name).await;
+        Self::of(pair(name).await)
+    }
+
+    fn of(pair: [(Arc<Shard<Simple>>, ConnectionKey); 2]) -> Self {
+        let [(client, key), (server, accepted)] = pair;
         let driver = Driver::new(Arc::clone(&client), Nothing, PollMode::Adaptive).unwrap();
         client.lock().share_core();
         let world = Self { client, key, server, accepted, driver, yields: Rc::default() };
@@ -47,11 +52,12 @@ impl World {
         world
     }
 
-    /// What the server does whenever the client yields its core.
+    /// What the server does whenever the client yields its core. No time passes.
     fn on_yields(&self, does: impl Fn() + 'static) {
         let (client, yields) = (Arc::clone(&self.client), Rc::clone(&self.yields));
         PEER.set(Some(Box::new(move || {
             yields.borrow_mut().push(client.lock().empty_polls());
+            client.lock().on_woken(Duration::ZERO);
             does();
         })));
     }
@@ -90,6 +96,26 @@ async fn a_driver_that_has_yielded_looks_once_more() {
     });
     world.turn();
     assert_eq!(world.received(), 1);
+}
+
+#[tokio::test]
+async fn what_callers_posted_leaves_before_the_core_is_yielded() {
+    let mut world = World::of(tcp_pair().await);
+    // The second one waits for the first to be accepted, or for the next poll.
+    send_and_wait(&world.client, world.key);
+    send_and_wait(&world.client, world.key);
+    let (server, accepted) = (Arc::clone(&world.server), world.accepted);
+    let heard = Rc::new(Cell::new(0));
+    let hears = Rc::clone(&heard);
+    let limit = Instant::now() + Duration::from_secs(20);
+    world.on_yields(move || {
+        while hears.get() < 2 && Instant::now() < limit {
+            server.lock().poll();
+            hears.set(server.look(accepted, |protocol| protocol.received).unwrap());
+        }
+    });
+    world.turn();
+    assert_eq!(heard.get(), 2);
 }
 
 #[tokio::test]

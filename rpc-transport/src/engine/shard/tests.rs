@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
-use crate::connect::address::Address;
+use crate::connect::address::{Address, HostPort};
 use crate::device::soft;
 use crate::device::{
     Capabilities, Completion, CompletionKind, CompletionQueue, Connector, Device, DeviceAttributes,
-    PeerIdentity, ProviderError, QpCapacity, QpEvent, QpHandle, Status,
+    Listener, PeerIdentity, ProviderError, QpCapacity, QpEvent, QpHandle, Status,
 };
 use crate::engine::connection::{Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath};
 use crate::engine::spin::PollMode;
@@ -201,10 +201,23 @@ async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
 
 /// Two shards with a connection between them, and its keys.
 pub(in crate::engine) async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
-    let address = Address::Mem(name.to_owned());
-    let mut listener = soft::listen_mem(name).unwrap();
-    let outgoing = soft::MemConnector.resolve(&address).await.unwrap();
-    let device = soft::mem_device();
+    let listener = soft::listen_mem(name).unwrap();
+    pair_of(listener, &soft::MemConnector, soft::mem_device()).await
+}
+
+pub(in crate::engine) async fn tcp_pair() -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
+    let any_port = HostPort { host: "127.0.0.1".to_owned(), port: 0 };
+    let listener = soft::listen_tcp(&any_port, None).await.unwrap();
+    pair_of(listener, &soft::TcpConnector, soft::tcp_device()).await
+}
+
+async fn pair_of(
+    mut listener: Box<dyn Listener>,
+    connector: &dyn Connector,
+    device: &Arc<dyn Device>,
+) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
+    let address = listener.local_address();
+    let outgoing = connector.resolve(&address).await.unwrap();
     let new = || Shard::new(Arc::clone(device), device.allocate_pd().unwrap(), 1024).unwrap();
     let (client, server): (Arc<Shard<Simple>>, Arc<Shard<Simple>>) = (new(), new());
     let config = LinkConfig::default();
@@ -221,10 +234,19 @@ pub(in crate::engine) async fn pair(name: &str) -> [(Arc<Shard<Simple>>, Connect
 }
 
 pub(in crate::engine) fn send(shard: &Shard<Simple>, key: ConnectionKey) {
+    shard.with(key, |protocol| protocol.outbox.push(a_message())).unwrap();
+}
+
+/// Sends like a caller that waits for the answer, and leaves polling to others.
+pub(in crate::engine) fn send_and_wait(shard: &Shard<Simple>, key: ConnectionKey) {
+    let push = |protocol: &mut Simple| protocol.outbox.push(a_message());
+    let _ = shard.with_progress(key, true, push, |_, ()| Progress::<()>::GiveUp).unwrap();
+}
+
+fn a_message() -> Submission {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(b"a message");
-    let submission = Submission { lane: Lane::Small, tag: 0, frame };
-    shard.with(key, |protocol| protocol.outbox.push(submission)).unwrap();
+    Submission { lane: Lane::Small, tag: 0, frame }
 }
 
 #[tokio::test]
