@@ -170,8 +170,10 @@ impl Module {
                     if before.trim_end().ends_with("pub")
                         || before.trim_end().ends_with(')') && before.contains("pub(") =>
                 {
-                    assert!(!tree.ends_with('*'), "what is behind {tree} is not seen: name it");
+                    let known = module.passes_on.len();
                     expand(tree, &mut module.passes_on);
+                    let unseen = module.passes_on[known..].iter().find(|new| new.name == "*");
+                    assert!(unseen.is_none(), "what is behind {tree} is not seen: name it");
                 }
                 _ => rest.push_str(statement),
             }
@@ -179,6 +181,11 @@ impl Module {
         for word in rest.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')) {
             if word.starts_with("crate::") || word.starts_with("super::") {
                 module.named.push(word.to_owned());
+            }
+            // What it passes on, it may use, too.
+            let first = word.split("::").next().unwrap_or_default();
+            if let Some(import) = module.passes_on.iter().find(|import| import.name == first) {
+                module.named.push(import.path.clone());
             }
         }
         module
@@ -275,9 +282,20 @@ fn a_circle_is_seen_through_what_a_parent_passes_on() {
         let (_, circles) = circles(&files(&format!("mod b;\nmod c;\n\n{passes_on};\n")));
         assert_eq!(circles, ["a/b -> a/c", "a/c -> a/b"], "{passes_on}");
     }
+    // A file that is no parent passes on what another one has, and uses it.
+    let mut passing: BTreeMap<String, String> = files("mod b;\nmod c;\n");
+    let c = "pub use super::b::Frame;\npub struct Kind(Option<Box<Frame>>);";
+    passing.insert("x/src/a/c.rs".to_owned(), c.to_owned());
+    assert_eq!(circles(&passing).1, ["a/b -> a/c", "a/c -> a/b"]);
     // The whole that they are parts of may have what both use.
     let (_, circles) = circles(&files("mod b;\nmod c;\n\npub struct Frame;\n"));
     assert!(circles.is_empty(), "{circles:?}");
+}
+
+#[test]
+#[should_panic(expected = "is not seen: name it")]
+fn what_is_passed_on_without_a_name_is_refused_wherever_it_stands() {
+    Module::read("pub use self::{a::B, c::{D, *}};");
 }
 
 #[test]
