@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use examples::units::{bytes, count};
-use rpc_transport::device::memlock;
+use rpc_transport::device::{QueueLimits, memlock};
 use rpc_transport::engine::locked_need::{
     arena_bytes, channel_bytes, growth_bytes, most_connections, registered_bytes, server_bytes,
 };
@@ -79,13 +79,12 @@ impl Wanted {
 /// A device to reckon for.
 pub(crate) struct Nic {
     pub(crate) name: String,
-    /// Most entries of a CQ.
-    pub(crate) max_cqe: u32,
+    pub(crate) limits: QueueLimits,
 }
 
 /// Any that has room.
 pub(crate) fn any_nic() -> Nic {
-    Nic { name: "a NIC".to_owned(), max_cqe: u32::MAX }
+    Nic { name: "a NIC".to_owned(), limits: QueueLimits::UNLIMITED }
 }
 
 /// Prints the need on each of these devices, and how to raise a limit that is lower.
@@ -103,9 +102,10 @@ pub(crate) fn print(
     let connections = wanted.connections;
     let number = u64::from(connections);
     let noun = if connections == 1 { "connection" } else { "connections" };
-    let mut most_needed = 0;
-    for Nic { name, max_cqe } in nics {
-        let need = server_bytes(config, connections, shards, *max_cqe);
+    let (mut most_needed, mut busy) = (0, 0);
+    for Nic { name, limits } in nics {
+        let need = server_bytes(config, connections, shards, *limits);
+        busy = busy.max(growth_bytes(config, *limits) * number);
         most_needed = most_needed.max(need);
         write!(
             out,
@@ -118,13 +118,12 @@ pub(crate) fn print(
         match limit {
             None => writeln!(out)?,
             Some(limit) => {
-                let most = most_connections(config, shards, *max_cqe, limit);
+                let most = most_connections(config, shards, *limits, limit);
                 let most = if most == 0 { "none".to_owned() } else { count(most.into()) };
                 writeln!(out, "; the limit allows {most}")?;
             }
         }
     }
-    let busy = growth_bytes(config) * number;
     writeln!(out, "  and where all are busy, for their windows: up to {} more", bytes(busy))?;
     writeln!(
         out,
@@ -153,6 +152,7 @@ pub(crate) fn print(
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use rpc_transport::device::fault::{BNXT_RE, IRDMA, MANA, MLX5};
 
     use super::*;
 
@@ -183,7 +183,8 @@ mod tests {
     fn the_largest_configuration_can_be_reckoned() {
         let line = "doctor --connections 1000000 --shards 65535 --data-credits 4000 --receive-buffer-bytes 16777216 \
                     --max-chunks 65536 --log2-chunk 26";
-        let small = Nic { name: "small".to_owned(), max_cqe: 1 };
+        let limits = QueueLimits { max_cqe: 1, max_srq_wr: 0 };
+        let small = Nic { name: "small".to_owned(), limits };
         let text = printed(line, &[any_nic(), small], Some(8 << 20));
         assert!(text.contains("1,000,000 connections on small"), "{text}");
         assert!(Line::try_parse_from(["doctor", "--connections", "1000001"]).is_err());
@@ -193,8 +194,8 @@ mod tests {
     fn a_limit_that_is_too_low_is_said_with_the_lines_that_raise_it_to_what_is_needed() {
         let text = printed("doctor --connections 100", &[any_nic()], Some(8 << 20));
         let config = LinkConfig::default();
-        let need = server_bytes(&config, 100, 1, u32::MAX);
-        let most = most_connections(&config, 1, u32::MAX, 8 << 20);
+        let need = server_bytes(&config, 100, 1, QueueLimits::UNLIMITED);
+        let most = most_connections(&config, 1, QueueLimits::UNLIMITED, 8 << 20);
         for part in [
             format!("100 connections on a NIC: {} (", bytes(need)),
             format!("; the limit allows {most}\n"),
@@ -203,7 +204,9 @@ mod tests {
             assert!(text.contains(&part), "{part} is missing in:\n{text}");
         }
         // Those of the library, for the idle and the busy together.
-        for (place, line) in memlock::lines(need + 100 * growth_bytes(&config)) {
+        for (place, line) in
+            memlock::lines(need + 100 * growth_bytes(&config, QueueLimits::UNLIMITED))
+        {
             assert!(text.contains(&format!("    {place:<12}{line}\n")), "{line}:\n{text}");
         }
         assert!((1..100).contains(&most), "{most}");
@@ -212,10 +215,14 @@ mod tests {
     #[test]
     fn a_limit_between_idle_and_busy_says_so_and_a_high_one_advises_nothing() {
         let config = LinkConfig::default();
-        let idle = server_bytes(&config, 1, 1, u32::MAX);
+        let idle = server_bytes(&config, 1, 1, QueueLimits::UNLIMITED);
         let between = printed("doctor", &[any_nic()], Some(idle));
         assert!(between.contains("which is too low where all are busy"), "{between}");
-        let enough = printed("doctor", &[any_nic()], Some(idle + growth_bytes(&config)));
+        let enough = printed(
+            "doctor",
+            &[any_nic()],
+            Some(idle + growth_bytes(&config, QueueLimits::UNLIMITED)),
+        );
         assert!(!enough.contains("too low") && !enough.contains("memlock"), "{enough}");
         // Who asks as root writes the line for another.
         let root = printed("doctor", &[any_nic()], None);
@@ -234,11 +241,14 @@ mod tests {
             .receive_buffer_bytes(4096)
             .arena(ArenaConfig::default().max_chunks(10).log2_chunk(20));
         assert_eq!(wanted(line).config().unwrap(), config);
-        let nics = [("mlx5_0", u32::MAX), ("mana_0", 1024)]
-            .map(|(name, max_cqe)| Nic { name: name.to_owned(), max_cqe });
+        // One of them cannot share receives, whatever is asked for.
+        let nics = [&MLX5, &BNXT_RE, &IRDMA, &MANA].map(|profile| Nic {
+            name: profile.driver.to_owned(),
+            limits: QueueLimits { max_cqe: profile.max_cqe, max_srq_wr: profile.max_srq_wr },
+        });
         let text = printed(line, &nics, None);
         for nic in &nics {
-            let need = bytes(server_bytes(&config, 50, 2, nic.max_cqe));
+            let need = bytes(server_bytes(&config, 50, 2, nic.limits));
             let part = format!("50 connections on {}: {need} (", nic.name);
             assert!(text.contains(&part), "{part}:\n{text}");
         }

@@ -330,8 +330,8 @@ async fn bring_up(
     let ConnectOptions { codec, link, limits, poll_mode, connect_timeout, min_part_bytes, .. } =
         options;
     let Resolved { mut outgoing, address, reason, .. } = resolved;
-    let (registered, in_all) = (registered_bytes(link), channel_bytes(link));
-    if let Some(reason) = schemes::lacks_locked_memory(&address, registered, in_all) {
+    let in_all = |_| channel_bytes(link);
+    if let Some(reason) = schemes::lacks_locked_memory(&address, registered_bytes(link), &in_all) {
         return Err(ConnectError::Unavailable { scheme: "rdma", reason });
     }
     if let Some(plan) = &options.faults {

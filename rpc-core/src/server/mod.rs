@@ -314,11 +314,12 @@ impl ServerBuilder {
         let router = router(&self.arounds, self.services).map_err(ListenError::Config)?;
         let link = &self.config.link;
         let registered = registered_bytes(link);
-        let in_all = server_bytes(link, 1, self.config.shards, u32::MAX);
-        let lack = |address: &_| schemes::lacks_locked_memory(address, registered, in_all);
+        let shards = self.config.shards;
+        let in_all = |limits| server_bytes(link, 1, shards, limits);
+        let lack = |address: &_| schemes::lacks_locked_memory(address, registered, &in_all);
         let mut opened = Vec::new();
         for address in addresses? {
-            let listener = schemes::listen_locking(&address, registered, in_all).await?;
+            let listener = schemes::listen_locking(&address, registered, &in_all).await?;
             let listener = match &self.config.faults {
                 Some(plan) => fault::listener(listener, plan.clone()),
                 None => listener,

@@ -4,7 +4,7 @@ use rpc_transport::connect::error::ConnectError;
 use rpc_transport::device::soft;
 use rpc_transport::device::{
     CompletionQueue, Device, Established, Incoming, PeerIdentity, ProviderError, QpCapacity,
-    QpHandle,
+    QpHandle, QueueLimits,
 };
 use rpc_transport::engine::establish::completions_per_connection;
 use rpc_transport::engine::locked_need::{connection_bytes, server_bytes};
@@ -124,7 +124,7 @@ fn the_first_client_on_a_nic_costs_a_small_completion_queue() {
     // Entries of the default configuration, as mlx5 makes them: half as many again, rounded up to a
     // power of two, 64 bytes each.
     let needed = completions_per_connection(&LinkConfig::default());
-    let first = server_bytes(&LinkConfig::default(), 1, 1, u32::MAX);
+    let first = server_bytes(&LinkConfig::default(), 1, 1, QueueLimits::UNLIMITED);
     let further = connection_bytes(&LinkConfig::default());
     let bytes =
         |connections: u32| u64::from((needed * connections / 2 * 3).next_power_of_two()) * 64;

@@ -5,7 +5,7 @@ use crate::connect::error::{ConnectError, ListenError};
 use crate::connect::resolved::Resolved;
 #[cfg(feature = "verbs")]
 use crate::device::Connector;
-use crate::device::Listener;
+use crate::device::{Listener, QueueLimits};
 
 #[cfg(not(feature = "verbs"))]
 const NO_VERBS: &str = "this program was built without the `verbs` feature; build it with \
@@ -32,14 +32,30 @@ pub(crate) async fn candidates(
 }
 
 #[cfg(not(feature = "verbs"))]
-pub(crate) fn lacks_locked_memory(_registered: u64, _in_all: u64) -> Option<String> {
+pub(crate) fn lacks_locked_memory(
+    _registered: u64,
+    _in_all: &dyn Fn(QueueLimits) -> u64,
+) -> Option<String> {
     None
 }
 
 /// The limit of this process, where it is too low.
 #[cfg(feature = "verbs")]
-pub(crate) fn lacks_locked_memory(registered: u64, in_all: u64) -> Option<String> {
-    crate::device::verbs::lacks_locked_memory(registered, in_all)
+pub(crate) fn lacks_locked_memory(
+    registered: u64,
+    in_all: &dyn Fn(QueueLimits) -> u64,
+) -> Option<String> {
+    let devices = || crate::device::verbs::devices().unwrap_or_default();
+    let limits =
+        || devices().iter().map(|device| device.attributes().queue_limits()).collect::<Vec<_>>();
+    crate::device::verbs::lacks_locked_memory(registered, || most_needed(&limits(), in_all))
+}
+
+/// The need on the device that needs most, as any of them may be the one that serves.
+#[cfg(any(feature = "verbs", test))]
+fn most_needed(devices: &[QueueLimits], in_all: &dyn Fn(QueueLimits) -> u64) -> u64 {
+    let most = devices.iter().map(|limits| in_all(*limits)).max();
+    most.unwrap_or_else(|| in_all(QueueLimits::UNLIMITED))
 }
 
 /// One address for each that the host name has.
@@ -69,4 +85,18 @@ pub(crate) async fn resolve(address: &Address) -> Result<Resolved, ConnectError>
 #[cfg(feature = "verbs")]
 pub(crate) async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
     crate::device::verbs::listen(address, crate::device::verbs::SetupOptions::default()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_is_told_for_the_device_that_needs_most() {
+        let limits = |max_srq_wr| QueueLimits { max_cqe: 1 << 20, max_srq_wr };
+        let in_all = |limits: QueueLimits| if limits.max_srq_wr == 0 { 900 } else { 100 };
+        assert_eq!(most_needed(&[limits(32_767), limits(0), limits(64)], &in_all), 900);
+        assert_eq!(most_needed(&[limits(32_767)], &in_all), 100);
+        assert_eq!(most_needed(&[], &in_all), 100);
+    }
 }

@@ -8,7 +8,7 @@ use crate::connect::error::{ConnectError, ListenError};
 use crate::connect::rdma;
 pub use crate::connect::resolved::Resolved;
 use crate::device::soft;
-use crate::device::{Connector, Listener};
+use crate::device::{Connector, Listener, QueueLimits};
 
 /// The addresses to try one after another for this one: all that a host name has, where the device
 /// does not try them itself; else the address alone.
@@ -45,11 +45,11 @@ pub async fn resolve(address: &Address) -> Result<Resolved, ConnectError> {
 /// # Errors
 /// [`ListenError`]: in use, not available here.
 pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError> {
-    listen_locking(address, 0, 0).await
+    listen_locking(address, 0, &|_| 0).await
 }
 
 /// Opens an address of any scheme for connections that register `registered` bytes, and lock `in_all`
-/// with their queues. `auto://` leaves out RDMA, with a warning, where this process may not lock as much:
+/// with their queues, as a device limits these. `auto://` leaves out RDMA, with a warning, where this process may not lock as much:
 /// clients would choose it, and be refused.
 ///
 /// # Errors
@@ -57,7 +57,7 @@ pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError>
 pub async fn listen_locking(
     address: &Address,
     registered: u64,
-    in_all: u64,
+    in_all: &(dyn Fn(QueueLimits) -> u64 + Sync),
 ) -> Result<Box<dyn Listener>, ListenError> {
     match address {
         Address::Mem(name) => soft::listen_mem(name),
@@ -72,10 +72,14 @@ pub async fn listen_locking(
 }
 
 /// Why this process cannot have connections at such an address that register `registered` bytes, and
-/// lock `in_all` with their queues: its limit on locked memory is lower. Known before anything is
+/// lock `in_all` with their queues, as a device limits these: its limit on locked memory is lower. Known before anything is
 /// created. `None` if it can, and where nothing is locked or another way may be taken.
 #[must_use]
-pub fn lacks_locked_memory(address: &Address, registered: u64, in_all: u64) -> Option<String> {
+pub fn lacks_locked_memory(
+    address: &Address,
+    registered: u64,
+    in_all: &dyn Fn(QueueLimits) -> u64,
+) -> Option<String> {
     match address {
         Address::Rdma(..) => rdma::lacks_locked_memory(registered, in_all),
         _ => None,

@@ -23,6 +23,28 @@ pub struct DeviceAttributes {
     pub capabilities: Capabilities,
 }
 
+impl DeviceAttributes {
+    /// How large its queues may be.
+    #[must_use]
+    pub const fn queue_limits(&self) -> QueueLimits {
+        QueueLimits { max_cqe: self.max_cqe, max_srq_wr: self.max_srq_wr }
+    }
+}
+
+/// How large queues of a device may be that connections have together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// As [`DeviceAttributes::max_cqe`].
+    pub max_cqe: u32,
+    /// As [`DeviceAttributes::max_srq_wr`].
+    pub max_srq_wr: u32,
+}
+
+impl QueueLimits {
+    /// Those of a device that has room for all that is asked for.
+    pub const UNLIMITED: Self = Self { max_cqe: u32::MAX, max_srq_wr: u32::MAX };
+}
+
 /// A set of optional abilities of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities(u32);

@@ -111,7 +111,7 @@ use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
-pub use self::attributes::{Capabilities, DeviceAttributes};
+pub use self::attributes::{Capabilities, DeviceAttributes, QueueLimits};
 pub use self::cq_ref::CqRef;
 pub use self::error::ProviderError;
 pub use self::setup::{

@@ -84,16 +84,16 @@ pub(super) fn completions_with_shared_recvs(config: &LinkConfig) -> u32 {
     capacity(config, true).max_send_wr + shared_recvs_per_connection(config)
 }
 
-/// Whether connections of this configuration share their receives on this device.
-fn shares_recvs(config: &LinkConfig, device: &dyn Device) -> bool {
+/// Whether connections of this configuration share their receives on a device with such a limit.
+pub(super) fn shares_recvs(config: &LinkConfig, max_srq_wr: u32) -> bool {
     let enough = most_recvs(config).max(shared_recvs_per_connection(config));
-    config.wants_shared_recvs() && device.attributes().max_srq_wr >= enough
+    config.wants_shared_recvs() && max_srq_wr >= enough
 }
 
 /// CQ entries that one connection of a server takes on this device.
 #[must_use]
 pub fn server_completions(config: &LinkConfig, device: &dyn Device) -> u32 {
-    if shares_recvs(config, device) {
+    if shares_recvs(config, device.attributes().max_srq_wr) {
         completions_with_shared_recvs(config)
     } else {
         completions_per_connection(config)
@@ -158,12 +158,13 @@ impl<P: Protocol> Shard<P> {
         config: &LinkConfig,
     ) -> Result<Arc<Self>, ProviderError> {
         let config = &settled(config, &*device);
-        if !shares_recvs(config, &*device) {
+        let max_srq_wr = device.attributes().max_srq_wr;
+        if !shares_recvs(config, max_srq_wr) {
             return Self::new(device, domain, cq_entries);
         }
         let connections = cq_entries / completions_with_shared_recvs(config);
         let recvs = connections.max(1) * shared_recvs_per_connection(config);
-        let recvs = recvs.min(device.attributes().max_srq_wr);
+        let recvs = recvs.min(max_srq_wr);
         let kept = connections.max(1) * first_recvs(config);
         Self::sharing(device, domain, cq_entries, [recvs, kept], config.receive_buffer())
     }

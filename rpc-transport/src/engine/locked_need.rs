@@ -6,10 +6,10 @@
 use super::connection::{FIRST_SEND_BUFFERS, first_locked, first_recvs, with_lendable};
 use super::establish::{
     capacity, completions_per_connection, completions_with_shared_recvs,
-    shared_recvs_per_connection,
+    shared_recvs_per_connection, shares_recvs,
 };
 use super::shared_recvs::STEP as SHARED_STEP;
-use crate::device::locked;
+use crate::device::{QueueLimits, locked};
 use crate::memory::region::BufferPool;
 use crate::protocol::config::LinkConfig;
 
@@ -53,12 +53,16 @@ pub fn channel_bytes(config: &LinkConfig) -> u64 {
 }
 
 /// Locked memory that a server of `shards` shards needs on a NIC for so many connections, bytes. Without
-/// the windows that grow and without large payloads, whose memory comes on demand. Where receives are to
-/// be shared, on a device that can. `max_cqe`: most
-/// entries of a CQ of the device.
+/// the windows that grow and without large payloads, whose memory comes on demand.
 #[must_use]
-pub fn server_bytes(config: &LinkConfig, connections: u32, shards: usize, max_cqe: u32) -> u64 {
-    let shares = config.wants_shared_recvs();
+pub fn server_bytes(
+    config: &LinkConfig,
+    connections: u32,
+    shards: usize,
+    limits: QueueLimits,
+) -> u64 {
+    let QueueLimits { max_cqe, max_srq_wr } = limits;
+    let shares = shares_recvs(config, max_srq_wr);
     let each = match shares {
         true => completions_with_shared_recvs(config),
         false => completions_per_connection(config),
@@ -68,24 +72,25 @@ pub fn server_bytes(config: &LinkConfig, connections: u32, shards: usize, max_cq
     while u64::from(connections) > room || (count < shards && count < connections as usize) {
         let entries = each.saturating_mul(connections_of_cq(count, shards)).min(max_cqe).max(each);
         queues += locked::completion_queue(entries);
+        let mut room_here = entries / each;
         if shares {
-            let recvs = entries / each * shared_recvs_per_connection(config);
+            let recvs = (room_here * shared_recvs_per_connection(config)).min(max_srq_wr);
             queues += locked::shared_receive_queue(recvs);
+            room_here = room_here.min(recvs / first_recvs(config));
         }
-        room += u64::from(entries / each);
+        room += u64::from(room_here);
         count += 1;
     }
     let recvs = u64::from(first_recvs(config)) * u64::from(connections);
-    let shared = match shares {
-        true => pool_bytes(config, SHARED_STEP) * recvs.div_ceil(SHARED_STEP.into()),
-        false => 0,
-    };
-    queues + shared + served_bytes(config) * u64::from(connections)
+    // Each shard may have one step of buffers that it does not need all of.
+    let steps = recvs.div_ceil(SHARED_STEP.into()) + count.saturating_sub(1) as u64;
+    let shared = if shares { pool_bytes(config, SHARED_STEP) * steps } else { 0 };
+    queues + shared + served_bytes(config, shares) * u64::from(connections)
 }
 
 /// What a connection of a server has for itself, without receives that it shares.
-fn served_bytes(config: &LinkConfig) -> u64 {
-    if config.wants_shared_recvs() {
+fn served_bytes(config: &LinkConfig, shares: bool) -> u64 {
+    if shares {
         return pool_bytes(config, FIRST_SEND_BUFFERS) + locked::queue_pair(capacity(config, true));
     }
     connection_bytes(config)
@@ -98,9 +103,14 @@ fn pool_bytes(config: &LinkConfig, count: u32) -> u64 {
 
 /// Most connections for which [`server_bytes`] is within a limit in bytes.
 #[must_use]
-pub fn most_connections(config: &LinkConfig, shards: usize, max_cqe: u32, limit: u64) -> u32 {
-    let fits = |count| server_bytes(config, count, shards, max_cqe) <= limit;
-    let by_size = limit / served_bytes(config);
+pub fn most_connections(
+    config: &LinkConfig,
+    shards: usize,
+    limits: QueueLimits,
+    limit: u64,
+) -> u32 {
+    let fits = |count| server_bytes(config, count, shards, limits) <= limit;
+    let by_size = limit / served_bytes(config, shares_recvs(config, limits.max_srq_wr));
     let (mut fitting, mut beyond) = (0, u32::try_from(by_size + 1).unwrap_or(u32::MAX));
     while beyond - fitting > 1 {
         let middle = fitting + (beyond - fitting) / 2;
@@ -112,12 +122,12 @@ pub fn most_connections(config: &LinkConfig, shards: usize, max_cqe: u32, limit:
 /// Locked memory that a connection of a server of this configuration takes at most when its window grows,
 /// on a device that locks what is registered, bytes.
 #[must_use]
-pub fn growth_bytes(config: &LinkConfig) -> u64 {
+pub fn growth_bytes(config: &LinkConfig, limits: QueueLimits) -> u64 {
     let more = config.window().data - config.first_window().data;
     if more == 0 {
         return 0;
     }
-    if config.wants_shared_recvs() {
+    if shares_recvs(config, limits.max_srq_wr) {
         // On the average: one may have more, where others have less.
         let most = shared_recvs_per_connection(config) - first_recvs(config);
         return pool_bytes(config, most.min(more.into()));
@@ -155,28 +165,52 @@ mod tests {
             (3, 3, &[64, 64, 64]),
             (193, 3, &[64, 64, 64, 128]),
         ] {
-            let need = server_bytes(&config, connections, shards, u32::MAX);
+            let need = server_bytes(&config, connections, shards, QueueLimits::UNLIMITED);
             let wanted = connection * u64::from(connections) + queues(sizes);
             assert_eq!(need, wanted, "{connections} connections, {shards} shards");
         }
         // A device whose CQs are shorter has more of them.
-        let short = server_bytes(&config, 20, 1, each * 10 + 3);
+        let limits = QueueLimits { max_cqe: each * 10 + 3, ..QueueLimits::UNLIMITED };
+        let short = server_bytes(&config, 20, 1, limits);
         assert_eq!(short, connection * 20 + 2 * locked::completion_queue(each * 10 + 3));
+    }
+
+    /// The sum was that of shared receives also on irdma, which has none: too little by a twentieth
+    /// with this configuration, and by a fifth with small buffers.
+    #[test]
+    fn who_asks_for_shared_receives_is_told_what_the_device_locks_for_want_of_them() {
+        let own = LinkConfig::default().first_data_credits(2);
+        let sharing = own.clone().shared_receive_queue(true);
+        let on = |max_srq_wr| QueueLimits { max_srq_wr, ..QueueLimits::UNLIMITED };
+        let need = |config, limits| server_bytes(config, 64, 1, limits);
+        assert_eq!(need(&sharing, on(0)), need(&own, on(0)));
+        assert!(need(&sharing, on(32_767)) < need(&own, on(32_767)));
+        // One that is too short for the window of a single connection is not used.
+        assert_eq!(need(&sharing, on(10)), need(&own, on(10)));
+        assert_eq!(growth_bytes(&sharing, on(0)), growth_bytes(&own, on(0)));
+        // 16 connections of 6 receives fill a queue of 100.
+        let limits = on(100);
+        let queues = |connections| server_bytes(&sharing, connections, 1, limits);
+        let cq = |size| locked::completion_queue(completions_with_shared_recvs(&sharing) * size);
+        let beyond = queues(17) - queues(16);
+        assert!(beyond > cq(128) && queues(16) - queues(15) < cq(64), "{beyond}");
     }
 
     #[test]
     fn the_most_connections_of_a_limit_fit_and_one_more_does_not() {
         let shared = LinkConfig::default().shared_receive_queue(true).first_data_credits(2);
-        for (config, shards) in
-            [LinkConfig::default(), shared].into_iter().flat_map(|it| [(it.clone(), 1), (it, 3)])
-        {
+        let small = QueueLimits { max_cqe: 5_000, max_srq_wr: 400 };
+        for (config, shards, limits) in [LinkConfig::default(), shared].into_iter().flat_map(|it| {
+            [(it.clone(), 1, QueueLimits::UNLIMITED), (it.clone(), 3, small), (it, 1, small)]
+        }) {
             for limit in [0, 65_536, 2 << 20, 8 << 20, 64 << 20, 1 << 40] {
-                let most = most_connections(&config, shards, u32::MAX, limit);
-                let need = |count| server_bytes(&config, count, shards, u32::MAX);
+                let most = most_connections(&config, shards, limits, limit);
+                let need = |count| server_bytes(&config, count, shards, limits);
                 assert!(need(most) <= limit && need(most + 1) > limit, "{most} of {limit}");
             }
         }
         let config = LinkConfig::default();
-        assert_eq!(most_connections(&config, 1, u32::MAX, 1 << 20), 0, "the CQ takes as much");
+        let limits = QueueLimits::UNLIMITED;
+        assert_eq!(most_connections(&config, 1, limits, 1 << 20), 0, "the CQ takes as much");
     }
 }

@@ -1,5 +1,6 @@
 //! Windows that start with less than the usual 8 data credits, for connections that are mostly idle.
 
+use rpc_transport::device::QueueLimits;
 use rpc_transport::device::fault::{FaultPlan, MLX5, PROFILES};
 use rpc_transport::engine::locked_need::{channel_bytes, server_bytes};
 use rpc_transport::memory::budget::MemoryBudget;
@@ -78,7 +79,7 @@ fn calls_one_at_a_time_need_no_more_than_two_credits() {
 fn a_thrifty_idle_connection_locks_32_kib_a_side_and_carries_everything() {
     const CONNECTIONS: u32 = 64;
     assert!(channel_bytes(&thrifty()) <= LITTLE);
-    let of_server = server_bytes(&thrifty(), CONNECTIONS, 1, u32::MAX);
+    let of_server = server_bytes(&thrifty(), CONNECTIONS, 1, QueueLimits::UNLIMITED);
     assert!(of_server <= LITTLE * u64::from(CONNECTIONS), "{of_server}");
     run("a_thrifty_idle_connection", async {
         for profile in PROFILES.into_iter().filter(|profile| profile.has_rc) {

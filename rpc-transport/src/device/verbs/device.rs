@@ -127,7 +127,7 @@ impl VerbsDevice {
             // One slot is reserved for the drain WR (see `queue_pair`).
             max_qp_wr: max_qp_wr.saturating_sub(1).min(MAX_WRS),
             max_cqe: CqGuard::usable_entries(max_cqe),
-            max_srq_wr: max_srq_wr(&context, &limits),
+            max_srq_wr: max_srq_wr(raw, &limits),
             capabilities: capabilities(&context, max_reads).with(late_sends(quirks)),
         };
         // SAFETY: the context is open.
@@ -268,8 +268,8 @@ fn capabilities(context: &Context, max_reads: u8) -> Capabilities {
 }
 
 /// Most RECVs of an SRQ. None over iWARP: one that is empty has no RNR to tell it, and ends the stream.
-fn max_srq_wr(context: &Context, limits: &ffi::ibv_device_attr) -> u32 {
-    if limits.max_srq <= 0 || NonNull::new(context.as_ptr()).is_some_and(is_iwarp) {
+pub(super) fn max_srq_wr(context: NonNull<ffi::ibv_context>, limits: &ffi::ibv_device_attr) -> u32 {
+    if limits.max_srq <= 0 || is_iwarp(context) {
         return 0;
     }
     u32::try_from(limits.max_srq_wr).unwrap_or(0).min(MAX_WRS)

@@ -11,15 +11,21 @@ use crate::device::memlock::{limit_bytes, raise, raise_where};
 
 /// Why connections that register this many bytes, and lock `in_all` with their queues, cannot be had
 /// under the limit of this process; `None` if they can.
-pub(crate) fn too_little(registered: u64, in_all: u64) -> Option<String> {
+pub(crate) fn too_little(registered: u64, in_all: impl FnOnce() -> u64) -> Option<String> {
     let limit = limit_bytes()?;
     too_little_under(limit, registered, in_all, &crate::device::memlock::proc_self("cgroup"))
 }
 
 /// The same for a limit in bytes. Only what is registered counts on every device, so a limit between
 /// the two is left to the device.
-fn too_little_under(limit: u64, registered: u64, in_all: u64, cgroups: &str) -> Option<String> {
+fn too_little_under(
+    limit: u64,
+    registered: u64,
+    in_all: impl FnOnce() -> u64,
+    cgroups: &str,
+) -> Option<String> {
     (limit < registered).then(|| {
+        let in_all = in_all();
         let raise = raise_where(cgroups);
         format!(
             "the limit on locked memory (RLIMIT_MEMLOCK) is {limit} bytes, and the first connection \
@@ -85,7 +91,7 @@ mod tests {
     #[test]
     fn a_limit_below_what_every_connection_registers_is_told_with_the_need_and_the_remedy() {
         let unit = "0::/system.slice/kv.service\n";
-        let text = too_little_under(65_536, 900_000, 1_900_000, unit).unwrap();
+        let text = too_little_under(65_536, 900_000, || 1_900_000, unit).unwrap();
         for part in [
             "is 65536 bytes",
             "registers 900000,",
@@ -97,8 +103,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
-        assert!(too_little_under(899_999, 900_000, 1_900_000, "").is_some());
-        assert_eq!(too_little_under(900_000, 900_000, 1_900_000, ""), None);
-        assert_eq!(too_little_under(8 << 20, 900_000, 1_900_000, ""), None);
+        assert!(too_little_under(899_999, 900_000, || 1_900_000, "").is_some());
+        assert_eq!(too_little_under(900_000, 900_000, || 1_900_000, ""), None);
+        assert_eq!(too_little_under(8 << 20, 900_000, || 1_900_000, ""), None);
     }
 }

@@ -220,6 +220,7 @@ mod tests {
             open_error: None,
             max_qp: 1,
             max_cqe: 1,
+            max_srq_wr: 1,
             max_mr: 1,
             numa: None,
             ports: vec![Port {

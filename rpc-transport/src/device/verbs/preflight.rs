@@ -133,6 +133,8 @@ pub struct DeviceReport {
     pub max_qp: u32,
     /// Most entries of a CQ.
     pub max_cqe: u32,
+    /// Most receives of a shared receive queue; 0: connections cannot share theirs.
+    pub max_srq_wr: u32,
     /// Most memory regions.
     pub max_mr: u32,
     /// Where it stands, on a machine with several NUMA nodes.
@@ -387,11 +389,15 @@ impl fmt::Display for Report {
 
 impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, open_error, max_qp, max_cqe, max_mr, numa, ports } = self;
+        let Self { name, open_error, max_qp, max_cqe, max_srq_wr, max_mr, numa, ports } = self;
         if let Some(error) = open_error {
             return writeln!(f, "{name}: {error}");
         }
-        writeln!(f, "{name}: at most {max_qp} QPs, {max_mr} MRs, {max_cqe} entries per CQ")?;
+        write!(f, "{name}: at most {max_qp} QPs, {max_mr} MRs, {max_cqe} entries per CQ, ")?;
+        match max_srq_wr {
+            0 => writeln!(f, "no shared receives")?,
+            count => writeln!(f, "{count} shared receives")?,
+        }
         if let Some(numa) = numa {
             writeln!(f, "  {numa}")?;
         }

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use super::interfaces::{self, HARDWARE_BYTES, What};
 use super::{DeviceReport, Gid, IWARP, Port, PortCounters, Report, numa};
 use crate::device::memlock;
-use crate::device::verbs::device::{carries_traffic, is_iwarp, query_port};
+use crate::device::verbs::device::{carries_traffic, is_iwarp, max_srq_wr, query_port};
 use crate::device::verbs::ffi::{self, Plain};
 use crate::device::verbs::options;
 
@@ -84,6 +84,7 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
         open_error: None,
         max_qp: 0,
         max_cqe: 0,
+        max_srq_wr: 0,
         max_mr: 0,
         numa: None,
         ports: Vec::new(),
@@ -100,6 +101,7 @@ fn device(device: NonNull<ffi::ibv_device>) -> DeviceReport {
         Ok(()) => {
             report.max_qp = u32::try_from(limits.max_qp).unwrap_or(0);
             report.max_cqe = u32::try_from(limits.max_cqe).unwrap_or(0);
+            report.max_srq_wr = max_srq_wr(context, &limits);
             report.max_mr = u32::try_from(limits.max_mr).unwrap_or(0);
             let ports = 1..=limits.phys_port_cnt;
             let ports = ports.filter_map(|number| port(&report.name, context, number));

@@ -29,6 +29,7 @@ fn device() -> DeviceReport {
         open_error: None,
         max_qp: 10,
         max_cqe: 20,
+        max_srq_wr: 25,
         max_mr: 30,
         numa: None,
         ports: vec![port()],
