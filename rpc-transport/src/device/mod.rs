@@ -91,7 +91,8 @@
 //!     poll that finds nothing does not mean that no more will come. A device may lose the RECV that
 //!     was being filled as the QP failed, until the SRQ goes ([`Capabilities::KEEPS_CUT_OFF_RECVS`]).
 //!     A RECV keeps its slot until its completion has been polled (rule 12), and all slots are
-//!     reserved in the CQ (rule 13). [`CompletionQueue::destroy_srq`] is for when no QP uses it.
+//!     reserved in the CQ (rule 13). [`CompletionQueue::destroy_srq`] is for when no QP uses it, and so
+//!     is making it anew, without what is posted: where that fails the one there is stays as it was.
 
 mod attributes;
 mod cq_ref;
@@ -410,11 +411,13 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 
     /// Creates this CQ's shared receive queue (rule 22): for RECVs of this domain, at most
     /// `max_recv_wr` outstanding. It waits for the device, as creating a CQ does. Goes with the CQ, if
-    /// it was not destroyed before. Default: refuses, for devices that have none.
+    /// it was not destroyed before. Takes the place of one that no QP uses, whose buffers are released as
+    /// by [`CompletionQueue::destroy_srq`]. Default: refuses, for devices that have none.
     ///
     /// # Errors
-    /// [`ProviderError::Unsupported`], [`ProviderError::Limit`], [`ProviderError::CompletionQueueFull`];
-    /// [`ProviderError::Srq`]: there is one already.
+    /// [`ProviderError::Unsupported`], [`ProviderError::Limit`], [`ProviderError::CompletionQueueFull`],
+    /// [`ProviderError::Resources`]; [`ProviderError::Srq`]: a QP uses the one that there is. That one is
+    /// as it was, whatever the error.
     fn create_srq(&mut self, pd: &ProtectionDomain, max_recv_wr: u32) -> Result<(), ProviderError> {
         let _ = (pd, max_recv_wr);
         Err(ProviderError::Unsupported("a shared receive queue"))
@@ -499,6 +502,7 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
 
 /// Why there is nothing to be done with a shared receive queue.
 pub(crate) const NO_SRQ: &str = "the completion queue has none";
+pub(crate) const SRQ_IN_USE: &str = "queue pairs use it";
 
 /// Default implementation of [`CompletionQueue::post_send_inline`]: a list of one WR.
 pub(crate) fn post_inline_listed<Q: CompletionQueue + ?Sized>(

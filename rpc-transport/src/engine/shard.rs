@@ -333,13 +333,11 @@ impl<P: Protocol> Shard<P> {
     /// Whether the CQ has room for `count` more connections that take `entries` of it each, and their
     /// receives, where they share them.
     pub fn has_room_for(&self, count: u32, entries: u32, config: &LinkConfig) -> bool {
-        let recvs = count.saturating_mul(first_recvs(config));
-        if self.shared_recvs.as_ref().is_some_and(|shared| !shared.has_room(recvs)) {
-            return false;
-        }
         let mut state = self.lock();
         let wanted = u64::from(entries) * (state.qp_count as u64 + u64::from(count));
-        state.refusal().is_none() && wanted <= u64::from(state.cq().capacity())
+        let has_entries = wanted <= u64::from(state.cq().capacity());
+        let recvs = count.saturating_mul(first_recvs(config));
+        state.refusal().is_none() && has_entries && state.has_recvs(recvs)
     }
 
     /// Whether the protocol of every connection that has a QP is idle.

@@ -8,7 +8,9 @@
 //! 2. A connection's [`Share`] is given back once, when its QP has left (contract rule 22): by then all
 //!    that its messages have taken is posted again. One that no QP ever had is given back at once.
 //! 3. Of a connection that did not end with its peer's Close one RECV is counted as lost, on a device that
-//!    may lose one then. When the last connection has gone the queue is made anew.
+//!    may lose one then. When the last connection has gone the queue is made anew; where the device refuses
+//!    that, for want of memory to lock, the one there is serves on with what is not lost, and the next
+//!    look for room that is not there tries again.
 //! 4. Windows grow by what is not kept for connections that begin, so that those which have grown keep
 //!    nobody out.
 //! 5. None of these buffers is lent: a message above 1 KiB is copied.
@@ -131,29 +133,26 @@ impl SharedRecvs {
     }
 
     /// The shard has polled, and handled what it got: what connections had that have left is free.
-    ///
-    /// # Errors
-    /// That of making the queue anew: it is gone then.
-    pub(crate) fn on_polled(&self, cq: &mut dyn CompletionQueue) -> Result<(), ProviderError> {
+    pub(crate) fn on_polled(&self, cq: &mut dyn CompletionQueue) {
         let inner = &mut *self.inner.lock();
         if inner.leaving.is_empty() {
-            return Ok(());
+            return;
         }
         while let Some(&Leaving { qp, count, spare, lost }) = inner.leaving.front() {
             if !cq.has_left(qp) {
-                return Ok(());
+                return;
             }
             inner.leaving.pop_front();
             inner.pool.end(count, lost);
             inner.spare += spare;
         }
-        // Nobody begins before this is done, as that takes the lock. Where the device still sees a user the
-        // count stands until the next has gone.
-        if inner.pool.granted() == 0 && inner.pool.lost() > 0 && cq.destroy_srq().is_ok() {
-            inner.pool.renew();
-            cq.create_srq(&self.domain, inner.pool.most())?;
-        }
-        Ok(())
+        inner.renew(&self.domain, cq);
+    }
+
+    /// Makes the queue anew, if that gives back what may be lost.
+    #[cold]
+    pub(crate) fn renew(&self, cq: &mut dyn CompletionQueue) {
+        self.inner.lock().renew(&self.domain, cq);
     }
 
     /// When to poll though nothing wakes, as not every device tells that a connection has left.
@@ -178,6 +177,15 @@ impl Inner {
     fn lacks(&self, count: u32) -> u32 {
         let free: usize = self.buffers.iter().map(BufferPool::free_count).sum();
         count.saturating_sub(u32::try_from(free).unwrap_or(u32::MAX))
+    }
+
+    /// Nobody begins before this is done, as that takes the lock. Where the device refuses, or still sees a
+    /// user, the count stands.
+    fn renew(&mut self, domain: &ProtectionDomain, cq: &mut dyn CompletionQueue) {
+        let is_due = self.pool.granted() == 0 && self.pool.lost() > 0;
+        if is_due && cq.create_srq(domain, self.pool.most()).is_ok() {
+            self.pool.renew();
+        }
     }
 
     fn refusal(&self) -> ProviderError {
@@ -393,17 +401,17 @@ mod tests {
         assert_eq!(shared.next_look(now), None);
         drop(shares);
         for _ in 0..100 {
-            shared.on_polled(&mut cq).unwrap();
+            shared.on_polled(&mut cq);
         }
         assert_eq!(shared.pool().granted(), 12);
         assert!(shared.begin(6).is_err() && shared.has_room(12));
         // Nothing may wake who waits for this.
         assert_eq!(shared.next_look(now), Some(now + LOOK_INTERVAL));
         cq.0.insert(first);
-        shared.on_polled(&mut cq).unwrap();
+        shared.on_polled(&mut cq);
         assert_eq!(shared.pool().granted(), 6);
         cq.0.insert(second);
-        shared.on_polled(&mut cq).unwrap();
+        shared.on_polled(&mut cq);
         assert_eq!((shared.pool().granted(), shared.pool().surplus()), (0, 12));
         assert_eq!(shared.next_look(now), None);
         // No queue pair has it, so nothing of it is awaited.

@@ -103,6 +103,7 @@ macro_rules! conformance {
                 rule22_write_with_imm_takes_one
                 rule22_it_is_bounded
                 rule22_what_does_not_fit_is_refused
+                rule22_one_that_nobody_uses_is_made_anew_or_stays
                 rule22_others_keep_their_own
                 rule22_it_goes_with_its_completion_queue
                 rule22_a_device_without_one_says_so

@@ -433,6 +433,34 @@ pub(crate) fn rule22_what_does_not_fit_is_refused(fixture: &dyn Fixture) {
     star.end(fixture);
 }
 
+/// Without what was posted; where the device refuses, with it.
+pub(crate) fn rule22_one_that_nobody_uses_is_made_anew_or_stays(fixture: &dyn Fixture) {
+    let Some(mut star) = Star::new(fixture, 1, 3) else { return };
+    star.pass(0, 0);
+    star.destroy_and_wait(0);
+    let room = star.server.cq.capacity();
+    let most = star.server.device.attributes().max_srq_wr;
+    for too_many in [room + 1, most.saturating_add(1)] {
+        let refused = star.server.cq.create_srq(&star.server.pd, too_many);
+        assert!(refused.is_err(), "{too_many}");
+    }
+    star.connect_another(fixture);
+    star.pass(1, 1);
+    let in_use = star.server.cq.create_srq(&star.server.pd, ENTRIES);
+    assert!(matches!(in_use, Err(ProviderError::Srq(_))), "{in_use:?}");
+    star.destroy_and_wait(1);
+    // Of the whole CQ, so the other has no part in it any more.
+    star.server.cq.create_srq(&star.server.pd, room).unwrap();
+    star.server.cq.create_srq(&star.server.pd, ENTRIES).unwrap();
+    fixture.settle();
+    let pool = &star.server.recv_pool;
+    assert_eq!(pool.free_count(), pool.count() as usize);
+    star.post(7);
+    star.connect_another(fixture);
+    star.pass(2, 7);
+    star.end(fixture);
+}
+
 /// Queue pairs with receive queues of their own, on the same CQ.
 pub(crate) fn rule22_others_keep_their_own(fixture: &dyn Fixture) {
     let Some(mut star) = Star::new(fixture, 1, 4) else { return };

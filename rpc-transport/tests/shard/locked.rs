@@ -18,7 +18,7 @@ const USUAL_LIMIT: u64 = 8 << 20;
 const MIB: usize = 1 << 20;
 
 /// Takes all that may still be locked but `left` bytes.
-fn squeeze(limit: &MemoryBudget, left: u64) -> Reservation {
+pub(crate) fn squeeze(limit: &MemoryBudget, left: u64) -> Reservation {
     let taken = (limit.limit_bytes() - limit.used_bytes()).saturating_sub(left);
     limit.reserve(taken).unwrap()
 }

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, pause};
 
 use crate::falling::Ends;
+use crate::locked::squeeze;
 use crate::parts::{send, shared};
 use crate::probe::{Habit, Probe};
 use crate::raw::Raw;
@@ -314,10 +315,16 @@ fn an_end_gives_back_exactly_what_the_connection_had() {
 
 /// A connection fails while a message of its arrives, on a device that loses the receive then.
 async fn cut_off(star: &mut Star) {
+    cut_off_when(star, || ()).await;
+}
+
+/// The same, after something was done while the connection was up.
+async fn cut_off_when<R>(star: &mut Star, done: impl FnOnce() -> R) -> R {
     let config = star.options.configs[1].clone();
     let probe = Probe::new(Habit::Count);
     let (mut raw, end) = Raw::connect(&star.server, &mut *star.listener, &config, probe).await;
     let others = star.granted() - FIRST;
+    let result = done();
     raw.send(Grant::default(), b"cut off");
     star.server.fail(end.key, &CloseCause::Local);
     star.server.release(end.key);
@@ -326,6 +333,7 @@ async fn cut_off(star: &mut Star) {
         () = raw.listen() => {}
     }
     star.until_granted(others).await;
+    result
 }
 
 /// One receive too few is one message that some other connection has credit for and that finds none.
@@ -379,6 +387,46 @@ fn receives_that_a_device_loses_as_connections_fail_are_missing_to_nobody() {
             let pool = star.server.shared_recv_pool().unwrap();
             assert_eq!((pool.surplus(), pool.lost()), (0, 0));
         }
+        star.end().await;
+    });
+}
+
+/// For want of memory to lock, say. The shard ended then, with all its connections to come.
+#[test]
+fn where_the_queue_cannot_be_made_anew_the_one_there_is_serves_until_it_can() {
+    // A queue that takes more than a connection, so that its end leaves too little for another.
+    const CONNECTIONS: u32 = 16;
+    run_on_one_thread("cannot be made anew", async {
+        let limit = MemoryBudget::new(64 << 20);
+        let plan = FaultPlan::new(1).lose_cut_off_receives(true).lock_limit(&limit);
+        let config = thrifty().data_credits(2);
+        let mut star = Star::new("mem", CONNECTIONS, config.clone(), Some(plan)).await;
+        let entries = server_completions(&config, &**star.server.device());
+        let has_room = |star: &Star| star.server.has_room_for(1, entries, &config);
+        let (mut ended, mut all) = (0, squeeze(&limit, 1 << 20));
+        while has_room(&star) {
+            drop(all);
+            all = cut_off_when(&mut star, || squeeze(&limit, 0)).await;
+            ended += 1;
+            assert_eq!(star.server.shared_recv_pool().unwrap().lost(), ended);
+            if ended % 40 == 1 {
+                drop(all);
+                // One that ends in order loses none.
+                let pair = star.connect().await;
+                all = squeeze(&limit, 0);
+                burst(&pair.0, 20).await;
+                part(pair).await;
+                star.until_granted(0).await;
+                assert_eq!(star.server.shared_recv_pool().unwrap().lost(), ended);
+            }
+        }
+        assert_eq!(star.server.shared_recv_pool().unwrap().room(), FIRST - 1);
+        drop(all);
+        assert!(has_room(&star), "who looks for room makes it");
+        assert_eq!(star.server.shared_recv_pool().unwrap().lost(), 0);
+        let pair = star.connect().await;
+        burst(&pair.0, 100).await;
+        part(pair).await;
         star.end().await;
     });
 }

@@ -484,6 +484,7 @@ impl CompletionQueue for FaultyCompletionQueue {
         let locked = limit.map(|limit| limit.lock("create shared receive queue", bytes));
         let locked = locked.transpose()?;
         self.inner.create_srq(pd, max_wr)?;
+        self.orphans.clear();
         self.srq = Some(HeldSrq { max_wr, recvs: 0, lost: Vec::new(), _locked: locked });
         Ok(())
     }

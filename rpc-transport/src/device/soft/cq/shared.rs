@@ -1,6 +1,8 @@
 //! The SRQ of a CQ: making it, the QPs that use it, and its end (contract rule 22).
 
-use crate::device::{NO_SRQ, PostErrorKind, ProviderError, QpCapacity, QpHandle, RecvWr};
+use crate::device::{
+    NO_SRQ, PostErrorKind, ProviderError, QpCapacity, QpHandle, RecvWr, SRQ_IN_USE,
+};
 
 use super::super::MAX_SRQ_WR;
 use super::super::queue_pair::QueuePair;
@@ -10,8 +12,9 @@ use super::SoftCompletionQueue;
 
 impl SoftCompletionQueue {
     pub(super) fn new_srq(&mut self, domain: u64, max_wr: u32) -> Result<(), ProviderError> {
-        if self.queues.srq.is_some() {
-            return Err(ProviderError::Srq("the completion queue has one already"));
+        let before = self.queues.srq.as_ref().map_or(0, Srq::max_wr);
+        if self.queues.srq.as_ref().is_some_and(|srq| srq.users > 0) {
+            return Err(ProviderError::Srq(SRQ_IN_USE));
         }
         if max_wr > MAX_SRQ_WR {
             let (asked, limit) = (u64::from(max_wr), u64::from(MAX_SRQ_WR));
@@ -21,7 +24,10 @@ impl SoftCompletionQueue {
                 limit,
             });
         }
-        self.check_room(max_wr)?;
+        self.check_room(max_wr.saturating_sub(before))?;
+        if self.queues.srq.is_some() {
+            self.end_srq()?;
+        }
         self.reserved += max_wr;
         self.queues.srq = Some(Srq::new(domain, max_wr));
         Ok(())
@@ -84,7 +90,7 @@ impl SoftCompletionQueue {
     pub(super) fn end_srq(&mut self) -> Result<(), ProviderError> {
         let Some(srq) = &self.queues.srq else { return Err(ProviderError::Srq(NO_SRQ)) };
         if srq.users > 0 {
-            return Err(ProviderError::Srq("queue pairs use it"));
+            return Err(ProviderError::Srq(SRQ_IN_USE));
         }
         self.reserved -= srq.max_wr();
         self.queues.srq = None;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::device::{
-    Completion, CompletionKind, NO_SRQ, PostErrorKind, ProviderError, QpHandle, RecvWr,
+    Completion, CompletionKind, NO_SRQ, PostErrorKind, ProviderError, QpHandle, RecvWr, SRQ_IN_USE,
 };
 use crate::memory::region::ProtectionDomain;
 
@@ -35,8 +35,8 @@ impl VerbsCompletionQueue {
         if limit == 0 {
             return Err(ProviderError::Unsupported("a shared receive queue"));
         }
-        if self.srq.is_some() {
-            return Err(ProviderError::Srq("the completion queue has one already"));
+        if self.srq.as_ref().is_some_and(|srq| srq.users > 0) {
+            return Err(ProviderError::Srq(SRQ_IN_USE));
         }
         let what = "shared receive queue entries";
         if max_wr > limit {
@@ -47,9 +47,13 @@ impl VerbsCompletionQueue {
         if !Arc::ptr_eq(self.cq.context(), pd.context()) {
             return Err(ProviderError::WrongDevice("protection domain"));
         }
-        self.check_room(max_wr)?;
+        let before = self.srq.as_ref().map_or(0, SharedQueue::max_wr);
+        self.check_room(max_wr.saturating_sub(before))?;
         let made = SharedQueue::create(pd, max_wr, self.srqs_made);
         let made = made.map_err(|error| limits::refused("create shared receive queue", &error))?;
+        if self.srq.is_some() {
+            self.end_srq()?;
+        }
         self.srqs_made = self.srqs_made.wrapping_add(1);
         self.reserved += max_wr;
         self.srq = Some(made);
@@ -66,7 +70,7 @@ impl VerbsCompletionQueue {
     pub(super) fn end_srq(&mut self) -> Result<(), ProviderError> {
         let Some(srq) = &self.srq else { return Err(ProviderError::Srq(NO_SRQ)) };
         if srq.users > 0 {
-            return Err(ProviderError::Srq("queue pairs use it"));
+            return Err(ProviderError::Srq(SRQ_IN_USE));
         }
         self.reserved -= srq.max_wr();
         self.srq = None;

@@ -29,7 +29,11 @@ impl<P: Protocol> State<P> {
         }
         let count = match self.cq.poll(&mut self.completions, POLL_BATCH) {
             Ok(0) => self.on_quiet(),
-            Ok(count) => self.on_completions() + self.overdue_events(count) + self.free_shares(),
+            Ok(count) => {
+                let found = self.on_completions() + self.overdue_events(count);
+                self.free_shares();
+                found
+            }
             Err(error) => self.on_dead_cq(&error),
         };
         if self.unfinished.is_empty() {
@@ -71,17 +75,25 @@ impl<P: Protocol> State<P> {
             None => 0,
             Some(event) => self.on_events(event),
         };
-        found + self.free_shares()
+        self.free_shares();
+        found
     }
 
     /// Gives back what connections have left of the receives that this shard's share.
     #[inline]
-    fn free_shares(&mut self) -> usize {
-        let Some(shared) = &self.shared_recvs else { return 0 };
-        match shared.on_polled(&mut *self.cq) {
-            Ok(()) => 0,
-            Err(error) => self.on_dead_cq(&error),
+    fn free_shares(&mut self) {
+        if let Some(shared) = &self.shared_recvs {
+            shared.on_polled(&mut *self.cq);
         }
+    }
+
+    /// Whether there are so many receives for connections that begin, where they share them.
+    pub(in crate::engine::shard) fn has_recvs(&mut self, count: u32) -> bool {
+        let Some(shared) = &self.shared_recvs else { return true };
+        if !shared.has_room(count) {
+            shared.renew(&mut *self.cq);
+        }
+        shared.has_room(count)
     }
 
     /// Drops completions that a panic left in the list. They belong to connections that have ended.
