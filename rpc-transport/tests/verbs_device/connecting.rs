@@ -166,6 +166,34 @@ fn a_machine_that_is_not_there_holds_up_no_other_connection() {
     });
 }
 
+/// Over iWARP the kernel keeps who destroys the id of an attempt, until its peer answers (siw: or 10 s have passed).
+#[test]
+fn an_attempt_that_was_given_up_holds_up_no_other_connection() {
+    alone!(an_attempt_that_was_given_up_holds_up_no_other_connection);
+    assert!(wait_for_teardown(PATIENCE), "something of other tests is not destroyed");
+    let silent = std::net::TcpListener::bind((local_ip(), 0)).unwrap();
+    runtime().block_on(async {
+        let connector = VerbsConnector::new(quick());
+        let to = here(silent.local_addr().unwrap().port());
+        let mut outgoing = connector.resolve(&to).await.unwrap();
+        // They stay: a queue pair that is destroyed ends the wait.
+        let _objects = with_qp(&mut outgoing);
+        let error = outgoing.connect(b"").await.unwrap_err();
+        let is_tcp = matches!(error, ConnectError::TimedOut { .. });
+        assert!(is_tcp || matches!(error, ConnectError::Refused { .. }), "{error}");
+        let mut listener = Verbs.listen();
+        let (to, options) = (listener.local_address(), Options::default());
+        let (_client, server) =
+            tokio::join!(connect(&Verbs, &to, &options), accept(&mut listener, &options));
+        assert_eq!(server.state(), QpState::ReadyToSend);
+        let is_gone = || wait_for_teardown(Duration::from_millis(100));
+        assert!(!is_tcp || !is_gone(), "it is to be there still");
+        // The peer hangs up.
+        drop(silent);
+        assert!(wait_for_teardown(PATIENCE), "it is not destroyed");
+    });
+}
+
 /// rdma_cm has no time limit of its own for a peer that does not answer.
 #[test]
 fn a_listener_that_never_answers_is_given_up() {
@@ -174,18 +202,28 @@ fn a_listener_that_never_answers_is_given_up() {
         let mut listener = Verbs.listen();
         let connector = VerbsConnector::new(quick());
         let mut outgoing = connector.resolve(&listener.local_address()).await.unwrap();
-        let _objects = with_qp(&mut outgoing);
+        let objects = with_qp(&mut outgoing);
         let (error, incoming) = tokio::join!(outgoing.connect(b""), listener.incoming());
         let error = error.unwrap_err();
         assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
-        // The client is gone by now: accepting comes to nothing, and says so in time.
+        drop(objects);
+        // The client is gone by now: accepting comes to nothing, and says so in time. Over iWARP the
+        // kernel may not have heard of it yet.
         let mut incoming = incoming.unwrap();
         let options = Options::default();
         let mut objects = End::objects(incoming.device(), &options);
         let capacity = End::capacity(&options);
-        incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
-        let error = incoming.accept(b"").await.unwrap_err();
-        assert!(!error.to_string().is_empty());
+        let qp = incoming.create_qp(&mut *objects.cq, &objects.pd, capacity).unwrap();
+        match incoming.accept(b"").await {
+            Err(error) => assert!(!error.to_string().is_empty()),
+            Ok(established) => {
+                let mut server = objects.into_end(qp, &options);
+                established.attach.run(&mut *server.cq).unwrap();
+                while !server.is_disconnected() {
+                    server.pump();
+                }
+            }
+        }
     });
 }
 

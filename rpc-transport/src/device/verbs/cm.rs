@@ -198,6 +198,13 @@ pub(super) fn step(state: State, input: Input) -> Step {
     }
 }
 
+/// Whether an id that this input ends still waits for its peer. Over iWARP the kernel then keeps whoever destroys
+/// or disconnects it, until the peer answers or the device gives up (linux, iwcm.c, `IWCM_F_CONNECT_WAIT`).
+pub(super) fn waits_for_peer(state: State, input: Input) -> bool {
+    matches!(state, State::Connecting | State::Accepting)
+        && matches!(input, Input::Deadline | Input::Close | Input::Disconnect)
+}
+
 /// The pending command has failed.
 const FAILED: Step = (State::Closed, &[Action::ReportFailure, Action::Destroy]);
 /// The conversation ends while no command is pending.

@@ -3,9 +3,10 @@
 //! Owns every call of librdmacm. Never decides what comes next: [`cm`](super::cm) does.
 //!
 //! Invariants:
-//! 1. Ids are created, used and destroyed on the thread that owns the channel, which also takes its
-//!    events: librdmacm does not protect an event from the destruction of its id. Only a [`Dial`] uses
-//!    one elsewhere; it comes back, and until then its id is not destroyed.
+//! 1. Ids are created and used on the thread that owns the channel, which also takes its events. Only a
+//!    [`Dial`] uses one elsewhere; it comes back, and until then its id is not destroyed. What destroying
+//!    one elsewhere ([`Farewell`]) needs: nobody has the id any more, and librdmacm waits until the events
+//!    that were taken of it are acknowledged.
 //! 2. An event is copied and acknowledged before anything else happens, so that destroying its id
 //!    never waits for an acknowledgement (S10, S21).
 #![allow(unsafe_code, reason = "calls librdmacm")]
@@ -25,6 +26,7 @@ use super::failure::Failure;
 use super::ffi::{self, Plain};
 use super::id_link::IdKey;
 use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
+use super::reaper::Token;
 use super::sockaddr::{self, RawAddress, STORAGE_BYTES};
 
 /// The event channel.
@@ -267,6 +269,11 @@ impl CmId {
         Dial { id: Arc::clone(&self.1), _qp: qp, private_data, param }
     }
 
+    /// Has the id destroyed elsewhere. `None` while a [`Dial`] has it, too.
+    pub(super) fn farewell(self) -> Option<Farewell> {
+        Farewell::of(self.1)
+    }
+
     /// Sends the RTU.
     pub(super) fn establish(&self) -> io::Result<()> {
         // SAFETY: a live id without a QP of its own.
@@ -371,7 +378,8 @@ impl CmId {
 struct Owned(NonNull<ffi::rdma_cm_id>);
 
 // SAFETY: librdmacm's calls are thread-safe, and the kernel lets those of one id wait for each other.
-// Where it is dropped is said by invariant 1.
+// `rdma_destroy_id` waits for the acknowledgement of the events that were taken (rdma-core, librdmacm/cma.c),
+// which comes after the last use of the id that they bring. Where it is dropped is said by invariant 1.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
@@ -395,6 +403,27 @@ impl Dial {
     }
 }
 
+impl Dial {
+    /// Has the id destroyed elsewhere. `None` while its conversation goes on.
+    pub(super) fn farewell(self) -> Option<Farewell> {
+        Farewell::of(self.id)
+    }
+}
+
+/// An id that nobody has any more, and that waits for its peer: destroying it waits, too. Dropping this
+/// destroys it.
+pub(super) struct Farewell {
+    _id: Owned,
+    /// Dropped behind the id.
+    _token: Token,
+}
+
+impl Farewell {
+    fn of(id: Arc<Owned>) -> Option<Self> {
+        Arc::into_inner(id).map(|id| Self { _id: id, _token: Token::take() })
+    }
+}
+
 impl fmt::Debug for Dial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Dial({:?})", self.id.0)
@@ -407,7 +436,8 @@ fn milliseconds(time: Duration) -> i32 {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the only owner, on the id's thread; its events are acknowledged (invariant 2).
+        // SAFETY: the only owner; librdmacm waits for events that are not acknowledged yet, which the
+        // channel's thread does at once (invariant 2).
         let result = ffi::cm_result(|| unsafe { ffi::rdma_destroy_id(self.0.as_ptr()) });
         if let Err(error) = result {
             tracing::error!(%error, "connection id leaked");

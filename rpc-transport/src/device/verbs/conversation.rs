@@ -112,6 +112,11 @@ impl Conversation {
         self.device.as_ref().is_some_and(|device| device.waits_in_connect())
     }
 
+    /// Whether the kernel may keep who destroys the id ([`cm::waits_for_peer`](super::cm::waits_for_peer)).
+    pub(super) fn is_over_iwarp(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.is_iwarp())
+    }
+
     /// [`Action::SendConnect`] for another thread.
     pub(super) fn dial(&self) -> io::Result<Dial> {
         Ok(self.id.dial(self.parameters()?, self.live_qp()?))

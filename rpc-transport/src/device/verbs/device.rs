@@ -164,6 +164,11 @@ impl VerbsDevice {
         self.quirks.waits_in_connect
     }
 
+    /// Whether connections go over TCP.
+    pub(super) fn is_iwarp(&self) -> bool {
+        NonNull::new(self.context.as_ptr()).is_some_and(is_iwarp)
+    }
+
     /// Most READs that one QP may have in flight in either direction.
     pub(super) fn max_reads(&self) -> u8 {
         self.max_reads

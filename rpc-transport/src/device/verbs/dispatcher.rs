@@ -8,9 +8,8 @@
 //! 1. A call that fails becomes an input of the table, except where the table says that its failure
 //!    changes nothing.
 //! 2. The thread sleeps unless there is an event, a command, or a deadline that has passed.
-//! 3. No command waits for another: nothing here blocks on a peer, but for an id over iWARP that is given
-//!    up while its peer has taken the TCP connection and not answered yet: the kernel then waits for the
-//!    device to give up (siw: 10 s).
+//! 3. No command waits for another: nothing here blocks on a peer. What would, over iWARP, has threads of its
+//!    own ([`errands`](super::errands)).
 //! 4. There is one thread and one event channel per process, started with the first command and kept.
 
 use std::cmp::Reverse;
@@ -30,10 +29,10 @@ use crate::log_limit::LogLimit;
 
 use super::async_events;
 use super::cm::{self, Action, Event, Input, State};
-use super::cm_id::{CmChannel, CmEvent, CmId, Dial};
+use super::cm_id::{CmChannel, CmEvent, CmId, Dial, Farewell};
 use super::conversation::{Conversation, Waiting, ignore, resolve_device};
 use super::device::{self, VerbsDevice};
-use super::dials::Dials;
+use super::errands::Errands;
 use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS};
 use super::id_link::{IdKey, IdLink};
 use super::options::SetupOptions;
@@ -76,7 +75,8 @@ struct Dispatcher {
     service: &'static Service,
     conversations: HashMap<IdKey, Conversation>,
     deadlines: BinaryHeap<Reverse<(Instant, IdKey)>>,
-    dials: Dials<Dial>,
+    dials: Errands<Dial>,
+    farewells: Errands<Farewell>,
     // Declared after the ids, so that they are dropped first.
     channel: CmChannel,
 }
@@ -84,12 +84,14 @@ struct Dispatcher {
 impl Dispatcher {
     /// Creates the thread's state.
     fn new(service: &'static Service, channel: CmChannel) -> Self {
-        let dials = Dials::new(move |key, dial| start_dial(service, key, dial));
+        let dials = Errands::new(move |key, dial| start_dial(service, key, dial));
+        let farewells = Errands::new(move |_, farewell| start_farewell(service, farewell));
         Self {
             service,
             conversations: HashMap::new(),
             deadlines: BinaryHeap::new(),
             dials,
+            farewells,
             channel,
         }
     }
@@ -201,6 +203,12 @@ impl Dispatcher {
         if !actions.contains(&Action::DeliverRequest) {
             return;
         }
+        if self.farewells.are_too_many() {
+            REFUSED.fault(Instant::now(), || {
+                tracing::warn!("connection request refused: too many peers do not end theirs");
+            });
+            return;
+        }
         let (requests, options) = (requests.clone(), Arc::clone(&parent.options));
         let mut id = id;
         let key = IdKey::fresh();
@@ -261,12 +269,16 @@ impl Dispatcher {
                 if let Err(error) = outcome {
                     self.call_failed(key, CONNECT, error);
                 }
-                // Destroys the id, if its conversation has ended meanwhile.
-                drop(dial);
+                // If its conversation has ended meanwhile, the peer has been asked for nobody.
+                self.say(key, dial.farewell());
                 for (key, error) in self.dials.on_done(|key| self.conversations.contains_key(&key))
                 {
                     self.call_failed(key, CONNECT, error);
                 }
+            }
+            Command::Destroyed => {
+                // Those that could not be started are destroyed.
+                let _ = self.farewells.on_done(|_| true);
             }
             Command::Disconnect { key } => self.input(key, Input::Disconnect),
             Command::Close { key, token } => {
@@ -397,23 +409,33 @@ impl Dispatcher {
         while let Some(input) = inputs.pop_front() {
             let Some(conversation) = self.conversations.get_mut(&key) else { return };
             let (next, actions) = cm::step(conversation.state, input);
+            let is_kept =
+                cm::waits_for_peer(conversation.state, input) && conversation.is_over_iwarp();
             if next != conversation.state {
                 tracing::trace!(?key, from = ?conversation.state, ?input, ?next, ?actions);
                 conversation.state = next;
                 self.set_deadline(key);
             }
-            if let Some(follow_up) = self.carry_out(key, actions) {
+            if let Some(follow_up) = self.carry_out(key, actions, is_kept) {
                 inputs.push_back(follow_up);
             }
         }
     }
 
-    fn carry_out(&mut self, key: IdKey, actions: &[Action]) -> Option<Input> {
+    /// `is_kept`: the kernel keeps who disconnects or destroys the id, until its peer answers.
+    fn carry_out(&mut self, key: IdKey, actions: &[Action], is_kept: bool) -> Option<Input> {
         for action in actions {
             if *action == Action::Destroy {
-                // Dropping the conversation destroys the id.
-                self.conversations.remove(&key);
+                let conversation = self.conversations.remove(&key)?;
+                if is_kept {
+                    self.say(key, conversation.id.farewell());
+                }
+                // Else dropping the conversation destroys the id.
                 return None;
+            }
+            if *action == Action::SendDisconnect && is_kept {
+                // Destroying it disconnects, and is next.
+                continue;
             }
             let conversation = self.conversations.get_mut(&key)?;
             let carried_out = match action {
@@ -431,6 +453,14 @@ impl Dispatcher {
             }
         }
         actions.contains(&Action::Establish).then_some(Input::Confirmed)
+    }
+
+    /// Has an id destroyed elsewhere.
+    fn say(&mut self, key: IdKey, farewell: Option<Farewell>) {
+        let Some(farewell) = farewell else { return };
+        if let Err(error) = self.farewells.add(key, farewell) {
+            tracing::warn!(%error, "no thread for an id whose peer is silent: it was destroyed here");
+        }
     }
 
     fn set_deadline(&mut self, key: IdKey) {
@@ -477,6 +507,15 @@ fn start_dial(service: &'static Service, key: IdKey, dial: Dial) -> io::Result<(
         service.send(Command::Dialed { key, dial, outcome });
     };
     thread::Builder::new().name("rdma-dial".to_owned()).spawn(job).map(drop)
+}
+
+/// Has a thread of its own destroy an id, which waits for its peer.
+fn start_farewell(service: &'static Service, farewell: Farewell) -> io::Result<()> {
+    let job = move || {
+        drop(farewell);
+        service.send(Command::Destroyed);
+    };
+    thread::Builder::new().name("rdma-farewell".to_owned()).spawn(job).map(drop)
 }
 
 /// Rounded up, so that the thread does not wake just before the deadline.

@@ -8,7 +8,7 @@
 //! | `cm` | the connection manager's conversation, a pure state table |
 //! | `id_link` | which of its ids is meant, and when it is closed |
 //! | `service`, `dispatcher`, `conversation`, `cm_id` | its one thread, and all calls of librdmacm |
-//! | `connect`, `dials`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
+//! | `connect`, `errands`, `listen`, `setup_qp`, `options`, `failure` | connecting and listening |
 //! | `local_end` | which devices and addresses of this machine `dev` and `src` leave |
 //! | `context`, `device`, `async_events` | devices, their limits, their asynchronous errors |
 //! | `memory`, `pages`, `limits` | protection domains, registration, memory for it, the limit on locked memory |
@@ -30,8 +30,8 @@ mod connect;
 mod context;
 mod conversation;
 mod device;
-mod dials;
 mod dispatcher;
+mod errands;
 mod failure;
 mod ffi;
 mod id_link;

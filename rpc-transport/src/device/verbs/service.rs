@@ -78,6 +78,8 @@ pub(super) enum Command {
     Ready { key: IdKey, outcome: io::Result<()> },
     /// The call that connects has returned, on a device where it waits for the peer.
     Dialed { key: IdKey, dial: Dial, outcome: io::Result<()> },
+    /// An id is destroyed whose peer had to be waited for.
+    Destroyed,
     /// The QP is in ERR.
     Disconnect { key: IdKey },
     /// The owner has dropped the id.

@@ -157,6 +157,25 @@ fn the_table_is_this_one() {
     assert_eq!(table, TABLE, "the table as it is:\n{table}");
 }
 
+/// Neither once the peer has answered nor before it was asked.
+#[test]
+fn an_id_waits_for_its_peer_while_that_is_asked_and_until_a_call_or_event_says_more() {
+    let mut waiting = Vec::new();
+    for state in STATES {
+        for input in inputs() {
+            if waits_for_peer(state, input) {
+                waiting.push((state, input));
+                assert!(step(state, input).0 == State::Closed || input == Input::Disconnect);
+            }
+        }
+    }
+    let given_up = [Input::Disconnect, Input::Close, Input::Deadline];
+    assert_eq!(waiting.len(), 2 * given_up.len());
+    for state in [State::Connecting, State::Accepting] {
+        assert!(given_up.iter().all(|input| waiting.contains(&(state, *input))), "{state:?}");
+    }
+}
+
 #[test]
 fn s20_every_event_number_has_a_meaning() {
     let expected = [
