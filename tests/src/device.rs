@@ -76,10 +76,13 @@ pub fn needs_rxe_counters() {
     assert!(name.starts_with("rxe"), "not for this device: {name} lacks Soft-RoCE's counters");
 }
 
+/// That of the address which the tests use.
 #[cfg(feature = "verbs")]
 fn rdma_device() -> DeviceAttributes {
+    let name = crate::scheme::rdma_device();
     let devices = rpc_transport::device::verbs::devices().expect("librdmacm works");
-    devices.first().expect("an RDMA device").attributes().clone()
+    let attributes = devices.iter().map(|device| device.attributes());
+    attributes.into_iter().find(|device| device.name == name).expect("a device with RC").clone()
 }
 
 fn plan() -> Option<FaultPlan> {

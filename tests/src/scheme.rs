@@ -16,6 +16,23 @@ pub fn rdma_host() -> std::net::IpAddr {
     addresses.find(std::net::IpAddr::is_ipv4).expect("an RDMA port with an IPv4 address")
 }
 
+/// The name of the device that has this port.
+///
+/// # Panics
+/// Without a usable device.
+#[cfg(feature = "verbs")]
+#[must_use]
+pub fn rdma_device() -> String {
+    use std::net::IpAddr;
+    let host = rdma_host();
+    let devices = rpc_transport::device::verbs::preflight().devices;
+    let found = devices.into_iter().find(|device| {
+        let gids = device.ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
+        gids.map(|gid| IpAddr::V6(gid.address).to_canonical()).any(|address| address == host)
+    });
+    found.expect("the device of an address that it has told").name
+}
+
 /// A way to reach a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {

@@ -5,9 +5,9 @@ use std::sync::{Arc, LazyLock};
 
 use rpc_transport::connect::address::{Address, HostPort};
 use rpc_transport::device::verbs::{
-    SetupOptions, VerbsConnector, listen, preflight, wait_for_teardown,
+    SetupOptions, VerbsConnector, devices, listen, preflight, wait_for_teardown,
 };
-use rpc_transport::device::{Connector, Listener};
+use rpc_transport::device::{Connector, Device, Listener};
 
 use crate::fixture::{Fixture, PATIENCE, runtime};
 
@@ -23,6 +23,19 @@ pub(crate) fn local_ip() -> IpAddr {
         addresses.find(IpAddr::is_ipv4).expect("an IPv4 address of an RDMA port")
     });
     *ADDRESS
+}
+
+/// The device that has this port.
+#[allow(dead_code, reason = "only one of the test programs wants it")]
+pub(crate) fn local_device() -> Arc<dyn Device> {
+    let report = preflight();
+    let found = report.devices.iter().find(|device| {
+        let gids = device.ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
+        gids.map(|gid| IpAddr::V6(gid.address).to_canonical()).any(|address| address == local_ip())
+    });
+    let name = &found.expect("the device of an address that it has told").name;
+    let mut devices = devices().unwrap().into_iter();
+    devices.find(|device| device.attributes().name == *name).expect("a device with RC")
 }
 
 /// A global IPv6 address that an active RDMA port answers to.

@@ -60,7 +60,7 @@ fn s25_listeners_hear_what_they_are_bound_to() {
 #[test]
 fn an_address_chooses_the_device_and_the_source() {
     shared!(an_address_chooses_the_device_and_the_source);
-    let name = devices().unwrap()[0].attributes().name.clone();
+    let name = local_device().attributes().name.clone();
     let parsed = |text: String| text.parse::<Address>().unwrap();
     runtime().block_on(async {
         for (host, ip) in [
@@ -86,7 +86,7 @@ fn an_address_chooses_the_device_and_the_source() {
 #[test]
 fn a_device_or_source_that_is_not_there_is_told_with_what_there_is() {
     shared!(a_device_or_source_that_is_not_there_is_told_with_what_there_is);
-    let name = devices().unwrap()[0].attributes().name.clone();
+    let name = local_device().attributes().name.clone();
     let own = local_ip().to_string();
     runtime().block_on(async {
         for wrong in [

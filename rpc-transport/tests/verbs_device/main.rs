@@ -30,7 +30,7 @@ use rpc_transport::device::{
 use rpc_transport::memory::region::Access;
 
 use fixture::*;
-use verbs::{Verbs, listen_at, local_ip, local_ipv6};
+use verbs::{Verbs, listen_at, local_device, local_ip, local_ipv6};
 
 /// Tests that count the objects of the whole machine run alone; all others share.
 static ALONE: RwLock<()> = RwLock::new(());
@@ -184,7 +184,7 @@ fn recvs_posted_in_error_come_back() {
 #[test]
 fn s33_the_largest_inline_size_is_what_was_found_by_trial() {
     shared!(s33_the_largest_inline_size_is_what_was_found_by_trial);
-    let limit = devices().unwrap()[0].attributes().max_inline_bytes;
+    let limit = local_device().attributes().max_inline_bytes;
     let mut pair = Pair::with(&Verbs, Options { inline: u32::MAX, ..Options::default() });
     assert_eq!(pair.client.cq.max_inline_bytes(pair.client.qp), limit);
     let bytes = pattern(3, limit as usize);
@@ -218,7 +218,7 @@ fn s26_objects_of_another_device_are_refused() {
 #[test]
 fn s32_limits_are_named_when_they_are_passed() {
     shared!(s32_limits_are_named_when_they_are_passed);
-    let device = Arc::clone(&devices().unwrap()[0]);
+    let device = local_device();
     let too_many = device.attributes().max_cqe + 1;
     let error = device.create_cq(too_many).unwrap_err();
     assert!(matches!(error, ProviderError::Limit { .. }), "{error}");
@@ -242,7 +242,7 @@ fn s32_limits_are_named_when_they_are_passed() {
 #[test]
 fn a_queue_pair_of_a_shared_receive_queue_is_gone_when_its_owner_has_polled() {
     alone!(a_queue_pair_of_a_shared_receive_queue_is_gone_when_its_owner_has_polled);
-    let device = Arc::clone(&devices().unwrap()[0]);
+    let device = local_device();
     if device.attributes().max_srq_wr == 0 {
         return;
     }
@@ -269,7 +269,7 @@ fn a_queue_pair_of_a_shared_receive_queue_is_gone_when_its_owner_has_polled() {
 #[test]
 fn queues_may_lie_at_any_page_of_the_mappings() {
     shared!(queues_may_lie_at_any_page_of_the_mappings);
-    let device = Arc::clone(&devices().unwrap()[0]);
+    let device = local_device();
     // Of one page each, where queues are mapped at all: one would be there, whatever else is.
     let created = (0..160).map(|_| device.create_cq(1));
     let queues: Result<Vec<_>, _> = created.collect();
@@ -429,7 +429,7 @@ fn memory_over_the_lock_limit_names_the_limit() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     // The limit is the whole process's; but only this thread gives the right to pass it up.
     alone!(memory_over_the_lock_limit_names_the_limit);
-    let device = Arc::clone(&devices().unwrap()[0]);
+    let device = local_device();
     let pd = device.allocate_pd().unwrap();
     let old = getrlimit(Resource::Memlock);
     let before = capabilities(None).unwrap();
