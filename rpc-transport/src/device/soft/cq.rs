@@ -17,12 +17,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::device::{
     Completion, CompletionQueue, PostError, PostErrorKind, ProviderError, QpCapacity, QpEvent,
@@ -38,6 +36,7 @@ use super::sink::{CqQueues, Sink};
 use super::wire::Wire;
 
 mod shared;
+mod watching;
 
 /// A QP leaves the hot list when the polls since its last activity, times the number of hot QPs,
 /// exceed this.
@@ -48,9 +47,6 @@ const COSTLY: u64 = 512;
 const EVENTS_EVERY: u64 = 256;
 /// Most doorbells that wait for the next poll.
 const MOST_HELD_BELLS: usize = 16;
-/// Most events taken from the epoll set in one system call.
-const EVENT_BATCH: usize = 64;
-
 /// What an event of the epoll set refers to.
 const KIND_OWN_BELL: u64 = 0;
 const KIND_QP: u64 = 1;
@@ -80,6 +76,10 @@ pub(super) struct SoftCompletionQueue {
     epoll: OwnedFd,
     own_bell: Doorbell,
     armed: bool,
+    /// It was armed since the last look for events.
+    was_armed: bool,
+    /// QPs of whose arrivals the epoll set does not tell.
+    muted: usize,
     /// Polls so far.
     clock: u64,
     /// The next poll looks for events.
@@ -111,6 +111,8 @@ impl SoftCompletionQueue {
             epoll,
             own_bell,
             armed: false,
+            was_armed: false,
+            muted: 0,
             clock: 0,
             attends: false,
         })
@@ -243,19 +245,26 @@ impl SoftCompletionQueue {
     #[cold]
     fn cool(&mut self) {
         let clock = self.clock;
-        let Self { hot, entries, .. } = self;
-        let count = hot.len();
-        for index in hot.iter() {
-            match entries[*index as usize].qp.as_deref_mut() {
-                Some(qp) if is_overdue(qp, clock, count) => qp.arm(),
+        let count = self.hot.len();
+        for at in 0..count {
+            match self.entries[self.hot[at] as usize].qp.as_deref_mut() {
+                Some(qp) if is_overdue(qp, clock, count) => {
+                    qp.arm();
+                    let (handle, muted) = (qp.handle(), qp.muted);
+                    if muted {
+                        // One of which the set refuses to tell stays hot.
+                        let _ = self.set_muted(handle, false);
+                    }
+                }
                 _ => {}
             }
         }
         fence(Ordering::SeqCst);
+        let Self { hot, entries, .. } = self;
         hot.retain(|index| {
             let entry = &mut entries[*index as usize];
             let Some(qp) = entry.qp.as_deref_mut() else { return false };
-            qp.hot = !is_overdue(qp, clock, count) || qp.has_work();
+            qp.hot = !is_overdue(qp, clock, count) || qp.has_work() || qp.muted;
             qp.hot
         });
     }
@@ -280,45 +289,6 @@ impl SoftCompletionQueue {
             }
         }
         self.bells.clear();
-    }
-
-    /// Takes events from the epoll set and puts their QPs on the hot list. Returns whether there
-    /// were any.
-    #[cold]
-    fn take_events(&mut self) -> bool {
-        let mut any = false;
-        loop {
-            let mut buffer = [const { MaybeUninit::<Event>::uninit() }; EVENT_BATCH];
-            let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&zero)) else {
-                return any;
-            };
-            any |= !ready.is_empty();
-            for event in ready.iter() {
-                let (data, flags) = (event.data.u64(), event.flags);
-                if data & 0xff != KIND_OWN_BELL {
-                    self.on_event(data, flags);
-                }
-            }
-            if ready.len() < EVENT_BATCH {
-                return any;
-            }
-        }
-    }
-
-    fn on_event(&mut self, data: u64, flags: EventFlags) {
-        let Ok(index) = usize::try_from(data >> 32) else { return };
-        let handle = match self.entries.get(index).and_then(|entry| entry.qp.as_ref()) {
-            // The QP of this event may be destroyed and its slot reused: the new QP must not see
-            // the event.
-            Some(qp) if event_data(KIND_QP, qp.handle()).u64() == data => qp.handle(),
-            _ => return,
-        };
-        if let Some(qp) = find(&mut self.entries, handle) {
-            let end = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
-            qp.on_event(flags.intersects(end));
-        }
-        self.heat(handle);
     }
 
     /// Runs `act` on a QP. Wakes an armed CQ if that queued completions.
@@ -399,7 +369,7 @@ impl CompletionQueue for SoftCompletionQueue {
         self.clock += 1;
         self.ring_bells();
         let looks = self.clock.is_multiple_of(EVENTS_EVERY) | std::mem::take(&mut self.attends);
-        let mut disturbed = looks && self.take_events();
+        let mut disturbed = looks && self.look_around();
         if !self.queues.completions.is_empty() {
             self.drain_queue(completions, max);
         }
@@ -424,6 +394,7 @@ impl CompletionQueue for SoftCompletionQueue {
 
     fn arm(&mut self) -> Result<(), ProviderError> {
         self.ring_bells();
+        self.unmute_all()?;
         self.armed = true;
         for index in &self.hot {
             if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
@@ -440,7 +411,7 @@ impl CompletionQueue for SoftCompletionQueue {
 
     fn clear_events(&mut self) -> Result<(), ProviderError> {
         self.armed = false;
-        self.take_events();
+        self.take_events(false);
         Ok(())
     }
 
@@ -569,6 +540,7 @@ impl CompletionQueue for SoftCompletionQueue {
         if let Some(mut gone) = entry.qp.take() {
             self.reserved -= gone.reserved();
             self.leave_srq(&mut gone);
+            self.muted -= usize::from(gone.muted);
             if let Some((fd, _)) = gone.wire().watched() {
                 // Closing the fd would not remove it from the set while another process has the
                 // same open file. Deleting fails only if it was not in the set.

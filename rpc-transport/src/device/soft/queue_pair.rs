@@ -69,6 +69,8 @@ pub(super) struct QueuePair {
     armed: bool,
     /// The QP is on the hot list: every poll visits it.
     pub(super) hot: bool,
+    /// The CQ's epoll set does not tell of what arrives.
+    pub(super) muted: bool,
     /// The CQ will check the peer's doorbell when the batch ends.
     pub(super) notify_listed: bool,
     /// The CQ's clock when something last happened here.
@@ -93,6 +95,7 @@ impl QueuePair {
             burst: 1,
             armed: false,
             hot: false,
+            muted: false,
             notify_listed: false,
             last_active: 0,
         }
