@@ -44,6 +44,7 @@ pub struct FaultPlan {
     kill_one_in: Option<u32>,
     lose_peer_one_in: Option<u32>,
     loses_recvs: bool,
+    leave_polls: u32,
     profile: Option<&'static DeviceProfile>,
     lock_limit: Option<LockLimit>,
 }
@@ -61,6 +62,7 @@ impl FaultPlan {
             kill_one_in: None,
             lose_peer_one_in: None,
             loses_recvs: false,
+            leave_polls: 0,
             profile: None,
             lock_limit: None,
         }
@@ -118,6 +120,14 @@ impl FaultPlan {
     #[must_use]
     pub fn lose_cut_off_receives(mut self, on: bool) -> Self {
         self.loses_recvs = on;
+        self
+    }
+
+    /// A destroyed QP of a shared receive queue has left only after so many polls, and nothing wakes whoever
+    /// waits for it (contract rule 22); default 0.
+    #[must_use]
+    pub fn leave_late(mut self, polls: u32) -> Self {
+        self.leave_polls = polls;
         self
     }
 

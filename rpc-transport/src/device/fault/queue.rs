@@ -85,6 +85,8 @@ pub(super) struct FaultyCompletionQueue {
     srq: Option<HeldSrq>,
     /// RECVs of the SRQ whose QPs were destroyed (contract rule 22).
     orphans: VecDeque<Completion>,
+    /// At which poll those leave that have not left.
+    leaving: BTreeMap<QpHandle, u64>,
     events: VecDeque<QpEvent>,
     polled: Vec<Completion>,
     armed: bool,
@@ -122,6 +124,7 @@ impl FaultyCompletionQueue {
             qps: BTreeMap::new(),
             srq: None,
             orphans: VecDeque::new(),
+            leaving: BTreeMap::new(),
             events: VecDeque::new(),
             polled: Vec::new(),
             armed: false,
@@ -563,6 +566,8 @@ impl CompletionQueue for FaultyCompletionQueue {
         if let Some(held) = self.qps.remove(&qp).filter(|held| held.capacity.uses_srq) {
             let [_, recvs] = held.queues;
             self.orphans.extend(recvs.into_iter().map(|held| held.completion));
+            self.leaving.retain(|_, at| *at > self.clock);
+            self.leaving.insert(qp, self.clock + u64::from(self.plan.leave_polls));
         }
         self.ring_if_needed();
         self.events.retain(|event| {
@@ -572,7 +577,8 @@ impl CompletionQueue for FaultyCompletionQueue {
     }
 
     fn has_left(&self, qp: QpHandle) -> bool {
-        self.inner.has_left(qp) && !self.orphans.iter().any(|orphan| orphan.qp == qp)
+        let is_late = self.leaving.get(&qp).is_some_and(|at| *at > self.clock);
+        !is_late && self.inner.has_left(qp) && !self.orphans.iter().any(|orphan| orphan.qp == qp)
     }
 }
 
