@@ -210,9 +210,8 @@ enum Command {
         /// In place of calls so many items of one stream: `results` or `arguments`.
         #[arg(long)]
         items: Option<String>,
-        /// With an interceptor that counts the calls, at the `server` or the `client`.
-        #[arg(long)]
-        interceptor: Option<String>,
+        #[command(flatten)]
+        ends: ours::Ends,
     },
     /// Instructions of a 64-byte echo and of a 64-byte item by layer, both ends, against the baseline in
     /// `benches/instructions.txt`. Needs valgrind; run it with `--profile counted`.
@@ -374,8 +373,8 @@ fn main() -> Result<()> {
             placements::run(&scheme, &mode, &server, &only, rounds, duration)
         }
         Command::Mem { millis } => mem(&runtime, Duration::from_millis(millis)),
-        Command::Count { calls, in_flight, items: None, interceptor } => {
-            runtime.block_on(count(calls, in_flight.max(1), interceptor.as_deref()))
+        Command::Count { calls, in_flight, items: None, ends } => {
+            runtime.block_on(count(calls, in_flight.max(1), &ends))
         }
         Command::Count { calls, items: Some(items), .. } => {
             runtime.block_on(items::count(calls, &items))
@@ -413,8 +412,8 @@ fn main() -> Result<()> {
     }
 }
 
-async fn count(calls: u32, in_flight: u32, interceptor: Option<&str>) -> Result<()> {
-    let client = ours::both_ends("mem://bench", interceptor).await?;
+async fn count(calls: u32, in_flight: u32, ends: &ours::Ends) -> Result<()> {
+    let client = ours::both_ends("mem://bench", ends).await?;
     for _ in 0..calls / in_flight {
         let batch: Vec<_> = (0..in_flight).map(|_| client.echo(&[7; 64]).start()).collect();
         for call in batch {

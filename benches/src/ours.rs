@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 use futures::stream::{FuturesUnordered, StreamExt};
 use hdrhistogram::Histogram;
 use rpc_core::interceptor::{ClientInterceptor, Ended, Inbound, Outbound, ServerInterceptor};
-use rpc_core::{Channel, Context, PollMode, Server, Status};
+use rpc_core::{Channel, Context, LinkConfig, PollMode, Server, Status};
 
 use crate::report::Laps;
 
@@ -77,11 +77,29 @@ impl ClientInterceptor for Calls {
     }
 }
 
-/// A server that nobody waits for, and a client of it. Nobody spins. `interceptor`: which end has one
-/// that counts calls.
-pub(crate) async fn both_ends(address: &str, interceptor: Option<&str>) -> Result<EchoClient> {
-    let (mut server, mut channel) = (Server::builder(), Channel::builder());
-    match interceptor {
+/// What differs from the default configuration.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Ends {
+    /// With an interceptor that counts the calls, at the `server` or the `client`.
+    #[arg(long)]
+    interceptor: Option<String>,
+    /// `LinkConfig::shared_receive_queue` of the server.
+    #[arg(long)]
+    shared_receives: bool,
+    /// `LinkConfig::send_queue_slots` of both.
+    #[arg(long)]
+    send_queue_slots: Option<u16>,
+}
+
+/// A server that nobody waits for, and a client of it. Nobody spins.
+pub(crate) async fn both_ends(address: &str, ends: &Ends) -> Result<EchoClient> {
+    let mut link = LinkConfig::default();
+    if let Some(slots) = ends.send_queue_slots {
+        link = link.send_queue_slots(slots);
+    }
+    let mut channel = Channel::builder().link(link.clone());
+    let mut server = Server::builder().link(link.shared_receive_queue(ends.shared_receives));
+    match ends.interceptor.as_deref() {
         Some("server") => server = server.interceptor(Calls::default()),
         Some("client") => channel = channel.interceptor(Calls::default()),
         Some(other) => bail!("no end is called {other}: `server` or `client`"),
