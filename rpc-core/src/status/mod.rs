@@ -381,6 +381,7 @@ impl Error for Status {
 /// | the call inside gives | the handler ends with | how |
 /// |---|---|---|
 /// | `Status` | `Status` or `CallError<E>` | `?` |
+/// | `E` | `CallError<E>` | `.map_err(CallError::User)?` |
 /// | `CallError<E>` | `CallError<E>` | `?` |
 /// | `CallError<E>` | `Status`, where `Status: From<E>` | `?` |
 /// | `CallError<E>` | `CallError<F>`, where `F: From<E>` | `.map_err(CallError::user_into)?` |

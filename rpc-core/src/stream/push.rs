@@ -285,6 +285,9 @@ where
 
 /// The same for a stream that may end with an error, which is its last item.
 ///
+/// For `out.send(item).await?` the error must be made from [`Stopped`]. A `Status` and a `CallError` are;
+/// an error type of your own needs `impl From<Stopped>`.
+///
 /// ```
 /// use rpc_core::Status;
 /// use rpc_core::stream::{Stream, try_stream};
