@@ -25,7 +25,6 @@
 
 mod deadlines;
 mod ending;
-mod growth;
 mod queue_pair;
 mod recv_buffers;
 mod send_buffers;
@@ -37,8 +36,6 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use self::ending::{cause_of, closed_by_peer};
-pub(crate) use self::growth::Growth;
-use self::growth::grow_arena;
 pub(crate) use self::queue_pair::ConnectionQp;
 use self::queue_pair::{Phase, split_wr_id};
 pub(crate) use self::recv_buffers::{
@@ -52,6 +49,7 @@ use crate::device::{
     Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Ring, Status,
 };
 use crate::engine::deferred::Deferred;
+use crate::engine::growth::grow_arena;
 use crate::engine::upper::{Protocol, Revoke, Submission};
 use crate::memory::budget::MemoryBudget;
 #[cfg(any(test, feature = "model"))]

@@ -11,6 +11,7 @@ mod deferred;
 pub mod driver;
 pub mod establish;
 pub mod executor;
+mod growth;
 pub mod locked_need;
 pub mod shard;
 mod shared_recvs;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::device::{CompletionQueue, ProviderError, QpHandle};
-use crate::engine::connection::Growth;
+use crate::engine::growth::Growth;
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::credit::RecvPool;
 

@@ -13,8 +13,8 @@
 
 use std::sync::Arc;
 
-use super::growth::Growth;
 use crate::device::{Capabilities, Device, ProviderError};
+use crate::engine::growth::Growth;
 use crate::engine::shared_recvs::{Share, SharedRecvs};
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::config::LinkConfig;

@@ -11,7 +11,7 @@
 use crate::device::{Capabilities, Device, ProviderError};
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 
-use super::growth::Growth;
+use crate::engine::growth::Growth;
 
 /// Buffers that a connection has at least, where memory is locked: one to stage from, and one for the
 /// frame behind it.

@@ -11,8 +11,8 @@
 //!    if there is none, a send buffer does. So a lack of memory makes large messages slow, and ends
 //!    nothing.
 
-use super::growth::Growth;
 use super::send_buffers::SendBuffers;
+use crate::engine::growth::Growth;
 use crate::memory::region::{Buffer, BufferPool, ProtectionDomain};
 use crate::protocol::config::LinkConfig;
 

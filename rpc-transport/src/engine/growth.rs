@@ -50,7 +50,7 @@ impl Growth {
 
 /// Gives the link the arena that it wants, if memory and budget allow it.
 #[cold]
-pub(super) fn grow_arena(
+pub(crate) fn grow_arena(
     link: &mut Link,
     domain: &ProtectionDomain,
     budget: &MemoryBudget,
