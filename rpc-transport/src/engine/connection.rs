@@ -103,6 +103,8 @@ pub(crate) struct Connection<P: Protocol> {
     registered_deadline: Option<Instant>,
     pressing: Pressing,
     unfinished: bool,
+    /// Bytes that were written to the peer and not taken since.
+    written: u64,
     /// The next pump may write a slice of a large message even if small ones are sent.
     turn: bool,
     /// The protocol was last told that something waits to be sent.
@@ -141,6 +143,7 @@ impl<P: Protocol> Connection<P> {
             registered_deadline: None,
             pressing: Pressing::Nothing,
             unfinished: false,
+            written: 0,
             turn: false,
             told_waiting: false,
             budget: MemoryBudget::unlimited(),
@@ -428,6 +431,12 @@ impl<P: Protocol> Connection<P> {
         &mut self.deferred
     }
 
+    /// Bytes that pumps have written to the peer since the last call.
+    #[inline]
+    pub(crate) fn take_written(&mut self) -> u64 {
+        std::mem::take(&mut self.written)
+    }
+
     /// Lets the next pump write a slice of a large message even if small ones are sent.
     pub(crate) fn give_turn(&mut self) {
         self.turn = true;
@@ -489,6 +498,9 @@ impl<P: Protocol> Connection<P> {
                 break;
             };
             let is_written = !transmit.writes.is_empty();
+            if is_written {
+                self.written += transmit.writes.iter().map(|write| write.part.len()).sum::<u64>();
+            }
             self.poster.post(cq, queue_pair, transmit)?;
             posted = true;
             if is_written && link.has_large() {

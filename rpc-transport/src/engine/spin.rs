@@ -7,7 +7,9 @@
 //! on.
 //!
 //! Invariants:
-//! 1. An idle endpoint parks: it never spins for longer than `SPIN_BUDGET` without an arrival.
+//! 1. An idle endpoint parks: it never spins for longer than `SPIN_BUDGET` without an arrival. One wait
+//!    after a payload was written to the peer may take as much longer as reading that takes, `MAX_READING`
+//!    at most.
 //! 2. A core that other threads want is not yielded again and again: each slow yield is followed by
 //!    `PARKS_AFTER_SLOW_YIELD` waits that park after a short spin, whatever arrives meanwhile.
 //! 3. Who may run on one core only and waits for a peer there yields it at once: after
@@ -37,6 +39,10 @@ pub enum PollMode {
 
 /// Longest spin: about one wake-up across cores. Spinning longer gains nothing over parking.
 const SPIN_BUDGET: Duration = Duration::from_micros(50);
+/// Bytes of a payload that a peer is taken to copy in a microsecond.
+const READ_PER_MICROSECOND: u64 = 8 << 10;
+/// Most that a wait is longer for it.
+const MAX_READING: Duration = Duration::from_micros(150);
 /// Time of spinning before the core is yielded.
 const QUIET_SPIN: Duration = Duration::from_micros(1);
 /// A yield that took longer than this has let another thread run: two switches take 1.2 us, a yield
@@ -86,6 +92,10 @@ pub(crate) struct SpinPolicy {
     answered_yields: u8,
     /// The last one since something arrived.
     last_yield: Option<Yield>,
+    /// How long the peer reads what was written to it.
+    reading: Duration,
+    /// Whether this wait is longer for that.
+    awaits_reader: bool,
 }
 
 /// What became of a `sched_yield`.
@@ -99,7 +109,15 @@ enum Yield {
 
 impl SpinPolicy {
     pub(crate) fn new(mode: PollMode) -> Self {
-        Self { mode, failures: 0, parks: 0, answered_yields: 0, last_yield: None }
+        Self {
+            mode,
+            failures: 0,
+            parks: 0,
+            answered_yields: 0,
+            last_yield: None,
+            reading: Duration::ZERO,
+            awaits_reader: false,
+        }
     }
 
     /// Nothing has arrived for `idle_for`.
@@ -124,7 +142,11 @@ impl SpinPolicy {
             Wait::Park
         } else if idle_for < SPIN_BUDGET {
             Wait::Yield
+        } else if idle_for < SPIN_BUDGET + self.reading {
+            self.awaits_reader = true;
+            Wait::Yield
         } else {
+            self.end_reading();
             self.failures += 1;
             Wait::Park
         }
@@ -162,9 +184,26 @@ impl SpinPolicy {
         was_taken
     }
 
+    /// Bytes of a payload were written to the peer.
+    #[inline]
+    pub(crate) fn on_written(&mut self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let reading = self.reading + Duration::from_micros(bytes / READ_PER_MICROSECOND);
+        self.reading = reading.min(MAX_READING);
+    }
+
+    fn end_reading(&mut self) {
+        (self.reading, self.awaits_reader) = (Duration::ZERO, false);
+    }
+
     /// Something arrived while spinning.
     pub(crate) fn on_progress(&mut self) {
         self.failures = 0;
+        if self.awaits_reader {
+            self.end_reading();
+        }
         let was_taken = self.last_yield.take() == Some(Yield::Taken);
         self.answered_yields = match self.answered_yields {
             PROBE if was_taken => ANSWERS_UNTIL_SHARED,
@@ -227,6 +266,26 @@ mod tests {
         assert_eq!(policy.on_idle(US(0)), Wait::Park);
         policy.on_woken(US(30));
         assert_eq!(policy.on_idle(US(0)), Wait::Spin);
+    }
+
+    #[test]
+    fn one_wait_is_longer_for_a_payload_that_the_peer_reads() {
+        let mut policy = SpinPolicy::new(PollMode::Adaptive);
+        policy.on_written(1 << 20);
+        // Waits that are short anyway do not use it up.
+        assert_eq!(policy.on_idle(US(40)), Wait::Yield);
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(120)), Wait::Yield);
+        policy.on_progress();
+        assert_eq!(policy.on_idle(US(60)), Wait::Park);
+
+        policy.on_written(64 << 10);
+        assert_eq!(policy.on_idle(US(57)), Wait::Yield);
+        assert_eq!(policy.on_idle(US(59)), Wait::Park);
+        policy.on_written(1 << 30);
+        assert_eq!(policy.on_idle(SPIN_BUDGET + MAX_READING), Wait::Park);
+        policy.on_woken(US(60));
+        assert_eq!(policy.on_idle(US(60)), Wait::Park);
     }
 
     #[test]

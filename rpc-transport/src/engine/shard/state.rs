@@ -331,7 +331,9 @@ impl<P: Protocol> State<P> {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
         connection.dirty = false;
         let key = ConnectionKey { index, generation: connection.generation };
-        if let Some(drained) = connection.pump(&mut *self.cq, ring, self.now) {
+        let drained = connection.pump(&mut *self.cq, ring, self.now);
+        self.spin.on_written(connection.take_written());
+        if let Some(drained) = drained {
             self.qp_count -= 1;
             self.unflushed += u64::from(!drained);
             if let Some(at) = connection.take_registered_deadline() {

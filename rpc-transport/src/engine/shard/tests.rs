@@ -15,10 +15,11 @@ use crate::device::{
     Listener, PeerIdentity, ProviderError, QpCapacity, QpEvent, QpHandle, Status,
 };
 use crate::engine::connection::{Connection, ConnectionQp, RecvBuffers, SendBuffers, SendPath};
-use crate::engine::spin::PollMode;
+use crate::engine::spin::{PollMode, Wait};
 use crate::engine::upper::{Outside, Submission};
 use crate::memory::region::{BufferPool, ProtectionDomain};
 use crate::message::outgoing::OutBuf;
+use crate::message::part::OutPart;
 use crate::message::received::Message;
 use crate::protocol::config::LinkConfig;
 use crate::protocol::frame::CloseCode;
@@ -278,6 +279,28 @@ async fn credits_of_messages_that_were_not_pumped_are_given_back_before_the_slee
     }
     server.lock().send_idle_acks();
     assert_eq!(owed(), 0);
+}
+
+#[tokio::test]
+async fn who_has_written_a_payload_spins_once_for_as_long_as_it_is_read() {
+    let [(client, connected), (server, accepted)] = pair("shard-reader").await;
+    client.lock().set_mode(PollMode::Adaptive);
+    let mut payload = a_message();
+    payload.lane = Lane::Bulk;
+    payload.frame.push_tail(OutPart::shared(Arc::new(vec![7; 1 << 20])));
+    client.with(connected, |protocol| protocol.outbox.push(payload)).unwrap();
+    while server.look(accepted, |protocol| protocol.received).unwrap() == 0 {
+        server.lock().poll();
+        client.lock().poll();
+    }
+    let waits = || {
+        let began = Instant::now();
+        let mut state = client.lock();
+        state.on_progress();
+        state.on_idle(began);
+        state.on_idle(began + Duration::from_micros(100))
+    };
+    assert_eq!([waits(), waits()], [Wait::Yield, Wait::Park]);
 }
 
 #[tokio::test]
