@@ -137,7 +137,7 @@ impl Acceptor {
     pub(super) fn new(router: Router, config: Config, phase: Watch) -> Self {
         let places = config.max_connections.min(Semaphore::MAX_PERMITS);
         let methods = Arc::<Methods>::default();
-        router.for_each_method(|method| drop(methods.method(method)));
+        methods.know(router.methods());
         Self {
             open: Mutex::new(Some(Open { shards: HashMap::new(), router: Arc::new(router) })),
             places: Arc::new(Semaphore::new(places)),
@@ -308,9 +308,8 @@ impl Acceptor {
         }
         let shard = RpcShard::of_server(Arc::clone(device), domain, entries, &self.config.link)
             .map_err(|error| text(&error))?;
-        let handlers =
-            Handlers::new(Arc::clone(&shard), Arc::clone(router), Arc::clone(&self.settled))
-                .counting(&self.methods);
+        let (methods, settled) = (Arc::clone(&self.methods), Arc::clone(&self.settled));
+        let handlers = Handlers::new(Arc::clone(&shard), Arc::clone(router), methods, settled);
         let driver = Driver::new(Arc::clone(&shard), handlers, self.config.poll_mode)
             .map_err(|error| text(&error))?;
         tokio::spawn(driver);

@@ -100,20 +100,19 @@ pub(crate) struct Handlers {
 impl Handlers {
     /// For a client that offers no services.
     pub(crate) fn without_services(shard: Arc<RpcShard>) -> Self {
-        Self::new(shard, Arc::default(), Arc::default())
+        Self::new(shard, Arc::default(), Arc::default(), Arc::default())
     }
 
-    /// `settled` is notified when a connection ends or has drained.
-    pub(crate) fn new(shard: Arc<RpcShard>, router: Arc<Router>, settled: Arc<Notify>) -> Self {
+    /// Counts calls in `methods`. `settled` is notified when a connection ends or has drained.
+    pub(crate) fn new(
+        shard: Arc<RpcShard>,
+        router: Arc<Router>,
+        methods: Arc<Methods>,
+        settled: Arc<Notify>,
+    ) -> Self {
         let (done, spent, finished) = (VecDeque::new(), Vec::new(), Vec::new());
-        let counts = RouteCounts::new(&router, &Methods::default());
+        let counts = RouteCounts::new(&router, methods);
         Self { shard, router, last: 0, done, spent, finished, waiting: Vec::new(), settled, counts }
-    }
-
-    /// Counts calls in `methods`.
-    pub(crate) fn counting(mut self, methods: &Methods) -> Self {
-        self.counts = RouteCounts::new(&self.router, methods);
-        self
     }
 
     /// Spawns a task for each reply of an inline handler that must wait for room.

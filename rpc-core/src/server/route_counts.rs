@@ -10,23 +10,27 @@ use super::router::Router;
 use crate::observability::stats::counts::{End, Lease, Method, Methods};
 use crate::observability::trace;
 
-/// Where calls are counted, by route; the last is for all that have none.
+/// Where calls are counted, by route.
 pub(super) struct RouteCounts {
     leases: Box<[Lease]>,
+    /// For all that have no route: few peers ever ask for what is not there.
+    unknown: Option<Lease>,
+    methods: Arc<Methods>,
 }
 
 impl RouteCounts {
-    pub(super) fn new(router: &Router, methods: &Methods) -> Self {
-        let mut leases = Vec::new();
-        router.for_each_method(|method| leases.push(methods.lease(method)));
-        Self { leases: leases.into() }
+    pub(super) fn new(router: &Router, methods: Arc<Methods>) -> Self {
+        let leases = router.methods().map(|method| methods.lease(Some(method))).collect();
+        Self { leases, unknown: None, methods }
     }
 
     /// `None`: there is no route.
     #[inline]
     pub(super) fn of(&mut self, route: Option<usize>) -> &mut Lease {
-        let last = self.leases.len() - 1;
-        &mut self.leases[route.unwrap_or(last).min(last)]
+        match route.and_then(|route| self.leases.get_mut(route)) {
+            Some(lease) => lease,
+            None => self.unknown.get_or_insert_with(|| self.methods.lease(None)),
+        }
     }
 }
 

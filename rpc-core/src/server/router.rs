@@ -79,9 +79,9 @@ impl Router {
         Ok(())
     }
 
-    /// Its methods in the order of the routes, and `None` for all others.
-    pub(super) fn for_each_method(&self, each: impl FnMut(Option<&'static MethodDescriptor>)) {
-        self.routes.iter().map(|route| Some(route.method)).chain([None]).for_each(each);
+    /// Its methods, in the order of the routes.
+    pub(super) fn methods(&self) -> impl Iterator<Item = &'static MethodDescriptor> {
+        self.routes.iter().map(|route| route.method)
     }
 
     /// Looks a method up by id. `last` caches the previous result, because most callers call one

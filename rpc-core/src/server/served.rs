@@ -39,7 +39,7 @@ impl Served {
         drop(services.builtins.clone().add_to(&mut all));
         let router = super::router(&services.arounds, all)?;
         let methods = Arc::<Methods>::default();
-        router.for_each_method(|method| drop(methods.method(method)));
+        methods.know(router.methods());
         let config = &services.config;
         let memory = config.memory_budget.unwrap_or_else(available_memory::default_budget);
         Ok(Self {
@@ -60,8 +60,8 @@ impl Served {
 
     /// The handlers of a connection's shard.
     pub(crate) fn handlers(&self, shard: &Arc<RpcShard>) -> Handlers {
-        let handlers = Handlers::new(Arc::clone(shard), Arc::clone(&self.router), Arc::default());
-        handlers.counting(&self.methods)
+        let (router, methods) = (Arc::clone(&self.router), Arc::clone(&self.methods));
+        Handlers::new(Arc::clone(shard), router, methods, Arc::default())
     }
 
     /// An end of a connection, with the limits of what is served.

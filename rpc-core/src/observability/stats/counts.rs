@@ -244,6 +244,11 @@ impl Methods {
         method
     }
 
+    /// These are told from now on, and those that are not known, also before they are called.
+    pub(crate) fn know(&self, descriptors: impl Iterator<Item = &'static MethodDescriptor>) {
+        descriptors.map(Some).chain([None]).for_each(|descriptor| drop(self.method(descriptor)));
+    }
+
     #[cold]
     pub(crate) fn lease(&self, descriptor: Option<&'static MethodDescriptor>) -> Lease {
         self.method(descriptor).lease()

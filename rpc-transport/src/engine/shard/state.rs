@@ -112,7 +112,7 @@ impl<P: Protocol> State<P> {
             shared_recvs,
             generation: 0,
             by_qp: Vec::new(),
-            completions: Vec::with_capacity(POLL_BATCH),
+            completions: Vec::new(),
             quiet_polls: 0,
             events_due: false,
             dirty: Vec::new(),
