@@ -71,8 +71,6 @@ pub(super) struct SoftCompletionQueue {
     bells: Vec<u32>,
     queues: CqQueues,
     events: VecDeque<QpEvent>,
-    /// Buffer that tcp wires read into.
-    scratch: Vec<u8>,
     epoll: OwnedFd,
     own_bell: Doorbell,
     armed: bool,
@@ -107,7 +105,6 @@ impl SoftCompletionQueue {
             bells: Vec::new(),
             queues: CqQueues::default(),
             events: VecDeque::new(),
-            scratch: Vec::new(),
             epoll,
             own_bell,
             armed: false,
@@ -221,7 +218,7 @@ impl SoftCompletionQueue {
                 break;
             }
             let mut sink = Sink { polled: Some((completions, room)), queues: &mut self.queues };
-            let visit = qp.visit(&mut sink, &mut self.events, &mut self.scratch);
+            let visit = qp.visit(&mut sink, &mut self.events);
             if visit.bell && !std::mem::replace(&mut qp.notify_listed, true) {
                 self.bells.push(index);
             }

@@ -295,24 +295,19 @@ impl QueuePair {
 
     /// Processes what the peer sent, completes what it accepted, sends what waits.
     #[inline]
-    pub(super) fn visit(
-        &mut self,
-        sink: &mut Sink<'_>,
-        events: &mut VecDeque<QpEvent>,
-        scratch: &mut Vec<u8>,
-    ) -> Visit {
+    pub(super) fn visit(&mut self, sink: &mut Sink<'_>, events: &mut VecDeque<QpEvent>) -> Visit {
         let attention = std::mem::take(&mut self.attention);
         if attention && !self.closing {
             self.closing = self.wire.peer_gone();
         }
         let mut visit = Visit::default();
         if self.state != QpState::ReadyToSend {
-            self.visit_failed(sink, events, scratch);
+            self.visit_failed(sink, events);
             return visit;
         }
         let drained = match &mut self.wire {
             Wire::Ring(_) => self.receive_ring(sink, &mut visit),
-            Wire::Tcp(_) => self.receive_tcp(attention, sink, &mut visit, scratch),
+            Wire::Tcp(_) => self.receive_tcp(attention, sink, &mut visit),
             Wire::None => true,
         };
         if self.state == QpState::ReadyToSend {
@@ -339,14 +334,9 @@ impl QueuePair {
 
     /// A visit in ERR: only checks whether the peer has closed.
     #[cold]
-    fn visit_failed(
-        &mut self,
-        sink: &mut Sink<'_>,
-        events: &mut VecDeque<QpEvent>,
-        scratch: &mut Vec<u8>,
-    ) {
+    fn visit_failed(&mut self, sink: &mut Sink<'_>, events: &mut VecDeque<QpEvent>) {
         if let Wire::Tcp(wire) = &mut self.wire {
-            wire.linger(scratch);
+            wire.linger();
             self.closing |= wire.has_ended();
         }
         if self.closing {
@@ -406,18 +396,11 @@ impl QueuePair {
     }
 
     /// Processes frames from the stream. Returns whether nothing is left to be read.
-    fn receive_tcp(
-        &mut self,
-        attention: bool,
-        sink: &mut Sink<'_>,
-        visit: &mut Visit,
-        scratch: &mut Vec<u8>,
-    ) -> bool {
+    fn receive_tcp(&mut self, attention: bool, sink: &mut Sink<'_>, visit: &mut Visit) -> bool {
         let Self { wire: Wire::Tcp(wire), requester, responder, used, .. } = self else {
             return true;
         };
-        let received =
-            wire.receive(&mut PacketTargets { requester, responder, sink, used }, scratch);
+        let received = wire.receive(&mut PacketTargets { requester, responder, sink, used });
         // The event may have said that the socket has room to write.
         visit.bell |= attention || wire.owes_ack();
         self.closing |= wire.has_ended();

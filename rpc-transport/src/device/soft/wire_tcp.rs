@@ -20,6 +20,7 @@ mod frame;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -45,6 +46,12 @@ pub(super) const SCRATCH_BYTES: usize = 64 * 1024;
 /// Most bytes that one read takes beyond a body: the head of the next frame, and little of its
 /// body, since that would have to be copied from the scratch buffer.
 const BEHIND_BODY_BYTES: usize = 2048;
+thread_local! {
+    /// Where bytes are read to whose frames are not known yet. Nothing stays in it between visits, so a thread
+    /// has one for all of its wires: most channels have a CQ to themselves, and are idle.
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// Most reads of one visit, so that one QP cannot keep the others waiting.
 const VISIT_READS: usize = 8;
 /// Most frames that one visit processes, for the same reason.
@@ -356,10 +363,14 @@ impl TcpWire {
     ///
     /// # Errors
     /// Why a packet is refused.
-    pub(super) fn receive(
+    pub(super) fn receive(&mut self, targets: &mut impl TakePackets) -> Result<Taken, Refusal> {
+        with_scratch(|scratch| self.receive_into(scratch, targets))
+    }
+
+    fn receive_into(
         &mut self,
-        targets: &mut impl TakePackets,
         scratch: &mut Vec<u8>,
+        targets: &mut impl TakePackets,
     ) -> Result<Taken, Refusal> {
         let mut taken = Taken::default();
         if !self.leftover.is_empty() {
@@ -396,12 +407,12 @@ impl TcpWire {
     }
 
     /// After the QP has failed: reads and throws away, and writes what is left.
-    pub(super) fn linger(&mut self, scratch: &mut Vec<u8>) {
+    pub(super) fn linger(&mut self) {
         self.flush();
         self.inbound = Inbound::Closed;
         self.drained = false;
         for _ in 0..VISIT_READS {
-            match self.read(scratch) {
+            match with_scratch(|scratch| self.read(scratch)) {
                 Read::Bytes { full: true, .. } => {}
                 Read::Bytes { .. } | Read::Nothing => {
                     self.drained = true;
@@ -556,6 +567,14 @@ impl TcpWire {
         self.nak = Some(Nak::decode(code).ok_or(Refusal::Protocol)?);
         Ok(())
     }
+}
+
+/// A thread that ends has none left, and makes one for each call.
+fn with_scratch<R>(read: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
+    let result = read(&mut scratch);
+    let _ = SCRATCH.try_with(|kept| kept.set(scratch));
+    result
 }
 
 impl Drop for TcpWire {

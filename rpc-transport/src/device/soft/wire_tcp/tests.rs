@@ -56,13 +56,29 @@ fn what_is_posted_waits_only_while_something_is_on_its_way_and_only_if_it_is_lit
     assert!(!ours.may_wait(), "32 KiB are worth a system call of their own");
     ours.flush();
 
-    let (mut taker, mut scratch) = (Taker::default(), Vec::new());
-    theirs.receive(&mut taker, &mut scratch).unwrap();
+    let mut taker = Taker::default();
+    theirs.receive(&mut taker).unwrap();
     assert_eq!(taker.packets, 10);
     // An answer carries the acknowledgement.
     post(&mut theirs, &[4; 64]);
     theirs.flush();
-    ours.receive(&mut taker, &mut scratch).unwrap();
+    ours.receive(&mut taker).unwrap();
     post(&mut ours, &[5; 64]);
     assert!(!ours.may_wait(), "all of the above has been accepted");
+}
+
+#[test]
+fn a_wire_keeps_nothing_of_what_it_read_through() {
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        let (mut ours, mut theirs) = pair();
+        post(&mut ours, &[1; 64]);
+        ours.flush();
+        theirs.receive(&mut Taker::default()).unwrap();
+        let scratch = SCRATCH.take();
+        assert_eq!((scratch.len(), theirs.leftover.capacity()), (SCRATCH_BYTES, 0));
+        kept.push(scratch.as_ptr());
+        SCRATCH.set(scratch);
+    }
+    assert_eq!(kept, [kept[0]; 3], "one for all wires of a thread");
 }
