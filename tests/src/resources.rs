@@ -48,6 +48,16 @@ pub fn raise_fd_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
+/// Lets this process open no more files than so many, until it asks for more.
+///
+/// # Panics
+/// When the system refuses.
+pub fn limit_open_files(count: u64) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum }).expect("a lower limit");
+}
+
 /// Lets this process take no more than so much address space.
 ///
 /// # Panics

@@ -102,6 +102,7 @@ pub mod locked;
 #[cfg(any(feature = "verbs", all(test, rpc_loom)))]
 mod mailbox;
 pub mod memlock;
+pub mod open_files;
 mod setup;
 pub mod soft;
 #[cfg(feature = "verbs")]

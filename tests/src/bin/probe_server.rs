@@ -44,6 +44,9 @@ struct Options {
     queued_bytes: Option<u64>,
     #[arg(long)]
     memory_budget: Option<u64>,
+    /// Files that this process may have open; as many as the system allows without.
+    #[arg(long)]
+    open_files: Option<u64>,
     /// Address space that this process may take, bytes.
     #[arg(long)]
     address_space: Option<u64>,
@@ -71,7 +74,7 @@ struct Options {
 fn main() {
     let options = Options::parse();
     process::log_to_stderr();
-    resources::raise_fd_limit();
+    options.open_files.map_or_else(resources::raise_fd_limit, resources::limit_open_files);
     if let Some(bytes) = options.address_space {
         resources::limit_address_space(bytes);
     }

@@ -89,6 +89,7 @@ mod late_writes;
 mod locked_memory;
 mod metadata;
 mod mismatch;
+mod open_files;
 mod outages;
 mod paths;
 mod peer_death;

@@ -8,9 +8,7 @@ use std::io;
 use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::ProviderError;
-
-/// Advice for when no file descriptor is left.
-pub(super) const RAISE_FDS: &str = "raise the limit on open files (LimitNOFILE, ulimit -n)";
+use crate::device::open_files;
 
 /// Makes the error for a failed attempt to listen at `address`.
 pub(super) fn cannot_listen(address: Address, error: &io::Error) -> ListenError {
@@ -50,9 +48,11 @@ fn is_shm(address: &Address) -> bool {
 }
 
 fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str> {
+    if let Some(advice) = open_files::advice(error) {
+        return Some(advice);
+    }
     let shm = is_shm(address);
     Some(match error.kind() {
-        _ if is_out_of_fds(error) => RAISE_FDS,
         io::ErrorKind::AddrInUse if shm => "stop the other listener or choose another name",
         io::ErrorKind::AddrInUse => {
             "stop the other listener or choose another port (0 takes a free one)"
@@ -71,8 +71,10 @@ fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str
 }
 
 fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static str> {
+    if let Some(advice) = open_files::advice(error) {
+        return Some(advice);
+    }
     Some(match error.kind() {
-        _ if is_out_of_fds(error) => RAISE_FDS,
         io::ErrorKind::PermissionDenied if is_shm(address) => {
             "run both ends as the same user, or use tcp://"
         }
@@ -92,14 +94,7 @@ fn unknown_host(address: &Address, error: &io::Error) -> Option<&'static str> {
 
 /// The error when set-up fails for lack of memory or file descriptors; says which limit to raise.
 pub(super) fn out_of_resources(what: &'static str, error: &io::Error) -> ProviderError {
-    let message =
-        if is_out_of_fds(error) { format!("{error}; {RAISE_FDS}") } else { error.to_string() };
-    ProviderError::Resources { what, message }
-}
-
-/// Whether this process, or the whole system, has no file descriptor left.
-pub(super) fn is_out_of_fds(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    ProviderError::Resources { what, message: open_files::explain(error) }
 }
 
 #[cfg(test)]
@@ -116,6 +111,7 @@ mod tests {
         let cases = [
             ("tcp://127.0.0.1:80", libc::EACCES, "choose a port from 1024 on"),
             ("tcp://1.2.3.4:80", libc::EADDRNOTAVAIL, "0.0.0.0"),
+            ("tcp://127.0.0.1:80", libc::ENFILE, "fs.file-max"),
             ("tcp://127.0.0.1:80", libc::EADDRINUSE, "another port"),
             ("tcp://127.0.0.1:80", libc::EMFILE, "ulimit -n"),
             ("shm://name", libc::EADDRINUSE, "another name"),

@@ -5,13 +5,11 @@
 //! module.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
     Attach, CompletionQueue, Device, Established, Incoming, Outgoing, PeerIdentity, ProviderError,
@@ -24,9 +22,6 @@ use super::wire::Wire;
 
 /// Time limit for the peer's answer to a connector.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Pause before the next `accept(2)` when the system has no room for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The QP of a connection that is being set up.
 #[derive(Debug, Default)]
@@ -200,24 +195,4 @@ pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
         let reason = "listening needs a tokio runtime; call it from async code".to_owned();
         ListenError::Unavailable { scheme, reason }
     })
-}
-
-/// Handles a failed `accept(2)`. A failure that concerns one peer only, or is temporary (no file
-/// descriptors left), is logged and the listener goes on; any other ends it.
-pub(super) async fn survive_accept(address: &Address, error: io::Error) -> Result<(), ListenError> {
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
-            tracing::warn!(%address, %error, "cannot accept now");
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            Ok(())
-        }
-        Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EFAULT) | None => {
-            let (address, reason) = (address.clone(), error.to_string());
-            Err(ListenError::Failed { address, reason })
-        }
-        Some(_) => {
-            tracing::debug!(%address, %error, "a connection was lost before it was accepted");
-            Ok(())
-        }
-    }
 }

@@ -26,12 +26,12 @@ use crate::connect::address::Address;
 use crate::connect::error::{ConnectError, ListenError};
 use crate::device::{
     Connector, Device, Incoming, Listener, Outgoing, PeerIdentity, ProviderError,
-    REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES,
+    REJ_PRIVATE_DATA_BYTES, REP_PRIVATE_DATA_BYTES, REQ_PRIVATE_DATA_BYTES, open_files,
 };
 use crate::log_limit::LogLimit;
 
 use super::advice::{self, cannot_connect, cannot_listen};
-use super::pending::Pending;
+use super::pending::{Event, Pending};
 use super::ring::{DEFAULT_SLOTS, MAX_SLOTS, MIN_SLOTS};
 use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
 use super::socket::{self, Credentials, ListeningSocket};
@@ -209,7 +209,7 @@ impl ShmOutgoing {
         let socket =
             socket::watch(socket).map_err(|error| ConnectError::from(out_of_resources(&error)))?;
         let lost = |error: io::Error| match error.kind() {
-            _ if advice::is_out_of_fds(&error) => out_of_resources(&error).into(),
+            _ if open_files::advice(&error).is_some() => out_of_resources(&error).into(),
             io::ErrorKind::InvalidData => self.protocol(error.to_string()),
             _ => self.rejected("the request was dropped", Vec::new()),
         };
@@ -299,16 +299,13 @@ impl Listener for ShmListener {
         loop {
             let accept =
                 self.socket.watched.async_io(Interest::READABLE, |fd| socket::accept(fd.as_fd()));
-            tokio::select! {
-                biased;
-                incoming = self.pending.next() => return Ok(Answering::boxed(incoming)),
-                accepted = accept => match accepted {
-                    Ok(socket) => {
-                        let (address, refused) = (self.address.clone(), Arc::clone(&self.refused));
-                        self.pending.start(handshake(socket, address, refused));
-                    }
-                    Err(error) => setup::survive_accept(&self.address, error).await?,
-                },
+            match self.pending.next(&self.address, accept).await? {
+                Event::Ready(incoming) => return Ok(Answering::boxed(incoming)),
+                Event::Accepted(socket) => {
+                    let (address, refused) = (self.address.clone(), Arc::clone(&self.refused));
+                    self.pending.start(handshake(socket, address, refused));
+                }
+                Event::Other => {}
             }
         }
     }
@@ -324,7 +321,9 @@ async fn handshake(
     let socket = socket::watch(socket).ok()?;
     // Read in any case: closing a socket with unread data would discard the refusal too.
     let request = match receive(&socket).await {
-        Err(error) if advice::is_out_of_fds(&error) => Err(out_of_resources(&error).to_string()),
+        Err(error) if open_files::advice(&error).is_some() => {
+            Err(out_of_resources(&error).to_string())
+        }
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
         Err(_) => return None,
         Ok(request) => request,

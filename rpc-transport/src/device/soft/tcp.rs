@@ -32,7 +32,7 @@ use crate::device::{
 use crate::log_limit::LogLimit;
 
 use super::advice::{cannot_connect, cannot_listen};
-use super::pending::Pending;
+use super::pending::{Event, Pending};
 use super::setup::{self, Answer, Answering, CONNECT_TIMEOUT, Dial, Dialing};
 use super::wire::Wire;
 use super::wire_tcp::TcpWire;
@@ -294,18 +294,16 @@ impl Listener for TcpRendezvous {
 
     async fn incoming(&mut self) -> Result<Box<dyn Incoming>, ListenError> {
         loop {
-            tokio::select! {
-                biased;
-                incoming = self.pending.next() => return Ok(Answering::boxed(incoming)),
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, peer)) => {
-                        let address = self.address.clone();
-                        let probe = self.probe.clone();
-                        let refused = Arc::clone(&self.refused);
-                        self.pending.start(handshake(stream, peer, address, probe, refused));
-                    }
-                    Err(error) => setup::survive_accept(&self.address, error).await?,
-                },
+            let accept = self.listener.accept();
+            match self.pending.next(&self.address, accept).await? {
+                Event::Ready(incoming) => return Ok(Answering::boxed(incoming)),
+                Event::Accepted((stream, peer)) => {
+                    let address = self.address.clone();
+                    let probe = self.probe.clone();
+                    let refused = Arc::clone(&self.refused);
+                    self.pending.start(handshake(stream, peer, address, probe, refused));
+                }
+                Event::Other => {}
             }
         }
     }

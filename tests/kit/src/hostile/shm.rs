@@ -2,7 +2,7 @@
 //! sides map.
 #![allow(unsafe_code, reason = "memory that another side reads and writes")]
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -66,9 +66,17 @@ fn abstract_name(address: &str) -> SocketAddrUnix {
 /// When nobody listens there.
 #[must_use]
 pub fn dial(address: &str) -> OwnedFd {
+    try_dial(address).expect("somebody listens")
+}
+
+/// The same, of a listener that may have gone.
+///
+/// # Errors
+/// Those of `connect(2)`.
+pub fn try_dial(address: &str) -> io::Result<OwnedFd> {
     let socket = socket();
-    rustix::net::connect(&socket, &abstract_name(address)).expect("somebody listens");
-    socket
+    rustix::net::connect(&socket, &abstract_name(address))?;
+    Ok(socket)
 }
 
 /// Listens at `shm://name` for one connection.
