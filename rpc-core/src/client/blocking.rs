@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use rpc_transport::connect::error::ConnectError;
+use rpc_transport::device::{ProviderError, open_files};
 use rpc_transport::protocol::config::WhenFull;
 
 use crate::channel::hedging::HedgingPolicy;
@@ -101,8 +102,10 @@ impl BlockingChannel {
         connecting: impl Future<Output = Result<Channel, ConnectError>>,
     ) -> Result<Self, ConnectError> {
         refuse_inside_a_runtime();
-        let driver = DriverThread::start()
-            .map_err(|error| ConnectError::Config(format!("cannot start a thread: {error}")))?;
+        let driver = DriverThread::start().map_err(|error| ProviderError::Resources {
+            what: "starting the thread of a blocking client",
+            message: open_files::explain(&error),
+        })?;
         let channel = driver.wait(connecting)?;
         Ok(Self {
             channel,

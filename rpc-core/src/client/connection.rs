@@ -346,8 +346,7 @@ async fn bring_up(
         Some(served) => served.handlers(&shard),
         None => Handlers::without_services(Arc::clone(&shard)),
     };
-    let driver = Driver::new(Arc::clone(&shard), handlers, *poll_mode)
-        .map_err(|error| ConnectError::Config(format!("no driver: {error}")))?;
+    let driver = Driver::new(Arc::clone(&shard), handlers, *poll_mode)?;
     tokio::spawn(driver);
     let guard = ShutdownOnDrop(Some(Arc::clone(&shard)));
     let bulk = BulkPool::new(shard.domain().clone());

@@ -35,6 +35,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::Sleep;
 
 use self::tempo::Tempo;
+use crate::device::{ProviderError, open_files};
 use crate::engine::clock;
 use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
@@ -93,15 +94,20 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn new(shard: Arc<Shard<P>>, executor: E, mode: PollMode) -> io::Result<Self> {
+    pub fn new(shard: Arc<Shard<P>>, executor: E, mode: PollMode) -> Result<Self, ProviderError> {
+        let unwatched = |error: io::Error| ProviderError::Resources {
+            what: "starting a driver",
+            message: open_files::explain(&error),
+        };
         let (fd, acts) = {
             let mut state = shard.lock();
             state.set_mode(mode);
-            (state.cq().event_fd().try_clone_to_owned()?, Arc::clone(state.driver_acts()))
+            (state.cq().event_fd().try_clone_to_owned(), Arc::clone(state.driver_acts()))
         };
+        let fd = fd.map_err(unwatched)?;
         // Deprecated for types whose fd changes or closes early; an `OwnedFd` does neither.
         #[allow(deprecated, reason = "its successor is an unsafe fn, which has no place here")]
-        let events = AsyncFd::with_interest(fd, Interest::READABLE)?;
+        let events = AsyncFd::with_interest(fd, Interest::READABLE).map_err(unwatched)?;
         Ok(Self {
             shard,
             executor,

@@ -1,8 +1,13 @@
 //! Processes that may open few files.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::sync::mpsc;
+
+use rpc_core::Channel;
+use tokio::process::Command;
 
 use tests::scheme::Scheme;
 use tests::world::World;
@@ -43,6 +48,43 @@ async fn silent_peers_beyond_the_limit_on_open_files_keep_nobody_out(scheme: Sch
     for client in clients {
         assert_eq!(client.add(1, 1).await, Ok(2), "it is up, and stays");
     }
+}
+
+/// Tells a child process that it is to run out of files, and where its server is.
+const STARVED: &str = "RPC_E2E_STARVED";
+
+/// "bad configuration: no driver", without a word of the limit.
+#[test]
+fn a_client_without_files_says_which_limit_to_raise() {
+    tests::limit::run(async {
+        let world = World::start(SERVER, Scheme::Tcp).await;
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "open_files::starved_client", "--nocapture"]);
+        let status = child.env(STARVED, &world.address).kill_on_drop(true).status().await;
+        assert!(status.unwrap().success());
+    });
+}
+
+/// Not a test by itself: a client that may open one file more at a time until it connects.
+#[test]
+fn starved_client() {
+    let Ok(address) = std::env::var(STARVED) else { return };
+    let limit = tests::resources::limit_open_files;
+    let mut errors = Vec::new();
+    tests::limit::run(async move {
+        for spare in 0.. {
+            let free = File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned();
+            limit(u64::from(free) + spare);
+            let connected = Channel::connect(&address).await;
+            limit(256);
+            let Err(error) = connected else { break };
+            errors.push(error.to_string());
+        }
+        assert!(errors.len() >= 4, "a bell, its epoll set, its copy, and a socket: {errors:?}");
+        for error in errors {
+            assert!(error.contains("ulimit -n"), "{error}");
+        }
+    });
 }
 
 /// A connection on which nothing is said.
