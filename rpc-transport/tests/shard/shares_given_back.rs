@@ -1,15 +1,12 @@
 //! When what a connection had of the receives that a shard shares is another's again.
 
-use std::time::Duration;
-
 use rpc_transport::device::fault::{FaultPlan, MLX5};
-use rpc_transport::engine::spin::PollMode;
 use rpc_transport::memory::budget::MemoryBudget;
 
-use crate::probe::{Habit, Probe};
+use crate::probe::Habit;
 use crate::shared::{Star, burst, part, sharing};
 use crate::windows::windows;
-use crate::world::{parked, resolve, run, shard};
+use crate::world::{parked, run};
 
 /// A shard that always has something to do finds no poll empty.
 #[test]
@@ -41,25 +38,6 @@ fn connections_that_end_on_a_busy_shard_give_their_receives_back() {
     });
 }
 
-/// Why the set-up of a connection fails.
-async fn attempt(star: &mut Star) -> String {
-    let address = star.listener.local_address();
-    let outgoing = resolve(&address, &star.options, 0).await;
-    let config = star.options.configs[0].clone();
-    let (client, driver) = shard(outgoing.device(), &config, 1, PollMode::Event);
-    let driver = tokio::spawn(driver);
-    let accept = async {
-        let incoming = star.listener.incoming().await.unwrap();
-        star.server.accept(incoming, &star.options.configs[1], Probe::new(Habit::Echo)).await
-    };
-    let probe = Probe::new(Habit::Keep);
-    let connect = client.connect(outgoing, &address, &config, Duration::from_secs(9), probe);
-    let (_, accepted) = tokio::join!(connect, accept);
-    client.shutdown_now();
-    driver.await.unwrap();
-    accepted.unwrap_err().to_string()
-}
-
 #[test]
 fn set_ups_that_fail_before_there_is_a_queue_pair_keep_no_receives() {
     run("set-ups that fail", async {
@@ -76,8 +54,8 @@ fn set_ups_that_fail_before_there_is_a_queue_pair_keep_no_receives() {
         parked(&star.server).await;
         let all = limit.reserve(limit.limit_bytes() - limit.used_bytes()).unwrap();
         for _ in 0..4 {
-            let refused = attempt(&mut star).await;
-            assert!(!refused.contains("of which other connections have"), "{refused}");
+            let [accepted, _] = star.refused().await;
+            assert!(!accepted.contains("of which other connections have"), "{accepted}");
             assert_eq!(star.granted(), 0);
         }
         drop(all);
