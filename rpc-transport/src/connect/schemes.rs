@@ -49,8 +49,8 @@ pub async fn listen(address: &Address) -> Result<Box<dyn Listener>, ListenError>
 }
 
 /// Opens an address of any scheme for connections that register `registered` bytes, and lock `in_all`
-/// with their queues, as a device limits these. `auto://` leaves out RDMA, with a warning, where this process may not lock as much:
-/// clients would choose it, and be refused.
+/// with their queues, as a device limits these. `auto://` leaves out RDMA, with a warning, where this
+/// process may not lock as much: clients would choose it, and be refused.
 ///
 /// # Errors
 /// [`ListenError`]: in use, not available here.
@@ -72,8 +72,8 @@ pub async fn listen_locking(
 }
 
 /// Why this process cannot have connections at such an address that register `registered` bytes, and
-/// lock `in_all` with their queues, as a device limits these: its limit on locked memory is lower. Known before anything is
-/// created. `None` if it can, and where nothing is locked or another way may be taken.
+/// lock `in_all` with their queues, as a device limits these: its limit on locked memory is lower.
+/// Known before anything is created. `None` if it can, and where nothing is locked or another way may be taken.
 #[must_use]
 pub fn lacks_locked_memory(
     address: &Address,
