@@ -50,6 +50,8 @@ struct Inner {
     leaving: VecDeque<Leaving>,
     /// RECVs that windows may still grow by: what is kept for connections that begin is not lent.
     spare: u32,
+    /// The newest buffers could all be at home.
+    is_roomy: bool,
     growth: Growth,
 }
 
@@ -77,6 +79,7 @@ impl SharedRecvs {
             buffers: Vec::new(),
             leaving: VecDeque::new(),
             spare: most.saturating_sub(kept),
+            is_roomy: false,
             growth: Growth::default(),
         };
         Arc::new(Self { domain, buffer_bytes, may_lose, inner: Mutex::new(inner) })
@@ -128,8 +131,16 @@ impl SharedRecvs {
 
     /// A message has taken a RECV: what is to be posted in its place, if anything is.
     pub(crate) fn settle(&self, buffer: Buffer) -> Option<Buffer> {
-        let is_to_repost = self.inner.lock().pool.is_to_repost();
-        is_to_repost.then_some(buffer)
+        let mut inner = self.inner.lock();
+        if !inner.pool.is_to_repost() {
+            return None;
+        }
+        if !inner.is_roomy {
+            return Some(buffer);
+        }
+        // Of the oldest that has one, so that the newest come home.
+        drop(buffer);
+        inner.take(1).pop()
     }
 
     /// The shard has polled, and handled what it got: what connections had that have left is free.
@@ -169,6 +180,9 @@ impl SharedRecvs {
         {
             inner.buffers.pop();
         }
+        let free: usize = inner.buffers.iter().map(BufferPool::free_count).sum();
+        let newest = inner.buffers.last().map_or(0, BufferPool::count);
+        inner.is_roomy = inner.buffers.len() > 1 && free >= newest as usize;
     }
 }
 
@@ -389,6 +403,36 @@ mod tests {
         share.on_qp(qp);
         while share.next_unposted().is_some() {}
         share
+    }
+
+    /// What was posted last was posted again and again, so that the memory of many connections which had
+    /// gone stayed locked for the one that went on.
+    #[test]
+    fn memory_of_connections_that_have_gone_is_given_up_as_messages_of_another_go_on() {
+        let domain = mem_device().allocate_pd().unwrap();
+        let shared = SharedRecvs::new(domain, 64, [120, 120], false);
+        let (mut cq, mut queue, mut shares) = (Told::default(), VecDeque::new(), VecDeque::new());
+        for index in 0..20 {
+            let qp = QpHandle { index, generation: 0 };
+            let mut share = shared.begin(6).unwrap();
+            share.on_qp(qp);
+            queue.extend(std::iter::from_fn(|| share.next_unposted()));
+            shares.push_back(share);
+            cq.0.insert(qp);
+        }
+        assert_eq!((queue.len(), shared.inner.lock().buffers.len()), (120, 8));
+        let stays = shares.pop_back();
+        drop(shares);
+        shared.on_polled(&mut cq);
+        for _ in 0..10 {
+            for _ in 0..20 {
+                let taken = queue.pop_front().unwrap();
+                queue.extend(shared.settle(taken));
+            }
+            shared.give_up();
+        }
+        assert_eq!((queue.len(), shared.inner.lock().buffers.len()), (6, 1));
+        drop(stays);
     }
 
     #[test]
