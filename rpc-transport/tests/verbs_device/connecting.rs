@@ -199,6 +199,55 @@ fn an_attempt_that_was_given_up_holds_up_no_other_connection() {
     });
 }
 
+/// Each takes a thread for as long as the kernel waits for its peer, or a place in line.
+#[test]
+fn with_too_many_attempts_that_were_given_up_no_request_is_taken() {
+    alone!(with_too_many_attempts_that_were_given_up_no_request_is_taken);
+    if !is_iwarp() {
+        return println!("not for this device: ids are destroyed at once");
+    }
+    // As many as have threads, as many as may wait in line, and some more.
+    const ATTEMPTS: usize = 64 + 256 + 40;
+    assert!(wait_for_teardown(PATIENCE), "something of other tests is not destroyed");
+    let silent = std::net::TcpListener::bind((local_ip(), 0)).unwrap();
+    let to = here(silent.local_addr().unwrap().port());
+    let peers = std::thread::spawn(move || {
+        (0..ATTEMPTS).map(|_| silent.accept().unwrap().0).collect::<Vec<_>>()
+    });
+    runtime().block_on(async {
+        let mut listener = Verbs.listen();
+        let (served, own) = (listener.local_address(), Options::default());
+        let mut options = SetupOptions::default();
+        // Time for all of them to be asked for, and half of what siw gives a peer.
+        options.connect_timeout = Duration::from_secs(5);
+        let connector = VerbsConnector::new(options);
+        // They stay: a queue pair that is destroyed ends the wait. One queue is for all, as each is a file.
+        let room = 4 * u32::try_from(ATTEMPTS).unwrap();
+        let all = Options { sends: room, recvs: 1, buffer_bytes: 64, ..own };
+        let one = End::capacity(&Options { sends: 1, recvs: 1, ..own });
+        let mut objects = End::objects(connector.resolve(&to).await.unwrap().device(), &all);
+        let mut prepared = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let mut outgoing = connector.resolve(&to).await.unwrap();
+            outgoing.create_qp(&mut *objects.cq, &objects.pd, one).unwrap();
+            prepared.push(outgoing);
+        }
+        let attempt = |outgoing: Box<dyn Outgoing>| async move { outgoing.connect(b"").await };
+        let attempts: tokio::task::JoinSet<_> = prepared.into_iter().map(attempt).collect();
+        for error in attempts.join_all().await.into_iter().map(Result::unwrap_err) {
+            assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");
+        }
+        let error = connect_error(&connector, &served).await;
+        assert!(matches!(error, ConnectError::Rejected { .. }), "{error}");
+        // The peers hang up.
+        drop(peers.join().unwrap());
+        assert!(wait_for_teardown(PATIENCE), "they are not destroyed");
+        let (_client, server) =
+            tokio::join!(connect(&Verbs, &served, &own), accept(&mut listener, &own));
+        assert_eq!(server.state(), QpState::ReadyToSend);
+    });
+}
+
 /// rdma_cm has no time limit of its own for a peer that does not answer.
 #[test]
 fn a_listener_that_never_answers_is_given_up() {
