@@ -93,7 +93,7 @@ pub(crate) struct Connection<P: Protocol> {
     link: Option<Link>,
     /// The link of a connection that has ended, kept until its QP is destroyed: it owns the memory
     /// that the peer may write.
-    retired_link: Option<Link>,
+    retired_link: Option<Box<Link>>,
     /// The peer's identity, once it is known.
     peer: Option<PeerIdentity>,
     queue_pair: Option<ConnectionQp>,

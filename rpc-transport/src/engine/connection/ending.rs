@@ -96,7 +96,7 @@ impl<P: Protocol> Connection<P> {
         take_freed(&mut link, &mut self.deferred);
         let unfinished = link.take_unfinished();
         self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
-        self.retired_link = Some(link);
+        self.retired_link = Some(Box::new(link));
     }
 
     /// Moves the QP to ERR and waits for its flush.
@@ -146,8 +146,8 @@ impl<P: Protocol> Connection<P> {
             let _ = cq.destroy_qp(queue_pair.qp);
             let in_flight = queue_pair.in_flight.into_iter().flat_map(|(_, in_flight)| in_flight);
             self.deferred.extend(in_flight.filter_map(InFlight::complete));
-            let link = self.link.take().or_else(|| self.retired_link.take());
-            self.deferred.extend(link.map(|link| Deferred::Link { _link: Box::new(link) }));
+            let link = self.link.take().map(Box::new).or_else(|| self.retired_link.take());
+            self.deferred.extend(link.map(|_link| Deferred::Link { _link }));
             self.protocol.on_released();
         }
     }
