@@ -63,7 +63,8 @@ pub(super) struct QueuePair {
     /// An event says that there is more to check than the next packet.
     attention: bool,
     /// Packets that the next visit processes. It is 1 while packets come singly: checking the next
-    /// slot would stall on a cache line that the peer may be about to write.
+    /// slot would stall on a cache line that the peer may be about to write. Once a visit has found that
+    /// many, the next one takes all that are there: each batch costs its turns of drivers and callers.
     burst: usize,
     /// The peer has been asked to ring a doorbell.
     armed: bool,
@@ -381,7 +382,7 @@ impl QueuePair {
             ack |= Head::wants_ack(word);
             count += 1;
         };
-        *burst = if count == *burst { (2 * count).min(VISIT_PACKETS) } else { 1 };
+        *burst = if count == *burst { VISIT_PACKETS } else { 1 };
         if count > 0 {
             visit.active = true;
             if ack || wire.ring.owes_much() {
