@@ -394,6 +394,11 @@ impl Protocol for RpcEndpoint {
     }
 
     #[inline]
+    fn has_actions(&self) -> bool {
+        self.has_news || self.session.has_events()
+    }
+
+    #[inline]
     fn poll_action(&mut self) -> Option<Outside<Action>> {
         if let Some(notice) = self.session.poll_notice() {
             return Some(Outside::Action(match notice {

@@ -212,6 +212,12 @@ impl<W, H> Session<W, H> {
         self.poll_notice().map(Event::from).or_else(|| self.poll_request().map(Event::Request))
     }
 
+    /// Whether there may be an event.
+    #[inline]
+    pub(crate) fn has_events(&self) -> bool {
+        !self.notices.is_empty() || !self.requests.is_empty()
+    }
+
     /// The next event that is not a request.
     #[inline]
     pub(crate) fn poll_notice(&mut self) -> Option<SessionEvent<W, H>> {

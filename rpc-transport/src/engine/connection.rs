@@ -46,7 +46,7 @@ pub(crate) use self::send_path::SendPath;
 pub(crate) use self::window::repost_shared;
 use crate::connect::error::CloseCause;
 use crate::device::{
-    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, RecvWr, Ring, Status,
+    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, Ring, Status,
 };
 use crate::engine::deferred::Deferred;
 use crate::engine::growth::grow_arena;
@@ -246,10 +246,7 @@ impl<P: Protocol> Connection<P> {
         buffer: Buffer,
     ) -> Result<(), CloseCause> {
         let Some(queue_pair) = &mut self.queue_pair else { return Ok(()) };
-        cq.post_recv(queue_pair.qp, RecvWr { wr_id: 0, buffer })
-            .map_err(|(error, _)| CloseCause::Device(error.to_string().into()))?;
-        queue_pair.posted_recv += 1;
-        Ok(())
+        queue_pair.post_recv(cq, buffer)
     }
 
     pub(crate) fn on_recv_completion(
@@ -316,11 +313,11 @@ impl<P: Protocol> Connection<P> {
     /// Posts a RECV again, unless its window has fallen.
     #[inline]
     fn repost(&mut self, cq: &mut dyn CompletionQueue, buffer: Buffer) -> Result<(), CloseCause> {
-        let Some(queue_pair) = &self.queue_pair else { return Ok(()) };
+        let Some(queue_pair) = &mut self.queue_pair else { return Ok(()) };
         if queue_pair.recv_buffers.is_settling() {
             return self.settle(cq, buffer);
         }
-        self.post_recv(cq, buffer)
+        queue_pair.post_recv(cq, buffer)
     }
 
     /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).
@@ -347,12 +344,12 @@ impl<P: Protocol> Connection<P> {
             self.deferred.push(Deferred::Wake(reader));
         }
         take_freed(link, &mut self.deferred);
-        let message = match inbound {
+        match inbound {
             Inbound::None => return Ok(()),
-            Inbound::Message => message,
-            Inbound::Assembled(whole) => whole,
+            Inbound::Message => {}
+            Inbound::Assembled(whole) => message = whole,
             Inbound::Closed(reason) => return Err(closed_by_peer(&reason)),
-        };
+        }
         self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
             .map_err(CloseCause::Protocol)
     }
@@ -458,29 +455,29 @@ impl<P: Protocol> Connection<P> {
         if let Some(bytes) = link.wanted_arena() {
             grow_arena(link, self.poster.domain(), &self.budget, bytes)?;
         }
-        let (mut submitted, mut posted, mut sent_small) = (false, false, false);
-        let mut may_wait = self.told_waiting;
-        while self.protocol.may_transmit()
-            && let Some(Submission { lane, tag, frame }) = self.protocol.poll_transmit()
+        let (mut queued, mut posted, mut sent_small) = (false, false, false);
+        let mut is_clear = link.is_clear();
+        let mut has_more = self.protocol.may_transmit();
+        while has_more
+            && let Some(Submission { lane, tag, mut frame }) = self.protocol.poll_transmit()
         {
-            submitted = true;
-            let sent = if queue_pair.send_buffers.are_out() {
-                link.submit(lane, tag, frame).map(|()| None)
-            } else {
-                link.submit_now(lane, tag, frame)
-            };
-            match sent {
-                Ok(Some(whole)) => {
-                    let ring = if self.protocol.may_transmit() { Ring::WithNext } else { ring };
-                    self.poster.post_whole(cq, queue_pair, whole, ring)?;
-                    (posted, sent_small) = (true, true);
-                }
-                Ok(None) => may_wait = true,
+            has_more = self.protocol.may_transmit();
+            is_clear &= !queue_pair.send_buffers.are_out();
+            if is_clear && let Some(stamped) = link.stamp_now(lane, &mut frame) {
+                let ring = if has_more { Ring::WithNext } else { ring };
+                self.poster.post_whole(cq, queue_pair, frame, stamped, ring)?;
+                (posted, sent_small) = (true, true);
+                continue;
+            }
+            is_clear = false;
+            match link.submit(lane, tag, frame) {
+                Ok(()) => queued = true,
                 Err(error) => self.protocol.on_refused(tag, &error),
             }
         }
+        let has_left = !is_clear || link.is_ack_due();
         let mut turn = std::mem::take(&mut self.turn);
-        while !queue_pair.send_buffers.are_out() {
+        while has_left && !queue_pair.send_buffers.are_out() {
             link.set_turn(turn);
             let Some(transmit) = link.poll_transmit() else {
                 if let Some(bytes) = link.wanted_staging()
@@ -509,7 +506,7 @@ impl<P: Protocol> Connection<P> {
             }
             sent_small |= !is_written;
         }
-        self.unfinished |= link.awaits_turn();
+        self.unfinished |= has_left && link.awaits_turn();
         if posted {
             // The rest of this visit need not delay the doorbell.
             match ring {
@@ -517,12 +514,12 @@ impl<P: Protocol> Connection<P> {
                 Ring::Now | Ring::WithNext => cq.flush(),
             }
         }
-        if may_wait || self.protocol.wants_waiting() {
+        if queued || self.told_waiting || self.protocol.wants_waiting() {
             let waiting = link.waiting();
             self.told_waiting = waiting.total_bytes() > 0;
             self.protocol.on_waiting(waiting);
         }
-        if submitted && link.queued_count() > self.protocol.most_queued() {
+        if queued && link.queued_count() > self.protocol.most_queued() {
             let text = "it does not read what it makes this end send";
             return Err(CloseCause::Protocol(text.into()));
         }

@@ -94,6 +94,13 @@ pub trait Protocol: Send + Sized + 'static {
         usize::MAX
     }
 
+    /// Whether [`Protocol::poll_action`] may return something. Must be cheap, as it is asked after each
+    /// message. Default: true.
+    #[inline]
+    fn has_actions(&self) -> bool {
+        true
+    }
+
     /// The next piece of work to do outside the lock.
     fn poll_action(&mut self) -> Option<Outside<Self::Action>>;
 

@@ -55,7 +55,7 @@ use self::bulk::segmenter::Segmenter;
 pub use self::bulk::slices::SliceBytes;
 use self::bulk::slices::Slices;
 use self::bulk::{Arenas, SegmentPath};
-pub use self::fast_path::Whole;
+pub(crate) use self::fast_path::Stamped;
 use self::keepalive::{Due, KeepAlive, Moves};
 pub use self::lanes::{Lane, Waiting};
 use self::lanes::{Lanes, Queued};

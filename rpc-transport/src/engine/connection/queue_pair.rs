@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::recv_buffers::RecvBuffers;
 use super::send_buffers::SendBuffers;
-use crate::device::{CompletionQueue, QpHandle, SendOp, SendWr, Source};
+use crate::connect::error::CloseCause;
+use crate::device::{CompletionQueue, PostError, QpHandle, RecvWr, SendOp, SendWr, Source};
 use crate::engine::deferred::Deferred;
 use crate::engine::shared_recvs::Share;
 use crate::memory::region::Buffer;
@@ -139,6 +140,20 @@ impl ConnectionQp {
         self.posted_send.wrapping_add(ahead as u32) & SEQUENCE_MASK
     }
 
+    /// Posts one RECV.
+    #[inline]
+    pub(super) fn post_recv(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        buffer: Buffer,
+    ) -> Result<(), CloseCause> {
+        if let Err((error, _)) = cq.post_recv(self.qp, RecvWr { wr_id: 0, buffer }) {
+            return Err(refused(&error));
+        }
+        self.posted_recv += 1;
+        Ok(())
+    }
+
     /// `count` WRs have been posted.
     #[inline]
     pub(super) fn on_posted(&mut self, count: usize) {
@@ -161,6 +176,12 @@ impl ConnectionQp {
         let recvs_done = self.posted_recv == 0 || self.recv_buffers.shared().is_some();
         recvs_done && sends_done
     }
+}
+
+/// The device took no WR.
+#[cold]
+pub(super) fn refused(error: &PostError) -> CloseCause {
+    CloseCause::Device(error.to_string().into())
 }
 
 /// Posts the drain WR. Unsignaled WRs that have succeeded give no flush completion, so a signaled

@@ -10,16 +10,17 @@
 //!    copied into staging buffers that stay registered.
 //! 3. A WR counts once it is posted: no completion is awaited of one that the device refused.
 
-use super::queue_pair::{ConnectionQp, InFlight, TOKEN_BITS};
+use super::queue_pair::{ConnectionQp, InFlight, TOKEN_BITS, refused};
 use super::staging::Staging;
 use crate::connect::error::CloseCause;
 use crate::device::{
-    Capabilities, CompletionQueue, Device, PostError, ProviderError, Ring, SendOp, SendWr, Source,
+    Capabilities, CompletionQueue, Device, ProviderError, Ring, SendOp, SendWr, Source,
 };
 use crate::memory::region::{Access, Buffer, ProtectionDomain};
+use crate::message::outgoing::OutBuf;
 use crate::message::part::{OutPart, PartSource};
 use crate::protocol::config::LinkConfig;
-use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Transmit, Whole};
+use crate::protocol::link::{FrameBytes, RemoteWrite, SliceBytes, Stamped, Transmit};
 
 /// The posting side of one connection.
 pub(crate) struct SendPath {
@@ -109,14 +110,15 @@ impl SendPath {
         &mut self,
         cq: &mut dyn CompletionQueue,
         queue_pair: &mut ConnectionQp,
-        whole: Whole,
+        message: OutBuf,
+        stamped: Stamped,
         ring: Ring,
     ) -> Result<(), CloseCause> {
-        if whole.message.len() > queue_pair.max_inline_bytes {
-            return self.post(cq, queue_pair, whole.into());
+        if message.len() > queue_pair.max_inline_bytes {
+            return self.post(cq, queue_pair, stamped.transmit(message));
         }
-        let wr_id = wr_id(queue_pair, 1) | whole.token;
-        match cq.post_send_inline(queue_pair.qp, wr_id, whole.signaled, &whole.message, ring) {
+        let wr_id = wr_id(queue_pair, 1) | stamped.token;
+        match cq.post_send_inline(queue_pair.qp, wr_id, stamped.signaled, &message, ring) {
             Ok(()) => {
                 queue_pair.on_posted(1);
                 Ok(())
@@ -279,11 +281,6 @@ fn buffered<'a>(
     let text = |error: std::num::TryFromIntError| CloseCause::Device(error.to_string().into());
     let len = u32::try_from(frame.len()).map_err(text)?;
     Ok((Source::Buffer { buffer, start: 0, len }, is_last))
-}
-
-#[cold]
-fn refused(error: &PostError) -> CloseCause {
-    CloseCause::Device(error.to_string().into())
 }
 
 #[cold]

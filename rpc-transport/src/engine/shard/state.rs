@@ -579,6 +579,18 @@ fn collect<P: Protocol>(
     key: ConnectionKey,
     protocol: &mut P,
 ) {
+    if protocol.has_actions() {
+        collect_all(actions, deferred, key, protocol);
+    }
+}
+
+#[inline(never)]
+fn collect_all<P: Protocol>(
+    actions: &mut VecDeque<(ConnectionKey, P::Action)>,
+    deferred: &mut Vec<Deferred>,
+    key: ConnectionKey,
+    protocol: &mut P,
+) {
     while let Some(outside) = protocol.poll_action() {
         match outside {
             Outside::Action(action) => actions.push_back((key, action)),

@@ -4,82 +4,70 @@
 //! Each has the same effect as the slow path in [`link`](super); the invariants are those of that
 //! module.
 
-use super::{FRAME_SLOTS, FrameBytes, Lane, Link, SubmitError, Transmit};
+use super::{FrameBytes, Lane, Link, Transmit};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::credit::Stamp;
 use crate::protocol::frame::SLOT_BLOCK_BYTES;
 
-/// A [`Transmit`] of a whole small message. It holds only the fields that such a message needs, as
-/// it is moved by value.
-#[derive(Debug)]
-#[must_use = "its credit and its slot are spent, so the frame has to be posted"]
-pub struct Whole {
-    /// The message with its header in front.
-    pub message: OutBuf,
+/// What is to be known of a whole small message to post it, beside its bytes.
+#[derive(Debug, Clone, Copy)]
+#[must_use = "a credit and a slot are spent, so the message has to be posted"]
+pub(crate) struct Stamped {
     /// Whether the WR must be signaled.
-    pub signaled: bool,
+    pub(crate) signaled: bool,
     /// For [`Link::on_send_completion`].
-    pub token: u64,
+    pub(crate) token: u64,
 }
 
-impl From<Whole> for Transmit<'_> {
-    fn from(whole: Whole) -> Self {
-        let Whole { message, signaled, token } = whole;
-        let frame = FrameBytes::Message(message);
-        Self { writes: Vec::new(), frame, imm: None, signaled, token }
+impl Stamped {
+    /// The same as a [`Transmit`].
+    pub(crate) fn transmit<'a>(self, message: OutBuf) -> Transmit<'a> {
+        let (Self { signaled, token }, frame) = (self, FrameBytes::Message(message));
+        Transmit { writes: Vec::new(), frame, imm: None, signaled, token }
     }
 }
 
 impl Link {
-    /// [`Link::submit`] and [`Link::poll_transmit`] in one: gives the message to post if nothing is
-    /// queued and it may be sent now, `None` if it was queued.
-    ///
-    /// # Errors
-    /// Those of [`Link::submit`].
+    /// Whether messages may leave by [`Link::stamp_now`]: the link is open, and nothing waits. That stays so
+    /// until a message is queued or something arrives.
     #[inline]
-    pub fn submit_now(
-        &mut self,
-        lane: Lane,
-        tag: u64,
-        message: OutBuf,
-    ) -> Result<Option<Whole>, SubmitError> {
-        let leaves = !self.is_closing()
-            && lane != Lane::Bulk
-            && self.has_nothing_queued()
-            && self.is_eager(&message)
-            && self.credits.can_send(FRAME_SLOTS);
-        if leaves {
-            return Ok(self.stamped(message));
-        }
-        self.submit(lane, tag, message)?;
-        Ok(None)
+    pub(crate) fn is_clear(&mut self) -> bool {
+        !self.is_closing() && self.has_nothing_queued()
     }
 
-    /// [`Link::send_whole`] for the lanes other than bulk.
+    /// [`Link::submit`] and [`Link::poll_transmit`] in one, where [`Link::is_clear`]: makes a message a
+    /// frame, to be posted. `None` if it has to be submitted.
     #[inline]
-    fn stamped(&mut self, mut message: OutBuf) -> Option<Whole> {
+    pub(crate) fn stamp_now(&mut self, lane: Lane, message: &mut OutBuf) -> Option<Stamped> {
+        debug_assert!(!self.is_closing() && self.lanes.is_empty(), "others go first");
+        if lane == Lane::Bulk || !self.is_eager(message) {
+            return None;
+        }
         let stamp = self.spend()?;
-        self.prepend_header(&mut message, &stamp);
+        self.prepend_header(message, &stamp);
         self.slices.on_small();
         let Stamp { signaled, mark, .. } = stamp;
-        Some(Whole { message, signaled, token: mark.to_bits().into() })
+        Some(Stamped { signaled, token: mark.to_bits().into() })
+    }
+
+    /// Whether an Ack is due if no message carries its credits.
+    #[inline]
+    pub(crate) fn is_ack_due(&self) -> bool {
+        self.credits.is_ack_due()
     }
 
     /// Whether [`Link::poll_transmit`] would give `None` because the link is idle. Other threads may
     /// give memory back at any time, so that two looks may differ.
     #[inline]
     pub(crate) fn has_nothing_to_transmit(&mut self) -> bool {
-        !self.is_closing()
-            && self.segmenter.is_empty()
-            && self.has_nothing_queued()
-            && !self.credits.is_ack_due()
+        self.is_clear() && !self.is_ack_due()
     }
 
     /// Whether no message or control frame waits; the choice between lanes can then be skipped.
     #[inline]
     pub(super) fn has_nothing_queued(&mut self) -> bool {
         self.lanes.is_empty()
-            && !self.segmenter.has_work()
+            && self.segmenter.is_empty()
             && !self.slices.has_begun()
             && !self.keep_alive.is_due()
             && !self.arenas.as_mut().is_some_and(|arenas| arenas.is_due())

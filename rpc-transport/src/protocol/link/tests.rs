@@ -230,12 +230,12 @@ fn a_message_that_leaves_at_once_leaves_as_a_queued_one_would() {
         while let Some(transmit) = queueing.poll_transmit() {
             expected.push(posted(transmit));
         }
-        let mut found: Vec<_> = direct
-            .submit_now(lane, tag, message())
-            .unwrap()
-            .map(|whole| posted(whole.into()))
-            .into_iter()
-            .collect();
+        let (mut whole, mut found) = (message(), Vec::new());
+        let stamped = if direct.is_clear() { direct.stamp_now(lane, &mut whole) } else { None };
+        match stamped {
+            Some(stamped) => found.push(posted(stamped.transmit(whole))),
+            None => direct.submit(lane, tag, whole).unwrap(),
+        }
         at_once += found.len();
         while let Some(transmit) = direct.poll_transmit() {
             found.push(posted(transmit));

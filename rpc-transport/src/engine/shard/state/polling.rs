@@ -190,11 +190,12 @@ impl<P: Protocol> State<P> {
     #[inline(never)]
     fn on_completions(&mut self) -> usize {
         let count = self.completions.len();
-        for at in 0..count {
-            self.on_completion(at, count == 1);
+        let mut at = 0;
+        while at < count {
+            at += self.on_run(at);
         }
-        // Drops the completions one by one, in place. Most have no buffer left, so this is cheap.
-        while self.completions.pop().is_some() {}
+        // Most have no buffer left, so this is cheap.
+        self.completions.clear();
         self.transmit_dirty();
         count
     }
@@ -231,35 +232,42 @@ impl<P: Protocol> State<P> {
         self.connections.get(index as usize)?.is_on(qp).then_some(index)
     }
 
-    /// Handles completion `at` of the list. If it is not the only one, the connection is marked
-    /// dirty and pumped once for the whole batch.
+    /// Handles the completions from `first` on that are of the same QP, and returns how many. Unless there
+    /// is no other one in the list, the connection is marked dirty and pumped once for the whole batch.
     #[inline]
-    fn on_completion(&mut self, at: usize, is_alone: bool) {
+    fn on_run(&mut self, first: usize) -> usize {
+        let qp = self.completions[first].qp;
         // A CQ may still hold completions of a QP that has been destroyed.
-        let Some(index) = self.connection_of(self.completions[at].qp) else {
-            return self.on_orphan(at);
+        let Some(index) = self.connection_of(qp) else {
+            self.on_orphan(first);
+            return 1;
         };
-        let completion = &mut self.completions[at];
+        let is_alone = self.completions.len() == 1;
         let connection = &mut self.connections[index as usize];
-        match completion.kind {
-            CompletionKind::Send => {
-                connection.on_send_completion(&mut *self.cq, completion);
-                self.mark_dirty(index);
-            }
-            CompletionKind::Recv | CompletionKind::RecvWrite => {
-                connection.on_recv_completion(&mut *self.cq, self.now, completion);
-                if is_alone && connection.is_settled() {
-                    let key = ConnectionKey { index, generation: connection.generation };
-                    collect(&mut self.actions, &mut self.deferred, key, &mut connection.protocol);
-                } else {
-                    self.mark_dirty(index);
-                }
-                let earlier = std::mem::replace(&mut self.spare, index);
-                if earlier != index && earlier != NO_CONNECTION {
-                    self.post_spare(earlier);
+        let (mut count, mut has_received) = (0, false);
+        for completion in self.completions[first..].iter_mut().take_while(|next| next.qp == qp) {
+            count += 1;
+            match completion.kind {
+                CompletionKind::Send => connection.on_send_completion(&mut *self.cq, completion),
+                CompletionKind::Recv | CompletionKind::RecvWrite => {
+                    connection.on_recv_completion(&mut *self.cq, self.now, completion);
+                    has_received = true;
                 }
             }
         }
+        if is_alone && has_received && connection.is_settled() {
+            let key = ConnectionKey { index, generation: connection.generation };
+            collect(&mut self.actions, &mut self.deferred, key, &mut connection.protocol);
+        } else {
+            self.mark_dirty(index);
+        }
+        if has_received {
+            let earlier = std::mem::replace(&mut self.spare, index);
+            if earlier != index && earlier != NO_CONNECTION {
+                self.post_spare(earlier);
+            }
+        }
+        count
     }
 
     /// A completion of a QP that was destroyed: a RECV that others have it too is posted again.
