@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::options::{Common, Describe, List, Output};
 use crate::schema::Types;
 use crate::target::Target;
-use crate::text::{clean, json, width};
+use crate::text::{clean, json, width, without_links};
 
 pub(crate) async fn list(options: &List, common: &Common) -> Result<()> {
     let target = Target::connect(&options.address, common).await?;
@@ -24,7 +24,7 @@ pub(crate) async fn list(options: &List, common: &Common) -> Result<()> {
     }
     let row = |service: &ServiceInfo| {
         let about = service.docs.lines().next().unwrap_or_default();
-        (service.name.clone(), service.methods.len().to_string(), about.to_owned())
+        (service.name.clone(), service.methods.len().to_string(), without_links(about))
     };
     let rows: Vec<_> = services.iter().map(row).collect();
     let widest = rows.iter().map(|(name, ..)| name.chars().count()).max().unwrap_or(0).max(7);

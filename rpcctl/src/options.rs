@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rpc_core::{Address, Metadata};
 
 /// Lists, describes, calls and watches the services of a server
 #[derive(Debug, Parser)]
@@ -71,12 +72,14 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// auto://host:port, tcp://host:port, shm://name, ..
+    #[arg(value_parser = address)]
     pub(crate) address: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Describe {
     /// auto://host:port, tcp://host:port, shm://name, ..
+    #[arg(value_parser = address)]
     pub(crate) address: String,
     /// SERVICE or SERVICE.METHOD; all services without
     pub(crate) name: Option<String>,
@@ -85,18 +88,21 @@ pub(crate) struct Describe {
 #[derive(Debug, Args)]
 pub(crate) struct Call {
     /// auto://host:port, tcp://host:port, shm://name, ..
+    #[arg(value_parser = address)]
     pub(crate) address: String,
     /// SERVICE.METHOD
+    #[arg(value_parser = method)]
     pub(crate) method: String,
     /// The arguments, an object by their names; `-` reads it from stdin. A stream of arguments is read
     /// from stdin, a value a line
-    #[arg(long, value_name = "JSON")]
+    #[arg(long, value_name = "JSON", value_parser = arguments)]
     pub(crate) json: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Health {
     /// auto://host:port, tcp://host:port, shm://name, ..
+    #[arg(value_parser = address)]
     pub(crate) address: String,
     /// The service; the whole server without
     #[arg(default_value = "")]
@@ -109,6 +115,7 @@ pub(crate) struct Health {
 #[derive(Debug, Args)]
 pub(crate) struct Ping {
     /// auto://host:port, tcp://host:port, shm://name, ..
+    #[arg(value_parser = address)]
     pub(crate) address: String,
     /// How many round trips
     #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -121,6 +128,7 @@ pub(crate) struct Ping {
 #[derive(Debug, Args)]
 pub(crate) struct Top {
     /// auto://host:port, tcp://host:port, shm://name, ..
+    #[arg(value_parser = address)]
     pub(crate) address: String,
     /// Time between two looks, seconds
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
@@ -140,5 +148,34 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("NAME=VALUE is wanted")?;
-    Ok((name.to_owned(), value.to_owned()))
+    let pair = (name.to_owned(), value.to_owned());
+    Metadata::new().insert(name, value.to_owned()).map_err(|error| error.to_string())?;
+    Ok(pair)
+}
+
+/// The address of a server in another process, as it was written.
+fn address(text: &str) -> Result<String, String> {
+    match text.parse::<Address>().map_err(|error| error.to_string())? {
+        Address::Mem(_) => {
+            Err("mem:// stays within one process, and rpcctl is another: have the server \
+                                listen at shm:// or auto://, too (`bind_all`)"
+                .to_owned())
+        }
+        _ => Ok(text.to_owned()),
+    }
+}
+
+fn method(text: &str) -> Result<String, String> {
+    let is_method = text
+        .rsplit_once('.')
+        .is_some_and(|(service, method)| !service.is_empty() && !method.is_empty());
+    if is_method { Ok(text.to_owned()) } else { Err("SERVICE.METHOD is wanted".to_owned()) }
+}
+
+/// JSON, or `-`.
+fn arguments(text: &str) -> Result<String, String> {
+    if text != "-" {
+        serde_json::from_str::<serde_json::Value>(text).map_err(|error| error.to_string())?;
+    }
+    Ok(text.to_owned())
 }

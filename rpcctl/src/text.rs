@@ -14,6 +14,34 @@ pub(crate) fn clean(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// A line of documentation as it reads: of each link of Markdown or rustdoc its text alone.
+pub(crate) fn without_links(line: &str) -> String {
+    let (mut text, mut rest) = (String::new(), line);
+    while let Some((before, link)) = rest.split_once('[') {
+        text.push_str(before);
+        let Some((shown, after)) = link.split_once(']') else {
+            rest = &rest[before.len()..];
+            break;
+        };
+        let target = [('(', ')'), ('[', ']')].into_iter().find_map(|(open, close)| {
+            after.strip_prefix(open)?.split_once(close).map(|(_, after)| after)
+        });
+        // What stands in brackets otherwise may be meant as it is.
+        let is_code = shown.starts_with('`') && shown.ends_with('`');
+        match target {
+            Some(_) => text.push_str(shown),
+            None if is_code => text.push_str(shown),
+            None => {
+                text.push('[');
+                text.push_str(shown);
+                text.push(']');
+            }
+        }
+        rest = target.unwrap_or(after);
+    }
+    text + rest
+}
+
 /// JSON on one line, without control characters of any kind: serde_json leaves DEL and C1 as they are.
 pub(crate) fn json(value: &impl Serialize) -> serde_json::Result<String> {
     let text = serde_json::to_string(value)?;
@@ -117,6 +145,18 @@ mod tests {
     #[test]
     fn what_a_peer_sends_cannot_control_the_terminal() {
         assert_eq!(clean("a\u{1b}[2Jb\r\u{9b}c"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c");
+    }
+
+    #[test]
+    fn of_a_link_its_text_is_shown() {
+        for (line, shown) in [
+            ("The counts of a [`Server`](crate::server::Server).", "The counts of a `Server`."),
+            ("See [`Stats`] and [the page][page].", "See `Stats` and the page."),
+            ("An [interval] of a[1], and [one", "An [interval] of a[1], and [one"),
+            ("plain", "plain"),
+        ] {
+            assert_eq!(without_links(line), shown);
+        }
     }
 
     #[test]

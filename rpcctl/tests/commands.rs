@@ -349,6 +349,8 @@ fn health_ping_and_top(scheme: &str) {
     let top = world.good("top", &["-n", "2", "-i", "0"], "");
     assert!(top.contains("rpc.Health.check") && top.contains("CREDITS"), "{top}");
     assert!(top.lines().all(|line| line.chars().count() <= 100), "{top}");
+    let peer = if scheme == "shm" { "process " } else { "127.0.0.1:" };
+    assert!(top.lines().any(|line| line.starts_with(peer)), "{peer} is not there: {top}");
     world.good("top", &["-n", "1", "--output", "json"], "");
     world.shutdown.shutdown();
 }
@@ -391,4 +393,25 @@ fn an_address_where_nobody_listens_is_named() {
     assert!(!is_good && stderr.contains("cannot connect to shm://rpcctl-nobody"), "{stderr}");
     let (is_good, _, stderr) = run("list", "carrier-pigeon", &[], "");
     assert!(!is_good && stderr.contains("carrier-pigeon"), "{stderr}");
+}
+
+/// They returned 1, and asked the server before they looked at the rest of the line.
+#[test]
+fn a_wrong_command_line_is_said_before_anybody_is_asked() {
+    let nobody = "shm://rpcctl-nobody-is-here";
+    for (arguments, expected) in [
+        (&["list", "carrier-pigeon"][..], "a scheme is missing"),
+        (&["list", "mem://store"], "listen at shm:// or auto://"),
+        (&["call", nobody, "echo"], "SERVICE.METHOD"),
+        (&["call", nobody, "Store."], "SERVICE.METHOD"),
+        (&["call", nobody, "Store.echo", "--json", "{"], "line 1"),
+        (&["list", nobody, "--metadata", "a\n=b"], "--metadata"),
+    ] {
+        let ended = Command::new(env!("CARGO_BIN_EXE_rpcctl")).args(arguments).output().unwrap();
+        let stderr = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+    let ended = Command::new(env!("CARGO_BIN_EXE_rpcctl")).args(["list", nobody]).output().unwrap();
+    assert_eq!(ended.status.code(), Some(1));
 }

@@ -24,7 +24,7 @@ pub(crate) struct Surveyed<'s> {
 impl Surveyed<'_> {
     pub(crate) fn with_texts(self) -> ConnectionStats {
         ConnectionStats {
-            peer: format!("{:?}", self.peer),
+            peer: self.peer.to_string(),
             device: self.device.to_owned(),
             age: clock::now().saturating_duration_since(self.since),
             ..self.stats

@@ -40,6 +40,16 @@ pub enum PeerIdentity {
     SameProcess,
 }
 
+impl fmt::Display for PeerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, uid, .. } => write!(f, "process {pid} of user {uid}"),
+            Self::Network(address) => address.fmt(f),
+            Self::SameProcess => f.write_str("this process"),
+        }
+    }
+}
+
 /// Opens connections to addresses of one scheme.
 #[async_trait]
 pub trait Connector: Send + Sync + fmt::Debug {

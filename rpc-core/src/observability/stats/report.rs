@@ -49,7 +49,7 @@ fn by_name<S: Serializer>(ended: &BTreeMap<Code, u64>, to: S) -> Result<S::Ok, S
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ConnectionStats {
-    /// Who is at the other end, as in the logs.
+    /// Who is at the other end: `10.0.0.7:40312`, `process 4711 of user 1000`.
     pub peer: String,
     /// The device that it is on: `soft-shm`, `soft-tcp`, the name of a NIC.
     pub device: String,
