@@ -36,7 +36,10 @@ pub enum ConnectError {
         reason: String,
     },
     /// No answer in time.
-    #[error("{address} did not answer within {after:?}")]
+    #[error(
+        "{address} did not answer within {after:?}: what listens there hangs or speaks another \
+         protocol, or a firewall is on the way"
+    )]
     TimedOut {
         /// The address.
         address: Address,

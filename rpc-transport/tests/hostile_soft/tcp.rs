@@ -175,8 +175,14 @@ fn a_probe_is_answered_and_the_connection_goes_on() {
 fn a_server_that_speaks_something_else_is_named() {
     let _watchdog = Watchdog::start("a foreign server");
     for (answer, expected) in [
-        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "magic number"),
-        (b"", "dropped"),
+        (
+            &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
+            "this is HTTP, of a web server or for metrics; correct the port",
+        ),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "this is SSH"),
+        (b"\x15\x03\x01\x00\x02\x02\x46 and more", "this is TLS"),
+        (b"* OK IMAP4 ready\r\n", "magic number"),
+        (b"", "speaks another protocol"),
         (b"softrdma\x07\x02\x00\x00", "version 7"),
         (b"softrdma\x01\x2a\x00\x00", "kind 42"),
         (b"softrdma\x01\x02\xff\xff", "too long"),

@@ -57,6 +57,7 @@ fn advice_to_listen(address: &Address, error: &io::Error) -> Option<&'static str
         io::ErrorKind::AddrInUse => {
             "stop the other listener or choose another port (0 takes a free one)"
         }
+        _ if lacks_ipv6(address, error) => NO_IPV6,
         io::ErrorKind::AddrNotAvailable => {
             "no interface of this host has that address; 0.0.0.0 and [::] stand for all of them"
         }
@@ -81,9 +82,20 @@ fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static st
         io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => {
             "check the address and this host's network"
         }
+        _ if lacks_ipv6(address, error) => NO_IPV6,
+        io::ErrorKind::AddrNotAvailable => "no local port is free; close other connections",
         io::ErrorKind::TimedOut => "check the address, and firewalls on the way",
         _ => return unknown_host(address, error),
     })
+}
+
+const NO_IPV6: &str = "this host has no IPv6, or not that address; use an IPv4 address (127.0.0.1)";
+
+/// Whether an IPv6 address was asked for, and this host may have none.
+fn lacks_ipv6(address: &Address, error: &io::Error) -> bool {
+    let is_ipv6 = matches!(address, Address::Tcp(at) if at.host.contains(':'));
+    let numbers = [Some(libc::EADDRNOTAVAIL), Some(libc::EAFNOSUPPORT)];
+    is_ipv6 && numbers.contains(&error.raw_os_error())
 }
 
 /// Recognizes failed name lookups, which carry no OS error number.
@@ -111,6 +123,8 @@ mod tests {
         let cases = [
             ("tcp://127.0.0.1:80", libc::EACCES, "choose a port from 1024 on"),
             ("tcp://1.2.3.4:80", libc::EADDRNOTAVAIL, "0.0.0.0"),
+            ("tcp://[::1]:80", libc::EADDRNOTAVAIL, "use an IPv4 address"),
+            ("tcp://[::1]:80", libc::EAFNOSUPPORT, "use an IPv4 address"),
             ("tcp://127.0.0.1:80", libc::ENFILE, "fs.file-max"),
             ("tcp://127.0.0.1:80", libc::EADDRINUSE, "another port"),
             ("tcp://127.0.0.1:80", libc::EMFILE, "ulimit -n"),
@@ -140,6 +154,8 @@ mod tests {
             (error("tcp://h:1", number(libc::ENETUNREACH)), "network"),
             (error("tcp://h:1", number(libc::EHOSTUNREACH)), "network"),
             (error("tcp://h:1", number(libc::ETIMEDOUT)), "firewalls"),
+            (error("tcp://[::1]:1", number(libc::EADDRNOTAVAIL)), "use an IPv4 address"),
+            (error("tcp://h:1", number(libc::EADDRNOTAVAIL)), "no local port is free"),
             (error("tcp://h:1", lookup), "spelling of the host"),
         ] {
             assert!(text.contains(advice), "{text}");

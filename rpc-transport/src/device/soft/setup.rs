@@ -196,3 +196,11 @@ pub(super) fn need_runtime(scheme: &'static str) -> Result<(), ListenError> {
         ListenError::Unavailable { scheme, reason }
     })
 }
+
+/// Why ends of two versions do not connect; reads the same at both, as the listener tells the connector.
+pub(super) fn other_version(theirs: u8, ours: u8) -> String {
+    format!(
+        "version {theirs} and version {ours} of the set-up do not go together; build both ends from \
+         the same release"
+    )
+}

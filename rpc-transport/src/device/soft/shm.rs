@@ -77,7 +77,7 @@ fn decode(bytes: &[u8], files: Vec<OwnedFd>) -> Result<Message, String> {
         return Err("a message does not begin with the magic number".to_owned());
     }
     if header[8] != VERSION {
-        return Err(format!("the peer speaks version {}, this side version {VERSION}", header[8]));
+        return Err(setup::other_version(header[8], VERSION));
     }
     let slots = u32::from_le_bytes([header[12], header[13], header[14], header[15]]);
     Ok(Message { kind: header[9], slots, body: bytes[HEADER_BYTES..].to_vec(), files })

@@ -73,11 +73,10 @@ async fn receive(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
     let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).await?;
     if header[..8] != MAGIC {
-        return Err(invalid("a message does not begin with the magic number".to_owned()));
+        return Err(invalid(foreign(header).to_owned()));
     }
     if header[8] != VERSION {
-        let reason = format!("the peer speaks version {}, this side version {VERSION}", header[8]);
-        return Err(invalid(reason));
+        return Err(invalid(setup::other_version(header[8], VERSION)));
     }
     let len = usize::from(u16::from_le_bytes([header[10], header[11]]));
     if len > MAX_BODY_BYTES {
@@ -86,6 +85,19 @@ async fn receive(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
     let mut body = vec![0; len];
     stream.read_exact(&mut body).await?;
     Ok((header[9], body))
+}
+
+/// What is wrong with a message that does not begin with the magic number.
+fn foreign(header: [u8; HEADER_BYTES]) -> &'static str {
+    match header {
+        [b'H', b'T', b'T', b'P', b'/', ..] | [b'G', b'E', b'T', b' ', ..] => {
+            "this is HTTP, of a web server or for metrics; correct the port"
+        }
+        [b'S', b'S', b'H', b'-', ..] => "this is SSH; correct the port",
+        // A record of TLS: an alert or a handshake.
+        [0x15 | 0x16, 3, ..] => "this is TLS, which is not spoken here; correct the port",
+        _ => "a message does not begin with the magic number",
+    }
 }
 
 /// Hands the socket to a wire.
@@ -169,7 +181,10 @@ fn lost(address: &Address, error: &io::Error) -> ConnectError {
     match error.kind() {
         io::ErrorKind::InvalidData => ConnectError::Protocol { address, reason: error.to_string() },
         _ => {
-            let reason = format!("the request was dropped ({error})");
+            let reason = format!(
+                "the request was dropped ({error}): what listens there stops, has too much to do, or \
+                 speaks another protocol"
+            );
             ConnectError::Rejected { address, reason, private_data: Vec::new() }
         }
     }
