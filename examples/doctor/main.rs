@@ -37,9 +37,14 @@ async fn main() -> ExitCode {
     for &scheme in &schemes.tried {
         trials.push(Trial::of(scheme).await);
     }
-    if let Err(error) = print(&trials, &options.wanted, &config, &mut io::stdout().lock()) {
-        eprintln!("error: {error}");
-        return ExitCode::FAILURE;
+    match print(&trials, &options.wanted, &config, &mut io::stdout().lock()) {
+        // Whoever reads has seen enough (`doctor | head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+        Ok(()) => {}
     }
     let missing = trials.iter().any(|trial| schemes.needed && !trial.works());
     ExitCode::from(u8::from(missing))

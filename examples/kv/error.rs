@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use examples::serving::ServeError;
-use rpc_core::{CallError, ConnectError, ListenError, Status};
+use rpc_core::{CallError, Code, ConnectError, ListenError, Status};
 
 use super::key_path::Shortened;
 use super::service::KvError;
@@ -27,7 +27,7 @@ pub(crate) enum CommandError {
         error: KvError,
     },
     /// A call failed.
-    #[error("the call failed: {0}")]
+    #[error("the call failed: {0}{advice}", advice = advice(.0))]
     Call(#[from] Status),
     /// A server that lists keys out of order, or other keys.
     #[error("the server's listing is not one: its keys are out of order, or not those asked for")]
@@ -63,6 +63,14 @@ pub(crate) enum CommandError {
     /// The system refused something.
     #[error(transparent)]
     Io(io::Error),
+}
+
+/// What to do about a call that failed.
+fn advice(status: &Status) -> &'static str {
+    match status.code() {
+        Code::Unavailable => "; see that the server runs, and try again",
+        _ => "",
+    }
 }
 
 impl CommandError {

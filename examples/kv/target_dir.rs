@@ -58,7 +58,12 @@ pub(crate) struct TargetDir {
 impl TargetDir {
     /// Opens a directory, and creates it if it is not there.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        fs::create_dir_all(path)?;
+        fs::create_dir_all(path).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+                io::Error::new(error.kind(), format!("{error}; give a directory, not a file"))
+            }
+            _ => error,
+        })?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, path, flags, Mode::empty())?;
         Ok(Self { root, temporary: AtomicU64::new(0) })

@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use clap::Parser;
-use rpc_core::{CallError, Channel, Code, ConnectionHandle, Context, Server, Status};
+use examples::options::between_processes;
+use rpc_core::{Address, CallError, Channel, Code, ConnectionHandle, Context, Server, Status};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -176,10 +177,10 @@ impl Reader for Shown {
     }
 }
 
-async fn serve(address: &str, patience: Duration) -> Result<(), Box<dyn std::error::Error>> {
+async fn serve(address: &Address, patience: Duration) -> Result<(), Box<dyn std::error::Error>> {
     let desk = Arc::new(Desk::new(patience));
     let news = NewsServer::from_arc(Arc::clone(&desk));
-    let server = Server::builder().add_service(news).bind(address).await?;
+    let server = Server::builder().add_service(news).bind(&address.to_string()).await?;
     println!("READY {}", server.local_address());
     let publishing = async {
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
@@ -198,18 +199,18 @@ async fn serve(address: &str, patience: Duration) -> Result<(), Box<dyn std::err
     Ok(outcome?)
 }
 
-async fn read(address: &str, name: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let channel = Channel::builder()
-        .wait_for_ready(true)
-        .serve(ReaderServer::new(Shown))
-        .connect_lazy(address)?;
+async fn read(address: &Address, name: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let channel =
+        Channel::builder().serve(ReaderServer::new(Shown)).connect_lazy(address.to_string())?;
     let news = NewsClient::new(channel.clone());
     // Hashers begin with a random number.
     let reader = RandomState::new().build_hasher().finish();
+    let mut is_said = false;
     loop {
         match news.subscribe(name, reader).await {
             Ok(()) => {
                 println!("reading as {name}");
+                is_said = false;
                 let cause = channel.closed().await;
                 eprintln!("the server is away: {cause}");
             }
@@ -221,7 +222,11 @@ async fn read(address: &str, name: &str) -> Result<(), Box<dyn std::error::Error
                 return Err(text.into());
             }
             Err(CallError::Status(status)) if status.code() == Code::Unavailable => {
-                eprintln!("{status}");
+                // Once, however long the server is away.
+                if !is_said {
+                    eprintln!("waiting for the server: {status}");
+                }
+                is_said = true;
             }
             Err(CallError::Status(status)) => return Err(status.into()),
         }
@@ -231,20 +236,33 @@ async fn read(address: &str, name: &str) -> Result<(), Box<dyn std::error::Error
 
 /// A server that calls its clients.
 #[derive(Parser)]
-#[command(version)]
+#[command(
+    name = "push",
+    version,
+    after_help = "Examples:
+  push serve auto://127.0.0.1:7482         each line of its stdin goes to all who read; ends with it
+  push read auto://127.0.0.1:7482 Ada      in other terminals; Ctrl-C ends it
+
+Addresses: auto://host:port (shm, rdma or tcp, whichever is best), shm://name, shm:///path,
+rdma://host:port, tcp://host:port. RUST_LOG=info shows more.
+
+Exit status: 0 done, 1 failed, 2 wrong usage."
+)]
 enum Options {
     /// Tells each line of its stdin to all readers.
     Serve {
-        /// Where to listen.
-        address: String,
+        /// Where to listen; port 0 takes a free one.
+        #[arg(value_parser = between_processes)]
+        address: Address,
         /// How long a reader may take for an article, seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 5)]
         patience: u64,
     },
     /// Shows what the server tells.
     Read {
-        /// Where the server is.
-        address: String,
+        /// Where the server is, or will be: it is waited for.
+        #[arg(value_parser = between_processes)]
+        address: Address,
         /// Who reads; no two readers have one name.
         name: String,
     },

@@ -1,6 +1,6 @@
 //! `--metrics ADDRESS`: the numbers of a server over HTTP, for Prometheus.
 //!
-//! Answers one request per connection, whatever it asks for, and nothing else of HTTP.
+//! Answers one request per connection, and knows one path; nothing else of HTTP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,7 +29,14 @@ pub async fn listen(
     stats: StatsHandle,
 ) -> io::Result<(SocketAddr, JoinHandle<()>)> {
     let named = |error: io::Error| {
-        io::Error::new(error.kind(), format!("--metrics {address}: cannot listen there: {error}"))
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => "; choose another port",
+            io::ErrorKind::AddrNotAvailable => "; give an IP address of this host",
+            io::ErrorKind::PermissionDenied => "; choose a port from 1024 on",
+            _ => "",
+        };
+        let text = format!("--metrics {address}: cannot listen there: {error}{advice}");
+        io::Error::new(error.kind(), text)
     };
     let listener = TcpListener::bind(address).await.map_err(named)?;
     let address = listener.local_addr()?;
@@ -61,15 +68,24 @@ async fn answer(mut stream: TcpStream, stats: &StatsHandle) -> io::Result<()> {
             return Ok(());
         }
     }
-    let body = stats.stats().prometheus_text();
+    let (status, body) = match path(&request) {
+        b"/metrics" => ("200 OK", stats.stats().prometheus_text()),
+        _ => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
+    };
     let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body.as_bytes()).await?;
     stream.shutdown().await
+}
+
+/// What a request asks for, without the part behind `?`; empty if that cannot be told.
+fn path(request: &[u8]) -> &[u8] {
+    let target = request.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+    target.split(|byte| *byte == b'?').next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -113,7 +129,22 @@ mod tests {
         limited(async {
             let address = here().await;
             assert_eq!(ask(address, &[b'x'; MOST_BYTES]).await, "");
-            assert!(ask(address, b"GET / HTTP/1.0\r\n\r\n").await.contains("rpc_server_set_ups 0"));
+            let next = ask(address, b"GET /metrics?x=1 HTTP/1.0\r\n\r\n").await;
+            assert!(next.contains("rpc_server_set_ups 0"), "{next}");
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn other_paths_are_not_found_and_the_right_one_is_named() {
+        limited(async {
+            let address = here().await;
+            for request in ["GET / HTTP/1.1\r\n\r\n", "GET /metricsx HTTP/1.1\r\n\r\n", "\r\n\r\n"]
+            {
+                let answer = ask(address, request.as_bytes()).await;
+                assert!(answer.starts_with("HTTP/1.1 404 Not Found\r\n"), "{request}: {answer}");
+                assert!(answer.ends_with("the metrics are at /metrics\n"), "{answer}");
+            }
         })
         .await;
     }
@@ -125,6 +156,7 @@ mod tests {
             let server = Server::builder().bind("mem://").await.unwrap();
             let error = listen(address, server.stats_handle()).await.unwrap_err();
             assert!(error.to_string().starts_with(&format!("--metrics {address}: ")), "{error}");
+            assert!(error.to_string().ends_with("; choose another port"), "{error}");
         })
         .await;
     }

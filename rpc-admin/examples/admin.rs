@@ -47,6 +47,12 @@ async fn load(store: StoreClient, pace: Duration) {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let port = match std::env::args().nth(1) {
+        Some(port) => {
+            port.parse().map_err(|_| format!("`{port}` is no port; usage: admin [PORT]"))?
+        }
+        None => 9180,
+    };
     tracing_subscriber::fmt().init();
     let recent = Recent::new();
     let server = Server::builder()
@@ -65,7 +71,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         tokio::spawn(load(StoreClient::new(channel), Duration::from_millis(pace)));
     }
-    let port = std::env::args().nth(1).and_then(|port| port.parse().ok()).unwrap_or(9180);
     let admin = admin.bind(([127, 0, 0, 1], port)).await?;
     println!("{}", admin.url());
     Ok(admin.serve().await?)

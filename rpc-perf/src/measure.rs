@@ -47,7 +47,7 @@ impl Target {
         Channel::builder().poll_mode(self.options.poll.mode()).link(link())
     }
 
-    async fn connect(&self) -> Result<PerfClient> {
+    pub(crate) async fn connect(&self) -> Result<PerfClient> {
         Ok(PerfClient::new(self.builder().connect(&self.address).await?))
     }
 

@@ -111,16 +111,18 @@ pub(crate) async fn client(options: &ClientOptions, output: &mut Output) -> Resu
         cores::try_pin(cpu).with_context(|| pin_remedy(cpu))?;
     }
     let measure = Arc::new(options.measure.clone());
-    let mut report = report(&measure, machine(cpus, false, measure.duration).await?);
-    output.heading(&report)?;
-    let progress = Progress::new(Target::steps(&measure));
     let target = Target {
         scheme: scheme_of(&options.address),
         address: options.address.to_string(),
         scope: Scope::Process,
         cpus,
-        options: measure,
+        options: Arc::clone(&measure),
     };
+    // Before anything is measured or shown: there may be no server.
+    drop(target.connect().await?);
+    let mut report = report(&measure, machine(cpus, false, measure.duration).await?);
+    output.heading(&report)?;
+    let progress = Progress::new(Target::steps(&measure));
     let run = target.run(&progress).await?;
     progress.suspend(|| output.run(&run, &report.settings))?;
     report.runs.push(run);

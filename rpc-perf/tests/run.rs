@@ -230,6 +230,7 @@ fn a_client_without_a_server_says_what_to_do() {
         "{ended:?}"
     );
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert_eq!(ended.stdout, "", "nothing is measured before there is a server");
 }
 
 #[test]

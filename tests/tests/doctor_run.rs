@@ -70,3 +70,16 @@ async fn a_configuration_is_reckoned_and_one_out_of_range_refused() {
     assert!(ended.stderr.contains("data_credits is 0, allowed is 1 to 4095"), "{ended:?}");
     doctor("mem --shards 65536").await.with_code(2);
 }
+
+/// `doctor | head` ended with "error: Broken pipe".
+#[tokio::test]
+async fn a_reader_that_has_seen_enough_is_no_error() {
+    let mut doctor = command("doctor", ["mem"]);
+    let (read, write) = std::io::pipe().unwrap();
+    drop(read);
+    doctor.stdout(write);
+    let output = doctor.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let output = output.wait_with_output().await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(output.status.success());
+}

@@ -49,6 +49,8 @@ fn a_table_is_loaded_and_a_directory_kept_up_to_date() {
         fs::write(&table, "no tab\n").unwrap();
         let refused = kv(&[&"load", address, &table]).await;
         assert!(refused.stderr.contains("line 1 has no tab"), "{}", refused.stderr);
+        let onto_a_file = kv(&[&"sync", address, &table]).await.with_code(1);
+        assert!(onto_a_file.stderr.contains("give a directory, not a file"), "{onto_a_file:?}");
     });
 }
 
@@ -122,6 +124,7 @@ fn a_server_that_is_terminated_ends_its_streams_in_order(address: &str) {
         terminate(&server);
         let told = line(&mut errors).await;
         assert!(told.contains("shutting down"), "{told}");
+        assert!(told.ends_with("; see that the server runs, and try again\n"), "{told}");
         assert_eq!(watch.wait().await.unwrap().code(), Some(1));
         pairs.write_all(b"w/b\t2\n").await.unwrap();
         drop(pairs);

@@ -106,3 +106,30 @@ async fn a_server_tells_its_readers_over_shm() {
 async fn a_server_tells_its_readers_over_tcp() {
     tells_its_readers("tcp://127.0.0.1:0").await;
 }
+
+/// It said nothing, for as long as there was no server.
+#[tokio::test]
+async fn a_reader_says_what_it_waits_for_and_reads_once_the_server_is_there() {
+    let address = format!("shm://push-late-{}", std::process::id());
+    let mut waits = command("push", ["read", &address, "Ada"]);
+    let mut reader = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(reader.stderr.take().unwrap()).lines();
+    let line = tokio::time::timeout(LIMIT, said.next_line()).await.expect("it says nothing");
+    let line = line.unwrap().expect("it has ended");
+    assert!(line.contains("waiting for the server") && line.contains(&address), "{line}");
+    let mut server = Program::start(&["serve", &address]);
+    assert_eq!(server.line().await, format!("READY {address}"));
+    assert_eq!(server.line().await, "Ada reads");
+}
+
+#[tokio::test]
+async fn wrong_usage_is_an_exit_status_of_its_own() {
+    for arguments in [&["serve", "bogus"][..], &["read", "mem://x", "Ada"], &["read"]] {
+        let ended = run(command("push", arguments)).await.with_code(2);
+        assert!(ended.stderr.starts_with("error: "), "{}", ended.stderr);
+    }
+    let help = run(command("push", ["--help"])).await.with_code(0).text();
+    for part in ["Examples:", "Addresses:", "Exit status:"] {
+        assert!(help.contains(part), "{help}");
+    }
+}
