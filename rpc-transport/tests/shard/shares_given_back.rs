@@ -1,12 +1,14 @@
 //! When what a connection had of the receives that a shard shares is another's again.
 
 use rpc_transport::device::fault::{FaultPlan, MLX5};
+use rpc_transport::engine::establish::server_completions;
 use rpc_transport::memory::budget::MemoryBudget;
+use tokio::time::{pause, resume};
 
 use crate::probe::Habit;
 use crate::shared::{Star, burst, part, sharing};
 use crate::windows::windows;
-use crate::world::{parked, run};
+use crate::world::{parked, run, run_on_one_thread};
 
 /// A shard that always has something to do finds no poll empty.
 #[test]
@@ -34,6 +36,34 @@ fn connections_that_end_on_a_busy_shard_give_their_receives_back() {
             server.shard.release(server.key);
             server.gone().await;
         }
+        star.end().await;
+    });
+}
+
+/// What was leaving counted as room, and then whoever came for it was refused as busy, where the server
+/// would have taken another shard.
+#[test]
+fn a_shard_has_no_room_before_what_leaves_has_left() {
+    run_on_one_thread("room", async {
+        let plan = FaultPlan::new(1).leave_late(500);
+        // 16 receives, of which a grown window has 12.
+        let mut star = Star::new("mem", 1, sharing(), Some(plan)).await;
+        let entries = server_completions(&sharing(), &**star.server.device());
+        let has_room = |star: &Star| star.server.has_room_for(1, entries, &sharing());
+        let first = star.connect().await;
+        while windows(&first.1).0 < 8 {
+            burst(&first.0, 100).await;
+        }
+        part(first).await;
+        assert_eq!(star.granted(), 12);
+        assert!(!has_room(&star));
+        // Nothing but time tells.
+        pause();
+        star.until_granted(0).await;
+        resume();
+        assert!(has_room(&star));
+        part(star.connect().await).await;
+        pause();
         star.end().await;
     });
 }
