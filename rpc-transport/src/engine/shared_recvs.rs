@@ -15,7 +15,6 @@
 //!    nobody out.
 //! 5. None of these buffers is lent: a message above 1 KiB is copied.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,8 +45,8 @@ struct Inner {
     pool: RecvPool,
     /// The oldest first.
     buffers: Vec<BufferPool>,
-    /// Shares of connections whose QPs were destroyed, the oldest first.
-    leaving: VecDeque<Leaving>,
+    /// Shares of connections whose QPs were destroyed.
+    leaving: Vec<Leaving>,
     /// RECVs that windows may still grow by: what is kept for connections that begin is not lent.
     spare: u32,
     /// The newest buffers could all be at home.
@@ -77,7 +76,7 @@ impl SharedRecvs {
         let inner = Inner {
             pool: RecvPool::new(most),
             buffers: Vec::new(),
-            leaving: VecDeque::new(),
+            leaving: Vec::new(),
             spare: most.saturating_sub(kept),
             is_roomy: false,
             growth: Growth::default(),
@@ -147,14 +146,16 @@ impl SharedRecvs {
         if inner.leaving.is_empty() {
             return;
         }
-        while let Some(&Leaving { qp, count, spare, lost }) = inner.leaving.front() {
-            if !cq.has_left(qp) {
-                return;
+        let Inner { pool, leaving, spare, .. } = inner;
+        // Not all leave in order: one of which the device tells nothing takes its second.
+        leaving.retain(|it| {
+            let has_left = cq.has_left(it.qp);
+            if has_left {
+                pool.end(it.count, it.lost);
+                *spare += it.spare;
             }
-            inner.leaving.pop_front();
-            inner.pool.end(count, lost);
-            inner.spare += spare;
-        }
+            !has_left
+        });
         inner.renew(&self.domain, cq);
     }
 
@@ -317,7 +318,7 @@ impl Drop for Share {
             return;
         };
         let lost = u32::from(self.may_lose).min(count);
-        inner.leaving.push_back(Leaving { qp, count, spare, lost });
+        inner.leaving.push(Leaving { qp, count, spare, lost });
     }
 }
 
@@ -329,7 +330,7 @@ impl fmt::Debug for SharedRecvs {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{HashSet, VecDeque};
     use std::os::fd::BorrowedFd;
 
     use super::*;
@@ -449,10 +450,11 @@ mod tests {
         assert!(shared.begin(6).is_err() && !shared.has_room(6));
         // Nothing may wake who waits for this.
         assert_eq!(shared.next_look(now), Some(now + LOOK_INTERVAL));
-        cq.0.insert(first);
+        // The first says nothing yet, and keeps nobody else's.
+        cq.0.insert(second);
         shared.on_polled(&mut cq);
         assert_eq!(shared.pool().granted(), 6);
-        cq.0.insert(second);
+        cq.0.insert(first);
         shared.on_polled(&mut cq);
         assert_eq!((shared.pool().granted(), shared.pool().surplus()), (0, 12));
         assert_eq!(shared.next_look(now), None);

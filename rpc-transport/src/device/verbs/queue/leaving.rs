@@ -5,6 +5,7 @@
 //! held by then was polled. It was if the CQ was seen empty, or if as many completions came as it
 //! holds: a busy CQ is never seen empty. Knows no device, so that tests need none.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,26 +40,30 @@ struct Leaving<Q> {
 }
 
 /// The QPs that leave.
-pub(super) struct LeavingQps<Q>(Vec<Leaving<Q>>);
+pub(super) struct LeavingQps<Q> {
+    qps: Vec<Leaving<Q>>,
+    /// Those of `qps`: after each poll it is asked for each of them whether it is here.
+    handles: HashSet<QpHandle>,
+}
 
 impl<Q> Default for LeavingQps<Q> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self { qps: Vec::new(), handles: HashSet::new() }
     }
 }
 
 impl<Q: Parting> LeavingQps<Q> {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.qps.is_empty()
     }
 
     pub(super) fn has(&self, handle: QpHandle) -> bool {
-        self.0.iter().any(|leaving| leaving.handle == handle)
+        self.handles.contains(&handle)
     }
 
     /// Whether another QP may be made.
     pub(super) fn check_room(&self) -> Result<(), ProviderError> {
-        if self.0.len() < MOST_LEAVING {
+        if self.qps.len() < MOST_LEAVING {
             return Ok(());
         }
         let message = format!("the device still has {MOST_LEAVING} that connections have left");
@@ -67,7 +72,8 @@ impl<Q: Parting> LeavingQps<Q> {
 
     /// A QP in ERR was destroyed here.
     pub(super) fn add(&mut self, handle: QpHandle, qp: Q, now: Instant) {
-        self.0.push(Leaving { handle, qp, since: now, older: None });
+        self.qps.push(Leaving { handle, qp, since: now, older: None });
+        self.handles.insert(handle);
     }
 
     /// So many completions were polled, of a CQ that may have been seen empty then and holds at most
@@ -80,7 +86,8 @@ impl<Q: Parting> LeavingQps<Q> {
         now: Instant,
         mut gone: impl FnMut(&Q),
     ) {
-        self.0.retain_mut(|leaving| {
+        let Self { qps, handles } = self;
+        qps.retain_mut(|leaving| {
             let Some(older) = &mut leaving.older else {
                 // Asked after the poll, so what came before the answer may be in the CQ.
                 let waited = now.saturating_duration_since(leaving.since);
@@ -92,6 +99,7 @@ impl<Q: Parting> LeavingQps<Q> {
             *older = older.saturating_sub(count);
             let is_over = is_empty || *older == 0;
             if is_over {
+                handles.remove(&leaving.handle);
                 gone(&leaving.qp);
             }
             !is_over
@@ -100,7 +108,8 @@ impl<Q: Parting> LeavingQps<Q> {
 
     /// Nobody asks any more what they took.
     pub(super) fn clear(&mut self, mut gone: impl FnMut(&Q)) {
-        self.0.drain(..).for_each(|leaving| gone(&leaving.qp));
+        self.handles.clear();
+        self.qps.drain(..).for_each(|leaving| gone(&leaving.qp));
     }
 }
 
