@@ -32,7 +32,7 @@ use super::cm::{self, Action, Event, Input, State};
 use super::cm_id::{CmChannel, CmEvent, CmId, Dial, Farewell};
 use super::conversation::{Conversation, Waiting, ignore, resolve_device};
 use super::device::{self, VerbsDevice};
-use super::errands::Errands;
+use super::errands::{self, Errands};
 use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS};
 use super::id_link::{IdKey, IdLink};
 use super::options::SetupOptions;
@@ -85,7 +85,7 @@ impl Dispatcher {
     /// Creates the thread's state.
     fn new(service: &'static Service, channel: CmChannel) -> Self {
         let dials = Errands::new(move |key, dial| start_dial(service, key, dial));
-        let farewells = Errands::new(move |_, farewell| start_farewell(service, farewell));
+        let farewells = Errands::new(move |key, farewell| start_farewell(service, key, farewell));
         Self {
             service,
             conversations: HashMap::new(),
@@ -265,26 +265,28 @@ impl Dispatcher {
                 Ok(()) => self.input(key, Input::Ready),
                 Err(error) => self.call_failed(key, READY_QUEUE_PAIR, error),
             },
-            Command::Dialed { key, dial, outcome } => {
-                if let Err(error) = outcome {
-                    self.call_failed(key, CONNECT, error);
-                }
-                // If its conversation has ended meanwhile, the peer has been asked for nobody.
-                self.say(key, dial.farewell());
-                for (key, error) in self.dials.on_done(|key| self.conversations.contains_key(&key))
-                {
-                    self.call_failed(key, CONNECT, error);
-                }
-            }
-            Command::Destroyed => {
-                // Those that could not be started are destroyed.
-                let _ = self.farewells.on_done(|_| true);
+            Command::Dialed { key, dial, outcome } => self.on_dialed(key, dial, outcome),
+            Command::Destroyed { key } => {
+                // Those that have failed are destroyed.
+                let _ = self.farewells.on_done(key);
             }
             Command::Disconnect { key } => self.input(key, Input::Disconnect),
             Command::Close { key, token } => {
                 self.input(key, Input::Close);
                 drop(token);
             }
+        }
+    }
+
+    /// A call that connects has returned.
+    fn on_dialed(&mut self, key: IdKey, dial: Dial, outcome: io::Result<()>) {
+        if let Err(error) = outcome {
+            self.call_failed(key, CONNECT, error);
+        }
+        // If its conversation has ended meanwhile, the peer has been asked for nobody.
+        self.say(key, dial.farewell());
+        for (key, error) in self.dials.on_done(key) {
+            self.call_failed(key, CONNECT, error);
         }
     }
 
@@ -427,7 +429,9 @@ impl Dispatcher {
         for action in actions {
             if *action == Action::Destroy {
                 let conversation = self.conversations.remove(&key)?;
-                if is_kept {
+                // Who is in line has asked no peer yet.
+                let was_in_line = self.dials.forget(key);
+                if is_kept && !was_in_line {
                     self.say(key, conversation.id.farewell());
                 }
                 // Else dropping the conversation destroys the id.
@@ -441,8 +445,9 @@ impl Dispatcher {
             let carried_out = match action {
                 Action::MakeReady => make_ready(self.service, key, conversation),
                 Action::SendConnect if conversation.waits_in_connect() => {
+                    let to = conversation.id.peer_address().map(|peer| peer.ip());
                     let dial = conversation.dial();
-                    let added = dial.and_then(|dial| self.dials.add(key, dial));
+                    let added = dial.and_then(|dial| self.dials.add(key, to, dial));
                     added.map_err(|error| (CONNECT, error))
                 }
                 _ => conversation.carry_out(*action),
@@ -458,7 +463,7 @@ impl Dispatcher {
     /// Has an id destroyed elsewhere.
     fn say(&mut self, key: IdKey, farewell: Option<Farewell>) {
         let Some(farewell) = farewell else { return };
-        if let Err(error) = self.farewells.add(key, farewell) {
+        if let Err(error) = self.farewells.add(key, None, farewell) {
             tracing::warn!(%error, "no thread for an id whose peer is silent: it was destroyed here");
         }
     }
@@ -501,21 +506,25 @@ fn make_ready(
 }
 
 /// Has a thread of its own connect: those of [`workers`] are few, and this waits for a peer.
-fn start_dial(service: &'static Service, key: IdKey, dial: Dial) -> io::Result<()> {
-    let job = move || {
+fn start_dial(service: &'static Service, key: IdKey, dial: Dial) -> Result<(), (Dial, io::Error)> {
+    let builder = thread::Builder::new().name("rdma-dial".to_owned());
+    errands::in_thread(builder, dial, move |dial| {
         let outcome = dial.run();
         service.send(Command::Dialed { key, dial, outcome });
-    };
-    thread::Builder::new().name("rdma-dial".to_owned()).spawn(job).map(drop)
+    })
 }
 
 /// Has a thread of its own destroy an id, which waits for its peer.
-fn start_farewell(service: &'static Service, farewell: Farewell) -> io::Result<()> {
-    let job = move || {
+fn start_farewell(
+    service: &'static Service,
+    key: IdKey,
+    farewell: Farewell,
+) -> Result<(), (Farewell, io::Error)> {
+    let builder = thread::Builder::new().name("rdma-farewell".to_owned());
+    errands::in_thread(builder, farewell, move |farewell| {
         drop(farewell);
-        service.send(Command::Destroyed);
-    };
-    thread::Builder::new().name("rdma-farewell".to_owned()).spawn(job).map(drop)
+        service.send(Command::Destroyed { key });
+    })
 }
 
 /// Rounded up, so that the thread does not wake just before the deadline.

@@ -79,7 +79,7 @@ pub(super) enum Command {
     /// The call that connects has returned, on a device where it waits for the peer.
     Dialed { key: IdKey, dial: Dial, outcome: io::Result<()> },
     /// An id is destroyed whose peer had to be waited for.
-    Destroyed,
+    Destroyed { key: IdKey },
     /// The QP is in ERR.
     Disconnect { key: IdKey },
     /// The owner has dropped the id.
