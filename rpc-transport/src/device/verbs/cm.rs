@@ -200,9 +200,13 @@ pub(super) fn step(state: State, input: Input) -> Step {
 
 /// Whether an id that this input ends still waits for its peer. Over iWARP the kernel then keeps whoever destroys
 /// or disconnects it, until the peer answers or the device gives up (linux, iwcm.c, `IWCM_F_CONNECT_WAIT`).
+/// That a device is being removed ends no such wait.
 pub(super) fn waits_for_peer(state: State, input: Input) -> bool {
     matches!(state, State::Connecting | State::Accepting)
-        && matches!(input, Input::Deadline | Input::Close | Input::Disconnect)
+        && matches!(
+            input,
+            Input::Deadline | Input::Close | Input::Disconnect | Input::Event(Event::DeviceRemoval)
+        )
 }
 
 /// The pending command has failed.

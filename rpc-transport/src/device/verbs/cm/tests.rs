@@ -169,7 +169,9 @@ fn an_id_waits_for_its_peer_while_that_is_asked_and_until_a_call_or_event_says_m
             }
         }
     }
-    let given_up = [Input::Disconnect, Input::Close, Input::Deadline];
+    // A device that goes tells no id that its peer is not awaited any more.
+    let removed = Input::Event(Event::DeviceRemoval);
+    let given_up = [Input::Disconnect, Input::Close, Input::Deadline, removed];
     assert_eq!(waiting.len(), 2 * given_up.len());
     for state in [State::Connecting, State::Accepting] {
         assert!(given_up.iter().all(|input| waiting.contains(&(state, *input))), "{state:?}");
