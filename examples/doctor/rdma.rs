@@ -21,7 +21,6 @@ fn point_to_the_lab(out: &mut impl Write) -> io::Result<()> {
 
 #[cfg(feature = "verbs")]
 mod with_verbs {
-    use rpc_transport::device::QueueLimits;
     use rpc_transport::device::verbs::preflight;
 
     use super::{Nic, Write, any_nic, io};
@@ -45,10 +44,7 @@ mod with_verbs {
             super::point_to_the_lab(out)?;
         }
         let usable = report.devices.into_iter().filter(|device| device.open_error.is_none());
-        let nics = usable.map(|device| {
-            let limits = QueueLimits { max_cqe: device.max_cqe, max_srq_wr: device.max_srq_wr };
-            Nic { name: device.name, limits }
-        });
+        let nics = usable.map(|device| Nic { limits: device.queue_limits(), name: device.name });
         let nics: Vec<_> = nics.collect();
         Ok(if nics.is_empty() { vec![any_nic()] } else { nics })
     }

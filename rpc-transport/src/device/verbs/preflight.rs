@@ -14,8 +14,10 @@ use std::net::{IpAddr, Ipv6Addr};
 
 pub use self::counters::PortCounters;
 pub use self::numa::{NumaNode, Overlap};
+use super::completion_channel::CqGuard;
 use super::failure::port_down;
 use super::options::TRAFFIC_CLASS_VARIABLE;
+use crate::device::QueueLimits;
 use crate::device::memlock::raise;
 
 /// A limit on locked memory below this, bytes, is too small for even a few connections: the receive
@@ -131,7 +133,7 @@ pub struct DeviceReport {
     pub open_error: Option<String>,
     /// Most QPs of the device.
     pub max_qp: u32,
-    /// Most entries of a CQ.
+    /// Most entries of a CQ, as the device says; see [`queue_limits`](Self::queue_limits).
     pub max_cqe: u32,
     /// Most receives of a shared receive queue; 0: connections cannot share theirs.
     pub max_srq_wr: u32,
@@ -141,6 +143,15 @@ pub struct DeviceReport {
     pub numa: Option<NumaNode>,
     /// Its ports.
     pub ports: Vec<Port>,
+}
+
+impl DeviceReport {
+    /// How large its queues may be in this program, which keeps a part of each completion queue to itself.
+    #[must_use]
+    pub fn queue_limits(&self) -> QueueLimits {
+        let max_cqe = CqGuard::usable_entries(self.max_cqe);
+        QueueLimits { max_cqe, max_srq_wr: self.max_srq_wr }
+    }
 }
 
 /// The result of the preflight check.

@@ -55,6 +55,15 @@ fn judged(change: impl FnOnce(&mut Report)) -> Report {
     report
 }
 
+/// The doctor's sum had completion queues that the device would have been refused.
+#[test]
+fn what_a_completion_queue_keeps_to_itself_is_no_room_for_connections() {
+    // That of Soft-RoCE.
+    let device = DeviceReport { max_cqe: 32_767, ..device() };
+    let limits = device.queue_limits();
+    assert_eq!((limits.max_cqe, limits.max_srq_wr), (21_844, 25));
+}
+
 #[test]
 fn a_process_far_from_all_devices_is_advised() {
     let report = |nodes: &[Overlap]| {
