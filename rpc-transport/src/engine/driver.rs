@@ -12,7 +12,8 @@
 //!    [`CloseCause::DriverGone`](crate::connect::error::CloseCause::DriverGone).
 //! 4. A panic of user code ends neither the driver nor the actions behind it.
 //! 5. It yields to other tasks. On a single-threaded runtime all of them run before it is polled
-//!    again, the main future and `LocalSet`s among them, and I/O is polled. On a multi-threaded one
+//!    again, the main future and `LocalSet`s among them, and I/O is polled; in busy mode, while nothing
+//!    comes, only tasks that are ready, but for one turn in `TURNS_PER_LOOK`. On a multi-threaded one
 //!    other threads can steal it, so a task that blocks holds up only its own thread. How late
 //!    timers and other tasks can be is bounded: see `driver/tempo.rs`.
 
@@ -49,6 +50,9 @@ use crate::user_code::caught;
 const ROUNDS_PER_POLL: u32 = 16;
 /// Empty polls of the CQ before returning to the scheduler while spinning.
 const POLLS_PER_SPIN: u32 = 32;
+/// Turns in vain of a busy driver for each in which a single-threaded runtime polls I/O: that takes as
+/// long as a turn, and what arrives meanwhile waits.
+const TURNS_PER_LOOK: u32 = 3;
 
 /// Drives one shard until the shard is closed and empty, or its CQ has died. Spawn it on a tokio
 /// runtime with I/O and time enabled.
@@ -63,6 +67,8 @@ pub struct Driver<P: Protocol, E: Executor<P>> {
     stood_back: bool,
     tempo: Tempo,
     polls_per_spin: u32,
+    /// Turns in a row of a busy driver that found nothing.
+    turns_in_vain: u32,
     /// The thread has let others have its core in this turn, and nothing has come since.
     has_yielded: bool,
     /// Something woke it, and it has not polled since.
@@ -119,6 +125,7 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
             tempo: Tempo::default(),
             // In event mode the driver polls once, then parks.
             polls_per_spin: if mode == PollMode::Event { 1 } else { POLLS_PER_SPIN },
+            turns_in_vain: 0,
             has_yielded: false,
             looks_first: false,
             actions: VecDeque::new(),
@@ -229,10 +236,20 @@ impl<P: Protocol, E: Executor<P>> Driver<P, E> {
         Poll::Pending
     }
 
+    /// Yields in busy mode while nothing comes: to tasks that are ready, and seldom to all (invariant 5).
+    fn spin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.turns_in_vain = self.turns_in_vain.wrapping_add(1);
+        if self.turns_in_vain.is_multiple_of(TURNS_PER_LOOK) {
+            return self.give_way(cx);
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
     /// Waits after a round that found nothing. `None` means: run another round at once.
     fn wait(&mut self, cx: &mut Context<'_>) -> Option<Poll<()>> {
         if self.is_busy {
-            return Some(self.give_way(cx));
+            return Some(self.spin(cx));
         }
         let now = Instant::now();
         let wait = {
@@ -355,7 +372,11 @@ impl<P: Protocol, E: Executor<P> + Unpin> Future for Driver<P, E> {
         this.has_yielded = false;
         this.on_woken(cx);
         for _ in 0..ROUNDS_PER_POLL {
-            match this.round(cx) {
+            let round = this.round(cx);
+            if matches!(round, Round::Progress | Round::Woke) {
+                this.turns_in_vain = 0;
+            }
+            match round {
                 Round::Progress => {
                     this.has_yielded = false;
                     if this.tempo.is_turn_over() {

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -141,4 +142,40 @@ async fn work_of_this_end_keeps_no_message_waiting() {
     world.client.with(world.key, |protocol| protocol.actions.push(None)).unwrap();
     world.turn();
     assert_eq!(world.received(), 1);
+}
+
+#[tokio::test]
+async fn a_busy_driver_in_vain_lets_ready_tasks_run_each_turn_and_all_others_each_third() {
+    let [(client, _), _server] = pair("driver-looks").await;
+    tokio::spawn(Driver::new(Arc::clone(&client), Nothing, PollMode::Busy).unwrap());
+    let ran = Arc::new(AtomicU32::new(0));
+    let runs = Arc::clone(&ran);
+    tokio::spawn(std::future::poll_fn(move |cx| {
+        runs.fetch_add(1, Ordering::Relaxed);
+        cx.waker().wake_by_ref();
+        Poll::<()>::Pending
+    }));
+    let seen = || (client.lock().empty_polls(), ran.load(Ordering::Relaxed));
+    // The main future runs where I/O is polled, too.
+    tokio::task::yield_now().await;
+    let (polls, runs) = seen();
+    tokio::task::yield_now().await;
+    let (polls, runs) = (seen().0 - polls, seen().1 - runs);
+    assert_eq!(polls, TURNS_PER_LOOK * POLLS_PER_SPIN);
+    assert!(runs >= TURNS_PER_LOOK, "a ready task ran {runs} times");
+}
+
+#[tokio::test]
+async fn what_a_driver_finds_begins_its_turns_in_vain_anew() {
+    let [(client, key), (server, accepted)] = pair("driver-anew").await;
+    let mut driver = Driver::new(Arc::clone(&client), Nothing, PollMode::Busy).unwrap();
+    let mut turn = || {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut driver).poll(&mut cx).is_pending());
+        driver.turns_in_vain
+    };
+    assert_eq!([turn(), turn()], [1, 2]);
+    send(&server, accepted);
+    assert_eq!(turn(), 1);
+    assert_eq!(client.look(key, |protocol| protocol.received), Some(1));
 }
