@@ -3,7 +3,7 @@
 //! Owns the syntax: which options there are and what their values look like. What they mean
 //! together is the model's business. Mistakes in options are collected, not fatal.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{TokenStream, TokenTree};
 use syn::meta::ParseNestedMeta;
 use syn::parse::Parser;
 use syn::{Attribute, Error, Ident, Item, ItemTrait, LitInt, LitStr, Path, Token};
@@ -104,11 +104,28 @@ impl ServiceOptions {
     }
 }
 
+/// Whether one of the attributes in a `cfg_attr` is `rpc(..)`.
+fn names_rpc(attribute: &Attribute) -> bool {
+    let syn::Meta::List(list) = &attribute.meta else { return false };
+    let mut tokens = list.tokens.clone().into_iter();
+    // The first part is the condition.
+    tokens.by_ref().find(|token| matches!(token, TokenTree::Punct(it) if it.as_char() == ','));
+    tokens.any(|token| matches!(token, TokenTree::Ident(it) if it == "rpc"))
+}
+
 impl MethodOptions {
     /// Reads all `#[rpc(..)]` attributes among `attributes` and removes them.
     pub(crate) fn take(attributes: &mut Vec<Attribute>, errors: &mut Errors) -> Self {
         let mut options = Self::default();
         attributes.retain(|attribute| {
+            if attribute.path().is_ident("cfg_attr") && names_rpc(attribute) {
+                errors.at(
+                    attribute,
+                    "what a `cfg_attr` adds is not known here; write the method twice, each under its \
+                     own #[cfg(..)], with its own #[rpc(..)]",
+                );
+                return false;
+            }
             if !attribute.path().is_ident("rpc") {
                 return true;
             }

@@ -102,9 +102,32 @@ pub(crate) fn argument(ty: &Type, krate: &Path, errors: &mut Errors) -> Decoded 
             Decoded { ty: syn::parse_quote!(#krate::__private::Vec<#element>), lent: true }
         }
         target => {
-            checker.visit_type(target);
+            if let Some((name, owned)) = unsized_name(target) {
+                checker.errors.at(
+                    target,
+                    format!(
+                        "`{name}` has no size, so nothing can be decoded as one; take `{owned}`. \
+                         (A type of your own by that name: `&self::{name}`)"
+                    ),
+                );
+            } else {
+                checker.visit_type(target);
+            }
             Decoded { ty: target.clone(), lent: true }
         }
+    }
+}
+
+/// A type of the standard library that lies behind references only, and the one that owns it. What has
+/// a path of its own before the name is another type.
+fn unsized_name(ty: &Type) -> Option<(&'static str, &'static str)> {
+    let Type::Path(TypePath { qself: None, path, .. }) = ty else { return None };
+    let names: Vec<String> = path.segments.iter().map(|it| it.ident.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    match *names {
+        ["Path"] | ["path", "Path"] | ["std", "path", "Path"] => Some(("Path", "PathBuf")),
+        ["OsStr"] | ["ffi", "OsStr"] | ["std", "ffi", "OsStr"] => Some(("OsStr", "OsString")),
+        _ => None,
     }
 }
 

@@ -181,11 +181,11 @@ fn verdict(ty: &Type, roles: &[Role], krate: &Path) -> TokenStream {
         complaint(
             ty,
             "cannot be sent",
-            "neither serde's `Serialize` nor its `Deserialize`",
+            "implements neither serde's `Serialize` nor its `Deserialize`",
             "both",
         ),
-        complaint(ty, "cannot be sent", "not serde's `Serialize`", "it"),
-        complaint(ty, "cannot be received", "not serde's `Deserialize`", "it"),
+        complaint(ty, "cannot be sent", "does not implement serde's `Serialize`", "it"),
+        complaint(ty, "cannot be received", "does not implement serde's `Deserialize`", "it"),
     );
     let span = span_of(ty);
     let krate = located(krate, span);
@@ -215,7 +215,7 @@ fn complaint(ty: &Type, verb: &str, lacks: &str, what: &str) -> String {
     // The text is a format string.
     let name = name.replace('{', "{{").replace('}', "}}");
     format!(
-        "`{name}` {verb}: it implements {lacks}; derive {what} if the type is yours; if it is \
+        "`{name}` {verb}: it {lacks}; derive {what} if the type is yours; if it is \
          another crate's, switch on that crate's feature for serde (for `Arc` and `Rc`: serde's \
          `rc`), or send a type of your own in its place"
     )

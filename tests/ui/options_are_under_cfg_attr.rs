@@ -1,0 +1,7 @@
+#[rpc_core::service]
+pub trait Mistake {
+    #[cfg_attr(unix, rpc(idempotent))]
+    async fn call(&self);
+}
+
+fn main() {}
