@@ -472,7 +472,10 @@ impl<P: Protocol> Connection<P> {
             is_clear = false;
             match link.submit(lane, tag, frame) {
                 Ok(()) => queued = true,
-                Err(error) => self.protocol.on_refused(tag, &error),
+                Err(error) => {
+                    self.protocol.on_refused(tag, &error);
+                    has_more = self.protocol.may_transmit();
+                }
             }
         }
         let has_left = !is_clear || link.is_ack_due();

@@ -303,6 +303,22 @@ async fn who_has_written_a_payload_spins_once_for_as_long_as_it_is_read() {
     assert_eq!([waits(), waits()], [Wait::Yield, Wait::Park]);
 }
 
+/// A driver that is always busy never gets to acks of its sleep.
+#[tokio::test]
+async fn an_ack_that_is_due_leaves_though_nothing_else_does() {
+    for at_once in [1, 2, 5] {
+        let [(client, connected), (server, accepted)] = pair(&format!("due-ack-{at_once}")).await;
+        let window = server.link_metrics(accepted).unwrap().counters.local_window;
+        for _ in 0..4 * window {
+            (0..at_once).for_each(|_| send(&client, connected));
+            server.lock().poll();
+            client.lock().poll();
+        }
+        let received = server.look(accepted, |protocol| protocol.received).unwrap();
+        assert_eq!(received, usize::from(4 * window * at_once), "{at_once} at once");
+    }
+}
+
 #[tokio::test]
 async fn a_close_is_rung_by_the_visit_that_asks_for_it() {
     let [(client, connected), (server, accepted)] = pair("shard-close").await;
