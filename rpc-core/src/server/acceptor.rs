@@ -112,9 +112,9 @@ impl Deref for ServedShard {
 /// The shard for a new connection.
 pub(super) struct Place {
     pub(super) shard: ServedShard,
-    permit: OwnedSemaphorePermit,
+    pub(super) permit: OwnedSemaphorePermit,
     /// Held until the connection is up and is counted by the CQ.
-    under_way: OwnedSemaphorePermit,
+    pub(super) under_way: OwnedSemaphorePermit,
 }
 
 /// What the listeners of a server share.
@@ -265,6 +265,9 @@ impl Acceptor {
             Some(shard) if same.len() >= self.config.shards => {
                 ServedShard::clone(shard).place(permit)
             }
+            None if self.has_shards_enough(&same, needed) => {
+                Err("connections that have ended are still leaving".to_owned())
+            }
             _ => match (self.new_shard(device, &same, router), least) {
                 (Ok(shard), _) => {
                     of_device.push(shard.clone());
@@ -278,6 +281,14 @@ impl Acceptor {
                 (Err(why), None) => Err(why),
             },
         }
+    }
+
+    /// Whether these could hold twice the connections that are allowed, so that a further one, which
+    /// stays, would only be for what is about to leave: peers that come and go as fast as they can have
+    /// much of that.
+    fn has_shards_enough(&self, shards: &[&ServedShard], entries: u32) -> bool {
+        let places: u64 = shards.iter().map(|shard| u64::from(shard.places_of(entries))).sum();
+        shards.len() >= self.config.shards && places / 2 >= self.config.max_connections as u64
     }
 
     /// A further shard of a device object that has these.

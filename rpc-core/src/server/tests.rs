@@ -79,6 +79,25 @@ async fn set_ups_under_way_take_room_of_their_shard() {
     assert_eq!(acceptor.all_shards().len(), 2);
 }
 
+/// Clients that came and went as fast as they could had a server open shards for what was leaving.
+#[tokio::test]
+async fn for_what_is_leaving_there_are_shards_of_twice_the_connections_allowed() {
+    let server = Server::builder().max_connections(1500).bind("mem://leaving").await.unwrap();
+    let acceptor = &server.acceptor;
+    let device = soft::mem_device();
+    let mut leaving = Vec::new();
+    let refusal = loop {
+        match acceptor.place(device) {
+            Ok(acceptor::Place { under_way, .. }) => leaving.push(under_way),
+            Err(text) => break text,
+        }
+        assert!(leaving.len() <= 4 * 1024, "there is no end of them");
+    };
+    assert_eq!((acceptor.all_shards().len(), leaving.len()), (3, 3 * 1024), "{refusal}");
+    leaving.pop();
+    acceptor.place(device).unwrap();
+}
+
 /// As many as workers, and no more than there are connections.
 #[test]
 fn shards_0_is_one_for_each_worker_up_to_need() {

@@ -340,6 +340,11 @@ impl<P: Protocol> Shard<P> {
         state.refusal().is_none() && has_entries && state.has_recvs(recvs)
     }
 
+    /// For how many connections of `entries` completion queue entries each the CQ was made.
+    pub fn places_of(&self, entries: u32) -> u32 {
+        self.lock().cq().capacity() / entries.max(1)
+    }
+
     /// Whether the protocol of every connection that has a QP is idle.
     pub fn is_quiet(&self) -> bool {
         let state = self.lock();
