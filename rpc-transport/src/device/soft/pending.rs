@@ -135,6 +135,7 @@ impl<T: Send + 'static> Pending<T> {
 
     /// Drops the oldest handshake that has had its time, and accepts nobody until one has ended.
     fn make_room(&mut self, now: Instant) {
+        self.oldest.retain(|(task, _)| !task.is_finished());
         let mut until = now + TURN;
         if let Some((oldest, since)) = self.oldest.front() {
             if *since + TURN <= now {
@@ -220,6 +221,22 @@ mod tests {
         assert!(!silence.accept(out_of_files).await);
         assert!(silence.accept(|| Ok(())).await);
         assert_eq!(silence.open(), [2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn handshakes_that_have_ended_do_not_give_way_before_one_that_lasts() {
+        let mut silence = Silence::new(0);
+        for _ in 0..3 {
+            silence.pending.start(async { None });
+        }
+        silence.start();
+        while silence.pending.tasks.len() > 1 {
+            silence.pending.tasks.join_next().await;
+        }
+        tokio::time::advance(TURN).await;
+        assert!(!silence.accept(out_of_files).await);
+        assert!(silence.accept(|| Ok(())).await);
+        assert_eq!(silence.open(), []);
     }
 
     #[tokio::test(start_paused = true)]
