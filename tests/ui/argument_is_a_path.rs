@@ -1,3 +1,5 @@
+#![allow(unused_imports)]
+
 use std::path::Path;
 
 #[rpc_core::service]

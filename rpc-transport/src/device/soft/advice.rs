@@ -83,13 +83,20 @@ fn advice_to_connect(address: &Address, error: &io::Error) -> Option<&'static st
             "check the address and this host's network"
         }
         _ if lacks_ipv6(address, error) => NO_IPV6,
-        io::ErrorKind::AddrNotAvailable => "no local port is free; close other connections",
+        io::ErrorKind::AddrNotAvailable if is_number(address) => {
+            "no local port is free; close other connections"
+        }
         io::ErrorKind::TimedOut => "check the address, and firewalls on the way",
         _ => return unknown_host(address, error),
     })
 }
 
 const NO_IPV6: &str = "this host has no IPv6, or not that address; use an IPv4 address (127.0.0.1)";
+
+/// Whether the host is an address. A name may stand for some that this host cannot reach.
+fn is_number(address: &Address) -> bool {
+    matches!(address, Address::Tcp(at) if at.host.parse::<std::net::IpAddr>().is_ok())
+}
 
 /// Whether an IPv6 address was asked for, and this host may have none.
 fn lacks_ipv6(address: &Address, error: &io::Error) -> bool {
@@ -155,7 +162,7 @@ mod tests {
             (error("tcp://h:1", number(libc::EHOSTUNREACH)), "network"),
             (error("tcp://h:1", number(libc::ETIMEDOUT)), "firewalls"),
             (error("tcp://[::1]:1", number(libc::EADDRNOTAVAIL)), "use an IPv4 address"),
-            (error("tcp://h:1", number(libc::EADDRNOTAVAIL)), "no local port is free"),
+            (error("tcp://1.2.3.4:1", number(libc::EADDRNOTAVAIL)), "no local port is free"),
             (error("tcp://h:1", lookup), "spelling of the host"),
         ] {
             assert!(text.contains(advice), "{text}");
