@@ -3,6 +3,7 @@
 //! Owns the operations of a visit, and its end: pump dirty connections, register deadlines, collect
 //! actions. Never locks, and wakes nobody itself; the invariants are those of [`shard`](super).
 
+mod outside;
 mod polling;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 
+use self::outside::collect;
 use super::WakeList;
 use super::caller_polling::CallerPolling;
 use super::leader::Lead;
@@ -26,7 +28,7 @@ use crate::engine::connection_key::ConnectionKey;
 use crate::engine::deferred::Deferred;
 use crate::engine::shared_recvs::SharedRecvs;
 use crate::engine::spin::{PollMode, SpinPolicy, Wait};
-use crate::engine::upper::{Outside, Protocol, Revoke};
+use crate::engine::upper::{Protocol, Revoke};
 use crate::protocol::frame::{CloseCode, CloseReason};
 use crate::user_code::logged;
 
@@ -568,34 +570,6 @@ impl<P: Protocol> State<P> {
 impl<P: Protocol> fmt::Debug for State<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State").field("connections", &self.connections.len()).finish()
-    }
-}
-
-/// Collects the protocol's actions and the bodies to be dropped, for after the lock is released.
-#[inline]
-fn collect<P: Protocol>(
-    actions: &mut VecDeque<(ConnectionKey, P::Action)>,
-    deferred: &mut Vec<Deferred>,
-    key: ConnectionKey,
-    protocol: &mut P,
-) {
-    if protocol.has_actions() {
-        collect_all(actions, deferred, key, protocol);
-    }
-}
-
-#[inline(never)]
-fn collect_all<P: Protocol>(
-    actions: &mut VecDeque<(ConnectionKey, P::Action)>,
-    deferred: &mut Vec<Deferred>,
-    key: ConnectionKey,
-    protocol: &mut P,
-) {
-    while let Some(outside) = protocol.poll_action() {
-        match outside {
-            Outside::Action(action) => actions.push_back((key, action)),
-            Outside::Drop(_body) => deferred.push(Deferred::Body { _body }),
-        }
     }
 }
 

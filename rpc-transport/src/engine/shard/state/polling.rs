@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use super::{NO_CONNECTION, POLL_BATCH, State, collect};
+use super::outside::collect;
+use super::{NO_CONNECTION, POLL_BATCH, State};
 use crate::connect::error::CloseCause;
 use crate::device::{CompletionKind, ProviderError, QpEvent, QpHandle};
 use crate::engine::connection::repost_shared;

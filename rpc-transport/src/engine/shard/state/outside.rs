@@ -1,0 +1,37 @@
+//! What a protocol has for the time after the lock is released.
+//!
+//! Owns how it is collected. Runs and drops nothing.
+
+use std::collections::VecDeque;
+
+use crate::engine::connection_key::ConnectionKey;
+use crate::engine::deferred::Deferred;
+use crate::engine::upper::{Outside, Protocol};
+
+/// Collects the protocol's actions and the bodies to be dropped, for after the lock is released.
+#[inline]
+pub(super) fn collect<P: Protocol>(
+    actions: &mut VecDeque<(ConnectionKey, P::Action)>,
+    deferred: &mut Vec<Deferred>,
+    key: ConnectionKey,
+    protocol: &mut P,
+) {
+    if protocol.has_actions() {
+        collect_all(actions, deferred, key, protocol);
+    }
+}
+
+#[inline(never)]
+fn collect_all<P: Protocol>(
+    actions: &mut VecDeque<(ConnectionKey, P::Action)>,
+    deferred: &mut Vec<Deferred>,
+    key: ConnectionKey,
+    protocol: &mut P,
+) {
+    while let Some(outside) = protocol.poll_action() {
+        match outside {
+            Outside::Action(action) => actions.push_back((key, action)),
+            Outside::Drop(_body) => deferred.push(Deferred::Body { _body }),
+        }
+    }
+}
