@@ -15,7 +15,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 use crate::memory::budget::Reservation;
 use crate::message::part::OutPart;
@@ -59,15 +59,42 @@ fn new_storage() -> Vec<u8> {
     Vec::with_capacity(MIN_BYTES)
 }
 
-/// Puts a `Vec` on the thread's list, unless it is small or large, or the list is full.
-#[inline]
-pub(crate) fn keep_storage(bytes: Vec<u8>) {
-    if (MIN_BYTES..=KEEP_BYTES).contains(&bytes.capacity()) {
-        give_back(bytes);
+/// Storage that goes to the thread's list when it is dropped, unless it is small or large, or the list is
+/// full.
+pub(crate) struct Storage(Vec<u8>);
+
+impl From<Vec<u8>> for Storage {
+    #[inline]
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes)
     }
 }
 
-#[inline]
+impl Deref for Storage {
+    type Target = Vec<u8>;
+
+    #[inline]
+    fn deref(&self) -> &Vec<u8> {
+        &self.0
+    }
+}
+
+impl DerefMut for Storage {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+}
+
+impl Drop for Storage {
+    #[inline]
+    fn drop(&mut self) {
+        if (MIN_BYTES..=KEEP_BYTES).contains(&self.capacity()) {
+            give_back(std::mem::take(&mut self.0));
+        }
+    }
+}
+
 fn give_back(mut bytes: Vec<u8>) {
     // Keep the length of a headroom, so that it need not be filled when it is reused as one.
     bytes.truncate(HEADROOM_BYTES);
@@ -101,10 +128,11 @@ fn make_room(bytes: Vec<u8>) {
 
 /// An outgoing message.
 pub struct OutBuf {
-    bytes: Vec<u8>,
-    start: usize,
-    // Boxed: most messages have none, and every message is moved around.
+    // Boxed: most messages have none, and every message is moved around. The first field, so that a drop
+    // knows that it is empty.
     tail: Option<Box<Tail>>,
+    bytes: Storage,
+    start: usize,
 }
 
 /// The tail, its destination, and the offer of memory for the answer.
@@ -129,7 +157,7 @@ impl OutBuf {
         if bytes.len() != HEADROOM_BYTES {
             bytes = with_headroom(bytes);
         }
-        Self { bytes, start: HEADROOM_BYTES, tail: None }
+        Self { bytes: bytes.into(), start: HEADROOM_BYTES, tail: None }
     }
 
     /// Appends a part to the tail. An empty one adds nothing.
@@ -334,7 +362,6 @@ impl AsRef<[u8]> for OutBuf {
 impl Drop for OutBuf {
     #[inline]
     fn drop(&mut self) {
-        keep_storage(std::mem::take(&mut self.bytes));
         if let Some(tail) = self.tail.take() {
             drop_tail(tail);
         }
@@ -414,7 +441,7 @@ mod tests {
         assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_SMALL_COUNT);
         // Larger ones are fewer.
         FREE.with(|free| free.borrow_mut().clear());
-        (0..2 * KEEP_COUNT).for_each(|_| keep_storage(Vec::with_capacity(KEEP_BYTES)));
+        (0..2 * KEEP_COUNT).for_each(|_| drop(Storage(Vec::with_capacity(KEEP_BYTES))));
         assert_eq!(FREE.with(|free| free.borrow().len()), KEEP_COUNT);
     }
 
@@ -422,7 +449,7 @@ mod tests {
     /// were large enough.
     #[test]
     fn small_messages_never_grow_storage() {
-        keep_storage(Vec::with_capacity(8));
+        drop(Storage(Vec::with_capacity(8)));
         for _ in 0..3 {
             let mut outs: Vec<_> = (0..8).map(|_| OutBuf::new()).collect();
             for out in &mut outs {

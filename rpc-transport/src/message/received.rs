@@ -13,23 +13,24 @@ use std::ops::Deref;
 
 use crate::memory::budget::{BudgetExhausted, Reservation};
 use crate::memory::region::Buffer;
-use crate::message::outgoing::{keep_storage, take_used};
+use crate::message::outgoing::{self, take_used};
 use crate::message::payload::Payload;
 use crate::message::payload_stream::PayloadStream;
 use crate::message::reply_slot::PeerSlot;
 
 enum Storage {
-    Private(Vec<u8>),
+    Private(outgoing::Storage),
     Lent(Buffer),
 }
 
 /// A received message. Dereferences to the bytes not yet consumed.
 pub struct Message {
+    // Boxed: most messages have none, and every message is moved around. The first field, so that a drop
+    // knows that it is empty.
+    beside: Option<Box<Beside>>,
     storage: Storage,
     start: usize,
     end: usize,
-    // Boxed: most messages have none, and every message is moved around.
-    beside: Option<Box<Beside>>,
 }
 
 /// Everything of a message except its head.
@@ -84,7 +85,7 @@ impl Message {
     /// The first `end` of private bytes.
     #[inline]
     fn within(bytes: Vec<u8>, end: usize) -> Self {
-        Self::new(Storage::Private(bytes), end)
+        Self::new(Storage::Private(bytes.into()), end)
     }
 
     /// Makes a message of private bytes, without a copy.
@@ -258,7 +259,7 @@ impl Message {
         match &mut self.storage {
             Storage::Private(bytes) if self.start == 0 => {
                 bytes.truncate(self.end);
-                std::mem::take(bytes)
+                std::mem::take(&mut **bytes)
             }
             _ => self.to_vec(),
         }
@@ -287,20 +288,10 @@ impl Deref for Message {
 impl Drop for Message {
     #[inline]
     fn drop(&mut self) {
-        match std::mem::replace(&mut self.storage, Storage::Private(Vec::new())) {
-            Storage::Private(bytes) => keep_storage(bytes),
-            Storage::Lent(buffer) => drop_lent(buffer),
-        }
         if let Some(beside) = self.beside.take() {
             drop_beside(beside);
         }
     }
-}
-
-// Not inlined, to keep `drop` small for the other messages.
-#[inline(never)]
-fn drop_lent(buffer: Buffer) {
-    drop(buffer);
 }
 
 #[cold]
