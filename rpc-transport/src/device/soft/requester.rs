@@ -7,7 +7,7 @@
 //! 1. WRs start in post order; one that waits keeps all later ones waiting (contract rule 1).
 //! 2. `in_flight` is in post order, and its `end` positions never decrease; it completes from the
 //!    front only.
-//! 3. Bytes on the wire may point into `in_flight` and `waiting` (a tcp wire gathers from there),
+//! 3. Bytes on the wire may point into `holds` and `waiting` (a tcp wire gathers from there),
 //!    so their memory is released only on completion, or after the wire has stopped using it.
 #![allow(unsafe_code, reason = "gathers from registered memory")]
 
@@ -86,8 +86,15 @@ struct InFlight {
     /// Position of the wire after the message: the message is accepted once the peer's position has
     /// reached it.
     end: u64,
-    held: Held,
     signaled: bool,
+    /// Its memory is the first of `Requester::holds` that no earlier one has.
+    holds: bool,
+}
+
+/// The memory of a WR on the wire. Apart, as most have none, so that they are short.
+#[derive(Debug)]
+struct Holding {
+    held: Held,
     /// Bytes that have arrived so far, for a READ whose answer is incomplete.
     reading: Option<u64>,
 }
@@ -134,6 +141,8 @@ pub(super) struct Requester {
     max_wr: u32,
     max_inline_bytes: u32,
     in_flight: VecDeque<InFlight>,
+    /// The memory of those in flight that have some, in the same order.
+    holds: VecDeque<Holding>,
     waiting: VecDeque<Waiting>,
     /// Unsignaled WRs that are done but keep their slots (contract rule 4).
     unreported: u32,
@@ -151,6 +160,7 @@ impl Requester {
             max_wr,
             max_inline_bytes,
             in_flight: VecDeque::new(),
+            holds: VecDeque::new(),
             waiting: VecDeque::new(),
             unreported: 0,
             signaled: 0,
@@ -209,7 +219,7 @@ impl Requester {
         }
         let Some(end) = wire.ring.push_send(bytes, signaled) else { return false };
         used.sends += 1;
-        self.fly(wr_id, end, Held::Nothing, signaled, false);
+        self.fly(wr_id, end, signaled);
         true
     }
 
@@ -255,7 +265,7 @@ impl Requester {
             return false;
         }
         let Ok(end) = wire.send_copied(Op::Send, flags, extension, pieces) else { return false };
-        self.fly(wr.wr_id, end, Held::Nothing, wr.signaled, false);
+        self.fly(wr.wr_id, end, wr.signaled);
         true
     }
 
@@ -273,16 +283,33 @@ impl Requester {
                 return false;
             }
         }
-        self.fly(wr_id, wire.position(), Held::Nothing, false, false);
+        self.fly(wr_id, wire.position(), false);
         true
     }
 
+    /// A WR without memory is on the wire.
     #[inline]
-    fn fly(&mut self, wr_id: u64, end: u64, held: Held, signaled: bool, reading: bool) {
+    fn fly(&mut self, wr_id: u64, end: u64, signaled: bool) {
         self.signaled += u32::from(signaled);
+        self.in_flight.push_back(InFlight { wr_id, end, signaled, holds: false });
+    }
+
+    /// A WR that waited is on the wire.
+    fn fly_held(&mut self, gone: Waiting, end: u64, reading: bool) {
+        self.signaled += u32::from(gone.signaled);
         self.reads += usize::from(reading);
-        let reading = reading.then_some(0);
-        self.in_flight.push_back(InFlight { wr_id, end, held, signaled, reading });
+        let (wr_id, signaled) = (gone.wr_id, gone.signaled);
+        self.in_flight.push_back(InFlight { wr_id, end, signaled, holds: true });
+        self.holds.push_back(Holding { held: gone.held, reading: reading.then_some(0) });
+    }
+
+    /// The memory of the WR that is the first in flight, or has just been.
+    #[inline]
+    fn take_held(&mut self, wr: &InFlight) -> Held {
+        if !wr.holds {
+            return Held::Nothing;
+        }
+        self.holds.pop_front().map_or(Held::Nothing, |holding| holding.held)
     }
 
     #[cold]
@@ -314,7 +341,7 @@ impl Requester {
                 Start::Failed(status) => return Err(status),
                 Start::Gone { end, reading } => {
                     let Some(gone) = self.waiting.pop_front() else { break };
-                    self.fly(gone.wr_id, end, gone.held, gone.signaled, reading);
+                    self.fly_held(gone, end, reading);
                 }
             }
         }
@@ -346,14 +373,21 @@ impl Requester {
         used: &mut Slots,
     ) -> Result<(), Status> {
         while let Some(front) = self.in_flight.front() {
-            if front.end > feedback.accepted || front.reading.is_some() {
+            let is_reading = |holding: &Holding| holding.reading.is_some();
+            if front.end > feedback.accepted
+                || front.holds && self.holds.front().is_some_and(is_reading)
+            {
                 break;
             }
             let Some(done) = self.in_flight.pop_front() else { break };
             if done.signaled {
                 self.signaled -= 1;
-                self.complete(done.wr_id, Status::Success, done.held, sink, used);
+                let held = self.take_held(&done);
+                self.complete(done.wr_id, Status::Success, held, sink, used);
             } else {
+                if done.holds {
+                    self.holds.pop_front();
+                }
                 self.unreported += 1;
             }
         }
@@ -394,7 +428,8 @@ impl Requester {
         let mut status = first.unwrap_or(Status::FlushError);
         (self.signaled, self.reads) = (0, 0);
         for wr in std::mem::take(&mut self.in_flight) {
-            self.complete(wr.wr_id, status, wr.held, sink, used);
+            let held = self.take_held(&wr);
+            self.complete(wr.wr_id, status, held, sink, used);
             status = Status::FlushError;
         }
         for wr in std::mem::take(&mut self.waiting) {
@@ -422,23 +457,23 @@ impl Requester {
 
     /// Where the next `len` bytes of the oldest incomplete READ go; `None` if no READ expects them.
     pub(super) fn read_target(&self, len: usize) -> Option<NonNull<u8>> {
-        let wr = self.in_flight.iter().find(|wr| wr.reading.is_some())?;
-        let got = wr.reading?;
-        if got.checked_add(len as u64)? > wr.held.len() {
+        let read = self.holds.iter().find(|holding| holding.reading.is_some())?;
+        let got = read.reading?;
+        if got.checked_add(len as u64)? > read.held.len() {
             return None;
         }
-        Some(wr.held.piece(got, len).base)
+        Some(read.held.piece(got, len).base)
     }
 
     /// Counts `len` bytes of the oldest incomplete READ as arrived. Returns `false` if the end of
     /// the answer is not the end of the READ.
     pub(super) fn read_arrived(&mut self, len: usize, last: bool) -> bool {
-        let Some(wr) = self.in_flight.iter_mut().find(|wr| wr.reading.is_some()) else {
+        let Some(read) = self.holds.iter_mut().find(|holding| holding.reading.is_some()) else {
             return false;
         };
-        let got = wr.reading.unwrap_or(0) + len as u64;
-        let complete = got == wr.held.len();
-        wr.reading = (!complete).then_some(got);
+        let got = read.reading.unwrap_or(0) + len as u64;
+        let complete = got == read.held.len();
+        read.reading = (!complete).then_some(got);
         self.reads -= usize::from(complete);
         complete == last
     }
