@@ -233,8 +233,11 @@ impl World {
     fn receive(&mut self, at: usize) {
         let end = &mut self.sides[at].end;
         let Some((imm, mut message)) = end.next_received() else { return };
-        match end.link.on_frame(self.now, imm, &mut message).expect("both links are correct") {
-            Inbound::Message => self.on_message(at, message),
+        match end.link.on_frame(self.now, imm, &message).expect("both links are correct") {
+            Inbound::Message { payload_at, slot } => {
+                message.advance(payload_at);
+                self.on_message(at, message.with_slot(slot));
+            }
             Inbound::Assembled(message) => self.on_message(at, message),
             _ => {}
         }

@@ -251,14 +251,15 @@ impl World {
         let [first, second] = &mut self.ends;
         let (end, peer) = if at == 0 { (first, second) } else { (second, first) };
         let Some((imm, mut message)) = end.next_received() else { return };
-        let inbound = locked(|| end.link.on_frame(self.now, imm, &mut message)).expect("legal");
+        let inbound = locked(|| end.link.on_frame(self.now, imm, &message)).expect("legal");
         // A RECV that the window needs no longer is gone at once.
         let fallen = end.link.take_fallen();
         end.recvs = end.recvs.checked_sub(fallen.into()).expect("RECVs that others may have taken");
         self.seen.fallen_windows += u64::from(fallen > 0);
         match inbound {
-            Inbound::Message => {
-                end.slots.extend(message.take_slot());
+            Inbound::Message { payload_at, slot } => {
+                message.advance(payload_at);
+                end.slots.extend(slot);
                 peer.oracle.on_delivered(&message, false);
             }
             Inbound::Assembled(mut message) => {

@@ -410,6 +410,23 @@ pub trait CompletionQueue: Send + fmt::Debug + Any {
     #[allow(clippy::result_large_err)]
     fn post_recv(&mut self, qp: QpHandle, wr: RecvWr) -> Result<(), (PostError, RecvWr)>;
 
+    /// Posts a list of RECVs. What was posted is taken out of the list. Default: one after the other.
+    ///
+    /// # Errors
+    /// [`PostError`]: RECVs from `posted` on were not posted and stay in the list.
+    fn post_recvs(&mut self, qp: QpHandle, wrs: &mut Vec<RecvWr>) -> Result<(), PostError> {
+        let count = wrs.len();
+        wrs.reverse();
+        while let Some(wr) = wrs.pop() {
+            if let Err((error, wr)) = self.post_recv(qp, wr) {
+                wrs.push(wr);
+                wrs.reverse();
+                return Err(PostError { posted: count - wrs.len(), kind: error.kind });
+            }
+        }
+        Ok(())
+    }
+
     /// Creates this CQ's shared receive queue (rule 22): for RECVs of this domain, at most
     /// `max_recv_wr` outstanding. It waits for the device, as creating a CQ does. Goes with the CQ, if
     /// it was not destroyed before. Takes the place of one that no QP uses, whose buffers are released as

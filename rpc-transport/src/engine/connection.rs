@@ -26,6 +26,7 @@
 mod deadlines;
 mod ending;
 mod queue_pair;
+mod receiving;
 mod recv_buffers;
 mod send_buffers;
 mod send_path;
@@ -35,7 +36,7 @@ mod window;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use self::ending::{cause_of, closed_by_peer};
+use self::ending::cause_of;
 pub(crate) use self::queue_pair::ConnectionQp;
 use self::queue_pair::{Phase, split_wr_id};
 pub(crate) use self::recv_buffers::{
@@ -45,9 +46,7 @@ pub(crate) use self::send_buffers::{FIRST as FIRST_SEND_BUFFERS, SendBuffers};
 pub(crate) use self::send_path::SendPath;
 pub(crate) use self::window::repost_shared;
 use crate::connect::error::CloseCause;
-use crate::device::{
-    Completion, CompletionKind, CompletionQueue, PeerIdentity, QpHandle, Ring, Status,
-};
+use crate::device::{Completion, CompletionQueue, PeerIdentity, QpHandle, Ring, Status};
 use crate::engine::deferred::Deferred;
 use crate::engine::growth::grow_arena;
 use crate::engine::upper::{Protocol, Revoke, Submission};
@@ -55,12 +54,9 @@ use crate::memory::budget::MemoryBudget;
 #[cfg(any(test, feature = "model"))]
 use crate::memory::region::BufferPool;
 use crate::memory::region::{Buffer, ProtectionDomain};
-use crate::message::received::Message;
 use crate::protocol::frame::CloseReason;
-use crate::protocol::link::{Inbound, Link, LinkMetrics, OnReturn, Revoked};
+use crate::protocol::link::{Link, LinkMetrics, OnReturn, Revoked};
 
-/// Messages up to this size are copied and their RECV is reposted at once, bytes.
-const COPY_OUT_BYTES: usize = 1024;
 /// An idle ack is sent when at least 1/`IDLE_ACK_FRACTION` of the window is owed.
 const IDLE_ACK_FRACTION: u32 = 4;
 
@@ -249,111 +245,6 @@ impl<P: Protocol> Connection<P> {
         queue_pair.post_recv(cq, buffer)
     }
 
-    pub(crate) fn on_recv_completion(
-        &mut self,
-        cq: &mut dyn CompletionQueue,
-        now: Instant,
-        completion: &mut Completion,
-    ) {
-        let Some(queue_pair) = &mut self.queue_pair else { return };
-        let Some(left) = queue_pair.posted_recv.checked_sub(1) else {
-            return self.on_overrun(cq, completion);
-        };
-        queue_pair.posted_recv = left;
-        let phase = queue_pair.phase;
-        let draining = matches!(phase, Phase::Draining { .. });
-        if draining {
-            return self.return_recv(cq, completion.buffer.take());
-        }
-        let Some(buffer) = completion.buffer.take() else { return };
-        if completion.status != Status::Success {
-            self.return_recv(cq, Some(buffer));
-            let vendor_error = cq.vendor_error(completion.qp);
-            let cause = cause_of(completion, vendor_error, self.poster.is_told_of_errors());
-            self.fail(cq, &cause);
-            return;
-        }
-        if phase == Phase::Closing {
-            return self.return_recv(cq, Some(buffer));
-        }
-        let len = completion.byte_len as usize;
-        if completion.kind == CompletionKind::RecvWrite || len > buffer.len() {
-            // An incoming write's length is not the length of a message in the buffer.
-            self.return_recv(cq, Some(buffer));
-            self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
-            return;
-        }
-        let (message, free) = copy_or_lend(queue_pair, buffer, len);
-        if let Some(earlier) = queue_pair.spare.replace(free)
-            && let Err(cause) = self.repost(cq, earlier)
-        {
-            self.fail(cq, &cause);
-            return;
-        }
-        let mut done = self.on_frame(now, completion.imm, message);
-        if done.is_ok() && self.link.as_ref().is_some_and(Link::has_window_news) {
-            done = self.on_window_news(cq);
-        }
-        if let Err(cause) = done {
-            self.fail(cq, &cause);
-        }
-    }
-
-    /// Posts the RECV whose repost was delayed.
-    pub(crate) fn post_spare(&mut self, cq: &mut dyn CompletionQueue) {
-        let Some(buffer) = self.queue_pair.as_mut().and_then(|queue_pair| queue_pair.spare.take())
-        else {
-            return;
-        };
-        if let Err(cause) = self.repost(cq, buffer) {
-            self.fail(cq, &cause);
-        }
-    }
-
-    /// Posts a RECV again, unless its window has fallen.
-    #[inline]
-    fn repost(&mut self, cq: &mut dyn CompletionQueue, buffer: Buffer) -> Result<(), CloseCause> {
-        let Some(queue_pair) = &mut self.queue_pair else { return Ok(()) };
-        if queue_pair.recv_buffers.is_settling() {
-            return self.settle(cq, buffer);
-        }
-        queue_pair.post_recv(cq, buffer)
-    }
-
-    /// A frame has arrived, and all RECVs of the window are posted (credit rule 2).
-    #[inline]
-    fn on_frame(
-        &mut self,
-        now: Instant,
-        imm: Option<u32>,
-        mut message: Message,
-    ) -> Result<(), CloseCause> {
-        debug_assert!(
-            self.queue_pair
-                .as_ref()
-                .is_none_or(|queue_pair| queue_pair.posted_recv >= queue_pair.window_recv),
-            "a RECV of the window is not posted"
-        );
-        let Some(link) = &mut self.link else {
-            return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
-        };
-        let inbound = link
-            .on_frame(now, imm, &mut message)
-            .map_err(|error| CloseCause::Protocol(error.to_string().into()))?;
-        while let Some(reader) = link.take_reader() {
-            self.deferred.push(Deferred::Wake(reader));
-        }
-        take_freed(link, &mut self.deferred);
-        match inbound {
-            Inbound::None => return Ok(()),
-            Inbound::Message => {}
-            Inbound::Assembled(whole) => message = whole,
-            Inbound::Closed(reason) => return Err(closed_by_peer(&reason)),
-        }
-        self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
-            .map_err(CloseCause::Protocol)
-    }
-
     pub(crate) fn on_send_completion(
         &mut self,
         cq: &mut dyn CompletionQueue,
@@ -465,7 +356,7 @@ impl<P: Protocol> Connection<P> {
             is_clear &= !queue_pair.send_buffers.are_out();
             if is_clear && let Some(stamped) = link.stamp_now(lane, &mut frame) {
                 let ring = if has_more { Ring::WithNext } else { ring };
-                self.poster.post_whole(cq, queue_pair, frame, stamped, ring)?;
+                self.poster.post_whole(cq, queue_pair, &frame, stamped, ring)?;
                 (posted, sent_small) = (true, true);
                 continue;
             }
@@ -566,15 +457,4 @@ fn take_freed(link: &mut Link, deferred: &mut Vec<Deferred>) {
     while let Some(_freed) = link.take_freed() {
         deferred.push(Deferred::Freed { _freed });
     }
-}
-
-/// Copies a small message, or lends its buffer if another one can be posted in its place.
-#[inline]
-fn copy_or_lend(queue_pair: &ConnectionQp, buffer: Buffer, len: usize) -> (Message, Buffer) {
-    if len > COPY_OUT_BYTES
-        && let Some(spare) = queue_pair.recv_buffers.take_spare()
-    {
-        return (Message::lent(buffer, len), spare);
-    }
-    (Message::copied(&buffer[..len]), buffer)
 }

@@ -5,7 +5,8 @@
 //! code under the lock: such work leaves as actions of the [`Protocol`].
 //!
 //! Invariants:
-//! 1. A RECV is reposted before the frame that it carried is counted (credit rule 2).
+//! 1. The RECVs of a run of messages are reposted before anything is sent that may carry their credits
+//!    (credit rule 2).
 //! 2. A connection whose state changed is on the dirty list until it has been pumped, and the lock
 //!    is never released while the list is non-empty. One exception: where pumping would only
 //!    collect actions, they are collected directly.

@@ -19,8 +19,8 @@
 //!   message needs, is signaled: otherwise no completion would ever free the SQ. (Signaling only
 //!   the WR that takes the last slot is not enough: with one slot left, a message of two waits for
 //!   ever.)
-//! - **Rule 2** data received: repost, then [`Credits::on_data`], then transmit.
-//! - **Rule 3** Ack received: repost, then [`Credits::on_ack`], then transmit.
+//! - **Rule 2** data received: repost and [`Credits::on_data`], then transmit.
+//! - **Rule 3** Ack received: repost and [`Credits::on_ack`], then transmit.
 //! - **Rule 4** send completion: [`Credits::on_send_completion`], then transmit.
 //! - **Rule 5** transmit: queued messages first, as their headers carry grants at no cost; then
 //!   [`Credits::poll_ack`].
@@ -315,8 +315,8 @@ impl Credits {
 
     /// Rule 2: a data message with this grant in its header was received.
     ///
-    /// Call it *after* the RECV was reposted: the credit counted here may leave with the next
-    /// message, and the peer may spend it at once. Then transmit (rule 5).
+    /// Transmit (rule 5) only *after* the RECV was reposted: the credit counted here may leave with the
+    /// next message, and the peer may spend it at once.
     ///
     /// # Errors
     /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.
@@ -332,7 +332,7 @@ impl Credits {
         Ok(())
     }
 
-    /// Rule 3: an Ack was received. Call it *after* the RECV was reposted, then transmit (rule 5).
+    /// Rule 3: an Ack was received. Transmit (rule 5) *after* the RECV was reposted.
     ///
     /// # Errors
     /// A [`CreditError`] if the peer broke a rule; the counters are unchanged.

@@ -8,8 +8,9 @@
 //!
 //! How to drive it, per connection and under one lock:
 //!
-//! 1. *Received.* Repost the RECV **first** (credit rule 2: the credit counted here may leave with
-//!    the next frame and be spent at once), then [`Link::on_frame`], in the order of completions.
+//! 1. *Received.* [`Link::on_frame`], in the order of completions, and **before** anything is transmitted
+//!    repost the RECVs (credit rule 2: the credits counted here may leave with the next frame and be
+//!    spent at once).
 //! 2. *Sent.* [`Link::on_send_completion`] for the token of every *signaled* WR that completes.
 //! 3. *Transmit.* After any of these, and after [`Link::submit`], [`Link::revoke`], [`Link::close`]
 //!    and [`Link::on_timeout`]: call [`Link::poll_transmit`] until it gives `None`. Every
@@ -66,7 +67,6 @@ pub use self::transmit::{FrameBytes, RemoteWrite, Transmit};
 use crate::device::Traffic;
 use crate::memory::budget::MemoryBudget;
 use crate::message::outgoing::OutBuf;
-use crate::message::received::Message;
 use crate::protocol::config::LinkConfig;
 use crate::protocol::credit::{Credits, SendQueueMark, Stamp, WindowError};
 use crate::protocol::error::ProtocolError;
@@ -320,11 +320,8 @@ impl Link {
         self.bulk_window.on_send_completion(mark);
     }
 
-    /// A frame was received, and its RECV **has been reposted**. `imm` is the immediate of its
-    /// completion. Then transmit.
-    ///
-    /// For [`Inbound::Message`], `message` now is the payload, in place; in all other cases it may
-    /// be dropped.
+    /// A frame was received. `imm` is the immediate of its completion. Then transmit, once its RECV
+    /// **has been reposted**.
     ///
     /// # Errors
     /// [`ProtocolError`]: the peer broke a rule; close the connection.
@@ -333,39 +330,44 @@ impl Link {
         &mut self,
         now: Instant,
         imm: Option<u32>,
-        message: &mut Message,
+        bytes: &[u8],
     ) -> Result<Inbound, ProtocolError> {
-        let (frame, payload_at) = frame::parse(message, imm, self.features)?;
+        let (frame, payload_at) = frame::parse(bytes, imm, self.features)?;
         if self.peer_closed {
             return Err(ProtocolError::AfterClose(frame.kind()));
         }
         self.keep_alive.on_received(now);
         if let Frame::Data(grant) = frame {
             self.credits.on_data(grant)?;
-            message.advance(payload_at);
-            return Ok(Inbound::Message);
+            return Ok(Inbound::Message { payload_at, slot: None });
         }
-        if let Frame::Blocks(grant, blocks) | Frame::Release(grant, blocks) = &frame {
-            self.credits.on_data(*grant)?;
-            let inbound = self.on_blocks(now, blocks, &message[payload_at..])?;
-            if frame.kind() == Kind::Release || blocks.segment.is_some() {
-                return Ok(inbound);
-            }
-            message.advance(payload_at);
-            let slot = self.arenas.as_mut().and_then(|arenas| arenas.arrived.take());
-            if slot.is_some() {
-                *message = std::mem::take(message).with_slot(slot);
-            }
-            return Ok(Inbound::Message);
-        }
-        self.on_other_frame(frame, &message[payload_at..])
+        self.on_other_frame(now, frame, &bytes[payload_at..], payload_at)
     }
 
-    fn on_other_frame(&mut self, frame: Frame, payload: &[u8]) -> Result<Inbound, ProtocolError> {
+    #[inline(never)]
+    fn on_other_frame(
+        &mut self,
+        now: Instant,
+        frame: Frame,
+        payload: &[u8],
+        payload_at: usize,
+    ) -> Result<Inbound, ProtocolError> {
         match frame {
-            // `on_frame` has handled these.
-            Frame::Blocks(..) | Frame::Release(..) => {}
+            // `on_frame` has handled it.
             Frame::Data(grant) => self.credits.on_data(grant)?,
+            Frame::Release(grant, blocks) => {
+                self.credits.on_data(grant)?;
+                return self.on_blocks(now, &blocks, payload);
+            }
+            Frame::Blocks(grant, blocks) => {
+                self.credits.on_data(grant)?;
+                let inbound = self.on_blocks(now, &blocks, payload)?;
+                if blocks.segment.is_some() {
+                    return Ok(inbound);
+                }
+                let slot = self.arenas.as_mut().and_then(|arenas| arenas.arrived.take());
+                return Ok(Inbound::Message { payload_at, slot });
+            }
             Frame::Segment(grant, segment) => {
                 self.credits.on_data(grant)?;
                 let outcome = self.assembly.on_segment(segment, payload)?;

@@ -40,6 +40,7 @@ macro_rules! conformance {
                 rule09_s61_s84_rnr
                 rule10_too_long
                 rule12_bounded_queues
+                rule12_of_a_list_of_recvs_what_does_not_fit_stays
                 rule12_s33_what_does_not_fit_is_refused
                 rule13_s37_bounded_cq
                 rule14_buffers_come_back

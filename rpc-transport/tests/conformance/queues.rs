@@ -283,6 +283,28 @@ pub(crate) fn rule12_bounded_queues(fixture: &dyn Fixture) {
     assert_eq!((error.posted, error.kind, wr.wr_id), (0, PostErrorKind::QueueFull(3), 9));
 }
 
+pub(crate) fn rule12_of_a_list_of_recvs_what_does_not_fit_stays(fixture: &dyn Fixture) {
+    let mut pair = Pair::with(fixture, Options { recvs: 5, posted: 2, ..Options::default() });
+    let taken = std::iter::from_fn(|| pair.server.recv_pool.take());
+    let mut wrs: Vec<_> =
+        (2..7).zip(taken).map(|(wr_id, buffer)| RecvWr { wr_id, buffer }).collect();
+    let (qp, free) = (pair.server.qp, pair.server.recv_pool.free_count());
+    let error = pair.server.cq.post_recvs(qp, &mut wrs).unwrap_err();
+    assert_eq!((error.posted, error.kind), (3, PostErrorKind::QueueFull(5)));
+    assert_eq!(wrs.iter().map(|wr| wr.wr_id).collect::<Vec<_>>(), [5, 6]);
+    // Those before it are posted, in order and behind the earlier ones.
+    for wr_id in 0..5 {
+        pair.client.send(wr_id, &[wr_id as u8; 9]);
+        let received = pair.next_recv(Server);
+        assert_eq!((received.wr_id, payload(&received)), (wr_id, &[wr_id as u8; 9][..]));
+    }
+    pair.server.cq.post_recvs(qp, &mut wrs).unwrap();
+    assert!(wrs.is_empty());
+    assert_eq!(pair.server.recv_pool.free_count(), free + 5, "what is posted is kept");
+    pair.client.send(9, b"once more");
+    assert_eq!(pair.next_recv(Server).wr_id, 5);
+}
+
 pub(crate) fn rule12_s33_what_does_not_fit_is_refused(fixture: &dyn Fixture) {
     let mut pair = Pair::new(fixture);
     let qp = pair.client.qp;

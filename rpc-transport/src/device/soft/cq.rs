@@ -280,9 +280,7 @@ impl SoftCompletionQueue {
         for index in &self.bells {
             if let Some(qp) = self.entries[*index as usize].qp.as_deref_mut() {
                 qp.notify_listed = false;
-                if qp.notify() && !std::mem::replace(&mut qp.hot, true) {
-                    self.hot.push(*index);
-                }
+                notify(qp, &mut self.hot);
             }
         }
         self.bells.clear();
@@ -319,6 +317,14 @@ impl SoftCompletionQueue {
 fn is_overdue(qp: &QueuePair, clock: u64, count: usize) -> bool {
     let cost = if qp.is_costly() { COSTLY } else { 1 };
     (clock - qp.last_active) * cost * count as u64 > QUIET_VISITS
+}
+
+/// Rings the doorbell of a QP's peer, if that has armed. To be called after a fence.
+#[inline]
+fn notify(qp: &mut QueuePair, hot: &mut Vec<u32>) {
+    if qp.notify() && !std::mem::replace(&mut qp.hot, true) {
+        hot.push(qp.handle().index);
+    }
 }
 
 #[inline]
@@ -448,6 +454,12 @@ impl CompletionQueue for SoftCompletionQueue {
         if let Some(qp) = find(&mut self.entries, handle)
             && qp.post_small(wr_id, signaled, bytes)
         {
+            if ring == Ring::Now && self.bells.is_empty() {
+                // It is the whole batch.
+                fence(Ordering::SeqCst);
+                notify(qp, &mut self.hot);
+                return Ok(());
+            }
             if !std::mem::replace(&mut qp.notify_listed, true) {
                 self.bells.push(handle.index);
             }
@@ -473,6 +485,18 @@ impl CompletionQueue for SoftCompletionQueue {
             self.with_qp(qp, QueuePair::flush_recvs);
         }
         Ok(())
+    }
+
+    fn post_recvs(&mut self, qp: QpHandle, wrs: &mut Vec<RecvWr>) -> Result<(), PostError> {
+        let count = wrs.len();
+        let Some(found) = find(&mut self.entries, qp) else {
+            return Err(PostError { posted: 0, kind: PostErrorKind::UnknownQp });
+        };
+        let posted = found.post_recvs(wrs);
+        if found.state() == QpState::Error {
+            self.with_qp(qp, QueuePair::flush_recvs);
+        }
+        posted.map_err(|kind| PostError { posted: count - wrs.len(), kind })
     }
 
     fn create_srq(&mut self, pd: &ProtectionDomain, max_recv_wr: u32) -> Result<(), ProviderError> {

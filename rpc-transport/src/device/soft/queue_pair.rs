@@ -223,6 +223,12 @@ impl QueuePair {
             .map_err(|(max, wr)| (PostErrorKind::QueueFull(max), wr))
     }
 
+    /// Posts a list of RECVs, as far as the RQ has room.
+    #[inline]
+    pub(super) fn post_recvs(&mut self, wrs: &mut Vec<RecvWr>) -> Result<(), PostErrorKind> {
+        self.responder.post_all(wrs, &mut self.used).map_err(PostErrorKind::QueueFull)
+    }
+
     /// Flushes RECVs posted in ERR.
     #[cold]
     pub(super) fn flush_recvs(&mut self, sink: &mut Sink<'_>) {

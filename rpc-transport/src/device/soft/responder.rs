@@ -82,6 +82,17 @@ impl Responder {
         Ok(())
     }
 
+    /// Takes RECVs out of a list until that is empty, or the RQ is full: then the error is its size.
+    #[inline]
+    pub(super) fn post_all(&mut self, wrs: &mut Vec<RecvWr>, used: &mut Slots) -> Result<(), u32> {
+        let room = self.max_wr - used.recvs;
+        let count = u32::try_from(wrs.len()).unwrap_or(u32::MAX).min(room);
+        used.recvs += count;
+        let domain = self.domain.id();
+        self.recvs.extend(wrs.drain(..count as usize).map(|wr| Posted::new(wr, domain)));
+        if wrs.is_empty() { Ok(()) } else { Err(self.max_wr) }
+    }
+
     /// Gives the pages behind posted RECVs back to the operating system. A message takes the next RECV
     /// in post order, so that short ones after each other would come to write to all of them.
     pub(super) fn rest(&mut self) {
@@ -262,42 +273,41 @@ impl Responder {
     ) {
         let payload = head.payload_bytes();
         let last = head.flags.contains(Flags::LAST);
-        match (&mut self.message, head.op) {
+        let received = match (&mut self.message, head.op) {
             (Message::Send { filled }, Op::Send) => {
                 *filled += payload;
-                let filled = *filled;
-                if last {
-                    self.message = Message::None;
-                    let imm = match extension {
-                        Extension::Word(imm) => Some(imm),
-                        _ => None,
-                    };
-                    self.received(CompletionKind::Recv, filled as u64, imm, sink, used);
-                }
+                let imm = match extension {
+                    Extension::Word(imm) => Some(imm),
+                    _ => None,
+                };
+                last.then_some((CompletionKind::Recv, *filled as u64, imm))
             }
             (Message::Write { at, left, total, imm, .. }, Op::Write) => {
                 *at += payload;
                 *left -= payload as u64;
                 let (total, imm) = (*total, *imm);
-                if last {
+                if last && imm.is_none() {
                     self.message = Message::None;
-                    if imm.is_some() {
-                        self.received(CompletionKind::RecvWrite, total, imm, sink, used);
-                    }
                 }
+                (last && imm.is_some()).then_some((CompletionKind::RecvWrite, total, imm))
             }
-            (Message::None, Op::Placed) => {
-                if let Extension::Span(span) = extension {
-                    let kind = CompletionKind::RecvWrite;
-                    self.received(kind, span.len, Some(span.aux), sink, used);
+            (Message::None, Op::Placed) => match extension {
+                Extension::Span(span) => {
+                    Some((CompletionKind::RecvWrite, span.len, Some(span.aux)))
                 }
-            }
-            _ => {}
+                _ => None,
+            },
+            _ => None,
+        };
+        if let Some((kind, len, imm)) = received {
+            self.message = Message::None;
+            self.received(kind, len, imm, sink, used);
         }
     }
 
     /// Completes the RECV at the front.
-    #[inline]
+    // Always inlined, so that the completion of a message in one packet is built in its final place.
+    #[inline(always)]
     fn received(
         &mut self,
         kind: CompletionKind,

@@ -154,6 +154,19 @@ impl ConnectionQp {
         Ok(())
     }
 
+    /// Posts a list of RECVs.
+    #[inline]
+    pub(super) fn post_recvs(
+        &mut self,
+        cq: &mut dyn CompletionQueue,
+        wrs: &mut Vec<RecvWr>,
+    ) -> Result<(), CloseCause> {
+        let count = wrs.len();
+        let posted = cq.post_recvs(self.qp, wrs);
+        self.posted_recv += u32::try_from(count - wrs.len()).unwrap_or(u32::MAX);
+        posted.map_err(|error| refused(&error))
+    }
+
     /// `count` WRs have been posted.
     #[inline]
     pub(super) fn on_posted(&mut self, count: usize) {

@@ -110,15 +110,16 @@ impl SendPath {
         &mut self,
         cq: &mut dyn CompletionQueue,
         queue_pair: &mut ConnectionQp,
-        message: OutBuf,
+        message: &OutBuf,
         stamped: Stamped,
         ring: Ring,
     ) -> Result<(), CloseCause> {
         if message.len() > queue_pair.max_inline_bytes {
-            return self.post(cq, queue_pair, stamped.transmit(message));
+            let wr = self.send(queue_pair, (message, &[]), None, stamped, 1)?;
+            return post_all(cq, queue_pair, &mut [wr]);
         }
         let wr_id = wr_id(queue_pair, 1) | stamped.token;
-        match cq.post_send_inline(queue_pair.qp, wr_id, stamped.signaled, &message, ring) {
+        match cq.post_send_inline(queue_pair.qp, wr_id, stamped.signaled, message, ring) {
             Ok(()) => {
                 queue_pair.on_posted(1);
                 Ok(())
@@ -135,15 +136,28 @@ impl SendPath {
         transmit: &'a Transmit<'_>,
         ahead: usize,
     ) -> Result<SendWr<'a>, CloseCause> {
-        let op = transmit.imm.map_or(SendOp::Send, SendOp::SendWithImm);
-        let (first, second) = transmit.frame.parts();
-        let (source, is_last) = if first.len() + second.len() <= queue_pair.max_inline_bytes {
-            (Source::InlineGather(first, second), false)
+        let stamped = Stamped { signaled: transmit.signaled, token: transmit.token };
+        self.send(queue_pair, transmit.frame.parts(), transmit.imm, stamped, ahead)
+    }
+
+    /// The WR of the bytes of a frame, `ahead` WRs from now.
+    #[inline]
+    fn send<'a>(
+        &self,
+        queue_pair: &mut ConnectionQp,
+        parts: (&'a [u8], &'a [u8]),
+        imm: Option<u32>,
+        stamped: Stamped,
+        ahead: usize,
+    ) -> Result<SendWr<'a>, CloseCause> {
+        let op = imm.map_or(SendOp::Send, SendOp::SendWithImm);
+        let (source, is_last) = if parts.0.len() + parts.1.len() <= queue_pair.max_inline_bytes {
+            (Source::InlineGather(parts.0, parts.1), false)
         } else {
-            buffered(&self.domain, queue_pair, &transmit.frame)?
+            buffered(&self.domain, queue_pair, parts)?
         };
-        let wr_id = wr_id(queue_pair, ahead) | transmit.token;
-        Ok(SendWr { wr_id, op, signaled: transmit.signaled | is_last, source })
+        let wr_id = wr_id(queue_pair, ahead) | stamped.token;
+        Ok(SendWr { wr_id, op, signaled: stamped.signaled | is_last, source })
     }
 
     #[cold]
@@ -271,15 +285,14 @@ fn post_all(
 fn buffered<'a>(
     domain: &ProtectionDomain,
     queue_pair: &mut ConnectionQp,
-    frame: &FrameBytes<'_>,
+    (first, second): (&[u8], &[u8]),
 ) -> Result<(Source<'a>, bool), CloseCause> {
     let taken = queue_pair.send_buffers.take(domain);
     let (mut buffer, is_last) = taken.map_err(|error| failed(&error))?;
-    let (first, second) = frame.parts();
     buffer[..first.len()].copy_from_slice(first);
     buffer[first.len()..first.len() + second.len()].copy_from_slice(second);
     let text = |error: std::num::TryFromIntError| CloseCause::Device(error.to_string().into());
-    let len = u32::try_from(frame.len()).map_err(text)?;
+    let len = u32::try_from(first.len() + second.len()).map_err(text)?;
     Ok((Source::Buffer { buffer, start: 0, len }, is_last))
 }
 

@@ -21,7 +21,7 @@ use super::WakeList;
 use super::caller_polling::CallerPolling;
 use super::leader::Lead;
 use crate::connect::error::CloseCause;
-use crate::device::{Completion, CompletionQueue, QpHandle, Ring};
+use crate::device::{Completion, CompletionQueue, QpHandle, RecvWr, Ring};
 use crate::engine::clock;
 use crate::engine::connection::{Connection, OwnSilence};
 use crate::engine::connection_key::ConnectionKey;
@@ -62,6 +62,8 @@ pub struct State<P: Protocol> {
     generation: u32,
     by_qp: Vec<u32>,
     completions: Vec<Completion>,
+    /// RECVs to be posted again when the run of completions at hand is handled; empty otherwise.
+    reposts: Vec<RecvWr>,
     quiet_polls: u32,
     // Events must be polled soon, though completions keep coming.
     events_due: bool,
@@ -115,6 +117,7 @@ impl<P: Protocol> State<P> {
             generation: 0,
             by_qp: Vec::new(),
             completions: Vec::new(),
+            reposts: Vec::new(),
             quiet_polls: 0,
             events_due: false,
             dirty: Vec::new(),

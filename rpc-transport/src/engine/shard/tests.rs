@@ -381,7 +381,7 @@ async fn a_send_that_fails_here_means_a_lost_peer_where_no_error_of_the_peers_is
         if kind == send {
             connection.on_send_completion(cq, &failed);
         } else {
-            connection.on_recv_completion(cq, Instant::now(), &mut failed);
+            connection.on_recv_completion(cq, Instant::now(), &mut failed, &mut Vec::new());
         }
         let told = connection.cause().expect("it has ended").to_string();
         assert!(told.starts_with(cause), "case {number}: {told}");

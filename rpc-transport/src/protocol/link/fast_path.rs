@@ -1,10 +1,10 @@
 //! Fast paths: see that there is nothing to send, and send a small message when nothing is queued,
-//! without building a [`Transmit`].
+//! without building a [`Transmit`](super::Transmit).
 //!
 //! Each has the same effect as the slow path in [`link`](super); the invariants are those of that
 //! module.
 
-use super::{FrameBytes, Lane, Link, Transmit};
+use super::{Lane, Link};
 use crate::message::outgoing::OutBuf;
 use crate::protocol::credit::Stamp;
 use crate::protocol::frame::SLOT_BLOCK_BYTES;
@@ -17,14 +17,6 @@ pub(crate) struct Stamped {
     pub(crate) signaled: bool,
     /// For [`Link::on_send_completion`].
     pub(crate) token: u64,
-}
-
-impl Stamped {
-    /// The same as a [`Transmit`].
-    pub(crate) fn transmit<'a>(self, message: OutBuf) -> Transmit<'a> {
-        let (Self { signaled, token }, frame) = (self, FrameBytes::Message(message));
-        Transmit { writes: Vec::new(), frame, imm: None, signaled, token }
-    }
 }
 
 impl Link {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::message::outgoing::OutBuf;
 use crate::message::received::Message;
-use crate::message::reply_slot::SlotOffer;
+use crate::message::reply_slot::{PeerSlot, SlotOffer};
 use crate::protocol::frame::CloseReason;
 
 /// The result of revoking a message. `M` is the message, or `()` for a caller that must not hold
@@ -54,8 +54,13 @@ pub enum Freed {
 pub enum Inbound {
     /// Nothing for the session.
     None,
-    /// The frame is a whole message; the received buffer was advanced past its header.
-    Message,
+    /// The frame is a whole message.
+    Message {
+        /// Where it begins in the frame, behind the header.
+        payload_at: usize,
+        /// Memory that its sender offers for the answer.
+        slot: Option<PeerSlot>,
+    },
     /// A message put together from segments.
     Assembled(Message),
     /// The peer sent Close; any further frame from it is an error.

@@ -73,10 +73,11 @@ impl Pair {
 
     fn receive(&mut self, end: usize) -> Option<Inbound> {
         let (imm, bytes) = self.wires[end].pop_front()?;
-        let mut message = Message::copied(&bytes);
-        let inbound = self.ends[end].on_frame(self.now, imm, &mut message).unwrap();
+        let inbound = self.ends[end].on_frame(self.now, imm, &bytes).unwrap();
         match &inbound {
-            Inbound::Message => self.delivered[end].push(message.to_vec()),
+            Inbound::Message { payload_at, .. } => {
+                self.delivered[end].push(bytes[*payload_at..].to_vec());
+            }
             Inbound::Assembled(message) => {
                 self.delivered[end].push(message.to_vec());
                 self.tails[end].extend(message.tail().cloned());
@@ -233,7 +234,16 @@ fn a_message_that_leaves_at_once_leaves_as_a_queued_one_would() {
         let (mut whole, mut found) = (message(), Vec::new());
         let stamped = if direct.is_clear() { direct.stamp_now(lane, &mut whole) } else { None };
         match stamped {
-            Some(stamped) => found.push(posted(stamped.transmit(whole))),
+            Some(Stamped { signaled, token }) => {
+                let frame = FrameBytes::Message(whole);
+                found.push(posted(Transmit {
+                    writes: Vec::new(),
+                    frame,
+                    imm: None,
+                    signaled,
+                    token,
+                }));
+            }
             None => direct.submit(lane, tag, whole).unwrap(),
         }
         at_once += found.len();
@@ -249,7 +259,7 @@ fn a_message_that_leaves_at_once_leaves_as_a_queued_one_would() {
                 link.on_send_completion(u64::from(counters.posted.to_bits()));
                 let data = config.window().data - counters.data_credits;
                 let ack = frame::header(Kind::Ack, Grant { data, ack: 0 });
-                let inbound = link.on_frame(now, None, &mut Message::copied(&ack)).unwrap();
+                let inbound = link.on_frame(now, None, &ack).unwrap();
                 assert!(matches!(inbound, Inbound::None));
             }
         }
@@ -302,7 +312,7 @@ fn an_ack_needs_no_immediate() {
     let mut end = Link::new(&config, &offer.agree_as_server(&offer).unwrap(), now).unwrap();
     let data = frame::header(Kind::Data, Default::default());
     for _ in 0..5 {
-        let _message = end.on_frame(now, None, &mut Message::copied(&data)).unwrap();
+        let _message = end.on_frame(now, None, &data).unwrap();
     }
     let ack = end.poll_transmit().unwrap();
     assert_eq!(ack.imm, None);
@@ -451,13 +461,13 @@ fn close_needs_no_credit_and_is_the_last_frame() {
     assert_eq!(pair.ends[0].in_flight(), 0);
     assert_eq!(pair.ends[0].next_deadline(), None);
     for _ in 0..8 {
-        assert!(matches!(pair.receive(1), Some(Inbound::Message)));
+        assert!(matches!(pair.receive(1), Some(Inbound::Message { .. })));
     }
     let Some(Inbound::Closed(reason)) = pair.receive(1) else { panic!("not closed") };
     assert_eq!(reason, CloseReason::new(CloseCode::ShuttingDown, "bye"));
     assert!(matches!(pair.ends[0].revoke(19), Revoked::Whole(_)));
-    let mut late = Message::copied(&frame::header(Kind::Ping, Default::default()));
-    let error = pair.ends[1].on_frame(pair.now, None, &mut late).unwrap_err();
+    let late = frame::header(Kind::Ping, Default::default());
+    let error = pair.ends[1].on_frame(pair.now, None, &late).unwrap_err();
     assert_eq!(error, ProtocolError::AfterClose(Kind::Ping));
 }
 
@@ -467,7 +477,7 @@ fn refusal(frames: &[&[u8]]) -> ProtocolError {
     let config = small_config().max_message_bytes(1000);
     let mut end = link(&config, &config, now);
     for bytes in frames {
-        if let Err(error) = end.on_frame(now, None, &mut Message::copied(bytes)) {
+        if let Err(error) = end.on_frame(now, None, bytes) {
             return error;
         }
     }
@@ -578,7 +588,7 @@ proptest! {
             };
             bytes.extend_from_slice(&random[..if what == 7 { 0 } else { len }]);
             let imm = (kind == Kind::Ack).then_some(grant.to_imm());
-            if let Err(error) = end.on_frame(now, imm, &mut Message::copied(&bytes)) {
+            if let Err(error) = end.on_frame(now, imm, &bytes) {
                 prop_assert!(!error.to_string().is_empty());
                 break;
             }

@@ -97,10 +97,12 @@ impl<P: Protocol> State<P> {
         shared.has_room(count)
     }
 
-    /// Drops completions that a panic left in the list. They belong to connections that have ended.
+    /// Drops completions and reposts that a panic left in the lists. They belong to connections that
+    /// have ended.
     #[cold]
     fn forget_completions(&mut self) {
         self.completions.clear();
+        self.reposts.clear();
     }
 
     /// Whether the peer needs this thread's core to answer.
@@ -155,7 +157,7 @@ impl<P: Protocol> State<P> {
     /// Reposts the RECV of a connection whose repost was delayed.
     fn post_spare(&mut self, index: u32) {
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
-        connection.post_spare(&mut *self.cq);
+        connection.post_spare(&mut *self.cq, &mut self.reposts);
         // Posting may have failed and ended the connection.
         if connection.cause().is_some() {
             self.mark_dirty(index);
@@ -251,10 +253,14 @@ impl<P: Protocol> State<P> {
             match completion.kind {
                 CompletionKind::Send => connection.on_send_completion(&mut *self.cq, completion),
                 CompletionKind::Recv | CompletionKind::RecvWrite => {
-                    connection.on_recv_completion(&mut *self.cq, self.now, completion);
+                    let (cq, reposts) = (&mut *self.cq, &mut self.reposts);
+                    connection.on_recv_completion(cq, self.now, completion, reposts);
                     has_received = true;
                 }
             }
+        }
+        if has_received {
+            connection.end_run(&mut *self.cq, &mut self.reposts);
         }
         if is_alone && has_received && connection.is_settled() {
             let key = ConnectionKey { index, generation: connection.generation };

@@ -49,7 +49,7 @@ fn frame(kind: Kind, blocks: &Blocks, payload: &[u8]) -> Vec<u8> {
 }
 
 fn receive(end: &mut Link, bytes: &[u8]) -> Result<Inbound, ProtocolError> {
-    let result = end.on_frame(Instant::now(), None, &mut Message::copied(bytes));
+    let result = end.on_frame(Instant::now(), None, bytes);
     while end.poll_transmit().is_some() {}
     result
 }
@@ -280,7 +280,7 @@ fn a_peer_that_never_releases_keeps_large_messages_waiting_and_nothing_else() {
 
 fn receive_ack(end: &mut Link, grant: Grant) {
     let ack = frame::header(Kind::Data, grant);
-    let _data = end.on_frame(Instant::now(), None, &mut Message::copied(&ack)).unwrap();
+    let _data = end.on_frame(Instant::now(), None, &ack).unwrap();
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn flooded(
 ) -> Option<ProtocolError> {
     for round in 0..rounds {
         for bytes in frames(round) {
-            let result = end.on_frame(Instant::now(), None, &mut Message::copied(&bytes));
+            let result = end.on_frame(Instant::now(), None, &bytes);
             while let Some(transmit) = end.poll_transmit() {
                 let (signaled, token) = (transmit.signaled, transmit.token);
                 if signaled {

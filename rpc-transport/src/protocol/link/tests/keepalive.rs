@@ -42,7 +42,7 @@ fn life_without_a_pong_is_life_but_then_silence_is_death() {
     pair.submit(1, Lane::Small, 1, 10);
     pair.pump(1);
     pair.now = after(16);
-    assert!(matches!(pair.receive(0), Some(Inbound::Message)));
+    assert!(matches!(pair.receive(0), Some(Inbound::Message { .. })));
     pair.ends[0].on_timeout(after(30), None).unwrap();
     pair.ends[0].on_timeout(after(31), None).unwrap();
     pair.pump(0);

@@ -62,13 +62,13 @@ fn a_slot_is_done_only_behind_the_last_slice() {
     end.set_slices(SLICES);
     let slot = Some(SlotBlock { slot: 3, rkey: 1, address: 1 << 20, len: 8000 });
     let ask = frame(Kind::Data, &Blocks { slot, ..Blocks::default() }, b"ask");
-    let mut ask = Message::copied(&ask);
-    let Ok(Inbound::Message) = end.on_frame(Instant::now(), None, &mut ask) else {
-        panic!("no message")
+    let Ok(Inbound::Message { slot: Some(slot), .. }) = end.on_frame(Instant::now(), None, &ask)
+    else {
+        panic!("no message with a slot")
     };
     let mut answer = out(1, 10);
     answer.push_tail(OutPart::shared(Arc::new(pattern(1, 7500))));
-    answer.place_in(ask.take_slot().unwrap());
+    answer.place_in(slot);
     end.submit(Lane::Small, 1, answer).unwrap();
     let kinds: Vec<_> = std::iter::from_fn(|| next_kind(&mut end)).map(Some).collect();
     assert_eq!(kinds, [SLICE, DATA, Some(Some(Kind::Release as u8))]);
