@@ -55,30 +55,12 @@ impl<P: Protocol> Connection<P> {
             self.fail(cq, &CloseCause::Protocol("a write where a message was due".into()));
             return;
         }
-        let Some(link) = &mut self.link else {
-            self.return_recv(cq, Some(buffer));
-            self.fail(cq, &CloseCause::Protocol("a frame before the connection was set up".into()));
-            return;
-        };
         debug_assert!(
             queue_pair.posted_recv as usize + reposts.len() + queue_pair.spare.iter().count()
                 >= queue_pair.window_recv as usize,
             "a RECV of the window is neither posted nor about to be"
         );
-        let mut done = match link.on_frame(now, completion.imm, &buffer[..len]) {
-            Ok(Inbound::Message { payload_at, slot }) => {
-                let (mut message, free) = copy_or_lend(queue_pair, buffer, payload_at, len);
-                reposts.push(RecvWr { wr_id: 0, buffer: free });
-                if slot.is_some() {
-                    message = message.with_slot(slot);
-                }
-                self.deliver(message)
-            }
-            other => {
-                reposts.push(RecvWr { wr_id: 0, buffer });
-                self.on_no_message(other)
-            }
-        };
+        let mut done = self.on_frame(now, completion.imm, buffer, len, reposts);
         if done.is_ok() && self.link.as_ref().is_some_and(Link::has_window_news) {
             done = self.on_window_news(cq);
         }
@@ -87,22 +69,39 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    // Always: what it does is most of what a message takes, and its other caller is rare.
-    #[inline(always)]
-    fn deliver(&mut self, message: Message) -> Result<(), CloseCause> {
+    /// A frame of `len` bytes has arrived.
+    #[inline]
+    fn on_frame(
+        &mut self,
+        now: Instant,
+        imm: Option<u32>,
+        buffer: Buffer,
+        len: usize,
+        reposts: &mut Vec<RecvWr>,
+    ) -> Result<(), CloseCause> {
+        let (Some(queue_pair), Some(link)) = (&mut self.queue_pair, &mut self.link) else {
+            reposts.push(RecvWr { wr_id: 0, buffer });
+            return Err(CloseCause::Protocol("a frame before the connection was set up".into()));
+        };
+        let message = match link.on_frame(now, imm, &buffer[..len]) {
+            Ok(Inbound::Message { payload_at, slot }) => {
+                let (mut message, free) = copy_or_lend(queue_pair, buffer, payload_at, len);
+                reposts.push(RecvWr { wr_id: 0, buffer: free });
+                if slot.is_some() {
+                    message = message.with_slot(slot);
+                }
+                message
+            }
+            other => {
+                reposts.push(RecvWr { wr_id: 0, buffer });
+                match message_of(other)? {
+                    Some(message) => message,
+                    None => return Ok(()),
+                }
+            }
+        };
         self.with_revoke(|protocol, revoke| protocol.on_message(message, revoke))
             .map_err(CloseCause::Protocol)
-    }
-
-    /// A frame that is no whole message, or that breaks a rule.
-    #[inline(never)]
-    fn on_no_message(&mut self, inbound: Result<Inbound, ProtocolError>) -> Result<(), CloseCause> {
-        match inbound {
-            Ok(Inbound::Assembled(message)) => self.deliver(message),
-            Ok(Inbound::Closed(reason)) => Err(closed_by_peer(&reason)),
-            Ok(Inbound::None | Inbound::Message { .. }) => Ok(()),
-            Err(error) => Err(CloseCause::Protocol(error.to_string().into())),
-        }
     }
 
     /// Posts the RECV whose repost was delayed.
@@ -153,6 +152,17 @@ impl<P: Protocol> Connection<P> {
             reposts.clear();
             self.fail(cq, &cause);
         }
+    }
+}
+
+/// The message of a frame that is none of its own, if it is the last of one.
+#[inline(never)]
+fn message_of(inbound: Result<Inbound, ProtocolError>) -> Result<Option<Message>, CloseCause> {
+    match inbound {
+        Ok(Inbound::Assembled(message)) => Ok(Some(message)),
+        Ok(Inbound::Closed(reason)) => Err(closed_by_peer(&reason)),
+        Ok(Inbound::None | Inbound::Message { .. }) => Ok(None),
+        Err(error) => Err(CloseCause::Protocol(error.to_string().into())),
     }
 }
 
