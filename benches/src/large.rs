@@ -15,6 +15,10 @@ use rpc_perf::cores;
 use rpc_perf::floor::{large as floor_large, tcp as floor_tcp};
 use rpc_perf::pages::{PAGE_BYTES, look, page_faults, page_faults_of};
 use rpc_perf::server_process::ServerProcess;
+use tokio::runtime::Runtime;
+
+/// Least rate of `Bytes` with four of them under way, of two raw copies.
+pub(crate) const FOUR_BAR: f64 = 0.7;
 
 /// What is moved, in the types that are compared.
 #[rpc_core::service]
@@ -175,7 +179,7 @@ struct Samples {
 }
 
 pub(crate) fn run(
-    runtime: &tokio::runtime::Runtime,
+    runtime: &Runtime,
     (scheme, mode): (&str, &str),
     size: usize,
     rounds: usize,
@@ -244,20 +248,11 @@ async fn measure_ours(
     samples.bulk.down.push(rate(1, size, duration, down.clone()).await?);
     samples.bulk_4.down.push(rate(4, size, duration, down).await?);
 
-    let (bytes, sink) = (Bytes::from(vec![7; size]), client.clone());
-    let bytes_up = move || {
-        let (sink, bytes) = (sink.clone(), bytes.clone());
-        async move { Ok(sink.sink_bytes(bytes).await?) }
-    };
-    samples.bytes.up.push(rate(1, size, duration, bytes_up.clone()).await?);
-    samples.bytes_4.up.push(rate(4, size, duration, bytes_up).await?);
-    let source = client.clone();
-    let bytes_down = move || {
-        let source = source.clone();
-        async move { Ok(look(&source.source_bytes(len).await?)) }
-    };
-    samples.bytes.down.push(rate(1, size, duration, bytes_down.clone()).await?);
-    samples.bytes_4.down.push(rate(4, size, duration, bytes_down).await?);
+    for (in_flight, samples) in [(1, &mut samples.bytes), (4, &mut samples.bytes_4)] {
+        let (up, down) = bytes_rates(&client, in_flight, size, duration).await?;
+        samples.up.push(up);
+        samples.down.push(down);
+    }
 
     let (vec, sink) = (std::sync::Arc::new(vec![7; size]), client.clone());
     let vec_up = move || {
@@ -287,6 +282,45 @@ async fn measure_ours(
     samples.beside_p99.push(quantile(&beside, 0.99));
     samples.beside_load.push(load.await??);
     Ok(())
+}
+
+/// Bytes per second of `Bytes` up and down, `in_flight` at once.
+async fn bytes_rates(
+    client: &LargeClient,
+    in_flight: usize,
+    size: usize,
+    duration: Duration,
+) -> Result<(f64, f64)> {
+    let (bytes, sink) = (Bytes::from(vec![7; size]), client.clone());
+    let up = move || {
+        let (sink, bytes) = (sink.clone(), bytes.clone());
+        async move { Ok(sink.sink_bytes(bytes).await?) }
+    };
+    let up = rate(in_flight, size, duration, up).await?;
+    let (source, len) = (client.clone(), u32::try_from(size)?);
+    let down = move || {
+        let source = source.clone();
+        async move { Ok(look(&source.source_bytes(len).await?)) }
+    };
+    Ok((up, rate(in_flight, size, duration, down).await?))
+}
+
+/// The rate of `Bytes` over shared memory, four at once in the default mode, of that of two raw copies: up or down, whichever is less.
+pub(crate) fn four_of_two_copies(
+    runtime: &Runtime,
+    size: usize,
+    duration: Duration,
+) -> Result<f64> {
+    let raw = floor_large::two_copies(crate::CPUS, size, duration)?;
+    let address = format!("shm://bench-large-{}", std::process::id());
+    let server = crate::start_server("large", &address, "adaptive")?;
+    cores::pin(crate::CPUS.client);
+    let (up, down) = runtime.block_on(async {
+        let channel = Channel::builder().link(link()).connect(server.address()).await?;
+        let client = LargeClient::new(channel);
+        bytes_rates(&client, 4, size, duration).await
+    })?;
+    Ok(up.min(down) / raw)
 }
 
 /// Bytes per second of registered payloads from here to the server, `in_flight` at once.
@@ -360,7 +394,7 @@ fn print((scheme, mode): (&str, &str), size: usize, samples: &Samples) {
     raw("one at a time, in four parts that overlap", &samples.overlapping);
     let one_copy = ("one raw copy", &*samples.one_copy, 0.8);
     let two_copies = ("two raw copies", &*samples.two_copies, 0.5);
-    let several = ("two raw copies", &*samples.two_copies, 0.7);
+    let several = ("two raw copies", &*samples.two_copies, FOUR_BAR);
     let stream = ("the raw stream", &*samples.stream, 0.8);
     let rows = [
         ("registered Bulk", 1, &samples.bulk, one_copy),

@@ -7,6 +7,7 @@
 
 mod arrivals;
 mod echo;
+mod goals;
 mod idle;
 mod instructions;
 mod items;
@@ -114,6 +115,12 @@ enum Command {
         rounds: usize,
         /// Milliseconds per measurement.
         #[arg(long, default_value_t = 400)]
+        millis: u64,
+    },
+    /// The goals that hold with room to spare, each until one round shows it; fails where none does.
+    Goals {
+        /// Milliseconds per measurement.
+        #[arg(long, default_value_t = 200)]
         millis: u64,
     },
     /// 1 MiB payloads: rates against raw passes through shared memory and tarpc.
@@ -355,6 +362,7 @@ fn main() -> Result<()> {
         Command::OneCore { rounds, millis } => {
             one_core::run(&runtime, rounds, Duration::from_millis(millis))
         }
+        Command::Goals { millis } => goals::run(&runtime, Duration::from_millis(millis)),
         Command::Large { scheme, size, rounds, millis, mode } => {
             let duration = Duration::from_millis(millis);
             large::run(&runtime, (&scheme, &mode), size, rounds, duration)

@@ -11,9 +11,9 @@ use crate::report::{at_most, mean, ratio, row};
 use crate::{ours, tarpc_peer};
 
 /// Most that a call over shared memory may take of tarpc's over a Unix socket, both in their default mode.
-const TARPC_BAR: f64 = 0.55;
+pub(crate) const TARPC_BAR: f64 = 0.55;
 /// Most that it may take of our own in event mode.
-const EVENT_BAR: f64 = 1.1;
+pub(crate) const EVENT_BAR: f64 = 1.1;
 /// Most that a call over TCP may take of tarpc's.
 const TCP_BAR: f64 = 0.7;
 const SIZE: usize = 64;
@@ -33,23 +33,18 @@ struct Means {
 
 pub(crate) fn run(runtime: &Runtime, rounds: usize, duration: Duration) -> Result<()> {
     let mut means = Means::default();
-    let shm = format!("shm://bench-one-core-{}", std::process::id());
-    let socket = std::env::temp_dir().join(format!("bench-one-core-{}", std::process::id()));
-    let socket = socket.to_string_lossy();
     for _ in 0..rounds {
         // The servers' CPU.
         cores::pin(crate::CPUS.server);
-        means.adaptive.push(call(runtime, &shm, "adaptive", duration)?);
-        means.tarpc.push(tarpc(runtime, &socket, duration)?);
-        means.event.push(call(runtime, &shm, "event", duration)?);
+        means.adaptive.push(shm(runtime, "adaptive", duration)?);
+        means.tarpc.push(tarpc_unix(runtime, duration)?);
+        means.event.push(shm(runtime, "event", duration)?);
         means.tcp.push(call(runtime, "tcp://127.0.0.1:0", "adaptive", duration)?);
         means.tarpc_tcp.push(tarpc(runtime, "127.0.0.1:0", duration)?);
         cores::pin(crate::CPUS.client);
-        means.hog_adaptive.push(beside_hog(|| call(runtime, &shm, "adaptive", duration))?);
-        means.hog_event.push(beside_hog(|| call(runtime, &shm, "event", duration))?);
+        means.hog_adaptive.push(beside_hog(|| shm(runtime, "adaptive", duration))?);
+        means.hog_event.push(beside_hog(|| shm(runtime, "event", duration))?);
     }
-    // Left by a server that was killed.
-    let _ = std::fs::remove_file(&*socket);
     let us = |values: &[f64]| format!("{:.2} us", crate::report::median(values.to_vec()) / 1e3);
     row(format!("lone 64-byte call, mean, medians of {rounds}"), "", "ratio within a round");
     row("one core: tarpc, Unix socket", us(&means.tarpc), "");
@@ -79,6 +74,20 @@ pub(crate) fn run(runtime: &Runtime, rounds: usize, duration: Duration) -> Resul
     Ok(())
 }
 
+/// The mean of a lone call over shared memory, ns. The server runs on its CPU, the client where this thread may.
+pub(crate) fn shm(runtime: &Runtime, mode: &str, duration: Duration) -> Result<f64> {
+    call(runtime, &format!("shm://bench-one-core-{}", std::process::id()), mode, duration)
+}
+
+/// The same of tarpc over a Unix socket.
+pub(crate) fn tarpc_unix(runtime: &Runtime, duration: Duration) -> Result<f64> {
+    let socket = std::env::temp_dir().join(format!("bench-one-core-{}", std::process::id()));
+    let mean = tarpc(runtime, &socket.to_string_lossy(), duration);
+    // Left by a server that was killed.
+    let _ = std::fs::remove_file(&socket);
+    mean
+}
+
 fn call(runtime: &Runtime, address: &str, mode: &str, duration: Duration) -> Result<f64> {
     let server = crate::start_server("ours", address, mode)?;
     runtime.block_on(async {
@@ -99,7 +108,7 @@ fn tarpc(runtime: &Runtime, address: &str, duration: Duration) -> Result<f64> {
 }
 
 /// Does something while a thread of this process takes what it can get of the server's CPU.
-fn beside_hog<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn beside_hog<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

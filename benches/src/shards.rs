@@ -22,7 +22,7 @@ use crate::ours;
 use crate::report::{at_least, median, row};
 
 /// Least that twice the cores must do, of what half of them do.
-const BAR: f64 = 1.7;
+pub(crate) const BAR: f64 = 1.7;
 /// Calls of a client under way at once.
 const IN_FLIGHT: usize = 32;
 /// Between the addresses of the servers of `ours-cores`.
@@ -155,6 +155,13 @@ pub(crate) fn run(scheme: &str, mode: &str, rounds: usize, duration: Duration) -
         }
     }
     Ok(())
+}
+
+/// The rate of a shard and a client on each of two cores, of that of one of each on one core: over shared
+/// memory, in the default mode.
+pub(crate) fn of_one_core(duration: Duration) -> Result<f64> {
+    let one = sample("shm", "adaptive", SHAPES[0], duration)?;
+    Ok(sample("shm", "adaptive", SHAPES[1], duration)?.rate / one.rate)
 }
 
 #[allow(clippy::cast_precision_loss, reason = "there are two clients at most")]
