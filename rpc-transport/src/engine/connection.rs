@@ -4,8 +4,9 @@
 //! requests. Lives under the shard's lock; never blocks.
 //!
 //! Invariants:
-//! 1. Every RECV of the window is posted while the connection is up. One extra RECV is posted, so
-//!    that reposting the last one can wait until the reply has been sent. A buffer is lent to a
+//! 1. Every RECV of the window is posted while the connection is up and no run of its completions is being
+//!    handled, and whenever something is sent. One extra RECV is posted, so that reposting the last one can
+//!    wait until the reply has been sent. A buffer is lent to a
 //!    message only when another one takes its place.
 //! 2. A failed or closed connection goes to ERR once, and its QP is destroyed when all posted WRs
 //!    have been flushed, at the latest after `DRAIN_LIMIT`.
@@ -449,6 +450,15 @@ impl<P: Protocol> fmt::Debug for Connection<P> {
         let phase = self.queue_pair.as_ref().map(|queue_pair| queue_pair.phase);
         f.debug_struct("Connection").field("phase", &phase).finish_non_exhaustive()
     }
+}
+
+/// Has readers of streams woken, and what the link no longer needs dropped, once the lock is released.
+#[inline]
+fn take_wakes_and_freed(link: &mut Link, deferred: &mut Vec<Deferred>) {
+    while let Some(reader) = link.take_reader() {
+        deferred.push(Deferred::Wake(reader));
+    }
+    take_freed(link, deferred);
 }
 
 /// Defers dropping what the link no longer needs until the lock is released.

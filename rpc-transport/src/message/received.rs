@@ -1,6 +1,6 @@
 //! Received messages, owned by the layers above, wherever their bytes lie.
 //!
-//! Owns the choice between private memory (copied, RECV reposted at once) and a lent RECV buffer
+//! Owns the choice between private memory (copied, RECV reposted) and a lent RECV buffer
 //! (zero-copy, returned when the message is dropped). Readers see `&[u8]` either way. A tail is
 //! kept separately, as a [`Payload`].
 //!

@@ -8,8 +8,8 @@
 //! many slots they take.
 //!
 //! There are two classes of credits, data (`D`) and acks (`I`), each a *window* of receives that
-//! the receiver offers. A send spends one credit of its class. The receiver reposts the RECV, then
-//! owes the credit, and returns it in a [`Grant`]: part of every data header, and of an explicit
+//! the receiver offers. A send spends one credit of its class. The receiver reposts the RECV and
+//! owes the credit, and then returns it in a [`Grant`]: part of every data header, and of an explicit
 //! Ack.
 //!
 //! The rules, which `rpc-transport/tests/credit_model` checks by exhaustive search:
@@ -150,7 +150,7 @@ pub struct Counters {
     pub data_credits: u16,
     /// Ack credits held: Acks that may be sent now.
     pub ack_credits: u16,
-    /// Credits of the peer whose RECVs were reposted, but which are not granted yet, and whether
+    /// Credits of the peer whose RECVs were reposted, or are before anything is sent, but which are not granted yet, and whether
     /// they include those of a window that has grown.
     pub owed: Grant,
     /// Data window that this end offers now, in credits.

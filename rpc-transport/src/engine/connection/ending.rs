@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::queue_pair::InFlight;
 use super::queue_pair::{Phase, post_drain_wr};
 use super::window::repost_shared;
-use super::{Connection, OwnSilence, Pressing, take_freed};
+use super::{Connection, OwnSilence, Pressing, take_wakes_and_freed};
 use crate::connect::error::{CloseCause, VendorError};
 use crate::device::{Completion, CompletionKind, CompletionQueue, QpHandle, Status};
 use crate::engine::clock;
@@ -93,7 +93,8 @@ impl<P: Protocol> Connection<P> {
     pub(super) fn retire_link(&mut self) {
         let Some(mut link) = self.link.take() else { return };
         link.abandon_messages();
-        take_freed(&mut link, &mut self.deferred);
+        // Readers of what came in the same run as the end, too: a stream has given its reader away.
+        take_wakes_and_freed(&mut link, &mut self.deferred);
         let unfinished = link.take_unfinished();
         self.deferred.extend(unfinished.map(|_message| Deferred::Message { _message }));
         self.retired_link = Some(Box::new(link));

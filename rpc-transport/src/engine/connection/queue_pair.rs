@@ -51,8 +51,8 @@ pub(crate) struct ConnectionQp {
     pub(crate) recv_buffers: RecvBuffers,
     pub(super) send_buffers: SendBuffers,
     pub(crate) posted_recv: u32,
-    /// RECVs of the window of now: at least so many are posted whenever a frame is counted (credit rule
-    /// 2).
+    /// RECVs of the window of now: at least so many are posted whenever something is sent, not counting the
+    /// spare (credit rule 2).
     pub(super) window_recv: u32,
     /// The buffer of the RECV that completed last, not reposted yet.
     pub(super) spare: Option<Buffer>,

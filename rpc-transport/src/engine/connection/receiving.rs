@@ -6,17 +6,16 @@ use std::time::Instant;
 
 use super::ending::{cause_of, closed_by_peer};
 use super::queue_pair::{ConnectionQp, Phase};
-use super::{Connection, take_freed};
+use super::{Connection, take_wakes_and_freed};
 use crate::connect::error::CloseCause;
 use crate::device::{Completion, CompletionKind, CompletionQueue, RecvWr, Status};
-use crate::engine::deferred::Deferred;
 use crate::engine::upper::Protocol;
 use crate::memory::region::Buffer;
 use crate::message::received::Message;
 use crate::protocol::error::ProtocolError;
 use crate::protocol::link::{Inbound, Link};
 
-/// Messages up to this size are copied and their RECV is reposted at once, bytes.
+/// Messages up to this size are copied and their RECV is reposted once their run is handled, bytes.
 const COPY_OUT_BYTES: usize = 1024;
 
 impl<P: Protocol> Connection<P> {
@@ -127,10 +126,7 @@ impl<P: Protocol> Connection<P> {
             self.post_reposts(cq, reposts);
         }
         if let Some(link) = &mut self.link {
-            while let Some(reader) = link.take_reader() {
-                self.deferred.push(Deferred::Wake(reader));
-            }
-            take_freed(link, &mut self.deferred);
+            take_wakes_and_freed(link, &mut self.deferred);
         }
     }
 
@@ -144,13 +140,21 @@ impl<P: Protocol> Connection<P> {
                 Ok(())
             }
             _ if queue_pair.recv_buffers.is_settling() => {
-                reposts.drain(..).try_for_each(|wr| self.settle(cq, wr.buffer))
+                // What one that fails leaves in the list is given back below.
+                let mut settled = Ok(());
+                while settled.is_ok()
+                    && let Some(wr) = reposts.pop()
+                {
+                    settled = self.settle(cq, wr.buffer);
+                }
+                settled
             }
             _ => queue_pair.post_recvs(cq, reposts),
         };
         if let Err(cause) = posted {
-            reposts.clear();
             self.fail(cq, &cause);
+            // Those that others have, too, are posted again.
+            reposts.drain(..).for_each(|wr| self.return_recv(cq, Some(wr.buffer)));
         }
     }
 }

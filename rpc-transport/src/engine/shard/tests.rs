@@ -2,7 +2,7 @@
 //! tests poll, and the shard's clock stands still.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -20,6 +20,7 @@ use crate::engine::upper::{Outside, Submission};
 use crate::memory::region::{BufferPool, ProtectionDomain};
 use crate::message::outgoing::OutBuf;
 use crate::message::part::OutPart;
+use crate::message::payload_stream::PayloadStream;
 use crate::message::received::Message;
 use crate::protocol::config::LinkConfig;
 use crate::protocol::frame::CloseCode;
@@ -37,6 +38,8 @@ pub(in crate::engine) struct Simple {
     /// The number of the message that makes it panic.
     pub(super) bomb: Option<usize>,
     pub(super) has_streams: bool,
+    /// Of the last message.
+    stream: Option<PayloadStream>,
 }
 
 impl Protocol for Simple {
@@ -45,8 +48,9 @@ impl Protocol for Simple {
 
     fn on_established(&mut self, _: ConnectionKey, _: &PeerIdentity, _: u64) {}
 
-    fn on_message(&mut self, _: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
+    fn on_message(&mut self, mut message: Message, _: Revoke<'_>) -> Result<(), Arc<str>> {
         self.received += 1;
+        self.stream = message.take_stream();
         assert_ne!(self.bomb, Some(self.received), "a bomb, on purpose");
         self.actions.extend(self.waiters.drain(..).map(Some));
         Ok(())
@@ -203,33 +207,31 @@ async fn a_caller_that_finds_nothing_lets_the_driver_sleep() {
 /// Two shards with a connection between them, and its keys.
 pub(in crate::engine) async fn pair(name: &str) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
     let listener = soft::listen_mem(name).unwrap();
-    pair_of(listener, &soft::MemConnector, soft::mem_device()).await
+    pair_of(listener, &soft::MemConnector, soft::mem_device(), &LinkConfig::default()).await
 }
 
 pub(in crate::engine) async fn tcp_pair() -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
     let any_port = HostPort { host: "127.0.0.1".to_owned(), port: 0 };
     let listener = soft::listen_tcp(&any_port, None).await.unwrap();
-    pair_of(listener, &soft::TcpConnector, soft::tcp_device()).await
+    pair_of(listener, &soft::TcpConnector, soft::tcp_device(), &LinkConfig::default()).await
 }
 
 async fn pair_of(
     mut listener: Box<dyn Listener>,
     connector: &dyn Connector,
     device: &Arc<dyn Device>,
+    config: &LinkConfig,
 ) -> [(Arc<Shard<Simple>>, ConnectionKey); 2] {
     let address = listener.local_address();
     let outgoing = connector.resolve(&address).await.unwrap();
     let new = || Shard::new(Arc::clone(device), device.allocate_pd().unwrap(), 1024).unwrap();
     let (client, server): (Arc<Shard<Simple>>, Arc<Shard<Simple>>) = (new(), new());
-    let config = LinkConfig::default();
     let limit = Duration::from_secs(60);
-    let (connected, accepted) = tokio::join!(
-        client.connect(outgoing, &address, &config, limit, Simple::default()),
-        async {
+    let (connected, accepted) =
+        tokio::join!(client.connect(outgoing, &address, config, limit, Simple::default()), async {
             let incoming = listener.incoming().await.unwrap();
-            server.accept(incoming, &config, Simple::default()).await
-        }
-    );
+            server.accept(incoming, config, Simple::default()).await
+        });
     let keys = (connected.unwrap().key, accepted.unwrap().key);
     [(client, keys.0), (server, keys.1)]
 }
@@ -248,6 +250,46 @@ fn a_message() -> Submission {
     let mut frame = OutBuf::new();
     frame.extend_from_slice(b"a message");
     Submission { lane: Lane::Small, tag: 0, frame }
+}
+
+/// The segment had taken the reader out of the stream, and the end of the connection dropped it with the link.
+#[tokio::test]
+async fn a_reader_is_woken_though_the_connection_ends_in_the_same_batch() {
+    let config = LinkConfig::default().keep_alive(None).assembly_bytes(8 << 10);
+    let listener = soft::listen_mem("shard-reader").unwrap();
+    let pair = pair_of(listener, &soft::MemConnector, soft::mem_device(), &config).await;
+    let [(client, connected), (server, accepted)] = pair;
+    let poll = |shard: &Shard<Simple>| {
+        let mut state = shard.lock();
+        state.poll();
+        state.leave().run();
+    };
+    let mut frame = OutBuf::new();
+    frame.push_tail(OutPart::shared(Arc::new(vec![7; 40 << 10])));
+    let long = Submission { lane: Lane::Small, tag: 0, frame };
+    server.with(accepted, |protocol| protocol.outbox.push(long)).unwrap();
+    let mut stream = loop {
+        poll(&client);
+        if let Some(stream) = client.with(connected, |protocol| protocol.stream.take()).unwrap() {
+            break stream;
+        }
+        poll(&server);
+    };
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = std::task::Context::from_waker(&waker);
+    server.close(accepted, CloseReason::new(CloseCode::Normal, "done"));
+    while client.close_cause(connected).is_none() {
+        while let Poll::Ready(segment) = stream.poll_next(&mut context) {
+            segment.expect("the end comes with the last segment").unwrap();
+        }
+        // All that can leave is there before the next look.
+        (0..100).for_each(|_| poll(&server));
+        wakes.0.store(0, Ordering::Relaxed);
+        poll(&client);
+    }
+    assert_eq!(wakes.count(), 1);
+    assert!(stream.poll_next(&mut context).is_ready());
 }
 
 #[tokio::test]

@@ -98,11 +98,16 @@ impl<P: Protocol> State<P> {
     }
 
     /// Drops completions and reposts that a panic left in the lists. They belong to connections that
-    /// have ended.
+    /// have ended; RECVs that others have, too, are posted again.
     #[cold]
     fn forget_completions(&mut self) {
-        self.completions.clear();
-        self.reposts.clear();
+        let received = self.completions.drain(..).filter(|it| it.kind != CompletionKind::Send);
+        let buffers = received.filter_map(|mut it| it.buffer.take());
+        for buffer in buffers.chain(self.reposts.drain(..).map(|wr| wr.buffer)) {
+            if let Some(shared) = &self.shared_recvs {
+                repost_shared(&mut *self.cq, shared, Some(buffer));
+            }
+        }
     }
 
     /// Whether the peer needs this thread's core to answer.
