@@ -8,7 +8,7 @@
 //! 2. A QP is held weakly: its owner may destroy it at any time.
 
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -21,6 +21,7 @@ use super::device::VerbsDevice;
 use super::failure::{CONNECT, Failure, RESOLVE_ADDRESS, RESOLVE_ROUTE};
 use super::options::SetupOptions;
 use super::queue_pair::{QpGuard, ReadDepths, ReadyTerms, Transition};
+use super::reaper::InUse;
 use super::service::{Answer, Request, Resolved, SetupQp};
 
 /// One id and its conversation.
@@ -103,7 +104,7 @@ impl Conversation {
     }
 
     /// What [`Action::MakeReady`] takes: the QP, and where it goes one after the other.
-    pub(super) fn to_make_ready(&self) -> io::Result<(Arc<QpGuard>, [Transition; 3])> {
+    pub(super) fn to_make_ready(&self) -> io::Result<(InUse<QpGuard>, [Transition; 3])> {
         Ok((self.live_qp()?, self.id.ready_transitions(self.ready_terms())?))
     }
 
@@ -119,7 +120,7 @@ impl Conversation {
 
     /// [`Action::SendConnect`] for another thread.
     pub(super) fn dial(&self) -> io::Result<Dial> {
-        Ok(self.id.dial(self.parameters()?, self.live_qp()?))
+        Ok(self.id.dial(self.parameters()?, self.live_qp()?.into_inner()))
     }
 
     /// Stores the peer's offer, and the device on which it arrived.
@@ -148,9 +149,9 @@ impl Conversation {
     }
 
     /// The QP, unless its owner has destroyed it meanwhile.
-    fn live_qp(&self) -> io::Result<Arc<QpGuard>> {
-        let guard = self.qp.as_ref().map(|qp| &qp.guard).and_then(Weak::upgrade);
-        guard.ok_or_else(|| io::Error::other("the queue pair is destroyed"))
+    fn live_qp(&self) -> io::Result<InUse<QpGuard>> {
+        let qp = self.qp.as_ref().and_then(SetupQp::in_use);
+        qp.ok_or_else(|| io::Error::other("the queue pair is destroyed"))
     }
 
     /// The READ depths that this side supports.
@@ -203,7 +204,7 @@ impl Conversation {
     fn report_disconnected(&self) {
         let Some(qp) = &self.qp else { return };
         // If the QP is gone, nobody needs to know.
-        if let Some(guard) = qp.guard.upgrade() {
+        if let Some(guard) = qp.in_use() {
             guard.mailbox().put(QpEvent::Disconnected(qp.handle));
         }
     }

@@ -11,7 +11,8 @@
 //! unpinned (a millisecond for 64 MiB).
 
 use std::collections::VecDeque;
-use std::sync::LazyLock;
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -20,7 +21,7 @@ use crate::user_code::caught;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Number of objects not yet destroyed, here and on the connection manager's thread.
+/// Number of objects not yet destroyed, or in use, here and on the connection manager's thread.
 struct Outstanding {
     count: Mutex<usize>,
     none: Condvar,
@@ -47,6 +48,37 @@ impl Drop for Token {
         if *count == 0 {
             OUTSTANDING.none.notify_all();
         }
+    }
+}
+
+/// An object while another thread than its owner's uses it. The owner may let go of it meanwhile: it is
+/// destroyed when this use has ended, and counts until then.
+#[derive(Debug)]
+pub(super) struct InUse<T> {
+    object: Arc<T>,
+    /// Dropped behind the object, which has taken its own by then if nobody else has it.
+    _token: Token,
+}
+
+impl<T> InUse<T> {
+    /// `None` if its owner has let go of it.
+    pub(super) fn of(object: &Weak<T>) -> Option<Self> {
+        // Taken first: from now on whoever lets go of it finds it counted.
+        let token = Token::take();
+        object.upgrade().map(|object| Self { object, _token: token })
+    }
+
+    /// For a use that lasts as long as a peer is silent: it does not count.
+    pub(super) fn into_inner(self) -> Arc<T> {
+        self.object
+    }
+}
+
+impl<T> Deref for InUse<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.object
     }
 }
 
@@ -115,7 +147,6 @@ pub(super) fn dispose(job: impl FnOnce() + Send + 'static) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::mpsc;
 
     use super::*;
@@ -141,6 +172,23 @@ mod tests {
         drop((pd, cq, qp));
         assert!(wait_for_teardown(Duration::from_secs(60)));
         assert_eq!(noted.iter().collect::<Vec<_>>(), ["qp", "cq", "pd"]);
+    }
+
+    /// The connection manager's thread had a queue pair for a moment when its owner let go of it: waiting saw
+    /// it gone, and its memory was not free yet (S28 over siw).
+    #[test]
+    fn what_another_thread_uses_when_its_owner_lets_go_counts_until_it_is_destroyed() {
+        let (notes, noted) = mpsc::channel();
+        let qp = Arc::new(Noted("qp", None, notes));
+        let owned = Arc::downgrade(&qp);
+        let in_use = InUse::of(&owned).unwrap();
+        drop(qp);
+        assert!(!wait_for_teardown(Duration::from_millis(1)));
+        assert!(noted.try_recv().is_err(), "destroyed while it is used");
+        drop(in_use);
+        assert!(wait_for_teardown(Duration::from_secs(60)));
+        assert_eq!(noted.try_recv(), Ok("qp"));
+        assert!(InUse::of(&owned).is_none());
     }
 
     /// The thread died of the first destructor that panicked, and nothing was destroyed any more.

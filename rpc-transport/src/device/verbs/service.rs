@@ -20,7 +20,7 @@ use super::failure::Failure;
 use super::id_link::{IdKey, IdLink, IdOwner};
 use super::options::SetupOptions;
 use super::queue_pair::{QpGuard, Transition};
-use super::reaper::Token;
+use super::reaper::{InUse, Token};
 
 /// An id whose device is known, so that a QP can be created for it.
 #[derive(Debug)]
@@ -45,8 +45,19 @@ pub(super) type Answer<T> = oneshot::Sender<Result<T, Failure>>;
 #[derive(Debug)]
 pub(super) struct SetupQp {
     /// Weak, so that a QP that is destroyed meanwhile is not kept alive.
-    pub(super) guard: Weak<QpGuard>,
+    guard: Weak<QpGuard>,
     pub(super) handle: QpHandle,
+}
+
+impl SetupQp {
+    pub(super) fn new(guard: &Arc<QpGuard>, handle: QpHandle) -> Self {
+        Self { guard: Arc::downgrade(guard), handle }
+    }
+
+    /// The QP, unless its owner has destroyed it.
+    pub(super) fn in_use(&self) -> Option<InUse<QpGuard>> {
+        InUse::of(&self.guard)
+    }
 }
 
 /// A command to the thread.

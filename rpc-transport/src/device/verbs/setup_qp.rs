@@ -104,7 +104,7 @@ impl Attempt {
             );
         };
         let (answer, answered) = oneshot::channel();
-        let setup = SetupQp { guard: Arc::downgrade(&guard), handle };
+        let setup = SetupQp::new(&guard, handle);
         // The caller owns the QP, and may destroy it during the wait below.
         drop(guard);
         self.service.send(request(setup, answer));
